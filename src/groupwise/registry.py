@@ -1,0 +1,159 @@
+"""A registry of functions whose signatures are their schema.
+
+A registered function takes data first and settings after the star:
+
+    @ADVANTAGES.register
+    def zscore(rewards, valid=None, *, ddof: int = 0): ...
+
+Its positional parameters name the data it needs, from a fixed vocabulary that the registry states; its keyword-only
+parameters are its settings, with their types and defaults. There is no second list of either anywhere: recipes, the
+command line, the tables of the docs and the error messages are all made from the signature.
+"""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from groupwise.errors import UsageError, suggest
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """A registered function with some of its settings given: one slot of an algorithm, or one reward of a recipe."""
+
+    name: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        inside = ", ".join(f"{key}={value!r}" for key, value in self.settings.items())
+        return f"{self.name}({inside})" if inside else self.name
+
+
+def part(name: str, **settings: Any) -> Part:
+    """Shorthand: `part("softrank", tau=0.5)`."""
+    return Part(name=name, settings=settings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bound:
+    """A registered function with every setting fixed; called with a mapping of the data it may ask for."""
+
+    part: Part
+    function: Callable[..., Any]
+    inputs: tuple[str, ...]
+    required: frozenset[str]
+
+    def __call__(self, data: Mapping[str, Any]) -> Any:
+        missing = [name for name in self.required if data.get(name) is None]
+        if missing:
+            raise UsageError(f"{self.part}: needs {', '.join(missing)}, which this run does not compute.")
+        given = {name: data[name] for name in self.inputs if name in data}
+        return self.function(**given, **self.part.settings)
+
+
+class Registry:
+    """Names of functions of one kind.
+
+    Args:
+        kind: what is registered, in the singular, for messages ("advantage").
+        data: the vocabulary of positional parameters that functions of this kind may ask for.
+
+    Raises:
+        UsageError: a name registered twice, a parameter outside the vocabulary, an unknown name or setting.
+    """
+
+    def __init__(self, kind: str, data: tuple[str, ...]) -> None:
+        self.kind = kind
+        self.data = data
+        self._functions: dict[str, Callable[..., Any]] = {}
+
+    def register(self, function: F) -> F:
+        """Register a function under its own name; usable as a decorator."""
+        name = function.__name__
+        if name in self._functions:
+            raise UsageError(f"{self.kind} {name!r} is registered already; choose another name.")
+        for parameter in inspect.signature(function).parameters.values():
+            if parameter.kind is parameter.KEYWORD_ONLY or parameter.name in self.data:
+                continue
+            raise UsageError(
+                f"{self.kind} {name!r}: parameter {parameter.name!r} is neither a setting (after *) nor data; "
+                + suggest(parameter.name, self.data)
+            )
+        self._functions[name] = function
+        return function
+
+    def names(self) -> list[str]:
+        """Every registered name, in alphabetical order."""
+        return sorted(self._functions)
+
+    def get(self, name: str) -> Callable[..., Any]:
+        """The function registered under a name."""
+        if name not in self._functions:
+            raise UsageError(f"{self.kind} = {name!r}: not registered; " + suggest(name, self._functions))
+        return self._functions[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._functions
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names())
+
+    def settings(self, name: str) -> dict[str, inspect.Parameter]:
+        """The keyword-only parameters of a function: its settings."""
+        parameters = inspect.signature(self.get(name)).parameters
+        return {key: value for key, value in parameters.items() if value.kind is value.KEYWORD_ONLY}
+
+    def bind(self, chosen: Part, *, where: str | None = None) -> Bound:
+        """Check a part's settings against the function's signature and fix them.
+
+        Raises:
+            UsageError: unknown setting, wrong type, or a setting without default that was not given.
+        """
+        where = where or self.kind
+        function = self.get(chosen.name)
+        known = self.settings(chosen.name)
+        hints = typing.get_type_hints(function)
+        for key, value in chosen.settings.items():
+            if key not in known:
+                raise UsageError(f"{where}.{key} = {value!r}: {chosen.name} has no such setting; {suggest(key, known)}")
+            if not _accepts(hints.get(key, Any), value):
+                wanted = inspect.formatannotation(hints[key])
+                raise UsageError(f"{where}.{key} = {value!r}: must be of type {wanted}.")
+        unset = [k for k, p in known.items() if p.default is p.empty and k not in chosen.settings]
+        if unset:
+            raise UsageError(f"{where}.{unset[0]}: {chosen.name} needs this setting and it has no default.")
+        parameters = inspect.signature(function).parameters.values()
+        data = [p for p in parameters if p.kind is not p.KEYWORD_ONLY]
+        return Bound(
+            part=chosen,
+            function=function,
+            inputs=tuple(p.name for p in data),
+            required=frozenset(p.name for p in data if p.default is p.empty),
+        )
+
+
+def _accepts(annotation: Any, value: Any) -> bool:
+    """Whether a value that came from TOML or Python fits an annotation (int is accepted for float, bool is not)."""
+    origin = typing.get_origin(annotation)
+    if annotation is Any or isinstance(annotation, str):
+        return True
+    if origin is typing.Literal:
+        return value in typing.get_args(annotation)
+    if origin is typing.Union or origin is type(int | str):
+        return any(_accepts(option, value) for option in typing.get_args(annotation))
+    if annotation is None or annotation is type(None):
+        return value is None
+    if annotation is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if annotation is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    if origin is not None:
+        return isinstance(value, list | tuple | dict) or callable(value)
+    return isinstance(value, annotation) if isinstance(annotation, type) else True

@@ -1,0 +1,287 @@
+"""The nouns of groupwise. Axes in words: `prompt group batch time vocab`; batch = prompt · group.
+
+Everything is frozen and keyword-only; nothing here imports more than torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Literal, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+Finish = Literal["stop", "length", "error"]
+Metrics = dict[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prompt:
+    """One question.
+
+    Attributes:
+        id: stable across runs; it keys the random streams of its completions.
+        messages: chat turns as {"role": …, "content": …}; empty for a plain prompt.
+        text: a plain prompt, given to the model as it is; None when `messages` are given.
+        answer: the reference answer, or None where the data has none.
+        columns: every other column of the data row, handed on to rewards.
+    """
+
+    id: str
+    messages: tuple[Mapping[str, str], ...] = ()
+    text: str | None = None
+    answer: str | None = None
+    columns: Mapping[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return self.text if self.text is not None else "\n".join(m["content"] for m in self.messages)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Completion:
+    """One answer of the policy.
+
+    Attributes:
+        tokens: ids as sampled, end-of-sequence token included.
+        mask: True where the policy wrote the token, False for injected tokens such as tool output.
+        logprobs: log-probability of each token under the distribution that was really sampled from.
+        text: the tokens decoded with special tokens kept and the end-of-sequence token dropped.
+        finish: "stop" (end token or stop string), "length" (budget used up) or "error" (the sampler failed).
+        versions: (first token, policy version) spans; a rollout may straddle an update.
+        kept: for truncated sampling, the token ids that were kept at each position, else None.
+    """
+
+    tokens: Sequence[int]
+    mask: Sequence[bool]
+    logprobs: Sequence[float]
+    text: str
+    finish: Finish
+    versions: tuple[tuple[int, int], ...] = ((0, 0),)
+    kept: tuple[Sequence[int], ...] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """A prompt, its tokens as the model saw them, and its G completions (a failed one is masked, never missing)."""
+
+    prompt: Prompt
+    prompt_tokens: Sequence[int]
+    completions: tuple[Completion, ...]
+
+    def __len__(self) -> int:
+        return len(self.completions)
+
+
+class Status(str, Enum):
+    """What became of judging one completion. Only `ok` enters the statistics of its group."""
+
+    OK = "ok"
+    TIMEOUT = "timeout"
+    ERROR = "error"
+    UNJUDGEABLE = "unjudgeable"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scores:
+    """What the rewards said of P groups of G completions.
+
+    Attributes:
+        total: the reward that trains; NaN where not judged.
+        correct: raw correctness, 1 or 0 (or a share); NaN where no part of the reward defines it.
+        parts: every part by name, before weighting; NaN where that part did not apply.
+        status: one of `Status` for every completion, as rows of values.
+        valid: judged, so part of the group's statistics.
+        errors: messages of failed calls, for the log.
+    """
+
+    total: Float[Tensor, "prompt group"]
+    correct: Float[Tensor, "prompt group"]
+    parts: Mapping[str, Float[Tensor, "prompt group"]]
+    status: tuple[tuple[Status, ...], ...]
+    valid: Bool[Tensor, "prompt group"]
+    errors: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoredGroups:
+    """Groups with their scores, as a `Source` hands them out: row p of every score belongs to `groups[p]`.
+
+    Attributes:
+        keep: False for completions that a filter excludes from the loss (not from the statistics).
+        drawn: how many prompts were drawn to fill the batch (more than P under dynamic sampling).
+        seconds: time per stage ("rollout", "reward" …) spent in making them.
+    """
+
+    groups: tuple[Group, ...]
+    scores: Scores
+    keep: Bool[Tensor, "prompt group"]
+    drawn: int
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """All sequences of one optimiser step: completions padded on the right, each prompt stored once.
+
+    Attributes:
+        prompts: tokens of each distinct prompt.
+        group: index into `prompts` of every row.
+        tokens: completion tokens; padding is 0 and outside `length`.
+        length: tokens of each row, injected ones included.
+        mask: True where the policy wrote the token; False on padding, injected tokens and excluded rows.
+        old_logp: log-probability when the update began; None means `logp.detach()`, i.e. exactly on-policy.
+        sampler_logp: as reported by the engine.
+        ref_logp: under the reference model; None when nothing needs it.
+        advantage, weight: per token; `weight` sums the token losses to the loss of the step.
+        kept: per row and position the token ids that truncated sampling kept, else None.
+        columns: further per-row values that an objective may need (returns, chosen flags …).
+    """
+
+    prompts: tuple[Int[Tensor, "prompt_time"], ...]
+    group: Int[Tensor, "batch"]
+    tokens: Int[Tensor, "batch time"]
+    length: Int[Tensor, "batch"]
+    mask: Bool[Tensor, "batch time"]
+    advantage: Float[Tensor, "batch time"]
+    weight: Float[Tensor, "batch time"]
+    old_logp: Float[Tensor, "batch time"] | None = None
+    sampler_logp: Float[Tensor, "batch time"] | None = None
+    ref_logp: Float[Tensor, "batch time"] | None = None
+    kept: tuple[tuple[Sequence[int], ...] | None, ...] | None = None
+    columns: Mapping[str, Float[Tensor, "batch *rest"]] = field(default_factory=dict)
+
+    def rows(self, index: Int[Tensor, "rows"]) -> Batch:
+        """The same batch restricted to some rows, time trimmed to the longest of them."""
+        time = int(self.length[index].max()) if len(index) else 0
+
+        def cut(values: Tensor | None) -> Tensor | None:
+            return None if values is None else values[index, :time]
+
+        return Batch(
+            prompts=self.prompts,
+            group=self.group[index],
+            tokens=self.tokens[index, :time],
+            length=self.length[index],
+            mask=self.mask[index, :time],
+            advantage=self.advantage[index, :time],
+            weight=self.weight[index, :time],
+            old_logp=cut(self.old_logp),
+            sampler_logp=cut(self.sampler_logp),
+            ref_logp=cut(self.ref_logp),
+            kept=None if self.kept is None else tuple(self.kept[int(i)] for i in index),
+            columns={k: v[index, :time] if v.ndim > 1 else v[index] for k, v in self.columns.items()},
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Update:
+    """What an optimiser step did; all tensors detached and aligned with the batch that was given.
+
+    Attributes:
+        version: counts the optimiser steps of the run; stamps the weights.
+        logp: log-probabilities before the step, NaN where not computed.
+        entropy: of the policy at each token, NaN where not computed.
+        computed: rows that went through the model (rows without a gradient may be skipped).
+        loss: Σ weight · token loss over the batch.
+        grad_norm: before clipping.
+        seconds: per stage.
+    """
+
+    version: int
+    logp: Float[Tensor, "batch time"]
+    entropy: Float[Tensor, "batch time"]
+    computed: Bool[Tensor, "batch"]
+    loss: float
+    grad_norm: float
+    learning_rate: float
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How completions are drawn. The defaults sample the untruncated distribution; `temperature = 0` is greedy.
+
+    `stop` strings end a completion where they first appear in its text (the tokens that complete it are kept).
+    """
+
+    max_tokens: int = 256
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    stop: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """G completions wanted of one prompt.
+
+    `stream` keys the random numbers together with the sample's index and the position, so what is sampled depends
+    neither on the other requests nor on who computes it: (seed, step, draw) for training.
+    """
+
+    prompt: Prompt
+    tokens: Sequence[int]
+    group: int
+    stream: tuple[int, ...] = (0, 0, 0)
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """Makes rollouts. Groups are yielded as they finish, in any order; every request yields exactly one group."""
+
+    @property
+    def capabilities(self) -> frozenset[str]:
+        """Of "common_random_numbers", "kept_sets", "shares_weights", "stop_strings"."""
+        ...
+
+    def generate(self, requests: Iterable[Request], sampling: Sampling) -> Iterator[Group]: ...
+
+    def load(self, weights: Mapping[str, Tensor], *, version: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+Objective = Callable[
+    [Float[Tensor, "batch time"], Float[Tensor, "batch time"] | None, Batch], Float[Tensor, "batch time"]
+]
+"""Per-token loss from (logp with gradient, entropy with gradient or None, the rows it was computed on)."""
+
+
+@runtime_checkable
+class Learner(Protocol):
+    """Makes updates."""
+
+    def logprobs(self, batch: Batch, *, reference: bool = False) -> Float[Tensor, "batch time"]: ...
+
+    def update(self, batch: Batch, objective: Objective) -> Update: ...
+
+    def weights(self) -> Mapping[str, Tensor]: ...
+
+    def save(self, path: str) -> None: ...
+
+    def load(self, path: str) -> None: ...
+
+
+class Reward(Protocol):
+    """Judges a whole group; None means: this completion cannot be judged."""
+
+    def __call__(self, group: Group) -> Sequence[float | None]: ...
+
+
+class Source(Protocol):
+    """Turns prompts into scored groups and owns whatever has to go round again: redraws, refills, retries."""
+
+    def take(self, count: int, *, step: int) -> ScoredGroups: ...
+
+    def state(self) -> dict[str, Any]: ...
+
+    def restore(self, state: Mapping[str, Any]) -> None: ...
+
+
+def nan_like(values: Tensor) -> Tensor:
+    """A float tensor of the same shape, full of NaN: "not computed"."""
+    return torch.full(values.shape, float("nan"))
