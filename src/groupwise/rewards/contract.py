@@ -1,0 +1,109 @@
+"""What a reward is: the registry, the vocabulary of data, and the score of one group.
+
+A registered reward takes data first and settings after the star:
+
+    @verifier
+    @REWARDS.register
+    def exact_answer(text, answer, *, style: str = "answer_tag") -> float | None: ...
+
+The data it asks for decides how it is called. Asking for names of `SAMPLE_DATA` only, it is called once per completion
+and returns a float, or None: this completion cannot be judged. Asking for any name of `GROUP_DATA`, it is called once per
+group and returns one such value per completion, in order. A group-level function sees only the completions that every
+earlier part could judge, so that a sample without a verdict never enters the statistics of its group.
+
+This module and everything that registers into it imports no torch: worker processes load it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from groupwise.registry import Registry
+
+if TYPE_CHECKING:
+    from groupwise.types import Status
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+SAMPLE_DATA = (
+    "text",  # the completion, special tokens kept, end-of-sequence token dropped
+    "tokens",  # its token ids
+    "answer",  # the reference answer
+    "prompt",  # the prompt as a string
+    "columns",  # every other column of the data row
+    "finish",  # "stop", "length" or "error"
+    "length",  # number of tokens, end-of-sequence token included
+    "max_tokens",  # the budget of the sampler, or None
+    "correct",  # raw correctness by the verifier among the earlier parts, from 0 to 1
+)
+GROUP_DATA = (
+    "group",  # the `Group`, restricted to the completions that can still be judged
+    "texts",
+    "lengths",
+    "corrects",
+)
+
+REWARDS = Registry("reward", data=SAMPLE_DATA + GROUP_DATA)
+"""Every reward by name. A module that registers here is imported by `groupwise.rewards`."""
+
+
+class Trait(str, Enum):
+    """What the runner must know of a reward beyond its signature."""
+
+    VERIFIER = "verifier"
+    IN_PROCESS = "in_process"
+
+
+def verifier(function: F) -> F:
+    """Mark a reward whose value, cut to 0 … 1, is the raw correctness of the completion."""
+    return _mark(function, Trait.VERIFIER)
+
+
+def in_process(function: F) -> F:
+    """Mark a reward that must run in the trainer's own process (it holds a model or a connection), never in a worker."""
+    return _mark(function, Trait.IN_PROCESS)
+
+
+def traits(function: Callable[..., Any]) -> frozenset[Trait]:
+    """What a reward was marked as."""
+    return frozenset(getattr(function, "__reward_traits__", ()))
+
+
+def _mark(function: F, trait: Trait) -> F:
+    function.__reward_traits__ = traits(function) | {trait}  # type: ignore[attr-defined]
+    return function
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupScore:
+    """The scores of one group, one value per completion everywhere; `groupwise.rewards.stack` makes `Scores` of them.
+
+    Attributes:
+        total: the reward that trains; NaN where the status is not `ok`.
+        correct: raw correctness from 0 to 1; NaN where no part defines it or it was not judged.
+        parts: every part by name before weighting; NaN where it did not apply or was not reached.
+        status: what became of judging each completion.
+        errors: a message for every completion that is not `ok`, None for the others.
+        seconds: time spent per part, over the whole group.
+    """
+
+    total: Sequence[float]
+    correct: Sequence[float]
+    parts: Mapping[str, Sequence[float]]
+    status: Sequence[Status]
+    errors: Sequence[str | None]
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+
+def as_correct(value: float | None) -> float:
+    """Raw correctness of a verifier's value: cut to 0 … 1, NaN where there is none.
+
+    Example:
+        >>> as_correct(2.0), as_correct(-1.5), as_correct(0.25)
+        (1.0, 0.0, 0.25)
+    """
+    return math.nan if value is None else min(max(float(value), 0.0), 1.0)
