@@ -1,0 +1,58 @@
+# Everything a clone needs: Python 3.11-3.13 and make. `make demo` and `make test` do all set-up.
+PYTHON ?= python3
+JOBS   ?= 2
+BIN    := .venv/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check
+PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 \
+          $(BIN)/python -m pytest
+
+# torch goes in first and is pinned by the constraints, so that no later requirement replaces it.
+TORCH  := $(shell sed -n 's/^\(torch==[^ ]*\).*/\1/p' constraints.txt)
+
+.PHONY: demo test verify lint types format base-model clean
+
+demo: .venv/.runtime
+	$(BIN)/groupwise demo
+
+test: .venv/.dev
+	$(PYTEST) -n $(JOBS) --dist worksteal -m "not verify" $(ARGS)
+
+verify: .venv/.dev
+	$(PYTEST) -n $(JOBS) --dist worksteal -m verify $(ARGS)
+
+lint: .venv/.dev
+	$(BIN)/ruff check .
+
+types: .venv/.dev
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+format: .venv/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+base-model: .venv/.runtime
+	$(BIN)/groupwise sft word-problems-base
+
+clean:
+	rm -rf .venv build dist .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The stamps are written last: an install that was interrupted is done again.
+.venv/.python:
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v < (3, 14) \
+	    else f"groupwise needs Python 3.11 to 3.13, and {sys.executable} is {v[0]}.{v[1]}; try make PYTHON=python3.12")'
+	rm -rf .venv
+	$(PYTHON) -m venv .venv
+	touch $@
+
+.venv/.torch: .venv/.python constraints.txt
+	$(PIP) install --quiet $(TORCH)
+	touch $@
+
+.venv/.runtime: .venv/.torch pyproject.toml
+	$(PIP) install --quiet -e . -c constraints.txt
+	touch $@
+
+.venv/.dev: .venv/.runtime
+	$(PIP) install --quiet -e '.[dev]' -c constraints.txt
+	touch $@
