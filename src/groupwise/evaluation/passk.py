@@ -1,0 +1,225 @@
+"""What more samples buy: pass@k, maj@k, best-of-k, each an exact expectation over subsets."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Hashable, Sequence
+
+import numpy as np
+
+from groupwise.errors import UsageError
+from groupwise.evaluation.intervals import Numbers
+
+
+def pass_at_k(samples: int, correct: int, *, k: int) -> float:
+    """Chance that at least one of k samples is right, unbiased: 1 − C(n−c, k)/C(n, k).
+
+    Args:
+        samples: n, how many completions were drawn.
+        correct: c, how many of them are right.
+        k: how many a user would draw.
+
+    Returns:
+        A share in [0, 1], exactly 1 where fewer than k samples are wrong.
+
+    Raises:
+        UsageError: k outside 1 … n, or c outside 0 … n.
+
+    Example:
+        >>> [round(pass_at_k(10, 3, k=k), 6) for k in (1, 2, 5, 8)]
+        [0.3, 0.533333, 0.916667, 1.0]
+
+    Source: Chen et al. 2021 (arXiv 2107.03374), equation 1.
+    Elsewhere: the plug-in 1 − (1 − c/n)^k, which many scripts use, is biased low
+    (`pass_at_k_plugin`).
+    """
+    _check(samples, correct, k)
+    return 1.0 - math.comb(samples - correct, k) / math.comb(samples, k)
+
+
+def pass_at_k_plugin(samples: int, correct: int, *, k: int) -> float:
+    """Plug-in pass@k, 1 − (1 − c/n)^k: biased low, for comparison with figures published that way.
+
+    Args:
+        samples, correct: n and c, as in `pass_at_k`.
+        k: any positive number of draws; it may exceed n.
+
+    Example:
+        >>> round(pass_at_k_plugin(10, 3, k=5), 6)
+        0.83193
+
+    Source: the estimator that Chen et al. 2021 (arXiv 2107.03374) warn against.
+    """
+    _check(samples, correct, min(k, samples))
+    return 1.0 - (1.0 - correct / samples) ** k
+
+
+def expected_max(rewards: Numbers, *, k: int) -> float:
+    """Expected largest reward of k out of n samples, drawn without replacement.
+
+    With r sorted ascending: Σ_{i=k}^{n} C(i−1, k−1) r_(i) / C(n, k).
+
+    Args:
+        rewards: n rewards of one prompt.
+        k: how many are drawn.
+
+    Returns:
+        An unbiased estimate of the best-of-k reward of the policy.
+
+    Example:
+        >>> expected_max([.1, .4, .7, .9], k=2)
+        0.75
+
+    Source: the order-statistic form of the pass@k estimator, to which it reduces for 0/1 rewards.
+    Elsewhere: drawing with replacement (`expected_max_plugin`) is biased low.
+    """
+    ordered = np.sort(np.asarray(rewards, dtype=float))
+    _check(ordered.size, 0, k)
+    ways = np.array([math.comb(i, k - 1) / math.comb(ordered.size, k) for i in range(ordered.size)])
+    return float(ways @ ordered)
+
+
+def expected_max_plugin(rewards: Numbers, *, k: int) -> float:
+    """Expected largest of k rewards drawn with replacement: Σ_i ((i/n)^k − ((i−1)/n)^k) r_(i).
+
+    Example:
+        >>> round(expected_max_plugin([.1, .4, .7, .9], k=2), 6)
+        0.69375
+
+    Source: the plug-in counterpart of `expected_max`.
+    """
+    ordered = np.sort(np.asarray(rewards, dtype=float))
+    _check(ordered.size, 0, min(k, ordered.size))
+    below = (np.arange(ordered.size + 1) / ordered.size) ** k
+    return float(np.diff(below) @ ordered)
+
+
+def majority_at_k(
+    answers: Sequence[Hashable | None], correct: Sequence[float | int | bool], *, k: int
+) -> float:
+    """Chance that the most frequent answer of k out of n samples is right; ties share equally.
+
+    For an answer with count c the wins are counted over all C(n, k) subsets by multiplying one
+    polynomial per answer, in which x counts the samples taken and y the answers that tie.
+
+    Args:
+        answers: the normalised answer of every sample; None (nothing extracted) does not vote but
+            takes a place.
+        correct: whether each sample is right; samples with the same answer are averaged.
+        k: how many samples vote.
+
+    Returns:
+        A share in [0, 1], exact, without sampling; 0 for a subset in which nobody votes.
+
+    Raises:
+        UsageError: k outside 1 … n, or lengths that differ.
+
+    Example:
+        >>> majority_at_k(["7", "7", "8", None], [1, 1, 0, 0], k=4)
+        1.0
+        >>> majority_at_k(["7", "8", None, None], [1, 0, 0, 0], k=4)
+        0.5
+
+    Source: self-consistency, Wang et al. 2022 (arXiv 2203.11171).
+    Elsewhere: the first-seen answer wins ties in many scripts, so the figure depends on the order
+    of the samples.
+    """
+    if len(answers) != len(correct):
+        raise UsageError(f"correct: {len(correct)} entries for {len(answers)} answers; must match.")
+    _check(len(answers), 0, k)
+    counts = Counter(answer for answer in answers if answer is not None)
+    silent = len(answers) - sum(counts.values())
+    share = {
+        answer: float(
+            np.mean([bool(c) for a, c in zip(answers, correct, strict=True) if a == answer])
+        )
+        for answer in counts
+    }
+    wins = sum(share[a] * _winning_subsets(a, counts, silent, k) for a in counts if share[a] > 0)
+    return wins / math.comb(len(answers), k)
+
+
+def best_of_k(rewards: Numbers, correct: Sequence[float | int | bool], *, k: int) -> float:
+    """Chance that the best-rewarded of k out of n samples is right; ties share equally.
+
+    Args:
+        rewards: the score that picks, one per sample.
+        correct: whether each sample is right.
+        k: how many samples are scored.
+
+    Returns:
+        A share in [0, 1]: the exact expectation over subsets and over the order of ties.
+
+    Example:
+        >>> best_of_k([.9, .5, .1], [0, 1, 1], k=2)
+        0.3333333333333333
+
+    Source: best-of-N selection with the expectation of `expected_max` (of the 3 pairs, 1 does not
+    hold the first).
+    Elsewhere: `argmax` takes the first of tied samples, so the figure depends on the order of the
+    samples.
+    """
+    scores, right = np.asarray(rewards, dtype=float), np.asarray(correct, dtype=float)
+    if scores.shape != right.shape:
+        raise UsageError(f"correct: {right.size} entries for {scores.size} rewards; must match.")
+    _check(scores.size, 0, k)
+    total = math.comb(scores.size, k)
+    value, lower = 0.0, 0
+    for score in np.unique(scores):
+        tied = scores == score
+        upper = lower + int(tied.sum())
+        value += (math.comb(upper, k) - math.comb(lower, k)) / total * float(right[tied].mean())
+        lower = upper
+    return value
+
+
+def best_of_n_kl_bound(n: int) -> float:
+    """Largest KL(best-of-n‖π), in nats: log n − (n − 1)/n, reached where no two answers tie.
+
+    Example:
+        >>> [round(best_of_n_kl_bound(n), 6) for n in (1, 2, 4, 64)]
+        [0.0, 0.193147, 0.636294, 3.174508]
+
+    Source: Beirami et al. 2024 (arXiv 2401.01879), which shows that the common formula is an upper
+    bound.
+    """
+    if n < 1:
+        raise UsageError(f"n = {n}: must be at least 1.")
+    return math.log(n) - (n - 1) / n
+
+
+def _winning_subsets(answer: Hashable, counts: Counter[Hashable], silent: int, k: int) -> float:
+    """Subsets of size k in which `answer` has the most votes, a tie of t answers counted as 1/t."""
+    total = 0.0
+    for votes in range(1, min(counts[answer], k) + 1):
+        # ways[taken][ties]: choices among the samples seen so far
+        ways = {(votes, 0): math.comb(counts[answer], votes)}
+        for other, count in counts.items():
+            if other != answer:
+                options = [
+                    (j, int(j == votes), math.comb(count, j)) for j in range(min(count, votes) + 1)
+                ]
+                ways = _times(ways, options, k)
+        ways = _times(ways, [(j, 0, math.comb(silent, j)) for j in range(silent + 1)], k)
+        total += sum(number / (ties + 1) for (taken, ties), number in ways.items() if taken == k)
+    return total
+
+
+def _times(
+    ways: dict[tuple[int, int], int], options: list[tuple[int, int, int]], limit: int
+) -> dict[tuple[int, int], int]:
+    """The product of two counting polynomials, without terms that take over `limit` samples."""
+    product: Counter[tuple[int, int]] = Counter()
+    for (taken, ties), number in ways.items():
+        for more, tie, choices in options:
+            if taken + more <= limit:
+                product[taken + more, ties + tie] += number * choices
+    return dict(product)
+
+
+def _check(samples: int, correct: int, k: int) -> None:
+    if not 1 <= k <= samples:
+        raise UsageError(f"k = {k}: must lie in 1 … {samples}, the number of samples.")
+    if not 0 <= correct <= samples:
+        raise UsageError(f"correct = {correct}: must lie in 0 … {samples}, the number of samples.")
