@@ -55,4 +55,6 @@ clean:
 
 .venv/.dev: .venv/.runtime
 	$(PIP) install --quiet -e '.[dev]' -c constraints.txt
+	@# reasoning-gym builds C code on installation; without a compiler its tests skip.
+	command -v cc >/dev/null && $(PIP) install --quiet -e '.[puzzles]' -c constraints.txt || true
 	touch $@

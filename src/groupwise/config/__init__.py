@@ -1,0 +1,10 @@
+"""The settings of a run.
+
+`sections.py` says what they are, `building.py` checks them, `recipes.py` reads them from files.
+"""
+
+from groupwise.config.building import build
+from groupwise.config.recipes import Resolved, load, packaged, resolve
+from groupwise.config.sections import Config
+
+__all__ = ["Config", "Resolved", "build", "load", "packaged", "resolve"]

@@ -1,0 +1,188 @@
+"""Recipes: TOML files, packaged or one's own, with settings replaced on the command line."""
+
+from __future__ import annotations
+
+import importlib.resources
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from groupwise.config.building import build
+from groupwise.config.sections import Config
+from groupwise.errors import UsageError, suggest
+
+DEFAULT = "default"
+COMMAND_LINE = "--set"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resolved:
+    """A configuration and where each of its settings was said.
+
+    Attributes:
+        config: the configuration.
+        recipe: name or path of the recipe.
+        origins: dotted path → "default", the recipe, or "--set", for every setting.
+        derived: what follows from the settings: name → value and how it was computed.
+    """
+
+    config: Config
+    recipe: str
+    origins: Mapping[str, str]
+    derived: Mapping[str, str]
+
+
+def load(recipe: str | Path, overrides: Sequence[str] = ()) -> Config:
+    """The configuration of a recipe.
+
+    Args:
+        recipe: path of a TOML file, or the name of a packaged recipe.
+        overrides: `section.field=value`; the value is read as TOML, and as a string where it is
+            none. `section.field=` takes the setting back to its default.
+
+    Raises:
+        UsageError: no such recipe, not TOML, or a setting that cannot be used.
+
+    Example:
+        >>> load("word-problems", ["group_size=4"]).group_size
+        4
+    """
+    return resolve(recipe, overrides).config
+
+
+def resolve(recipe: str | Path, overrides: Sequence[str] = ()) -> Resolved:
+    """Like `load`, and says where every setting comes from."""
+    values = read(recipe)
+    given = dict.fromkeys(_leaves(values), str(recipe))
+    for override in overrides:
+        steps, value = parse_override(override)
+        _put(values, steps, value, where=".".join(steps))
+        path = ".".join(steps)
+        given = {k: v for k, v in given.items() if k != path and not k.startswith(path + ".")}
+        if value is not None:
+            given |= dict.fromkeys(_leaves(value, path), COMMAND_LINE)
+    config = build(values)
+    if not config.rewards:
+        raise UsageError(f"rewards: {recipe} names none; add a table [[rewards]] with a name.")
+    origins = {path: given.get(path, DEFAULT) for path in _leaves(config.model_dump())}
+    return Resolved(config=config, recipe=str(recipe), origins=origins, derived=derived(config))
+
+
+def packaged() -> dict[str, Path]:
+    """The recipes that ship with the package, by name.
+
+    Example:
+        >>> "word-problems" in packaged()
+        True
+    """
+    folder = Path(str(importlib.resources.files("groupwise") / "recipes"))
+    return {path.stem: path for path in sorted(folder.glob("*.toml"))}
+
+
+def read(recipe: str | Path) -> dict[str, Any]:
+    """The plain values of a recipe file.
+
+    Raises:
+        UsageError: no such recipe, unreadable, or not TOML (with line and column).
+    """
+    path = Path(recipe)
+    if not path.is_file():
+        known = packaged()
+        if str(recipe) not in known:
+            raise UsageError(
+                f"recipe = {str(recipe)!r}: is neither a file nor a packaged recipe; "
+                + suggest(str(recipe), known)
+            )
+        path = known[str(recipe)]
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"recipe = {str(recipe)!r}: is not valid TOML: {error}.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"recipe = {str(recipe)!r}: cannot be read: {error}.") from None
+
+
+def parse_override(text: str) -> tuple[list[str], Any]:
+    """The path and the value of `section.field=value`; the value is None where nothing is given.
+
+    Raises:
+        UsageError: no "=" or an empty step in the path.
+
+    Example:
+        >>> parse_override("optimizer.learning_rate=2e-4")
+        (['optimizer', 'learning_rate'], 0.0002)
+        >>> parse_override("data.train=my/train.jsonl")
+        (['data', 'train'], 'my/train.jsonl')
+        >>> parse_override("warmup=")
+        (['warmup'], None)
+    """
+    path, equals, value = text.partition("=")
+    steps = path.strip().split(".")
+    if not equals or not all(re.fullmatch(r"[\w-]+", step) for step in steps):
+        raise UsageError(f"--set = {text!r}: must read section.field=value.")
+    value = value.strip()
+    if not value:
+        return steps, None
+    try:
+        parsed = tomllib.loads(f"value = {value}")
+    except tomllib.TOMLDecodeError:
+        return steps, value
+    return steps, parsed["value"] if set(parsed) == {"value"} else value
+
+
+def derived(config: Config) -> dict[str, str]:
+    """What follows from the settings of a run, each with how it was computed."""
+    completions = config.prompts_per_step * config.group_size
+    updates = config.update.epochs * config.update.minibatches
+    prompt = config.data.max_prompt_tokens
+    longest = f"{prompt + config.sampling.max_tokens} tokens" if prompt else "the model's context"
+    return {
+        "completions per step": f"{completions} = prompts_per_step · group_size",
+        "completions per optimiser step": f"{completions // config.update.minibatches}"
+        " = completions per step / update.minibatches",
+        "optimiser steps": f"{config.steps * updates} = steps · update.epochs · update.minibatches",
+        "completions of the run": f"{config.steps * completions} = steps · completions per step",
+        "longest sequence": f"{longest} = data.max_prompt_tokens + sampling.max_tokens",
+    }
+
+
+def _put(values: Any, steps: Sequence[str], value: Any, *, where: str) -> None:
+    """Set one value in nested tables and lists; None removes it."""
+    *section, last = steps
+    for step in section:
+        if isinstance(values, dict):
+            values = values.setdefault(step, {})
+        else:
+            values = values[_index(values, step, where=where)]
+    if isinstance(values, dict):
+        if value is None:
+            values.pop(last, None)
+        else:
+            values[last] = value
+    else:
+        index = _index(values, last, where=where)
+        values[index : index + 1] = [] if value is None else [value]
+
+
+def _index(values: Any, step: str, *, where: str) -> int:
+    """A step of a path as an index into a list that the recipe has."""
+    if not isinstance(values, list):
+        raise UsageError(f"--set {where}: {step!r} follows a setting that is not a section.")
+    if not step.isdecimal() or int(step) >= len(values):
+        raise UsageError(f"--set {where}: {step!r} must be a number from 0 to {len(values) - 1}.")
+    return int(step)
+
+
+def _leaves(values: Any, path: str = "") -> Iterator[str]:
+    """The dotted path of every value that is not a table; numbers are places in lists of tables."""
+    if isinstance(values, Mapping) and values:
+        for key, value in values.items():
+            yield from _leaves(value, f"{path}.{key}" if path else str(key))
+    elif isinstance(values, list | tuple) and any(isinstance(v, Mapping) for v in values):
+        for index, value in enumerate(values):
+            yield from _leaves(value, f"{path}.{index}")
+    else:
+        yield path

@@ -1,0 +1,356 @@
+"""The settings of a run: one frozen model per section, refused at load where they cannot work.
+
+A recipe is a TOML file with these sections. Every field says what it means and in which unit;
+whatever a recipe leaves out keeps the default that stands here. Settings of algorithms and of
+rewards are not listed: they are the keyword-only parameters of the registered functions, and are
+checked against those signatures.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from groupwise import types
+from groupwise.errors import UsageError, suggest
+from groupwise.registry import Part
+
+Whole = Annotated[int, Field(ge=0)]
+Count = Annotated[int, Field(ge=1)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Name = Annotated[str, Field(min_length=1)]
+Names = Annotated[tuple[Name, ...], Field(strict=False)]
+
+
+class Section(BaseModel):
+    """Frozen, no unknown keys, and no silent conversions (an integer is a float, nothing else)."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        use_attribute_docstrings=True,
+        validate_default=True,
+    )
+
+
+class AdapterSection(Section):
+    """A low-rank adapter (LoRA) that is trained in place of the weights."""
+
+    rank: Count = 16
+    """Rank of the update of each matrix."""
+    alpha: Positive = 32.0
+    """Scale of the update; it is multiplied by alpha / rank."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of the adapter's inputs that is dropped while training."""
+    targets: Names = ("all-linear",)
+    """Modules that get an adapter, by name; "all-linear" is every linear layer but the head."""
+
+
+class ModelSection(Section):
+    """The policy, and what it is kept close to."""
+
+    path: Name = "bundled"
+    """Hub name, folder in Hugging Face form, or "bundled" for the small model in the package."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Number format of the computation; the weights that are trained are kept in float32."""
+    trust_remote_code: bool = False
+    """Whether Python code that comes with the model may run."""
+    reference: Literal["auto", "none", "frozen"] = "auto"
+    """The model of the KL term: kept where the algorithm needs it ("auto"), always, or never."""
+    adapter: AdapterSection | None = None
+    """Train a low-rank adapter; None trains every weight."""
+    quantization: Literal["nf4"] | None = None
+    """Hold the frozen weights in 4 bits; needs an adapter and the extra `quant`."""
+
+
+class DataSection(Section):
+    """Where prompts come from and how the model sees them."""
+
+    train: Name = "word_problems"
+    """File (.jsonl, .json, .csv, .parquet), folder, hub name, or the generator "word_problems"."""
+    eval: Name | None = None
+    """Held-out prompts, in the same forms; None takes `train` with `eval_split`."""
+    subset: str | None = None
+    """Configuration of a hub data set, such as "main"."""
+    train_split: Name = "train"
+    """Split to train on, of a hub data set or a generator."""
+    eval_split: Name = "test"
+    """Split to evaluate on, of a hub data set or a generator."""
+    prompt_column: Name = "prompt"
+    """Column with the question as text, or with chat messages."""
+    answer_column: Name | None = None
+    """Column with the reference answer; None takes "answer" where there is one."""
+    id_column: Name | None = None
+    """Column with ids that stay the same; None makes them of the content."""
+    answer_style: Name = "plain"
+    """How the answer is written: "plain", "gsm8k" (after the last ####), "boxed"."""
+    system: str | None = None
+    """System message in front of every question."""
+    wording: str | None = None
+    """The question made of several columns: "{context} {question}"; replaces `prompt_column`."""
+    chat: bool = True
+    """Put questions through the chat template; False gives them to the model as they are."""
+    max_prompt_tokens: Count | None = None
+    """Most tokens of a prompt; None is what the context leaves beside `sampling.max_tokens`."""
+    too_long: Literal["refuse", "drop"] = "refuse"
+    """What becomes of longer prompts: the run is refused, or they are left out and counted."""
+    limit: Count | None = None
+    """Use only this many of the training prompts; None uses all."""
+
+
+class AlgorithmSection(Section):
+    """One row of the table of algorithms, and what is changed in it."""
+
+    name: Name = "softrank"
+    """Row of the table: `groupwise algorithms` prints it."""
+    advantage: dict[str, Any] = {}
+    """Settings of the advantage; "name" replaces the function. So for every slot below."""
+    ratio: dict[str, Any] = {}
+    """Settings of the importance ratio."""
+    surrogate: dict[str, Any] = {}
+    """Settings of the surrogate, such as clip ranges."""
+    divergence: dict[str, Any] = {}
+    """Settings of the KL term, such as its coefficient."""
+    correction: dict[str, Any] = {}
+    """Settings of the correction of the gap between sampler and learner."""
+    weighting: dict[str, Any] = {}
+    """Settings of the weights that sum token losses to the loss."""
+    filter: dict[str, Any] = {}
+    """Settings of the filter of groups."""
+    entropy: float | None = None
+    """Coefficient of the entropy bonus in the loss; None keeps the row's own."""
+    max_draws: Count = 10
+    """Dynamic sampling gives up filling a batch after drawing this many batches of prompts."""
+
+    def overrides(self) -> dict[str, dict[str, Any]]:
+        """The slots that this section changes."""
+        slots = type(self).model_fields.keys() - {"name", "entropy", "max_draws"}
+        return {slot: dict(getattr(self, slot)) for slot in sorted(slots) if getattr(self, slot)}
+
+
+class SamplingSection(Section):
+    """How completions are drawn in training."""
+
+    max_tokens: Count = 256
+    """Longest completion, in tokens."""
+    temperature: Positive = 1.0
+    """Logits are divided by it, in the sampler and in the learner."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Keep the most probable tokens up to this mass; 1 keeps all."""
+    top_k: Whole = 0
+    """Keep this many of the most probable tokens; 0 keeps all."""
+    min_p: Share = 0.0
+    """Drop tokens less probable than this share of the most probable one."""
+    stop: Names = ()
+    """Strings that end a completion where they appear."""
+
+    def to_sampling(self) -> types.Sampling:
+        """The same as the engine takes it."""
+        return types.Sampling(**self.model_dump())
+
+
+class EngineSection(Section):
+    """What makes the completions."""
+
+    name: Literal["group", "generate"] = "group"
+    """"group" shares each prompt among its completions; "generate" is the model's own."""
+    max_rows: Count = 128
+    """Completions that are written at the same time."""
+
+
+class RewardPart(Section):
+    """One part of the reward: a registered function, its weight, and its settings as more keys."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: Name
+    """Name of the reward."""
+    weight: Annotated[float, Field(allow_inf_nan=False)] = 1.0
+    """Factor of this part in the total."""
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Everything but name and weight."""
+        return dict(self.model_extra or {})
+
+
+class RewardPoolSection(Section):
+    """Where rewards run, and when one is given up."""
+
+    workers: Whole = 0
+    """Worker processes; 0 judges in the trainer's own process, where nothing can be killed."""
+    timeout_s: Positive = 10.0
+    """Seconds after which judging one completion is given up (needs workers)."""
+    memory_mb: Annotated[int, Field(ge=64)] = 1024
+    """Address space of each worker, in MiB."""
+
+
+class OptimizerSection(Section):
+    """AdamW and its learning rate."""
+
+    name: Literal["adamw"] = "adamw"
+    """The optimiser."""
+    learning_rate: NonNegative = 1e-6
+    """Peak learning rate."""
+    betas: Annotated[tuple[Share, Share], Field(strict=False)] = (0.9, 0.999)
+    """Decay of the running means of gradient and squared gradient."""
+    eps: Positive = 1e-8
+    """Added to the root of the squared gradient's mean."""
+    weight_decay: NonNegative = 0.0
+    """Decoupled decay, multiplied by the learning rate."""
+    max_grad_norm: Positive = 1.0
+    """Gradients of a larger norm are scaled down to it."""
+    warmup_steps: Whole = 0
+    """Optimiser steps over which the learning rate rises linearly from 0."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """How the learning rate falls after warm-up."""
+    final_fraction: Share = 0.0
+    """Share of the peak that "linear" and "cosine" end at."""
+
+
+class UpdateSection(Section):
+    """How a batch of rollouts becomes optimiser steps."""
+
+    tokens_per_microbatch: Count = 16384
+    """Tokens, prompts included, that go through the model at once; lower it to save memory."""
+    epochs: Count = 1
+    """Passes over each batch of rollouts."""
+    minibatches: Count = 1
+    """Optimiser steps per pass."""
+    gradient_checkpointing: bool = False
+    """Compute activations twice to hold fewer of them."""
+    skip_zero_rows: bool = True
+    """Leave out completions that no term of the loss depends on; the gradient is the same."""
+
+
+class CheckpointSection(Section):
+    """When a run can be resumed from."""
+
+    every_steps: Whole = 0
+    """Steps between checkpoints; 0 writes them by time only."""
+    every_minutes: Positive | None = 15.0
+    """Minutes between checkpoints; None writes them by steps only."""
+    keep_last: Count = 2
+    """Older checkpoints are deleted."""
+
+
+class EvaluationSection(Section):
+    """Measurements on held-out prompts while training."""
+
+    every_steps: Whole = 0
+    """Steps between evaluations; 0 evaluates at the end only."""
+    prompts: Count = 200
+    """Held-out prompts, the same ones every time."""
+    samples: Count = 8
+    """Completions per prompt for sampled accuracy and pass@k; greedy is measured beside it."""
+    keep_best: bool = True
+    """Keep the model of the best evaluation as well as the last one."""
+
+
+class LoggingSection(Section):
+    """What a run writes down."""
+
+    rollouts_every: Whole = 10
+    """Steps between files of complete rollouts; 0 writes none."""
+    trackers: Annotated[tuple[Literal["tensorboard", "wandb"], ...], Field(strict=False)] = ()
+    """Experiment trackers that get every metric too (extra `trackers`)."""
+
+
+class WarmupSection(Section):
+    """Supervised training on reference solutions before RL, for a model without the format."""
+
+    steps: Count = 200
+    """Optimiser steps."""
+    batch: Count = 32
+    """Demonstrations per step."""
+    learning_rate: Positive = 5e-4
+    """Peak learning rate."""
+    examples: Count | None = None
+    """Use only this many demonstrations; None uses all."""
+
+
+class Config(Section):
+    """A whole run."""
+
+    steps: Whole = 100
+    """Batches of rollouts to train on."""
+    seed: Whole = 0
+    """Everything random in the run follows from it."""
+    output: Name = "runs/groupwise"
+    """Run directory."""
+    prompts_per_step: Count = 16
+    """Prompts per batch of rollouts (P)."""
+    group_size: Count = 8
+    """Completions per prompt (G)."""
+    threads: Count | None = None
+    """CPU threads; None leaves it to torch."""
+    model: ModelSection = ModelSection()
+    data: DataSection = DataSection()
+    algorithm: AlgorithmSection = AlgorithmSection()
+    sampling: SamplingSection = SamplingSection()
+    engine: EngineSection = EngineSection()
+    rewards: Annotated[tuple[RewardPart, ...], Field(strict=False)] = ()
+    reward_pool: RewardPoolSection = RewardPoolSection()
+    optimizer: OptimizerSection = OptimizerSection()
+    update: UpdateSection = UpdateSection()
+    checkpoint: CheckpointSection = CheckpointSection()
+    evaluation: EvaluationSection = EvaluationSection()
+    logging: LoggingSection = LoggingSection()
+    warmup: WarmupSection | None = None
+
+    @model_validator(mode="after")
+    def _can_work_together(self) -> Config:
+        check_combinations(self)
+        check_functions(self)
+        return self
+
+    def to_json(self) -> str:
+        """Every setting, defaults included."""
+        return self.model_dump_json(indent=2)
+
+
+def check_combinations(config: Config) -> None:
+    """Refuse settings that are fine one by one and cannot work together.
+
+    Raises:
+        UsageError: with the dotted path of the setting to change.
+    """
+    completions = config.prompts_per_step * config.group_size
+    if completions % config.update.minibatches:
+        raise UsageError(
+            f"update.minibatches = {config.update.minibatches}: must divide prompts_per_step · "
+            f"group_size = {config.prompts_per_step} · {config.group_size} = {completions}."
+        )
+    if config.model.quantization and config.model.adapter is None:
+        raise UsageError(
+            f"model.quantization = {config.model.quantization!r}: 4-bit weights cannot be trained "
+            "themselves; add a section [model.adapter]."
+        )
+    if config.data.eval is None and config.data.eval_split == config.data.train_split:
+        raise UsageError(
+            f"data.eval_split = {config.data.eval_split!r}: is the training split; "
+            "evaluation must see prompts that training does not."
+        )
+
+
+def check_functions(config: Config) -> None:
+    """Bind the algorithm and every reward to their functions, which checks their settings.
+
+    Raises:
+        UsageError: unknown name or setting, a value of the wrong type or range.
+    """
+    from groupwise.algorithms import bind
+    from groupwise.rewards import REWARDS
+
+    bind(config.algorithm.name, config.algorithm.overrides(), where="algorithm")
+    for index, reward in enumerate(config.rewards):
+        if reward.name not in REWARDS:
+            raise UsageError(
+                f"rewards.{index}.name = {reward.name!r}: no such reward; "
+                + suggest(reward.name, REWARDS)
+            )
+        REWARDS.bind(Part(name=reward.name, settings=reward.settings), where=f"rewards.{index}")

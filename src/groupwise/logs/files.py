@@ -1,0 +1,249 @@
+"""The run directory: who ran what where, one line of metrics per step, rollouts, evaluations.
+
+Every file is complete after every step, so that a run that is killed leaves nothing half-written
+but, at worst, its last line, which reading and resuming drop.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from groupwise.errors import RunError, UsageError
+from groupwise.types import ScoredGroups
+
+PACKAGES = ("groupwise", "torch", "transformers", "tokenizers", "peft", "datasets", "math-verify")
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+
+
+class RunLog:
+    """Writes the files of one run.
+
+    config.json          settings, versions, hardware, commit
+    metrics.jsonl        one line per step
+    rollouts/            step-000010.jsonl: one line per group
+    evaluations.jsonl    one line per evaluation
+
+    Args:
+        folder: the run directory; made if it is not there.
+        settings: the resolved configuration.
+        resume_at: the step a resumed run goes on from: lines after it are dropped. None starts a
+            new run, which refuses a folder that holds one.
+
+    Raises:
+        UsageError: the folder holds a run and `resume_at` is None, or cannot be made.
+        RunError: the disk is full or the folder went away.
+    """
+
+    def __init__(
+        self, folder: str | Path, *, settings: Mapping[str, Any], resume_at: int | None = None
+    ) -> None:
+        self.folder = Path(folder)
+        if resume_at is None and (self.folder / "metrics.jsonl").exists():
+            raise UsageError(
+                f"output = {str(folder)!r}: holds a run already; go on with it by --resume, "
+                "or choose another folder by --set output=FOLDER."
+            )
+        try:
+            (self.folder / "rollouts").mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(
+                f"output = {str(folder)!r}: cannot be made ({error.strerror})."
+            ) from None
+        about = {"config": settings, **surroundings()}
+        self._replace(self.folder / "config.json", json.dumps(_plain(about), indent=2) + "\n")
+        self._rewind(resume_at or 0)
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Append the metrics of a step; NaN and infinity are written as null."""
+        self._append("metrics.jsonl", {"step": step, **metrics})
+
+    def evaluation(self, step: int, results: Mapping[str, Any]) -> None:
+        """Append the results of an evaluation."""
+        self._append("evaluations.jsonl", {"step": step, **results})
+
+    def rollouts(
+        self,
+        step: int,
+        scored: ScoredGroups,
+        advantages: Float[Tensor, "prompt group"] | None = None,
+    ) -> None:
+        """Write every completion of a step, with its reward, parts, status and advantage."""
+        lines = (
+            json.dumps(_plain(_group_line(step, row, scored, advantages)), ensure_ascii=False)
+            for row in range(len(scored.groups))
+        )
+        path = self.folder / "rollouts" / f"step-{step:06d}.jsonl"
+        self._replace(path, "".join(line + "\n" for line in lines))
+
+    def _append(self, name: str, values: Mapping[str, Any]) -> None:
+        line = json.dumps(_plain(values), ensure_ascii=False) + "\n"
+        _write(self.folder / name, line, "a")
+
+    def _replace(self, path: Path, text: str) -> None:
+        """Write a whole file beside its old version and swap them, so that a kill leaves either."""
+        new = path.with_suffix(".new")
+        _write(new, text, "w")
+        new.replace(path)
+
+    def _rewind(self, step: int) -> None:
+        """Drop what was written after a step, so that a resumed run repeats no line."""
+        for name in ("metrics.jsonl", "evaluations.jsonl"):
+            path = self.folder / name
+            if path.exists():
+                kept = [line for line in read_lines(path) if line["step"] <= step]
+                text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in kept)
+                self._replace(path, text)
+        for path in (self.folder / "rollouts").glob("step-*.jsonl"):
+            if int(path.stem.removeprefix("step-")) > step:
+                path.unlink()
+
+
+def read_lines(path: str | Path) -> Iterator[dict[str, Any]]:
+    """The lines of a JSON-lines file; a last line that was cut off by a kill is left out.
+
+    Raises:
+        RunError: a line before the last one is damaged.
+    """
+    # Only \n ends a line: model text may hold other characters that str.splitlines would split at.
+    lines = Path(path).read_text(encoding="utf-8", errors="replace").removesuffix("\n").split("\n")
+    for number, line in enumerate(lines, start=1):
+        try:
+            yield json.loads(line)
+        except json.JSONDecodeError:
+            if number == len(lines):
+                return
+            raise RunError(f"{path}, line {number}: is not JSON; the file is damaged.") from None
+
+
+def printable(text: str) -> str:
+    """Text of a model as it may be shown on a terminal: control characters become visible.
+
+    Line breaks and tabs stay. Escape sequences that would move the cursor, change the title or
+    colour the screen lose their first character, and so do marks that reverse the direction.
+
+    Example:
+        >>> printable("red: \\x1b[31m")
+        'red: \\\\x1b[31m'
+    """
+    return _CONTROL.sub(lambda match: repr(match.group())[1:-1], text)
+
+
+def surroundings() -> dict[str, Any]:
+    """Versions, hardware and commit: what else a result depends on."""
+    cuda = torch.cuda.is_available()
+    return {
+        "versions": {"python": platform.python_version()}
+        | {name: version for name in PACKAGES if (version := _version(name))},
+        "hardware": {
+            "system": platform.platform(),
+            "cpu": _cpu(),
+            "cores": os.cpu_count(),
+            "threads": torch.get_num_threads(),
+            "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+            if cuda
+            else [],
+        },
+        "commit": _commit(),
+        "command": sys.argv,
+    }
+
+
+def _write(path: Path, text: str, mode: str) -> None:
+    """Write in one call; a lone surrogate in model text becomes its JSON escape."""
+    try:
+        with open(path, mode, encoding="utf-8", errors="backslashreplace") as file:
+            file.write(text)
+    except OSError as error:
+        raise RunError(f"{path}: cannot be written ({error.strerror}).") from None
+
+
+def _group_line(
+    step: int, row: int, scored: ScoredGroups, advantages: Tensor | None
+) -> dict[str, Any]:
+    """One group as a line of a rollout file."""
+    group, scores = scored.groups[row], scored.scores
+    return {
+        "step": step,
+        "prompt": {
+            "id": group.prompt.id,
+            "text": str(group.prompt),
+            "answer": group.prompt.answer,
+        },
+        "completions": [
+            {
+                "text": completion.text,
+                "reward": float(scores.total[row, i]),
+                "parts": {name: float(part[row, i]) for name, part in scores.parts.items()},
+                "correct": float(scores.correct[row, i]),
+                "status": scores.status[row][i].value,
+                "keep": bool(scored.keep[row, i]),
+                "advantage": None if advantages is None else float(advantages[row, i]),
+                "finish": completion.finish,
+                "tokens": len(completion.tokens),
+                "logprobs": [round(float(value), 4) for value in completion.logprobs],
+            }
+            for i, completion in enumerate(group.completions)
+        ],
+    }
+
+
+def _plain(value: Any) -> Any:
+    """Values as JSON has them: no NaN, no infinity, no tuples, no tensors of one number."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    if isinstance(value, Tensor):
+        return _plain(value.tolist())
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _cpu() -> str:
+    """The name of the processor, where the system tells it."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return platform.processor()
+    names = re.findall(r"^model name\s*:\s*(.+)$", text, flags=re.MULTILINE)
+    return names[0] if names else platform.processor()
+
+
+def _commit() -> str | None:
+    """The commit of the checkout that groupwise runs from, with "+" where it has changes."""
+    if _git("ls-files", "--error-unmatch", Path(__file__).name) is None:
+        return None
+    head = _git("rev-parse", "HEAD")
+    return head and head + ("+" if _git("status", "--porcelain", "--untracked-files=no") else "")
+
+
+def _git(*arguments: str) -> str | None:
+    """What git prints about this file's folder; None where that fails."""
+    command = ["git", "-C", str(Path(__file__).parent), *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=5)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return None if done.returncode else done.stdout.strip()
