@@ -1,0 +1,112 @@
+"""A causal language model taken apart where groupwise needs it: hidden states here, logits there.
+
+The two halves are kept apart so that the head is computed only where a token is predicted, and in chunks. Whether
+a model can be taken apart and attended this way is not looked up in a list of names: `unsupported` tries it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from groupwise.models.attention import Attend, groupwise_attention, sees, within_window
+
+
+@dataclass(frozen=True, kw_only=True)
+class Backbone:
+    """A model's decoder and head.
+
+    Attributes:
+        model: the `transformers` model itself (inside any adapter wrapper).
+        decoder: everything below the head.
+        weight, bias: of the head.
+        softcap: logits become softcap · tanh(logits / softcap) where it is set (Gemma 2).
+    """
+
+    model: PreTrainedModel
+    decoder: nn.Module
+    softcap: float | None
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Backbone:
+        """Take a causal language model apart, looking through a PEFT wrapper."""
+        base: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
+        softcap = getattr(base.config, "final_logit_softcapping", None)
+        return cls(model=base, decoder=base.get_decoder(), softcap=softcap)
+
+    @property
+    def head(self) -> nn.Module:
+        """The output projection, read at every use: adapters and merges may replace it."""
+        return self.model.get_output_embeddings()
+
+    def hidden(
+        self, tokens: Int[Tensor, "tokens"], positions: Int[Tensor, "tokens"], attend: Attend
+    ) -> Float[Tensor, "tokens hidden"]:
+        """Hidden states of a flat row of tokens whose layout `attend` knows."""
+        with groupwise_attention(self.model):
+            out = self.decoder(
+                input_ids=tokens.unsqueeze(0), position_ids=positions.unsqueeze(0), use_cache=False, attend=attend
+            )
+        return out.last_hidden_state[0]
+
+    def logits(self, hidden: Float[Tensor, "tokens hidden"]) -> Float[Tensor, "tokens vocab"]:
+        """Logits in float32 at least, soft cap included."""
+        logits = self.head(hidden)
+        if logits.dtype in (torch.float16, torch.bfloat16):
+            logits = logits.float()
+        return logits if self.softcap is None else torch.tanh(logits / self.softcap) * self.softcap
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneRow:
+    """The plainest layout: a single causal sequence. Used to try a model out."""
+
+    def __call__(
+        self,
+        layer: int,
+        query: Float[Tensor, "tokens heads dim"],
+        key: Float[Tensor, "tokens key_heads dim"],
+        value: Float[Tensor, "tokens key_heads dim"],
+        *,
+        scaling: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> Float[Tensor, "tokens heads dim"]:
+        place = torch.arange(len(query), device=query.device)
+        mask = None if window is None else within_window(place[:, None], place, window)[None, None]
+        q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (query, key, value))
+        return sees(q, k, v, mask=mask, scaling=scaling, softcap=softcap)[0].transpose(0, 1)
+
+
+@torch.no_grad()
+def unsupported(model: nn.Module, *, tokens: int = 12) -> str | None:
+    """Why the group engine cannot run this model, or None where it can.
+
+    Runs a few tokens through the model as it is and through its parts, and compares the logits. That finds, without
+    a list of names: encoder-decoder models, layers without attention, learned or relative position schemes that need
+    the mask, heads with a scale of their own, attention sinks.
+    """
+    try:
+        backbone = Backbone.of(model)
+        base = backbone.model
+        device = base.get_input_embeddings().weight.device
+        ids = torch.arange(tokens, device=device) % base.config.get_text_config().vocab_size
+        training = base.training
+        base.eval()
+        try:
+            plain = base(input_ids=ids.unsqueeze(0), use_cache=False).logits[0].float()
+            apart = backbone.logits(backbone.hidden(ids, torch.arange(tokens, device=device), OneRow())).float()
+        finally:
+            base.train(training)
+    except (AttributeError, TypeError, ValueError, RuntimeError, KeyError, NotImplementedError) as error:
+        return f"its layers cannot be run through the attention interface ({type(error).__name__}: {error})"
+    gap = (plain.log_softmax(-1) - apart.log_softmax(-1)).abs().max().item()
+    limit = 1e-4 if base.dtype in (torch.float32, torch.float64) else 0.25
+    if not gap <= limit:
+        return f"its log-probabilities change by {gap:.2g} when attention is replaced (limit {limit})"
+    return None

@@ -1,0 +1,99 @@
+"""Models and tokenizers from a folder, a hub name, or the one that ships with the package."""
+
+from __future__ import annotations
+
+import importlib.resources
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from groupwise.errors import ModelError, UsageError
+
+BUNDLED = "bundled"
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """A causal language model with what is needed to write and to stop.
+
+    Attributes:
+        model: the model, possibly inside an adapter wrapper.
+        tokenizer: its tokenizer.
+        end_tokens: every id that ends a completion.
+        context: the longest sequence the model was made for, in tokens.
+    """
+
+    model: Any
+    tokenizer: PreTrainedTokenizerBase
+    end_tokens: frozenset[int]
+    context: int
+
+
+def resolve(path: str | Path) -> str:
+    """The folder of the bundled model for "bundled", anything else unchanged."""
+    if str(path) != BUNDLED:
+        return str(path)
+    return str(importlib.resources.files("groupwise") / "assets" / "word-problems-base")
+
+
+def load_policy(path: str | Path, *, dtype: str = "float32", trust_remote_code: bool = False) -> Policy:
+    """Load a causal language model and its tokenizer.
+
+    Args:
+        path: a folder in Hugging Face form, a hub name, or "bundled".
+        dtype: of the weights: float32, bfloat16, float16 or float64.
+        trust_remote_code: run Python code that comes with the model. Off unless asked for.
+
+    Raises:
+        UsageError: no such model, a folder without tokenizer, or a tokenizer that cannot be used.
+    """
+    place = resolve(path)
+    if Path(place).exists() and not (Path(place) / "config.json").exists():
+        raise UsageError(f"model.path = {str(path)!r}: the folder has no config.json, so it is not a model folder.")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise UsageError(
+            f"model.path = {str(path)!r}: no tokenizer could be loaded ({_first_line(error)}); "
+            "the folder must hold the tokenizer's files beside the weights."
+        ) from error
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            place, dtype=DTYPES[dtype], trust_remote_code=trust_remote_code, use_safetensors=True
+        )
+    except (OSError, ValueError, RuntimeError, KeyError) as error:
+        raise UsageError(f"model.path = {str(path)!r}: cannot be loaded ({_first_line(error)}).") from error
+    return make_policy(model, tokenizer)
+
+
+def make_policy(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Policy:
+    """A policy of a model and a tokenizer at hand; checks that they belong together."""
+    config = model.config.get_text_config()
+    if len(tokenizer) > model.get_input_embeddings().weight.shape[0]:
+        raise ModelError(
+            f"tokenizer: has {len(tokenizer)} tokens but the model embeds only "
+            f"{model.get_input_embeddings().weight.shape[0]}; they do not belong together."
+        )
+    ends = _end_tokens(model, tokenizer)
+    if not ends:
+        raise ModelError("tokenizer.eos_token: is not set, so no completion could ever end; set it and save again.")
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.convert_ids_to_tokens(min(ends))
+    context = getattr(config, "max_position_embeddings", None) or 1 << 30
+    return Policy(model=model, tokenizer=tokenizer, end_tokens=ends, context=int(context))
+
+
+def _end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """Every id that ends a completion: chat models list several in their generation config."""
+    generation = getattr(model, "generation_config", None)
+    listed = getattr(generation, "eos_token_id", None)
+    ids = {tokenizer.eos_token_id, *(listed if isinstance(listed, list | tuple) else [listed])}
+    return frozenset(int(i) for i in ids if i is not None)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,135 @@
+"""The engine for models that cannot be attended group by group: `transformers`' own `generate`, with our streams.
+
+Slower (the prompt is computed G times and the batch waits for its longest row) but bound to no assumption about the model.
+A logits processor does the drawing, so the random streams and log-probabilities are the same as the group engine's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
+
+from groupwise.models import Policy
+from groupwise.rollouts.sampling import draw
+from groupwise.rollouts.streams import uniforms
+from groupwise.rollouts.text import Ending, completion_of
+from groupwise.types import Group, Request, Sampling
+
+
+class GenerateEngine:
+    """Rollouts through `model.generate`, several prompts at a time, padded on the left."""
+
+    capabilities = frozenset({"common_random_numbers", "kept_sets", "shares_weights", "stop_strings"})
+
+    def __init__(self, policy: Policy, *, max_rows: int = 128) -> None:
+        self.policy, self.max_rows, self.version = policy, max_rows, 0
+
+    def generate(self, requests: Iterable[Request], sampling: Sampling) -> Iterator[Group]:
+        """Yield groups in the order asked for, a batch of them at a time."""
+        wanted = list(requests)
+        training = self.policy.model.training
+        self.policy.model.eval()
+        try:
+            while wanted:
+                count = max(1, self.max_rows // wanted[0].group)
+                batch, wanted = wanted[:count], wanted[count:]
+                yield from self._batch(batch, sampling)
+        finally:
+            self.policy.model.train(training)
+
+    @torch.inference_mode()
+    def _batch(self, requests: list[Request], sampling: Sampling) -> list[Group]:
+        model, tokenizer = self.policy.model, self.policy.tokenizer
+        device = model.get_input_embeddings().weight.device
+        rows = [list(request.tokens) for request in requests for _ in range(request.group)]
+        longest = max(len(row) for row in rows)
+        pad = int(tokenizer.pad_token_id)  # pyright: ignore[reportArgumentType]
+        ids = torch.tensor([[pad] * (longest - len(row)) + row for row in rows], device=device)
+        mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows], device=device)
+        drawing = _Drawing(requests, sampling, prompt=longest, device=device)
+        ending = _Stops(Ending(self.policy, sampling, device=device), prompt=longest)
+        settings = GenerationConfig(
+            max_new_tokens=min(sampling.max_tokens, self.policy.context - longest),
+            do_sample=False,
+            eos_token_id=sorted(self.policy.end_tokens),
+            pad_token_id=pad,
+        )
+        out = model.generate(
+            ids,
+            attention_mask=mask,
+            generation_config=settings,
+            logits_processor=LogitsProcessorList([drawing]),
+            stopping_criteria=StoppingCriteriaList([ending]),
+        )
+        return self._groups(requests, out[:, longest:], drawing, ending)
+
+    def _groups(
+        self, requests: list[Request], out: Int[Tensor, "rows time"], drawing: _Drawing, ending: _Stops
+    ) -> list[Group]:
+        groups, row = [], 0
+        logp = torch.stack(drawing.logp, 1)
+        for request in requests:
+            completions = []
+            for _ in range(request.group):
+                length = int(ending.length[row]) if ending.stopped[row] else out.shape[1]
+                kept = tuple(step[row].nonzero().squeeze(-1).tolist() for step in drawing.kept[:length])
+                completions.append(
+                    completion_of(
+                        self.policy,
+                        out[row, :length].tolist(),
+                        logp[row, :length].tolist(),
+                        stopped=bool(ending.stopped[row]),
+                        version=self.version,
+                        kept=kept or None,
+                    )
+                )
+                row += 1
+            groups.append(Group(prompt=request.prompt, prompt_tokens=request.tokens, completions=tuple(completions)))
+        return groups
+
+    def load(self, weights: Mapping[str, Tensor], *, version: int) -> None:
+        """Nothing to copy: the learner changes the weights in place."""
+        self.version = version
+
+    def close(self) -> None:
+        """Nothing is held between calls."""
+
+
+class _Drawing(LogitsProcessor):
+    """Draws each row's token from its own stream and leaves it as the only possible one."""
+
+    def __init__(self, requests: list[Request], sampling: Sampling, *, prompt: int, device: torch.device) -> None:
+        streams = [uniforms(request, sampling.max_tokens) for request in requests]
+        self.uniform = torch.cat(streams).to(device)
+        self.sampling, self.prompt = sampling, prompt
+        self.logp: list[Tensor] = []
+        self.kept: list[Tensor] = []
+
+    def __call__(self, input_ids: Tensor, scores: Float[Tensor, "rows vocab"]) -> Float[Tensor, "rows vocab"]:
+        drawn = draw(scores, self.uniform[:, input_ids.shape[1] - self.prompt], self.sampling)
+        self.logp.append(drawn.logp.double())
+        if drawn.kept is not None:
+            self.kept.append(drawn.kept)
+        return torch.full_like(scores, float("-inf")).scatter_(1, drawn.tokens[:, None], 0.0)
+
+
+class _Stops(StoppingCriteria):
+    """Ends rows at end tokens and stop strings, and remembers where."""
+
+    def __init__(self, ending: Ending, *, prompt: int) -> None:
+        self.ending, self.prompt = ending, prompt
+        self.stopped = torch.zeros(0, dtype=torch.bool)
+        self.length = torch.zeros(0, dtype=torch.long)
+
+    def __call__(self, input_ids: Int[Tensor, "rows time"], scores: object, **_: object) -> Tensor:
+        tokens = input_ids[:, self.prompt :]
+        if not len(self.stopped):
+            self.stopped = torch.zeros(len(tokens), dtype=torch.bool, device=tokens.device)
+            self.length = torch.zeros(len(tokens), dtype=torch.long, device=tokens.device)
+        self.length = torch.where(self.stopped, self.length, tokens.shape[1])
+        self.stopped |= self.ending(tokens[:, -1], tokens, torch.full_like(self.length, tokens.shape[1]))
+        return self.stopped

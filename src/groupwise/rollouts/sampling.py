@@ -1,0 +1,73 @@
+"""From logits to tokens: inverse-CDF sampling, and the log-probability of exactly what was sampled from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from groupwise.types import Sampling
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawn:
+    """Tokens, their log-probabilities, and under truncation which tokens could have been drawn."""
+
+    tokens: Int[Tensor, "rows"]
+    logp: Float[Tensor, "rows"]
+    kept: Bool[Tensor, "rows vocab"] | None
+
+
+def distribution(
+    logits: Float[Tensor, "rows vocab"], sampling: Sampling
+) -> tuple[Float[Tensor, "rows vocab"], Bool[Tensor, "rows vocab"] | None]:
+    """Probabilities after temperature and truncation, and the kept set (None when nothing is cut).
+
+    Truncation follows the usual order: temperature, top-k, top-p, min-p, each applied to what the one before left; the
+    most probable token is always kept. Ties at the edge of top-k and top-p are resolved towards keeping.
+
+    Elsewhere: vLLM and transformers use the same order; both renormalise, as is done here.
+    """
+    probs = torch.softmax(logits / sampling.temperature, -1)
+    if sampling.top_k <= 0 and sampling.top_p >= 1.0 and sampling.min_p <= 0.0:
+        return probs, None
+    kept = torch.ones_like(probs, dtype=torch.bool)
+    if 0 < sampling.top_k < probs.shape[-1]:
+        kept &= probs >= probs.topk(sampling.top_k, -1).values[:, -1:]
+    if sampling.top_p < 1.0:
+        left = torch.where(kept, probs, 0)
+        ordered = left.sort(-1, descending=True).values
+        before = ordered.cumsum(-1) - ordered
+        inside = before < sampling.top_p * ordered.sum(-1, keepdim=True)
+        edge = torch.where(inside, ordered, float("inf")).amin(-1, keepdim=True)
+        kept &= probs >= edge
+    if sampling.min_p > 0.0:
+        kept &= probs >= sampling.min_p * probs.amax(-1, keepdim=True)
+    probs = torch.where(kept, probs, 0)
+    return probs / probs.sum(-1, keepdim=True), kept
+
+
+def draw(
+    logits: Float[Tensor, "rows vocab"], uniform: Float[Tensor, "rows"], sampling: Sampling
+) -> Drawn:
+    """One token per row: the first whose cumulative probability exceeds the row's uniform number.
+
+    Greedy decoding (`temperature = 0`) takes the largest logit and reports its log-probability at temperature 1.
+
+    Returns:
+        tokens of positive probability, and log-probabilities of the distribution they were drawn from.
+    """
+    if sampling.temperature == 0.0:
+        tokens = logits.argmax(-1)
+        logp = logits.log_softmax(-1).gather(-1, tokens[:, None]).squeeze(-1)
+        return Drawn(tokens=tokens, logp=logp, kept=None)
+    probs, kept = distribution(logits, sampling)
+    cdf = probs.cumsum(-1)
+    total = cdf[:, -1]
+    # u·total may round up to total; the largest number below it still has a token whose step of the CDF contains it.
+    target = torch.minimum(uniform.to(cdf.dtype) * total, torch.nextafter(total, torch.zeros_like(total)))
+    tokens = torch.searchsorted(cdf, target[:, None], right=True).squeeze(-1)
+    logp = probs.gather(-1, tokens[:, None]).squeeze(-1).log()
+    return Drawn(tokens=tokens, logp=logp, kept=kept)

@@ -1,0 +1,130 @@
+"""AdamW on float32 masters, gradient clipping, and the learning-rate schedule."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+Schedule = Literal["constant", "linear", "cosine"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerSettings:
+    """Settings of AdamW and its schedule, in optimiser steps.
+
+    `final_fraction` is the share of the learning rate that is left at the last step of a decaying schedule.
+    """
+
+    learning_rate: float = 1e-6
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    max_grad_norm: float | None = 1.0
+    warmup_steps: int = 0
+    schedule: Schedule = "constant"
+    total_steps: int = 0
+    final_fraction: float = 0.0
+
+
+def learning_rate(step: int, settings: OptimizerSettings) -> float:
+    """The rate of optimiser step `step`, counted from 0.
+
+        warm-up: rate · (step + 1) / warmup_steps
+        after:   rate · (f + (1 − f) · decay(x)),  x = (step − warmup) / (total − warmup)
+        decay(x) = 1 (constant), 1 − x (linear), (1 + cos πx) / 2 (cosine)
+
+    Example:
+        >>> settings = OptimizerSettings(learning_rate=1.0, warmup_steps=2, schedule="linear", total_steps=6)
+        >>> [learning_rate(step, settings) for step in range(6)]
+        [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]
+    """
+    rate, warmup = settings.learning_rate, settings.warmup_steps
+    if step < warmup:
+        return rate * (step + 1) / warmup
+    span = settings.total_steps - warmup
+    if settings.schedule == "constant" or span <= 0:
+        return rate
+    x = min(1.0, (step - warmup) / span)
+    decay = 1.0 - x if settings.schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * x))
+    return rate * (settings.final_fraction + (1.0 - settings.final_fraction) * decay)
+
+
+class MasterOptimizer:
+    """AdamW whose weights and gradients are float32 whatever the model computes in.
+
+    bf16 has 8 bits of mantissa: a weight of 1 cannot take a step of 1e-6. So a model in bf16 or fp16 gets float32 masters;
+    gradients are added to theirs as each microbatch's backward pass produces them, and the model's copy is refreshed
+    after the step. A float32 or float64 model is its own master, at no cost.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter], settings: OptimizerSettings) -> None:
+        self.settings = settings
+        self.parameters = [p for p in parameters if p.requires_grad]
+        low = {torch.bfloat16, torch.float16}
+        self.masters = [nn.Parameter(p.detach().float()) if p.dtype in low else p for p in self.parameters]
+        for parameter, master in zip(self.parameters, self.masters, strict=True):
+            if master is not parameter:
+                parameter.register_post_accumulate_grad_hook(_into(master))
+        self.adam = torch.optim.AdamW(
+            self.masters,
+            lr=settings.learning_rate,
+            betas=settings.betas,
+            eps=settings.eps,
+            weight_decay=settings.weight_decay,
+            fused=True,
+        )
+        self.steps = 0
+
+    def step(self) -> tuple[float, float]:
+        """Clip, step, refresh; returns the norm before clipping and the rate used.
+
+        A gradient that is not finite changes nothing: the step is left out and the norm returned tells.
+        """
+        limit = self.settings.max_grad_norm
+        norm = float(nn.utils.clip_grad_norm_(self.masters, math.inf if limit is None else limit))
+        rate = learning_rate(self.steps, self.settings)
+        if math.isfinite(norm):
+            for group in self.adam.param_groups:
+                group["lr"] = rate
+            self.adam.step()
+            self._refresh()
+        self.steps += 1
+        self.adam.zero_grad(set_to_none=True)
+        return norm, rate
+
+    @torch.no_grad()
+    def _refresh(self) -> None:
+        for parameter, master in zip(self.parameters, self.masters, strict=True):
+            if master is not parameter:
+                parameter.copy_(master)
+
+    def state(self) -> dict[str, Any]:
+        """Everything a resumed run needs, as tensors and plain numbers."""
+        own = [m.detach() for p, m in zip(self.parameters, self.masters, strict=True) if m is not p]
+        return {"adam": self.adam.state_dict(), "masters": own, "steps": self.steps}
+
+    @torch.no_grad()
+    def restore(self, state: dict[str, Any]) -> None:
+        self.adam.load_state_dict(state["adam"])
+        own = [m for p, m in zip(self.parameters, self.masters, strict=True) if m is not p]
+        for master, saved in zip(own, state["masters"], strict=True):
+            master.copy_(saved)
+        self.steps = state["steps"]
+        self._refresh()
+
+
+def _into(master: nn.Parameter) -> Any:
+    """A hook that moves a parameter's finished gradient into its master's."""
+
+    def move(parameter: Tensor) -> None:
+        if parameter.grad is not None:
+            wide = parameter.grad.float()
+            master.grad = wide if master.grad is None else master.grad.add_(wide)
+            parameter.grad = None
+
+    return move

@@ -1,0 +1,200 @@
+"""The learner on one device: packs, log-probabilities, backward passes, one optimiser step."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Mapping
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from groupwise.errors import UsageError
+from groupwise.models import Backbone, Policy
+from groupwise.types import Batch, Objective, Update, nan_like
+from groupwise.updates.logprobs import Head, token_logprobs
+from groupwise.updates.optimizer import MasterOptimizer, OptimizerSettings
+from groupwise.updates.packing import Pack, kept_mask, pack, plan
+
+Reference = Literal["none", "frozen", "adapter"]
+
+
+class TorchLearner:
+    """Updates of one model.
+
+    Args:
+        policy: model and tokenizer; the model is trained in place.
+        optimizer: settings of AdamW.
+        tokens_per_microbatch: packed tokens of one forward and backward pass; bounds memory, changes no number.
+        temperature: of the sampler; log-probabilities are of the tempered distribution that was sampled from.
+        reference: where π_ref comes from: nowhere, a frozen copy made now, or the model without its adapter.
+        gradient_checkpointing: recompute activations in the backward pass.
+        skip_inert_rows: leave out completions whose gradient is exactly zero.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        optimizer: OptimizerSettings,
+        tokens_per_microbatch: int = 8192,
+        temperature: float = 1.0,
+        reference: Reference = "none",
+        gradient_checkpointing: bool = False,
+        skip_inert_rows: bool = True,
+    ) -> None:
+        self.policy = policy
+        self.model = policy.model
+        self.backbone = Backbone.of(self.model)
+        self.device = self.backbone.model.get_input_embeddings().weight.device
+        self.tokens_per_microbatch = tokens_per_microbatch
+        self.temperature = temperature or 1.0
+        self.skip_inert_rows = skip_inert_rows
+        if gradient_checkpointing:
+            self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        if reference == "adapter" and not hasattr(self.model, "disable_adapter"):
+            raise UsageError("model.reference = 'adapter': the model has no adapter to switch off; use 'frozen'.")
+        self.reference = reference
+        self.frozen = copy.deepcopy(self.model).requires_grad_(False).eval() if reference == "frozen" else None
+        self.optimizer = MasterOptimizer(self.model.parameters(), optimizer)
+        self.version = 0
+
+    def logprobs(self, batch: Batch, *, reference: bool = False) -> Float[Tensor, "batch time"]:
+        """Log-probabilities of every token the policy wrote, without gradient; 0 elsewhere."""
+        if reference and self.reference == "none":
+            raise UsageError("model.reference = 'none': this algorithm compares with a reference; use 'auto' or 'frozen'.")
+        backbone = Backbone.of(self.frozen) if reference and self.frozen is not None else self.backbone
+        without = self.model.disable_adapter() if reference and self.reference == "adapter" else nullcontext()
+        out = torch.zeros(batch.tokens.shape, dtype=torch.float64 if _is_double(backbone) else torch.float32)
+        rows = batch.mask.any(1).nonzero().squeeze(-1)
+        training = self.model.training
+        self.model.eval()
+        with torch.no_grad(), without:
+            for part in plan(batch, rows, tokens=self.tokens_per_microbatch):
+                packed = pack(batch, part, device=self.device)
+                logp, _ = self._forward(packed, backbone, batch, entropy=False)
+                out[packed.rows[packed.row.cpu()], packed.time.cpu()] = logp.cpu()
+        self.model.train(training)
+        return out
+
+    def update(self, batch: Batch, objective: Objective) -> Update:
+        """One optimiser step on Σ weight · token loss.
+
+        The weights were normalised over the whole batch, so the split into microbatches only reorders a sum.
+        """
+        start = time.perf_counter()
+        rows = self._contributing(batch, objective)
+        entropy = bool(getattr(objective, "needs_entropy", False))
+        logp_all, entropy_all = nan_like(batch.tokens), nan_like(batch.tokens)
+        computed = torch.zeros(len(batch.tokens), dtype=torch.bool)
+        computed[rows] = True
+        total = 0.0
+        self.model.train()
+        for part in plan(batch, rows, tokens=self.tokens_per_microbatch):
+            packed = pack(batch, part, device=self.device)
+            logp, h = self._forward(packed, self.backbone, batch, entropy=entropy)
+            loss = self._loss(batch.rows(part), packed, logp, h, objective)
+            loss.backward()
+            total += float(loss.detach())
+            at = packed.rows[packed.row.cpu()], packed.time.cpu()
+            logp_all[at] = logp.detach().float().cpu()
+            if h is not None:
+                entropy_all[at] = h.detach().float().cpu()
+            # The graph holds the activations of this microbatch; the next one must not find them still there.
+            del logp, h, loss, packed
+        backward = time.perf_counter()
+        norm, rate = self.optimizer.step()
+        self.version += 1
+        return Update(
+            version=self.version,
+            logp=logp_all,
+            entropy=entropy_all,
+            computed=computed,
+            loss=total,
+            grad_norm=norm,
+            learning_rate=rate,
+            seconds={"backward": backward - start, "optimizer": time.perf_counter() - backward},
+        )
+
+    def _contributing(self, batch: Batch, objective: Objective) -> Int[Tensor, "rows"]:
+        """Rows with a gradient. Weights were normalised before, so leaving a row out changes nothing else."""
+        alive = (batch.mask & (batch.weight != 0)).any(1)
+        if self.skip_inert_rows and getattr(objective, "skips_zero_advantage", False):
+            alive &= (batch.mask & (batch.advantage != 0)).any(1)
+        return alive.nonzero().squeeze(-1)
+
+    def _forward(
+        self, packed: Pack, backbone: Backbone, batch: Batch, *, entropy: bool
+    ) -> tuple[Float[Tensor, "predicted"], Float[Tensor, "predicted"] | None]:
+        hidden = backbone.hidden(packed.tokens, packed.positions, packed.attend)
+        projection = backbone.head
+        head = Head(
+            weight=projection.weight,
+            bias=getattr(projection, "bias", None),
+            softcap=backbone.softcap,
+            temperature=self.temperature,
+        )
+        kept = None
+        if batch.kept is not None:
+            sets, vocab = [batch.kept[int(r)] for r in packed.rows], projection.weight.shape[0]
+
+            def kept(rows: slice) -> Bool[Tensor, "chunk vocab"]:
+                return kept_mask(sets, packed.row[rows], packed.time[rows], vocab=vocab).to(self.device)
+
+        return token_logprobs(hidden.index_select(0, packed.source), packed.target, head, entropy=entropy, kept=kept)
+
+    def _loss(
+        self, batch: Batch, packed: Pack, logp: Tensor, entropy: Tensor | None, objective: Objective
+    ) -> Float[Tensor, ""]:
+        """Σ weight · token loss of one microbatch."""
+        at = packed.row, packed.time
+        shape = batch.tokens.shape
+        here = _on(batch, self.device)
+        grid = logp.new_zeros(shape).index_put(at, logp)
+        spread = None if entropy is None else entropy.new_zeros(shape).index_put(at, entropy)
+        losses = objective(grid, spread, here)
+        return torch.where(here.mask, losses * here.weight.to(losses.dtype), 0).sum()
+
+    def weights(self) -> Mapping[str, Tensor]:
+        """The parameters themselves, by name."""
+        return dict(self.model.named_parameters())
+
+    def save(self, path: str) -> None:
+        """Model and tokenizer as a plain Hugging Face folder."""
+        Path(path).mkdir(parents=True, exist_ok=True)
+        self.model.save_pretrained(path, safe_serialization=True)
+        self.policy.tokenizer.save_pretrained(path)
+
+    def load(self, path: str) -> None:
+        """Weights of a folder written by `save`, into the model at hand."""
+        from safetensors.torch import load_model
+
+        load_model(self.model, str(Path(path) / "model.safetensors"), strict=False)
+
+    def state(self) -> dict[str, Any]:
+        """What a resumed run needs besides the model's weights."""
+        return {"optimizer": self.optimizer.state(), "version": self.version}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.optimizer.restore(state["optimizer"])
+        self.version = int(state["version"])
+
+
+def _is_double(backbone: Backbone) -> bool:
+    return backbone.model.dtype == torch.float64
+
+
+def _on(batch: Batch, device: torch.device) -> Batch:
+    """The batch's tensors on a device."""
+    if device.type == "cpu":
+        return batch
+    moved = {
+        name: value.to(device) if isinstance(value, Tensor) else value
+        for name, value in ((f, getattr(batch, f)) for f in batch.__dataclass_fields__)
+    }
+    moved["columns"] = {k: v.to(device) for k, v in batch.columns.items()}
+    return Batch(**moved)
