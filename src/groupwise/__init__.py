@@ -1,3 +1,47 @@
 """groupwise: critic-free reinforcement-learning post-training of reasoning language models."""
 
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from groupwise.advantages import ADVANTAGES
+    from groupwise.algorithms import ALGORITHMS
+    from groupwise.filters import FILTERS
+    from groupwise.losses import CORRECTIONS, DIVERGENCES, RATIOS, SURROGATES, WEIGHTINGS
+
 __version__ = "0.1.0"
+
+__all__ = [
+    "ADVANTAGES",
+    "ALGORITHMS",
+    "CORRECTIONS",
+    "DIVERGENCES",
+    "FILTERS",
+    "RATIOS",
+    "SURROGATES",
+    "WEIGHTINGS",
+]
+
+# Imported on first use, so that `import groupwise` stays quick.
+_HOME = {
+    "ADVANTAGES": "groupwise.advantages",
+    "ALGORITHMS": "groupwise.algorithms",
+    "CORRECTIONS": "groupwise.losses",
+    "DIVERGENCES": "groupwise.losses",
+    "FILTERS": "groupwise.filters",
+    "RATIOS": "groupwise.losses",
+    "SURROGATES": "groupwise.losses",
+    "WEIGHTINGS": "groupwise.losses",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(import_module(_HOME[name]), name)
+    raise AttributeError(f"module 'groupwise' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOME])
