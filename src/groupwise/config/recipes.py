@@ -186,3 +186,15 @@ def _leaves(values: Any, path: str = "") -> Iterator[str]:
             yield from _leaves(value, f"{path}.{index}")
     else:
         yield path
+
+
+def flat(config: Config) -> dict[str, Any]:
+    """Every setting by its dotted path, in the order of the sections."""
+    values = config.model_dump(mode="json")
+    return {path: _at(values, path.split(".")) for path in _leaves(values)}
+
+
+def _at(values: Any, steps: Sequence[str]) -> Any:
+    for step in steps:
+        values = values[int(step) if isinstance(values, list) else step]
+    return values

@@ -8,7 +8,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Protocol, TextIO
+from typing import Protocol, TextIO, runtime_checkable
 
 from rich.console import Console
 from rich.live import Live
@@ -31,6 +31,7 @@ RECENT = 20
 """The time left follows the pace of this many recent steps."""
 
 
+@runtime_checkable
 class Progress(Protocol):
     """Shows how runs are going."""
 

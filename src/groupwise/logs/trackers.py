@@ -5,11 +5,12 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from groupwise.errors import UsageError, suggest
 
 
+@runtime_checkable
 class Tracker(Protocol):
     """Receives every metric of a run."""
 

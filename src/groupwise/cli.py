@@ -1,0 +1,150 @@
+"""The command `groupwise`: each subcommand calls one function, imported when it is called.
+
+Exit codes: 0 done, 1 failed, 2 wrong usage or settings, 130 interrupted (a run has written a
+checkpoint by then).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from groupwise import __version__
+from groupwise.errors import GroupwiseError, UsageError
+
+INTERRUPTED = 130
+# The base of click's usage errors. typer may carry its own copy of click, so it is reached by way
+# of a class that typer names.
+WrongUsage: Any = typer.BadParameter.__base__
+
+app = typer.Typer(
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help="Critic-free reinforcement-learning post-training of reasoning language models.",
+)
+
+Recipe = Annotated[
+    str, typer.Argument(help="A packaged recipe by name, or the path of a TOML file.")
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Replace a setting, as section.field=value; repeatable."
+    ),
+]
+JsonFile = Annotated[
+    Path | None,
+    typer.Option("--json", metavar="FILE", help="Write the table to a file as JSON, too."),
+]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit code; every error is one line unless `--debug` is given."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in given
+    warnings.showwarning = _show_warning
+    try:
+        result = app(
+            [a for a in given if a != "--debug"] or ["--help"], "groupwise", standalone_mode=False
+        )
+        sys.stdout.flush()
+        return result if isinstance(result, int) else 0
+    except BrokenPipeError:
+        # The reader of a pipe has seen enough; Python must not fail again when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (KeyboardInterrupt, typer.Abort):
+        return _failed("interrupted.", INTERRUPTED, debug=debug)
+    except WrongUsage as error:
+        return _failed(error.format_message(), UsageError.exit_code, debug=debug)
+    except GroupwiseError as error:
+        return _failed(str(error), error.exit_code, debug=debug)
+    except Exception as error:
+        reason = " ".join(str(error).split()) or "no message"
+        hint = "" if debug else " (--debug shows where)"
+        return _failed(f"{type(error).__name__}: {reason}{hint}", 1, debug=debug)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"groupwise {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version.", is_eager=True, callback=_print_version
+        ),
+    ] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show tracebacks; allowed at any place.")
+    ] = False,
+) -> None:
+    """Critic-free reinforcement-learning post-training of reasoning language models."""
+
+
+@app.command()
+def config(recipe: Recipe, overrides: Overrides = None, json_file: JsonFile = None) -> None:
+    """Print the resolved settings of a recipe and where each of them comes from."""
+    from groupwise.config import flat, resolve
+
+    resolved = resolve(recipe, overrides or [])
+    values = flat(resolved.config)
+    rows = [
+        (path, json.dumps(v, ensure_ascii=False), resolved.origins[path])
+        for path, v in values.items()
+    ]
+    _table(("setting", "value", "from"), rows)
+    print()
+    _table(("follows", "value"), list(resolved.derived.items()))
+    _write_json(
+        json_file,
+        {
+            "config": json.loads(resolved.config.to_json()),
+            "origins": dict(resolved.origins),
+            "derived": dict(resolved.derived),
+        },
+    )
+
+
+def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print columns, aligned; the last one is as long as it likes."""
+    widths = [max(len(row[i]) for row in (headings, *rows)) for i in range(len(headings) - 1)]
+    for row in (headings, *rows):
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
+        print("  ".join([*cells, row[-1]]).rstrip())
+
+
+def _write_json(path: Path | None, values: Any) -> None:
+    """Write the values of a table where `--json` asks for it."""
+    if path is None:
+        return
+    try:
+        path.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"--json = {str(path)!r}: cannot be written ({error.strerror}).") from None
+
+
+def _failed(message: str, code: int, *, debug: bool) -> int:
+    """Say on standard error what went wrong, and return the exit code."""
+    if debug:
+        traceback.print_exc()
+    print(f"error: {message}", file=sys.stderr)
+    return code
+
+
+def _show_warning(message: Any, *_: Any, **__: Any) -> None:
+    """A warning as one line, without the place in the code that raised it."""
+    print(f"warning: {message}", file=sys.stderr)
