@@ -1,0 +1,207 @@
+"""Finding the answer in a completion. Every style returns the text of the answer, or None."""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+from groupwise.errors import UsageError, suggest
+
+
+Style = Literal["auto", "answer_tag", "boxed", "gsm8k", "last_number", "choice"]
+
+_TAIL = 20_000  # characters from the end that are looked at: the answer stands there
+_SPECIAL = re.compile(r"<\|[a-z_]+\|>|</s>|<eos>", re.IGNORECASE)
+_NUMBER = re.compile(
+    r"(?<![\w.])[-+]?[$€£]?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:[eE][-+]?\d+)?(?:/\d+)?(?![a-zA-Z]*\d)"
+    r"|(?<![\w.])[-+]?\.\d+"
+)
+_MIXED = re.compile(r"[-+]?\d{1,4} \d{1,4}/\d{1,4}$")
+_PERCENT = re.compile(r"\s*(?:\\?%|percent(?:age)?\b|pct\b)")
+_MATH = re.compile(
+    r"\$\$(?P<a>.+?)\$\$|\\\[(?P<b>.+?)\\\]|\\\((?P<c>.+?)\\\)|(?<!\\)\$(?P<d>[^$\n]+?)(?<!\\)\$",
+    re.DOTALL,
+)
+_PHRASE = re.compile(
+    r"(?:final\s+answer|answer)\s*(?:\*\*)?\s*(?:is|are|:|=)+\s*(?:\*\*)?\s*:?\s*", re.IGNORECASE
+)
+_FINAL = re.compile(r"final\s+answer\s+is\s*:?\s*", re.IGNORECASE)
+_SENTENCE_END = re.compile(r"\n|\.\s+(?=[A-Z])|\.\s*$|<\|")
+_CHOICE = re.compile(r"(?<![A-Za-z\\])\(?\s*([A-J])\s*[).:](?!\w)|(?<![\w'’-])([A-J])(?![\w'’])")
+_CHOICE_PHRASE = re.compile(
+    r"(?:answer|option|choice)\s*(?:\*\*)?\s*(?:is|:)?\s*(?:\*\*|\\boxed\{|\\text\{|\$)*\s*\(?([A-J])\b(?!')",
+    re.IGNORECASE,
+)
+_JOINED = re.compile(
+    r"(?:\s|[$,;&]|\\[()\[\]]|\\q?quad|\\text\{[^{}]{0,40}\}|(?:[a-z]+\s)?\b(?:and|or)\b"
+    r"|[a-zA-Z](?:_\{?\w+\}?)?\s*=)*"
+)
+
+
+def extract_answer(text: str, *, style: Style = "auto") -> str | None:
+    """The answer that a completion gives.
+
+    Args:
+        text: the completion; reasoning that ends in `</think>` is left out.
+        style: "boxed" takes the last `\\boxed{…}` with its nested braces (neighbouring boxes are
+            joined), "answer_tag" the last `<answer>…</answer>`, "gsm8k" what follows the last
+            `####`, "last_number" the last number, "choice" a letter A to J; "auto" tries answer
+            tag, box, `####`, the words "answer is", and last formula or number, in this order.
+
+    Returns:
+        The answer as written, trimmed (a last number without its thousands separators), or None.
+
+    Raises:
+        UsageError: an unknown style.
+
+    Example:
+        >>> extract_answer("so \\\\boxed{\\\\frac{1}{2}}.", style="boxed")
+        '\\\\frac{1}{2}'
+        >>> extract_answer("It costs $1,250.", style="last_number")
+        '1250'
+    """
+    if style not in _STYLES:
+        raise UsageError(f"style = {style!r}: no such style of answer; {suggest(style, _STYLES)}")
+    found = _STYLES[style](_answering_part(text[-_TAIL:]))
+    return found if found else None
+
+
+def _answering_part(text: str) -> str:
+    after = text.rpartition("</think>")[2]
+    return after if after.strip() else text
+
+
+def answer_tag(text: str) -> str | None:
+    """The last complete `<answer>` block."""
+    before, closing, _ = text.rpartition("</answer>")
+    if not closing:
+        return None
+    _, opening, inside = before.rpartition("<answer>")
+    return inside.strip() if opening else None
+
+
+def boxes(text: str) -> list[tuple[int, int, str]]:
+    """Start, end and content of every box, nested braces matched; a box never closed is none."""
+    found: list[tuple[int, int, str]] = []
+    for match in re.finditer(r"\\(?:boxed|fbox)\s*(\{|(?=[\w-]))", text):
+        if not match[1]:
+            token = re.match(r"-?[\w.]+", text[match.end() :])
+            if token:
+                found.append((match.start(), match.end() + token.end(), token[0]))
+            continue
+        depth, at = 1, match.end()
+        while at < len(text) and depth:
+            if text[at] == "\\":
+                at += 1
+            else:
+                depth += (text[at] == "{") - (text[at] == "}")
+            at += 1
+        if depth == 0:
+            found.append((match.start(), at, text[match.end() : at - 1].strip()))
+    outer: list[tuple[int, int, str]] = []
+    for box in found:
+        if not outer or box[0] >= outer[-1][1]:
+            outer.append(box)
+    return outer
+
+
+def boxed(text: str) -> str | None:
+    """Content of the last box, joined with its neighbours where only "and" or a comma is between."""
+    found = boxes(text)
+    if not found:
+        return None
+    start, end, content = found[-1]
+    contents = [content]
+    for box in reversed(found[:-1]):
+        if start - box[1] > 60 or not _JOINED.fullmatch(text[box[1] : start]):
+            break
+        start = box[0]
+        if box[2] not in contents:
+            contents.insert(0, box[2])
+    percent = _PERCENT.match(text[end:].lstrip("$ "))
+    return ", ".join(contents) + ("%" if percent and len(contents) == 1 else "")
+
+
+def _hashes(text: str) -> str | None:
+    _, mark, after = text.rpartition("####")
+    return after.strip().split("\n")[0].strip() if mark else None
+
+
+def last_number(text: str) -> str | None:
+    """The last number, a fraction a/b included, without thousands separators."""
+    found = None
+    for found in _NUMBER.finditer(text):
+        pass
+    return re.sub(r"[,$€£+]", "", found[0]) if found else None
+
+
+def choice(text: str) -> str | None:
+    """The chosen letter: tagged, boxed, after "answer is", or the last one standing alone."""
+    marked = answer_tag(text) or boxed(text)
+    if marked is not None:
+        match = re.match(r"(?:\\text(?:bf)?\{)?\s*\(?\s*([A-Ja-j])\s*(?:[).:}]|$|\s)", marked)
+        if match:
+            return match[1].upper()
+    phrases = _CHOICE_PHRASE.findall(text)
+    if phrases:
+        return phrases[-1].upper()
+    letters = [a or b for a, b in _CHOICE.findall(text)]
+    return letters[-1] if letters else None
+
+
+def _auto(text: str) -> str | None:
+    text = _SPECIAL.split(text)[0] or text
+    final = list(_FINAL.finditer(text))
+    box = boxes(text)
+    if final and box and final[-1].end() > box[-1][1]:
+        said = _last_formula(_sentence(text[final[-1].end() :]))
+        if said:
+            return said
+    for style in (answer_tag, boxed, _hashes):
+        found = style(text)
+        if found:
+            inner = boxed(found) if style is answer_tag else None
+            return inner or found
+    phrases = list(_PHRASE.finditer(text))
+    if phrases:
+        said = _sentence(text[phrases[-1].end() :])
+        found = _last_formula(said) or (said if len(said.split()) <= 6 else None)
+        if found:
+            return found
+    return _last_formula(text)
+
+
+def _sentence(text: str) -> str:
+    end = _SENTENCE_END.search(text)
+    return (text[: end.start()] if end else text).strip().strip("*.\"' ")
+
+
+def _last_formula(text: str) -> str | None:
+    """The last formula or number of a text, with a percent sign that follows it."""
+    formula = number = None
+    for formula in _MATH.finditer(text):
+        pass
+    for number in _NUMBER.finditer(text):
+        pass
+    if formula is not None and (number is None or number.start() < formula.end()):
+        content = next(group for group in formula.groups() if group is not None)
+        return content.strip() + _percent_after(text, formula.end())
+    if number is None:
+        return None
+    mixed = _MIXED.search(text[: number.end()])
+    found = mixed[0] if mixed else number[0].lstrip("+")
+    return found + _percent_after(text, number.end())
+
+
+def _percent_after(text: str, end: int) -> str:
+    return "%" if _PERCENT.match(text, end) else ""
+
+
+_STYLES = {
+    "auto": _auto,
+    "answer_tag": answer_tag,
+    "boxed": boxed,
+    "gsm8k": _hashes,
+    "last_number": last_number,
+    "choice": choice,
+}
