@@ -396,7 +396,8 @@ def test_maxrl_is_the_gradient_of_the_truncated_log_series() -> None:
 
 
 @pytest.mark.parametrize(
-    ("k", "baseline"), [(2, "leave_one_out"), (2, "none"), (3, "leave_one_out")]
+    ("k", "baseline"),
+    [(2, "leave_one_out"), (2, "none"), (3, "leave_one_out")],
 )
 def test_pass_at_k_gradient_is_the_gradient_of_pass_at_k(k, baseline) -> None:
     # ∇(1 − (1 − p)^k) = k (1 − p)^(k−1) · p(1 − p)

@@ -142,8 +142,8 @@ def whiten(
 ) -> Float[Tensor, "*shape"]:
     """(value − mean) / sqrt(variance + eps) over the whole tensor.
 
-    `amount` says how often each value counts. 0 where it is 0, and everywhere when the counted values do not differ by more than
-    rounding.
+    `amount` says how often each value counts. 0 where it is 0, and everywhere when the counted
+    values do not differ by more than rounding.
     """
     amount = amount.to(values.dtype)
     counted = amount > 0

@@ -1,0 +1,363 @@
+"""What an algorithm is (a row of functions), and what a run makes of it (functions to call)."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from groupwise.advantages import ADVANTAGES, penalised
+from groupwise.errors import UsageError, suggest
+from groupwise.filters import FILTERS
+from groupwise.losses import (
+    CORRECTIONS,
+    DIVERGENCES,
+    RATIOS,
+    SURROGATES,
+    WEIGHTINGS,
+    PolicyObjective,
+)
+from groupwise.losses.surrogates import RATIO_CLIPS
+from groupwise.registry import Bound, Part, Registry, part
+
+SLOTS: Mapping[str, Registry] = {
+    "advantage": ADVANTAGES,
+    "ratio": RATIOS,
+    "surrogate": SURROGATES,
+    "divergence": DIVERGENCES,
+    "correction": CORRECTIONS,
+    "weighting": WEIGHTINGS,
+    "filter": FILTERS,
+}
+"""The slots of a row and what may fill them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Algorithm:
+    """One row of the table.
+
+    Attributes:
+        name: as users write it; `name@project` for the variant that a project ships.
+        paper: where it comes from.
+        advantage … filter: the function in each slot and the settings that differ from its own.
+        divergence_coefficient: β of the divergence, in `divergence_in`.
+        divergence_in: as a term of the loss, or subtracted from the reward.
+        entropy: coefficient of the entropy bonus.
+        differs: every known departure from the paper and from other projects of the same name.
+    """
+
+    name: str
+    paper: str
+    advantage: Part
+    ratio: Part = part("token")
+    surrogate: Part = part("ppo_clip")
+    divergence: Part = part("none")
+    divergence_coefficient: float = 0.0
+    divergence_in: Literal["loss", "reward"] = "loss"
+    correction: Part = part("none")
+    weighting: Part = part("batch_token_mean")
+    filter: Part = part("all")
+    entropy: float = 0.0
+    differs: tuple[str, ...] = ()
+
+
+class Algorithms:
+    """The table: rows by name."""
+
+    def __init__(self) -> None:
+        self._rows: dict[str, Algorithm] = {}
+
+    def register(self, row: Algorithm) -> Algorithm:
+        """Add a row, after checking that its parts exist and accept its settings.
+
+        Raises:
+            UsageError: a name that is taken, an unknown function or a setting it does not accept.
+        """
+        if row.name in self._rows:
+            raise UsageError(f"algorithm {row.name!r} is registered already; choose another name.")
+        bind(row, where=row.name)
+        self._rows[row.name] = row
+        return row
+
+    def names(self) -> list[str]:
+        """Every registered name, in alphabetical order."""
+        return sorted(self._rows)
+
+    def get(self, name: str) -> Algorithm:
+        """The row of that name.
+
+        Raises:
+            UsageError: no such row.
+        """
+        if name not in self._rows:
+            raise UsageError(f"algorithm.name = {name!r}: no such row; {suggest(name, self._rows)}")
+        return self._rows[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._rows
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names())
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+
+ALGORITHMS = Algorithms()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """An algorithm with every setting fixed: the functions that a run calls.
+
+    Attributes:
+        algorithm: the row with the overrides applied.
+        objective: per-token loss from (logp, entropy, batch).
+        bound_advantage, bound_weighting, bound_filter: the functions behind the methods below.
+    """
+
+    algorithm: Algorithm
+    objective: PolicyObjective
+    bound_advantage: Bound
+    bound_weighting: Bound
+    bound_filter: Bound
+
+    def advantage(self, data: Mapping[str, Any]) -> Float[Tensor, "prompt group *time"]:
+        """Advantages of a batch of groups, 0 where not judged.
+
+        Args:
+            data: by the names that `groupwise.advantages` lists; `rewards` always. With a
+                divergence in the reward also `kl`: k1 per token [prompt, group, time], plain, and
+                it is taken off here, token by token where the advantage takes `kl` itself.
+
+        Raises:
+            UsageError: the data lacks something that the algorithm needs.
+        """
+        beta = self.kl_in_reward
+        if not beta:
+            return self.bound_advantage({**data, "kl": None})
+        if data.get("kl") is None:
+            raise UsageError(
+                f"{self.algorithm.name}: takes its KL penalty off the reward and needs kl, "
+                "which this run does not compute."
+            )
+        if "kl" in self.bound_advantage.inputs:
+            return self.bound_advantage({**data, "kl": beta * data["kl"]})
+        rewards = penalised(data["rewards"], data["kl"], data.get("mask"), coefficient=beta)
+        return self.bound_advantage({**data, "rewards": rewards})
+
+    def weighting(
+        self, mask: Bool[Tensor, "batch time"], group: Int[Tensor, "batch"]
+    ) -> Float[Tensor, "batch time"]:
+        """The weight of every token in the loss of an optimiser step."""
+        return self.bound_weighting({"mask": mask, "group": group})
+
+    def filter(self, data: Mapping[str, Any]) -> Bool[Tensor, "prompt group"]:
+        """Which completions the loss may use, from rewards, correct, valid and truncated."""
+        return self.bound_filter(data)
+
+    @property
+    def kl_in_reward(self) -> float:
+        """β of the KL penalty that is taken off the reward; 0 where there is none."""
+        row = self.algorithm
+        return row.divergence_coefficient if row.divergence_in == "reward" else 0.0
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether the reference model is needed, in the loss or in the reward."""
+        return self.objective.needs_reference or self.kl_in_reward != 0
+
+    @property
+    def needs_entropy(self) -> bool:
+        """Whether the loss uses the entropy of the policy."""
+        return self.objective.needs_entropy
+
+    @property
+    def needs_sampler(self) -> bool:
+        """Whether the loss uses the engine's log-probabilities."""
+        return self.objective.needs_sampler
+
+    @property
+    def skips_zero_advantage(self) -> bool:
+        """Whether a row whose advantages are all 0 has exactly no gradient."""
+        return self.objective.skips_zero_advantage
+
+    @property
+    def clip_band(self) -> tuple[float, float] | None:
+        """Lowest and highest ratio at which the surrogate still has its full gradient."""
+        chosen = self.algorithm.surrogate
+        if chosen.name not in RATIO_CLIPS:
+            return None
+        settings = settings_of(SURROGATES, chosen)
+        return 1 - settings["low"], 1 + settings["high"]
+
+    def log_ratio(
+        self,
+        logp: Float[Tensor, "batch time"],
+        old_logp: Float[Tensor, "batch time"],
+        mask: Bool[Tensor, "batch time"],
+    ) -> Float[Tensor, "batch time"]:
+        """The log-ratio that the surrogate sees at every token."""
+        return self.objective.ratio({"logp": logp, "old_logp": old_logp, "mask": mask})
+
+
+def bind(
+    algorithm: Algorithm | str,
+    overrides: Mapping[str, Mapping[str, Any]] | None = None,
+    *,
+    where: str = "algorithm",
+) -> Rules:
+    """The functions of an algorithm, with some settings changed.
+
+    Args:
+        algorithm: a row or its name.
+        overrides: settings by slot, such as {"advantage": {"tau": 1.0}}. The key "name" puts
+            another function into the slot and drops the row's settings of the old one.
+            "divergence" also takes "coefficient" and "in" ("loss" or "reward"); "entropy" takes
+            "coefficient".
+        where: start of the dotted path in messages.
+
+    Raises:
+        UsageError: an unknown slot, function or setting, a value of the wrong type or range, or
+            parts that cannot work together.
+
+    Example:
+        >>> rules = bind("softrank", {"advantage": {"tau": 1.0}})
+        >>> rules.advantage({"rewards": torch.tensor([[1.0, 0.0]])})
+        tensor([[0.8808, 0.0000]])
+    """
+    row = ALGORITHMS.get(algorithm) if isinstance(algorithm, str) else algorithm
+    row = _overridden(row, overrides or {}, where=where)
+    _check(row, where=where)
+    bound = {}
+    for slot, registry in SLOTS.items():
+        chosen = getattr(row, slot)
+        if chosen.name not in registry:
+            known = suggest(chosen.name, registry)
+            raise UsageError(f"{where}.{slot}.name = {chosen.name!r}: not registered; {known}")
+        bound[slot] = registry.bind(_typed(registry, chosen), where=f"{where}.{slot}")
+    rules = Rules(
+        algorithm=row,
+        objective=PolicyObjective(
+            ratio=bound["ratio"],
+            surrogate=bound["surrogate"],
+            divergence=bound["divergence"],
+            correction=bound["correction"],
+            coefficient=row.divergence_coefficient if row.divergence_in == "loss" else 0.0,
+            entropy=row.entropy,
+        ),
+        bound_advantage=bound["advantage"],
+        bound_weighting=bound["weighting"],
+        bound_filter=bound["filter"],
+    )
+    for slot, function in bound.items():
+        _rehearse(slot, function, where=f"{where}.{slot}")
+    return rules
+
+
+def _overridden(
+    row: Algorithm, overrides: Mapping[str, Mapping[str, Any]], *, where: str
+) -> Algorithm:
+    """The row with the settings of some slots changed."""
+    values = {field.name: getattr(row, field.name) for field in fields(row)}
+    for slot, changes in overrides.items():
+        known = [*SLOTS, "entropy"]
+        if slot not in known:
+            raise UsageError(f"{where}.{slot}: no such slot; {suggest(slot, known)}")
+        if not isinstance(changes, Mapping):
+            raise UsageError(f"{where}.{slot} = {changes!r}: must be a table of settings.")
+        changes = dict(changes)
+        own = {"divergence": {"coefficient", "in"}, "entropy": {"coefficient"}}.get(slot, set())
+        for key in sorted(own & changes.keys()):
+            field = "entropy" if slot == "entropy" else f"divergence_{key}"
+            values[field] = changes.pop(key)
+        if slot == "entropy":
+            if changes:
+                key = next(iter(changes))
+                known = suggest(key, ["coefficient"])
+                raise UsageError(f"{where}.entropy.{key}: no such setting; {known}")
+            continue
+        before = values[slot]
+        name = changes.pop("name", before.name)
+        kept = before.settings if name == before.name else {}
+        values[slot] = Part(name=name, settings={**kept, **changes})
+    return Algorithm(**values)
+
+
+def _check(row: Algorithm, *, where: str) -> None:
+    """Refuse what cannot work together."""
+    for path, value in {
+        "divergence.coefficient": row.divergence_coefficient,
+        "entropy.coefficient": row.entropy,
+    }.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
+            raise UsageError(f"{where}.{path} = {value!r}: must be a number of at least 0.")
+    if row.divergence_in not in ("loss", "reward"):
+        raise UsageError(
+            f"{where}.divergence.in = {row.divergence_in!r}: must be 'loss' or 'reward'."
+        )
+    name, coefficient = row.divergence.name, row.divergence_coefficient
+    if not coefficient:
+        return
+    if name == "none":
+        raise UsageError(
+            f"{where}.divergence.coefficient = {coefficient!r}: there is no divergence to weigh; "
+            f"set {where}.divergence.name, for example to 'k3'."
+        )
+    if name == "k1" and row.divergence_in == "loss":
+        raise UsageError(
+            f"{where}.divergence.name = 'k1': its expected gradient in the loss is 0; "
+            f"use 'k2' or 'k3', or {where}.divergence.in = 'reward'."
+        )
+    if name != "k1" and row.divergence_in == "reward":
+        raise UsageError(
+            f"{where}.divergence.name = {name!r}: only 'k1' gives the gradient of the KL "
+            f"divergence inside the reward; use it, or {where}.divergence.in = 'loss'."
+        )
+
+
+def _typed(registry: Registry, chosen: Part) -> Part:
+    """The part with whole numbers turned into floats where the function takes floats."""
+    if chosen.name not in registry:
+        return chosen
+    hints = typing.get_type_hints(registry.get(chosen.name))
+    settings = {
+        key: float(value) if hints.get(key) is float and type(value) is int else value
+        for key, value in chosen.settings.items()
+    }
+    return Part(name=chosen.name, settings=settings)
+
+
+def _rehearse(slot: str, function: Bound, *, where: str) -> None:
+    """Call a function on a small made-up batch: a setting out of range is refused at load."""
+    settings = function.part.settings
+    size = 1 + max(3, settings.get("k", 0))
+    rewards = torch.arange(size, dtype=torch.float32)[None] % 2
+    grid = torch.zeros(size, 1)
+    data: dict[str, Any] = {
+        name: grid
+        for name in ("logp", "old_logp", "ref_logp", "sampler_logp", "log_ratio", "advantage")
+    } | {"mask": grid == 0, "group": torch.zeros(size, dtype=torch.long)}
+    if slot in ("advantage", "filter"):
+        data = {
+            "rewards": rewards,
+            "lengths": torch.ones(1, size),
+            "mask": torch.ones(1, size, 1, dtype=torch.bool),
+            "parts": dict.fromkeys(["total", *(settings.get("weights") or {})], rewards),
+            "truncated": rewards > 0,
+        }
+    try:
+        function(data)
+    except UsageError as error:
+        raise UsageError(f"{where}.{error}") from None
+
+
+def settings_of(registry: Registry, chosen: Part) -> dict[str, Any]:
+    """Every setting of a part, defaults included."""
+    defaults = {key: p.default for key, p in registry.settings(chosen.name).items()}
+    return {**defaults, **chosen.settings}

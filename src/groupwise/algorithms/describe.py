@@ -1,0 +1,90 @@
+"""What an algorithm is, in words, made from its row and from the docstrings of its functions."""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+from collections.abc import Callable
+from typing import Any
+
+from groupwise.algorithms.binding import SLOTS, Algorithm, settings_of
+from groupwise.algorithms.rows import ALGORITHMS
+from groupwise.registry import Part, Registry
+
+WIDTH = 100
+INDENT = " " * 13
+
+
+def formula(function: Callable[..., Any]) -> str:
+    """The formula of a registered function: the indented lines of its docstring's head.
+
+    Example:
+        >>> from groupwise import ADVANTAGES
+        >>> formula(ADVANTAGES.get("centered"))
+        'A_i = r_i − mean(r)'
+    """
+    paragraphs = inspect.cleandoc(function.__doc__ or "").split("\n\n")[1:]
+    found = next((text for text in paragraphs if text.startswith("    ")), "")
+    return textwrap.dedent(found)
+
+
+def summary(function: Callable[..., Any]) -> str:
+    """The first line of a registered function's docstring."""
+    return inspect.cleandoc(function.__doc__ or "").split("\n", 1)[0]
+
+
+def table() -> list[dict[str, str]]:
+    """One line per algorithm: its name, the part in every slot, its paper.
+
+    Example:
+        >>> next(row for row in table() if row["name"] == "dr_grpo")["advantage"]
+        'centered'
+    """
+    return [
+        {
+            "name": name,
+            **{slot: _cell(ALGORITHMS.get(name), slot) for slot in SLOTS},
+            "paper": ALGORITHMS.get(name).paper,
+        }
+        for name in ALGORITHMS
+    ]
+
+
+def _cell(row: Algorithm, slot: str) -> str:
+    chosen = getattr(row, slot)
+    if slot != "divergence" or chosen.name == "none":
+        return str(chosen)
+    return f"{row.divergence_coefficient:g}·{chosen} in the {row.divergence_in}"
+
+
+def describe(name: str) -> str:
+    """Everything about one algorithm: slots with settings and formulas, paper, known differences.
+
+    Raises:
+        UsageError: no such row.
+
+    Example:
+        >>> print(describe("dr_grpo").splitlines()[0])
+        dr_grpo · Dr. GRPO, Understanding R1-Zero-Like Training (2503.20783)
+    """
+    row = ALGORITHMS.get(name)
+    lines = [f"{row.name} · {row.paper}", ""]
+    for slot, registry in SLOTS.items():
+        lines += _slot(slot, registry, getattr(row, slot))
+        if slot == "divergence" and row.divergence.name != "none":
+            lines.append(f"{INDENT}coefficient {row.divergence_coefficient:g}, ")
+            lines[-1] += f"in the {row.divergence_in}"
+    lines.append(f"{'entropy':<13}coefficient {row.entropy:g}")
+    if row.differs:
+        lines += ["", "differs"]
+        for text in row.differs:
+            lines += textwrap.wrap(text, WIDTH, initial_indent="  - ", subsequent_indent="    ")
+    return "\n".join(lines)
+
+
+def _slot(slot: str, registry: Registry, chosen: Part) -> list[str]:
+    """The lines of one slot: the part with every setting, what it is, its formula."""
+    function = registry.get(chosen.name)
+    whole = Part(name=chosen.name, settings=settings_of(registry, chosen))
+    said = [summary(function), *formula(function).splitlines()]
+    return [f"{slot:<13}{whole}", *(f"{INDENT}{line}" for line in said)]

@@ -1,0 +1,305 @@
+"""The rows. A value that a paper does not state is named in `differs`."""
+
+from __future__ import annotations
+
+from groupwise.algorithms.binding import ALGORITHMS, Algorithm
+from groupwise.registry import part
+
+_SOFTRANK_PAPER = "SoftRank-GRPO"
+_DDOF = "The paper states neither ddof nor an epsilon: population deviation and none here."
+_EQUAL = "Groups of equal rewards give exactly 0; the project divides rounding noise by epsilon."
+_STRICT = "Groups with fewer than two judged answers give 0; verl gives a group of one its reward."
+
+
+def _variant(name: str, of: str, *differs: str) -> Algorithm:
+    """A row that shares everything with `softrank` but the advantage."""
+    return Algorithm(
+        name=name,
+        paper=of,
+        advantage=part(name),
+        weighting=part("group_token_mean"),
+        differs=(
+            "Clip and normaliser are those of softrank, so that only the advantage differs.",
+            *differs,
+        ),
+    )
+
+
+ROWS = (
+    Algorithm(
+        name="softrank",
+        paper=_SOFTRANK_PAPER,
+        advantage=part("softrank", tau=0.5),
+        divergence=part("k3"),
+        weighting=part("group_token_mean"),
+        differs=(
+            "Reads the per-sample advantage w_i·r_i of the equation; the paper's text and Algorithm "
+            "1 also say that the weighted sum is the advantage of all samples: softrank@kaist.",
+            _DDOF + " A group of equal rewards r gets r/K.",
+            "Clip range and KL coefficient are not stated: 0.2, and 0 (no reference model); "
+            "the authors' code inherits 0.04.",
+            "Advantages are about K times smaller than those of grpo, so KL, entropy bonus and "
+            "gradient clipping weigh more at equal settings.",
+            "With 0/1 rewards only correct answers get an advantage, and all of a group that is "
+            "right throughout do.",
+        ),
+    ),
+    Algorithm(
+        name="softrank@kaist",
+        paper=f"{_SOFTRANK_PAPER}, the authors' code (KAIST-AILab/SR-GRPO)",
+        advantage=part("softrank_group", tau=0.5, ddof=1, eps=1e-5),
+        surrogate=part("importance"),
+        divergence=part("k3"),
+        divergence_coefficient=0.04,
+        weighting=part("sequence_mean"),
+        differs=(
+            "Against the paper's equation: one advantage for the whole group, sample deviation, no "
+            "clip (the ratio is 1), mean over the tokens of each answer.",
+            "Learns next to nothing: within a group nothing tells good from bad answers.",
+            "The code groups by num_items_in_batch, which can cut groups wrongly; not reproduced.",
+        ),
+    ),
+    _variant("softrank_centered", "softrank with the mean contribution of the group as baseline"),
+    _variant("softrank_loo", "softrank with the soft maximum of the other answers as baseline"),
+    _variant(
+        "softrank_zero_sum",
+        "softrank weights against uniform weights",
+        "Vanishes as tau → 0; see softrank_interpolated.",
+    ),
+    _variant("softrank_interpolated", "from maxrl (tau → 0) to grpo (tau → ∞)"),
+    _variant("entropic", "softmax of raw rewards against uniform weights; entropic risk"),
+    _variant("lse_loo", "unbiased gradient of the log-mean-exp of a group's rewards"),
+    _variant("softbok_loo", "unbiased gradient of the soft best-of-K of a group"),
+    Algorithm(
+        name="grpo",
+        paper="GRPO, DeepSeekMath (2402.03300)",
+        advantage=part("zscore"),
+        divergence=part("k3"),
+        divergence_coefficient=0.04,
+        weighting=part("sequence_mean"),
+        differs=(
+            _DDOF,
+            "Outcome supervision only; the paper also describes rewards per reasoning step.",
+            "The report on R1 prints a ratio of whole sequences; public code uses token ratios.",
+        ),
+    ),
+    Algorithm(
+        name="grpo@trl",
+        paper="GRPOTrainer of TRL 1.16 with its defaults",
+        advantage=part("zscore", ddof=1, eps=1e-4),
+        divergence=part("k3_weighted"),
+        weighting=part("batch_token_mean"),
+        differs=(
+            _EQUAL,
+            "beta = 0: no reference model is loaded; with a coefficient, the KL term is weighted by "
+            "the ratio as in TRL's use_bias_correction_kl.",
+            "With vLLM, TRL also multiplies by sequence_icepop(low=0, high=3); set "
+            "algorithm.correction for that.",
+        ),
+    ),
+    Algorithm(
+        name="grpo@verl",
+        paper="GRPO of verl with its defaults",
+        advantage=part("zscore", ddof=1, eps=1e-6, raw_singletons=True),
+        surrogate=part("dual_clip", bound=3.0),
+        divergence=part("k3"),
+        weighting=part("batch_token_mean"),
+        differs=(
+            _EQUAL,
+            "KL is off; where it is on, verl clamps k3 to ±10; its default coefficient is 0.001.",
+        ),
+    ),
+    Algorithm(
+        name="dr_grpo",
+        paper="Dr. GRPO, Understanding R1-Zero-Like Training (2503.20783)",
+        advantage=part("centered"),
+        weighting=part("constant_length", length=3000),
+        differs=(
+            "length is the generation budget of the authors' runs; it sets the scale of the loss "
+            "and nothing else, so set it to your own max_tokens where gradient clipping matters.",
+            "TRL needs scale_rewards set apart; verl divides by the padded width unless told.",
+        ),
+    ),
+    Algorithm(
+        name="dapo",
+        paper="DAPO (2503.14476)",
+        advantage=part("zscore"),
+        surrogate=part("ppo_clip", low=0.2, high=0.28),
+        weighting=part("batch_token_mean"),
+        filter=part("spread"),
+        differs=(
+            _DDOF,
+            "The equation normalises per prompt; the authors' code, and this row, per batch.",
+            "The authors' script also has a dual clip with bound 10: surrogate dual_clip.",
+            "Overlong punishment is a reward, and overlong filtering the filter not_truncated.",
+        ),
+    ),
+    Algorithm(
+        name="rloo",
+        paper="RLOO, Back to Basics (2402.14740)",
+        advantage=part("leave_one_out"),
+        surrogate=part("reinforce"),
+        divergence=part("k1"),
+        divergence_in="reward",
+        weighting=part("sequence_sum"),
+        differs=(
+            "The KL penalty of the reward is off, as rewards here are verified, not learnt; TRL "
+            "uses 0.05: set algorithm.divergence.coefficient.",
+            "No ratio, as in the paper; TRL clips the ratio of the whole sequence.",
+            _STRICT,
+        ),
+    ),
+    Algorithm(
+        name="reinforce",
+        paper="REINFORCE (Williams 1992), without a baseline",
+        advantage=part("raw"),
+        surrogate=part("reinforce"),
+        weighting=part("sequence_sum"),
+        differs=("A control for experiments: every positive reward is imitated.",),
+    ),
+    Algorithm(
+        name="reinforce++",
+        paper="REINFORCE++ (2501.03262)",
+        advantage=part("discounted_whitened"),
+        divergence=part("k1"),
+        divergence_coefficient=0.01,
+        divergence_in="reward",
+        weighting=part("batch_token_mean"),
+        differs=(
+            "The KL coefficient is not fixed by the paper: 0.01 here.",
+            "verl resets the return at tokens the policy did not write; here they are stepped over.",
+        ),
+    ),
+    Algorithm(
+        name="reinforce++-baseline",
+        paper="REINFORCE++ with a group baseline (2501.03262)",
+        advantage=part("centered_whitened"),
+        divergence=part("k2"),
+        divergence_coefficient=0.01,
+        weighting=part("batch_token_mean"),
+        differs=("The KL coefficient is not fixed by the paper: 0.01 here.", _STRICT),
+    ),
+    Algorithm(
+        name="maxrl",
+        paper="MaxRL (2602.02710)",
+        advantage=part("maxrl"),
+        differs=("Clip and normaliser are PPO's and the batch's tokens, as in verl's defaults.",),
+    ),
+    Algorithm(
+        name="gspo",
+        paper="GSPO (2507.18071)",
+        advantage=part("zscore"),
+        ratio=part("sequence"),
+        surrogate=part("ppo_clip", low=3e-4, high=4e-4),
+        weighting=part("sequence_mean"),
+        differs=(_DDOF,),
+    ),
+    Algorithm(
+        name="cispo",
+        paper="CISPO, MiniMax-M1 (2506.13585)",
+        advantage=part("zscore"),
+        surrogate=part("cispo", floor=0.0, cap=5.0),
+        weighting=part("batch_token_mean"),
+        differs=(
+            _DDOF,
+            "The paper tunes the cap without stating it: 5 as in ScaleRL. verl clips to 1 ± 0.2; "
+            "TRL's default caps at 0.2, which scales every gradient.",
+        ),
+    ),
+    Algorithm(
+        name="gmpo",
+        paper="GMPO (2507.20673)",
+        advantage=part("zscore"),
+        surrogate=part("gmpo", low=0.4, high=0.4),
+        weighting=part("sequence_mean"),
+        differs=(_DDOF, "verl clips log-ratios at its clip_ratio, 0.2 by default."),
+    ),
+    Algorithm(
+        name="sapo",
+        paper="SAPO (2511.20347)",
+        advantage=part("zscore"),
+        surrogate=part("sapo", positive=1.0, negative=1.05),
+        weighting=part("sequence_mean"),
+        differs=(_DDOF,),
+    ),
+    Algorithm(
+        name="kimi",
+        paper="Kimi k1.5, online mirror descent (2501.12599)",
+        advantage=part("centered"),
+        surrogate=part("mirror_descent", tau=0.5),
+        weighting=part("sequence_sum"),
+        differs=(
+            "tau is not published: 0.5 here.",
+            "The mean of the group stands for tau·log Z, as in the system; soft_centered is exact.",
+            "The optimiser is not reset when the sampling policy changes.",
+        ),
+    ),
+    Algorithm(
+        name="lite_ppo",
+        paper="Lite PPO, Tricks or Traps (2508.08221)",
+        advantage=part("batch_zscore"),
+        weighting=part("batch_token_mean"),
+        differs=(_DDOF,),
+    ),
+    Algorithm(
+        name="opo",
+        paper="OPO (2505.23585)",
+        advantage=part("length_weighted"),
+        surrogate=part("reinforce"),
+        weighting=part("sequence_mean"),
+        differs=("Strictly on-policy, as the paper asks: no ratio.", _STRICT),
+    ),
+    Algorithm(
+        name="gpg",
+        paper="GPG (2504.02546)",
+        advantage=part("signal_scaled"),
+        surrogate=part("reinforce"),
+        weighting=part("batch_token_mean"),
+        differs=("verl scales by the share of non-zero rewards: counting = 'rewards'.", _STRICT),
+    ),
+    Algorithm(
+        name="gdpo",
+        paper="GDPO (2601.05242)",
+        advantage=part("parts_zscore"),
+        weighting=part("batch_token_mean"),
+        differs=(
+            "Needs a reward with named parts; their weights are algorithm.advantage.weights.",
+            "TRL whitens over answers with 1e-4; here, as in verl, over tokens.",
+        ),
+    ),
+    Algorithm(
+        name="pkpo",
+        paper="PKPO (2505.15201)",
+        advantage=part("pass_at_k_gradient", k=4),
+        surrogate=part("reinforce"),
+        weighting=part("sequence_sum"),
+        differs=(
+            "The group must be larger than k.",
+            "Advantages carry the factor K that makes the mean over answers unbiased.",
+        ),
+    ),
+    Algorithm(
+        name="pass_at_k_training",
+        paper="Pass@k Training (2508.10751)",
+        advantage=part("pass_at_k_training", k=4),
+        weighting=part("batch_token_mean"),
+        differs=("No epsilon is added to the deviation.",),
+    ),
+    Algorithm(
+        name="dppo",
+        paper="DPPO (2602.04879), total variation",
+        advantage=part("zscore"),
+        surrogate=part("dppo", low=0.2, high=0.2),
+        weighting=part("batch_token_mean"),
+        differs=(_DDOF, "The paper also has a form with a binary KL bound."),
+    ),
+    Algorithm(
+        name="log_odds",
+        paper="gradient of the log-odds of success; experimental",
+        advantage=part("log_odds"),
+        differs=("For 0/1 rewards.",),
+    ),
+)
+
+for _row in ROWS:
+    ALGORITHMS.register(_row)

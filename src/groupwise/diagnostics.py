@@ -1,0 +1,276 @@
+"""Figures about a step: pure functions of saved values, without gradients.
+
+A figure over tokens covers the tokens that the mask keeps and that were computed; NaN stands for
+"not computed" and is left out. A figure over nothing is NaN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Bool, Float, Num
+from torch import Tensor
+
+from groupwise.types import Batch, Metrics, ScoredGroups, Update
+
+NAN = float("nan")
+
+
+@runtime_checkable
+class Clipping(Protocol):
+    """Rules that know their ratio and the band outside of which its gradient is cut."""
+
+    @property
+    def clip_band(self) -> tuple[float, float] | None:
+        """Lowest and highest ratio with a full gradient; None where nothing is clipped."""
+        ...
+
+    def log_ratio(
+        self,
+        logp: Float[Tensor, "batch time"],
+        old_logp: Float[Tensor, "batch time"],
+        mask: Bool[Tensor, "batch time"],
+    ) -> Float[Tensor, "batch time"]:
+        """The log-ratio that the surrogate sees at every token."""
+        ...
+
+
+def _mean(values: Float[Tensor, "*shape"]) -> float:
+    return float(values.double().mean()) if values.numel() else NAN
+
+
+def signal_share(
+    rewards: Float[Tensor, "prompt group"], valid: Bool[Tensor, "prompt group"]
+) -> float:
+    """Share of groups whose judged rewards are not all equal, over all groups.
+
+    Example:
+        >>> rewards = torch.tensor([[1.0, 0.0], [1.0, 1.0]])
+        >>> signal_share(rewards, torch.ones(2, 2, dtype=torch.bool))
+        0.5
+    """
+    highest = torch.where(valid, rewards, -torch.inf).amax(-1)
+    lowest = torch.where(valid, rewards, torch.inf).amin(-1)
+    tolerance = max(1e-8, 8 * torch.finfo(rewards.dtype).eps)
+    scale = torch.maximum(highest.abs(), lowest.abs()).clamp(min=1)
+    return _mean(((highest - lowest) > tolerance * scale).double())
+
+
+def advantage_shares(
+    advantage: Float[Tensor, "prompt group *time"], valid: Bool[Tensor, "prompt group"]
+) -> Metrics:
+    """Shares of the judged completions with a positive, and with any, advantage.
+
+    A completion with advantages per token counts by their sum (positive) or if one is not 0.
+
+    Example:
+        >>> advantage_shares(torch.tensor([[1.5, -0.5, 0.0, 0.0]]), torch.ones(1, 4) > 0)
+        {'positive_share': 0.25, 'nonzero_share': 0.5}
+    """
+    rows = advantage[valid]
+    whole = rows if rows.ndim == 1 else rows.sum(-1)
+    some = rows != 0 if rows.ndim == 1 else (rows != 0).any(-1)
+    return {
+        "positive_share": _mean((whole > 0).double()),
+        "nonzero_share": _mean(some.double()),
+    }
+
+
+def effective_samples(
+    advantage: Float[Tensor, "prompt group"], valid: Bool[Tensor, "prompt group"]
+) -> float:
+    """How many samples of a group carry its gradient: (Σ|A|)² / ΣA², mean over groups with any.
+
+    Example:
+        >>> effective_samples(torch.tensor([[1.0, -1.0, 0.0]]), torch.ones(1, 3) > 0)
+        2.0
+    """
+    a = torch.where(valid, advantage, 0).double()
+    squares = (a**2).sum(-1)
+    live = squares > 0
+    return _mean(a.abs().sum(-1)[live] ** 2 / squares[live])
+
+
+def clip_shares(
+    log_ratio: Float[Tensor, "*shape"],
+    advantage: Float[Tensor, "*shape"],
+    mask: Bool[Tensor, "*shape"],
+    *,
+    low: float,
+    high: float,
+) -> Metrics:
+    """Shares of tokens whose gradient a clip at [low, high] cuts, below and above.
+
+    A token is cut below where A < 0 and its ratio is under `low`, above where A > 0 and its ratio
+    is over `high`; both are shares of all computed tokens.
+
+    Example:
+        >>> ratio, a = torch.tensor([0.5, 1.5, 1.5, 1.0]), torch.tensor([-1.0, 1.0, -1.0, 1.0])
+        >>> clip_shares(ratio.log(), a, torch.ones(4) > 0, low=0.8, high=1.2)
+        {'clip_low': 0.25, 'clip_high': 0.25}
+    """
+    used = mask & ~torch.isnan(log_ratio)
+    ratio, a = log_ratio[used].exp(), advantage[used]
+    return {
+        "clip_low": _mean(((a < 0) & (ratio < low)).double()),
+        "clip_high": _mean(((a > 0) & (ratio > high)).double()),
+    }
+
+
+def divergence(
+    sampled: Float[Tensor, "*shape"], other: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"]
+) -> Metrics:
+    """KL(sampled‖other) per token from tokens of `sampled`: k1 = mean x, k3 = mean(e^−x − 1 + x).
+
+    Args:
+        sampled: log-probabilities under the policy that wrote the tokens.
+        other: log-probabilities of the same tokens under the other policy.
+        mask: tokens to count; those not computed under both are left out.
+
+    Returns:
+        "k1" (can be negative) and "k3" (cannot), in nats; x = sampled − other.
+
+    Example:
+        >>> found = divergence(torch.tensor([-1.0]), torch.tensor([-1.5]), torch.tensor([True]))
+        >>> [round(value, 4) for value in found.values()]
+        [0.5, 0.1065]
+    """
+    used = mask & ~torch.isnan(sampled) & ~torch.isnan(other)
+    x = (sampled - other)[used].double()
+    return {"k1": _mean(x), "k3": _mean(torch.expm1(-x) + x)}
+
+
+def sampler_gap(
+    old_logp: Float[Tensor, "*shape"],
+    sampler_logp: Float[Tensor, "*shape"],
+    mask: Bool[Tensor, "*shape"],
+) -> Metrics:
+    """How far the learner's log-probabilities are from the engine's, per computed token.
+
+    Returns:
+        "sampler_gap" and "sampler_gap_max" (mean and largest |difference|) and "sampler_kl" (k3
+        estimate of KL(sampler‖learner)), in nats.
+
+    Example:
+        >>> same = torch.tensor([-1.0, -2.0])
+        >>> sampler_gap(same, same, torch.ones(2) > 0)
+        {'sampler_gap': 0.0, 'sampler_gap_max': 0.0, 'sampler_kl': 0.0}
+    """
+    used = mask & ~torch.isnan(old_logp) & ~torch.isnan(sampler_logp)
+    gap = (old_logp - sampler_logp)[used].double().abs()
+    return {
+        "sampler_gap": _mean(gap),
+        "sampler_gap_max": float(gap.max()) if gap.numel() else NAN,
+        "sampler_kl": divergence(sampler_logp, old_logp, mask)["k3"],
+    }
+
+
+def entropy(values: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"]) -> float:
+    """Mean entropy per computed token, in nats.
+
+    Example:
+        >>> entropy(torch.tensor([0.5, 1.5, float("nan")]), torch.tensor([True, True, True]))
+        1.0
+    """
+    return _mean(values[mask & ~torch.isnan(values)])
+
+
+def lengths(tokens: Num[Tensor, "*shape"], truncated: Bool[Tensor, "*shape"]) -> Metrics:
+    """Mean and largest length in tokens, and the share that ran out of budget, of all completions.
+
+    Example:
+        >>> lengths(torch.tensor([[2, 4]]), torch.tensor([[False, True]]))
+        {'length': 3.0, 'length_max': 4.0, 'truncated_share': 0.5}
+    """
+    return {
+        "length": _mean(tokens.double()),
+        "length_max": float(tokens.max()) if tokens.numel() else NAN,
+        "truncated_share": _mean(truncated.double()),
+    }
+
+
+def diagnose(
+    scored: ScoredGroups,
+    advantages: Float[Tensor, "prompt group *time"],
+    batches: Sequence[Batch],
+    updates: Sequence[Update],
+    *,
+    rules: Clipping,
+) -> Metrics:
+    """The figures of one training step.
+
+    Args:
+        scored: what the source handed out.
+        advantages: as the rules computed them.
+        batches, updates: of the step's optimiser steps, in order and aligned.
+        rules: for the band that clip shares refer to.
+
+    Returns:
+        Finite where there was anything to measure. Figures that the step has no data for (a
+        reference, old log-probabilities, a clip) are absent.
+    """
+    scores = scored.scores
+    judged = scores.total[scores.valid]
+    finishes = [[c.finish for c in group.completions] for group in scored.groups]
+    written = torch.tensor([[len(c.tokens) for c in group.completions] for group in scored.groups])
+    right = scores.correct[scores.valid & ~torch.isnan(scores.correct)]
+    seconds = sum(scored.seconds.values()) + sum(sum(u.seconds.values()) for u in updates)
+    metrics: Metrics = {
+        "reward": _mean(judged),
+        "reward_std": float(judged.double().std(correction=0)) if judged.numel() else NAN,
+        **({"accuracy": _mean(right)} if right.numel() else {}),
+        "valid_share": _mean(scores.valid.double()),
+        "signal_share": signal_share(scores.total, scores.valid),
+        **advantage_shares(advantages, scores.valid),
+        **lengths(written, torch.tensor([[f == "length" for f in row] for row in finishes])),
+        "drawn": float(scored.drawn),
+        "loss": sum(update.loss for update in updates),
+        "grad_norm": updates[-1].grad_norm,
+        "learning_rate": updates[-1].learning_rate,
+        "computed_share": _mean(torch.cat([update.computed for update in updates]).double()),
+        "tokens": float(written.sum()),
+        **({"tokens_per_second": float(written.sum()) / seconds} if seconds > 0 else {}),
+    }
+    if advantages.ndim == 2:
+        metrics["effective_samples"] = effective_samples(advantages, scores.valid)
+    metrics.update({f"reward_{name}": _known(part) for name, part in scores.parts.items()})
+    return {**metrics, **_of_tokens(batches, updates, rules=rules)}
+
+
+def _known(values: Float[Tensor, "*shape"]) -> float:
+    return _mean(values[~torch.isnan(values)])
+
+
+def _of_tokens(batches: Sequence[Batch], updates: Sequence[Update], *, rules: Clipping) -> Metrics:
+    """Figures over the tokens of all optimiser steps of one training step."""
+
+    def joined(values: Sequence[Tensor]) -> Tensor:
+        return torch.cat([v.detach().flatten().cpu() for v in values])
+
+    pairs = list(zip(batches, updates, strict=True))
+    mask = joined([batch.mask for batch in batches])
+    logp = joined([update.logp for update in updates])
+    old = joined([u.logp if b.old_logp is None else b.old_logp for b, u in pairs])
+    exact = entropy(joined([update.entropy for update in updates]), mask)
+    # −logp of sampled tokens estimates the entropy where the learner did not compute it.
+    metrics: Metrics = {"entropy": entropy(-logp, mask) if exact != exact else exact}
+    sampler = [b.sampler_logp for b in batches if b.sampler_logp is not None]
+    if len(sampler) == len(batches):
+        metrics.update(sampler_gap(old, joined(sampler), mask))
+    reference = [b.ref_logp for b in batches if b.ref_logp is not None]
+    if len(reference) == len(batches):
+        metrics["kl"] = divergence(old, joined(reference), mask)["k3"]
+    ratios = [
+        rules.log_ratio(u.logp, b.old_logp.to(u.logp), b.mask.to(u.logp.device))
+        for b, u in pairs
+        if b.old_logp is not None
+    ]
+    if len(ratios) == len(pairs):
+        metrics["policy_kl"] = divergence(old, logp, mask)["k3"]
+        if rules.clip_band is not None:
+            low, high = rules.clip_band
+            a = joined([batch.advantage for batch in batches])
+            metrics.update(clip_shares(joined(ratios), a, mask, low=low, high=high))
+    return metrics
