@@ -2,12 +2,12 @@
 
 GroupwiseError            exit 1   something failed while running
 ├── UsageError            exit 2   a setting, a file or an argument is wrong; nothing was started
-├── RewardError           exit 1   a reward broke its contract (count of values, type, every call failing)
-├── ModelError            exit 1   a model or tokenizer cannot be used for what was asked
+├── RewardError           exit 1   a reward broke its contract (count of values, type, every call
+failing) ├── ModelError            exit 1   a model or tokenizer cannot be used for what was asked
 └── RunError              exit 1   a run cannot go on (disk, checkpoint, non-finite numbers)
 
-A message reads `where = value: what must hold; did you mean X? Known: a, b, c.` and never needs a traceback to be
-understood; `--debug` shows one.
+A message reads `where = value: what must hold; did you mean X? Known: a, b, c.` and never needs a
+traceback to be understood; `--debug` shows one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ class UsageError(GroupwiseError, ValueError):
 
 
 class RewardError(GroupwiseError):
-    """A reward broke its contract: wrong number of values, wrong type, or nothing it scored was usable."""
+    """A reward broke its contract: wrong number of values, wrong type, or nothing it scored was
+    usable."""
 
 
 class ModelError(GroupwiseError):

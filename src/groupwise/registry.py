@@ -5,9 +5,10 @@ A registered function takes data first and settings after the star:
     @ADVANTAGES.register
     def zscore(rewards, valid=None, *, ddof: int = 0): ...
 
-Its positional parameters name the data it needs, from a fixed vocabulary that the registry states; its keyword-only
-parameters are its settings, with their types and defaults. There is no second list of either anywhere: recipes, the
-command line, the tables of the docs and the error messages are all made from the signature.
+Its positional parameters name the data it needs, from a fixed vocabulary that the registry states;
+its keyword-only parameters are its settings, with their types and defaults. There is no second list
+of either anywhere: recipes, the command line, the tables of the docs and the error messages are all
+    made from the signature.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from typing import Any, TypeVar
 
 from groupwise.errors import UsageError, suggest
 
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """A registered function with some of its settings given: one slot of an algorithm, or one reward of a recipe."""
+    """A registered function with some of its settings given: one slot of an algorithm, or one
+    reward of a recipe."""
 
     name: str
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -43,7 +44,8 @@ def part(name: str, **settings: Any) -> Part:
 
 @dataclass(frozen=True, kw_only=True)
 class Bound:
-    """A registered function with every setting fixed; called with a mapping of the data it may ask for."""
+    """A registered function with every setting fixed; called with a mapping of the data it may ask
+    for."""
 
     part: Part
     function: Callable[..., Any]
@@ -53,7 +55,9 @@ class Bound:
     def __call__(self, data: Mapping[str, Any]) -> Any:
         missing = [name for name in self.required if data.get(name) is None]
         if missing:
-            raise UsageError(f"{self.part}: needs {', '.join(missing)}, which this run does not compute.")
+            raise UsageError(
+                f"{self.part}: needs {', '.join(missing)}, which this run does not compute."
+            )
         given = {name: data[name] for name in self.inputs if name in data}
         return self.function(**given, **self.part.settings)
 
@@ -66,7 +70,8 @@ class Registry:
         data: the vocabulary of positional parameters that functions of this kind may ask for.
 
     Raises:
-        UsageError: a name registered twice, a parameter outside the vocabulary, an unknown name or setting.
+        UsageError: a name registered twice, a parameter outside the vocabulary, an unknown name or
+            setting.
     """
 
     def __init__(self, kind: str, data: tuple[str, ...]) -> None:
@@ -83,8 +88,8 @@ class Registry:
             if parameter.kind is parameter.KEYWORD_ONLY or parameter.name in self.data:
                 continue
             raise UsageError(
-                f"{self.kind} {name!r}: parameter {parameter.name!r} is neither a setting (after *) nor data; "
-                + suggest(parameter.name, self.data)
+                f"{self.kind} {name!r}: parameter {parameter.name!r} is neither a setting (after "
+                f"*) nor data; " + suggest(parameter.name, self.data)
             )
         self._functions[name] = function
         return function
@@ -96,7 +101,9 @@ class Registry:
     def get(self, name: str) -> Callable[..., Any]:
         """The function registered under a name."""
         if name not in self._functions:
-            raise UsageError(f"{self.kind} = {name!r}: not registered; " + suggest(name, self._functions))
+            raise UsageError(
+                f"{self.kind} = {name!r}: not registered; " + suggest(name, self._functions)
+            )
         return self._functions[name]
 
     def __contains__(self, name: object) -> bool:
@@ -114,7 +121,8 @@ class Registry:
         """Check a part's settings against the function's signature and fix them.
 
         Raises:
-            UsageError: unknown setting, wrong type, or a setting without default that was not given.
+            UsageError: unknown setting, wrong type, or a setting without default that was not
+                given.
         """
         where = where or self.kind
         function = self.get(chosen.name)
@@ -122,13 +130,18 @@ class Registry:
         hints = typing.get_type_hints(function)
         for key, value in chosen.settings.items():
             if key not in known:
-                raise UsageError(f"{where}.{key} = {value!r}: {chosen.name} has no such setting; {suggest(key, known)}")
+                raise UsageError(
+                    f"{where}.{key} = {value!r}: {chosen.name} has no such setting; "
+                    f"{suggest(key, known)}"
+                )
             if not _accepts(hints.get(key, Any), value):
                 wanted = inspect.formatannotation(hints[key])
                 raise UsageError(f"{where}.{key} = {value!r}: must be of type {wanted}.")
         unset = [k for k, p in known.items() if p.default is p.empty and k not in chosen.settings]
         if unset:
-            raise UsageError(f"{where}.{unset[0]}: {chosen.name} needs this setting and it has no default.")
+            raise UsageError(
+                f"{where}.{unset[0]}: {chosen.name} needs this setting and it has no default."
+            )
         parameters = inspect.signature(function).parameters.values()
         data = [p for p in parameters if p.kind is not p.KEYWORD_ONLY]
         return Bound(
@@ -140,7 +153,8 @@ class Registry:
 
 
 def _accepts(annotation: Any, value: Any) -> bool:
-    """Whether a value that came from TOML or Python fits an annotation (int is accepted for float, bool is not)."""
+    """Whether a value that came from TOML or Python fits an annotation (int is accepted for float,
+    bool is not)."""
     origin = typing.get_origin(annotation)
     if annotation is Any or isinstance(annotation, str):
         return True

@@ -37,7 +37,9 @@ class Prompt:
     columns: Mapping[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        return self.text if self.text is not None else "\n".join(m["content"] for m in self.messages)
+        return (
+            self.text if self.text is not None else "\n".join(m["content"] for m in self.messages)
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +51,8 @@ class Completion:
         mask: True where the policy wrote the token, False for injected tokens such as tool output.
         logprobs: log-probability of each token under the distribution that was really sampled from.
         text: the tokens decoded with special tokens kept and the end-of-sequence token dropped.
-        finish: "stop" (end token or stop string), "length" (budget used up) or "error" (the sampler failed).
+        finish: "stop" (end token or stop string), "length" (budget used up) or "error" (the sampler
+            failed).
         versions: (first token, policy version) spans; a rollout may straddle an update.
         kept: for truncated sampling, the token ids that were kept at each position, else None.
     """
@@ -65,11 +68,16 @@ class Completion:
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """A prompt, its tokens as the model saw them, and its G completions (a failed one is masked, never missing)."""
+    """A prompt, its tokens as the model saw them, and its G completions (a failed one is masked,
+    never missing).
+
+    `stream` is that of the request it answers, which tells two draws of one prompt apart.
+    """
 
     prompt: Prompt
     prompt_tokens: Sequence[int]
     completions: tuple[Completion, ...]
+    stream: tuple[int, ...] = ()
 
     def __len__(self) -> int:
         return len(self.completions)
@@ -107,7 +115,8 @@ class Scores:
 
 @dataclass(frozen=True, kw_only=True)
 class ScoredGroups:
-    """Groups with their scores, as a `Source` hands them out: row p of every score belongs to `groups[p]`.
+    """Groups with their scores, as a `Source` hands them out: row p of every score belongs to
+    `groups[p]`.
 
     Attributes:
         keep: False for completions that a filter excludes from the loss (not from the statistics).
@@ -124,15 +133,18 @@ class ScoredGroups:
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """All sequences of one optimiser step: completions padded on the right, each prompt stored once.
+    """All sequences of one optimiser step: completions padded on the right, each prompt stored
+    once.
 
     Attributes:
         prompts: tokens of each distinct prompt.
         group: index into `prompts` of every row.
         tokens: completion tokens; padding is 0 and outside `length`.
         length: tokens of each row, injected ones included.
-        mask: True where the policy wrote the token; False on padding, injected tokens and excluded rows.
-        old_logp: log-probability when the update began; None means `logp.detach()`, i.e. exactly on-policy.
+        mask: True where the policy wrote the token; False on padding, injected tokens and excluded
+            rows.
+        old_logp: log-probability when the update began; None means `logp.detach()`, i.e. exactly
+            on-policy.
         sampler_logp: as reported by the engine.
         ref_logp: under the reference model; None when nothing needs it.
         advantage, weight: per token; `weight` sums the token losses to the loss of the step.
@@ -140,7 +152,7 @@ class Batch:
         columns: further per-row values that an objective may need (returns, chosen flags …).
     """
 
-    prompts: tuple[Int[Tensor, "prompt_time"], ...]
+    prompts: tuple[Int[Tensor, "_"], ...]
     group: Int[Tensor, "batch"]
     tokens: Int[Tensor, "batch time"]
     length: Int[Tensor, "batch"]
@@ -172,7 +184,9 @@ class Batch:
             sampler_logp=cut(self.sampler_logp),
             ref_logp=cut(self.ref_logp),
             kept=None if self.kept is None else tuple(self.kept[int(i)] for i in index),
-            columns={k: v[index, :time] if v.ndim > 1 else v[index] for k, v in self.columns.items()},
+            columns={
+                k: v[index, :time] if v.ndim > 1 else v[index] for k, v in self.columns.items()
+            },
         )
 
 
@@ -202,9 +216,11 @@ class Update:
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How completions are drawn. The defaults sample the untruncated distribution; `temperature = 0` is greedy.
+    """How completions are drawn. The defaults sample the untruncated distribution; `temperature =
+    0` is greedy.
 
-    `stop` strings end a completion where they first appear in its text (the tokens that complete it are kept).
+    `stop` strings end a completion where they first appear in its text (the tokens that complete it
+    are kept).
     """
 
     max_tokens: int = 256
@@ -219,7 +235,8 @@ class Sampling:
 class Request:
     """G completions wanted of one prompt.
 
-    `stream` keys the random numbers together with the sample's index and the position, so what is sampled depends
+    `stream` keys the random numbers together with the sample's index and the position, so what is
+    sampled depends
     neither on the other requests nor on who computes it: (seed, step, draw) for training.
     """
 
@@ -231,7 +248,8 @@ class Request:
 
 @runtime_checkable
 class Engine(Protocol):
-    """Makes rollouts. Groups are yielded as they finish, in any order; every request yields exactly one group."""
+    """Makes rollouts. Groups are yielded as they finish, in any order; every request yields exactly
+    one group."""
 
     @property
     def capabilities(self) -> frozenset[str]:
@@ -246,9 +264,11 @@ class Engine(Protocol):
 
 
 Objective = Callable[
-    [Float[Tensor, "batch time"], Float[Tensor, "batch time"] | None, Batch], Float[Tensor, "batch time"]
+    [Float[Tensor, "batch time"], Float[Tensor, "batch time"] | None, Batch],
+    Float[Tensor, "batch time"],
 ]
-"""Per-token loss from (logp with gradient, entropy with gradient or None, the rows it was computed on)."""
+"""Per-token loss from (logp with gradient, entropy with gradient or None, the rows it was computed
+on)."""
 
 
 @runtime_checkable
@@ -266,14 +286,17 @@ class Learner(Protocol):
     def load(self, path: str) -> None: ...
 
 
+@runtime_checkable
 class Reward(Protocol):
     """Judges a whole group; None means: this completion cannot be judged."""
 
     def __call__(self, group: Group) -> Sequence[float | None]: ...
 
 
+@runtime_checkable
 class Source(Protocol):
-    """Turns prompts into scored groups and owns whatever has to go round again: redraws, refills, retries."""
+    """Turns prompts into scored groups and owns whatever has to go round again: redraws, refills,
+    retries."""
 
     def take(self, count: int, *, step: int) -> ScoredGroups: ...
 

@@ -1,15 +1,16 @@
 """The attention function that `transformers` calls in every layer while groupwise computes.
 
-It is registered once under the name "groupwise" and does nothing itself: each forward pass hands in an `Attend`, an
-object that knows how the tokens of that pass are laid out (a packed group in the update, one token per live completion
-in the rollout) and what each of them may see. Queries and keys arrive with their rotary positions already applied.
+It is registered once under the name "groupwise" and does nothing itself: each forward pass hands in
+an `Attend`, an object that knows how the tokens of that pass are laid out (a packed group in the
+update, one token per live completion in the rollout) and what each of them may see. Queries and
+keys arrive with their rotary positions already applied.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -20,10 +21,12 @@ from transformers import AttentionInterface, PreTrainedModel
 NAME = "groupwise"
 
 
+@runtime_checkable
 class Attend(Protocol):
     """What a layout has to offer.
 
-    Returns the attention output of one layer, for tokens in the order in which they were given to the model.
+    Returns the attention output of one layer, for tokens in the order in which they were given to
+    the model.
     """
 
     def __call__(
@@ -52,7 +55,8 @@ def _dispatch(
     softcap: float | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Adapt transformers' call to `Attend`. Extra keyword arguments of other backends are of no concern here."""
+    """Adapt transformers' call to `Attend`. Extra keyword arguments of other backends are of no
+    concern here."""
     out = attend(
         module.layer_idx,  # pyright: ignore[reportArgumentType]
         query[0].transpose(0, 1),
@@ -83,7 +87,8 @@ def groupwise_attention(model: PreTrainedModel) -> Iterator[None]:
 def within_window(
     query_position: Int[Tensor, "*query"], key_position: Int[Tensor, "*key"], window: int | None
 ) -> Bool[Tensor, "*pair"]:
-    """Whether a key lies in the sliding window of a query (its own position counts as the first of `window`)."""
+    """Whether a key lies in the sliding window of a query (its own position counts as the first of
+    `window`)."""
     distance = query_position - key_position
     return (distance >= 0) if window is None else (distance >= 0) & (distance < window)
 
@@ -93,14 +98,15 @@ def sees(
     key: Float[Tensor, "rows key_heads keys dim"],
     value: Float[Tensor, "rows key_heads keys dim"],
     *,
-    mask: Bool[Tensor, "rows 1 queries keys"] | None,
+    mask: Bool[Tensor, "#rows 1 queries keys"] | None,
     scaling: float,
     softcap: float | None,
 ) -> Float[Tensor, "rows heads queries dim"]:
     """Attention with grouped-query heads, causal where no mask is given.
 
-    `softmax(cap(q·kᵀ · scaling)) v`, where cap(s) = softcap · tanh(s / softcap) as in Gemma 2 and the identity where
-    `softcap` is None. Fused (`scaled_dot_product_attention`) unless a soft cap forbids it.
+    `softmax(cap(q·kᵀ · scaling)) v`, where cap(s) = softcap · tanh(s / softcap) as in Gemma 2 and
+    the identity where `softcap` is None. Fused (`scaled_dot_product_attention`) unless a soft cap
+    forbids it.
     """
     gqa = query.shape[1] != key.shape[1]
     if softcap is None:

@@ -1,7 +1,9 @@
 """A causal language model taken apart where groupwise needs it: hidden states here, logits there.
 
-The two halves are kept apart so that the head is computed only where a token is predicted, and in chunks. Whether
-a model can be taken apart and attended this way is not looked up in a list of names: `unsupported` tries it.
+The two halves are kept apart so that the head is computed only where a token is predicted, and in
+chunks. Whether
+a model can be taken apart and attended this way is not looked up in a list of names: `unsupported`
+    tries it.
 """
 
 from __future__ import annotations
@@ -50,7 +52,10 @@ class Backbone:
         """Hidden states of a flat row of tokens whose layout `attend` knows."""
         with groupwise_attention(self.model):
             out = self.decoder(
-                input_ids=tokens.unsqueeze(0), position_ids=positions.unsqueeze(0), use_cache=False, attend=attend
+                input_ids=tokens.unsqueeze(0),
+                position_ids=positions.unsqueeze(0),
+                use_cache=False,
+                attend=attend,
             )
         return out.last_hidden_state[0]
 
@@ -87,8 +92,10 @@ class OneRow:
 def unsupported(model: nn.Module, *, tokens: int = 12) -> str | None:
     """Why the group engine cannot run this model, or None where it can.
 
-    Runs a few tokens through the model as it is and through its parts, and compares the logits. That finds, without
-    a list of names: encoder-decoder models, layers without attention, learned or relative position schemes that need
+    Runs a few tokens through the model as it is and through its parts, and compares the logits.
+    That finds, without
+    a list of names: encoder-decoder models, layers without attention, learned or relative position
+        schemes that need
     the mask, heads with a scale of their own, attention sinks.
     """
     try:
@@ -100,13 +107,25 @@ def unsupported(model: nn.Module, *, tokens: int = 12) -> str | None:
         base.eval()
         try:
             plain = base(input_ids=ids.unsqueeze(0), use_cache=False).logits[0].float()
-            apart = backbone.logits(backbone.hidden(ids, torch.arange(tokens, device=device), OneRow())).float()
+            apart = backbone.logits(
+                backbone.hidden(ids, torch.arange(tokens, device=device), OneRow())
+            ).float()
         finally:
             base.train(training)
-    except (AttributeError, TypeError, ValueError, RuntimeError, KeyError, NotImplementedError) as error:
-        return f"its layers cannot be run through the attention interface ({type(error).__name__}: {error})"
+    except (
+        AttributeError,
+        TypeError,
+        ValueError,
+        RuntimeError,
+        KeyError,
+        NotImplementedError,
+    ) as error:
+        reason = f"{type(error).__name__}: {error}"
+        return f"its layers cannot be run through the attention interface ({reason})"
     gap = (plain.log_softmax(-1) - apart.log_softmax(-1)).abs().max().item()
     limit = 1e-4 if base.dtype in (torch.float32, torch.float64) else 0.25
     if not gap <= limit:
-        return f"its log-probabilities change by {gap:.2g} when attention is replaced (limit {limit})"
+        return (
+            f"its log-probabilities change by {gap:.2g} when attention is replaced (limit {limit})"
+        )
     return None

@@ -8,12 +8,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from groupwise.errors import ModelError, UsageError
 
 BUNDLED = "bundled"
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
+DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float64": torch.float64,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +50,9 @@ def resolve(path: str | Path) -> str:
     return str(importlib.resources.files("groupwise") / "assets" / "word-problems-base")
 
 
-def load_policy(path: str | Path, *, dtype: str = "float32", trust_remote_code: bool = False) -> Policy:
+def load_policy(
+    path: str | Path, *, dtype: str = "float32", trust_remote_code: bool = False
+) -> Policy:
     """Load a causal language model and its tokenizer.
 
     Args:
@@ -53,7 +65,10 @@ def load_policy(path: str | Path, *, dtype: str = "float32", trust_remote_code: 
     """
     place = resolve(path)
     if Path(place).exists() and not (Path(place) / "config.json").exists():
-        raise UsageError(f"model.path = {str(path)!r}: the folder has no config.json, so it is not a model folder.")
+        raise UsageError(
+            f"model.path = {str(path)!r}: the folder has no config.json, so it is not a model "
+            f"folder."
+        )
     try:
         tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
@@ -66,7 +81,9 @@ def load_policy(path: str | Path, *, dtype: str = "float32", trust_remote_code: 
             place, dtype=DTYPES[dtype], trust_remote_code=trust_remote_code, use_safetensors=True
         )
     except (OSError, ValueError, RuntimeError, KeyError) as error:
-        raise UsageError(f"model.path = {str(path)!r}: cannot be loaded ({_first_line(error)}).") from error
+        raise UsageError(
+            f"model.path = {str(path)!r}: cannot be loaded ({_first_line(error)})."
+        ) from error
     return make_policy(model, tokenizer)
 
 
@@ -80,7 +97,10 @@ def make_policy(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> P
         )
     ends = _end_tokens(model, tokenizer)
     if not ends:
-        raise ModelError("tokenizer.eos_token: is not set, so no completion could ever end; set it and save again.")
+        raise ModelError(
+            "tokenizer.eos_token: is not set, so no completion could ever end; set it and save "
+            "again."
+        )
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.convert_ids_to_tokens(min(ends))
     context = getattr(config, "max_position_embeddings", None) or 1 << 30

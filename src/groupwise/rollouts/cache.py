@@ -1,8 +1,9 @@
 """Keys and values of a rollout: each prompt's once, and a suffix for every completion.
 
-The cache is a grid of slots × G: a slot holds one prompt, its G completions grow in step. Slots in use are always the first
-ones, so a decoding step works on a view of the grid and nothing is gathered. With S slots, K key heads, P prompt tokens,
-T completion tokens and dimension D, a layer holds prompt keys [S, K, P, D] and suffix keys [S, K, G, T, D].
+The cache is a grid of slots × G: a slot holds one prompt, its G completions grow in step. Slots in
+use are always the first ones, so a decoding step works on a view of the grid and nothing is
+gathered. With S slots, K key heads, P prompt tokens, T completion tokens and dimension D, a layer
+holds prompt keys [S, K, P, D] and suffix keys [S, K, G, T, D].
 
     scores = [ q · promptᵀ | q · suffixᵀ ] · scaling      [S, K, G·heads/K, P + T]
     out    = softmax(scores + mask) [prompt values; suffix values]
@@ -103,7 +104,9 @@ class Prefill:
             place = torch.arange(self.time, device=query.device)
             mask = within_window(place[:, None], place, window)[None, None]
         # Padding stands after every real token, so the causal mask already hides it.
-        return sees(q, k, v, mask=mask, scaling=scaling, softcap=softcap).transpose(1, 2).flatten(0, 1)
+        return (
+            sees(q, k, v, mask=mask, scaling=scaling, softcap=softcap).transpose(1, 2).flatten(0, 1)
+        )
 
 
 class Decode:
@@ -116,7 +119,9 @@ class Decode:
         uniform: all slots in use hold prompts of one length at one position, so no mask is needed.
     """
 
-    def __init__(self, cache: GroupCache, *, used: int, live: Int[Tensor, "rows"], uniform: bool) -> None:
+    def __init__(
+        self, cache: GroupCache, *, used: int, live: Int[Tensor, "rows"], uniform: bool
+    ) -> None:
         self.cache, self.used, self.live, self.uniform = cache, used, live, uniform
         self.slot = torch.div(live, cache.group, rounding_mode="floor")
         self.sample = live - self.slot * cache.group
@@ -127,7 +132,8 @@ class Decode:
         self.masks: dict[int | None, Tensor] = {}
 
     def _mask(self, window: int | None, dtype: torch.dtype) -> Float[Tensor, "slots 1 1 keys"]:
-        """0 where a slot's rows may look, −inf elsewhere; one per window width, shared by the layers."""
+        """0 where a slot's rows may look, −inf elsewhere; one per window width, shared by the
+        layers."""
         if window not in self.masks:
             cache, used = self.cache, self.used
             length = cache.prompt_length[:used, None]
@@ -159,8 +165,12 @@ class Decode:
         grid = query * scaling
         if not self.full:
             grid = query.new_zeros(used * group, heads, dim).index_copy_(0, self.live, grid)
-        q = grid.view(used, group, key_heads, repeats, dim).transpose(1, 2).reshape(used * key_heads, -1, dim)
-        q_own = q.view(-1, repeats, dim)
+        q = (
+            grid.reshape(used, group, key_heads, repeats, dim)
+            .transpose(1, 2)
+            .reshape(used * key_heads, -1, dim)
+        )
+        q_own = q.reshape(-1, repeats, dim)
         prompt_key, prompt_value, suffix_key, suffix_value = self._views(store)
         scores = torch.cat(
             [
@@ -176,12 +186,19 @@ class Decode:
         weights = _softmax(scores)
         over_prompt = weights.view(len(q), -1, keys)[..., : self.prompt]
         over_suffix = weights.view(-1, repeats, keys)[..., self.prompt :]
-        out = torch.bmm(over_prompt, prompt_value).view(-1, repeats, dim) + torch.bmm(over_suffix, suffix_value)
-        out = out.view(used, key_heads, group, repeats, dim).transpose(1, 2).reshape(used * group, heads, dim)
+        out = torch.bmm(over_prompt, prompt_value).view(-1, repeats, dim) + torch.bmm(
+            over_suffix, suffix_value
+        )
+        out = (
+            out.view(used, key_heads, group, repeats, dim)
+            .transpose(1, 2)
+            .reshape(used * group, heads, dim)
+        )
         return out if self.full else out.index_select(0, self.live)
 
     def _views(self, store: LayerCache) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Storage cut to what is in use, one matrix per (slot, head) and per (slot, head, sample)."""
+        """Storage cut to what is in use, one matrix per (slot, head) and per (slot, head,
+        sample)."""
         used = self.used
         return (
             store.prompt_key[:used, :, : self.prompt].flatten(0, 1),

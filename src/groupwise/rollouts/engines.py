@@ -22,6 +22,9 @@ def make_engine(policy: Policy, *, name: str = "group", max_rows: int = 128) -> 
     if name not in ENGINES:
         raise UsageError(f"engine.name = {name!r}: no such engine; " + suggest(name, ENGINES))
     if name == "group" and (reason := unsupported(policy.model)) is not None:
-        warnings.warn(f"engine 'group' cannot run this model, 'generate' is used instead: {reason}", stacklevel=2)
+        warnings.warn(
+            f"engine 'group' cannot run this model, 'generate' is used instead: {reason}",
+            stacklevel=2,
+        )
         name = "generate"
     return ENGINES[name](policy, max_rows=max_rows)

@@ -1,7 +1,9 @@
-"""The engine for models that cannot be attended group by group: `transformers`' own `generate`, with our streams.
+"""The engine for models that cannot be attended group by group: `transformers`' own `generate`,
+with our streams.
 
-Slower (the prompt is computed G times and the batch waits for its longest row) but bound to no assumption about the model.
-A logits processor does the drawing, so the random streams and log-probabilities are the same as the group engine's.
+Slower (the prompt is computed G times and the batch waits for its longest row) but bound to no
+assumption about the model. A logits processor does the drawing, so the random streams and
+log-probabilities are the same as the group engine's.
 """
 
 from __future__ import annotations
@@ -11,7 +13,13 @@ from collections.abc import Iterable, Iterator, Mapping
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
+from transformers import (
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
 
 from groupwise.models import Policy
 from groupwise.rollouts.sampling import draw
@@ -23,7 +31,9 @@ from groupwise.types import Group, Request, Sampling
 class GenerateEngine:
     """Rollouts through `model.generate`, several prompts at a time, padded on the left."""
 
-    capabilities = frozenset({"common_random_numbers", "kept_sets", "shares_weights", "stop_strings"})
+    capabilities = frozenset(
+        {"common_random_numbers", "kept_sets", "shares_weights", "stop_strings"}
+    )
 
     def __init__(self, policy: Policy, *, max_rows: int = 128) -> None:
         self.policy, self.max_rows, self.version = policy, max_rows, 0
@@ -49,7 +59,9 @@ class GenerateEngine:
         longest = max(len(row) for row in rows)
         pad = int(tokenizer.pad_token_id)  # pyright: ignore[reportArgumentType]
         ids = torch.tensor([[pad] * (longest - len(row)) + row for row in rows], device=device)
-        mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows], device=device)
+        mask = torch.tensor(
+            [[0] * (longest - len(row)) + [1] * len(row) for row in rows], device=device
+        )
         drawing = _Drawing(requests, sampling, prompt=longest, device=device)
         ending = _Stops(Ending(self.policy, sampling, device=device), prompt=longest)
         settings = GenerationConfig(
@@ -68,7 +80,11 @@ class GenerateEngine:
         return self._groups(requests, out[:, longest:], drawing, ending)
 
     def _groups(
-        self, requests: list[Request], out: Int[Tensor, "rows time"], drawing: _Drawing, ending: _Stops
+        self,
+        requests: list[Request],
+        out: Int[Tensor, "rows time"],
+        drawing: _Drawing,
+        ending: _Stops,
     ) -> list[Group]:
         groups, row = [], 0
         logp = torch.stack(drawing.logp, 1)
@@ -76,7 +92,9 @@ class GenerateEngine:
             completions = []
             for _ in range(request.group):
                 length = int(ending.length[row]) if ending.stopped[row] else out.shape[1]
-                kept = tuple(step[row].nonzero().squeeze(-1).tolist() for step in drawing.kept[:length])
+                kept = tuple(
+                    step[row].nonzero().squeeze(-1).tolist() for step in drawing.kept[:length]
+                )
                 completions.append(
                     completion_of(
                         self.policy,
@@ -88,7 +106,14 @@ class GenerateEngine:
                     )
                 )
                 row += 1
-            groups.append(Group(prompt=request.prompt, prompt_tokens=request.tokens, completions=tuple(completions)))
+            groups.append(
+                Group(
+                    prompt=request.prompt,
+                    prompt_tokens=request.tokens,
+                    completions=tuple(completions),
+                    stream=request.stream,
+                )
+            )
         return groups
 
     def load(self, weights: Mapping[str, Tensor], *, version: int) -> None:
@@ -102,14 +127,18 @@ class GenerateEngine:
 class _Drawing(LogitsProcessor):
     """Draws each row's token from its own stream and leaves it as the only possible one."""
 
-    def __init__(self, requests: list[Request], sampling: Sampling, *, prompt: int, device: torch.device) -> None:
+    def __init__(
+        self, requests: list[Request], sampling: Sampling, *, prompt: int, device: torch.device
+    ) -> None:
         streams = [uniforms(request, sampling.max_tokens) for request in requests]
         self.uniform = torch.cat(streams).to(device)
         self.sampling, self.prompt = sampling, prompt
         self.logp: list[Tensor] = []
         self.kept: list[Tensor] = []
 
-    def __call__(self, input_ids: Tensor, scores: Float[Tensor, "rows vocab"]) -> Float[Tensor, "rows vocab"]:
+    def __call__(
+        self, input_ids: Tensor, scores: Float[Tensor, "rows vocab"]
+    ) -> Float[Tensor, "rows vocab"]:
         drawn = draw(scores, self.uniform[:, input_ids.shape[1] - self.prompt], self.sampling)
         self.logp.append(drawn.logp.double())
         if drawn.kept is not None:
@@ -131,5 +160,7 @@ class _Stops(StoppingCriteria):
             self.stopped = torch.zeros(len(tokens), dtype=torch.bool, device=tokens.device)
             self.length = torch.zeros(len(tokens), dtype=torch.long, device=tokens.device)
         self.length = torch.where(self.stopped, self.length, tokens.shape[1])
-        self.stopped |= self.ending(tokens[:, -1], tokens, torch.full_like(self.length, tokens.shape[1]))
+        self.stopped |= self.ending(
+            tokens[:, -1], tokens, torch.full_like(self.length, tokens.shape[1])
+        )
         return self.stopped

@@ -1,8 +1,10 @@
-"""The in-process engine: a prompt is computed once for all its completions, and no row waits for another.
+"""The in-process engine: a prompt is computed once for all its completions, and no row waits for
+another.
 
-Finished completions leave the batch at once; when the last one of a prompt has finished, its group is yielded and the next
-waiting prompt takes its place. Prompts of different lengths stand side by side without padding in the decoding step. The
-engine runs the very model that learns, so there is no second copy of the weights and nothing to synchronise.
+Finished completions leave the batch at once; when the last one of a prompt has finished, its group
+is yielded and the next waiting prompt takes its place. Prompts of different lengths stand side by
+side without padding in the decoding step. The engine runs the very model that learns, so there is
+no second copy of the weights and nothing to synchronise.
 """
 
 from __future__ import annotations
@@ -36,12 +38,17 @@ class GroupEngine:
         ModelError: the model cannot be attended group by group; the message says why.
     """
 
-    capabilities = frozenset({"common_random_numbers", "kept_sets", "shares_weights", "stop_strings"})
+    capabilities = frozenset(
+        {"common_random_numbers", "kept_sets", "shares_weights", "stop_strings"}
+    )
 
     def __init__(self, policy: Policy, *, max_rows: int = 128) -> None:
         reason = unsupported(policy.model)
         if reason is not None:
-            raise ModelError(f"engine.name = 'group': not possible for this model: {reason}; use engine.name = 'generate'.")
+            raise ModelError(
+                f"engine.name = 'group': not possible for this model: {reason}; use engine.name = "
+                f"'generate'."
+            )
         self.policy = policy
         self.max_rows = max_rows
         self.version = 0
@@ -54,7 +61,9 @@ class GroupEngine:
         training = self.policy.model.training
         self.policy.model.eval()
         try:
-            rollout = _Rollout(self.policy, wanted, sampling, max_rows=self.max_rows, version=self.version)
+            rollout = _Rollout(
+                self.policy, wanted, sampling, max_rows=self.max_rows, version=self.version
+            )
             while not rollout.done:
                 rollout.admit()
                 yield from rollout.collect()
@@ -83,7 +92,13 @@ class _Rollout:
     """The state of one `generate` call. Rows are named slot · G + sample."""
 
     def __init__(
-        self, policy: Policy, requests: list[Request], sampling: Sampling, *, max_rows: int, version: int
+        self,
+        policy: Policy,
+        requests: list[Request],
+        sampling: Sampling,
+        *,
+        max_rows: int,
+        version: int,
     ) -> None:
         self.policy, self.sampling, self.version = policy, sampling, version
         self.backbone = Backbone.of(policy.model)
@@ -93,7 +108,8 @@ class _Rollout:
         for request in requests:
             _check(request, policy)
         self.waiting = list(reversed(requests))
-        # Twice the slots that full groups need: prompts whose last answers are long keep few rows, and others may enter.
+        # Twice the slots that full groups need: prompts whose last answers are long keep few rows,
+        # and others may enter.
         slots = min(len(requests), 2 * (self.max_rows // self.group))
         self.cache = GroupCache(
             slots=slots,
@@ -107,7 +123,9 @@ class _Rollout:
         self.live = torch.empty(0, dtype=torch.long, device=self.device)
         self.tokens = torch.zeros(rows, sampling.max_tokens, dtype=torch.long, device=self.device)
         self.logp = torch.zeros(rows, sampling.max_tokens, dtype=torch.float64, device=self.device)
-        self.uniform = torch.zeros(rows, sampling.max_tokens, dtype=torch.float64, device=self.device)
+        self.uniform = torch.zeros(
+            rows, sampling.max_tokens, dtype=torch.float64, device=self.device
+        )
         self.budget = torch.zeros(rows, dtype=torch.long, device=self.device)
         self.length = torch.zeros(rows, dtype=torch.long, device=self.device)
         self.stopped = torch.zeros(rows, dtype=torch.bool, device=self.device)
@@ -123,9 +141,14 @@ class _Rollout:
         return not self.waiting and not self.slots
 
     def admit(self) -> None:
-        """Let waiting prompts in while their groups fit, and draw the first token of each completion."""
+        """Let waiting prompts in while their groups fit, and draw the first token of each
+        completion."""
         first, rows, tokens = self.used, len(self.live), 0
-        while self.waiting and self.used < self.cache.slots and rows + self.waiting[-1].group <= self.max_rows:
+        while (
+            self.waiting
+            and self.used < self.cache.slots
+            and rows + self.waiting[-1].group <= self.max_rows
+        ):
             tokens += len(self.waiting[-1].tokens)
             if self.used > first and tokens > PREFILL_TOKENS:
                 break
@@ -141,21 +164,31 @@ class _Rollout:
 
     @torch.inference_mode()
     def _prefill(self, first: int) -> None:
-        """Compute the prompts of the slots from `first` on; their last hidden state gives every first token."""
+        """Compute the prompts of the slots from `first` on; their last hidden state gives every
+        first token."""
         new = self.slots[first:]
         lengths = torch.tensor([len(slot.request.tokens) for slot in new], device=self.device)
         time, slots = int(lengths.max()), torch.arange(first, self.used, device=self.device)
         ids = torch.zeros(len(new), time, dtype=torch.long, device=self.device)
         for row, slot in zip(ids, new, strict=True):
-            row[: len(slot.request.tokens)] = torch.as_tensor(slot.request.tokens, device=self.device)
+            row[: len(slot.request.tokens)] = torch.as_tensor(
+                slot.request.tokens, device=self.device
+            )
         self.cache.prompt_length[slots], self.cache.written[slots] = lengths, 0
         places = torch.arange(time, device=self.device).expand(len(new), -1)
         attend = Prefill(cache=self.cache, slots=slots, time=time)
-        hidden = self.backbone.hidden(ids.flatten(), places.flatten(), attend).view(len(new), time, -1)
-        logits = self.backbone.logits(hidden[torch.arange(len(new), device=self.device), lengths - 1])
+        hidden = self.backbone.hidden(ids.flatten(), places.flatten(), attend).view(
+            len(new), time, -1
+        )
+        logits = self.backbone.logits(
+            hidden[torch.arange(len(new), device=self.device), lengths - 1]
+        )
         groups = torch.tensor([slot.request.group for slot in new], device=self.device)
         rows = torch.cat(
-            [slot * self.group + torch.arange(int(g), device=self.device) for slot, g in zip(slots, groups, strict=True)]
+            [
+                slot * self.group + torch.arange(int(g), device=self.device)
+                for slot, g in zip(slots, groups, strict=True)
+            ]
         )
         self._record(rows, logits.repeat_interleave(groups, 0))
         self.live = torch.cat([self.live, rows[self.budget[rows] > self.length[rows]]])
@@ -191,7 +224,9 @@ class _Rollout:
     @torch.inference_mode()
     def collect(self) -> list[Group]:
         """Groups whose last completion has just finished; their slots are free again."""
-        busy = torch.bincount(torch.div(self.live, self.group, rounding_mode="floor"), minlength=self.used)
+        busy = torch.bincount(
+            torch.div(self.live, self.group, rounding_mode="floor"), minlength=self.used
+        )
         finished = [slot for slot, live in enumerate(busy.tolist()) if live == 0]
         groups = [self._group(slot) for slot in finished]
         for slot in reversed(finished):
@@ -210,10 +245,17 @@ class _Rollout:
                     self.logp[row, :length].tolist(),
                     stopped=bool(self.stopped[row]),
                     version=self.version,
-                    kept=tuple(ids.tolist() for ids in self.kept.pop(row)) if row in self.kept else None,
+                    kept=tuple(ids.tolist() for ids in self.kept.pop(row))
+                    if row in self.kept
+                    else None,
                 )
             )
-        return Group(prompt=request.prompt, prompt_tokens=request.tokens, completions=tuple(completions))
+        return Group(
+            prompt=request.prompt,
+            prompt_tokens=request.tokens,
+            completions=tuple(completions),
+            stream=request.stream,
+        )
 
     def _free(self, slot: int) -> None:
         """Give a slot back: the last one in use moves into its place."""
@@ -222,13 +264,24 @@ class _Rollout:
             self.cache.move(last, slot)
             self.slots[slot] = self.slots[last]
             to, of = (slice(s * self.group, (s + 1) * self.group) for s in (slot, last))
-            for values in (self.tokens, self.logp, self.uniform, self.budget, self.length, self.stopped):
+            for values in (
+                self.tokens,
+                self.logp,
+                self.uniform,
+                self.budget,
+                self.length,
+                self.stopped,
+            ):
                 values[to] = values[of]
             for sample in range(self.group):
                 if last * self.group + sample in self.kept:
-                    self.kept[slot * self.group + sample] = self.kept.pop(last * self.group + sample)
+                    self.kept[slot * self.group + sample] = self.kept.pop(
+                        last * self.group + sample
+                    )
             moved = torch.div(self.live, self.group, rounding_mode="floor") == last
-            self.live = torch.where(moved, self.live + (slot - last) * self.group, self.live).sort().values
+            self.live = (
+                torch.where(moved, self.live + (slot - last) * self.group, self.live).sort().values
+            )
         self.slots.pop()
 
 
@@ -239,6 +292,7 @@ def _check(request: Request, policy: Policy) -> None:
         raise UsageError(f"prompt {request.prompt.id}: has no tokens; a prompt must not be empty.")
     if len(request.tokens) >= policy.context:
         raise UsageError(
-            f"prompt {request.prompt.id}: has {len(request.tokens)} tokens, and the model's context is {policy.context}; "
+            f"prompt {request.prompt.id}: has {len(request.tokens)} tokens, and the model's "
+            f"context is {policy.context}; "
             "set data.max_prompt_tokens so that longer prompts are left out."
         )

@@ -1,4 +1,5 @@
-"""From logits to tokens: inverse-CDF sampling, and the log-probability of exactly what was sampled from."""
+"""From logits to tokens: inverse-CDF sampling, and the log-probability of exactly what was sampled
+from."""
 
 from __future__ import annotations
 
@@ -25,8 +26,10 @@ def distribution(
 ) -> tuple[Float[Tensor, "rows vocab"], Bool[Tensor, "rows vocab"] | None]:
     """Probabilities after temperature and truncation, and the kept set (None when nothing is cut).
 
-    Truncation follows the usual order: temperature, top-k, top-p, min-p, each applied to what the one before left; the
-    most probable token is always kept. Ties at the edge of top-k and top-p are resolved towards keeping.
+    Truncation follows the usual order: temperature, top-k, top-p, min-p, each applied to what the
+        one before left; the
+    most probable token is always kept. Ties at the edge of top-k and top-p are resolved towards
+    keeping.
 
     Elsewhere: vLLM and transformers use the same order; both renormalise, as is done here.
     """
@@ -54,10 +57,12 @@ def draw(
 ) -> Drawn:
     """One token per row: the first whose cumulative probability exceeds the row's uniform number.
 
-    Greedy decoding (`temperature = 0`) takes the largest logit and reports its log-probability at temperature 1.
+    Greedy decoding (`temperature = 0`) takes the largest logit and reports its log-probability at
+    temperature 1.
 
     Returns:
-        tokens of positive probability, and log-probabilities of the distribution they were drawn from.
+        tokens of positive probability, and log-probabilities of the distribution they were drawn
+        from.
     """
     if sampling.temperature == 0.0:
         tokens = logits.argmax(-1)
@@ -66,8 +71,11 @@ def draw(
     probs, kept = distribution(logits, sampling)
     cdf = probs.cumsum(-1)
     total = cdf[:, -1]
-    # u·total may round up to total; the largest number below it still has a token whose step of the CDF contains it.
-    target = torch.minimum(uniform.to(cdf.dtype) * total, torch.nextafter(total, torch.zeros_like(total)))
+    # u·total may round up to total; the largest number below it still has a token whose step of the
+    # CDF contains it.
+    target = torch.minimum(
+        uniform.to(cdf.dtype) * total, torch.nextafter(total, torch.zeros_like(total))
+    )
     tokens = torch.searchsorted(cdf, target[:, None], right=True).squeeze(-1)
     logp = probs.gather(-1, tokens[:, None]).squeeze(-1).log()
     return Drawn(tokens=tokens, logp=logp, kept=kept)

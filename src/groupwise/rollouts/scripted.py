@@ -35,10 +35,18 @@ class ScriptedEngine:
         self.answer, self.encode, self.version = answer, encode, 0
 
     def generate(self, requests: Iterable[Request], sampling: Sampling) -> Iterator[Group]:
-        """Yield the groups in the order asked for; texts longer than the budget are cut, with finish "length"."""
+        """Yield the groups in the order asked for; texts longer than the budget are cut, with
+        finish "length"."""
         for request in requests:
-            completions = tuple(self._complete(request, sample, sampling) for sample in range(request.group))
-            yield Group(prompt=request.prompt, prompt_tokens=request.tokens, completions=completions)
+            completions = tuple(
+                self._complete(request, sample, sampling) for sample in range(request.group)
+            )
+            yield Group(
+                prompt=request.prompt,
+                prompt_tokens=request.tokens,
+                completions=completions,
+                stream=request.stream,
+            )
 
     def _complete(self, request: Request, sample: int, sampling: Sampling) -> Completion:
         text = self.answer(request.prompt, sample)

@@ -1,7 +1,10 @@
-"""One stream of uniform numbers for every completion, computed from its name and not from who draws it.
+"""One stream of uniform numbers for every completion, computed from its name and not from who draws
+it.
 
-The number for position t of a completion is a hash of (stream, prompt id, sample, t). So what a completion draws depends
-neither on the batch it is in, nor on the order of rows, nor on what was drawn before: a resumed run, a re-ordered batch
+The number for position t of a completion is a hash of (stream, prompt id, sample, t). So what a
+completion draws depends
+neither on the batch it is in, nor on the order of rows, nor on what was drawn before: a resumed
+    run, a re-ordered batch
 and two algorithms under comparison all see the same numbers.
 """
 
@@ -19,11 +22,13 @@ from groupwise.types import Request
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
-def uniforms(request: Request, count: int, *, sample: int = 0, samples: int | None = None) -> Float64[Tensor, "group time"]:
+def uniforms(
+    request: Request, count: int, *, sample: int = 0, samples: int | None = None
+) -> Float64[Tensor, "group time"]:
     """Uniform numbers in [0, 1) for the first `count` positions of some samples of a request.
 
-    Each is SplitMix64 of (key + position · golden ratio), its upper 53 bits as a fraction, where the key is a BLAKE2b
-    hash of the stream, the prompt's id and the sample's index.
+    Each is SplitMix64 of (key + position · golden ratio), its upper 53 bits as a fraction, where
+    the key is a BLAKE2b hash of the stream, the prompt's id and the sample's index.
 
     Args:
         request: whose completions.
@@ -34,10 +39,13 @@ def uniforms(request: Request, count: int, *, sample: int = 0, samples: int | No
         float64 numbers, equal on every machine.
 
     Source:
-        Steele, Lea, Flood: Fast splittable pseudorandom number generators (OOPSLA 2014), the mixing function.
+        Steele, Lea, Flood: Fast splittable pseudorandom number generators (OOPSLA 2014), the mixing
+            function.
     """
     samples = request.group if samples is None else samples
-    keys = np.array([_key(request, index) for index in range(sample, sample + samples)], dtype=np.uint64)
+    keys = np.array(
+        [_key(request, index) for index in range(sample, sample + samples)], dtype=np.uint64
+    )
     with np.errstate(over="ignore"):
         x = keys[:, None] + (np.arange(1, count + 1, dtype=np.uint64) * _GOLDEN)[None, :]
         x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

@@ -22,23 +22,35 @@ class Ending:
         self.tokenizer = policy.tokenizer
         self.ends = torch.tensor(sorted(policy.end_tokens), device=device)
         self.stop = sampling.stop
-        # A token adds at least one byte, so a tail of as many tokens as the longest stop string has bytes holds it whole.
+        # A token adds at least one byte, so a tail of as many tokens as the longest stop string has
+        # bytes holds it whole.
         self.tail = max((len(text.encode()) for text in self.stop), default=0) + 1
 
     def __call__(
-        self, latest: Int[Tensor, "rows"], tokens: Int[Tensor, "rows time"], length: Int[Tensor, "rows"]
+        self,
+        latest: Int[Tensor, "rows"],
+        tokens: Int[Tensor, "rows time"],
+        length: Int[Tensor, "rows"],
     ) -> Bool[Tensor, "rows"]:
         ended = torch.isin(latest, self.ends)
         if self.stop:
-            tails = [row[max(0, n - self.tail) : n].tolist() for row, n in zip(tokens, length.tolist(), strict=True)]
+            tails = [
+                row[max(0, n - self.tail) : n].tolist()
+                for row, n in zip(tokens, length.tolist(), strict=True)
+            ]
             texts = decode_all(self.tokenizer, tails)
-            ended |= torch.tensor([any(stop in text for stop in self.stop) for text in texts], device=ended.device)
+            ended |= torch.tensor(
+                [any(stop in text for stop in self.stop) for text in texts], device=ended.device
+            )
         return ended
 
 
 def decode_all(tokenizer: object, rows: Sequence[Sequence[int]]) -> list[str]:
-    """Texts with special tokens kept: a tag may be one, and dropping it would make every reward 0 in silence."""
-    return tokenizer.batch_decode(rows, skip_special_tokens=False, clean_up_tokenization_spaces=False)  # pyright: ignore
+    """Texts with special tokens kept: a tag may be one, and dropping it would make every reward 0
+    in silence."""
+    return tokenizer.batch_decode(
+        rows, skip_special_tokens=False, clean_up_tokenization_spaces=False
+    )  # pyright: ignore
 
 
 def completion_of(

@@ -21,7 +21,8 @@ class Head:
     Attributes:
         weight, bias: of the projection.
         softcap: logits become softcap · tanh(logits / softcap) where it is set.
-        temperature: the sampler's; logits are divided by it, so that log-probabilities are of what was sampled from.
+        temperature: the sampler's; logits are divided by it, so that log-probabilities are of what
+            was sampled from.
         chunk_bytes: size of one float32 logits buffer; at most three exist at a time.
         keep_bytes: probabilities kept for the backward pass up to this size, recomputed beyond it.
     """
@@ -71,7 +72,8 @@ def token_logprobs(
 
 
 def _logits(hidden: Tensor, head: Head, kept: Bool[Tensor, "chunk vocab"] | None) -> Tensor:
-    """z of one chunk, before division by the temperature's effect on the kept set matters (it does not)."""
+    """z of one chunk, before division by the temperature's effect on the kept set matters (it does
+    not)."""
     z = hidden @ head.weight.t()
     if head.bias is not None:
         z = z + head.bias
@@ -85,7 +87,8 @@ def _logits(hidden: Tensor, head: Head, kept: Bool[Tensor, "chunk vocab"] | None
 
 
 class _TokenLogprobs(torch.autograd.Function):
-    """Forward in chunks; backward recomputes the logits of a chunk, or uses its kept probabilities."""
+    """Forward in chunks; backward recomputes the logits of a chunk, or uses its kept
+    probabilities."""
 
     @staticmethod
     def forward(
@@ -129,16 +132,27 @@ class _TokenLogprobs(torch.autograd.Function):
         head: Head = ctx.head
         want_hidden, want_weight, want_bias = ctx.needs_input_grad[:3]
         d_hidden = torch.empty_like(hidden) if want_hidden else None
-        d_weight = torch.zeros(head.weight.shape, dtype=lse.dtype, device=hidden.device) if want_weight else None
-        d_bias = torch.zeros(len(head.weight), dtype=lse.dtype, device=hidden.device) if want_bias else None
+        d_weight = (
+            torch.zeros(head.weight.shape, dtype=lse.dtype, device=hidden.device)
+            if want_weight
+            else None
+        )
+        d_bias = (
+            torch.zeros(len(head.weight), dtype=lse.dtype, device=hidden.device)
+            if want_bias
+            else None
+        )
         for index, rows in enumerate(head.chunks(len(hidden))):
             p, slope = ctx.probs[index], None
             ctx.probs[index] = None
             if p is None:
                 p = _logits(hidden[rows], head, None if ctx.kept is None else ctx.kept(rows))
                 if head.softcap is not None:
-                    # d cap(x)/dx = 1 − (cap(x)/softcap)², and z·temperature is cap(x); 0 where −inf was filled in.
-                    slope = 1 - (p * (head.temperature / head.softcap)).nan_to_num(neginf=1.0).square()
+                    # d cap(x)/dx = 1 − (cap(x)/softcap)², and z·temperature is cap(x); 0 where −inf
+                    # was filled in.
+                    slope = (
+                        1 - (p * (head.temperature / head.softcap)).nan_to_num(neginf=1.0).square()
+                    )
                 p.sub_(lse[rows, None]).exp_()
             if ctx.entropy:
                 extra = (torch.special.entr(p) - p * h[rows, None]) * grad_h[rows, None]

@@ -17,7 +17,8 @@ Schedule = Literal["constant", "linear", "cosine"]
 class OptimizerSettings:
     """Settings of AdamW and its schedule, in optimiser steps.
 
-    `final_fraction` is the share of the learning rate that is left at the last step of a decaying schedule.
+    `final_fraction` is the share of the learning rate that is left at the last step of a decaying
+    schedule.
     """
 
     learning_rate: float = 1e-6
@@ -39,8 +40,10 @@ def learning_rate(step: int, settings: OptimizerSettings) -> float:
         decay(x) = 1 (constant), 1 − x (linear), (1 + cos πx) / 2 (cosine)
 
     Example:
-        >>> settings = OptimizerSettings(learning_rate=1.0, warmup_steps=2, schedule="linear", total_steps=6)
-        >>> [learning_rate(step, settings) for step in range(6)]
+        >>> linear = OptimizerSettings(
+        ...     learning_rate=1.0, warmup_steps=2, schedule="linear", total_steps=6
+        ... )
+        >>> [learning_rate(step, linear) for step in range(6)]
         [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]
     """
     rate, warmup = settings.learning_rate, settings.warmup_steps
@@ -57,16 +60,19 @@ def learning_rate(step: int, settings: OptimizerSettings) -> float:
 class MasterOptimizer:
     """AdamW whose weights and gradients are float32 whatever the model computes in.
 
-    bf16 has 8 bits of mantissa: a weight of 1 cannot take a step of 1e-6. So a model in bf16 or fp16 gets float32 masters;
-    gradients are added to theirs as each microbatch's backward pass produces them, and the model's copy is refreshed
-    after the step. A float32 or float64 model is its own master, at no cost.
+    bf16 has 8 bits of mantissa: a weight of 1 cannot take a step of 1e-6. So a model in bf16 or
+        fp16 gets float32 masters;
+    gradients are added to theirs as each microbatch's backward pass produces them, and the model's
+    copy is refreshed after the step. A float32 or float64 model is its own master, at no cost.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], settings: OptimizerSettings) -> None:
         self.settings = settings
         self.parameters = [p for p in parameters if p.requires_grad]
         low = {torch.bfloat16, torch.float16}
-        self.masters = [nn.Parameter(p.detach().float()) if p.dtype in low else p for p in self.parameters]
+        self.masters = [
+            nn.Parameter(p.detach().float()) if p.dtype in low else p for p in self.parameters
+        ]
         for parameter, master in zip(self.parameters, self.masters, strict=True):
             if master is not parameter:
                 parameter.register_post_accumulate_grad_hook(_into(master))
@@ -83,7 +89,8 @@ class MasterOptimizer:
     def step(self) -> tuple[float, float]:
         """Clip, step, refresh; returns the norm before clipping and the rate used.
 
-        A gradient that is not finite changes nothing: the step is left out and the norm returned tells.
+        A gradient that is not finite changes nothing: the step is left out and the norm returned
+            tells.
         """
         limit = self.settings.max_grad_norm
         norm = float(nn.utils.clip_grad_norm_(self.masters, math.inf if limit is None else limit))

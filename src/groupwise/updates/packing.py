@@ -4,8 +4,9 @@ A pack is one flat row of tokens,
 
     [prompt a][a's 1st completion][a's 2nd completion] … [prompt b][b's 1st completion] …
 
-with positions that restart after the prompt for every branch. Nothing in it is padding. The last token of a completion
-predicts nothing and is left out; the last token of the prompt predicts the first token of every branch.
+with positions that restart after the prompt for every branch. Nothing in it is padding. The last
+token of a completion predicts nothing and is left out; the last token of the prompt predicts the
+first token of every branch.
 """
 
 from __future__ import annotations
@@ -46,10 +47,11 @@ class Pack:
 
 @dataclass(frozen=True, kw_only=True)
 class TreeAttention:
-    """Attention of a pack: prompts causal among themselves, branches to their prompt and causally to themselves.
+    """Attention of a pack: prompts causal among themselves, branches to their prompt and causally
+    to themselves.
 
-    Computed on rectangles, prompts × longest prompt and branches × longest branch, because fused kernels want them; only
-    attention pays for that padding, the layers see packed tokens.
+    Computed on rectangles, prompts × longest prompt and branches × longest branch, because fused
+    kernels want them; only attention pays for that padding, the layers see packed tokens.
 
     Attributes:
         prompt_index, branch_index: packed position of every cell of the rectangles (0 in padding).
@@ -64,8 +66,11 @@ class TreeAttention:
     inverse: Int[Tensor, "packed"]
     masks: dict[int | None, tuple[Tensor | None, Tensor]] = field(default_factory=dict)
 
-    def _masks(self, window: int | None) -> tuple[Bool[Tensor, "1 1 q k"] | None, Bool[Tensor, "branch 1 q k"]]:
-        """Masks of the prompts (None: plain causal) and of the branches; made once per window width."""
+    def _masks(
+        self, window: int | None
+    ) -> tuple[Bool[Tensor, "1 1 _ _"] | None, Bool[Tensor, "branch 1 _ _"]]:
+        """Masks of the prompts (None: plain causal) and of the branches; made once per window
+        width."""
         if window not in self.masks:
             device = self.prompt_index.device
             place = torch.arange(self.prompt_index.shape[1], device=device)
@@ -93,7 +98,11 @@ class TreeAttention:
     ) -> Float[Tensor, "packed heads dim"]:
         prompt_mask, branch_mask = self._masks(window)
         q, k, v = (_cells(x, self.prompt_index) for x in (query, key, value))
-        out = sees(q, k, v, mask=prompt_mask, scaling=scaling, softcap=softcap).transpose(1, 2).flatten(0, 1)
+        out = (
+            sees(q, k, v, mask=prompt_mask, scaling=scaling, softcap=softcap)
+            .transpose(1, 2)
+            .flatten(0, 1)
+        )
         if self.branch_index.numel():
             own_q, own_k, own_v = (_cells(x, self.branch_index) for x in (query, key, value))
             keys = torch.cat([k.index_select(0, self.owner), own_k], 2)
@@ -108,12 +117,13 @@ def _cells(values: Float[Tensor, "packed heads dim"], index: Int[Tensor, "rows t
     return values.index_select(0, index.flatten()).unflatten(0, index.shape).transpose(1, 2)
 
 
-def plan(batch: Batch, rows: Int[Tensor, "rows"], *, tokens: int) -> list[Int[Tensor, "rows"]]:
-    """Split rows into microbatches of about `tokens` packed tokens, completions of one prompt together.
+def plan(batch: Batch, rows: Int[Tensor, "rows"], *, tokens: int) -> list[Int[Tensor, "_"]]:
+    """Split rows into microbatches of about `tokens` packed tokens, completions of one prompt
+    together.
 
-    A completion is never split. The completions of one prompt are spread over several microbatches only where they do not
-    fit one, and then the prompt is computed once in each. Groups are taken in order of length, so that the rectangles of
-    attention fit.
+    A completion is never split. The completions of one prompt are spread over several microbatches
+    only where they do not fit one, and then the prompt is computed once in each. Groups are taken
+    in order of length, so that the rectangles of attention fit.
     """
     groups: dict[int, list[int]] = {}
     for row in rows.tolist():
@@ -189,14 +199,23 @@ def pack(batch: Batch, rows: Int[Tensor, "rows"], *, device: torch.device) -> Pa
 
 
 def _tree(
-    start: Tensor, prompt_length: Tensor, branch: Tensor, given: Tensor, owner: Tensor, *, packed: int, device: torch.device
+    start: Tensor,
+    prompt_length: Tensor,
+    branch: Tensor,
+    given: Tensor,
+    owner: Tensor,
+    *,
+    packed: int,
+    device: torch.device,
 ) -> TreeAttention:
     """The rectangles of a pack and the way back."""
     prompt_index, prompt_real = _rectangle(start, prompt_length)
     branch_index, branch_real = _rectangle(branch, given)
     inverse = torch.zeros(packed, dtype=torch.long)
     inverse[prompt_index[prompt_real]] = prompt_real.flatten().nonzero().squeeze(-1)
-    inverse[branch_index[branch_real]] = branch_real.flatten().nonzero().squeeze(-1) + prompt_index.numel()
+    inverse[branch_index[branch_real]] = (
+        branch_real.flatten().nonzero().squeeze(-1) + prompt_index.numel()
+    )
     return TreeAttention(
         prompt_index=prompt_index.to(device),
         prompt_length=prompt_length.to(device),

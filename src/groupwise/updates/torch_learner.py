@@ -13,8 +13,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from groupwise.errors import UsageError
-from groupwise.models import Backbone, Policy
+from groupwise.errors import RunError, UsageError
+from groupwise.models import Backbone, Policy, groupwise_attention
 from groupwise.types import Batch, Objective, Update, nan_like
 from groupwise.updates.logprobs import Head, token_logprobs
 from groupwise.updates.optimizer import MasterOptimizer, OptimizerSettings
@@ -29,9 +29,12 @@ class TorchLearner:
     Args:
         policy: model and tokenizer; the model is trained in place.
         optimizer: settings of AdamW.
-        tokens_per_microbatch: packed tokens of one forward and backward pass; bounds memory, changes no number.
-        temperature: of the sampler; log-probabilities are of the tempered distribution that was sampled from.
-        reference: where π_ref comes from: nowhere, a frozen copy made now, or the model without its adapter.
+        tokens_per_microbatch: packed tokens of one forward and backward pass; bounds memory,
+            changes no number.
+        temperature: of the sampler; log-probabilities are of the tempered distribution that was
+            sampled from.
+        reference: where π_ref comes from: nowhere, a frozen copy made now, or the model without its
+            adapter.
         gradient_checkpointing: recompute activations in the backward pass.
         skip_inert_rows: leave out completions whose gradient is exactly zero.
     """
@@ -55,21 +58,40 @@ class TorchLearner:
         self.temperature = temperature or 1.0
         self.skip_inert_rows = skip_inert_rows
         if gradient_checkpointing:
-            self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            self.model.gradient_checkpointing_enable(
+                gradient_checkpointing_kwargs={"use_reentrant": False}
+            )
         if reference == "adapter" and not hasattr(self.model, "disable_adapter"):
-            raise UsageError("model.reference = 'adapter': the model has no adapter to switch off; use 'frozen'.")
+            raise UsageError(
+                "model.reference = 'adapter': the model has no adapter to switch off; use 'frozen'."
+            )
         self.reference = reference
-        self.frozen = copy.deepcopy(self.model).requires_grad_(False).eval() if reference == "frozen" else None
+        self.frozen = (
+            copy.deepcopy(self.model).requires_grad_(False).eval()
+            if reference == "frozen"
+            else None
+        )
         self.optimizer = MasterOptimizer(self.model.parameters(), optimizer)
         self.version = 0
 
     def logprobs(self, batch: Batch, *, reference: bool = False) -> Float[Tensor, "batch time"]:
         """Log-probabilities of every token the policy wrote, without gradient; 0 elsewhere."""
         if reference and self.reference == "none":
-            raise UsageError("model.reference = 'none': this algorithm compares with a reference; use 'auto' or 'frozen'.")
-        backbone = Backbone.of(self.frozen) if reference and self.frozen is not None else self.backbone
-        without = self.model.disable_adapter() if reference and self.reference == "adapter" else nullcontext()
-        out = torch.zeros(batch.tokens.shape, dtype=torch.float64 if _is_double(backbone) else torch.float32)
+            raise UsageError(
+                "model.reference = 'none': this algorithm compares with a reference; use 'auto' or "
+                "'frozen'."
+            )
+        backbone = (
+            Backbone.of(self.frozen) if reference and self.frozen is not None else self.backbone
+        )
+        without = (
+            self.model.disable_adapter()
+            if reference and self.reference == "adapter"
+            else nullcontext()
+        )
+        out = torch.zeros(
+            batch.tokens.shape, dtype=torch.float64 if _is_double(backbone) else torch.float32
+        )
         rows = batch.mask.any(1).nonzero().squeeze(-1)
         training = self.model.training
         self.model.eval()
@@ -84,7 +106,8 @@ class TorchLearner:
     def update(self, batch: Batch, objective: Objective) -> Update:
         """One optimiser step on Σ weight · token loss.
 
-        The weights were normalised over the whole batch, so the split into microbatches only reorders a sum.
+        The weights were normalised over the whole batch, so the split into microbatches only
+        reorders a sum.
         """
         start = time.perf_counter()
         rows = self._contributing(batch, objective)
@@ -94,18 +117,21 @@ class TorchLearner:
         computed[rows] = True
         total = 0.0
         self.model.train()
-        for part in plan(batch, rows, tokens=self.tokens_per_microbatch):
-            packed = pack(batch, part, device=self.device)
-            logp, h = self._forward(packed, self.backbone, batch, entropy=entropy)
-            loss = self._loss(batch.rows(part), packed, logp, h, objective)
-            loss.backward()
-            total += float(loss.detach())
-            at = packed.rows[packed.row.cpu()], packed.time.cpu()
-            logp_all[at] = logp.detach().float().cpu()
-            if h is not None:
-                entropy_all[at] = h.detach().float().cpu()
-            # The graph holds the activations of this microbatch; the next one must not find them still there.
-            del logp, h, loss, packed
+        # Around the backward pass as well: gradient checkpointing runs the layers again there.
+        with groupwise_attention(self.backbone.model):
+            for part in plan(batch, rows, tokens=self.tokens_per_microbatch):
+                packed = pack(batch, part, device=self.device)
+                logp, h = self._forward(packed, self.backbone, batch, entropy=entropy)
+                loss = self._loss(batch.rows(part), packed, logp, h, objective)
+                loss.backward()
+                total += float(loss.detach())
+                at = packed.rows[packed.row.cpu()], packed.time.cpu()
+                logp_all[at] = logp.detach().float().cpu()
+                if h is not None:
+                    entropy_all[at] = h.detach().float().cpu()
+                # The graph holds the activations of this microbatch; the next one must not find them
+                # still there.
+                del logp, h, loss, packed
         backward = time.perf_counter()
         norm, rate = self.optimizer.step()
         self.version += 1
@@ -121,7 +147,8 @@ class TorchLearner:
         )
 
     def _contributing(self, batch: Batch, objective: Objective) -> Int[Tensor, "rows"]:
-        """Rows with a gradient. Weights were normalised before, so leaving a row out changes nothing else."""
+        """Rows with a gradient. Weights were normalised before, so leaving a row out changes
+        nothing else."""
         alive = (batch.mask & (batch.weight != 0)).any(1)
         if self.skip_inert_rows and getattr(objective, "skips_zero_advantage", False):
             alive &= (batch.mask & (batch.advantage != 0)).any(1)
@@ -143,9 +170,13 @@ class TorchLearner:
             sets, vocab = [batch.kept[int(r)] for r in packed.rows], projection.weight.shape[0]
 
             def kept(rows: slice) -> Bool[Tensor, "chunk vocab"]:
-                return kept_mask(sets, packed.row[rows], packed.time[rows], vocab=vocab).to(self.device)
+                return kept_mask(sets, packed.row[rows], packed.time[rows], vocab=vocab).to(
+                    self.device
+                )
 
-        return token_logprobs(hidden.index_select(0, packed.source), packed.target, head, entropy=entropy, kept=kept)
+        return token_logprobs(
+            hidden.index_select(0, packed.source), packed.target, head, entropy=entropy, kept=kept
+        )
 
     def _loss(
         self, batch: Batch, packed: Pack, logp: Tensor, entropy: Tensor | None, objective: Objective
@@ -162,6 +193,26 @@ class TorchLearner:
     def weights(self) -> Mapping[str, Tensor]:
         """The parameters themselves, by name."""
         return dict(self.model.named_parameters())
+
+    def trained(self) -> dict[str, Tensor]:
+        """The parameters that learn, by name: all of them, or an adapter's."""
+        return {name: p.detach() for name, p in self.model.named_parameters() if p.requires_grad}
+
+    @torch.no_grad()
+    def set_trained(self, weights: Mapping[str, Tensor]) -> None:
+        """Set the parameters that learn.
+
+        Raises:
+            RunError: names or shapes belong to another model.
+        """
+        own = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        if own.keys() != weights.keys() or any(own[n].shape != w.shape for n, w in weights.items()):
+            raise RunError(
+                "weights: belong to another model or adapter; resume with the settings of the "
+                "run's config.json."
+            )
+        for name, parameter in own.items():
+            parameter.copy_(weights[name])
 
     def save(self, path: str) -> None:
         """Model and tokenizer as a plain Hugging Face folder."""

@@ -1,0 +1,104 @@
+"""From scored groups to the batches of optimiser steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from groupwise.types import Batch, ScoredGroups
+
+Weighting = Callable[
+    [Bool[Tensor, "batch time"], Int[Tensor, "batch"]], Float[Tensor, "batch time"]
+]
+
+
+def sequences(scored: ScoredGroups) -> Batch:
+    """One row per completion, in the order prompt · group; advantages and weights still 0.
+
+    Rows that could not be judged or that a filter excludes keep their tokens but lose their mask,
+    so nothing is computed from them.
+    """
+    completions = [completion for group in scored.groups for completion in group.completions]
+    length = torch.tensor([len(c.tokens) for c in completions])
+    shape = (len(completions), int(length.max()))
+    tokens = torch.zeros(shape, dtype=torch.long)
+    mask = torch.zeros(shape, dtype=torch.bool)
+    sampler = torch.zeros(shape)
+    used = (scored.keep & scored.scores.valid).flatten().tolist()
+    for row, completion in enumerate(completions):
+        n = len(completion.tokens)
+        tokens[row, :n] = torch.as_tensor(completion.tokens, dtype=torch.long)
+        sampler[row, :n] = torch.as_tensor(completion.logprobs, dtype=torch.float32)
+        if used[row]:
+            mask[row, :n] = torch.as_tensor(completion.mask, dtype=torch.bool)
+    kept = tuple(c.kept for c in completions)
+    sizes = torch.tensor([len(group) for group in scored.groups])
+    return Batch(
+        prompts=tuple(
+            torch.as_tensor(group.prompt_tokens, dtype=torch.long) for group in scored.groups
+        ),
+        group=torch.arange(len(sizes)).repeat_interleave(sizes),
+        tokens=tokens,
+        length=length,
+        mask=mask,
+        advantage=torch.zeros(shape),
+        weight=torch.zeros(shape),
+        sampler_logp=sampler,
+        kept=kept if any(k is not None for k in kept) else None,
+    )
+
+
+def assemble(
+    batch: Batch,
+    advantage: Float[Tensor, "prompt group *time"],
+    weighting: Weighting,
+    *,
+    minibatches: int = 1,
+    epochs: int = 1,
+    seed: tuple[int, ...] = (0,),
+) -> list[Batch]:
+    """The batches of the optimiser steps that one batch of rollouts feeds, epoch after epoch.
+
+    The weights of each are normalised over it as a whole, before anything is split or skipped.
+    Minibatches hold whole groups, shuffled by `seed`, as long as there are groups enough; otherwise
+    whole completions.
+
+    Args:
+        batch: the rows of `sequences`.
+        advantage: per completion, or per token.
+        weighting: from (mask, group) to the weight of every token.
+        minibatches: optimiser steps per epoch.
+        epochs: passes over the rollouts (μ).
+    """
+    rows, time = batch.tokens.shape
+    flat = advantage.flatten(0, 1)
+    spread = flat[:, :time] if flat.ndim == 2 else flat[:, None].expand(rows, time)
+    spread = torch.where(batch.mask, spread, 0).to(torch.float32)
+    steps = []
+    for epoch in range(epochs):
+        for part in _split(batch, minibatches, seed=(*seed, epoch)):
+            own = batch.rows(part)
+            steps.append(
+                replace(
+                    own,
+                    advantage=spread[part, : own.tokens.shape[1]],
+                    weight=weighting(own.mask, own.group).float(),
+                )
+            )
+    return steps
+
+
+def _split(batch: Batch, parts: int, *, seed: tuple[int, ...]) -> list[Int[Tensor, "_"]]:
+    if parts == 1:
+        return [torch.arange(len(batch.tokens))]
+    generator = np.random.default_rng(seed)
+    if parts <= len(batch.prompts):
+        order = torch.from_numpy(generator.permutation(len(batch.prompts))).tensor_split(parts)
+        return [torch.isin(batch.group, groups).nonzero().squeeze(-1) for groups in order]
+    order = torch.from_numpy(generator.permutation(len(batch.tokens))).tensor_split(parts)
+    return [rows.sort().values for rows in order]

@@ -1,0 +1,183 @@
+"""The group engine says what the model itself says, whatever the batch looks like."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tiny_models import NAMES, VOCAB, tiny_model, tiny_policy
+
+from groupwise.models import unsupported
+from groupwise.rollouts import GenerateEngine, GroupEngine, distribution
+from groupwise.types import Group, Prompt, Request, Sampling
+
+ENDS = (1, 7, 8, 9, 10, 11)  # Several, so that completions end at different steps.
+
+
+def make_requests(count: int = 7, *, group: int = 4) -> list[Request]:
+    generator = torch.Generator().manual_seed(1)
+    requests = []
+    for place in range(count):
+        length = int(torch.randint(1, 20, (1,), generator=generator))
+        tokens = torch.randint(12, VOCAB, (length,), generator=generator).tolist()
+        requests.append(Request(prompt=Prompt(id=str(place), text=""), tokens=tokens, group=group))
+    return requests
+
+
+def by_prompt(groups: list[Group]) -> dict[str, list[tuple[int, ...]]]:
+    return {g.prompt.id: [tuple(c.tokens) for c in g.completions] for g in groups}
+
+
+def plain_logits(model: torch.nn.Module, group: Group, tokens: list[int]) -> torch.Tensor:
+    """Logits that predict `tokens`, from a forward pass over prompt and completion alone."""
+    ids = torch.tensor([[*group.prompt_tokens, *tokens]])
+    with torch.no_grad():
+        logits = model(ids, use_cache=False).logits[0]
+    return logits[len(group.prompt_tokens) - 1 : -1]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("rows", [4, 12, 64])
+def test_logprobs_are_those_of_a_plain_forward_pass(name: str, rows: int) -> None:
+    model = tiny_model(name)
+    engine = GroupEngine(tiny_policy(model, ends=ENDS), max_rows=rows)
+    groups = list(engine.generate(make_requests(), Sampling(max_tokens=24)))
+    assert len(groups) == 7
+    for group in groups:
+        for completion in group.completions:
+            logp = plain_logits(model, group, list(completion.tokens)).log_softmax(-1)
+            wanted = logp.gather(1, torch.tensor(completion.tokens)[:, None]).squeeze(1)
+            found = torch.tensor(completion.logprobs)
+            torch.testing.assert_close(found, wanted, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_same_completions_in_any_batch_order_and_refill(name: str) -> None:
+    policy = tiny_policy(tiny_model(name, dtype=torch.float64), ends=ENDS)
+    requests, sampling = make_requests(), Sampling(max_tokens=24)
+    alone = by_prompt(
+        [g for r in requests for g in GroupEngine(policy, max_rows=4).generate([r], sampling)]
+    )
+    lengths = {len(tokens) for rows in alone.values() for tokens in rows}
+    assert len(lengths) > 5, "the test is about ragged lengths"
+    for rows in (4, 11, 64):
+        engine = GroupEngine(policy, max_rows=rows)
+        assert by_prompt(list(engine.generate(requests, sampling))) == alone
+        assert by_prompt(list(engine.generate(requests[::-1], sampling))) == alone
+
+
+def test_generate_engine_draws_the_same_completions() -> None:
+    policy = tiny_policy(tiny_model("qwen2", dtype=torch.float64), ends=ENDS)
+    requests, sampling = make_requests(), Sampling(max_tokens=24, temperature=0.8, top_k=20)
+    ours = {g.prompt.id: g for g in GroupEngine(policy).generate(requests, sampling)}
+    for group in GenerateEngine(policy, max_rows=9).generate(requests, sampling):
+        for theirs, mine in zip(group.completions, ours[group.prompt.id].completions, strict=True):
+            assert list(theirs.tokens) == list(mine.tokens)
+            assert theirs.finish == mine.finish
+            assert theirs.logprobs == pytest.approx(mine.logprobs, abs=1e-6)
+            assert [set(k) for k in theirs.kept or ()] == [set(k) for k in mine.kept or ()]
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(max_tokens=12, temperature=0.7),
+        Sampling(max_tokens=12, top_p=0.8),
+        Sampling(max_tokens=12, top_k=5),
+        Sampling(max_tokens=12, min_p=0.05, temperature=1.3),
+        Sampling(max_tokens=12, temperature=0.9, top_k=30, top_p=0.9, min_p=0.01),
+    ],
+)
+def test_logprobs_are_of_the_distribution_sampled_from(sampling: Sampling) -> None:
+    model = tiny_model("qwen3", dtype=torch.float64)
+    engine = GroupEngine(tiny_policy(model, ends=ENDS))
+    for group in engine.generate(make_requests(3), sampling):
+        for completion in group.completions:
+            logits = plain_logits(model, group, list(completion.tokens))
+            probs, kept = distribution(logits, sampling)
+            wanted = probs.gather(1, torch.tensor(completion.tokens)[:, None]).squeeze(1).log()
+            assert completion.logprobs == pytest.approx(wanted.tolist(), abs=1e-8)
+            if kept is None:
+                assert completion.kept is None
+            else:
+                sets = [set(row.nonzero().squeeze(1).tolist()) for row in kept]
+                assert [set(ids) for ids in completion.kept or ()] == sets
+
+
+def test_samples_follow_the_distribution() -> None:
+    model = tiny_model("llama")
+    request = make_requests(1, group=4000)[0]
+    group = next(
+        GroupEngine(tiny_policy(model), max_rows=4000).generate([request], Sampling(max_tokens=1))
+    )
+    counts = torch.bincount(
+        torch.tensor([c.tokens[0] for c in group.completions]), minlength=VOCAB
+    ).double()
+    probs = plain_logits(model, group, [0]).softmax(-1)[0].double()
+    likely = probs > 5 / 4000
+    # Pearson's statistic over the likely tokens: mean = degrees of freedom, sd = √(2·df).
+    statistic = ((counts - 4000 * probs) ** 2 / (4000 * probs))[likely].sum()
+    df = int(likely.sum())
+    assert df > 5
+    assert statistic < df + 5 * (2 * df) ** 0.5
+
+
+def test_greedy_is_the_most_probable_token_every_time() -> None:
+    model = tiny_model("gemma2")
+    engine = GroupEngine(tiny_policy(model, ends=ENDS))
+    for group in engine.generate(make_requests(3), Sampling(max_tokens=8, temperature=0.0)):
+        for completion in group.completions:
+            best = plain_logits(model, group, list(completion.tokens)).argmax(-1)
+            assert list(completion.tokens) == best.tolist()
+
+
+def test_a_completion_ends_at_its_first_end_token_or_stop_string() -> None:
+    model = tiny_model("mistral")
+    policy = tiny_policy(model, ends=ENDS)
+    free = Sampling(max_tokens=24)
+    texts = [
+        c.text for g in GroupEngine(policy).generate(make_requests(), free) for c in g.completions
+    ]
+    stop = max(texts, key=len)[3:5]  # A string that surely occurs, across two tokens.
+    stopped = Sampling(max_tokens=24, stop=(stop,))
+    plain = by_prompt(list(GroupEngine(policy).generate(make_requests(), free)))
+    seen = 0
+    for group in GroupEngine(policy).generate(make_requests(), stopped):
+        for completion, whole in zip(group.completions, plain[group.prompt.id], strict=True):
+            tokens = list(completion.tokens)
+            assert tuple(tokens) == whole[: len(tokens)]
+            assert not set(tokens[:-1]) & set(ENDS)
+            if stop in completion.text:
+                seen += 1
+                assert completion.text.endswith(stop) and completion.finish == "stop"
+            elif len(tokens) < 24:
+                assert tokens[-1] in ENDS and completion.finish == "stop"
+            else:
+                assert completion.finish == ("stop" if tokens[-1] in ENDS else "length")
+    assert seen
+
+
+def test_uneven_groups_and_one_token_budgets() -> None:
+    policy = tiny_policy(tiny_model("qwen2"), ends=ENDS)
+    requests = [
+        Request(prompt=r.prompt, tokens=r.tokens, group=1 + place % 3)
+        for place, r in enumerate(make_requests())
+    ]
+    for budget in (1, 2):
+        groups = list(
+            GroupEngine(policy, max_rows=5).generate(requests, Sampling(max_tokens=budget))
+        )
+        assert sorted(len(g) for g in groups) == sorted(r.group for r in requests)
+        assert all(1 <= len(c.tokens) <= budget for g in groups for c in g.completions)
+
+
+def test_a_model_that_does_not_fit_is_refused_with_the_reason() -> None:
+    model = tiny_model("llama")
+    assert unsupported(model) is None
+    head = model.get_output_embeddings()
+    head.register_forward_hook(lambda module, inputs, output: output * 2)
+    model.get_decoder().norm.register_forward_hook(lambda module, inputs, output: output * 1)
+    assert unsupported(model) is None, "a hook on the head belongs to the head"
+    model.register_forward_hook(
+        lambda module, inputs, output: type(output)(logits=output.logits * 3)
+    )
+    assert "log-probabilities change" in (unsupported(model) or "")
