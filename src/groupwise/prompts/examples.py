@@ -1,0 +1,49 @@
+"""Worked examples for supervised training: a prompt and the completion to learn."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from groupwise.prompts.answers import gsm8k
+from groupwise.registry import Registry
+from groupwise.types import Prompt
+
+COMPLETIONS = Registry("completion style", data=("text",))
+"""How a worked answer is turned into a completion: None where the text holds no answer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Example:
+    """A prompt and the completion a model is to learn, without the token that ends it."""
+
+    prompt: Prompt
+    completion: str
+
+
+@COMPLETIONS.register
+def as_written(text: str) -> str | None:
+    """The text as it is.
+
+    Example:
+        >>> as_written("<answer>7</answer>")
+        '<answer>7</answer>'
+    """
+    return text or None
+
+
+@COMPLETIONS.register
+def gsm8k_tagged(text: str) -> str | None:
+    """A GSM8K solution between tags, its calculator marks `<<…>>` removed.
+
+    Example:
+        >>> gsm8k_tagged("He sold 2*4=<<2*4=8>>8 clips.\\n#### 8")
+        '<reasoning>He sold 2*4=8 clips.</reasoning><answer>8</answer>'
+
+    Source: Cobbe et al. 2021 for the format of the data.
+    """
+    answer = gsm8k(text)
+    if answer is None:
+        return None
+    reasoning = re.sub(r"<<[^>]*>>", "", text.rpartition("####")[0]).strip()
+    return f"<reasoning>{reasoning}</reasoning><answer>{answer}</answer>"

@@ -1,0 +1,164 @@
+"""Rows of a data set, as plain mappings, from a file, a folder, the hub, or memory."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from groupwise.errors import UsageError, suggest
+
+Row = Mapping[str, Any]
+
+
+def read_rows(source: str, *, split: str = "train", subset: str | None = None) -> list[Row]:
+    """All rows of a named data set.
+
+    Args:
+        source: a .jsonl, .json, .csv or .parquet file; a folder that `datasets` wrote or can read;
+            or a hub name such as "openai/gsm8k".
+        split: which part of a folder or hub data set; a file is one part and is read whole.
+        subset: configuration of a hub data set.
+
+    Raises:
+        UsageError: nothing there, an ending that is not known, a corrupt line (with its number), or
+            no rows.
+    """
+    path = Path(source).expanduser()
+    if path.is_file():
+        rows = _reader(path)(path)
+    elif path.is_dir():
+        rows = _from_folder(path, split)
+    elif path.suffix.lower() in _READERS or path.is_absolute() or source.startswith("."):
+        near = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
+        hint = (
+            suggest(path.name, near) if near else f"the folder {path.parent} does not exist either."
+        )
+        raise UsageError(f"data = {source!r}: no such file; {hint}")
+    else:
+        rows = _from_hub(source, split, subset)
+    if not rows:
+        raise UsageError(f"data = {source!r}: holds no rows.")
+    return rows
+
+
+def _reader(path: Path) -> Callable[[Path], list[Row]]:
+    ending = path.suffix.lower()
+    if ending not in _READERS:
+        raise UsageError(
+            f"data = {str(path)!r}: cannot read files that end in {ending!r}; "
+            + suggest(ending, _READERS)
+        )
+    return _READERS[ending]
+
+
+def _read_jsonl(path: Path) -> list[Row]:
+    rows: list[Row] = []
+    for number, line in enumerate(_lines(path), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise UsageError(
+                f"{path}:{number}: is not JSON ({error.msg}, column {error.colno})."
+            ) from error
+        rows.append(_as_row(row, f"{path}:{number}"))
+    return rows
+
+
+def _read_json(path: Path) -> list[Row]:
+    try:
+        found = json.loads("\n".join(_lines(path)))
+    except json.JSONDecodeError as error:
+        hint = "; one object per line is a .jsonl file" if error.msg == "Extra data" else ""
+        raise UsageError(f"{path}:{error.lineno}: is not JSON ({error.msg}){hint}.") from error
+    if not isinstance(found, list):
+        raise UsageError(f"{path}: must be a list of objects, not {type(found).__name__}.")
+    return [_as_row(row, f"{path}, row {number}") for number, row in enumerate(found, start=1)]
+
+
+def _read_csv(path: Path) -> list[Row]:
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        reader = csv.DictReader(file, strict=True)
+        rows: list[Row] = []
+        try:
+            for row in reader:
+                if None in row or None in row.values():
+                    columns = len(reader.fieldnames or ())
+                    raise UsageError(
+                        f"{path}:{reader.line_num}: must have {columns} fields like the first line."
+                    )
+                rows.append(row)
+        except (csv.Error, UnicodeDecodeError) as error:
+            raise UsageError(f"{path}:{reader.line_num + 1}: is not CSV ({error}).") from error
+    return rows
+
+
+def _read_parquet(path: Path) -> list[Row]:
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        return pyarrow.parquet.read_table(path).to_pylist()
+    except (pyarrow.ArrowException, OSError) as error:
+        raise UsageError(f"{path}: is not a parquet file ({_first_line(error)}).") from error
+
+
+_READERS: Mapping[str, Callable[[Path], list[Row]]] = {
+    ".jsonl": _read_jsonl,
+    ".json": _read_json,
+    ".csv": _read_csv,
+    ".parquet": _read_parquet,
+}
+
+
+def _from_folder(path: Path, split: str) -> list[Row]:
+    import datasets
+
+    try:
+        found = datasets.load_from_disk(str(path))
+    except FileNotFoundError:
+        return _from_hub(str(path), split, None)
+    if isinstance(found, datasets.DatasetDict):
+        if split not in found:
+            raise UsageError(
+                f"data = {str(path)!r}: has no split {split!r}; {suggest(split, map(str, found))}"
+            )
+        found = found[split]
+    return list(found)  # pyright: ignore[reportReturnType]
+
+
+def _from_hub(name: str, split: str, subset: str | None) -> list[Row]:
+    import datasets
+
+    try:
+        found = datasets.load_dataset(name, subset, split=split)
+        return list(found)  # pyright: ignore[reportReturnType]
+    except Exception as error:  # `datasets` raises a different kind for each way of not finding.
+        raise UsageError(
+            f"data = {name!r}: is no file here, and could not be loaded from the hub "
+            f"({_first_line(error)})."
+        ) from error
+
+
+def _lines(path: Path) -> Iterable[str]:
+    try:
+        return path.read_text(encoding="utf-8-sig").split("\n")
+    except UnicodeDecodeError as error:
+        number = error.object[: error.start].count(b"\n") + 1
+        raise UsageError(f"{path}:{number}: is not UTF-8 text ({error.reason}).") from error
+
+
+def _as_row(row: Any, where: str) -> Row:
+    if not isinstance(row, Mapping):
+        raise UsageError(
+            f"{where}: must be an object with named columns, not {type(row).__name__}."
+        )
+    return row
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,323 @@
+"""Prompts from wherever they are: a file, a folder, the hub, a generator, or a list at hand."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from string import Formatter
+from typing import Any, get_args
+
+from groupwise.errors import UsageError, suggest
+from groupwise.prompts.answers import ANSWERS
+from groupwise.prompts.examples import COMPLETIONS, Example
+from groupwise.prompts.rows import Row, read_rows
+from groupwise.prompts.word_problems import Split, word_problems
+from groupwise.registry import Bound, Registry, part
+from groupwise.types import Prompt
+
+GENERATORS = Registry("generator", data=("count",))
+"""Makers of endless prompts: functions from a count to a list of `Prompt`, with `split` and `seed`
+as settings."""
+GENERATORS.register(word_problems)
+
+GENERATED = 4096
+"""How many prompts a generator makes where no limit is given."""
+
+_GENERATED_SPLITS: Mapping[str, str] = {"test": "held_out"} | {s: s for s in get_args(Split)}
+"""A generator's own splits, and the name under which data sets have theirs."""
+
+Source = str | Path | Iterable[str | Row | Prompt]
+
+
+def load_prompts(
+    source: Source,
+    *,
+    split: str = "train",
+    subset: str | None = None,
+    prompt_column: str = "prompt",
+    answer_column: str | None = None,
+    id_column: str | None = None,
+    answer_style: str = "plain",
+    system: str | None = None,
+    wording: str | None = None,
+    chat: bool = True,
+    limit: int | None = None,
+    seed: int = 0,
+) -> list[Prompt]:
+    """Prompts of a data set, in its order.
+
+    Args:
+        source: the name of a generator ("word_problems"); a .jsonl, .json, .csv or .parquet file; a
+            folder; a hub name; or the prompts themselves: strings, rows, or ready `Prompt` objects,
+            which pass through unchanged.
+        split: of a hub data set, a folder, or a generator, where "test" is its held-out problems.
+        subset: configuration of a hub data set.
+        prompt_column: the question, as text or as a list of messages.
+        answer_column: the reference answer; None takes the column "answer" where there is one.
+        id_column: stable ids; without it an id is a hash of the content.
+        answer_style: how the answer is written down, one of `ANSWERS`.
+        system: a system message in front of every question.
+        wording: the question made of several columns, such as "{context}\\n\\n{question}"; replaces
+            `prompt_column`.
+        chat: text becomes a user message, for the model's chat template; False gives it to the
+            model as it is.
+        limit: only the first so many.
+        seed: of a generator.
+
+    Returns:
+        At least one prompt; ids are distinct, and the same on every machine.
+
+    Raises:
+        UsageError: missing file, unknown column, style or field, empty data set, or a row that
+            cannot be read.
+
+    Example:
+        >>> row = {"q": "1+1?", "answer": "#### 2"}
+        >>> prompts = load_prompts([row], prompt_column="q", answer_style="gsm8k")
+        >>> prompts[0].answer, prompts[0].messages
+        ('2', ({'role': 'user', 'content': '1+1?'},))
+    """
+    if limit is not None and limit < 1:
+        raise UsageError(f"data.limit = {limit}: must be at least 1.")
+    if isinstance(source, str) and source in GENERATORS:
+        return _generate(source, split=split, count=limit or GENERATED, seed=seed)
+    if isinstance(source, str | Path):
+        where, given = str(source), read_rows(str(source), split=split, subset=subset)
+    else:
+        where, given = "prompts", list(source)
+        if not given:
+            raise UsageError("prompts = []: must hold at least one prompt.")
+    given = given[:limit]
+    if all(isinstance(item, Prompt) for item in given):
+        prompts = [item for item in given if isinstance(item, Prompt)]
+    else:
+        rows = _as_rows(
+            [{prompt_column: item} if isinstance(item, str) else item for item in given], where
+        )
+        columns = _Columns(
+            prompt=prompt_column,
+            answer="answer" if answer_column is None and "answer" in rows[0] else answer_column,
+            id=id_column,
+            style=ANSWERS.bind(part(answer_style), where="data.answer_style"),
+            system=system,
+            wording=wording,
+            chat=chat,
+        )
+        _check_columns(columns, list(rows[0]), where)
+        prompts = [
+            _prompt(row, columns, f"{where}, row {number}")
+            for number, row in enumerate(rows, start=1)
+        ]
+    return _with_distinct_ids(prompts, where, given_ids=id_column is not None)
+
+
+def load_examples(
+    source: Source,
+    *,
+    completion_column: str = "completion",
+    completion_style: str = "as_written",
+    **prompts: Any,
+) -> list[Example]:
+    """Worked examples of a data set: prompts as `load_prompts` reads them, with their completions.
+
+    Args:
+        completion_column: the text to learn, or a list with one message of the assistant.
+        completion_style: how it is made of that column, one of `COMPLETIONS`.
+        prompts: the settings of `load_prompts`.
+
+    Raises:
+        UsageError: as `load_prompts`, or a row without a completion.
+
+    Example:
+        >>> row = {"question": "1+1?", "solution": "1+1=2\\n#### 2"}
+        >>> load_examples([row], prompt_column="question", completion_column="solution",
+        ...               completion_style="gsm8k_tagged")[0].completion
+        '<reasoning>1+1=2</reasoning><answer>2</answer>'
+    """
+    where = str(source) if isinstance(source, str | Path) else "examples"
+    if where in GENERATORS:
+        raise UsageError(f"data = {where!r}: makes problems without completions; give a file.")
+    style = COMPLETIONS.bind(part(completion_style), where="data.completion_style")
+    examples = []
+    for number, prompt in enumerate(load_prompts(source, **prompts), start=1):
+        found = prompt.columns.get(completion_column)
+        if found is None:
+            raise UsageError(
+                f"data.completion_column = {completion_column!r}: {where}, row {number} has none; "
+                + suggest(completion_column, prompt.columns)
+            )
+        text = found if isinstance(found, str) else _messages(found, where)[-1]["content"]
+        completion = style({"text": text})
+        if completion is None:
+            raise UsageError(
+                f"{where}, row {number}: {completion_column!r} = {text[-40:]!r} holds nothing to "
+                f"learn in the style {completion_style!r} (data.completion_style)."
+            )
+        examples.append(Example(prompt=prompt, completion=completion))
+    return examples
+
+
+def _generate(name: str, *, split: str, count: int, seed: int) -> list[Prompt]:
+    if split not in _GENERATED_SPLITS:
+        raise UsageError(
+            f"data.split = {split!r}: {name} has no such split; {suggest(split, _GENERATED_SPLITS)}"
+        )
+    generator = GENERATORS.bind(part(name, split=_GENERATED_SPLITS[split], seed=seed), where="data")
+    return generator({"count": count})
+
+
+def _as_rows(items: Sequence[Any], where: str) -> list[Row]:
+    for number, item in enumerate(items, start=1):
+        if not isinstance(item, Mapping):
+            raise UsageError(
+                f"{where}, item {number}: must be a string or a row with named columns, like the "
+                f"others, not {type(item).__name__}."
+            )
+    return list(items)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Columns:
+    """What was said about the columns of a data set; `load_prompts` explains each."""
+
+    prompt: str
+    answer: str | None
+    id: str | None
+    style: Bound
+    system: str | None
+    wording: str | None
+    chat: bool
+
+
+def _check_columns(columns: _Columns, known: Sequence[str], where: str) -> None:
+    wanted = [("wording", field) for field in _fields(columns.wording)] if columns.wording else []
+    wanted += [] if columns.wording else [("prompt_column", columns.prompt)]
+    wanted += [("answer_column", columns.answer)] if columns.answer else []
+    wanted += [("id_column", columns.id)] if columns.id else []
+    for setting, column in wanted:
+        if column not in known:
+            raise UsageError(
+                f"data.{setting} = {column!r}: {where} has no such column; {suggest(column, known)}"
+            )
+
+
+def _prompt(row: Row, columns: _Columns, where: str) -> Prompt:
+    messages, text = _question(row, columns, where)
+    answer = _answer(row, columns, where)
+    return Prompt(
+        id=str(_value(row, columns.id, where))
+        if columns.id
+        else _content_id(messages, text, answer),
+        messages=messages,
+        text=text,
+        answer=answer,
+        columns={
+            key: value for key, value in row.items() if columns.wording or key != columns.prompt
+        },
+    )
+
+
+def _question(
+    row: Row, columns: _Columns, where: str
+) -> tuple[tuple[Mapping[str, str], ...], str | None]:
+    """The messages, or the plain text, of a row."""
+    if columns.wording:
+        fields = {field: _value(row, field, where) for field in _fields(columns.wording)}
+        question: Any = columns.wording.format(**fields)
+    else:
+        question = _value(row, columns.prompt, where)
+    system = ({"role": "system", "content": columns.system},) if columns.system else ()
+    if isinstance(question, str):
+        if not question.strip():
+            raise UsageError(f"{where}: {columns.prompt!r} is empty; every prompt needs some text.")
+        if columns.chat or system:
+            return (*system, {"role": "user", "content": question}), None
+        return (), question
+    messages = _messages(question, f"{where}: {columns.prompt!r}")
+    return (messages if messages[0]["role"] == "system" else (*system, *messages)), None
+
+
+def _answer(row: Row, columns: _Columns, where: str) -> str | None:
+    value = _value(row, columns.answer, where) if columns.answer else None
+    if value is None:
+        return None
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    if not text.strip():
+        return None
+    answer = columns.style({"text": text})
+    if answer is None:
+        raise UsageError(
+            f"{where}: {columns.answer!r} = {text[-40:]!r} holds no answer in the style "
+            f"{columns.style.part.name!r} (data.answer_style)."
+        )
+    return answer
+
+
+def _fields(wording: str) -> list[str]:
+    """Names of the columns that a wording asks for."""
+    try:
+        fields = [field for _, field, _, _ in Formatter().parse(wording) if field is not None]
+    except ValueError as error:
+        raise UsageError(
+            f"data.wording = {wording!r}: is no template ({error}); write {{{{ for a brace."
+        ) from error
+    if not fields or not all(field.isidentifier() for field in fields):
+        raise UsageError(
+            f"data.wording = {wording!r}: must name columns like {{question}}; "
+            "write {{ for a brace."
+        )
+    return fields
+
+
+def _value(row: Row, column: str, where: str) -> Any:
+    if column not in row:
+        raise UsageError(
+            f"{where}: has no column {column!r}, which other rows have; {suggest(column, row)}"
+        )
+    return row[column]
+
+
+def _messages(value: Any, where: str) -> tuple[Mapping[str, str], ...]:
+    """Chat messages, checked."""
+    if not isinstance(value, Sequence) or not value:
+        raise UsageError(
+            f"{where} must be text or a list of messages, not {str(value)[:40]!r} "
+            f"({type(value).__name__})."
+        )
+    for message in value:
+        if not isinstance(message, Mapping) or not {"role", "content"} <= set(message):
+            raise UsageError(
+                f"{where} must be a list of messages with role and content; "
+                f"found {str(message)[:60]!r}."
+            )
+        if not isinstance(message["content"], str):
+            raise UsageError(
+                f"{where} holds a message whose content is not text but "
+                f"{type(message['content']).__name__}."
+            )
+    return tuple({"role": str(message["role"]), "content": message["content"]} for message in value)
+
+
+def _content_id(messages: Sequence[Mapping[str, str]], text: str | None, answer: str | None) -> str:
+    content = json.dumps([[dict(message) for message in messages], text, answer], sort_keys=True)
+    return hashlib.blake2b(content.encode(), digest_size=8).hexdigest()
+
+
+def _with_distinct_ids(prompts: list[Prompt], where: str, *, given_ids: bool) -> list[Prompt]:
+    """Tell equal rows apart by counting them; ids that came with the data must be distinct
+    already."""
+    seen: Counter[str] = Counter()
+    distinct = []
+    for prompt in prompts:
+        seen[prompt.id] += 1
+        again = seen[prompt.id] > 1
+        if again and given_ids:
+            raise UsageError(
+                f"data.id_column: {where} holds the id {prompt.id!r} twice; ids must be distinct."
+            )
+        distinct.append(replace(prompt, id=f"{prompt.id}-{seen[prompt.id]}") if again else prompt)
+    return distinct

@@ -1,0 +1,157 @@
+"""How a model sees a prompt: token ids by its chat template, or plain text; and whether text
+survives the tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from transformers import PreTrainedTokenizerBase
+
+from groupwise.errors import ModelError, UsageError
+from groupwise.types import Prompt
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rendered:
+    """Prompts with their token ids, in the order given, and how many were dropped as too long."""
+
+    prompts: tuple[Prompt, ...]
+    tokens: tuple[tuple[int, ...], ...]
+    dropped: int = 0
+
+
+def render(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Token ids of a prompt, up to where the model is to go on writing.
+
+    Messages go through the chat template, with its generation prompt, or going on with the last
+    message when that is the assistant's. Plain text goes through the tokenizer as it is. A
+    tokenizer without chat template is a base model's: there a system message and one user message
+    become plain text, joined by an empty line and ended by one.
+
+    Raises:
+        ModelError: the template refuses the messages, or there is none and the messages are a
+            longer conversation.
+        UsageError: nothing is left to put before the model.
+    """
+    if prompt.text is None and tokenizer.chat_template:
+        tokens = _by_template(prompt, tokenizer)
+    else:
+        text = prompt.text if prompt.text is not None else _without_template(prompt)
+        tokens = list(tokenizer(text).input_ids)
+    if not tokens:
+        raise UsageError(f"prompt {prompt.id}: is empty; every prompt needs at least one token.")
+    return tokens
+
+
+def render_all(
+    prompts: Iterable[Prompt],
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    limit: int,
+    too_long: Literal["refuse", "drop"] = "refuse",
+) -> Rendered:
+    """Render every prompt and see to those of more than `limit` tokens.
+
+    Args:
+        limit: most tokens a prompt may have, usually the context less the completion's budget.
+        too_long: "refuse" raises on the first one, "drop" leaves them out and counts them.
+
+    Raises:
+        UsageError: a prompt is too long and is to be refused, or none is left.
+    """
+    kept: list[Prompt] = []
+    tokens: list[tuple[int, ...]] = []
+    dropped = 0
+    for prompt in prompts:
+        ids = render(prompt, tokenizer)
+        if len(ids) <= limit:
+            kept.append(prompt)
+            tokens.append(tuple(ids))
+        elif too_long == "drop":
+            dropped += 1
+        else:
+            raise UsageError(
+                f"prompt {prompt.id}: has {len(ids)} tokens and at most {limit} leave room for a "
+                "completion; shorten it, lower the completion's budget, or drop long prompts."
+            )
+    if not kept:
+        raise UsageError(f"prompts: all {dropped} have more than {limit} tokens, so none is left.")
+    return Rendered(prompts=tuple(kept), tokens=tuple(tokens), dropped=dropped)
+
+
+def pad_token(tokenizer: PreTrainedTokenizerBase) -> int:
+    """An id to pad with: the tokenizer's own, else its end token, else 0. Padding is masked, so it
+    is never trained on."""
+    for token in (tokenizer.pad_token_id, tokenizer.eos_token_id):
+        if isinstance(token, int):
+            return token
+    return 0
+
+
+def check_round_trip(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str]) -> list[str]:
+    """What is wrong with how texts come back from the tokenizer; an empty list when nothing is.
+
+    A tag that is a special token vanishes wherever completions are decoded with special tokens
+    skipped, and then every reward that looks for it is 0 in silence. White space at either end is
+    not compared, as some tokenizers add or drop it there.
+
+    Returns:
+        One line per text that does not survive, naming the special tokens that decoding drops.
+    """
+    problems = []
+    for text in texts:
+        ids = tokenizer(text, add_special_tokens=False).input_ids
+        whole = _decode(tokenizer, ids, skip=False)
+        shown = _decode(tokenizer, ids, skip=True)
+        special = sorted(
+            {str(tokenizer.convert_ids_to_tokens(i)) for i in ids if i in tokenizer.all_special_ids}
+        )
+        if whole.strip() != text.strip():
+            problems.append(
+                f"{text!r}: comes back from the tokenizer as {whole!r}, so no reward can find it."
+            )
+        elif shown.strip() != text.strip():
+            problems.append(
+                f"{text!r}: decoding drops {', '.join(special)}, special tokens of this "
+                f"tokenizer, and leaves {shown!r}; add such tags as ordinary tokens "
+                "(special=False), or use others."
+            )
+    return problems
+
+
+def _decode(tokenizer: PreTrainedTokenizerBase, ids: list[int], *, skip: bool) -> str:
+    text = tokenizer.decode(ids, skip_special_tokens=skip, clean_up_tokenization_spaces=False)
+    return text if isinstance(text, str) else "".join(text)
+
+
+def _by_template(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    messages = [dict(message) for message in prompt.messages]
+    going_on = bool(messages) and messages[-1]["role"] == "assistant"
+    try:
+        tokens = tokenizer.apply_chat_template(
+            messages,
+            tokenize=True,
+            return_dict=False,
+            add_generation_prompt=not going_on,
+            continue_final_message=going_on,
+        )
+    except (
+        Exception
+    ) as error:  # A template is a program of the model's makers and raises what it likes.
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ModelError(
+            f"prompt {prompt.id}: the chat template refuses its messages ({reason})."
+        ) from error
+    return [int(token) for token in tokens]  # pyright: ignore[reportArgumentType]
+
+
+def _without_template(prompt: Prompt) -> str:
+    roles = [message["role"] for message in prompt.messages]
+    if roles not in (["user"], ["system", "user"]):
+        raise ModelError(
+            f"prompt {prompt.id}: is a conversation ({', '.join(roles)}) and the tokenizer has no "
+            "chat template; set tokenizer.chat_template, or give plain prompts."
+        )
+    return "".join(f"{message['content']}\n\n" for message in prompt.messages)
