@@ -1,0 +1,1 @@
+"""The steps of a pipeline that come before and after reinforcement learning."""
