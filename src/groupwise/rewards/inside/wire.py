@@ -1,0 +1,244 @@
+"""Values between two processes that do not trust each other: plain data, and handles to the rest.
+
+Nothing that is received gets executed: decoding makes builtin values, a short list of value types
+of the standard library, and handles. An object of the program under test stays in the program's
+process and is seen as a `Remote`, and what it equals, or what is left after subtracting the
+expected value from it, is never the program's to decide.
+"""
+
+import builtins
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+LONGEST = 32 * 1024 * 1024
+
+READY = b"ready"
+PASSED = b"P"
+FAILED = b"F"  # an assertion did not hold
+ERROR = b"E"  # an exception, an early exit, a crash
+TIMEOUT = b"T"
+FLOODED = b"L"  # more output than allowed
+UNJUDGEABLE = b"U"  # the test itself cannot be run
+OUTPUT = b"O"  # not a verdict yet: the output follows
+
+_TYPES = {
+    name: getattr(builtins, name)
+    for name in "bool int float complex str bytes list tuple dict set frozenset object type".split()
+}
+_VALUES = {
+    ("array", "array"): lambda v: (v.typecode, list(v)),
+    ("builtins", "range"): lambda v: (v.start, v.stop, v.step),
+    ("collections", "deque"): lambda v: (list(v), v.maxlen),
+    ("datetime", "date"): lambda v: (v.year, v.month, v.day),
+    ("datetime", "time"): lambda v: (v.hour, v.minute, v.second, v.microsecond),
+    ("datetime", "timedelta"): lambda v: (v.days, v.seconds, v.microseconds),
+    ("decimal", "Decimal"): lambda v: (str(v),),
+    ("fractions", "Fraction"): lambda v: (v.numerator, v.denominator),
+}
+_DICTS = ("Counter", "OrderedDict", "defaultdict")
+_TAGS = {list: b"l", tuple: b"t", set: b"S", frozenset: b"Z"}
+_MAKERS = {tag: kind for kind, tag in _TAGS.items()}
+
+
+class Unsendable(TypeError):
+    """A value that the other process cannot be given."""
+
+
+class Malformed(Exception):
+    """Bytes that are no message."""
+
+
+def encode(value: "Any", export, out) -> None:
+    """Append a value to a list of bytes; `export(value)` gives (tag, text) for what is no data."""
+    kind = type(value)
+    if value is None or kind is bool:
+        out.append(b"N" if value is None else b"T" if value else b"F")
+    elif kind is int:
+        _block(out, b"i", value.to_bytes(value.bit_length() // 8 + 1, "big", signed=True))
+    elif kind is float:
+        _block(out, b"f", value.hex().encode())
+    elif kind is complex:
+        _block(out, b"c", f"{value.real.hex()} {value.imag.hex()}".encode())
+    elif kind is str:
+        _block(out, b"s", value.encode("utf-8", "surrogatepass"))
+    elif kind is bytes or kind is bytearray:
+        _block(out, b"b" if kind is bytes else b"y", bytes(value))
+    elif kind in _TAGS or (issubclass(kind, tuple) and hasattr(kind, "_fields")):
+        _count(out, _TAGS.get(kind, b"t"), len(value))
+        for item in value:
+            encode(item, export, out)
+    elif kind is dict or (kind.__module__ == "collections" and kind.__name__ in _DICTS):
+        _count(out, b"d", len(value))
+        for key, item in value.items():
+            encode(key, export, out)
+            encode(item, export, out)
+    elif _in_stdlib(kind):
+        _block(out, b"v", f"{kind.__module__} {kind.__name__}".encode())
+        encode(_VALUES[kind.__module__, kind.__name__](value), export, out)
+    elif kind is type and _TYPES.get(value.__name__) is value:
+        _block(out, b"g", value.__name__.encode())
+    elif kind is type and _in_stdlib(value):
+        _block(out, b"V", f"{value.__module__} {value.__name__}".encode())
+    else:
+        tag, text = export(value)
+        _block(out, tag, text.encode())
+
+
+def _in_stdlib(kind) -> bool:
+    """Whether a class is one of `_VALUES` itself, not one that borrows its name."""
+    key = (kind.__module__, kind.__name__)
+    return key in _VALUES and getattr(sys.modules.get(key[0]), key[1], None) is kind
+
+
+def _block(out, tag, data) -> None:
+    out += (tag, len(data).to_bytes(4, "big"), data)
+
+
+def _count(out, tag, count) -> None:
+    out += (tag, count.to_bytes(4, "big"))
+
+
+def decode(data, at, load) -> "tuple[Any, int]":
+    """The value at a position and the next position; `load(tag, text)` makes what is no data."""
+    tag = data[at : at + 1]
+    at += 1
+    if tag in (b"N", b"T", b"F"):
+        return (None if tag == b"N" else tag == b"T"), at
+    size = int.from_bytes(data[at : at + 4], "big")
+    at += 4
+    if tag == b"d":
+        made = {}
+        for _ in range(size):
+            key, at = decode(data, at, load)
+            made[key], at = decode(data, at, load)
+        return made, at
+    if tag in _MAKERS:
+        items = []
+        for _ in range(size):
+            item, at = decode(data, at, load)
+            items.append(item)
+        return _MAKERS[tag](items), at
+    block, at = data[at : at + size], at + size
+    if not tag or len(block) != size:
+        raise Malformed("cut off")
+    if tag == b"v":
+        fields, at = decode(data, at, load)
+        return _from_stdlib(block.decode())(*fields), at
+    return _scalar(tag, block, load), at
+
+
+def _scalar(tag, block, load) -> "Any":
+    if tag == b"i":
+        return int.from_bytes(block, "big", signed=True)
+    if tag == b"s":
+        return block.decode("utf-8", "surrogatepass")
+    if tag == b"b":
+        return bytes(block)
+    if tag == b"y":
+        return bytearray(block)
+    text = block.decode()
+    if tag == b"f":
+        return float.fromhex(text)
+    if tag == b"c":
+        return complex(*map(float.fromhex, text.split()))
+    if tag == b"g":
+        return _TYPES[text]
+    if tag == b"V":
+        return _from_stdlib(text)
+    return load(tag, text)
+
+
+def _from_stdlib(text) -> "Any":
+    module, name = text.split()
+    if (module, name) not in _VALUES:
+        raise Malformed(text)
+    return getattr(__import__(module), name)
+
+
+def read_exactly(fd, size):
+    """That many bytes; fewer only at the end of the stream."""
+    parts = []
+    while size and (part := os.read(fd, min(size, 1 << 20))):
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)
+
+
+def read_frame(fd) -> "bytes | None":
+    """The next frame (8 bytes of length, then the data), or None at the end of the stream."""
+    head = read_exactly(fd, 8)
+    size = int.from_bytes(head, "big")
+    if size > LONGEST:
+        raise Malformed(f"a message of {size} bytes")
+    data = read_exactly(fd, size)
+    return data if len(head) == 8 and len(data) == size else None
+
+
+def write_frame(fd, data) -> None:
+    """Write a frame, however many writes it takes."""
+    view = memoryview(len(data).to_bytes(8, "big") + data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+class Remote:
+    """An object of the program under test, kept in the program's process.
+
+    Equality and order are asked of the program only between two of its own objects. Arithmetic with
+    plain data is asked too, but has to give another such object: a program that may answer
+    `result - expected` with a number answers 0.
+    """
+
+    __slots__ = ("_ask", "_number")
+
+    def __init__(self, ask, number) -> None:
+        object.__setattr__(self, "_ask", ask)
+        object.__setattr__(self, "_number", number)
+
+    def __getattr__(self, name):
+        return self._ask("getattr", self, name)
+
+    def __setattr__(self, name, value) -> None:
+        self._ask("setattr", self, name, value)
+
+    def __call__(self, *args, **named):
+        return self._ask("call", self, *args, **named)
+
+    def __instancecheck__(self, value) -> bool:
+        return isinstance(value, Remote) and self._ask("isinstance", value, self) is True
+
+    def __hash__(self) -> int:
+        return hash(self._number)
+
+
+def _forward(name):
+    return lambda self, *args: self._ask(name, self, *args)
+
+
+def _between_remotes(name):
+    def method(self, other):
+        return self._ask(name, self, other) if isinstance(other, Remote) else NotImplemented
+
+    return method
+
+
+def _to_remote(name):
+    def method(self, other):
+        answer = self._ask(name, self, other)
+        mine = isinstance(other, Remote) or isinstance(answer, Remote)
+        return answer if mine else NotImplemented
+
+    return method
+
+
+for _name in ("len", "iter", "next", "str", "repr", "bool", "getitem", "setitem", "delitem"):
+    setattr(Remote, f"__{_name}__", _forward(_name))
+for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
+    setattr(Remote, f"__{_name}__", _between_remotes(_name))
+for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"):
+    setattr(Remote, f"__{_name}__", _to_remote(_name))
+    setattr(Remote, f"__r{_name}__", _to_remote("r" + _name))
