@@ -19,7 +19,6 @@ from groupwise.rewards.values import (
     symbols,
 )
 
-
 MAX_ITEMS = 40
 UNORDERED = ("list", "set", "pm")
 REGIONS = ("set", "interval", "union", "intersection", "minus", "reals", "tuple")

@@ -24,7 +24,6 @@ from groupwise.rewards.tokens import (
     tokenise,
 )
 
-
 MAX_DEPTH = 60
 MAX_TOKENS = 800
 

@@ -7,7 +7,6 @@ from typing import Literal
 
 from groupwise.errors import UsageError, suggest
 
-
 Style = Literal["auto", "answer_tag", "boxed", "gsm8k", "last_number", "choice"]
 
 _TAIL = 20_000  # characters from the end that are looked at: the answer stands there

@@ -8,15 +8,15 @@ never reaches `eval`, `sympify` or any other reader that can execute it.
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from groupwise.rewards.compare import plain_words, same
 from groupwise.rewards.contract import REWARDS, verifier
 from groupwise.rewards.expressions import Node, read
-from groupwise.rewards.extract import Style, boxed, extract_answer
+from groupwise.rewards.extract import boxed, extract_answer
 from groupwise.rewards.numbers import plain_number, same_number
 from groupwise.rewards.tokens import MAX_LENGTH, ReadError, tidy
 from groupwise.rewards.values import NoValue
-
 
 _LETTER = re.compile(r"\(?\s*([A-J])\s*\)?\.?")
 _LEADING_LETTER = re.compile(r"\(?\s*([A-Ja-j])\s*(?:[).:]+(?:\s.*)?|$)", re.DOTALL)
@@ -141,3 +141,48 @@ def _readable(gold: str) -> bool:
     if _readings(gold):
         return True
     return "\\" not in gold and len(gold.split()) <= 8
+
+
+@verifier
+@REWARDS.register
+def exact_answer(
+    text: str, answer: Any, *, style: Style = "answer_tag", after: str = ""
+) -> float | None:
+    """1 if the answer that a completion gives equals the reference mathematically, else 0.
+
+    Args:
+        text: the completion.
+        answer: the reference, or a list of references of which one must be met; of a GSM8K
+            solution the part after `####`.
+        style: where the answer stands; see `extract_answer`.
+        after: only what follows the last occurrence of this string counts, such as "</think>";
+            a completion without it earns 0.
+
+    Returns:
+        None where no reference can be read.
+
+    Example:
+        >>> exact_answer("<answer>0.5</answer>", "1/2"), exact_answer("0.5", "1/2")
+        (1.0, 0.0)
+
+    Elsewhere: TRL's `accuracy_reward` looks for the answer anywhere and refuses references in
+    words; open-r1's pays 1 where the reference cannot be read.
+    """
+    if after:
+        _, mark, text = text.rpartition(after)
+        if not mark:
+            return 0.0 if _golds(answer) else None
+    golds = _golds(answer)
+    said = extract_answer(text, style=style)
+    if said is None:
+        readable = any(math_equal(gold, "") is not None for gold in golds)
+        return 0.0 if readable else None
+    verdicts = [math_equal(gold, said) for gold in golds]
+    known = [verdict for verdict in verdicts if verdict is not None]
+    return float(any(known)) if known else None
+
+
+def _golds(answer: Any) -> list[str]:
+    items = answer if isinstance(answer, list | tuple) else [answer]
+    texts = [str(item) for item in items if item is not None]
+    return [text.rpartition("####")[2].strip() for text in texts]

@@ -6,7 +6,6 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 
-
 MAX_DIGITS = 400
 MAX_EXPONENT = 400
 

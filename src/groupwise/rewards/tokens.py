@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-
 MAX_LENGTH = 2000
 
 _UNICODE = {

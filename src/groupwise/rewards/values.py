@@ -16,7 +16,6 @@ from typing import Any
 
 from groupwise.rewards.expressions import Node
 
-
 DIGITS = 60
 AGREE = 1e-38
 MAX_STEPS = 20_000
