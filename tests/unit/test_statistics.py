@@ -293,7 +293,7 @@ def test_a_verdict_turns_round_with_its_order():
 
 
 def test_correction_takes_back_a_lone_small_p():
-    # p = .044 for the final value alone (.04/.01378 = 2.902, 4 degrees of freedom), not after four contrasts
+    # p = .044 for the final value alone (.04/.01378 = 2.902, 4 degrees of freedom), not after four
     a = {s: curve(final=0.90 + [0.0, 0.05, 0.05, 0.02, 0.08][s]) for s in range(5)}
     b = {s: curve(final=0.90) for s in range(5)}
     found = compare({"A": a, "B": b}, against="B", threshold=0.6)

@@ -45,8 +45,8 @@ def figure_table(evaluations: Mapping[str, Sequence[Evaluation]]) -> FigureTable
         evaluations: by model name, in column order; every entry of the sequence is one seed.
 
     Returns:
-        Cells with the evaluation's own interval for one seed, and Student's t interval over seeds
-        for several.
+        Cells with Student's t interval over seeds; with the evaluation's own interval where there
+        is one seed, or where all seeds agree to the last digit.
 
     Example:
         >>> half = {"held_out": {"greedy": Estimate(value=.5, low=.4, high=.6)}}
@@ -72,8 +72,8 @@ def figure_table(evaluations: Mapping[str, Sequence[Evaluation]]) -> FigureTable
         for split, figure in rows:
             found = [run[split][figure] for run in runs if figure in run.get(split, {})]
             if found:
-                pooled = found[0] if len(found) == 1 else seed_mean([cell.value for cell in found])
-                cells[model, split, figure] = pooled
+                pooled = seed_mean([cell.value for cell in found])
+                cells[model, split, figure] = pooled if pooled.known else found[0]
     return FigureTable(
         models=tuple(evaluations),
         rows=tuple(sorted(rows, key=lambda row: splits[row[0]])),

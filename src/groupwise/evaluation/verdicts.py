@@ -11,6 +11,8 @@ from groupwise.evaluation.curves import CurveSummary
 from groupwise.evaluation.paired import ItemDifference, SeedDifference, holm, paired_seeds
 
 SIGNIFICANCE = 0.05
+# A sentence that lists more figures than this is not read; all of them are in the contrasts.
+NAMED = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,7 +198,7 @@ def item_verdict(first: str, second: str, result: ItemDifference) -> str:
     Example:
         >>> from groupwise.evaluation.paired import paired_items
         >>> pair = paired_items([1] * 9 + [0] * 91, [0] * 8 + [1] * 2 + [0] * 90)
-        >>> print(item_verdict("trained", "base", pair).replace("(", "\\n("))
+        >>> print(item_verdict("trained", "base", pair).replace(" (", "\\n("))
         On the same 100 items trained gains 7 [2, 13] pp over base
         (8 gained, 1 lost, McNemar p = .039).
 
@@ -317,7 +319,9 @@ def _verdicts(
         rest = [_open(contrast) for contrast in mine if not contrast.distinct]
         sentences += [f"{'; '.join(told)}."] if told else []
         pair = f"{first} and {mine[0].second}"
-        sentences += [f"{pair} are not distinguishable in {'; '.join(rest)}."] if rest else []
+        more = f"; and in {len(rest) - NAMED} more figures" if len(rest) > NAMED else ""
+        named = "; ".join(rest[:NAMED])
+        sentences += [f"{pair} are not distinguishable in {named}{more}."] if rest else []
     if not any(runs[seed].reached for runs in curves.values() for seed in seeds):
         sentences.append("No run reaches the threshold.")
     return tuple(sentences)
@@ -368,12 +372,14 @@ def _illustration(curves: Curves, seed: int, threshold: float, metric: str) -> t
 
 
 def _plain(value: float) -> str:
-    """One digit after the point, two significant ones below a tenth: no end is rounded to 0."""
-    return f"{value:.1f}".removesuffix(".0") if abs(value) >= 0.1 or not value else f"{value:.2g}"
+    """One digit after the point, more below a tenth, so that no end is rounded to 0."""
+    if abs(value) >= 0.1 or not value:
+        return f"{value:.1f}".removesuffix(".0").replace("-", "−")
+    return (f"{value:.2f}" if abs(value) >= 0.005 else f"{value:.1g}").replace("-", "−")
 
 
 def _signed(value: float) -> str:
-    return f"+{_plain(value)}" if value > 0 else _plain(value).replace("-", "−")
+    return f"+{_plain(value)}" if value > 0 else _plain(value)
 
 
 def _p(value: float) -> str:

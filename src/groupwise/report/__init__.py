@@ -1,0 +1,15 @@
+"""Reports: one HTML file per run or comparison, and its curves as a picture."""
+
+from groupwise.report.comparison import compare_runs, results_table
+from groupwise.report.data import RunData
+from groupwise.report.page import write_comparison_report, write_run_report
+from groupwise.report.png import write_png
+
+__all__ = [
+    "RunData",
+    "compare_runs",
+    "results_table",
+    "write_comparison_report",
+    "write_png",
+    "write_run_report",
+]

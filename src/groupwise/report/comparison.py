@@ -1,0 +1,95 @@
+"""From runs to their comparison: summaries, contrasts and verdicts, and the table of results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from groupwise.errors import UsageError
+from groupwise.evaluation import (
+    Comparison,
+    CurveSummary,
+    FigureTable,
+    compare,
+    figure_table,
+    summarise,
+    title_of,
+)
+from groupwise.report.curves import labels_of
+from groupwise.report.data import RunData, figures_at
+from groupwise.report.text import number
+
+
+def compare_runs(
+    runs: Sequence[RunData],
+    *,
+    against: str | None = None,
+    threshold: float = 0.6,
+    metric: str = "accuracy",
+) -> Comparison:
+    """Compare the labels of some runs over the seeds that all of them have.
+
+    Args:
+        runs: of at least one label; every (label, seed) once.
+        against: the label that the others are compared with; the last one where None.
+        threshold: level of the metric that counts as "has learned", as a share.
+        metric: key of the learning curve, a share.
+
+    Returns:
+        Contrasts of curves and of every held-out figure, with their verdicts.
+
+    Raises:
+        UsageError: no runs, an unknown label, or a label and seed given twice.
+    """
+    if not runs:
+        raise UsageError("runs: must hold at least one run.")
+    labels = labels_of(runs)
+    curves: dict[str, dict[int, CurveSummary]] = {label: {} for label in labels}
+    finals: dict[str, dict[str, dict[int, float]]] = {}
+    for run in runs:
+        if run.seed in curves[run.label]:
+            raise UsageError(f"runs: {run.label} with seed {run.seed} is given twice.")
+        summary = _summary(run, metric, threshold)
+        if summary is not None:
+            curves[run.label][run.seed] = summary
+        for split, figures in figures_at(run, last=True).items():
+            for name, cell in figures.items():
+                key = f"{_figure(name)} ({title_of(split)})"
+                finals.setdefault(key, {}).setdefault(run.label, {})[run.seed] = cell.value
+    shares = {
+        key: values
+        for key, values in finals.items()
+        if all(0 <= v <= 1 for by_seed in values.values() for v in by_seed.values())
+    }
+    return compare(
+        curves, against=against or labels[-1], threshold=threshold, metric=metric, finals=shares
+    )
+
+
+def results_table(runs: Sequence[RunData]) -> FigureTable:
+    """The table of results: the base model (step 0), then every label at its last evaluation.
+
+    Args:
+        runs: of the report.
+
+    Returns:
+        A table whose base column is left out where no run was evaluated at step 0.
+    """
+    bases = [found for run in runs if (found := figures_at(run, last=False))]
+    columns = {"base": bases[:1]} if bases else {}
+    for label in labels_of(runs):
+        found = [figures_at(run, last=True) for run in runs if run.label == label]
+        if any(found):
+            columns[label] = [figures for figures in found if figures]
+    return figure_table(columns)
+
+
+def _summary(run: RunData, metric: str, threshold: float) -> CurveSummary | None:
+    pairs = [(number(row.get("step")), number(row.get(metric))) for row in run.metrics]
+    points = [(step, value) for step, value in pairs if step is not None and value is not None]
+    if not points:
+        return None
+    return summarise([p[0] for p in points], [p[1] for p in points], threshold=threshold)
+
+
+def _figure(name: str) -> str:
+    return f"{name} accuracy" if name in ("greedy", "sampled") else title_of(name)

@@ -1,0 +1,265 @@
+"""Curves as numbers: what the page and the picture draw is computed here, once."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from groupwise.evaluation import seed_mean, smooth, title_of
+from groupwise.report.data import RunData, estimate
+from groupwise.report.text import number
+
+WINDOW = 5
+MOST_POINTS = 400
+
+TITLES = {
+    "accuracy": "Accuracy",
+    "reward": "Reward",
+    "signal_share": "Groups with signal",
+    "positive_share": "Positive advantages",
+    "nonzero_share": "Non-zero advantages",
+    "grad_norm": "Gradient norm",
+    "entropy": "Entropy (nats per token)",
+    "kl": "KL from the reference",
+    "length": "Completion length (tokens)",
+    "truncated_share": "Truncated completions",
+    "tokens_per_second": "Tokens per second",
+    "learning_rate": "Learning rate",
+    "memory_mb": "Memory (MB)",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """One algorithm in one chart.
+
+    Attributes:
+        label: of the algorithm.
+        mean: smoothed curve of one seed, or mean of the smoothed curves of several.
+        low, high: Student's t interval over seeds, or of the evaluation; NaN where there is none.
+        thin: smoothed curve of every seed, or the raw values of the only one.
+    """
+
+    label: str
+    mean: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    thin: tuple[np.ndarray, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chart:
+    """One figure over the steps, for every algorithm.
+
+    Attributes:
+        key: of the metric.
+        title: for people.
+        share: values are shares, drawn on a fixed axis from 0 to 100 %.
+        steps: of the points; lines hold NaN where a run has none.
+        lines: in the order of the labels.
+    """
+
+    key: str
+    title: str
+    share: bool
+    steps: np.ndarray
+    lines: tuple[Line, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The chart as plain JSON values."""
+        return {
+            "key": self.key,
+            "title": self.title,
+            "share": self.share,
+            "steps": self.steps.tolist(),
+            "lines": [
+                {
+                    "label": line.label,
+                    "mean": line.mean.tolist(),
+                    "low": line.low.tolist(),
+                    "high": line.high.tolist(),
+                    "thin": [values.tolist() for values in line.thin],
+                }
+                for line in self.lines
+            ],
+        }
+
+
+def labels_of(runs: Sequence[RunData]) -> tuple[str, ...]:
+    """Labels in order of first appearance; their place decides their colour everywhere."""
+    return tuple(dict.fromkeys(run.label for run in runs))
+
+
+def seeds_of(runs: Sequence[RunData]) -> int:
+    """How many runs the best-covered label has."""
+    return max((sum(run.label == label for run in runs) for label in labels_of(runs)), default=0)
+
+
+def metric_charts(runs: Sequence[RunData]) -> list[Chart]:
+    """A chart of every metric that changes or that has a name of its own, best-known ones first."""
+    flat = [_series(run) for run in runs]
+    keys = dict.fromkeys(key for series in flat for key in series)
+    order = [key for key in TITLES if key in keys]
+    order += [key for key in keys if key not in TITLES and not key.startswith("seconds.")]
+    return [_chart(key, runs, [series.get(key, {}) for series in flat]) for key in order]
+
+
+def evaluation_charts(runs: Sequence[RunData]) -> list[Chart]:
+    """A chart of every held-out figure that was measured at three steps or more."""
+    charts = []
+    keys = dict.fromkeys(
+        (str(row.get("split")), str(name))
+        for run in runs
+        for row in run.evaluations
+        for name in row["figures"]
+    )
+    for split, name in keys:
+        points = [_evaluated(run, split, name) for run in runs]
+        if max(map(len, points), default=0) >= 3:
+            values = [{step: cell[0] for step, cell in run.items()} for run in points]
+            title = f"{title_of(split)}: {title_of(name)}".capitalize()
+            chart = _chart(f"{split}.{name}", runs, values, title=title, window=1)
+            charts.append(_with_intervals(chart, runs, points))
+    return charts
+
+
+def stage_seconds(runs: Sequence[RunData]) -> dict[str, dict[str, float]]:
+    """Mean seconds per step by label and stage."""
+    found: dict[str, dict[str, float]] = {}
+    for label in labels_of(runs):
+        stages: dict[str, list[float]] = {}
+        for run in runs:
+            if run.label == label:
+                for key, points in _series(run).items():
+                    if key.startswith("seconds."):
+                        stages.setdefault(key.removeprefix("seconds."), []).extend(points.values())
+        found[label] = {stage: float(np.mean(values)) for stage, values in stages.items()}
+    return {label: stages for label, stages in found.items() if stages}
+
+
+def _series(run: RunData) -> dict[str, dict[float, float]]:
+    """Every numeric metric by its dotted key: value by step."""
+    found: dict[str, dict[float, float]] = {}
+    for row in run.metrics:
+        step = number(row.get("step"))
+        for key, value in _flat(row):
+            if step is not None and key != "step":
+                found.setdefault(key, {})[step] = value
+    return found
+
+
+def _flat(row: Mapping[str, Any], prefix: str = "") -> list[tuple[str, float]]:
+    pairs = []
+    for key, value in row.items():
+        if isinstance(value, Mapping):
+            if not prefix:
+                pairs += _flat(value, f"{key}.")
+        elif (found := number(value)) is not None:
+            pairs.append((f"{prefix}{key}", found))
+    return pairs
+
+
+def _chart(
+    key: str,
+    runs: Sequence[RunData],
+    values: Sequence[Mapping[float, float]],
+    *,
+    title: str | None = None,
+    window: int = WINDOW,
+) -> Chart:
+    steps = np.array(sorted({step for points in values for step in points}))
+    lines = []
+    for label in labels_of(runs):
+        mine = [p for run, p in zip(runs, values, strict=True) if run.label == label and p]
+        if mine:
+            lines.append(_line(label, mine, steps, window))
+    numbers = [value for points in values for value in points.values()]
+    bounded = all(0 <= value <= 1 for value in numbers)
+    named = key in ("accuracy", "reward") or key.endswith(("share", "fraction", "rate"))
+    share = bounded and (named or window == 1 or key.startswith("parts."))
+    keep = np.unique(
+        np.linspace(0, steps.size - 1, min(steps.size, MOST_POINTS)).round().astype(int)
+    )
+    return Chart(
+        key=key,
+        title=title or TITLES.get(key) or title_of(key.replace(".", ": ")).capitalize(),
+        share=share,
+        steps=steps[keep],
+        lines=tuple(_thinned(line, keep) for line in lines),
+    )
+
+
+def _line(
+    label: str, points: Sequence[Mapping[float, float]], steps: np.ndarray, window: int
+) -> Line:
+    raw = [np.array([run.get(step, np.nan) for step in steps]) for run in points]
+    even = [_smoothed(values, window) for values in raw]
+    unknown = np.full(steps.size, np.nan)
+    if len(points) == 1:
+        return Line(label=label, mean=even[0], low=unknown, high=unknown, thin=(raw[0],))
+    grid = np.array(even)
+    with warnings.catch_warnings():
+        # A step that no seed has is a gap in the line, not a fault.
+        warnings.simplefilter("ignore", RuntimeWarning)
+        mean = np.nanmean(grid, axis=0)
+    found = [
+        seed_mean(column) if np.isfinite(column).all() else None
+        for column in np.ascontiguousarray(grid.T)
+    ]
+    low = np.array([cell.low if cell else np.nan for cell in found])
+    high = np.array([cell.high if cell else np.nan for cell in found])
+    return Line(label=label, mean=mean, low=low, high=high, thin=tuple(even))
+
+
+def _smoothed(values: np.ndarray, window: int) -> np.ndarray:
+    """The moving average over the points that are there."""
+    there = np.isfinite(values)
+    result = np.full(values.size, np.nan)
+    result[there] = smooth(values[there], window=window)
+    return result
+
+
+def _thinned(line: Line, keep: np.ndarray) -> Line:
+    return Line(
+        label=line.label,
+        mean=line.mean[keep],
+        low=line.low[keep],
+        high=line.high[keep],
+        thin=tuple(values[keep] for values in line.thin),
+    )
+
+
+def _evaluated(run: RunData, split: str, name: str) -> dict[float, tuple[float, float, float]]:
+    found = {}
+    for row in run.evaluations:
+        step, cell = number(row.get("step")), estimate(row["figures"].get(name))
+        if str(row.get("split")) == split and step is not None and cell is not None:
+            found[step] = (cell.value, cell.low, cell.high)
+    return found
+
+
+def _with_intervals(
+    chart: Chart,
+    runs: Sequence[RunData],
+    points: Sequence[Mapping[float, tuple[float, float, float]]],
+) -> Chart:
+    """Lines of a single seed get the interval of their evaluation."""
+    lines = []
+    for line in chart.lines:
+        mine = [p for run, p in zip(runs, points, strict=True) if run.label == line.label and p]
+        if len(mine) == 1:
+            ends = [mine[0].get(step, (np.nan,) * 3) for step in chart.steps]
+            low, high = np.array([e[1] for e in ends]), np.array([e[2] for e in ends])
+            line = Line(label=line.label, mean=line.mean, low=low, high=high, thin=())
+        lines.append(line)
+    return Chart(
+        key=chart.key,
+        title=chart.title,
+        share=chart.share,
+        steps=chart.steps,
+        lines=tuple(lines),
+    )

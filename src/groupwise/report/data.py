@@ -1,0 +1,196 @@
+"""What a report is made of: a run, read from its folder or given in memory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from groupwise.errors import UsageError
+from groupwise.evaluation import Estimate
+from groupwise.report.text import number
+
+# More rollouts than this are not read: a page could not hold them.
+READ_LIMIT_BYTES = 64 * 2**20
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunData:
+    """One run, as its report needs it.
+
+    Attributes:
+        label: name in legends and tables; runs that differ only in their seed share it.
+        algorithm: row of the algorithm table.
+        seed: of the run.
+        metrics: one row per step: `{"step": 1, "accuracy": .5, "seconds": {"rollout": .8}}`.
+        evaluations: rows `{"step", "split", "figures": {name: {"value", "low", "high"}}}`.
+        samples: answers to fixed prompts, before and after:
+            `{"step", "prompt": {"id", "text", "answer"}, "text", "correct"}`.
+        rollouts: groups, as the lines of the rollout files.
+        config: the resolved settings.
+        skipped: damaged lines that were left out.
+        unread: rollout files that were left out because all of them would not fit.
+    """
+
+    label: str
+    algorithm: str
+    seed: int
+    metrics: Sequence[Row] = ()
+    evaluations: Sequence[Row] = ()
+    samples: Sequence[Row] = ()
+    rollouts: Sequence[Row] = ()
+    config: Mapping[str, Any] = field(default_factory=dict)
+    skipped: int = 0
+    unread: int = 0
+
+    @classmethod
+    def read(cls, run_dir: str | Path, *, label: str | None = None) -> RunData:
+        """Read a run directory; damaged lines are skipped and counted, absent files are empty.
+
+        Args:
+            run_dir: folder with `metrics.jsonl` and, where there are, `evaluations.jsonl`,
+                `rollouts/step-*.jsonl` and `config.json`.
+            label: name in legends; the algorithm's where None.
+
+        Raises:
+            UsageError: no such folder, or nothing of a run in it.
+        """
+        folder = Path(run_dir)
+        if not folder.is_dir():
+            raise UsageError(f"run = {str(run_dir)!r}: must be a run directory; there is none.")
+        files = sorted((folder / "rollouts").glob("step-*.jsonl"))
+        if not files and not (folder / "metrics.jsonl").exists():
+            raise UsageError(
+                f"run = {str(run_dir)!r}: must hold metrics.jsonl or rollouts/; it holds neither."
+            )
+        metrics, skipped = _lines(folder / "metrics.jsonl")
+        evaluations, more = _lines(folder / "evaluations.jsonl")
+        chosen = _within(files, READ_LIMIT_BYTES)
+        rollouts, lost = [], 0
+        for file in chosen:
+            rows, bad = _lines(file)
+            rollouts += rows
+            lost += bad
+        config, broken = _config(folder / "config.json")
+        algorithm = _algorithm(config)
+        return cls(
+            label=label or algorithm,
+            algorithm=algorithm,
+            seed=int(number(config.get("seed")) or 0),
+            metrics=_latest(metrics),
+            evaluations=tuple(row for row in evaluations if isinstance(row.get("figures"), dict)),
+            samples=tuple(_samples(evaluations)),
+            rollouts=tuple(rollouts),
+            config=config,
+            skipped=skipped + more + lost + broken,
+            unread=len(files) - len(chosen),
+        )
+
+
+def figures_at(run: RunData, *, last: bool) -> dict[str, dict[str, Estimate]]:
+    """Figures by split from a run's last evaluation of each split, or from those at step 0.
+
+    Example:
+        >>> row = {"step": 0, "split": "held_out", "figures": {"greedy": {"value": .1}}}
+        >>> run = RunData(label="a", algorithm="a", seed=0, evaluations=[row])
+        >>> figures_at(run, last=False)["held_out"]["greedy"].value, figures_at(run, last=True)
+        (0.1, {})
+    """
+    steps = {str(row.get("split")): 0.0 for row in run.evaluations}
+    if last:
+        for row in run.evaluations:
+            split = str(row.get("split"))
+            steps[split] = max(steps[split], number(row.get("step")) or 0.0)
+    found: dict[str, dict[str, Estimate]] = {}
+    for row in run.evaluations:
+        split, step = str(row.get("split")), number(row.get("step"))
+        if step is not None and step == steps[split] and (step > 0) is last:
+            figures = {str(name): estimate(given) for name, given in row["figures"].items()}
+            found.setdefault(split, {}).update({n: e for n, e in figures.items() if e})
+    return found
+
+
+def estimate(given: object) -> Estimate | None:
+    """An estimate from `{"value", "low", "high"}` or from a bare number; None from anything else.
+
+    Example:
+        >>> print(estimate({"value": .5, "low": .4, "high": .6}), estimate("?"))
+        0.5 [0.4, 0.6] None
+    """
+    if isinstance(given, Estimate):
+        return given
+    row = given if isinstance(given, Mapping) else {"value": given}
+    value, low, high = (number(row.get(key)) for key in ("value", "low", "high"))
+    if value is None:
+        return None
+    unknown = float("nan")
+    ends = (unknown, unknown) if low is None or high is None else (low, high)
+    return Estimate(value=value, low=ends[0], high=ends[1])
+
+
+def _lines(path: Path) -> tuple[list[dict[str, Any]], int]:
+    """The objects of a JSON-lines file, and how many lines were none."""
+    try:
+        text = path.read_bytes().decode("utf-8", errors="replace")
+    except OSError:
+        return [], 0
+    rows, skipped = [], 0
+    for line in text.split("\n"):
+        if line.strip():
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError):
+                row = None
+            if isinstance(row, dict):
+                rows.append(row)
+            else:
+                skipped += 1
+    return rows, skipped
+
+
+def _config(path: Path) -> tuple[dict[str, Any], int]:
+    """The settings of a run, which are wrapped together with versions and hardware."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8", errors="replace"))
+    except OSError:
+        return {}, 0
+    except (ValueError, RecursionError):
+        return {}, 1
+    if not isinstance(found, dict):
+        return {}, 1
+    inner = found.get("config")
+    return ({**found, **inner} if isinstance(inner, dict) else found), 0
+
+
+def _algorithm(config: Mapping[str, Any]) -> str:
+    section = config.get("algorithm", "run")
+    return str(section.get("name", "run")) if isinstance(section, Mapping) else str(section)
+
+
+def _latest(rows: list[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
+    """Rows by ascending step; a step that was written twice counts as it was written last."""
+    by_step = {step: row for row in rows if (step := number(row.get("step"))) is not None}
+    return tuple(by_step[step] for step in sorted(by_step))
+
+
+def _samples(evaluations: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Answers that were stored with the evaluations."""
+    return [
+        {"step": row.get("step"), "split": row.get("split"), **sample}
+        for row in evaluations
+        if isinstance(row.get("samples"), list)
+        for sample in row["samples"]
+        if isinstance(sample, dict)
+    ]
+
+
+def _within(files: list[Path], limit: int) -> list[Path]:
+    """Files that together stay within a size: all of them, or evenly spaced ones with both ends."""
+    chosen = files
+    while len(chosen) > 2 and sum(file.stat().st_size for file in chosen) > limit:
+        chosen = [*chosen[:-1:2], chosen[-1]]
+    return chosen

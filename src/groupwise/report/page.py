@@ -1,0 +1,231 @@
+"""One self-contained HTML file: no network, no outside code, nothing that model text could run."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from groupwise.errors import RunError, UsageError
+from groupwise.evaluation import FigureTable, title_of
+from groupwise.evaluation.tables import shown
+from groupwise.report import sections
+from groupwise.report.comparison import compare_runs, results_table
+from groupwise.report.curves import (
+    Chart,
+    evaluation_charts,
+    labels_of,
+    metric_charts,
+    seeds_of,
+)
+from groupwise.report.data import RunData
+from groupwise.report.rollouts import payload
+from groupwise.report.text import embedded, escaped
+
+SCRIPTS = ("charts.js", "rollouts.js", "page.js")
+# What is shown at once; every other metric waits behind "more curves".
+FIRST = ("reward", "signal_share", "entropy", "grad_norm", "length", "tokens_per_second")
+_ICON = (
+    "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'%3E"
+    "%3Cpath d='M2 13 6 7l3 3 5-8' fill='none' stroke='%232563a8' stroke-width='2'/%3E%3C/svg%3E"
+)
+
+
+def write_run_report(run_dir: str | Path, output: str | Path | None = None) -> Path:
+    """Write the report of one run.
+
+    Args:
+        run_dir: the run directory.
+        output: the file to write; `report.html` in the run directory where None.
+
+    Returns:
+        The file written, complete in itself.
+
+    Raises:
+        UsageError: no such run.
+        RunError: the file cannot be written.
+    """
+    run = RunData.read(run_dir)
+    table = results_table([run])
+    told = {"verdicts": _changes(table)}
+    page = _page([run], title=_name(run, Path(run_dir)), kind="run", comparison=told)
+    return _written(page, Path(output) if output else Path(run_dir) / "report.html")
+
+
+def write_comparison_report(
+    runs: Sequence[RunData],
+    *,
+    title: str,
+    output: str | Path,
+    comparison: Mapping[str, Any] | None = None,
+    magnified: Mapping[str, Any] | None = None,
+) -> Path:
+    """Write the report of several runs side by side.
+
+    Args:
+        runs: at least one; colours follow the order of their labels.
+        title: heading.
+        output: the file to write.
+        comparison: `{"verdicts": [sentence], "note": str, "contrasts": [...]}` as
+            `Comparison.as_dict()` gives it; made from the runs where None.
+        magnified: one group, `{"prompt", "completions", "advantages": {label: [A]}, "step"}`.
+
+    Returns:
+        The file written, complete in itself.
+
+    Raises:
+        UsageError: no runs.
+        RunError: the file cannot be written.
+    """
+    if not runs:
+        raise UsageError("runs: must hold at least one run.")
+    found = compare_runs(runs).as_dict() if comparison is None else comparison
+    page = _page(
+        runs,
+        title=title,
+        kind="comparison",
+        comparison=found,
+        magnified=magnified,
+    )
+    return _written(page, Path(output))
+
+
+def _page(
+    runs: Sequence[RunData],
+    *,
+    title: str,
+    kind: str,
+    comparison: Mapping[str, Any],
+    magnified: Mapping[str, Any] | None = None,
+) -> str:
+    labels = labels_of(runs)
+    held_out = evaluation_charts(runs)
+    charts = metric_charts(runs) + held_out
+    packed = payload(runs)
+    body = "".join(
+        (
+            sections.header(title, kind, runs),
+            sections.findings(comparison, seeds=seeds_of(runs) if kind == "comparison" else 0),
+            _curves(charts, seeds_of(runs)),
+            sections.results(results_table(runs), labels),
+            sections.magnifier(magnified, labels),
+            sections.before_after(runs),
+            _more_curves(charts, [chart.key for chart in held_out]),
+            sections.timings(runs),
+            sections.browser(packed, sum(run.unread for run in runs)),
+            sections.footer(runs),
+        )
+    )
+    data = {
+        "labels": labels,
+        "charts": [chart.as_dict() for chart in charts],
+        "runs": [{"label": label, "seed": seed} for label, seed in packed.runs] if packed else [],
+    }
+    blocks = _block("report-data", embedded(data))
+    if packed:
+        blocks += _block("rollout-data", packed.text, compressed=packed.compressed)
+    return _document(title, body + blocks)
+
+
+def _document(title: str, body: str) -> str:
+    """The file: styles and script are inline, and the policy allows these two and nothing else."""
+    style = _asset("report.css")
+    script = '"use strict";\n' + "\n".join(_asset(name) for name in SCRIPTS)
+    policy = (
+        f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
+        "img-src data:; base-uri 'none'; form-action 'none'"
+    )
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        '<meta name="color-scheme" content="light dark">'
+        '<meta name="referrer" content="no-referrer">'
+        f'<link rel="icon" href="{_ICON}"><title>{escaped(title)}</title>'
+        f"<style>{style}</style></head><body><main>{body}</main>"
+        f"<script>{script}</script></body></html>\n"
+    )
+
+
+def _curves(charts: Sequence[Chart], seeds: int) -> str:
+    """The curve that matters most, wide."""
+    hero = _hero(charts)
+    if hero is None:
+        return ""
+    how = (
+        "bold: mean over seeds; thin: every seed, moving average of 5 steps; "
+        "band: 95 % Student's t interval of the mean"
+        if seeds > 1
+        else "bold: moving average of 5 steps; thin: every step"
+    )
+    return (
+        f'<section id="curves"><h2>{escaped(hero.title)} per step</h2>'
+        f'{sections.chart_places([hero.key], hero=True)}<p class="note">Training rollouts, {how}.'
+        "</p></section>"
+    )
+
+
+def _more_curves(charts: Sequence[Chart], evaluated: Sequence[str]) -> str:
+    """Every other curve: the telling ones and the first held-out figures, the rest on demand."""
+    hero = _hero(charts)
+    rest = [chart.key for chart in charts if hero is None or chart.key != hero.key]
+    first = [*(key for key in rest if key in FIRST), *evaluated[:3]]
+    others = [key for key in rest if key not in first]
+    if not rest:
+        return ""
+    more = f"<details><summary>{len(others)} more curves</summary>"
+    more += f'<div class="grid">{sections.chart_places(others)}</div></details>'
+    return (
+        '<section id="diagnostics"><h2>What happened underneath</h2>'
+        f'<div class="grid">{sections.chart_places(first)}</div>{more if others else ""}</section>'
+    )
+
+
+def _hero(charts: Sequence[Chart]) -> Chart | None:
+    ranked = [chart for key in ("accuracy", "reward") for chart in charts if chart.key == key]
+    return (ranked or [*charts, None])[0]
+
+
+def _changes(table: FigureTable) -> list[str]:
+    """What one run did to each figure, told without a claim about its algorithm."""
+    sentences = []
+    after = [model for model in table.models if model != "base"]
+    for split, figure in table.rows[:3]:
+        cells = [table.cells.get((model, split, figure)) for model in ("base", *after[:1])]
+        if len(cells) == 2 and all(cells):
+            percent = table.percent(figure)
+            texts = [" ".join(shown(cell, percent=percent)).strip() for cell in cells]
+            unit = " %" if percent else ""
+            name = f"{title_of(figure)}, {title_of(split)}"
+            sentences.append(f"{name[:1].upper()}{name[1:]}: {texts[0]} → {texts[1]}{unit}.")
+    return sentences
+
+
+def _name(run: RunData, folder: Path) -> str:
+    return f"{run.algorithm} · {folder.resolve().name}"
+
+
+def _block(name: str, text: str, *, compressed: bool = False) -> str:
+    kind = "application/octet-stream" if compressed else "application/json"
+    return f'<script type="{kind}" id="{name}">{text}</script>'
+
+
+def _asset(name: str) -> str:
+    return (resources.files("groupwise.report") / "assets" / name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    digest = hashlib.sha256(text.encode("utf-8")).digest()
+    return f"sha256-{base64.b64encode(digest).decode('ascii')}"
+
+
+def _written(page: str, path: Path) -> Path:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(page, encoding="utf-8", newline="\n")
+    except OSError as error:
+        raise RunError(f"{path}: cannot be written ({error.strerror}).") from None
+    return path

@@ -1,0 +1,152 @@
+"""The curves and the table of results as one picture, for a paper or a README."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from groupwise.errors import RunError, UsageError
+from groupwise.evaluation import FigureTable, title_of
+from groupwise.evaluation.tables import shown
+from groupwise.report.comparison import results_table
+from groupwise.report.curves import Chart, labels_of, metric_charts, seeds_of
+from groupwise.report.data import RunData
+from groupwise.report.text import visible
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+ACCENTS = ("#1f5fa8", "#bf4a17", "#2a7a57", "#6d47a6", "#8a6a08", "#a93768")
+INK, SOFT, RULE = "#1c1e22", "#666b73", "#dedbd4"
+
+
+def write_png(runs: Sequence[RunData], output: str | Path, *, title: str = "") -> Path:
+    """Draw learning curves and the table of results.
+
+    Args:
+        runs: at least one.
+        output: the file to write; its ending (png, svg, pdf) decides the format.
+        title: heading; none where empty.
+
+    Returns:
+        The file written.
+
+    Raises:
+        UsageError: no runs, or an ending that is no picture format.
+        RunError: the file cannot be written.
+    """
+    if not runs:
+        raise UsageError("runs: must hold at least one run.")
+    path = Path(output)
+    if path.suffix.lower() not in (".png", ".svg", ".pdf"):
+        raise UsageError(f"output = {str(output)!r}: must end in .png, .svg or .pdf.")
+    from matplotlib import rc_context
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    table, charts = results_table(runs), metric_charts(runs)
+    chosen = [c for key in ("accuracy", "reward") for c in charts if c.key == key] or charts
+    rows = len(table.rows) + len({split for split, _ in table.rows}) + 1 if table.rows else 0
+    style: dict[Any, Any] = {
+        "font.family": "sans-serif",
+        "font.sans-serif": ["Helvetica Neue", "Arial", "Liberation Sans", "DejaVu Sans"],
+        "font.size": 9,
+        "svg.hashsalt": "groupwise",
+        "svg.fonttype": "none",
+        "text.parse_math": False,
+    }
+    with rc_context(style):
+        heights = [3.0, 0.26 * rows + 0.2] if rows else [3.0]
+        layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1)
+        figure = Figure(figsize=(6.8, sum(heights) + 0.6), layout=layout)
+        FigureCanvasAgg(figure)
+        axes = figure.subplots(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
+        if chosen:
+            _draw(axes[0], chosen[0], labels_of(runs), seeds_of(runs))
+        if rows:
+            _tabulate(axes[1], table, labels_of(runs), rows)
+        if title:
+            figure.suptitle(visible(title), x=0.01, ha="left", weight="bold", color=INK, size=11)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            figure.savefig(path, dpi=200, facecolor="white", metadata=_undated(path))
+        except OSError as error:
+            raise RunError(f"{path}: cannot be written ({error.strerror}).") from None
+    return path
+
+
+def _draw(axes: Axes, chart: Chart, labels: tuple[str, ...], seeds: int) -> None:
+    """The learning curve: bold means, thin seeds, bands, names at the ends."""
+    scale = 100 if chart.share else 1
+    low, high = (0.0, 100.0) if chart.share else (None, None)
+    ends = []
+    for line in chart.lines:
+        colour = ACCENTS[labels.index(line.label) % len(ACCENTS)]
+        for values in line.thin:
+            axes.plot(chart.steps, scale * values, color=colour, alpha=0.3, lw=0.7)
+        axes.fill_between(
+            chart.steps, scale * line.low, scale * line.high, color=colour, alpha=0.13, lw=0
+        )
+        axes.plot(chart.steps, scale * line.mean, color=colour, lw=1.9, solid_capstyle="round")
+        known = scale * line.mean[np.isfinite(line.mean)]
+        ends.append((float(known[-1]), line.label, colour))
+    if chart.share:
+        axes.set_ylim(low, high)
+    axes.set_xlim(chart.steps[0], chart.steps[-1])
+    above = np.inf
+    bottom, top = axes.get_ylim()
+    for value, label, colour in sorted(ends, reverse=True):
+        above = min(value, above - 0.075 * (top - bottom))
+        place = (1.015, (above - bottom) / (top - bottom))
+        axes.annotate(
+            visible(label),
+            place,
+            xycoords="axes fraction",
+            color=colour,
+            weight="bold",
+            va="center",
+        )
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(SOFT)
+    axes.tick_params(colors=SOFT, length=3)
+    axes.grid(axis="y", color=RULE, lw=0.6)
+    axes.set_axisbelow(True)
+    how = f"mean of {seeds} seeds, 95 % interval" if seeds > 1 else "one seed, moving average"
+    unit = " (%)" if chart.share else ""
+    axes.set_title(f"{chart.title}{unit}, {how}", loc="left", color=INK, size=9.5)
+    axes.set_xlabel("step", color=SOFT)
+
+
+def _tabulate(axes: Axes, table: FigureTable, labels: tuple[str, ...], rows: int) -> None:
+    """The table of results, drawn as text over hairlines."""
+    axes.set_axis_off()
+    axes.set_xlim(0, 1)
+    axes.set_ylim(rows, 0)
+    place = np.linspace(1.0, 0.30, len(table.models) + 1)[:-1][::-1]
+    for x, model in zip(place, table.models, strict=True):
+        colour = ACCENTS[labels.index(model) % len(ACCENTS)] if model in labels else SOFT
+        axes.text(x, 0.5, visible(model), ha="right", va="center", weight="bold", color=colour)
+    axes.axhline(1, color=SOFT, lw=0.8)
+    y, current = 1.0, None
+    for split, figure in table.rows:
+        if split != current:
+            axes.text(0, y + 0.55, title_of(visible(split)), va="center", weight="bold", color=INK)
+            y, current = y + 1, split
+        percent = table.percent(figure)
+        name = f"{title_of(visible(figure))}{' %' if percent else ''}"
+        axes.text(0.015, y + 0.5, name, va="center", color=INK)
+        for x, model in zip(place, table.models, strict=True):
+            value, interval = shown(table.cells.get((model, split, figure)), percent=percent)
+            axes.text(x - 0.115, y + 0.5, value, ha="right", va="center", color=INK)
+            axes.text(x, y + 0.5, interval, ha="right", va="center", color=SOFT, size=7.5)
+        y += 1
+        axes.axhline(y, color=RULE, lw=0.5)
+
+
+def _undated(path: Path) -> dict[str, None]:
+    """No date in the file, so that the same runs give the same bytes."""
+    return {"Date": None} if path.suffix.lower() == ".svg" else {}

@@ -1,0 +1,177 @@
+"""Rollouts for the page: every string once, columns instead of records, thinned to a budget."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from groupwise.report.curves import labels_of
+from groupwise.report.data import Row, RunData
+from groupwise.report.text import embedded, number, visible
+
+# The page as a whole stays under 8 MB; the rest of it takes well under one.
+BUDGET_BYTES = 6_500_000
+PLAIN_BYTES = 1_500_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Payload:
+    """What the browser of rollouts is given.
+
+    Attributes:
+        text: JSON, or its gzip in base64.
+        compressed: which of the two.
+        shown, total: completions in it, and completions that the runs hold.
+        runs: label and seed of the runs in it.
+    """
+
+    text: str
+    compressed: bool
+    shown: int
+    total: int
+    runs: tuple[tuple[str, int], ...]
+
+
+_COLUMNS = (
+    "text",
+    "reward",
+    "advantage",
+    "correct",
+    "status",
+    "finish",
+    "tokens",
+    "part",
+    "levels",
+    "pieces",
+)
+
+
+def payload(runs: Sequence[RunData], *, budget: int = BUDGET_BYTES) -> Payload | None:
+    """Pack the rollouts of one run per label, the one with the lowest seed.
+
+    Args:
+        runs: the runs of the report.
+        budget: bytes that the packed rollouts may take.
+
+    Returns:
+        The packed rollouts, with whole groups left out evenly over the run where they would not
+        fit; None where no run has any.
+    """
+    chosen = [
+        min((run for run in runs if run.label == label), key=lambda run: run.seed)
+        for label in labels_of(runs)
+    ]
+    groups = [(place, group) for place, run in enumerate(chosen) for group in run.rollouts]
+    total = sum(len(_completions(group)) for _, group in groups)
+    if not total:
+        return None
+    kept = groups
+    while True:
+        packed = _pack(kept)
+        text, compressed = _encode(packed)
+        if len(text) <= budget or len(kept) == 1:
+            break
+        wanted = max(1, int(len(kept) * 0.9 * budget / len(text)))
+        kept = [kept[i * len(kept) // wanted] for i in range(wanted)]
+    return Payload(
+        text=text,
+        compressed=compressed,
+        shown=len(packed["reward"]),
+        total=total,
+        runs=tuple((run.label, run.seed) for run in chosen),
+    )
+
+
+def _pack(groups: Sequence[tuple[int, Row]]) -> dict[str, Any]:
+    # Values that repeat are stored once and named by their place in these.
+    strings: dict[str, int] = {}
+    parts: dict[tuple[Any, ...], int] = {}
+    columns: dict[str, list[Any]] = {name: [] for name in _COLUMNS}
+    rows = []
+    for run, group in groups:
+        prompt = group.get("prompt")
+        prompt = prompt if isinstance(prompt, Mapping) else {"text": prompt}
+        completions = _completions(group)
+        rows.append(
+            [
+                run,
+                number(group.get("step")) or 0,
+                *(_place(strings, _text(prompt.get(key))) for key in ("id", "text", "answer")),
+                len(completions),
+            ]
+        )
+        for completion in completions:
+            _append(columns, completion, strings, parts)
+    return {"strings": list(strings), "parts": list(parts), "groups": rows, **columns}
+
+
+def _append(
+    columns: dict[str, list[Any]],
+    completion: Row,
+    strings: dict[str, int],
+    parts: dict[tuple[Any, ...], int],
+) -> None:
+    given = completion.get("parts")
+    named = given.items() if isinstance(given, Mapping) else ()
+    levels, pieces = _surprise(completion)
+    tokens = completion.get("tokens")
+    columns["text"].append(_place(strings, _text(completion.get("text"))))
+    columns["reward"].append(number(completion.get("reward")))
+    columns["advantage"].append(number(completion.get("advantage")))
+    correct = completion.get("correct")
+    columns["correct"].append(int(correct) if isinstance(correct, bool) else number(correct))
+    columns["status"].append(_place(strings, _text(completion.get("status") or "ok")))
+    columns["finish"].append(_place(strings, _text(completion.get("finish") or "stop")))
+    columns["tokens"].append(len(tokens) if isinstance(tokens, list) else number(tokens))
+    columns["part"].append(_place(parts, tuple((_text(k), number(v)) for k, v in named)))
+    columns["levels"].append(_place(strings, levels))
+    columns["pieces"].append(_place(strings, pieces))
+
+
+def _surprise(completion: Row) -> tuple[str, str]:
+    """Per token how unlikely it was, 0 (certain) to 9 (3 nats and more), one digit each.
+
+    Where the pieces of text that the tokens stand for are known (`pieces`), their lengths follow
+    in base 36, so that the text can be coloured; else only the digits are shown.
+    """
+    logprobs, pieces = completion.get("logprobs"), completion.get("pieces")
+    if not isinstance(logprobs, list):
+        return "", ""
+    levels = "".join(
+        "0" if (value := number(logp)) is None else str(min(9, max(0, int(-3 * value))))
+        for logp in logprobs
+    )
+    if not isinstance(pieces, list) or len(pieces) != len(levels):
+        return levels, ""
+    lengths = [len(_text(piece)) for piece in pieces]
+    text = _text(completion.get("text"))
+    # The page counts in UTF-16 units of the visible text: only where those agree can it cut there.
+    same = visible(text) == text and len(text.encode("utf-16-le", "replace")) == 2 * len(text)
+    if max(lengths, default=0) > 35 or sum(lengths) != len(text) or not same:
+        return levels, ""
+    return levels, "".join("0123456789abcdefghijklmnopqrstuvwxyz"[length] for length in lengths)
+
+
+def _completions(group: Row) -> list[Row]:
+    found = group.get("completions")
+    return [c for c in found if isinstance(c, Mapping)] if isinstance(found, list | tuple) else []
+
+
+def _encode(packed: Mapping[str, Any]) -> tuple[str, bool]:
+    text = embedded(packed)
+    if len(text.encode("utf-8")) <= PLAIN_BYTES:
+        return text, False
+    # mtime 0: the same rollouts give the same page.
+    squeezed = gzip.compress(text.encode("utf-8"), compresslevel=6, mtime=0)
+    return base64.b64encode(squeezed).decode("ascii"), True
+
+
+def _place(table: dict[Any, int], value: Any) -> int:
+    return table.setdefault(value, len(table))
+
+
+def _text(value: object) -> str:
+    return "" if value is None else str(value)

@@ -1,0 +1,374 @@
+"""The parts of a page as HTML. Everything that comes from a run passes through `escaped`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from groupwise.evaluation import Estimate, FigureTable, title_of
+from groupwise.evaluation.tables import shown
+from groupwise.report.curves import labels_of, seeds_of, stage_seconds
+from groupwise.report.data import Row, RunData, estimate
+from groupwise.report.rollouts import Payload
+from groupwise.report.text import escaped, number
+
+COLOURS = 6
+
+
+def accent(labels: Sequence[str], label: str) -> str:
+    """The colour class of a label: its place among all, the same everywhere on the page."""
+    return f"a{labels.index(label) % COLOURS}" if label in labels else "base"
+
+
+def header(title: str, kind: str, runs: Sequence[RunData]) -> str:
+    """Title, what was run, and the legend that shows and hides an algorithm."""
+    labels = labels_of(runs)
+    facts = [fact for fact in (_model(runs), _size(runs), _seeds(runs)) if fact]
+    legend = "".join(
+        f'<button type="button" class="key {accent(labels, label)}" data-label="{escaped(label)}" '
+        f'aria-pressed="true"><i></i>{escaped(label)}</button>'
+        for label in labels
+    )
+    return (
+        f'<header><p class="eyebrow">groupwise <span>{escaped(kind)}</span>'
+        '<button type="button" id="theme" aria-label="Switch between light and dark">◐</button></p>'
+        f"<h1>{escaped(title)}</h1>"
+        f'<p class="facts">{" <b>·</b> ".join(map(escaped, facts))}</p>'
+        f'<nav class="legend" aria-label="Algorithms">{legend}</nav></header>'
+    )
+
+
+def findings(comparison: Mapping[str, Any], *, seeds: int) -> str:
+    """The verdict sentences, marked as an illustration where one seed stands behind them."""
+    verdicts, note = comparison.get("verdicts") or (), comparison.get("note")
+    if not verdicts:
+        return ""
+    mark = '<p class="mark">Illustration · one seed</p>' if seeds == 1 else ""
+    sentences = "".join(f"<p>{escaped(sentence)}</p>" for sentence in verdicts)
+    small = f'<p class="note">{escaped(note)}</p>' if note else ""
+    table = _contrasts(comparison.get("contrasts") or ())
+    return f'<section class="findings">{mark}{sentences}{small}{table}</section>'
+
+
+def chart_places(keys: Sequence[str], *, hero: bool = False) -> str:
+    """Empty frames that the page's script draws the charts into."""
+    kind = "chart hero" if hero else "chart"
+    return "".join(f'<figure class="{kind}" data-chart="{escaped(key)}"></figure>' for key in keys)
+
+
+def results(table: FigureTable, labels: Sequence[str]) -> str:
+    """Final figures with their intervals, and the same as dots with whiskers."""
+    if not table.rows:
+        return ""
+    heads = "".join(
+        f'<th scope="col" class="{accent(labels, model)}"><i></i>{escaped(model)}</th>'
+        for model in table.models
+    )
+    body, current = "", None
+    for split, figure in table.rows:
+        if split != current:
+            span = len(table.models) + 2
+            body += f'<tr class="split"><th colspan="{span}">{escaped(title_of(split))}</th></tr>'
+            current = split
+        percent = table.percent(figure)
+        cells = {model: table.cells.get((model, split, figure)) for model in table.models}
+        body += f'<tr><th scope="row">{escaped(title_of(figure))}</th>'
+        body += "".join(_cell(cell, percent) for cell in cells.values())
+        body += f'<td class="plot">{_whiskers(cells, labels) if percent else ""}</td></tr>'
+    several = max(table.seeds.values(), default=1) > 1
+    how = "over the problems of the evaluation, one seed"
+    if several:
+        how = "Student's t over seeds; over problems for one seed or where all seeds agree"
+    axis = '<th scope="col" class="plot"><div><i>0</i><i>50</i><i>100 %</i></div></th>'
+    return (
+        '<section id="results"><h2>Before and after</h2><div class="scroll"><table class="results">'
+        f"<thead><tr><td></td>{heads}{axis}</tr></thead><tbody>{body}</tbody></table></div>"
+        f'<p class="note">Shares in percent with 95 % intervals ({how}).</p></section>'
+    )
+
+
+def magnifier(magnified: Mapping[str, Any] | None, labels: Sequence[str]) -> str:
+    """One group: prompt, completions, rewards, and what each algorithm makes of them."""
+    if not magnified:
+        return ""
+    prompt = magnified.get("prompt")
+    prompt = prompt if isinstance(prompt, Mapping) else {"text": prompt}
+    given = magnified.get("advantages")
+    advantages = {str(k): list(v) for k, v in given.items()} if isinstance(given, Mapping) else {}
+    scale = {
+        name: max((abs(number(v) or 0) for v in values), default=0) or 1.0
+        for name, values in advantages.items()
+    }
+    rows = ""
+    for place, completion in enumerate(magnified.get("completions") or ()):
+        bars = "".join(
+            _advantage(name, values[place] if place < len(values) else None, scale[name], labels)
+            for name, values in advantages.items()
+        )
+        rows += (
+            f'<li class="sample"><div class="verdict">{_judged(completion)}</div>'
+            f'<div class="text">{escaped(completion.get("text", ""))}</div>'
+            f'<div class="bars">{bars}</div></li>'
+        )
+    step = number(magnified.get("step"))
+    when = "" if step is None else f" from step {step:g}"
+    caption = magnified.get("caption") or (
+        f"One group{when}: the same completions and rewards, turned into advantages by each "
+        "algorithm. Bars are scaled per algorithm; the numbers are not."
+    )
+    return (
+        '<section id="magnifier"><h2>One group under the magnifying glass</h2>'
+        f'<p class="lead">{escaped(caption)}</p><div class="card">'
+        f'<div class="prompt">{escaped(prompt.get("text") or "")}{_answer(prompt)}</div>'
+        f'<ol class="samples">{rows}</ol></div></section>'
+    )
+
+
+def before_after(runs: Sequence[RunData]) -> str:
+    """Answers of the base model and of every trained one to the same first prompts."""
+    labels = labels_of(runs)
+    chosen = {
+        label: min((run for run in runs if run.label == label), key=lambda run: run.seed)
+        for label in labels
+    }
+    first = {label: _answers(run, last=False) for label, run in chosen.items()}
+    last = {label: _answers(run, last=True) for label, run in chosen.items()}
+    base = next((answers for answers in first.values() if answers), {})
+    cards = ""
+    for key in list(base)[:4]:
+        prompt = base[key].get("prompt") or {}
+        columns = _spoken("base", base[key], labels)
+        columns += "".join(_spoken(n, last[n][key], labels) for n in labels if key in last[n])
+        cards += (
+            f'<div class="card"><div class="prompt">{escaped(prompt.get("text", ""))}'
+            f'{_answer(prompt)}</div><div class="columns">{columns}</div></div>'
+        )
+    if not cards:
+        return ""
+    return (
+        '<section id="samples"><h2>Answers before and after</h2><p class="lead">The first prompts '
+        "of the evaluation, in its order; none was picked.</p>" + cards + "</section>"
+    )
+
+
+def browser(packed: Payload | None, unread: int) -> str:
+    """The frame of the rollout browser, which the page's script fills."""
+    if packed is None:
+        return ""
+    seeds = ", ".join(f"{label} (seed {seed})" for label, seed in packed.runs)
+    some = f"{packed.shown:,} of {packed.total:,}" if packed.shown < packed.total else "All"
+    total = "" if packed.shown < packed.total else f" {packed.total:,}"
+    note = f"{some}{total} logged completions of {seeds}."
+    note += f" {unread} rollout files were left out, evenly over the run." if unread else ""
+    return (
+        '<section id="rollouts"><h2>Rollouts</h2>'
+        f'<p class="lead">{escaped(note)}</p>'
+        '<div class="controls"></div><p class="count" aria-live="polite"></p>'
+        '<div class="groups"></div></section>'
+    )
+
+
+def timings(runs: Sequence[RunData]) -> str:
+    """Where the seconds of a step go, as one bar per algorithm."""
+    stages = stage_seconds(runs)
+    if not stages:
+        return ""
+    longest = max(sum(parts.values()) for parts in stages.values()) or 1.0
+    names = list(dict.fromkeys(name for parts in stages.values() for name in parts))
+    rows = ""
+    for label, parts in stages.items():
+        left, bars = 0.0, ""
+        for name, seconds in parts.items():
+            width = 100 * seconds / longest
+            bars += (
+                f'<rect class="s{names.index(name) % 8}" x="{left:.2f}" y="0" height="10" '
+                f'width="{max(0.0, width):.2f}">'
+                f"<title>{escaped(name)}: {seconds:.3g} s</title></rect>"
+            )
+            left += width
+        rows += (
+            f'<div class="stage"><span>{escaped(label)}</span><svg viewBox="0 0 100 10" '
+            f'preserveAspectRatio="none" role="img" aria-label="Seconds per stage">{bars}</svg>'
+            f"<span>{sum(parts.values()):.2f} s</span></div>"
+        )
+    keys = "".join(
+        f'<span class="s{place % 8}"><i></i>{escaped(title_of(name))}</span>'
+        for place, name in enumerate(names)
+    )
+    return (
+        '<section id="time"><h2>Where a step spends its time</h2>'
+        f'{rows}<p class="stages">{keys}</p></section>'
+    )
+
+
+def footer(runs: Sequence[RunData]) -> str:
+    """Settings, and what of the files could not be used."""
+    skipped = sum(run.skipped for run in runs)
+    lost = f"<p>{skipped} damaged lines of the run files were skipped.</p>" if skipped else ""
+    config = runs[0].config if runs else {}
+    rows = "".join(
+        f'<tr><th scope="row">{escaped(key)}</th><td>{escaped(value)}</td></tr>'
+        for key, value in _dotted(config)
+    )
+    table = f'<div class="scroll"><table class="config">{rows}</table></div>'
+    whose = f" of {runs[0].label}, seed {runs[0].seed}" if len(runs) > 1 else ""
+    details = f"<details><summary>Settings{escaped(whose)}</summary>{table}</details>"
+    return f"<footer>{lost}{details if rows else ''}</footer>"
+
+
+def _contrasts(contrasts: Sequence[Mapping[str, Any]]) -> str:
+    """Every contrast that was tested, so that none of them is told selectively."""
+    rows = ""
+    for row in contrasts:
+        cell, unit = estimate(row.get("difference")), str(row.get("unit") or "")
+        scale = 100 if unit == "pp" else 1
+        size = "–"
+        if cell is not None:
+            size = f"{scale * cell.value:+.3g}"
+            size += f" [{scale * cell.low:+.3g}, {scale * cell.high:+.3g}]" if cell.known else ""
+        effect = number(row.get("effect"))
+        figures = (
+            f"{size} {unit}".replace("-", "−"),
+            *(_probability(number(row.get(key))) for key in ("p", "p_holm")),
+            "–" if effect is None else f"{effect:+.2f}".replace("-", "−"),
+        )
+        told = ' class="told"' if row.get("distinct") else ""
+        pair = f"{row.get('first')} − {row.get('second')}"
+        rows += f'<tr><th scope="row"{told}>{escaped(row.get("figure"))}</th>'
+        rows += "".join(f"<td>{escaped(text)}</td>" for text in (pair, *figures)) + "</tr>"
+    heads = "".join(
+        f'<th scope="col">{head}</th>'
+        for head in ("figure", "pair", "difference, 95 % interval", "p", "Holm p", "effect (d)")
+    )
+    return (
+        ""
+        if not rows
+        else (
+            f'<details><summary>All {len(contrasts)} contrasts</summary><div class="scroll">'
+            f'<table class="contrasts"><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>'
+            "</div></details>"
+        )
+    )
+
+
+def _probability(value: float | None) -> str:
+    return "–" if value is None else "< .001" if value < 0.001 else f"{value:.3f}"
+
+
+def _cell(cell: Estimate | None, percent: bool) -> str:
+    value, interval = shown(cell, percent=percent)
+    return f'<td class="figure"><b>{value}</b> <span>{interval}</span></td>'
+
+
+def _whiskers(cells: Mapping[str, Estimate | None], labels: Sequence[str]) -> str:
+    marks, height = "", 9 * len(cells) + 3
+    for place, (model, cell) in enumerate(cells.items()):
+        if cell is None:
+            continue
+        y = 6 + 9 * place
+        line = ""
+        if cell.known:
+            low, high = (200 * min(1.0, max(0.0, end)) for end in (cell.low, cell.high))
+            line = f'<line x1="{low:.1f}" x2="{high:.1f}" y1="{y}" y2="{y}"/>'
+        dot = f'<circle cx="{200 * cell.value:.1f}" cy="{y}" r="3.2"/>'
+        marks += f'<g class="{accent(labels, model)}">{line}{dot}</g>'
+    grid = "".join(
+        f'<line class="grid" x1="{x}" x2="{x}" y1="0" y2="{height}"/>' for x in (0, 100, 200)
+    )
+    return f'<svg viewBox="-5 0 210 {height}" aria-hidden="true">{grid}{marks}</svg>'
+
+
+def _advantage(name: str, value: object, scale: float, labels: Sequence[str]) -> str:
+    found = number(value)
+    size = 0.0 if found is None else 48 * max(-1.0, min(1.0, found / scale))
+    left = 50 + min(0.0, size)
+    shown_value = "–" if found is None else f"{found:+.3f}".replace("-", "−")
+    return (
+        f'<div class="{accent(labels, name)}"><span>{escaped(name)}</span>'
+        f'<svg viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true">'
+        f'<line x1="50" x2="50" y1="0" y2="8"/>'
+        f'<rect x="{left:.1f}" y="1" width="{abs(size):.1f}" height="6"/></svg>'
+        f"<b>{shown_value}</b></div>"
+    )
+
+
+def _judged(completion: Row) -> str:
+    """Right or wrong, the reward, and the parts of the reward."""
+    reward, correct = number(completion.get("reward")), completion.get("correct")
+    status = str(completion.get("status") or "ok")
+    given = completion.get("parts")
+    parts = "".join(
+        f"<small>{escaped(name)} {number(part):g}</small>"
+        for name, part in (given.items() if isinstance(given, Mapping) else ())
+        if number(part) is not None
+    )
+    mark = _tick(correct if status == "ok" else None)
+    value = escaped(status) if reward is None or status != "ok" else f"{reward:g}"
+    return f"{mark}<b>{value}</b>{parts}"
+
+
+def _tick(correct: object) -> str:
+    value = float(correct) if isinstance(correct, bool) else number(correct)
+    if value is None:
+        return '<span class="unknown" title="not judged">?</span>'
+    if value >= 0.5:
+        return '<span class="right" title="right">✓</span>'
+    return '<span class="wrong" title="wrong">✗</span>'
+
+
+def _answer(prompt: Mapping[str, Any]) -> str:
+    answer = prompt.get("answer")
+    return "" if answer is None else f'<span class="answer">answer {escaped(answer)}</span>'
+
+
+def _answers(run: RunData, *, last: bool) -> dict[str, Row]:
+    """A run's stored answers by prompt, before training (step 0) or at its last evaluation."""
+    steps = [number(sample.get("step")) or 0.0 for sample in run.samples]
+    wanted = max(steps, default=0.0) if last else 0.0
+    found = {}
+    for sample, step in zip(run.samples, steps, strict=True):
+        prompt = sample.get("prompt")
+        if step == wanted and (step > 0) is last and isinstance(prompt, Mapping):
+            found.setdefault(str(prompt.get("id")), sample)
+    return found
+
+
+def _spoken(name: str, sample: Row, labels: Sequence[str]) -> str:
+    return (
+        f'<div class="{accent(labels, name)}"><h3><i></i>{escaped(name)} '
+        f"{_tick(sample.get('correct'))}</h3>"
+        f'<div class="text">{escaped(sample.get("text", ""))}</div></div>'
+    )
+
+
+def _model(runs: Sequence[RunData]) -> str:
+    model = runs[0].config.get("model") if runs else None
+    name = model.get("path") if isinstance(model, Mapping) else model
+    return "" if not isinstance(name, str) else f"model {name}"
+
+
+def _size(runs: Sequence[RunData]) -> str:
+    steps = max(
+        (number(run.metrics[-1].get("step")) or 0 for run in runs if run.metrics), default=0
+    )
+    config = runs[0].config if runs else {}
+    prompts, group = number(config.get("prompts_per_step")), number(config.get("group_size"))
+    size = f" of {prompts:g} prompts × {group:g} completions" if prompts and group else ""
+    return f"{steps:g} steps{size}" if steps else ""
+
+
+def _seeds(runs: Sequence[RunData]) -> str:
+    seeds = sorted({run.seed for run in runs})
+    if seeds_of(runs) <= 1:
+        return f"one seed ({seeds[0]})" if len(seeds) == 1 else ""
+    return f"seeds {', '.join(map(str, seeds))}"
+
+
+def _dotted(config: Mapping[str, Any], prefix: str = "") -> list[tuple[str, object]]:
+    rows: list[tuple[str, object]] = []
+    for key, value in config.items():
+        if isinstance(value, Mapping) and len(prefix) < 100:
+            rows += _dotted(value, f"{prefix}{key}.")
+        elif value not in (None, [], ()):
+            rows.append((f"{prefix}{key}", value))
+    return rows
