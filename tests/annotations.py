@@ -1,4 +1,4 @@
-"""The checker that `--jaxtyping-packages` puts around every function: shapes and types as annotated.
+"""The checker that `--jaxtyping-packages` puts around functions: shapes and types as annotated.
 
 An int is accepted where a float is asked for, as in Python's own rules for annotations.
 """

@@ -6,6 +6,7 @@ checkpoint by then).
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import sys
@@ -48,7 +49,7 @@ JsonFile = Annotated[
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit code; every error is one line unless `--debug` is given."""
+    """Run the command and return its exit code; errors are one line unless `--debug` is given."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in given
     warnings.showwarning = _show_warning
@@ -57,6 +58,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             [a for a in given if a != "--debug"] or ["--help"], "groupwise", standalone_mode=False
         )
         sys.stdout.flush()
+        if result == INTERRUPTED:
+            return _failed("interrupted.", INTERRUPTED, debug=debug)
         return result if isinstance(result, int) else 0
     except BrokenPipeError:
         # The reader of a pipe has seen enough; Python must not fail again when it flushes at exit.
@@ -93,6 +96,86 @@ def options(
     ] = False,
 ) -> None:
     """Critic-free reinforcement-learning post-training of reasoning language models."""
+
+
+@app.command()
+def train(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    resume: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR",
+            help="Go on from the newest checkpoint in this run directory; start where it has none.",
+        ),
+    ] = None,
+) -> None:
+    """Train a model by a recipe."""
+    from groupwise.config import load
+    from groupwise.run import train_config
+
+    given = list(overrides or [])
+    if resume is not None:
+        given.append(f"output={json.dumps(resume)}")
+    run = train_config(load(recipe, given), resume=resume is not None)
+    print(f"model   {run.folder / 'final'}")
+    print(f"report  groupwise report {run.folder}")
+    print(f"chat    groupwise chat {run.folder / 'final'}")
+
+
+@app.command()
+def chat(
+    model: Annotated[str, typer.Argument(help='Model folder, hub name, or "bundled".')],
+    system: Annotated[str | None, typer.Option(help="System message.")] = None,
+    temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 0.0,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer.")] = 256,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    trust_remote_code: Annotated[
+        bool, typer.Option(help="Run Python code that comes with the model.")
+    ] = False,
+) -> None:
+    """Talk to a model; an empty line or Ctrl-D ends it. Lines may also come from a pipe."""
+    from groupwise.chat import chat
+    from groupwise.logs import printable
+    from groupwise.types import Sampling
+
+    answers = chat(
+        model,
+        iter(_line, ""),
+        system=system,
+        sampling=Sampling(max_tokens=max_tokens, temperature=temperature),
+        seed=seed,
+        trust_remote_code=trust_remote_code,
+    )
+    for answer in answers:
+        print(printable(answer), flush=True)
+
+
+def _line() -> str:
+    """The next line the user types; empty at the end of the input."""
+    if sys.stdin.isatty():
+        print("> ", end="", flush=True, file=sys.stderr)
+    return sys.stdin.readline().strip()
+
+
+@app.command()
+def algorithms(
+    name: Annotated[
+        str | None, typer.Argument(help="A row of the table; all rows without it.")
+    ] = None,
+    json_file: JsonFile = None,
+) -> None:
+    """Print the table of algorithms, or everything about one: formulas, settings, differences."""
+    from groupwise.algorithms import ALGORITHMS, describe, table
+
+    if name is not None:
+        print(describe(name))
+        _write_json(json_file, dataclasses.asdict(ALGORITHMS.get(name)))
+        return
+    rows = table()
+    slots = ("name", "advantage", "surrogate", "weighting", "paper")
+    _table(slots, [[row[slot] for slot in slots] for row in rows])
+    _write_json(json_file, rows)
 
 
 @app.command()
@@ -139,7 +222,7 @@ def _write_json(path: Path | None, values: Any) -> None:
 
 def _failed(message: str, code: int, *, debug: bool) -> int:
     """Say on standard error what went wrong, and return the exit code."""
-    if debug:
+    if debug and sys.exc_info()[1] is not None:
         traceback.print_exc()
     print(f"error: {message}", file=sys.stderr)
     return code

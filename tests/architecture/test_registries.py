@@ -1,4 +1,4 @@
-"""Every registered function explains itself: formula and source for the mathematics, a line for the rest."""
+"""Every registered function explains itself, the mathematics with formula and source."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The run directory, progress and trackers: what is written, and what survives kills, pipes and model text."""
+"""The run directory, progress and trackers: what is written, and what survives kills and pipes."""
 
 from __future__ import annotations
 

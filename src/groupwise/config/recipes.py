@@ -65,8 +65,6 @@ def resolve(recipe: str | Path, overrides: Sequence[str] = ()) -> Resolved:
         if value is not None:
             given |= dict.fromkeys(_leaves(value, path), COMMAND_LINE)
     config = build(values)
-    if not config.rewards:
-        raise UsageError(f"rewards: {recipe} names none; add a table [[rewards]] with a name.")
     origins = {path: given.get(path, DEFAULT) for path in _leaves(config.model_dump())}
     return Resolved(config=config, recipe=str(recipe), origins=origins, derived=derived(config))
 
@@ -138,14 +136,18 @@ def derived(config: Config) -> dict[str, str]:
     completions = config.prompts_per_step * config.group_size
     updates = config.update.epochs * config.update.minibatches
     prompt = config.data.max_prompt_tokens
-    longest = f"{prompt + config.sampling.max_tokens} tokens" if prompt else "the model's context"
+    longest = (
+        f"{prompt + config.sampling.max_tokens} = data.max_prompt_tokens + sampling.max_tokens"
+        if prompt
+        else "the model's context; completions get sampling.max_tokens of it"
+    )
     return {
         "completions per step": f"{completions} = prompts_per_step · group_size",
         "completions per optimiser step": f"{completions // config.update.minibatches}"
         " = completions per step / update.minibatches",
         "optimiser steps": f"{config.steps * updates} = steps · update.epochs · update.minibatches",
         "completions of the run": f"{config.steps * completions} = steps · completions per step",
-        "longest sequence": f"{longest} = data.max_prompt_tokens + sampling.max_tokens",
+        "longest sequence in tokens": longest,
     }
 
 

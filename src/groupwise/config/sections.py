@@ -8,13 +8,16 @@ checked against those signatures.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from groupwise import types
 from groupwise.errors import UsageError, suggest
 from groupwise.registry import Part
+
+if TYPE_CHECKING:
+    from groupwise.algorithms import Rules
 
 Whole = Annotated[int, Field(ge=0)]
 Count = Annotated[int, Field(ge=1)]
@@ -114,7 +117,7 @@ class AlgorithmSection(Section):
     surrogate: dict[str, Any] = {}
     """Settings of the surrogate, such as clip ranges."""
     divergence: dict[str, Any] = {}
-    """Settings of the KL term, such as its coefficient."""
+    """The KL term: its name, "coefficient", and "in" ("loss" or "reward")."""
     correction: dict[str, Any] = {}
     """Settings of the correction of the gap between sampler and learner."""
     weighting: dict[str, Any] = {}
@@ -129,7 +132,10 @@ class AlgorithmSection(Section):
     def overrides(self) -> dict[str, dict[str, Any]]:
         """The slots that this section changes."""
         slots = type(self).model_fields.keys() - {"name", "entropy", "max_draws"}
-        return {slot: dict(getattr(self, slot)) for slot in sorted(slots) if getattr(self, slot)}
+        changes = {slot: dict(getattr(self, slot)) for slot in sorted(slots) if getattr(self, slot)}
+        if self.entropy is not None:
+            changes["entropy"] = {"coefficient": self.entropy}
+        return changes
 
 
 class SamplingSection(Section):
@@ -171,10 +177,16 @@ class RewardPart(Section):
     """Name of the reward."""
     weight: Annotated[float, Field(allow_inf_nan=False)] = 1.0
     """Factor of this part in the total."""
+    label: Name | None = None
+    """Name in the logs; None takes the name of the reward."""
+    optional: bool = False
+    """Whether a completion that this part cannot judge is judged by the others."""
+    correct: bool | None = None
+    """Whether its value is raw correctness; None takes the first part that is a verifier."""
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Everything but name and weight."""
+        """Every other key: keyword-only parameters of the function."""
         return dict(self.model_extra or {})
 
 
@@ -261,16 +273,22 @@ class LoggingSection(Section):
 
 
 class WarmupSection(Section):
-    """Supervised training on reference solutions before RL, for a model without the format."""
+    """Supervised training on worked answers before RL, for a model without the format."""
 
     steps: Count = 200
     """Optimiser steps."""
-    batch: Count = 32
-    """Demonstrations per step."""
+    batch_size: Count = 32
+    """Worked answers per step."""
     learning_rate: Positive = 5e-4
-    """Peak learning rate."""
-    examples: Count | None = None
-    """Use only this many demonstrations; None uses all."""
+    """Peak learning rate; a linear rise leads to it and a cosine down from it."""
+    rise_steps: Whole = 20
+    """Optimiser steps of that rise."""
+    limit: Count | None = None
+    """Use only this many worked answers; None uses all."""
+    column: Name | None = None
+    """Column with the worked answers; None takes `data.answer_column`."""
+    style: Name = "as_written"
+    """How they become completions: "as_written", or "gsm8k_tagged" for GSM8K in tag format."""
 
 
 class Config(Section):
@@ -293,6 +311,8 @@ class Config(Section):
     algorithm: AlgorithmSection = AlgorithmSection()
     sampling: SamplingSection = SamplingSection()
     engine: EngineSection = EngineSection()
+    combine: str | dict[str, Any] | list[Any] = "weighted_sum"
+    """How the parts of the reward become one total: a name, a table with settings, or a list."""
     rewards: Annotated[tuple[RewardPart, ...], Field(strict=False)] = ()
     reward_pool: RewardPoolSection = RewardPoolSection()
     optimizer: OptimizerSection = OptimizerSection()
@@ -337,6 +357,35 @@ def check_combinations(config: Config) -> None:
         )
 
 
+def rehearse(rules: Rules, config: Config) -> None:
+    """Take the advantage of a made-up group of the size that the run will have.
+
+    Raises:
+        UsageError: the algorithm compares more completions than `group_size`.
+    """
+    import torch
+
+    rewards = torch.zeros(1, config.group_size)
+    tokens = torch.zeros(1, config.group_size, 1)
+    weights = config.algorithm.advantage.get("weights") or {}
+    try:
+        rules.advantage(
+            {
+                "rewards": rewards,
+                "correct": rewards,
+                "valid": rewards == 0,
+                "lengths": rewards + 1,
+                "mask": tokens == 0,
+                "kl": tokens,
+                "parts": dict.fromkeys(
+                    [*(part.name for part in config.rewards), *weights], rewards
+                ),
+            }
+        )
+    except UsageError as error:
+        raise UsageError(str(error).replace("group = ", "group_size = ", 1)) from None
+
+
 def check_functions(config: Config) -> None:
     """Bind the algorithm and every reward to their functions, which checks their settings.
 
@@ -344,9 +393,14 @@ def check_functions(config: Config) -> None:
         UsageError: unknown name or setting, a value of the wrong type or range.
     """
     from groupwise.algorithms import bind
-    from groupwise.rewards import REWARDS
+    from groupwise.rewards import REWARDS, combination
 
-    bind(config.algorithm.name, config.algorithm.overrides(), where="algorithm")
+    rules = bind(config.algorithm.name, config.algorithm.overrides(), where="algorithm")
+    rehearse(rules, config)
+    try:
+        combination(config.combine)
+    except UsageError as error:
+        raise UsageError(str(error).removeprefix("reward.")) from None
     for index, reward in enumerate(config.rewards):
         if reward.name not in REWARDS:
             raise UsageError(

@@ -64,7 +64,7 @@ TRACKERS = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases}
 
 
 def make_trackers(
-    names: Sequence[str], folder: str | Path, *, settings: Mapping[str, Any]
+    names: Sequence[str], folder: str | Path, settings: Mapping[str, Any]
 ) -> tuple[Tracker, ...]:
     """The trackers asked for.
 

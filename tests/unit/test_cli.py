@@ -1,0 +1,180 @@
+"""The command: exit codes, one-line errors, tables as JSON, and a start that is quick."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from groupwise import __version__, errors
+from groupwise.cli import main
+
+
+def command(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "groupwise", *arguments],
+        input=stdin,
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"groupwise {__version__}\n"
+    assert main([]) == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in ("train", "algorithms", "config", "chat"))
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["trian"], "No such command 'trian'"),
+        (["config"], "Missing argument"),
+        (["config", "word-problems", "--sett", "a=1"], "No such option"),
+        (["config", "word-problem"], "did you mean word-problems?"),
+        (["config", "word-problems", "--set", "group_size=0"], "group_size = 0: must be greater"),
+        (["algorithms", "gpro"], "did you mean"),
+        (["chat", "bundled", "--temperature", "-1"], "--temperature"),
+        (["config", "word-problems", "--json", "/nowhere/x.json"], "--json = '/nowhere/x.json'"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_exit_code_2(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: ") and said.count("\n") == 1
+    assert message in said
+
+
+@pytest.mark.parametrize(
+    "raised, code, said",
+    [
+        (errors.RunError("the disk is full."), 1, "error: the disk is full.\n"),
+        (errors.RewardError("len: 3 for 4."), 1, "error: len: 3 for 4.\n"),
+        (errors.UsageError("steps = x: no."), 2, "error: steps = x: no.\n"),
+        (KeyboardInterrupt(), 130, "error: interrupted.\n"),
+        (ValueError("two\nlines"), 1, "error: ValueError: two lines (--debug shows where)\n"),
+    ],
+)
+def test_each_failure_has_its_exit_code(
+    raised: BaseException,
+    code: int,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fail(*_: object) -> None:
+        raise raised
+
+    monkeypatch.setattr("groupwise.config.resolve", fail)
+    assert main(["config", "word-problems"]) == code
+    assert capsys.readouterr().err == said
+    assert main(["config", "--debug", "word-problems"]) == code
+    assert ("Traceback" in capsys.readouterr().err) is (code != 130)
+
+
+def test_config_prints_values_and_their_origin(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "out.json"
+    assert main(["config", "word-problems", "--set", "steps=7", "--json", str(file)]) == 0
+    lines = {
+        line.split()[0]: line.split()[1:] for line in capsys.readouterr().out.splitlines() if line
+    }
+    assert lines["steps"] == ["7", "--set"]
+    assert lines["group_size"][-1] == "word-problems"
+    assert lines["seed"] == ["0", "default"]
+    written = json.loads(file.read_text())
+    assert written["config"]["steps"] == 7 and written["origins"]["steps"] == "--set"
+
+
+def test_algorithms_prints_the_table_and_each_row(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from groupwise import ALGORITHMS
+
+    assert main(["algorithms", "--json", str(tmp_path / "table.json")]) == 0
+    shown = [line.split()[0] for line in capsys.readouterr().out.splitlines()[1:]]
+    assert shown == ALGORITHMS.names()
+    assert [row["name"] for row in json.loads((tmp_path / "table.json").read_text())] == shown
+    assert main(["algorithms", "softrank"]) == 0
+    assert "tau=0.5" in capsys.readouterr().out
+
+
+def test_chat_answers_each_line_of_a_pipe(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Tom has 3 cups.\nAnd 4 more?\n"))
+    assert main(["chat", "bundled", "--max-tokens", "4"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 2
+
+
+def test_chat_refuses_a_message_beyond_the_context(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("1" * 5000 + "\n"))
+    assert main(["chat", "bundled", "--max-tokens", "4"]) == 2
+    assert "leave room for an answer" in capsys.readouterr().err
+
+
+def test_a_reader_that_stops_early_sees_no_error() -> None:
+    """`head` closes the pipe after a line while the table is still being printed."""
+    done = subprocess.run(
+        f"{sys.executable} -m groupwise algorithms | head -n 1",
+        shell=True,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stderr == "" and done.stdout.startswith("name")
+
+
+def test_warnings_are_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import warnings
+
+    def warn(*_: object) -> None:
+        warnings.warn("rewards: some are negative.", stacklevel=2)
+        raise errors.UsageError("stop.")
+
+    monkeypatch.setattr("groupwise.config.resolve", warn)
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        main(["config", "word-problems"])
+    assert capsys.readouterr().err == "warning: rewards: some are negative.\nerror: stop.\n"
+
+
+def test_help_starts_quickly() -> None:
+    """A command that is typed often must not load torch to say what it can do."""
+    program = (
+        "import sys\nfrom groupwise.cli import main\nmain(['train', '--help'])\n"
+        "assert not {'torch', 'transformers'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_python_m_is_the_same_command() -> None:
+    done = command("--version")
+    assert (done.returncode, done.stdout) == (0, f"groupwise {__version__}\n")
+    assert command("nothing").returncode == 2
+
+
+def test_sigint_ends_with_130() -> None:
+    program = (
+        "import os, signal, groupwise.cli as cli, groupwise.config as config\n"
+        "config.resolve = lambda *a: os.kill(os.getpid(), signal.SIGINT)\n"
+        "raise SystemExit(cli.main(['config', 'word-problems']))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=dict(os.environ)
+    )
+    assert (done.returncode, done.stderr) == (130, "error: interrupted.\n")
