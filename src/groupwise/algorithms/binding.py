@@ -284,6 +284,8 @@ def _overridden(
             continue
         before = values[slot]
         name = changes.pop("name", before.name)
+        if slot == "divergence" and name == "none" and "coefficient" not in overrides[slot]:
+            values["divergence_coefficient"] = 0.0
         kept = before.settings if name == before.name else {}
         values[slot] = Part(name=name, settings={**kept, **changes})
     return Algorithm(**values)

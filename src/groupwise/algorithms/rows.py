@@ -33,7 +33,7 @@ ROWS = (
         divergence=part("k3"),
         weighting=part("group_token_mean"),
         differs=(
-            "Reads the per-sample advantage w_i·r_i of the equation; the paper's text and Algorithm "
+            "Reads the per-sample advantage w_i·r_i of the equation; the text and Algorithm "
             "1 also say that the weighted sum is the advantage of all samples: softrank@kaist.",
             _DDOF + " A group of equal rewards r gets r/K.",
             "Clip range and KL coefficient are not stated: 0.2, and 0 (no reference model); "
@@ -91,7 +91,7 @@ ROWS = (
         weighting=part("batch_token_mean"),
         differs=(
             _EQUAL,
-            "beta = 0: no reference model is loaded; with a coefficient, the KL term is weighted by "
+            "beta = 0: no reference model is loaded; with a coefficient, the KL is weighted by "
             "the ratio as in TRL's use_bias_correction_kl.",
             "With vLLM, TRL also multiplies by sequence_icepop(low=0, high=3); set "
             "algorithm.correction for that.",
@@ -167,7 +167,7 @@ ROWS = (
         weighting=part("batch_token_mean"),
         differs=(
             "The KL coefficient is not fixed by the paper: 0.01 here.",
-            "verl resets the return at tokens the policy did not write; here they are stepped over.",
+            "verl resets the return at tokens the policy did not write; here it steps over them.",
         ),
     ),
     Algorithm(
