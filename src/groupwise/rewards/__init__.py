@@ -46,7 +46,7 @@ if TYPE_CHECKING:
         Scorer,
         Ticket,
         alarm,
-        build,
+        build_scorer,
         from_functions,
         stack,
     )
@@ -76,7 +76,7 @@ _LATER = {
     "Scorer": "scorer",
     "Ticket": "scorer",
     "alarm": "scorer",
-    "build": "scorer",
+    "build_scorer": "scorer",
     "from_functions": "scorer",
     "stack": "scorer",
 }
@@ -94,7 +94,7 @@ __all__ = [
     "Scorer",
     "Ticket",
     "alarm",
-    "build",
+    "build_scorer",
     "combination",
     "dropped_tags",
     "extract_answer",

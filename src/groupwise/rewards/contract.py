@@ -6,10 +6,11 @@ A registered reward takes data first and settings after the star:
     @REWARDS.register
     def exact_answer(text, answer, *, style: str = "answer_tag") -> float | None: ...
 
-The data it asks for decides how it is called. Asking for names of `SAMPLE_DATA` only, it is called once per completion
-and returns a float, or None: this completion cannot be judged. Asking for any name of `GROUP_DATA`, it is called once per
-group and returns one such value per completion, in order. A group-level function sees only the completions that every
-earlier part could judge, so that a sample without a verdict never enters the statistics of its group.
+The data it asks for decides how it is called. Asking for names of `SAMPLE_DATA` only, it is called
+once per completion and returns a float, or None: this completion cannot be judged. Asking for any
+name of `GROUP_DATA`, it is called once per group and returns one such value per completion, in
+order. A group-level function sees only the completions that every earlier part could judge, so
+that a sample without a verdict never enters the statistics of its group.
 
 This module and everything that registers into it imports no torch: worker processes load it.
 """
@@ -64,8 +65,18 @@ def verifier(function: F) -> F:
 
 
 def in_process(function: F) -> F:
-    """Mark a reward that must run in the trainer's own process (it holds a model or a connection), never in a worker."""
+    """Mark a reward that must run in the trainer's process: it holds a model or a connection."""
     return _mark(function, Trait.IN_PROCESS)
+
+
+def looks_for(*tags: str) -> Callable[[F], F]:
+    """State the tags that a reward reads, so that a run can check that decoding keeps them."""
+
+    def mark(function: F) -> F:
+        function.tags = tags  # type: ignore[attr-defined]
+        return function
+
+    return mark
 
 
 def traits(function: Callable[..., Any]) -> frozenset[Trait]:
@@ -80,7 +91,7 @@ def _mark(function: F, trait: Trait) -> F:
 
 @dataclass(frozen=True, kw_only=True)
 class GroupScore:
-    """The scores of one group, one value per completion everywhere; `groupwise.rewards.stack` makes `Scores` of them.
+    """The scores of one group: one value per completion everywhere. `stack` makes `Scores` of them.
 
     Attributes:
         total: the reward that trains; NaN where the status is not `ok`.

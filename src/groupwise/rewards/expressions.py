@@ -6,18 +6,31 @@ power, postfix. What the grammar does not know raises `ReadError`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
 
-from groupwise.rewards.numbers import MAX_EXPONENT, UNITS
+from groupwise.rewards.nodes import (
+    BRACKETS,
+    CLOSERS,
+    MATRICES,
+    OVER,
+    RELATIONS,
+    SET_OPERATIONS,
+    TIMES,
+    UNREAD,
+    Node,
+    constant,
+    is_literal,
+    is_product,
+    number,
+    plain,
+)
+from groupwise.rewards.numbers import UNITS
 from groupwise.rewards.tokens import (
     CONSTANTS,
     FONTS,
     FUNCTIONS,
     GREEK,
     JOINERS,
-    KNOWN,
     ReadError,
     Token,
     tidy,
@@ -26,30 +39,6 @@ from groupwise.rewards.tokens import (
 
 MAX_DEPTH = 60
 MAX_TOKENS = 800
-
-RELATIONS = {
-    "=": "=", "<": "<", ">": ">", "<=": "<=", ">=": ">=", "!=": "!=", "\\le": "<=", "\\leq": "<=",
-    "\\leqslant": "<=", "\\ge": ">=", "\\geq": ">=", "\\geqslant": ">=", "\\lt": "<", "\\gt": ">",
-    "\\ne": "!=", "\\neq": "!=", "\\approx": "~", "\\simeq": "~", "\\in": "in", "\\equiv": "==",
-    "\\to": "->", "\\cong": "~", "\\mapsto": "->", "\\sim": "~",
-}  # fmt: skip
-SET_OPERATIONS = {"\\cup": "union", "\\cap": "intersection", "\\setminus": "minus",
-                  "\\backslash": "minus"}  # fmt: skip
-TIMES = {"*", "\\cdot", "\\times", "\\ast", "\\cdotp"}
-OVER = {"/", "\\div"}
-CLOSERS = {")", "]", "}", "\\}", "|", "&", "\\\\", "\\rangle", "\\rfloor", "\\rceil", "\\end",
-           "\\mid", "\\|", "\\rvert", "\\Vert"}  # fmt: skip
-MATRICES = {"pmatrix", "bmatrix", "matrix", "array", "smallmatrix", "Bmatrix", "vmatrix"}
-
-
-@dataclass(frozen=True, slots=True)
-class Node:
-    """One operation of a tree; `value` holds what is not a sub-expression."""
-
-    op: str
-    args: tuple[Node, ...] = ()
-    value: Any = None
-
 
 def read(text: str) -> Node:
     """The tree of an answer.
@@ -164,12 +153,9 @@ class _Parser:
         left = self.signed()
         while True:
             text = self.peek()
-            if text in TIMES:
+            if text in TIMES or text in OVER:
                 self.take()
-                left = Node("mul", (left, self.signed()))
-            elif text in OVER:
-                self.take()
-                left = Node("div", (left, self.signed()))
+                left = Node("mul" if text in TIMES else "div", (left, self.signed()))
             elif self._starts_factor():
                 left = self._implicit(left)
             else:
@@ -180,7 +166,7 @@ class _Parser:
         token, previous = self.token(), self.tokens[self.at - 1]
         if token.kind == "text" or self._is_unit(left):
             return Node("unit", (left,), self._unit())
-        after_number = previous.kind == "num" and _is_literal(left)
+        after_number = previous.kind == "num" and is_literal(left)
         right = self.power()
         if token.kind == "num" and previous.kind == "num":
             if not (after_number and token.spaced and right.op == "num" and self.peek() == "/"):
@@ -198,14 +184,14 @@ class _Parser:
         name = self.token().text
         if self.token().kind != "word" or left.op not in ("num", "decimal", "div", "neg", "add"):
             return False
-        return len(name) > 1 and (name in UNITS or not _is_product(name))
+        return len(name) > 1 and (name in UNITS or not is_product(name))
 
     def _unit(self) -> str:
         """A unit written as text, with its power."""
         name = self.take().text
         if self.peek() == "^" and self.token(1).kind in ("num", "op"):
             self.take()
-            return f"{name}^{_plain(self.argument())}"
+            return f"{name}^{plain(self.argument())}"
         return name
 
     def _starts_factor(self) -> bool:
@@ -229,7 +215,7 @@ class _Parser:
             inner = self.signed()
             self.depth -= 1
             if sign in ("\\pm", "\\mp"):
-                return Node("pm", (Node("num", (), Fraction(0)), inner), 1 if sign == "\\pm" else -1)
+                return Node("pm", (number("0"), inner), 1 if sign == "\\pm" else -1)
             return inner if sign == "+" else Node("neg", (inner,))
         return self.power()
 
@@ -353,12 +339,12 @@ class _Parser:
         if name in FUNCTIONS:
             return self._function(name)
         if name in CONSTANTS:
-            return _constant(name)
+            return constant(name)
         if name in GREEK:
             return self._symbol(name)
         if len(name) == 1:
             return self._symbol(name)
-        if _is_product(name):
+        if is_product(name):
             letters = [Token("word", letter) for letter in name]
             self.tokens[self.at - 1 : self.at] = letters
             self.at -= 1
@@ -389,7 +375,7 @@ class _Parser:
         if name in FUNCTIONS:
             return self._function(name)
         if name in CONSTANTS:
-            return _constant(name)
+            return constant(name)
         if name in GREEK:
             return self._symbol(name)
         if name in ("emptyset", "varnothing"):
@@ -443,7 +429,8 @@ class _Parser:
             args = (self.argument(),)
         else:
             args = (self._bare_argument(),)
-        node = Node("function", args if index is None else (*args, index), (name, index is not None))
+        args = args if index is None else (*args, index)
+        node = Node("function", args, (name, index is not None))
         if exponent is None:
             return node
         inverse = exponent.op == "neg" and name in ("sin", "cos", "tan")
@@ -510,37 +497,3 @@ class _Parser:
         return name
 
 
-UNREAD = {"int", "iint", "oint", "lim", "limsup", "liminf", "bigcup", "bigcap", "end", "text"}
-BRACKETS = {
-    "lfloor": ("\\rfloor", "floor"), "lceil": ("\\rceil", "ceiling"), "lvert": ("\\rvert", "abs"),
-    "|": ("\\|", "norm"), "langle": ("\\rangle", "tuple"), "mid": ("\\mid", "abs"),
-}  # fmt: skip
-
-
-def _is_literal(node: Node) -> bool:
-    return node.op == "num" or (node.op == "neg" and node.args[0].op == "num")
-
-
-def _is_product(name: str) -> bool:
-    """Whether a run of letters is a product of variables; other runs are words."""
-    if name in KNOWN or len(name) <= 2:
-        return True
-    return set(name) <= set("abckmnpqrstuvwxyz") and len(set(name)) == len(name) <= 5
-
-
-def number(text: str) -> Node:
-    """A literal, exact; how many digits a decimal has is kept in `args` of an op of its own."""
-    mantissa, _, exponent = text.lower().partition("e")
-    if abs(int(exponent or 0)) > MAX_EXPONENT:
-        raise ReadError("exponent too large")
-    value = Fraction(mantissa.rstrip(".") or "0") * Fraction(10) ** int(exponent or 0)
-    return Node("decimal", (), (value, text)) if "." in mantissa.rstrip(".") else Node("num", (), value)
-
-
-def _constant(name: str) -> Node:
-    alias = {"inf": "infty", "infinity": "infty", "oo": "infty"}
-    return Node("constant", (), alias.get(name, name))
-
-
-def _plain(node: Node) -> str:
-    return str(node.value) if node.op == "num" else node.op

@@ -12,7 +12,8 @@ Style = Literal["auto", "answer_tag", "boxed", "gsm8k", "last_number", "choice"]
 _TAIL = 20_000  # characters from the end that are looked at: the answer stands there
 _SPECIAL = re.compile(r"<\|[a-z_]+\|>|</s>|<eos>", re.IGNORECASE)
 _NUMBER = re.compile(
-    r"(?<![\w.])[-+]?[$€£]?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:[eE][-+]?\d+)?(?:/\d+)?(?![a-zA-Z]*\d)"
+    r"(?<![\w.])[-+]?[$€£]?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)"
+    r"(?:\.\d+)?(?:[eE][-+]?\d+)?(?:/\d+)?(?![a-zA-Z]*\d)"
     r"|(?<![\w.])[-+]?\.\d+"
 )
 _MIXED = re.compile(r"[-+]?\d{1,4} \d{1,4}/\d{1,4}$")
@@ -28,7 +29,8 @@ _FINAL = re.compile(r"final\s+answer\s+is\s*:?\s*", re.IGNORECASE)
 _SENTENCE_END = re.compile(r"\n|\.\s+(?=[A-Z])|\.\s*$|<\|")
 _CHOICE = re.compile(r"(?<![A-Za-z\\])\(?\s*([A-J])\s*[).:](?!\w)|(?<![\w'’-])([A-J])(?![\w'’])")
 _CHOICE_PHRASE = re.compile(
-    r"(?:answer|option|choice)\s*(?:\*\*)?\s*(?:is|:)?\s*(?:\*\*|\\boxed\{|\\text\{|\$)*\s*\(?([A-J])\b(?!')",
+    r"(?:answer|option|choice)\s*(?:\*\*)?\s*(?:is|:)?\s*"
+    r"(?:\*\*|\\boxed\{|\\text\{|\$)*\s*\(?([A-J])\b(?!')",
     re.IGNORECASE,
 )
 _JOINED = re.compile(
@@ -105,7 +107,7 @@ def boxes(text: str) -> list[tuple[int, int, str]]:
 
 
 def boxed(text: str) -> str | None:
-    """Content of the last box, joined with its neighbours where only "and" or a comma is between."""
+    """Content of the last box, joined with neighbours that only "and" or a comma sets apart."""
     found = boxes(text)
     if not found:
         return None
@@ -128,10 +130,8 @@ def _hashes(text: str) -> str | None:
 
 def last_number(text: str) -> str | None:
     """The last number, a fraction a/b included, without thousands separators."""
-    found = None
-    for found in _NUMBER.finditer(text):
-        pass
-    return re.sub(r"[,$€£+]", "", found[0]) if found else None
+    found = _NUMBER.findall(text)
+    return re.sub(r"[,$€£+]", "", found[-1]) if found else None
 
 
 def choice(text: str) -> str | None:
@@ -177,11 +177,8 @@ def _sentence(text: str) -> str:
 
 def _last_formula(text: str) -> str | None:
     """The last formula or number of a text, with a percent sign that follows it."""
-    formula = number = None
-    for formula in _MATH.finditer(text):
-        pass
-    for number in _NUMBER.finditer(text):
-        pass
+    formula = next(reversed(list(_MATH.finditer(text))), None)
+    number = next(reversed(list(_NUMBER.finditer(text))), None)
     if formula is not None and (number is None or number.start() < formula.end()):
         content = next(group for group in formula.groups() if group is not None)
         return content.strip() + _percent_after(text, formula.end())

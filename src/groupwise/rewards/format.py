@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 from groupwise.errors import UsageError
-from groupwise.rewards.contract import REWARDS
+from groupwise.rewards.contract import REWARDS, looks_for
 from groupwise.rewards.extract import boxes
 
 _STRICT = re.compile(
@@ -35,6 +35,7 @@ _SCRIPTS: dict[str, re.Pattern[str]] = {
 _TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 
 
+@looks_for("<reasoning>", "</reasoning>", "<answer>", "</answer>")
 @REWARDS.register
 def reasoning_answer(
     text: str, *, form: Literal["strict", "soft", "tags"] = "strict", prefix: str = ""
@@ -72,6 +73,7 @@ def reasoning_answer(
     return max(score - 0.002 * tail, 0.0)
 
 
+@looks_for("<answer>", "</answer>")
 @REWARDS.register
 def integer_answer(text: str) -> float:
     """1 if the last `<answer>` block is a whole number, optionally signed, else 0.
@@ -82,6 +84,7 @@ def integer_answer(text: str) -> float:
     return float(bool(inside) and re.fullmatch(r"\s*-?\d+\s*", inside[-1]) is not None)
 
 
+@looks_for(*_TAGS)
 @REWARDS.register
 def think_answer(text: str, *, prefix: str = "", loose: bool = False) -> float:
     """1 for `<think>⏎…⏎</think>⏎<answer>⏎…⏎</answer>` and nothing else, every tag once.
@@ -93,7 +96,7 @@ def think_answer(text: str, *, prefix: str = "", loose: bool = False) -> float:
 
     Example:
         >>> good = "<think>\\nhm\\n</think>\\n<answer>\\n2\\n</answer>"
-        >>> think_answer(good), think_answer(good + "\\nmore"), think_answer(good + "\\nmore", loose=True)
+        >>> think_answer(good), think_answer(good + "\\n?"), think_answer(good + "\\n?", loose=True)
         (1.0, 0.0, 1.0)
 
     Source: DeepSeek-R1 (2501.12948), section 2.2; open-r1, `format_reward`.
@@ -106,6 +109,7 @@ def think_answer(text: str, *, prefix: str = "", loose: bool = False) -> float:
     return float(once and re.fullmatch(_THINK_ANSWER, text, re.DOTALL) is not None)
 
 
+@looks_for("<think>", "</think>")
 @REWARDS.register
 def think_format(text: str, *, prefix: str = "") -> float:
     """1 if the text is one `<think>…</think>` block followed by anything.
@@ -120,6 +124,7 @@ def think_format(text: str, *, prefix: str = "") -> float:
     return float(re.fullmatch(pattern, prefix + text, re.DOTALL) is not None)
 
 
+@looks_for("<think>", "</think>")
 @REWARDS.register
 def think_boxed(text: str, *, prefix: str = "") -> float:
     """1 if a closed `<think>` block comes before a closed box.
@@ -132,6 +137,7 @@ def think_boxed(text: str, *, prefix: str = "") -> float:
     return float(0 <= start < end and bool(found) and found[-1][0] > end)
 
 
+@looks_for(*_TAGS)
 @REWARDS.register
 def ordered_tags(text: str, *, right: float = 1.0, wrong: float = -1.0, prefix: str = "") -> float:
     """`right` if each of the think and answer tags occurs exactly once and in order.
@@ -143,6 +149,7 @@ def ordered_tags(text: str, *, right: float = 1.0, wrong: float = -1.0, prefix: 
     return right if all(text.count(t) == 1 for t in _TAGS) and places == sorted(places) else wrong
 
 
+@looks_for(*_TAGS)
 @REWARDS.register
 def tag_count(text: str, *, prefix: str = "") -> float:
     """¼ for each of the four think and answer tags that occurs exactly once with its line breaks.
@@ -154,9 +161,10 @@ def tag_count(text: str, *, prefix: str = "") -> float:
     return 0.25 * sum(text.count(mark) == 1 for mark in marks)
 
 
+@looks_for(*_TAGS)
 @REWARDS.register
 def code_format(text: str, *, language: str = "python", prefix: str = "") -> float:
-    """1 for the think and answer blocks of `think_answer` with a fenced block of code in the answer.
+    """1 for the blocks of `think_answer` with fenced code in the answer.
 
     Source: open-r1, `get_code_format_reward`.
     """

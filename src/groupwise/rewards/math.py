@@ -12,8 +12,9 @@ from typing import Any
 
 from groupwise.rewards.compare import plain_words, same
 from groupwise.rewards.contract import REWARDS, verifier
-from groupwise.rewards.expressions import Node, read
-from groupwise.rewards.extract import boxed, extract_answer
+from groupwise.rewards.expressions import read
+from groupwise.rewards.extract import Style, boxed, extract_answer
+from groupwise.rewards.nodes import Node
 from groupwise.rewards.numbers import plain_number, same_number
 from groupwise.rewards.tokens import MAX_LENGTH, ReadError, tidy
 from groupwise.rewards.values import NoValue

@@ -72,6 +72,19 @@ class RewardPart:
     correct: bool | None = None
 
 
+class WrittenPart(Protocol):
+    """What a part of a recipe must have; the other attributes of `RewardPart` may be missing."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def weight(self) -> float: ...
+
+    @property
+    def settings(self) -> Mapping[str, Any]: ...
+
+
 class InlineScorer:
     """Scores groups in this process, in the thread that submits them.
 
@@ -209,8 +222,8 @@ def stack(groups: Sequence[GroupScore]) -> Scores:
     )
 
 
-def build(
-    parts: Sequence[RewardPart],
+def build_scorer(
+    parts: Sequence[WrittenPart],
     *,
     combine: Any = "weighted_sum",
     workers: int = 0,
@@ -221,8 +234,8 @@ def build(
     """The scorer of a recipe.
 
     Args:
-        parts: rewards of the registry with weights and settings; `correct` and length rewards see
-            what the verifiers before them found.
+        parts: rewards of the registry with weights and settings (a `RewardPart`, or anything with
+            its first three attributes); length rewards see what a verifier before them found.
         combine: see `groupwise.rewards.combine.combination`.
         workers: worker processes; 0 scores in this process, without limits.
         timeout_s: wall-clock limit for judging one completion.
@@ -232,21 +245,26 @@ def build(
     Raises:
         UsageError: unknown rewards or settings, or correctness asked for before it is known.
     """
-    compiled = [
-        Compiled(
-            label=part.label or part.name,
-            callee=(callee := registered(Part(name=part.name, settings=part.settings),
-                                         where=f"reward.{part.name}")),
-            weight=part.weight,
-            verifies=Trait.VERIFIER in traits(callee.function)
-            if part.correct is None else part.correct,
-            optional=part.optional,
+    compiled, chosen = [], []
+    for part in parts:
+        callee = registered(
+            Part(name=part.name, settings=part.settings), where=f"reward.{part.name}"
         )
-        for part in parts
-    ]  # fmt: skip
+        explicit = getattr(part, "correct", None)
+        verifies = Trait.VERIFIER in traits(callee.function) if explicit is None else explicit
+        compiled.append(
+            Compiled(
+                label=getattr(part, "label", None) or part.name,
+                callee=callee,
+                weight=part.weight,
+                verifies=verifies,
+                optional=getattr(part, "optional", False),
+            )
+        )
+        chosen.append(explicit)
     return _scorer(
         compiled,
-        [part.correct for part in parts],
+        chosen,
         combine=combine,
         workers=workers,
         timeout_s=timeout_s,
@@ -274,7 +292,7 @@ def from_functions(
             your own with `groupwise.rewards.verifier`) is the raw correctness; of a single
             unmarked function the raw correctness is not known.
         weights: one per function; default 1.
-        combine, workers, timeout_s, memory_mb, max_tokens: see `build`.
+        combine, workers, timeout_s, memory_mb, max_tokens: see `build_scorer`.
 
     Raises:
         UsageError: a function of no accepted form, or a wrong number of weights.

@@ -31,7 +31,9 @@ _TEXT = re.compile(
     r"|boldsymbol|bm|operatorname\*?|emph|textnormal|textup|underline|overline|vec|hat|bar"
     r"|boxed|fbox|overrightarrow|rm)\s*\{"
 )
-_THOUSANDS = re.compile(r"(?<=\d)\s*(?:\{\s*,\s*\}|,\s*\\!|\\!\s*,|\\,)\s*(?:\\!)?\s*(?=\d{3}(?!\d))")
+_THOUSANDS = re.compile(
+    r"(?<=\d)\s*(?:\{\s*,\s*\}|,\s*\\!|\\!\s*,|\\,)\s*(?:\\!)?\s*(?=\d{3}(?!\d))"
+)
 
 _SPACED_THOUSANDS = re.compile(r"(?<=\d) (?=\d{3}(?!\d))(?!\d{3}\s*/)")
 
@@ -126,7 +128,8 @@ def tokenise(text: str) -> list[Token]:
         if match.lastgroup == "num" and (depth or piece[0] == "0") and "," in piece:
             piece = piece[: piece.index(",")]  # inside brackets a comma separates
         depth += (piece in ("(", "[", r"\{")) - (piece in (")", "]", r"\}"))
-        tokens.append(Token(match.lastgroup, piece.replace(",", "") if piece != "," else piece, spaced))
+        written = piece if piece == "," else piece.replace(",", "")
+        tokens.append(Token(match.lastgroup, written, spaced))
         at, spaced = at + len(piece), False
     return tokens
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from groupwise.rewards.expressions import Node
+from groupwise.rewards.nodes import Node
 
 DIGITS = 60
 AGREE = 1e-38
