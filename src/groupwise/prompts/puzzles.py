@@ -13,7 +13,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 from random import Random
@@ -59,7 +59,7 @@ _CLAUSES = {
     "->": "if {} then {}",
     "<=>": "{} exactly when {}",
 }
-_MOST_TRIES = 10_000
+_MOST_TRIES = 2_000
 _HELD_OUT_SHARE = 8
 _REFUSED = {
     "codeio": "it executes program snippets that come with the package.",
@@ -265,19 +265,37 @@ def knights_knaves(
             "the smaller one first."
         )
     random = Random(f"knights-knaves:{seed}")
+
+    def draw(number: int) -> tuple[Any, Prompt] | None:
+        row = knights_knaves_puzzle(random, people=low + number % (high - low + 1))
+        id = f"knights-knaves-{split}-{seed}-{number}"
+        return row["statements"], knights_knaves_prompt(row, id=id)
+
+    return _distinct(draw, count=count, split=split, what=f"puzzles of {low} to {high} people")
+
+
+def _distinct(
+    draw: Callable[[int], tuple[Any, Prompt] | None], *, count: int, split: Split, what: str
+) -> list[Prompt]:
+    """Prompts of different content, from draws of (content, prompt) that may fail.
+
+    Raises:
+        UsageError: 2,000 draws in a row gave nothing new.
+    """
     seen: set[Any] = set()
     made: list[Prompt] = []
-    for _ in range(_MOST_TRIES + 10 * count):
-        if len(made) == count:
-            return made
-        row = knights_knaves_puzzle(random, people=low + len(made) % (high - low + 1))
-        if row["statements"] in seen or _split_of(row["statements"]) != split:
+    misses = 0
+    while len(made) < count:
+        drawn = draw(len(made))
+        if drawn is None or drawn[0] in seen or _split_of(drawn[0]) != split:
+            misses += 1
+            if misses > _MOST_TRIES:
+                raise UsageError(f"count = {count}: there are only about {len(made)} {what}.")
             continue
-        seen.add(row["statements"])
-        made.append(knights_knaves_prompt(row, id=f"knights-knaves-{split}-{seed}-{len(made)}"))
-    raise UsageError(
-        f"count = {count}: there are not that many different puzzles of {low} to {high} people."
-    )
+        misses = 0
+        seen.add(drawn[0])
+        made.append(drawn[1])
+    return made
 
 
 def _split_of(content: Any) -> Split:
@@ -370,23 +388,16 @@ def countdown(
             f"countdown: numbers = {numbers} must lie in 2 to 8, largest and highest above 1."
         )
     random = Random(f"countdown:{seed}")
-    seen: set[Any] = set()
-    made: list[Prompt] = []
-    for _ in range(_MOST_TRIES + 100 * count):
-        if len(made) == count:
-            return made
+
+    def draw(number: int) -> tuple[Any, Prompt] | None:
         given = tuple(random.randint(1, largest) for _ in range(random.randint(low, high)))
         found = _reachable(random, given, highest)
         if found is None or found[0] in given:
-            continue
-        puzzle = (found[0], tuple(sorted(given)))
-        if puzzle in seen or _split_of(puzzle) != split:
-            continue
-        seen.add(puzzle)
-        made.append(_countdown_prompt(given, *found, id=f"countdown-{split}-{seed}-{len(made)}"))
-    raise UsageError(
-        f"count = {count}: there are not that many different countdown puzzles with these settings."
-    )
+            return None
+        id = f"countdown-{split}-{seed}-{number}"
+        return (found[0], tuple(sorted(given))), _countdown_prompt(given, *found, id=id)
+
+    return _distinct(draw, count=count, split=split, what="such countdown puzzles")
 
 
 def _countdown_prompt(given: Sequence[int], target: int, how: str, *, id: str) -> Prompt:
