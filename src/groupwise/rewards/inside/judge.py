@@ -1,12 +1,12 @@
 """What runs inside the sandbox: a judge, and the program under test in a process of its own.
 
-The judge starts first, is the first process of its namespace (so no signal from inside stops it)
-and starts the program's process before it reads a single test. So the program can read neither the
-tests nor the expected values nor the nonce that makes a verdict valid: they were never in its
-memory, and the pipe on which verdicts leave is closed in its process. Tests run in the judge; the
-functions they call run in the program's process and send back values (`wire.py`). A program that
-prints a verdict, exits, patches builtins or returns an object that equals everything has changed
-nothing but its own process.
+The judge starts first, and starts the program's process before it reads a single test. So the
+program can read neither the tests nor the expected values nor the nonce that makes a verdict valid:
+they were never in its memory, and the pipe on which verdicts leave is closed in its process. Tests
+run in the judge; the functions they call run in the program's process and send back values
+(`wire.py`). A program that prints a verdict, exits, patches builtins or returns an object that
+equals everything has changed nothing but its own process; one that kills the judge has silenced the
+only one who could have said that it passed.
 
 For programs that read standard input the judge knows no expected output at all: it runs the program
 on one input at a time and sends out what it wrote.
