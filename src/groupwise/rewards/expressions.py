@@ -6,6 +6,7 @@ power, postfix. What the grammar does not know raises `ReadError`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from fractions import Fraction
 
 from groupwise.rewards.nodes import (
@@ -37,8 +38,8 @@ from groupwise.rewards.tokens import (
     tokenise,
 )
 
-MAX_DEPTH = 60
-MAX_TOKENS = 800
+MAX_DEPTH = 40
+MAX_TOKENS = 400
 
 def read(text: str) -> Node:
     """The tree of an answer.
@@ -89,15 +90,11 @@ class _Parser:
 
     def items(self) -> Node:
         """Rows of expressions: commas and "and" separate, semicolons separate the rows."""
-        self.depth += 1
-        if self.depth > MAX_DEPTH:
-            raise ReadError("too deep")
         rows: list[list[Node]] = [[self.relation()]]
         while mark := self._separator():
             if mark == ";" and self.rows_matter():
                 rows.append([])
             rows[-1].append(self.relation())
-        self.depth -= 1
         found = [row[0] if len(row) == 1 else Node("list", tuple(row)) for row in rows]
         return found[0] if len(found) == 1 else Node("list", tuple(found))
 
@@ -208,12 +205,8 @@ class _Parser:
     def signed(self) -> Node:
         sign = self.peek()
         if sign in ("+", "-", "\\pm", "\\mp"):
-            self.depth += 1
-            if self.depth > MAX_DEPTH:
-                raise ReadError("too deep")
             self.take()
-            inner = self.signed()
-            self.depth -= 1
+            inner = self.deeper(self.signed)
             if sign in ("\\pm", "\\mp"):
                 return Node("pm", (number("0"), inner), 1 if sign == "\\pm" else -1)
             return inner if sign == "+" else Node("neg", (inner,))
@@ -280,15 +273,27 @@ class _Parser:
 
     # -- primaries ------------------------------------------------------------------------------
 
+    def deeper(self, rule: Callable[[], Node]) -> Node:
+        """Apply a rule one level down."""
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            raise ReadError("too deep")
+        node = rule()
+        self.depth -= 1
+        return node
+
     def primary(self) -> Node:
+        return self.deeper(self._primary)
+
+    def _primary(self) -> Node:
         token = self.token()
         if token.kind == "num":
             self.take()
             return self._based(number(token.text))
-        if token.kind == "word":
-            return self._word()
         if token.kind == "text":
             return Node("text", (), self.take().text)
+        if token.kind == "word":
+            return self._word()
         if token.kind == "cmd":
             return self._command(self.take().text)
         if token.text in ("(", "["):
@@ -340,9 +345,7 @@ class _Parser:
             return self._function(name)
         if name in CONSTANTS:
             return constant(name)
-        if name in GREEK:
-            return self._symbol(name)
-        if len(name) == 1:
+        if name in GREEK or len(name) == 1:
             return self._symbol(name)
         if is_product(name):
             letters = [Token("word", letter) for letter in name]
@@ -464,18 +467,16 @@ class _Parser:
         kind = self._environment()
         if kind not in MATRICES:
             raise ReadError(f"unknown environment {kind}")
-        if kind == "array" and self.peek() == "{":
-            while self.take().text != "}":
-                if self.token().kind == "end":
-                    raise ReadError("an array without columns")
+        while kind == "array" and self.token().text not in ("}", ""):
+            self.take()
+        if kind == "array":
+            self.expect("}")
         rows: list[list[Node]] = [[]]
         while self.peek() != "\\end":
             if self.peek() == "\\\\":
                 self.take()
                 rows.append([])
-            elif self.peek() == "&":
-                self.take()
-            elif self.peek() == "\\hline":
+            elif self.peek() in ("&", "\\hline"):
                 self.take()
             else:
                 rows[-1].append(self.relation())

@@ -18,6 +18,7 @@ from groupwise.rewards.nodes import Node
 from groupwise.rewards.numbers import plain_number, same_number
 from groupwise.rewards.tokens import MAX_LENGTH, ReadError, tidy
 from groupwise.rewards.values import NoValue
+MAX_WORDS = 8
 
 _LETTER = re.compile(r"\(?\s*([A-J])\s*\)?\.?")
 _LEADING_LETTER = re.compile(r"\(?\s*([A-Ja-j])\s*(?:[).:]+(?:\s.*)?|$)", re.DOTALL)
@@ -107,7 +108,7 @@ def _by_structure(gold: str, answer: str) -> bool | None:
             try:
                 if same(one, two):
                     return True
-            except (NoValue, ArithmeticError, ValueError):
+            except (NoValue, ArithmeticError, ValueError, RecursionError):
                 continue
     if _wordy(gold) and plain_words(_plain(gold)) == plain_words(_plain(answer)):
         return True
@@ -139,9 +140,8 @@ def _readings(text: str) -> list[Node]:
 
 def _readable(gold: str) -> bool:
     """Whether a mismatch with this reference means anything: it was read, or it is a few words."""
-    if _readings(gold):
-        return True
-    return "\\" not in gold and len(gold.split()) <= 8
+    few = len(_WORD.findall(_plain(gold))) <= MAX_WORDS
+    return few and ("\\" not in gold or bool(_readings(gold)))
 
 
 @verifier
