@@ -255,7 +255,7 @@ def sapo(
     _above_zero("positive", positive)
     _above_zero("negative", negative)
     a, ratio = inside(advantage, mask), bounded_exp(inside(log_ratio, mask))
-    tau = torch.where(a > 0, positive, negative)
+    tau = torch.where(a > 0, torch.full_like(a, positive), negative)
     return -torch.sigmoid(tau * (ratio - 1)) * (4 / tau) * a
 
 
@@ -339,8 +339,8 @@ def mirror_descent(
     """
     _above_zero("tau", tau)
     gap = row_mean(advantage, mask) - tau * row_sum(log_ratio, mask)
-    share = 1 / mask.sum(-1, keepdim=True).clamp(min=1)
-    return inside((share * gap**2 / (2 * tau)).expand_as(log_ratio), mask)
+    length = mask.sum(-1, keepdim=True).clamp(min=1)
+    return inside((gap**2 / (2 * tau * length)).expand_as(log_ratio), mask)
 
 
 @SURROGATES.register
