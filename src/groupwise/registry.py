@@ -14,6 +14,7 @@ of either anywhere: recipes, the command line, the tables of the docs and the er
 from __future__ import annotations
 
 import inspect
+import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -127,7 +128,7 @@ class Registry:
         where = where or self.kind
         function = self.get(chosen.name)
         known = self.settings(chosen.name)
-        hints = typing.get_type_hints(function)
+        hints = _hints(function, known)
         for key, value in chosen.settings.items():
             if key not in known:
                 raise UsageError(
@@ -150,6 +151,15 @@ class Registry:
             inputs=tuple(p.name for p in data),
             required=frozenset(p.name for p in data if p.default is p.empty),
         )
+
+
+def _hints(
+    function: Callable[..., Any], settings: Mapping[str, inspect.Parameter]
+) -> dict[str, Any]:
+    """Types of the settings; those of the data are left alone, as only type checkers need them."""
+    annotations = {key: parameter.annotation for key, parameter in settings.items()}
+    holder = types.SimpleNamespace(__annotations__=annotations)
+    return typing.get_type_hints(holder, globalns=inspect.unwrap(function).__globals__)
 
 
 def _accepts(annotation: Any, value: Any) -> bool:

@@ -125,7 +125,7 @@ class Trainer:
         saved_at, last = self.done, time.monotonic()
         with _interrupts() as interrupted:
             while self.done < self.settings.steps:
-                self._advance()
+                self.advance()
                 if interrupted.is_set():
                     self.save()
                     raise KeyboardInterrupt
@@ -136,7 +136,7 @@ class Trainer:
             self.save()
         return self.metrics
 
-    def _advance(self) -> None:
+    def advance(self) -> None:
         """A step with everything that is written down about it."""
         scored, advantages, metrics = self.step()
         self.done += 1

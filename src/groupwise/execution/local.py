@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
+from groupwise.algorithms import Rules
 from groupwise.config import Config
 from groupwise.errors import UsageError
-from groupwise.losses import Rules
-from groupwise.models import Policy, load_policy
+from groupwise.models import Adapter, Policy, load_policy
 from groupwise.rollouts import make_engine
 from groupwise.types import Engine
 from groupwise.updates import OptimizerSettings, TorchLearner
@@ -36,12 +36,9 @@ def connect(config: Config, rules: Rules, *, policy: Policy | None = None) -> Co
     """
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    policy = policy or load_policy(
-        config.model.path,
-        dtype=config.model.dtype,
-        trust_remote_code=config.model.trust_remote_code,
-    )
-    policy.model.to(best_device())
+    policy = policy or load_configured(config)
+    if config.model.quantization is None:
+        policy.model.to(best_device())
     learner = TorchLearner(
         policy,
         optimizer=optimizer_settings(config),
@@ -53,6 +50,20 @@ def connect(config: Config, rules: Rules, *, policy: Policy | None = None) -> Co
     )
     engine = make_engine(policy, name=config.engine.name, max_rows=config.engine.max_rows)
     return Connected(policy=policy, engine=engine, learner=learner)
+
+
+def load_configured(config: Config) -> Policy:
+    """The policy of the model section, adapter and quantisation included."""
+    section, adapter = config.model, None
+    if section.adapter is not None:
+        adapter = Adapter(**section.adapter.model_dump())
+    return load_policy(
+        section.path,
+        dtype=section.dtype,
+        trust_remote_code=section.trust_remote_code,
+        adapter=adapter,
+        quantization=section.quantization,
+    )
 
 
 def best_device() -> torch.device:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.resources
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
+    BitsAndBytesConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
@@ -24,6 +25,23 @@ DTYPES = {
     "float16": torch.float16,
     "float64": torch.float64,
 }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adapter:
+    """A low-rank adapter (LoRA) that is trained in place of the weights.
+
+    Attributes:
+        rank: of the update of each matrix.
+        alpha: scale of the update, multiplied by alpha / rank.
+        dropout: share of the adapter's inputs dropped while training.
+        targets: modules that get one, by name, or "all-linear" for every linear layer but the head.
+    """
+
+    rank: int = 16
+    alpha: float = 32.0
+    dropout: float = 0.0
+    targets: tuple[str, ...] = ("all-linear",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +69,12 @@ def resolve(path: str | Path) -> str:
 
 
 def load_policy(
-    path: str | Path, *, dtype: str = "float32", trust_remote_code: bool = False
+    path: str | Path,
+    *,
+    dtype: str = "float32",
+    trust_remote_code: bool = False,
+    adapter: Adapter | None = None,
+    quantization: str | None = None,
 ) -> Policy:
     """Load a causal language model and its tokenizer.
 
@@ -59,6 +82,8 @@ def load_policy(
         path: a folder in Hugging Face form, a hub name, or "bundled".
         dtype: of the weights: float32, bfloat16, float16 or float64.
         trust_remote_code: run Python code that comes with the model. Off unless asked for.
+        adapter: train this adapter and leave the weights as they are.
+        quantization: "nf4" holds the weights in 4 bits, doubly quantised (QLoRA, 2305.14314).
 
     Raises:
         UsageError: no such model, a folder without tokenizer, or a tokenizer that cannot be used.
@@ -66,8 +91,7 @@ def load_policy(
     place = resolve(path)
     if Path(place).exists() and not (Path(place) / "config.json").exists():
         raise UsageError(
-            f"model.path = {str(path)!r}: the folder has no config.json, so it is not a model "
-            f"folder."
+            f"model.path = {str(path)!r}: the folder has no config.json, so it is no model folder."
         )
     try:
         tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=trust_remote_code)
@@ -78,13 +102,63 @@ def load_policy(
         ) from error
     try:
         model = AutoModelForCausalLM.from_pretrained(
-            place, dtype=DTYPES[dtype], trust_remote_code=trust_remote_code, use_safetensors=True
+            place,
+            dtype=DTYPES[dtype],
+            trust_remote_code=trust_remote_code,
+            use_safetensors=True,
+            quantization_config=_four_bits(DTYPES[dtype]) if quantization == "nf4" else None,
         )
-    except (OSError, ValueError, RuntimeError, KeyError) as error:
+    except (OSError, ValueError, RuntimeError, KeyError, ImportError) as error:
         raise UsageError(
             f"model.path = {str(path)!r}: cannot be loaded ({_first_line(error)})."
         ) from error
-    return make_policy(model, tokenizer)
+    policy = make_policy(model, tokenizer)
+    return policy if adapter is None else with_adapter(policy, adapter)
+
+
+def with_adapter(policy: Policy, adapter: Adapter) -> Policy:
+    """The policy with a fresh low-rank adapter, float32, that alone is trained.
+
+    Raises:
+        UsageError: the targets are not modules of this model.
+    """
+    from peft import LoraConfig, get_peft_model
+
+    targets: Any = adapter.targets[0] if adapter.targets == ("all-linear",) else adapter.targets
+    config = LoraConfig(
+        r=adapter.rank,
+        lora_alpha=adapter.alpha,  # pyright: ignore[reportArgumentType]
+        lora_dropout=adapter.dropout,
+        target_modules=targets,
+        task_type="CAUSAL_LM",
+    )
+    try:
+        model = get_peft_model(policy.model, config)
+    except ValueError as error:
+        known = sorted(
+            {name.rsplit(".", 1)[-1] for name, _ in policy.model.named_modules() if name}
+        )
+        raise UsageError(
+            f"model.adapter.targets = {list(adapter.targets)!r}: no such modules in this model. "
+            f"Known: {', '.join(known)}."
+        ) from error
+    return replace(policy, model=model)
+
+
+def _four_bits(compute: torch.dtype) -> Any:
+    """QLoRA's storage: normal-float 4 with doubly quantised scales."""
+    try:
+        import bitsandbytes  # noqa: F401  # pyright: ignore[reportMissingImports]
+    except ImportError as error:
+        raise UsageError(
+            "model.quantization = 'nf4': needs bitsandbytes; pip install 'groupwise[quant]'."
+        ) from error
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=compute,
+    )
 
 
 def make_policy(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Policy:
