@@ -186,6 +186,7 @@ def page(tmp_path_factory):
 
 def test_ten_thousand_rollouts_open_in_two_seconds(browser, page):
     assert page.stat().st_size < 8_000_000
+    assert 'type="application/octet-stream" id="rollout-data"' in page.read_text("utf-8")
     # The machine may be busy: the best of three counts.
     assert min(browser.open(page) for _ in range(3)) < 2000
     assert browser.value("document.querySelector('#rollouts .lead').textContent").startswith(

@@ -12,8 +12,10 @@ from rich.console import Console
 
 from groupwise.errors import UsageError
 from groupwise.evaluation import (
+    Contrast,
     CurveSummary,
     Estimate,
+    Figure,
     best_of_k,
     best_of_n_kl_bound,
     compare,
@@ -31,6 +33,7 @@ from groupwise.evaluation import (
     prompt_mean,
     reflection_rates,
     seed_mean,
+    sentence,
     smooth,
     summarise,
     terminal_table,
@@ -288,8 +291,8 @@ def test_a_verdict_turns_round_with_its_order():
     low = {s: curve(final=0.8) for s in range(5)}
     up = compare({"A": high, "B": low}, against="B", threshold=0.6).verdicts[0]
     down = compare({"A": low, "B": high}, against="B", threshold=0.6).verdicts[0]
-    assert up == "A ends higher than B by 10 [9, 11] pp."
-    assert down == "A ends lower than B by 10 [9, 11] pp."
+    assert up == "A ends at a higher training accuracy than B by 10 [9, 11] pp."
+    assert down == "A ends at a lower training accuracy than B by 10 [9, 11] pp."
 
 
 def test_correction_takes_back_a_lone_small_p():
@@ -300,6 +303,13 @@ def test_correction_takes_back_a_lone_small_p():
     final = next(c for c in found.contrasts if c.figure.key == "final")
     assert final.result.difference.excludes(0.0) and not final.distinct
     assert "alone, " in found.verdicts[0] and "higher" not in found.verdicts[0]
+
+
+def test_a_difference_needs_its_interval_and_its_test():
+    wide = paired_seeds([0.9, 0.8, 0.7], [0.8, 0.8, 0.8])
+    final = Figure(key="final", name="final value", more="is above", less="is below")
+    lucky = Contrast(figure=final, first="A", second="B", result=wide, p_holm=0.01)
+    assert not lucky.distinct and "not distinguishable" in sentence(lucky)
 
 
 def test_censored_runs_are_named():

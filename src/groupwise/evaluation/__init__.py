@@ -21,7 +21,13 @@ from groupwise.evaluation.passk import (
     pass_at_k,
     pass_at_k_plugin,
 )
-from groupwise.evaluation.tables import FigureTable, figure_table, terminal_table, title_of
+from groupwise.evaluation.tables import (
+    FigureTable,
+    figure_table,
+    is_share,
+    terminal_table,
+    title_of,
+)
 from groupwise.evaluation.verdicts import (
     Comparison,
     Contrast,
@@ -48,6 +54,7 @@ __all__ = [
     "expected_max_plugin",
     "figure_table",
     "holm",
+    "is_share",
     "item_verdict",
     "majority_at_k",
     "mcnemar",

@@ -34,8 +34,9 @@ class FigureTable:
     seeds: Mapping[str, int]
 
     def percent(self, figure: str) -> bool:
-        """Whether a figure is a share, to be shown in percent: every value of it lies in [0, 1]."""
-        return all(0 <= cell.value <= 1 for key, cell in self.cells.items() if key[2] == figure)
+        """Whether a figure is a share, to be shown in percent."""
+        values = [cell.value for key, cell in self.cells.items() if key[2] == figure]
+        return is_share(figure, values)
 
 
 def figure_table(evaluations: Mapping[str, Sequence[Evaluation]]) -> FigureTable:
@@ -80,6 +81,18 @@ def figure_table(evaluations: Mapping[str, Sequence[Evaluation]]) -> FigureTable
         cells=cells,
         seeds={model: len(runs) for model, runs in evaluations.items()},
     )
+
+
+def is_share(figure: str, values: Sequence[float]) -> bool:
+    """Whether a figure is a share: in [0, 1], and not a reward or a length that happens to be.
+
+    Example:
+        >>> is_share("greedy", [0.5, 1.0]), is_share("reward", [0.5]), is_share("greedy", [2.0])
+        (True, False, False)
+
+    Source: none; rewards have no unit, and a reward of .9 is not 90 % of anything.
+    """
+    return not figure.startswith(("reward", "length")) and all(0 <= v <= 1 for v in values)
 
 
 def title_of(key: str) -> str:

@@ -60,6 +60,7 @@ class Contrast:
         effect = self.result.effect
         return {
             "figure": self.figure.key,
+            "name": self.figure.name,
             "unit": self.figure.unit,
             "first": self.first,
             "second": self.second,
@@ -240,8 +241,8 @@ def _curve_figures(
         "final": Figure(
             key="final",
             name=f"final training {metric}",
-            more="ends higher than",
-            less="ends lower than",
+            more=f"ends at a higher training {metric} than",
+            less=f"ends at a lower training {metric} than",
         ),
         "oscillation": Figure(
             key="oscillation",

@@ -11,6 +11,7 @@ from groupwise.evaluation import (
     FigureTable,
     compare,
     figure_table,
+    is_share,
     summarise,
     title_of,
 )
@@ -58,7 +59,7 @@ def compare_runs(
     shares = {
         key: values
         for key, values in finals.items()
-        if all(0 <= v <= 1 for by_seed in values.values() for v in by_seed.values())
+        if is_share(key, [v for by_seed in values.values() for v in by_seed.values()])
     }
     return compare(
         curves, against=against or labels[-1], threshold=threshold, metric=metric, finals=shares

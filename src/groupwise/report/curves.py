@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from groupwise.evaluation import seed_mean, smooth, title_of
+from groupwise.evaluation import is_share, seed_mean, smooth, title_of
 from groupwise.report.data import RunData, estimate
 from groupwise.report.text import number
 
@@ -20,14 +20,18 @@ TITLES = {
     "accuracy": "Accuracy",
     "reward": "Reward",
     "signal_share": "Groups with signal",
+    "valid_share": "Judged completions",
     "positive_share": "Positive advantages",
     "nonzero_share": "Non-zero advantages",
+    "effective_samples": "Effective samples per group",
     "grad_norm": "Gradient norm",
+    "loss": "Loss",
     "entropy": "Entropy (nats per token)",
     "kl": "KL from the reference",
     "length": "Completion length (tokens)",
     "truncated_share": "Truncated completions",
     "tokens_per_second": "Tokens per second",
+    "seconds": "Seconds per step",
     "learning_rate": "Learning rate",
     "memory_mb": "Memory (MB)",
 }
@@ -122,7 +126,7 @@ def evaluation_charts(runs: Sequence[RunData]) -> list[Chart]:
         if max(map(len, points), default=0) >= 3:
             values = [{step: cell[0] for step, cell in run.items()} for run in points]
             title = f"{title_of(split)}: {title_of(name)}".capitalize()
-            chart = _chart(f"{split}.{name}", runs, values, title=title, window=1)
+            chart = _chart(f"{split}.{name}", runs, values, title=title, measured=True)
             charts.append(_with_intervals(chart, runs, points))
     return charts
 
@@ -169,18 +173,18 @@ def _chart(
     values: Sequence[Mapping[float, float]],
     *,
     title: str | None = None,
-    window: int = WINDOW,
+    measured: bool = False,
 ) -> Chart:
+    """A chart of one key; measured figures are not smoothed, for they have their own interval."""
     steps = np.array(sorted({step for points in values for step in points}))
     lines = []
     for label in labels_of(runs):
         mine = [p for run, p in zip(runs, values, strict=True) if run.label == label and p]
         if mine:
-            lines.append(_line(label, mine, steps, window))
+            lines.append(_line(label, mine, steps, 1 if measured else WINDOW))
     numbers = [value for points in values for value in points.values()]
-    bounded = all(0 <= value <= 1 for value in numbers)
-    named = key in ("accuracy", "reward") or key.endswith(("share", "fraction", "rate"))
-    share = bounded and (named or window == 1 or key.startswith("parts."))
+    named = key == "accuracy" or key.endswith(("_share", "_fraction"))
+    share = (named or measured) and is_share(key.split(".")[-1], numbers)
     keep = np.unique(
         np.linspace(0, steps.size - 1, min(steps.size, MOST_POINTS)).round().astype(int)
     )

@@ -233,12 +233,12 @@ def _contrasts(contrasts: Sequence[Mapping[str, Any]]) -> str:
             "–" if effect is None else f"{effect:+.2f}".replace("-", "−"),
         )
         told = ' class="told"' if row.get("distinct") else ""
-        pair = f"{row.get('first')} − {row.get('second')}"
-        rows += f'<tr><th scope="row"{told}>{escaped(row.get("figure"))}</th>'
-        rows += "".join(f"<td>{escaped(text)}</td>" for text in (pair, *figures)) + "</tr>"
+        name = f"{row.get('first')} − {row.get('second')}: {row.get('name') or row.get('figure')}"
+        rows += f'<tr><th scope="row"{told}>{escaped(name)}</th>'
+        rows += "".join(f"<td>{escaped(text)}</td>" for text in figures) + "</tr>"
     heads = "".join(
         f'<th scope="col">{head}</th>'
-        for head in ("figure", "pair", "difference, 95 % interval", "p", "Holm p", "effect (d)")
+        for head in ("figure", "difference, 95 % interval", "p", "Holm p", "effect")
     )
     return (
         ""
