@@ -152,7 +152,7 @@ def run_of(label, *, steps=40, prompts=16, size=8, text=""):
             total = random.Random(step * 1000 + p).randint(10, 99)
             completions = [
                 {
-                    "text": f"{text}<reasoning>Think {rng.random()}</reasoning> {total}",
+                    "text": f"{text}<reasoning>{'Think ' * 30}{rng.random()}</reasoning> {total}",
                     "reward": float(rng.random() < share),
                     "correct": float(rng.random() < share),
                     "parts": {"correct": 1.0},
