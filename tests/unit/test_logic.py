@@ -46,8 +46,8 @@ def test_logic_rl_totals(text: str, total: float) -> None:
 def test_logic_rl_with_a_prefilled_tag_and_other_values() -> None:
     rest = RIGHT.removeprefix("<think>")
     assert logic_rl(rest, None, ROW) == -3.0
-    assert logic_rl(rest, None, ROW, prefilled=True) == 3.0
-    assert logic_rl(RIGHT, None, ROW, prefilled=True) == -3.0
+    assert logic_rl(rest, None, ROW, prefix="<think>") == 3.0
+    assert logic_rl(RIGHT, None, ROW, prefix="<think>") == -3.0
     assert logic_rl(RIGHT, None, ROW, format=0.5, right=1.0) == 1.5
     assert logic_rl(RIGHT, None, {}) is None
 
@@ -237,7 +237,7 @@ def test_formulas_are_built_not_evaluated() -> None:
 
 
 def _score(task: str, answer: str, *, index: int = 0, partial: bool = False) -> float | None:
-    prompt = puzzles.reasoning_gym(task, index + 1, seed=3)[index]
+    prompt = puzzles.reasoning_gym(index + 1, task=task, seed=3)[index]
     return reasoning.reasoning_gym(
         f"<answer>{answer}</answer>", prompt.answer, prompt.columns, partial=partial
     )
@@ -246,7 +246,7 @@ def _score(task: str, answer: str, *, index: int = 0, partial: bool = False) -> 
 @pytest.mark.parametrize("task", sorted(reasoning.OWN_SCORERS))
 def test_own_scorers_agree_with_the_package_on_its_own_answers(task: str) -> None:
     pytest.importorskip("reasoning_gym")
-    for prompt in puzzles.reasoning_gym(task, 5, seed=1):
+    for prompt in puzzles.reasoning_gym(5, task=task, seed=1):
         said = f"<think>t</think><answer>{prompt.answer}</answer>"
         # An integral that is merely written down again is an answer to the package, not to us.
         solved = "Integral" not in str(prompt.answer)
@@ -265,7 +265,7 @@ def test_own_scorers_execute_nothing(task: str, tmp_path: Path) -> None:
 
 def test_own_scorers_read_other_forms() -> None:
     pytest.importorskip("reasoning_gym")
-    prompt = puzzles.reasoning_gym("spiral_matrix", 1)[0]
+    prompt = puzzles.reasoning_gym(1, task="spiral_matrix")[0]
     as_list = str([int(cell) for cell in str(prompt.answer).split()])
     args = (f"<answer>{as_list}</answer>", prompt.answer, prompt.columns)
     assert reasoning.reasoning_gym(*args, partial=True) == 0.1
@@ -284,7 +284,7 @@ def test_own_scorers_read_other_forms() -> None:
 def test_other_tasks_go_through_their_scorers() -> None:
     pytest.importorskip("reasoning_gym")
     for task in ("leg_counting", "propositional_logic", "number_sorting", "gcd"):
-        prompt = puzzles.reasoning_gym(task, 1, seed=2)[0]
+        prompt = puzzles.reasoning_gym(1, task=task, seed=2)[0]
         if prompt.answer:
             said = f"<answer>{prompt.answer}</answer>"
             assert reasoning.reasoning_gym(said, prompt.answer, prompt.columns) == 1.0, task
@@ -302,9 +302,9 @@ def test_tasks_that_execute_text_are_refused() -> None:
         with pytest.raises(UsageError, match=reason):
             reasoning.check_task(name)
         with pytest.raises(UsageError, match=reason):
-            puzzles.reasoning_gym(name, 1)
+            puzzles.reasoning_gym(1, task=name)
     with pytest.raises(UsageError, match="no_such"):
-        puzzles.reasoning_gym("leg_counting", 1, no_such=3)
+        puzzles.reasoning_gym(1, task="leg_counting", settings={"no_such": 3})
 
 
 def test_a_task_whose_module_evaluates_text_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:

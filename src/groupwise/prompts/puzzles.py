@@ -410,39 +410,41 @@ def _countdown_prompt(given: Sequence[int], target: int, how: str, *, id: str) -
     )
 
 
-def reasoning_gym(task: str, count: int, *, seed: int = 0, **settings: Any) -> list[Prompt]:
-    """Prompts of a task of reasoning-gym; columns task, metadata, which the reward of the same name
-    reads.
+def reasoning_gym(
+    count: int,
+    *,
+    task: str,
+    split: Split = "train",
+    seed: int = 0,
+    settings: dict[str, Any] | None = None,
+) -> list[Prompt]:
+    """Prompts of a task of reasoning-gym; columns task, metadata, for the reward of that name.
 
     Args:
+        count: how many; small tasks repeat themselves.
         task: the name of the task.
-        count: how many.
-        seed: decides everything.
+        split: "train" and "held_out" never share a question, whatever the seeds.
+        seed: decides everything else.
         settings: of the task, such as its size or difficulty, by the package's own names.
 
     Raises:
-        UsageError: the package is not installed, the task is refused, or a setting is none of the
-            task's.
+        UsageError: the package is not installed, the task is refused or has too few questions, or a
+            setting is none of the task's.
 
     Example:
-        >>> reasoning_gym("leg_counting", 1)[0].columns["task"]
+        >>> reasoning_gym(1, task="leg_counting")[0].columns["task"]
         'leg_counting'
     """
-    try:
-        package = import_module("reasoning_gym")
-    except ImportError:
-        raise UsageError("reasoning-gym is not installed; pip install reasoning-gym.") from None
-    if task in _REFUSED or task not in package.factory.DATASETS:
-        reason = _REFUSED.get(task) or suggest(task, package.factory.DATASETS)
-        raise UsageError(f"task = {task!r}: {reason}")
-    try:
-        entries = package.create_dataset(task, size=count, seed=seed, **settings)
-    except (TypeError, AssertionError) as error:
-        raise UsageError(f"task = {task!r}: {error}") from error
-    made = []
-    for index in range(count):
+    entries = _gym_entries(task, size=32 * count + 256, seed=seed, settings=settings or {})
+    made: list[Prompt] = []
+    for index in range(len(entries)):
+        if len(made) == count:
+            return made
         entry = entries[index]
-        words = REASONING_GYM_PROMPT.format(question=entry["question"].strip())
+        question = entry["question"].strip()
+        if _split_of(question) != split:
+            continue
+        words = REASONING_GYM_PROMPT.format(question=question)
         made.append(
             Prompt(
                 id=f"{task}-{seed}-{index}",
@@ -451,4 +453,18 @@ def reasoning_gym(task: str, count: int, *, seed: int = 0, **settings: Any) -> l
                 columns={"task": task, "metadata": entry["metadata"]},
             )
         )
-    return made
+    raise UsageError(f"task = {task!r}: has too few questions for the split {split!r}.")
+
+
+def _gym_entries(task: str, *, size: int, seed: int, settings: dict[str, Any]) -> Any:
+    try:
+        package = import_module("reasoning_gym")
+    except ImportError:
+        raise UsageError("reasoning-gym is not installed; pip install reasoning-gym.") from None
+    if task in _REFUSED or task not in package.factory.DATASETS:
+        reason = _REFUSED.get(task) or suggest(task, package.factory.DATASETS)
+        raise UsageError(f"task = {task!r}: {reason}")
+    try:
+        return package.create_dataset(task, size=size, seed=seed, **settings)
+    except (TypeError, AssertionError) as error:
+        raise UsageError(f"task = {task!r}: {error}") from error

@@ -14,6 +14,8 @@ from typing import Any, get_args
 from groupwise.errors import UsageError, suggest
 from groupwise.prompts.answers import ANSWERS
 from groupwise.prompts.examples import COMPLETIONS, Example
+from groupwise.prompts.korean_norms import korean_norms
+from groupwise.prompts.puzzles import countdown, knights_knaves, reasoning_gym
 from groupwise.prompts.rows import Row, read_rows
 from groupwise.prompts.word_problems import Split, word_problems
 from groupwise.registry import Bound, Registry, part
@@ -22,7 +24,8 @@ from groupwise.types import Prompt
 GENERATORS = Registry("generator", data=("count",))
 """Makers of endless prompts: functions from a count to a list of `Prompt`, with `split` and `seed`
 as settings."""
-GENERATORS.register(word_problems)
+for _generator in (word_problems, knights_knaves, countdown, korean_norms, reasoning_gym):
+    GENERATORS.register(_generator)
 
 GENERATED = 4096
 """How many prompts a generator makes where no limit is given."""
@@ -51,18 +54,19 @@ def load_prompts(
     """Prompts of a data set, in its order.
 
     Args:
-        source: the name of a generator ("word_problems"); a .jsonl, .json, .csv or .parquet file; a
-            folder; a hub name; or the prompts themselves: strings, rows, or ready `Prompt` objects,
-            which pass through unchanged.
+        source: the name of a generator ("word_problems", "reasoning_gym:leg_counting"); a
+            .jsonl, .json, .csv or .parquet file; a folder; a hub name; or the prompts themselves:
+            strings, rows, or ready `Prompt` objects, which pass through unchanged.
         split: of a hub data set, a folder, or a generator, where "test" is its held-out problems.
         subset: configuration of a hub data set.
-        prompt_column: the question, as text or as a list of messages.
+        prompt_column: the question, as text or as a list of messages; "input.question" is the
+            field of a column that holds an object. So for every column.
         answer_column: the reference answer; None takes the column "answer" where there is one.
         id_column: stable ids; without it an id is a hash of the content.
         answer_style: how the answer is written down, one of `ANSWERS`.
         system: a system message in front of every question.
         wording: the question made of several columns, such as "{context}\\n\\n{question}"; replaces
-            `prompt_column`.
+            `prompt_column`. A column that is a list of strings is written a line each.
         chat: text becomes a user message, for the model's chat template; False gives it to the
             model as it is.
         limit: only the first so many.
@@ -83,7 +87,7 @@ def load_prompts(
     """
     if limit is not None and limit < 1:
         raise UsageError(f"data.limit = {limit}: must be at least 1.")
-    if isinstance(source, str) and source in GENERATORS:
+    if isinstance(source, str) and source.partition(":")[0] in GENERATORS:
         return _generate(source, split=split, count=limit or GENERATED, seed=seed)
     if isinstance(source, str | Path):
         where, given = str(source), read_rows(str(source), split=split, subset=subset)
@@ -166,8 +170,9 @@ def _generate(name: str, *, split: str, count: int, seed: int) -> list[Prompt]:
         raise UsageError(
             f"data.split = {split!r}: {name} has no such split; {suggest(split, _GENERATED_SPLITS)}"
         )
-    generator = GENERATORS.bind(part(name, split=_GENERATED_SPLITS[split], seed=seed), where="data")
-    return generator({"count": count})
+    name, _, task = name.partition(":")
+    settings = {"split": _GENERATED_SPLITS[split], "seed": seed} | ({"task": task} if task else {})
+    return GENERATORS.bind(part(name, **settings), where="data")({"count": count})
 
 
 def _as_rows(items: Sequence[Any], where: str) -> list[Row]:
@@ -199,7 +204,7 @@ def _check_columns(columns: _Columns, known: Sequence[str], where: str) -> None:
     wanted += [("answer_column", columns.answer)] if columns.answer else []
     wanted += [("id_column", columns.id)] if columns.id else []
     for setting, column in wanted:
-        if column not in known:
+        if column not in known and column.partition(".")[0] not in known:
             raise UsageError(
                 f"data.{setting} = {column!r}: {where} has no such column; {suggest(column, known)}"
             )
@@ -226,7 +231,7 @@ def _question(
 ) -> tuple[tuple[Mapping[str, str], ...], str | None]:
     """The messages, or the plain text, of a row."""
     if columns.wording:
-        fields = {field: _value(row, field, where) for field in _fields(columns.wording)}
+        fields = {field: _lines(_value(row, field, where)) for field in _fields(columns.wording)}
         question: Any = columns.wording.format(**fields)
     else:
         question = _value(row, columns.prompt, where)
@@ -274,11 +279,20 @@ def _fields(wording: str) -> list[str]:
 
 
 def _value(row: Row, column: str, where: str) -> Any:
-    if column not in row:
-        raise UsageError(
-            f"{where}: has no column {column!r}, which other rows have; {suggest(column, row)}"
-        )
-    return row[column]
+    if column in row:
+        return row[column]
+    outer, _, field = column.partition(".")
+    if field and isinstance(row.get(outer), Mapping):
+        return _value(row[outer], field, f"{where}: {outer!r}")
+    raise UsageError(
+        f"{where}: has no column {column!r}, which other rows have; {suggest(column, row)}"
+    )
+
+
+def _lines(value: Any) -> Any:
+    """A list of strings as one text."""
+    listed = isinstance(value, list) and all(isinstance(item, str) for item in value)
+    return "\n".join(value) if listed else value
 
 
 def _messages(value: Any, where: str) -> tuple[Mapping[str, str], ...]:

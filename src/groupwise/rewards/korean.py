@@ -206,6 +206,12 @@ def korean_exact_match(
     How it is gamed: hardly; but see the top of this module for right answers that the published
         rules call wrong.
 
+    Args:
+        text: the completion.
+        answer: the reference, in the form of an answer.
+        rules: see `normalise_answer`.
+        source: what counts as the answer, see `groupwise.rewards.text`.
+
     Example:
         >>> korean_exact_match('"가을"이 옳다. 다른 까닭', '"가을"이 옳다. 까닭')
         1.0
@@ -234,6 +240,12 @@ def korean_reason(
 
     How it is gamed: by repeating the terms that reasons share ("어간", "받침", "한글 맞춤법"), and
     with `kind` "1" by any Korean text; kind "2" or "L" is harder to please.
+
+    Args:
+        text: the completion.
+        answer: the reference, in the form of an answer.
+        kind, tokens: see `groupwise.rewards.rouge`.
+        source: what counts as the answer, see `groupwise.rewards.text`.
 
     Returns:
         From 0 to 1; None where the reference has no reason.

@@ -108,7 +108,7 @@ def logic_rl(
     right: float = 2.0,
     wrong: float = -1.5,
     unreadable: float = -2.0,
-    prefilled: bool = False,
+    prefix: str = "",
 ) -> float | None:
     """The reward of Logic-RL: ±`format`, plus `right`, `wrong` or `unreadable` for the answer: 3,
     -0.5, -1 or -3 in total.
@@ -120,7 +120,7 @@ def logic_rl(
         answer, columns: see `knights_knaves`.
         format: earned for the four tags once each in order, lost otherwise.
         right, wrong, unreadable: for all roles right, some wrong, some not stated.
-        prefilled: the prompt ends in `<think>`, so the completion does not hold it.
+        prefix: what the prompt ends in, such as "<think>", so that the completion lacks it.
 
     Returns:
         The total; None where the row has no readable solution. As a verifier's value it counts as
@@ -139,7 +139,7 @@ def logic_rl(
     wanted = _wanted(answer, columns)
     if wanted is None:
         return None
-    if not in_order(("<think>" if prefilled else "") + text):
+    if not in_order(prefix + text):
         return -format + unreadable
     said = _said(text, list(wanted))
     if said is None:

@@ -155,6 +155,12 @@ def rouge(
     fluent Korean of the right length, because a few syllables make up most of a text (prefer "2",
     "L" or morphemes for long answers).
 
+    Args:
+        text: the completion.
+        answer: one or several references.
+        kind, measure, tokens: see `rouge_score`.
+        source: what counts as the answer, see `groupwise.rewards.text`.
+
     Example:
         >>> rouge("<think>…</think>가을이 옳다.", "가을이 옳다.")
         1.0

@@ -99,6 +99,12 @@ def korean_reason_bertscore(
 ) -> float | None:
     """BERTScore between the reasons of the Korean orthography task, 0 where the answer gives none.
 
+    Args:
+        text: the completion.
+        answer: the reference, in the form of an answer.
+        model, layer, device: see `bertscore`.
+        source: what counts as the answer, see `groupwise.rewards.text`.
+
     Returns:
         About 0 to 1; None where the reference has no reason.
 

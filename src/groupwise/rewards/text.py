@@ -173,6 +173,11 @@ def exact_match(text: str, answer: Any, *, source: Source = "final") -> float | 
     """1 if the answer equals a reference character by character, apart from surrounding white
     space.
 
+    Args:
+        text: the completion.
+        answer: one or several references.
+        source: what counts as the answer, see the top of this module.
+
     Example:
         >>> exact_match("<answer>Paris</answer>", "Paris"), exact_match("paris", "Paris")
         (1.0, 0.0)
@@ -189,6 +194,12 @@ def normalised_match(
 
     A reference that is empty once normalised ("The.") is compared as it stands, so that it is not
     met by silence.
+
+    Args:
+        text: the completion.
+        answer: one or several references.
+        source: what counts as the answer, see the top of this module.
+        rules: see `normalise`.
 
     Example:
         >>> normalised_match("The answer is: New York City!", "answer is new york city")
@@ -216,6 +227,12 @@ def token_f1(
 
     How it is gamed: with one-word references a long list of guesses still earns a little; pair it
         with a length limit.
+
+    Args:
+        text: the completion.
+        answer: one or several references.
+        source: what counts as the answer, see the top of this module.
+        rules: see `f1`.
 
     Example:
         >>> round(token_f1("hello world", ["hello", "world"]), 6)
