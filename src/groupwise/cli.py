@@ -53,6 +53,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in given
     warnings.showwarning = _show_warning
+    if not sys.stderr.isatty():
+        # Progress bars of the libraries below would fill a log with half-drawn lines.
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     try:
         result = app(
             [a for a in given if a != "--debug"] or ["--help"], "groupwise", standalone_mode=False
@@ -121,6 +124,63 @@ def train(
     print(f"model   {run.folder / 'final'}")
     print(f"report  groupwise report {run.folder}")
     print(f"chat    groupwise chat {run.folder / 'final'}")
+
+
+@app.command("eval")
+def evaluate(
+    model: Annotated[str, typer.Argument(help='Model folder, hub name, or "bundled".')],
+    task: Annotated[
+        str, typer.Option(help="Recipe whose prompts, rewards and sampling are used.")
+    ] = "word-problems",
+    against: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="Compare with this model, item by item.")
+    ] = None,
+    overrides: Overrides = None,
+    json_file: JsonFile = None,
+) -> None:
+    """Measure a model on held-out prompts: greedy, sampled and pass@k, with intervals."""
+    from rich.console import Console
+
+    from groupwise.assessment import assess
+    from groupwise.config import load
+    from groupwise.evaluation import terminal_table
+
+    found = assess(load(task, overrides or []), [model, *([against] if against else [])])
+    Console().print(terminal_table(found.table(), verdicts=found.verdicts))
+    _write_json(json_file, found.as_dict())
+
+
+@app.command()
+def report(
+    runs: Annotated[list[str], typer.Argument(help="Run directories; several are compared.")],
+    output: Annotated[
+        Path | None,
+        typer.Option(help="File to write; report.html in the (first) run directory without it."),
+    ] = None,
+) -> None:
+    """Write the report of a run, or of several side by side, as one self-contained file."""
+    from groupwise.report import RunData, write_comparison_report, write_run_report
+
+    if len(runs) == 1:
+        print(write_run_report(runs[0], output))
+        return
+    title = " against ".join(dict.fromkeys(Path(run).name for run in runs))
+    place = output or Path(runs[0]) / "comparison.html"
+    print(write_comparison_report([RunData.read(r) for r in runs], title=title, output=place))
+
+
+@app.command()
+def sft(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    output: Annotated[
+        str | None, typer.Option(metavar="DIR", help="Where the model is written.")
+    ] = None,
+) -> None:
+    """Train a model on worked answers: the [warmup] section of a recipe, or the bundled model."""
+    from groupwise.stages.recipe import supervise
+
+    print(supervise(recipe, overrides or [], output=output))
 
 
 @app.command()

@@ -23,7 +23,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"execution", "checkpoint", "evaluation", "logs"}),
     frozenset({"trainer", "stages", "report"}),
     frozenset({"run"}),
-    frozenset({"demo", "experiments", "doctor", "integrations", "chat"}),
+    frozenset({"demo", "experiments", "doctor", "integrations", "chat", "assessment"}),
     frozenset({"cli"}),
     frozenset({"__main__"}),
 )

@@ -4,7 +4,7 @@
 """
 
 from groupwise.config.building import build
-from groupwise.config.recipes import Resolved, flat, load, packaged, resolve
+from groupwise.config.recipes import Resolved, flat, load, packaged, read, resolve
 from groupwise.config.sections import Config
 
-__all__ = ["Config", "Resolved", "build", "flat", "load", "packaged", "resolve"]
+__all__ = ["Config", "Resolved", "build", "flat", "load", "packaged", "read", "resolve"]

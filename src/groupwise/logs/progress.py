@@ -19,6 +19,7 @@ from rich.text import Text
 from groupwise.logs.files import printable
 
 SHOWN = {
+    "loss": ("supervised_loss", "{:.3f}"),
     "reward": ("reward", "{:.3f}"),
     "accuracy": ("accuracy", "{:.3f}"),
     "signal": ("signal_share", "{:.2f}"),
@@ -146,8 +147,10 @@ class LiveProgress:
 
     def table(self) -> Table:
         """The table as it stands."""
+        seen = {key for metrics in self.metrics.values() for key in metrics}
+        columns = [name for name, (key, _) in SHOWN.items() if key in seen]
         table = Table(box=None, pad_edge=False)
-        for heading in ("run", "step", "", *SHOWN, "left"):
+        for heading in ("run", "step", "", *columns, "left"):
             table.add_column(heading, justify="left" if heading in ("run", "") else "right")
         for run, pace in self.paces.items():
             values = _values(self.metrics[run])
@@ -155,7 +158,7 @@ class LiveProgress:
                 Text(printable(run)),
                 f"{pace.done}/{pace.total}",
                 ProgressBar(total=max(pace.total, 1), completed=pace.done, width=20),
-                *(values.get(name, "–") for name in SHOWN),
+                *(values.get(name, "–") for name in columns),
                 duration(pace.left()),
             )
         return table
