@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
 
+from data_folder import data_file
 from groupwise.errors import UsageError
+from groupwise.prompts.answers import ANSWERS
+from groupwise.prompts.examples import COMPLETIONS
 from groupwise.prompts.sources import load_examples, load_prompts
 from groupwise.types import Prompt
 
@@ -211,13 +213,20 @@ def test_examples_are_prompts_with_completions() -> None:
         load_examples([{"prompt": "a", "completion": ""}])
 
 
+def test_answers_are_taken_from_the_last_mark() -> None:
+    assert ANSWERS.get("gsm8k")("first #### 1\n#### -2,000") == "-2000"
+    assert ANSWERS.get("gsm8k")("no mark") is None
+    assert ANSWERS.get("boxed")(r"\boxed{1} then \boxed{2^{3}} \boxed{open") == "2^{3}"
+    assert ANSWERS.get("plain")("#### 7 ") == "#### 7"
+    assert COMPLETIONS.get("gsm8k_tagged")("a <<1+1=2>>2\n#### 2") == (
+        "<reasoning>a 2</reasoning><answer>2</answer>"
+    )
+    assert COMPLETIONS.get("gsm8k_tagged")("no mark") is None
+
+
 def test_the_real_gsm8k_file() -> None:
-    here = Path(__file__).resolve().parents[2]
-    folder = Path(os.environ.get("GROUPWISE_DATA", here.parent / "shared" / "data"))
-    path = folder / "gsm8k" / "test.jsonl"
-    if not path.exists():
-        pytest.skip(f"needs the GSM8K files under {folder}; set GROUPWISE_DATA to their folder")
+    path = data_file("gsm8k/test.jsonl")
     prompts = load_prompts(path, prompt_column="question", answer_style="gsm8k")
     assert len(prompts) == 1319 and len({p.id for p in prompts}) == 1319
     assert prompts[0].answer == "18"
-    assert all(p.answer and float(p.answer) is not None for p in prompts)
+    assert all(p.answer and p.answer.lstrip("-").replace(".", "").isdigit() for p in prompts)

@@ -131,6 +131,24 @@ def test_the_recipe_of_the_base_model_makes_the_architecture_that_ships(tmp_path
     assert shipped.tokenizer.chat_template == made.tokenizer.chat_template
 
 
+@pytest.mark.parametrize(
+    ("place", "key", "text"),
+    [
+        ("model", "hiden", "model.hiden = 1: no such setting; did you mean hidden"),
+        ("phases", "stepz", "phases.0.stepz = 1: no such setting; did you mean steps"),
+    ],
+)
+def test_a_recipe_with_an_unknown_setting_is_refused(
+    tmp_path: Path, place: str, key: str, text: str
+) -> None:
+    plan = dict(word_problems_recipe())
+    changed = plan["model"] | {key: 1} if place == "model" else [plan["phases"][0] | {key: 1}]
+    with pytest.raises(UsageError, match=text):
+        make_word_problems_base(tmp_path, recipe=plan | {place: changed})
+    with pytest.raises(UsageError, match="recipe.seed: must be given"):
+        make_word_problems_base(tmp_path, recipe={"model": {}, "phases": []})
+
+
 def test_the_objective_is_the_negative_log_probability() -> None:
     batch = supervised_batch([example("1", "2")], small_tokenizer())
     logp = torch.tensor([[-0.5, -2.0]])

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import importlib.resources
+import inspect
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from groupwise.errors import UsageError, suggest
 from groupwise.models.loading import Policy, make_policy
 from groupwise.prompts.small_tokenizer import END, small_tokenizer
 from groupwise.prompts.templates import pad_token
@@ -83,8 +85,16 @@ def make_word_problems_base(
 
     Returns:
         The trained policy.
+
+    Raises:
+        UsageError: a setting that the recipe lacks or that is not known.
     """
     plan = word_problems_recipe() if recipe is None else recipe
+    _check(plan, required={"seed", "model", "phases"}, where="recipe")
+    _check(plan["model"], required=set(), optional=_settings(small_policy), where="model")
+    needed = {"slip", "steps", "batch_size", "seed"}
+    for number, phase in enumerate(plan["phases"]):
+        _check(phase, required=needed, optional=_settings(fit), where=f"phases.{number}")
     policy = small_policy(seed=plan["seed"], **plan["model"])
     for number, phase in enumerate(plan["phases"], start=1):
         settings = {key: value for key, value in phase.items() if key != "slip"}
@@ -96,3 +106,24 @@ def make_word_problems_base(
                 on_step(number, step, update)
     save(policy, output)
     return policy
+
+
+def _settings(function: Callable[..., Any]) -> set[str]:
+    parameters = inspect.signature(function).parameters.values()
+    return {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+
+def _check(
+    table: Mapping[str, Any],
+    *,
+    required: Set[str],
+    optional: Set[str] = frozenset(),
+    where: str,
+) -> None:
+    """Every required setting and no unknown one."""
+    for name in sorted(required - set(table)):
+        raise UsageError(f"{where}.{name}: must be given.")
+    for name in table:
+        if name not in required | optional:
+            known = suggest(name, required | optional)
+            raise UsageError(f"{where}.{name} = {table[name]!r}: no such setting; {known}")
