@@ -6,10 +6,10 @@ import json
 import time
 
 import pytest
-from data_folder import data_file
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from data_folder import data_file
 from groupwise.rewards import extract_answer, math_equal
 from groupwise.rewards.math import exact_answer
 

@@ -18,6 +18,7 @@ from groupwise.rewards.nodes import Node
 from groupwise.rewards.numbers import plain_number, same_number
 from groupwise.rewards.tokens import MAX_LENGTH, ReadError, tidy
 from groupwise.rewards.values import NoValue
+
 MAX_WORDS = 8
 
 _LETTER = re.compile(r"\(?\s*([A-J])\s*\)?\.?")

@@ -57,6 +57,7 @@ class _Nursery:
     """The process that forks workers, seen from the trainer."""
 
     def __init__(self, composition: Composition, *, memory_mb: int | None) -> None:
+        stages = picklable(composition)
         ours, theirs = socket.socketpair()
         self.control = ours
         command = [sys.executable, "-m", "groupwise.rewards.worker", str(theirs.fileno())]
@@ -73,7 +74,7 @@ class _Nursery:
         modules = ["groupwise.types"] if _needs_group(composition) else []
         setup = {
             "path": sys.path,
-            "stages": picklable(composition),
+            "stages": stages,
             "modules": modules,
             "memory": memory_mb,
             "first": composition.combination.stops_at_first,

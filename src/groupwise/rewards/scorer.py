@@ -215,9 +215,7 @@ def stack(groups: Sequence[GroupScore]) -> Scores:
         correct=table([group.correct for group in groups]),
         parts={label: table([group.parts[label] for group in groups]) for label in labels},
         status=status,
-        valid=torch.tensor([[s is Status.OK for s in row] for row in status]).reshape(
-            len(groups), width
-        ),
+        valid=table([[s is Status.OK for s in row] for row in status]).bool(),
         errors=tuple(m for group in groups for m in group.errors if m is not None),
     )
 
