@@ -7,6 +7,7 @@ belongs to whoever built the engine and the learner.
 
 from __future__ import annotations
 
+import resource
 import signal
 import threading
 import time
@@ -29,7 +30,7 @@ from groupwise.errors import RunError
 from groupwise.logs import Progress, RunLog, Tracker
 from groupwise.rewards import alarm
 from groupwise.source import RolloutSource
-from groupwise.types import Batch, Engine, Metrics, ScoredGroups
+from groupwise.types import Batch, Engine, Metrics, ScoredGroups, Update
 from groupwise.updates import TorchLearner, assemble, sequences
 
 Evaluate = Callable[[int], Mapping[str, Any]]
@@ -99,7 +100,7 @@ class Trainer:
         updates = [self.learner.update(each, self.rules.objective) for each in batches]
         self.engine.load(self.learner.weights(), version=updates[-1].version)
         metrics = diagnose(scored, advantages, batches, updates, rules=self.rules)
-        return scored, advantages, {**metrics, "seconds": time.perf_counter() - start}
+        return scored, advantages, {**metrics, **_costs(scored, updates, start=start)}
 
     def _annotated(self, batch: Batch) -> Batch:
         """The batch with the log-probabilities that the algorithm needs beyond the current ones.
@@ -136,7 +137,7 @@ class Trainer:
             self.save()
         return self.metrics
 
-    def advance(self) -> None:
+    def advance(self) -> ScoredGroups:
         """A step with everything that is written down about it."""
         scored, advantages, metrics = self.step()
         self.done += 1
@@ -156,6 +157,7 @@ class Trainer:
             (every and self.done % every == 0) or self.done == self.settings.steps
         ):
             self._measure(self.evaluate(self.done))
+        return scored
 
     def _measure(self, figures: Mapping[str, Any]) -> None:
         """Note an evaluation, and keep the model if it is the best so far."""
@@ -214,6 +216,22 @@ class Trainer:
         final = self.log.folder / "final"
         self.learner.save(str(final))
         return final
+
+
+def _costs(scored: ScoredGroups, updates: Sequence[Update], *, start: float) -> Metrics:
+    """Seconds of the step as a whole and by stage, and the most memory used so far."""
+    stages = dict(scored.seconds)
+    for update in updates:
+        for stage, seconds in update.seconds.items():
+            stages[stage] = stages.get(stage, 0.0) + seconds
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    if torch.cuda.is_available():
+        peak = torch.cuda.max_memory_allocated() / 2**20
+    return {
+        "seconds": time.perf_counter() - start,
+        **{f"seconds.{stage}": seconds for stage, seconds in stages.items()},
+        "memory_mb": peak,
+    }
 
 
 def _evidence(scored: ScoredGroups, batch: Batch) -> dict[str, Any]:
