@@ -102,6 +102,32 @@ def options(
 
 
 @app.command()
+def demo(
+    seeds: Annotated[
+        int, typer.Option(min=1, help="Paired runs; several give intervals, one an illustration.")
+    ] = 1,
+    output: Annotated[Path, typer.Option(help="Folder of the runs and the report.")] = Path(
+        "runs/demo"
+    ),
+    overrides: Overrides = None,
+) -> None:
+    """Watch SoftRank-GRPO and GRPO teach the bundled model, and look at the report."""
+    from rich.console import Console
+
+    from groupwise.demo import demo
+    from groupwise.evaluation import terminal_table
+    from groupwise.report import results_table
+
+    found = demo(seeds=seeds, output=output, overrides=overrides or [])
+    verdicts = found.summary["comparison"]["verdicts"]
+    Console().print(terminal_table(results_table(found.runs), verdicts=verdicts))
+    print(f"\n{found.summary['seconds']:.0f} s. Try next:")
+    print(f"  groupwise chat {output / 'softrank-seed0' / 'final'}")
+    print(f"  xdg-open {output / 'report.html'}")
+    print("  groupwise train gsm8k-offline --set data.train=train.jsonl --set data.eval=test.jsonl")
+
+
+@app.command()
 def train(
     recipe: Recipe,
     overrides: Overrides = None,
@@ -130,7 +156,10 @@ def train(
 def evaluate(
     model: Annotated[str, typer.Argument(help='Model folder, hub name, or "bundled".')],
     task: Annotated[
-        str, typer.Option(help="Recipe whose prompts, rewards and sampling are used.")
+        str,
+        typer.Option(
+            "--task", "--recipe", help="Recipe whose prompts, rewards and sampling are used."
+        ),
     ] = "word-problems",
     against: Annotated[
         str | None, typer.Option(metavar="MODEL", help="Compare with this model, item by item.")
