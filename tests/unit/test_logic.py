@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from fractions import Fraction
 from itertools import product
 from pathlib import Path
@@ -40,23 +39,23 @@ RIGHT = "<think>t</think><answer>(1) Zoey is a knight (2) Oliver is a knave</ans
     ],
 )
 def test_logic_rl_totals(text: str, total: float) -> None:
-    assert logic_rl(text, None, ROW) == total
+    assert logic_rl(text, ROW) == total
 
 
 def test_logic_rl_with_a_prefilled_tag_and_other_values() -> None:
     rest = RIGHT.removeprefix("<think>")
-    assert logic_rl(rest, None, ROW) == -3.0
-    assert logic_rl(rest, None, ROW, prefix="<think>") == 3.0
-    assert logic_rl(RIGHT, None, ROW, prefix="<think>") == -3.0
-    assert logic_rl(RIGHT, None, ROW, format=0.5, right=1.0) == 1.5
-    assert logic_rl(RIGHT, None, {}) is None
+    assert logic_rl(rest, ROW) == -3.0
+    assert logic_rl(rest, ROW, prefix="<think>") == 3.0
+    assert logic_rl(RIGHT, ROW, prefix="<think>") == -3.0
+    assert logic_rl(RIGHT, ROW, format=0.5, right=1.0) == 1.5
+    assert logic_rl(RIGHT, {}) is None
 
 
 def test_knights_knaves_reads_the_answer_in_words_too() -> None:
-    assert knights_knaves(RIGHT, "Zoey is a knight, Oliver is a knave", {}) == 1.0
-    assert knights_knaves(RIGHT, "Zoey is a knave, Oliver is a knave", {}) == 0.0
-    assert knights_knaves(RIGHT, None, {}) is None
-    assert knights_knaves("Zoey is a knight, Oliver is a knave", None, ROW) == 0.0
+    assert knights_knaves(RIGHT, {}, "Zoey is a knight, Oliver is a knave") == 1.0
+    assert knights_knaves(RIGHT, {}, "Zoey is a knave, Oliver is a knave") == 0.0
+    assert knights_knaves(RIGHT, {}) is None
+    assert knights_knaves("Zoey is a knight, Oliver is a knave", ROW) == 0.0
     assert in_order(RIGHT) and not in_order(RIGHT + "</answer>")
 
 
@@ -105,7 +104,7 @@ def test_generated_puzzles_have_one_solution_by_another_solver(people: int) -> N
     assert fitting == [row["solution"]]
     prompt = puzzles.knights_knaves_prompt(row, id="x")
     said = f"<think></think><answer>{prompt.answer}</answer>"
-    assert logic_rl(said, None, prompt.columns) == 3.0
+    assert logic_rl(said, prompt.columns) == 3.0
     assert all(str(prompt).count(name) >= 2 for name in row["names"])
 
 
@@ -129,7 +128,7 @@ def test_every_published_puzzle_has_its_one_solution() -> None:
     assert len(puzzles.read_knights_knaves(path, split="test")) == 500
     for prompt in prompts[::100]:
         said = f"<think></think><answer>{prompt.answer}</answer>"
-        assert logic_rl(said, None, prompt.columns) == 3.0
+        assert logic_rl(said, prompt.columns) == 3.0
 
 
 def test_a_file_with_a_wrong_solution_is_refused(tmp_path: Path) -> None:
@@ -170,8 +169,10 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
-def test_hostile_expressions_are_never_executed(text: str, tmp_path: Path) -> None:
-    os.chdir(tmp_path)
+def test_hostile_expressions_are_never_executed(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     row = {"numbers": [9, 9, 9, 9], "target": 3}
     assert countdown(f"<answer>{text}</answer>", row) == 0.0
     found = evaluate(text)
@@ -239,7 +240,7 @@ def test_formulas_are_built_not_evaluated() -> None:
 def _score(task: str, answer: str, *, index: int = 0, partial: bool = False) -> float | None:
     prompt = puzzles.reasoning_gym(index + 1, task=task, seed=3)[index]
     return reasoning.reasoning_gym(
-        f"<answer>{answer}</answer>", prompt.answer, prompt.columns, partial=partial
+        f"<answer>{answer}</answer>", prompt.columns, prompt.answer, partial=partial
     )
 
 
@@ -250,14 +251,16 @@ def test_own_scorers_agree_with_the_package_on_its_own_answers(task: str) -> Non
         said = f"<think>t</think><answer>{prompt.answer}</answer>"
         # An integral that is merely written down again is an answer to the package, not to us.
         solved = "Integral" not in str(prompt.answer)
-        assert reasoning.reasoning_gym(said, prompt.answer, prompt.columns) == solved
-        assert reasoning.reasoning_gym("<answer>7</answer>", prompt.answer, prompt.columns) == 0.0
+        assert reasoning.reasoning_gym(said, prompt.columns, prompt.answer) == solved
+        assert reasoning.reasoning_gym("<answer>7</answer>", prompt.columns, prompt.answer) == 0.0
 
 
 @pytest.mark.parametrize("task", sorted(reasoning.OWN_SCORERS))
-def test_own_scorers_execute_nothing(task: str, tmp_path: Path) -> None:
+def test_own_scorers_execute_nothing(
+    task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("reasoning_gym")
-    os.chdir(tmp_path)
+    monkeypatch.chdir(tmp_path)
     assert _score(task, "__import__('os').system('touch EXECUTED')") == 0.0
     assert _score(task, "[open('EXECUTED', 'w')]") == 0.0
     assert not (tmp_path / "EXECUTED").exists()
@@ -267,18 +270,18 @@ def test_own_scorers_read_other_forms() -> None:
     pytest.importorskip("reasoning_gym")
     prompt = puzzles.reasoning_gym(1, task="spiral_matrix")[0]
     as_list = str([int(cell) for cell in str(prompt.answer).split()])
-    args = (f"<answer>{as_list}</answer>", prompt.answer, prompt.columns)
+    args = (f"<answer>{as_list}</answer>", prompt.columns, prompt.answer)
     assert reasoning.reasoning_gym(*args, partial=True) == 0.1
     assert reasoning.reasoning_gym(*args) == 0.0
     row = {"metadata": {"source_dataset": "puzzle24", "numbers": [4, 8, 6, 2]}}
-    assert reasoning.reasoning_gym("4*8 - 6 - 2", None, row) == 1.0
+    assert reasoning.reasoning_gym("4*8 - 6 - 2", row) == 1.0
     # 24 by four numbers that were not given, which the package's scorer lets pass
-    assert reasoning.reasoning_gym("6*4*1*1", None, row) == 0.0
+    assert reasoning.reasoning_gym("6*4*1*1", row) == 0.0
     row = {
         "metadata": {"source_dataset": "simple_integration", "integrand": "2*x", "variable": "x"}
     }
-    assert reasoning.reasoning_gym("x**2 + C", None, row) == 1.0
-    assert reasoning.reasoning_gym("x**2/2 + C", None, row) == 0.0
+    assert reasoning.reasoning_gym("x**2 + C", row) == 1.0
+    assert reasoning.reasoning_gym("x**2/2 + C", row) == 0.0
 
 
 def test_other_tasks_go_through_their_scorers() -> None:
@@ -287,10 +290,10 @@ def test_other_tasks_go_through_their_scorers() -> None:
         prompt = puzzles.reasoning_gym(1, task=task, seed=2)[0]
         if prompt.answer:
             said = f"<answer>{prompt.answer}</answer>"
-            assert reasoning.reasoning_gym(said, prompt.answer, prompt.columns) == 1.0, task
-        garbage = reasoning.reasoning_gym("<answer>?</answer>", prompt.answer, prompt.columns)
+            assert reasoning.reasoning_gym(said, prompt.columns, prompt.answer) == 1.0, task
+        garbage = reasoning.reasoning_gym("<answer>?</answer>", prompt.columns, prompt.answer)
         assert garbage == 0.0
-    assert reasoning.reasoning_gym("x", "x", {}) is None
+    assert reasoning.reasoning_gym("x", {}) is None
 
 
 def test_tasks_that_execute_text_are_refused() -> None:

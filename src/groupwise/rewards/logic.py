@@ -75,20 +75,20 @@ def _said(text: str, names: Sequence[str]) -> dict[str, bool] | None:
 
 @verifier
 @REWARDS.register
-def knights_knaves(text: str, answer: Any, columns: Mapping[str, Any]) -> float | None:
+def knights_knaves(text: str, columns: Mapping[str, Any], answer: Any = None) -> float | None:
     """1 if the last `<answer>` block gives every person the right role.
 
     Args:
         text: the completion.
-        answer: the roles in words; used where the row has no columns `names` and `solution`.
-        columns: the row.
+        columns: the row, with `names` and `solution` (True: knight).
+        answer: the roles in words; used where the row has no such columns.
 
     Returns:
         1.0 or 0.0; None where the row has no readable solution.
 
     Example:
         >>> row = {"names": ["Ann", "Bo"], "solution": [True, False]}
-        >>> knights_knaves("<answer>Ann is a knight, Bo is a knave</answer>", None, row)
+        >>> knights_knaves("<answer>Ann is a knight, Bo is a knave</answer>", row)
         1.0
 
     Source: Logic-RL (2502.14768), section 2.2.
@@ -101,8 +101,8 @@ def knights_knaves(text: str, answer: Any, columns: Mapping[str, Any]) -> float 
 @REWARDS.register
 def logic_rl(
     text: str,
-    answer: Any,
     columns: Mapping[str, Any],
+    answer: Any = None,
     *,
     format: float = 1.0,
     right: float = 2.0,
@@ -117,7 +117,7 @@ def logic_rl(
 
     Args:
         text: the completion.
-        answer, columns: see `knights_knaves`.
+        columns, answer: see `knights_knaves`.
         format: earned for the four tags once each in order, lost otherwise.
         right, wrong, unreadable: for all roles right, some wrong, some not stated.
         prefix: what the prompt ends in, such as "<think>", so that the completion lacks it.
@@ -128,7 +128,7 @@ def logic_rl(
 
     Example:
         >>> row = {"names": ["Ann", "Bo"], "solution": [True, False]}
-        >>> logic_rl("<think>hm</think><answer>Ann is a knight, Bo is a knight</answer>", None, row)
+        >>> logic_rl("<think>hm</think><answer>Ann is a knight, Bo is a knight</answer>", row)
         -0.5
 
     Source: Logic-RL (2502.14768), section 2.2; `verl/utils/reward_score/kk.py`.

@@ -173,8 +173,8 @@ def scorer(name: str) -> Scorer:
 @REWARDS.register
 def reasoning_gym(
     text: str,
-    answer: Any,
     columns: Mapping[str, Any],
+    answer: Any = None,
     *,
     partial: bool = False,
     source: Source = "final",
@@ -183,8 +183,8 @@ def reasoning_gym(
 
     Args:
         text: the completion.
-        answer: the package's own answer; some tasks have none, because many answers are right.
         columns: the row: `metadata`, with the task in `source_dataset`.
+        answer: the package's own answer; some tasks have none, because many answers are right.
         partial: keep the package's shares for answers that are nearly right or merely present (0.01
             in many tasks).
         source: what counts as the answer, see `groupwise.rewards.text`.
