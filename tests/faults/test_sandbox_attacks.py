@@ -391,12 +391,12 @@ FORGED = {
         "def solve(x): return 0"
     ),
     "reading the expected value": (
-        "import gc\n"
+        "import gc, sys\n"
         "def solve(x):\n"
-        "    texts = []\n"
-        "    for o in gc.get_objects():\n"
-        "        if isinstance(o, dict): texts += map(str, o.values())\n"
-        "        if isinstance(o, (list, tuple)): texts += map(str, o)\n"
+        "    lists = [o for o in gc.get_objects() if type(o) is list]\n"
+        "    texts = [v for o in lists for v in o if type(v) is str]\n"
+        "    frame = sys._getframe()\n"
+        "    while frame := frame.f_back: texts += map(str, frame.f_locals.values())\n"
         "    seen = [t for t in texts if 'solve(3)' in t and 'solve(x)' not in t]\n"
         "    return 9 if seen else 0"
     ),

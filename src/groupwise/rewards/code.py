@@ -19,9 +19,7 @@ from groupwise.errors import UsageError, suggest
 from groupwise.rewards.contract import REWARDS, verifier
 from groupwise.rewards.sandbox import Limits, Outcome, Suite, Verdict, run_inputs, run_tests
 
-_FENCE = re.compile(
-    r"^[ \t]*(`{3,}|~{3,})[ \t]*([\w+.-]*)[^\n]*\n(.*?)(?:^[ \t]*\1[ \t]*$|\Z)", re.M | re.S
-)
+_FENCE = re.compile(r"(`{3,}|~{3,})[ \t]*([\w+.-]*)")
 _TAGS = ("answer", "code", "solution")
 _PYTHON = {"", "python", "py", "python3", "py3"}
 
@@ -49,22 +47,40 @@ def extract_code(text: str, *, defines: Sequence[str] = ()) -> str:
         >>> extract_code("    return x + 1")
         '    return x + 1'
     """
-    after = text.rpartition("</think>")[2]
-    text = after if after.strip() else text
+    before, _, after = text.rpartition("</think>")
+    text = after if after.strip() else before
     for tag in _TAGS:
         opening = text.rfind(f"<{tag}>")
         if opening >= 0:
             text = text[opening + len(tag) + 2 :].partition(f"</{tag}>")[0]
             break
-    found = [m[3] for m in _FENCE.finditer(text) if m[2].lower() in _PYTHON]
+    found = [code for language, code in _blocks(text) if language.lower() in _PYTHON]
     if not found:
         return text
     wanted = [code for code in found if any(_defines(code, name) for name in defines)]
     return (wanted or found)[-1]
 
 
+def _blocks(text: str) -> list[tuple[str, str]]:
+    """Language and content of every fenced block, line by line: time grows with the text alone."""
+    blocks: list[tuple[str, str]] = []
+    fence, language, lines = "", "", []
+    for line in text.split("\n"):
+        bare = line.strip()
+        if not fence:
+            if opening := _FENCE.match(bare):
+                fence, language, lines = opening[1], opening[2], []
+        elif bare.startswith(fence) and not bare.strip(fence[0]):
+            blocks.append((language, "".join(f"{line}\n" for line in lines)))
+            fence = ""
+        else:
+            lines.append(line)
+    return [*blocks, (language, "\n".join(lines))] if fence else blocks
+
+
 def _defines(code: str, name: str) -> bool:
-    return re.search(rf"^(?:async def|def|class)\s+{re.escape(name)}\b", code, re.M) is not None
+    pattern = rf"^(?:async def|def|class)[ \t]+{re.escape(name)}\b"
+    return re.search(pattern, code, re.M) is not None
 
 
 @verifier
