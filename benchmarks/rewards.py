@@ -1,6 +1,6 @@
 """How fast rewards are: maths checks in this process, and scorings through worker processes.
 
-    python benchmarks/rewards.py [--seconds 2]
+python benchmarks/rewards.py [--seconds 2]
 """
 
 from __future__ import annotations

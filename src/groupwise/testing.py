@@ -148,13 +148,11 @@ def check_reward(
         texts: list[tuple[str, str, Finish]] = [("gold", write(prompt), "stop")]
         if other.answer is not None and str(other.answer) != str(prompt.answer):
             texts.append(("wrong", write(other), "stop"))
-        texts += [
-            ("garbage", GARBAGE, "stop"),
-            ("empty", "", "stop"),
-            ("truncated", write(prompt)[: len(write(prompt)) // 2], "length"),
-            ("long", "and then " * (LONG_WORDS // 2), "length"),
-        ]
-        texts += [("sample", text, "stop") for text in (samples or {}).get(prompt.id, ())]
+        texts.append(("garbage", GARBAGE, "stop"))
+        texts.append(("empty", "", "stop"))
+        texts.append(("truncated", write(prompt)[: len(write(prompt)) // 2], "length"))
+        texts.append(("long", "and then " * (LONG_WORDS // 2), "length"))
+        texts.extend(("sample", text, "stop") for text in (samples or {}).get(prompt.id, ()))
         score = scorer.submit(_group(prompt, [(t, f) for _, t, f in texts], ids)).result()
         for part, spent in score.seconds.items():
             seconds[part] = seconds.get(part, 0.0) + spent

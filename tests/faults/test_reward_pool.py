@@ -129,7 +129,10 @@ def test_what_a_killed_reward_started_is_killed_too() -> None:
 def test_group_rewards_have_the_same_limit_and_see_judged_completions_only() -> None:
     with pool(pool_rewards.obedient, pool_rewards.whole, timeout_s=2.0) as scorer:
         scores = scorer.gather(
-            [scorer.submit(group("5", "raise", "444")), scorer.submit(group("5", "4", "group hang"))]
+            [
+                scorer.submit(group("5", "raise", "444")),
+                scorer.submit(group("5", "4", "group hang")),
+            ]
         )
     assert scores.status == ((OK, ERROR, OK), (LATE, LATE, LATE))
     assert scores.parts["whole"][0, ::2].tolist() == [1.0, 3.0]

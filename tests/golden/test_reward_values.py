@@ -160,7 +160,12 @@ def test_think_answer() -> None:
 
 
 def test_think_format() -> None:
-    texts = ["<think>a</think>b", "<think><think></think>b", "x<think>a</think>", "<think>a</think>"]
+    texts = [
+        "<think>a</think>b",
+        "<think><think></think>b",
+        "x<think>a</think>",
+        "<think>a</think>",
+    ]
     assert [think_format(text) for text in texts] == [1.0, 0.0, 0.0, 1.0]
 
 
@@ -191,7 +196,9 @@ def test_reasoning_steps() -> None:
 def test_language_consistency() -> None:
     # 8 of 10 words; numbers, formulas, code and tags are not counted.
     assert language_consistency("a b c d e f g h 답 은") == 0.8
-    assert language_consistency("따라서 12 + 3 = 15 이다 $x_1$ `code` <think>", language="korean") == 1
+    assert (
+        language_consistency("따라서 12 + 3 = 15 이다 $x_1$ `code` <think>", language="korean") == 1
+    )
     assert language_consistency("12 $x$") == 0.0
     assert language_consistency("12 $x$", empty=1.0) == 1.0
     with pytest.raises(UsageError, match="klingon"):

@@ -252,7 +252,13 @@ DIFFERENT = [
     ("2", "2^{10}"),
 ]
 
-UNREADABLE = ["", "   ", r"\sqrt{", r"\int_0^1 x\,dx", "a long sentence that says nothing at all of use"]
+UNREADABLE = [
+    "",
+    "   ",
+    r"\sqrt{",
+    r"\int_0^1 x\,dx",
+    "a long sentence that says nothing at all of use",
+]
 
 HOSTILE = [
     "__import__('os').system('touch {mark}')",

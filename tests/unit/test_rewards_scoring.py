@@ -166,7 +166,9 @@ def test_forms_of_functions() -> None:
         assert prompts == ["q", "q"] and kwargs["level"] == [3, 3] and kwargs["answer"] == ["5"] * 2
         return [float(c == "5") for c in completions]
 
-    def trl_named(completions: list[str], solution: list[str], log_extra: Any = None) -> list[float]:
+    def trl_named(
+        completions: list[str], solution: list[str], log_extra: Any = None
+    ) -> list[float]:
         log_extra("column", solution)
         return [float(c == s) for c, s in zip(completions, solution, strict=True)]
 

@@ -115,10 +115,9 @@ class Trl:
         given.update({name: [value] * count for name, value in prompt.columns.items()})
         parameters = inspect.signature(self.function).parameters.values()
         if any(p.kind is p.VAR_KEYWORD for p in parameters):
-            given.pop("log_extra"), given.pop("log_metric")
             named = {p.name for p in parameters}
-            given.update({n: _ignore for n in ("log_extra", "log_metric") if n in named})
-            return self.function(**given)
+            unasked = {"log_extra", "log_metric"} - named
+            return self.function(**{n: v for n, v in given.items() if n not in unasked})
         asked = [p for p in parameters if p.name in given]
         missing = [p.name for p in parameters if p.name not in given and p.default is p.empty]
         if missing:

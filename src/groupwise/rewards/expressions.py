@@ -41,6 +41,7 @@ from groupwise.rewards.tokens import (
 MAX_DEPTH = 40
 MAX_TOKENS = 400
 
+
 def read(text: str) -> Node:
     """The tree of an answer.
 
@@ -496,5 +497,3 @@ class _Parser:
             name += self.take().text
         self.expect("}")
         return name
-
-

@@ -114,6 +114,10 @@ def think_answer(text: str, *, prefix: str = "", loose: bool = False) -> float:
 def think_format(text: str, *, prefix: str = "") -> float:
     """1 if the text is one `<think>…</think>` block followed by anything.
 
+    Args:
+        text: the completion.
+        prefix: what the prompt pre-filled; it is put before the text.
+
     Example:
         >>> think_format("<think>a</think>b"), think_format("<think><think></think>b")
         (1.0, 0.0)
@@ -129,6 +133,10 @@ def think_format(text: str, *, prefix: str = "") -> float:
 def think_boxed(text: str, *, prefix: str = "") -> float:
     """1 if a closed `<think>` block comes before a closed box.
 
+    Args:
+        text: the completion.
+        prefix: what the prompt pre-filled; it is put before the text.
+
     Source: NeMo-RL, `geo3k_reward` (weight 0.1 beside accuracy 0.9).
     """
     text = prefix + text
@@ -142,6 +150,11 @@ def think_boxed(text: str, *, prefix: str = "") -> float:
 def ordered_tags(text: str, *, right: float = 1.0, wrong: float = -1.0, prefix: str = "") -> float:
     """`right` if each of the think and answer tags occurs exactly once and in order.
 
+    Args:
+        text: the completion.
+        right, wrong: the two rewards.
+        prefix: what the prompt pre-filled; it is put before the text.
+
     Source: Logic-RL (2502.14768), `validate_response_structure`.
     """
     text = prefix + text
@@ -154,6 +167,10 @@ def ordered_tags(text: str, *, right: float = 1.0, wrong: float = -1.0, prefix: 
 def tag_count(text: str, *, prefix: str = "") -> float:
     """¼ for each of the four think and answer tags that occurs exactly once with its line breaks.
 
+    Args:
+        text: the completion.
+        prefix: what the prompt pre-filled; it is put before the text.
+
     Source: open-r1, `tag_count_reward`.
     """
     text = prefix + text
@@ -165,6 +182,11 @@ def tag_count(text: str, *, prefix: str = "") -> float:
 @REWARDS.register
 def code_format(text: str, *, language: str = "python", prefix: str = "") -> float:
     """1 for the blocks of `think_answer` with fenced code in the answer.
+
+    Args:
+        text: the completion.
+        language: what the fence names.
+        prefix: what the prompt pre-filled; it is put before the text.
 
     Source: open-r1, `get_code_format_reward`.
     """
@@ -193,6 +215,11 @@ def reasoning_steps(text: str, *, enough: int = 3) -> float:
 def repetition(text: str, *, ngram: int = 3, max_penalty: float = -1.0) -> float:
     """max_penalty · (1 − distinct n-grams / n-grams), over lower-case words; 0 for a short text.
 
+    Args:
+        text: the completion.
+        ngram: words per n-gram.
+        max_penalty: reached where every n-gram is the same; not positive.
+
     Example:
         >>> round(repetition("a b c a b c a b c"), 6)
         -0.571429
@@ -205,6 +232,11 @@ def repetition(text: str, *, ngram: int = 3, max_penalty: float = -1.0) -> float
 @REWARDS.register
 def token_repetition(tokens: Sequence[int], *, ngram: int = 3, max_penalty: float = -1.0) -> float:
     """`repetition` over token ids, which needs no idea of words in any language.
+
+    Args:
+        tokens: ids of the completion.
+        ngram: tokens per n-gram.
+        max_penalty: reached where every n-gram is the same; not positive.
 
     Example:
         >>> token_repetition([5, 5, 5, 5, 5], ngram=2)

@@ -334,5 +334,3 @@ def _restricted(group: Group, kept: list[Completion]) -> Group:
     import dataclasses
 
     return dataclasses.replace(group, completions=tuple(kept))
-
-

@@ -41,6 +41,7 @@ BRACKETS = {
 
 
 def is_literal(node: Node) -> bool:
+    """A whole number or fraction as written, signed or not."""
     return node.op == "num" or (node.op == "neg" and node.args[0].op == "num")
 
 
@@ -52,7 +53,7 @@ def is_product(name: str) -> bool:
 
 
 def number(text: str) -> Node:
-    """A literal, exact; how many digits a decimal has is kept in `args` of an op of its own."""
+    """A literal, exact; a decimal keeps its digits, which say how much it may be rounded."""
     mantissa, _, exponent = text.lower().partition("e")
     if abs(int(exponent or 0)) > MAX_EXPONENT:
         raise ReadError("exponent too large")
@@ -61,9 +62,11 @@ def number(text: str) -> Node:
 
 
 def constant(name: str) -> Node:
+    """π, e, i or ∞ by any of its names."""
     alias = {"inf": "infty", "infinity": "infty", "oo": "infty"}
     return Node("constant", (), alias.get(name, name))
 
 
 def plain(node: Node) -> str:
+    """An exponent of a unit as text."""
     return str(node.value) if node.op == "num" else node.op

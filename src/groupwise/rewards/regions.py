@@ -13,7 +13,6 @@ FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "!=": "!=", "=": "=", "==
 Piece = tuple[Any, bool, Any, bool]
 
 
-
 def members(node: Node) -> list[Node]:
     """Elements of a list, set or ±, every ± inside them expanded.
 
@@ -67,12 +66,13 @@ def settled(node: Node) -> Node:
     return Node("relation", tuple(args), tuple(signs))
 
 
-
 def same_regions(gold: Node, answer: Node) -> bool:
+    """Whether two nodes describe the same set of reals."""
     return same_pieces(pieces(gold), pieces(answer))
 
 
 def same_pieces(one: list[Piece], two: list[Piece]) -> bool:
+    """Whether two unions of intervals are the same, however they are cut."""
     one, two = _merged(one), _merged(two)
     if len(one) != len(two):
         return False

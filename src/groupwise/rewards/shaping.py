@@ -106,9 +106,7 @@ def cosine(
     top = _limit("limit", limit, max_tokens)
     if exceed is not None and length >= top:
         return exceed
-    short, long = (
-        (correct_short, correct_long) if correct >= 0.5 else (wrong_short, wrong_long)
-    )
+    short, long = (correct_short, correct_long) if correct >= 0.5 else (wrong_short, wrong_long)
     return long + 0.5 * (short - long) * (1.0 + math.cos(math.pi * min(length, top) / top))
 
 
@@ -122,6 +120,12 @@ def lcpo_exact(
     column: str = "num_tokens",
 ) -> float | None:
     """correct − α · |target − length|; the target length stands in a column and in the prompt.
+
+    Args:
+        length, correct: of the completion.
+        columns: of the row.
+        alpha: α, per token.
+        column: where the target stands; None or −1 means none.
 
     Returns:
         None where the row has no target. A wrong answer still gets the length term.
@@ -147,6 +151,13 @@ def lcpo_max(
     column: str = "num_tokens",
 ) -> float | None:
     """correct · clip(α · (budget − length) + δ, 0, 1); the budget stands in a column.
+
+    Args:
+        length, correct: of the completion.
+        columns: of the row.
+        alpha: α, per token.
+        delta: δ, the reward of a correct answer that uses up its budget.
+        column: where the budget stands; None or −1 means none.
 
     Returns:
         None where the row has no budget.

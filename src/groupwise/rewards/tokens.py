@@ -70,7 +70,7 @@ def tidy(text: str) -> str:
 
     Example:
         >>> tidy("$\\\\left( \\\\dfrac{1}{2},\\\\, 16{,}384 \\\\right)$.")
-        '( \\\\frac{1}{2},  16384 )'
+        '( \\\\frac{1}{2}, 16384 )'
     """
     text = text.translate(_UNICODE_TABLE)
     if "begin{" not in text:
@@ -87,7 +87,7 @@ def tidy(text: str) -> str:
     text = text.replace(r"\lbrack", "[").replace(r"\rbrack", "]")
     text = _REPEATING.sub(_repeating, text)
     text = re.sub(r"\^\s*\{?\s*\\circ\s*\}?", r"\\degree ", text)
-    text = text.strip().strip("*`").strip()
+    text = " ".join(text.split()).strip("*` ")
     while text and (text[-1] in ",;:" or (text[-1] == "." and not text.endswith(".."))):
         text = text[:-1].rstrip()
     return text

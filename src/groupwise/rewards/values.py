@@ -25,6 +25,10 @@ MAX_ANGLE = 10.0**15
 MAX_FACTORIAL = 10.0**8
 MAX_BINOMIAL = 10.0**5
 MAX_MATRIX = 12
+ALIASES = {
+    "arcsin": "asin", "arccos": "acos", "arctan": "atan", "arcsinh": "asinh", "arccosh": "acosh",
+    "arctanh": "atanh", "Re": "re", "Im": "im", "abs": "fabs",
+}  # fmt: skip
 
 
 class NoValue(ValueError):
@@ -344,7 +348,8 @@ class Evaluation:
         return start
 
     def _function(self, node: Node) -> Any:
-        name, indexed = node.value
+        name: str = node.value[0]
+        indexed: bool = node.value[1]
         if name == "det":
             value = self.value(node.args[0])
             return self.determinant(value) if isinstance(value, Grid) else value
@@ -357,12 +362,9 @@ class Evaluation:
             return self._several(name, args)
         if name == "exp":
             return self.power(+self.ctx.e, args[0])
-        alias = {"arcsin": "asin", "arccos": "acos", "arctan": "atan", "arcsinh": "asinh",
-                 "arccosh": "acosh", "arctanh": "atanh", "Re": "re", "Im": "im",
-                 "abs": "fabs"}.get(name, name)  # fmt: skip
         if len(args) != 1 or name == "deg":
             raise NoValue(f"arguments of {name}")
-        value = getattr(self.ctx, alias)(self._bounded(args[0]))
+        value = getattr(self.ctx, ALIASES.get(name, name))(self._bounded(args[0]))
         return value if abs(value) > 1e-50 else value * 0
 
     def _logarithm(self, name: str, args: list[Any], indexed: bool) -> Any:
