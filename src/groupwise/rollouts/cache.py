@@ -37,7 +37,8 @@ class LayerCache:
 
 @dataclass(kw_only=True)
 class GroupCache:
-    """The grid. Capacities in tokens; `prompt_length[s]` and `written[s]` say what slot s holds."""
+    """The grid. Capacities in tokens; `prompt_length[s]` and `start[s]` say what slot s holds:
+    a prompt of that length, and completions that began at that tick of the clock."""
 
     slots: int
     group: int
@@ -48,7 +49,7 @@ class GroupCache:
 
     def __post_init__(self) -> None:
         self.prompt_length = torch.zeros(self.slots, dtype=torch.long, device=self.device)
-        self.written = torch.zeros(self.slots, dtype=torch.long, device=self.device)
+        self.start = torch.zeros(self.slots, dtype=torch.long, device=self.device)
 
     def layer(self, index: int, like: Float[Tensor, "tokens key_heads dim"]) -> LayerCache:
         """A layer's storage, made when its first keys arrive."""
@@ -64,11 +65,10 @@ class GroupCache:
             )
         return self.layers[index]
 
-    def move(self, source: int, target: int) -> None:
-        """Copy one slot over another; keeps the used slots the first ones."""
+    def move(self, source: int, target: int, *, prompt: int, suffix: int) -> None:
+        """Copy what one slot holds over another; keeps the used slots the first ones."""
         self.prompt_length[target] = self.prompt_length[source]
-        self.written[target] = self.written[source]
-        prompt, suffix = int(self.prompt_length[source]), int(self.written[source])
+        self.start[target] = self.start[source]
         for layer in self.layers.values():
             for tensor in layer.tensors()[:2]:
                 tensor[target, :, :prompt] = tensor[source, :, :prompt]
@@ -109,42 +109,58 @@ class Prefill:
         )
 
 
+@dataclass(frozen=True, kw_only=True)
 class Decode:
     """Attention of one new token per live completion to its prompt and its own suffix.
 
-    Args:
+    Attributes:
         cache: the grid.
         used: slots in use.
-        live: index slot · G + sample of every live row, ascending.
-        uniform: all slots in use hold prompts of one length at one position, so no mask is needed.
+        rows: index slot · G + sample of every live completion, ascending.
+        slot, sample, time: of each row; `time` is where its new key is written.
+        clock: the tick that this step is.
+        prompt, suffix: longest prompt and longest completion in use, the new token included.
+        aligned: all slots hold prompts of one length at one tick, so no mask is needed.
     """
 
-    def __init__(
-        self, cache: GroupCache, *, used: int, live: Int[Tensor, "rows"], uniform: bool
-    ) -> None:
-        self.cache, self.used, self.live, self.uniform = cache, used, live, uniform
-        self.slot = torch.div(live, cache.group, rounding_mode="floor")
-        self.sample = live - self.slot * cache.group
-        self.time = cache.written[self.slot]
-        self.prompt = int(cache.prompt_length[:used].max())
-        self.suffix = int(cache.written[:used].max()) + 1
-        self.full = len(live) == used * cache.group
-        self.masks: dict[int | None, Tensor] = {}
+    cache: GroupCache
+    used: int
+    rows: Int[Tensor, "rows"]
+    slot: Int[Tensor, "rows"]
+    sample: Int[Tensor, "rows"]
+    time: Int[Tensor, "rows"]
+    clock: int
+    prompt: int
+    suffix: int
+    aligned: bool
+    masks: dict[int | None, Tensor] = field(default_factory=dict)
+    places: dict[int, Tensor] = field(default_factory=dict)
 
     def _mask(self, window: int | None, dtype: torch.dtype) -> Float[Tensor, "slots 1 1 keys"]:
-        """0 where a slot's rows may look, −inf elsewhere; one per window width, shared by the
-        layers."""
+        """0 where a slot's rows may look, −inf elsewhere; made once per window width."""
         if window not in self.masks:
             cache, used = self.cache, self.used
-            length = cache.prompt_length[:used, None]
+            length, written = (
+                cache.prompt_length[:used, None],
+                self.clock - cache.start[:used, None],
+            )
             prompt = torch.arange(self.prompt, device=length.device).expand(used, -1)
             suffix = torch.arange(self.suffix, device=length.device).expand(used, -1)
             position = torch.cat([prompt, length + suffix], 1)
-            held = torch.cat([prompt < length, suffix <= cache.written[:used, None]], 1)
-            allowed = held & within_window(length + cache.written[:used, None], position, window)
+            held = torch.cat([prompt < length, suffix <= written], 1)
+            allowed = held & within_window(length + written, position, window)
             mask = torch.zeros(allowed.shape, dtype=dtype, device=length.device)
             self.masks[window] = mask.masked_fill_(~allowed, float("-inf"))[:, None, None, :]
         return self.masks[window]
+
+    def _place(self, key_heads: int) -> Int[Tensor, "cells"]:
+        """Where the new keys go in a suffix store seen as [cells, dim]; the same in every layer."""
+        if key_heads not in self.places:
+            head = torch.arange(key_heads, device=self.rows.device)
+            row = (self.slot[:, None] * key_heads + head) * self.cache.group + self.sample[:, None]
+            place = row * self.cache.suffix_capacity + self.time[:, None]
+            self.places[key_heads] = place.flatten()
+        return self.places[key_heads]
 
     def __call__(
         self,
@@ -158,54 +174,39 @@ class Decode:
         softcap: float | None,
     ) -> Float[Tensor, "rows heads dim"]:
         store, used, group = self.cache.layer(layer, key), self.used, self.cache.group
-        store.suffix_key[self.slot, :, self.sample, self.time] = key
-        store.suffix_value[self.slot, :, self.sample, self.time] = value
-        heads, key_heads, dim = query.shape[1], key.shape[1], query.shape[2]
+        (rows, heads, dim), key_heads = query.shape, key.shape[1]
         repeats, keys = heads // key_heads, self.prompt + self.suffix
-        grid = query * scaling
-        if not self.full:
-            grid = query.new_zeros(used * group, heads, dim).index_copy_(0, self.live, grid)
-        q = (
-            grid.reshape(used, group, key_heads, repeats, dim)
-            .transpose(1, 2)
-            .reshape(used * key_heads, -1, dim)
-        )
-        q_own = q.reshape(-1, repeats, dim)
-        prompt_key, prompt_value, suffix_key, suffix_value = self._views(store)
-        scores = torch.cat(
-            [
-                torch.bmm(q, prompt_key.transpose(1, 2)),
-                torch.bmm(q_own, suffix_key.transpose(1, 2)).view(len(q), -1, self.suffix),
-            ],
-            -1,
-        ).view(used, key_heads, group * repeats, keys)
+        place = self._place(key_heads)
+        store.suffix_key.view(-1, dim).index_copy_(0, place, key.reshape(-1, dim))
+        store.suffix_value.view(-1, dim).index_copy_(0, place, value.reshape(-1, dim))
+        full = rows == used * group
+        if not full:
+            query = query.new_zeros(used * group, heads, dim).index_copy_(0, self.rows, query)
+        grid = query.reshape(used, group, key_heads, repeats, dim).transpose(1, 2)
+        q = grid.reshape(used * key_heads, group * repeats, dim)
+        own = q.reshape(used * key_heads * group, repeats, dim)
+        prompt_key = store.prompt_key[:used, :, : self.prompt].flatten(0, 1).transpose(1, 2)
+        suffix_key = store.suffix_key[:used, :, :, : self.suffix].flatten(0, 2).transpose(1, 2)
+        to_prompt = torch.baddbmm(q.new_zeros(()), q, prompt_key, beta=0, alpha=scaling)
+        to_suffix = torch.baddbmm(q.new_zeros(()), own, suffix_key, beta=0, alpha=scaling)
+        scores = torch.cat([to_prompt, to_suffix.view(len(q), -1, self.suffix)], -1)
+        scores = scores.view(used, key_heads, group * repeats, keys)
         if softcap is not None:
             scores = softcap * torch.tanh(scores / softcap)
-        if window is not None or not self.uniform:
+        if window is not None or not self.aligned:
             scores += self._mask(window, scores.dtype)
         weights = _softmax(scores)
-        over_prompt = weights.view(len(q), -1, keys)[..., : self.prompt]
-        over_suffix = weights.view(-1, repeats, keys)[..., self.prompt :]
-        out = torch.bmm(over_prompt, prompt_value).view(-1, repeats, dim) + torch.bmm(
-            over_suffix, suffix_value
+        prompt_value = store.prompt_value[:used, :, : self.prompt].flatten(0, 1)
+        suffix_value = store.suffix_value[:used, :, :, : self.suffix].flatten(0, 2)
+        out = torch.bmm(weights.view(len(q), -1, keys)[..., : self.prompt], prompt_value)
+        out = torch.baddbmm(
+            out.view(len(own), repeats, dim),
+            weights.view(len(own), repeats, keys)[..., self.prompt :],
+            suffix_value,
         )
-        out = (
-            out.view(used, key_heads, group, repeats, dim)
-            .transpose(1, 2)
-            .reshape(used * group, heads, dim)
-        )
-        return out if self.full else out.index_select(0, self.live)
-
-    def _views(self, store: LayerCache) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Storage cut to what is in use, one matrix per (slot, head) and per (slot, head,
-        sample)."""
-        used = self.used
-        return (
-            store.prompt_key[:used, :, : self.prompt].flatten(0, 1),
-            store.prompt_value[:used, :, : self.prompt].flatten(0, 1),
-            store.suffix_key[:used, :, :, : self.suffix].flatten(0, 2),
-            store.suffix_value[:used, :, :, : self.suffix].flatten(0, 2),
-        )
+        out = out.view(used, key_heads, group, repeats, dim).transpose(1, 2)
+        out = out.reshape(used * group, heads, dim)
+        return out if full else out.index_select(0, self.rows)
 
 
 def _softmax(scores: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ from transformers import (
 from groupwise.models import Policy
 from groupwise.rollouts.sampling import draw
 from groupwise.rollouts.streams import uniforms
-from groupwise.rollouts.text import Ending, completion_of
+from groupwise.rollouts.text import Ending, completions_of
 from groupwise.types import Group, Request, Sampling
 
 
@@ -89,28 +89,23 @@ class GenerateEngine:
         groups, row = [], 0
         logp = torch.stack(drawing.logp, 1)
         for request in requests:
-            completions = []
-            for _ in range(request.group):
-                length = int(ending.length[row]) if ending.stopped[row] else out.shape[1]
-                kept = tuple(
-                    step[row].nonzero().squeeze(-1).tolist() for step in drawing.kept[:length]
-                )
-                completions.append(
-                    completion_of(
-                        self.policy,
-                        out[row, :length].tolist(),
-                        logp[row, :length].tolist(),
-                        stopped=bool(ending.stopped[row]),
-                        version=self.version,
-                        kept=kept or None,
-                    )
-                )
-                row += 1
+            span = range(row, row + request.group)
+            row = span.stop
+            lengths = [int(ending.length[r]) if ending.stopped[r] else out.shape[1] for r in span]
+            sets = [[step[r].nonzero().squeeze(-1) for step in drawing.kept] for r in span]
+            completions = completions_of(
+                self.policy,
+                [out[r, :n].tolist() for r, n in zip(span, lengths, strict=True)],
+                [logp[r, :n].tolist() for r, n in zip(span, lengths, strict=True)],
+                stopped=[bool(ending.stopped[r]) for r in span],
+                version=self.version,
+                kept=[k[:n] or None for k, n in zip(sets, lengths, strict=True)],
+            )
             groups.append(
                 Group(
                     prompt=request.prompt,
                     prompt_tokens=request.tokens,
-                    completions=tuple(completions),
+                    completions=completions,
                     stream=request.stream,
                 )
             )
@@ -160,7 +155,7 @@ class _Stops(StoppingCriteria):
             self.stopped = torch.zeros(len(tokens), dtype=torch.bool, device=tokens.device)
             self.length = torch.zeros(len(tokens), dtype=torch.long, device=tokens.device)
         self.length = torch.where(self.stopped, self.length, tokens.shape[1])
-        self.stopped |= self.ending(
-            tokens[:, -1], tokens, torch.full_like(self.length, tokens.shape[1])
-        )
+        rows = torch.arange(len(tokens), device=tokens.device)
+        last = torch.full_like(rows, tokens.shape[1] - 1)
+        self.stopped |= self.ending(tokens[:, -1], tokens, rows, last)
         return self.stopped

@@ -10,7 +10,7 @@ no second copy of the weights and nothing to synchronise.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 import torch
 from jaxtyping import Float, Int
@@ -21,7 +21,7 @@ from groupwise.models import Backbone, Policy, unsupported
 from groupwise.rollouts.cache import Decode, GroupCache, Prefill
 from groupwise.rollouts.sampling import draw
 from groupwise.rollouts.streams import uniforms
-from groupwise.rollouts.text import Ending, completion_of
+from groupwise.rollouts.text import Ending, completions_of
 from groupwise.types import Group, Request, Sampling
 
 PREFILL_TOKENS = 8192
@@ -64,12 +64,11 @@ class GroupEngine:
             rollout = _Rollout(
                 self.policy, wanted, sampling, max_rows=self.max_rows, version=self.version
             )
-            while not rollout.done:
+            while rollout.waiting or rollout.slots:
                 rollout.admit()
-                yield from rollout.collect()
-                if rollout.used:
+                if len(rollout.live.rows):
                     rollout.step()
-                    yield from rollout.collect()
+                yield from rollout.collect()
         finally:
             self.policy.model.train(training)
 
@@ -83,13 +82,42 @@ class GroupEngine:
 
 @dataclass(kw_only=True)
 class _Slot:
+    """A prompt in the cache and the tick of the clock at which its completions began."""
+
     request: Request
-    budget: int
-    live: int
+    start: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Live:
+    """The completions that are still being written, one entry each.
+
+    Attributes:
+        rows: slot · G + sample.
+        slot, sample: the two parts of it.
+        time: where the key of `token` goes in the suffix.
+        token: drawn last.
+        budget: tokens the completion may have.
+    """
+
+    rows: Int[Tensor, "rows"]
+    slot: Int[Tensor, "rows"]
+    sample: Int[Tensor, "rows"]
+    time: Int[Tensor, "rows"]
+    token: Int[Tensor, "rows"]
+    budget: Int[Tensor, "rows"]
+
+    def keep(self, index: Tensor) -> _Live:
+        """Some of the entries, by mask or by index."""
+        return _Live(**{f.name: getattr(self, f.name)[index] for f in fields(self)})
+
+    def join(self, other: _Live) -> _Live:
+        pairs = {f.name: (getattr(self, f.name), getattr(other, f.name)) for f in fields(self)}
+        return _Live(**{name: torch.cat(pair) for name, pair in pairs.items()})
 
 
 class _Rollout:
-    """The state of one `generate` call. Rows are named slot · G + sample."""
+    """The state of one `generate` call."""
 
     def __init__(
         self,
@@ -118,171 +146,164 @@ class _Rollout:
             suffix_capacity=sampling.max_tokens,
             device=self.device,
         )
-        rows = slots * self.group
-        self.slots: list[_Slot] = []
-        self.live = torch.empty(0, dtype=torch.long, device=self.device)
-        self.tokens = torch.zeros(rows, sampling.max_tokens, dtype=torch.long, device=self.device)
-        self.logp = torch.zeros(rows, sampling.max_tokens, dtype=torch.float64, device=self.device)
-        self.uniform = torch.zeros(
-            rows, sampling.max_tokens, dtype=torch.float64, device=self.device
-        )
-        self.budget = torch.zeros(rows, dtype=torch.long, device=self.device)
-        self.length = torch.zeros(rows, dtype=torch.long, device=self.device)
-        self.stopped = torch.zeros(rows, dtype=torch.bool, device=self.device)
+        shape = (slots * self.group, sampling.max_tokens)
+        self.tokens = torch.zeros(shape, dtype=torch.long, device=self.device)
+        self.logp = torch.zeros(shape, dtype=torch.float64, device=self.device)
+        self.uniform = torch.zeros(shape, dtype=torch.float64, device=self.device)
+        self.length = torch.zeros(shape[0], dtype=torch.long, device=self.device)
+        self.stopped = torch.zeros(shape[0], dtype=torch.bool, device=self.device)
         self.kept: dict[int, list[Tensor]] = {}
         self.ending = Ending(policy, sampling, device=self.device)
-
-    @property
-    def used(self) -> int:
-        return len(self.slots)
-
-    @property
-    def done(self) -> bool:
-        return not self.waiting and not self.slots
+        self.slots: list[_Slot] = []
+        self.clock = 0
+        self.left = False
+        nothing = torch.empty(0, dtype=torch.long, device=self.device)
+        self.live = _Live(**dict.fromkeys((f.name for f in fields(_Live)), nothing))
+        self._measure()
 
     def admit(self) -> None:
-        """Let waiting prompts in while their groups fit, and draw the first token of each
-        completion."""
-        first, rows, tokens = self.used, len(self.live), 0
-        while (
-            self.waiting
-            and self.used < self.cache.slots
-            and rows + self.waiting[-1].group <= self.max_rows
-        ):
-            tokens += len(self.waiting[-1].tokens)
-            if self.used > first and tokens > PREFILL_TOKENS:
+        """Let waiting prompts in while their groups fit; draw their completions' first tokens."""
+        first, rows, tokens = len(self.slots), len(self.live.rows), 0
+        while self.waiting and len(self.slots) < self.cache.slots:
+            request = self.waiting[-1]
+            rows, tokens = rows + request.group, tokens + len(request.tokens)
+            too_long = len(self.slots) > first and tokens > PREFILL_TOKENS
+            if rows > self.max_rows or too_long:
                 break
-            request = self.waiting.pop()
-            slot, rows = self.used, rows + request.group
-            budget = min(self.sampling.max_tokens, self.policy.context - len(request.tokens))
-            self.slots.append(_Slot(request=request, budget=budget, live=request.group))
-            span = slice(slot * self.group, slot * self.group + request.group)
+            span = len(self.slots) * self.group + torch.arange(request.group)
             self.uniform[span] = uniforms(request, self.sampling.max_tokens).to(self.device)
-            self.budget[span], self.length[span], self.stopped[span] = budget, 0, False
-        if self.used > first:
+            self.slots.append(_Slot(request=self.waiting.pop(), start=self.clock))
+        if len(self.slots) > first:
             self._prefill(first)
+            self._measure()
 
     @torch.inference_mode()
     def _prefill(self, first: int) -> None:
-        """Compute the prompts of the slots from `first` on; their last hidden state gives every
-        first token."""
-        new = self.slots[first:]
-        lengths = torch.tensor([len(slot.request.tokens) for slot in new], device=self.device)
-        time, slots = int(lengths.max()), torch.arange(first, self.used, device=self.device)
-        ids = torch.zeros(len(new), time, dtype=torch.long, device=self.device)
-        for row, slot in zip(ids, new, strict=True):
-            row[: len(slot.request.tokens)] = torch.as_tensor(
-                slot.request.tokens, device=self.device
-            )
-        self.cache.prompt_length[slots], self.cache.written[slots] = lengths, 0
-        places = torch.arange(time, device=self.device).expand(len(new), -1)
+        """Compute the prompts of the slots from `first` on, and draw from their last states."""
+        requests = [slot.request for slot in self.slots[first:]]
+        lengths = torch.tensor([len(request.tokens) for request in requests], device=self.device)
+        time, slots = int(lengths.max()), torch.arange(first, len(self.slots), device=self.device)
+        ids = torch.zeros(len(requests), time, dtype=torch.long)
+        for row, request in zip(ids, requests, strict=True):
+            row[: len(request.tokens)] = torch.as_tensor(request.tokens)
+        self.cache.prompt_length[slots], self.cache.start[slots] = lengths, self.clock
+        places = torch.arange(time, device=self.device).repeat(len(requests))
         attend = Prefill(cache=self.cache, slots=slots, time=time)
-        hidden = self.backbone.hidden(ids.flatten(), places.flatten(), attend).view(
-            len(new), time, -1
+        hidden = self.backbone.hidden(ids.flatten().to(self.device), places, attend)
+        last = torch.arange(len(requests), device=self.device) * time + lengths - 1
+        groups = torch.tensor([request.group for request in requests], device=self.device)
+        logits = self.backbone.logits(hidden[last]).repeat_interleave(groups, 0)
+        room = (self.policy.context - lengths).clamp(max=self.sampling.max_tokens)
+        slot = slots.repeat_interleave(groups)
+        sample = torch.cat([torch.arange(request.group) for request in requests]).to(self.device)
+        new = _Live(
+            rows=slot * self.group + sample,
+            slot=slot,
+            sample=sample,
+            # The first token is drawn from the prompt alone, before anything is in the suffix.
+            time=torch.full_like(slot, -1),
+            token=torch.zeros_like(slot),
+            budget=room.repeat_interleave(groups),
         )
-        logits = self.backbone.logits(
-            hidden[torch.arange(len(new), device=self.device), lengths - 1]
-        )
-        groups = torch.tensor([slot.request.group for slot in new], device=self.device)
-        rows = torch.cat(
-            [
-                slot * self.group + torch.arange(int(g), device=self.device)
-                for slot, g in zip(slots, groups, strict=True)
-            ]
-        )
-        self._record(rows, logits.repeat_interleave(groups, 0))
-        self.live = torch.cat([self.live, rows[self.budget[rows] > self.length[rows]]])
-        self.live = self.live[~self.stopped[self.live]]
+        self.live = self.live.join(self._draw(new, logits))
 
     @torch.inference_mode()
     def step(self) -> None:
         """One more token for every live completion."""
-        cache, live = self.cache, self.live
-        used = self.used
-        uniform = bool((cache.written[:used] == cache.written[0]).all()) and bool(
-            (cache.prompt_length[:used] == cache.prompt_length[0]).all()
+        live = self.live
+        attend = Decode(
+            cache=self.cache,
+            used=len(self.slots),
+            rows=live.rows,
+            slot=live.slot,
+            sample=live.sample,
+            time=live.time,
+            clock=self.clock,
+            prompt=self.longest_prompt,
+            suffix=self.clock - self.earliest + 1,
+            aligned=self.aligned,
         )
-        attend = Decode(cache, used=used, live=live, uniform=uniform)
-        position = cache.prompt_length[attend.slot] + attend.time
-        hidden = self.backbone.hidden(self.tokens[live, attend.time], position, attend)
-        cache.written[:used] += 1
-        self._record(live, self.backbone.logits(hidden))
-        self.live = live[~(self.stopped[live] | (self.length[live] >= self.budget[live]))]
+        position = self.cache.prompt_length[live.slot] + live.time
+        hidden = self.backbone.hidden(live.token, position, attend)
+        self.clock += 1
+        self.live = self._draw(live, self.backbone.logits(hidden))
 
-    def _record(self, rows: Int[Tensor, "rows"], logits: Float[Tensor, "rows vocab"]) -> None:
-        """Draw a token for each row from its own stream and note it."""
-        place = self.length[rows]
-        drawn = draw(logits, self.uniform[rows, place], self.sampling)
-        self.tokens[rows, place] = drawn.tokens
-        self.logp[rows, place] = drawn.logp.double()
-        self.length[rows] = place + 1
-        self.stopped[rows] = self.ending(drawn.tokens, self.tokens[rows], place + 1)
+    def _draw(self, live: _Live, logits: Float[Tensor, "rows vocab"]) -> _Live:
+        """Draw each row's next token from its own stream, note it, and drop the rows that end."""
+        place = live.time + 1
+        drawn = draw(logits, self.uniform[live.rows, place], self.sampling)
+        self.tokens[live.rows, place] = drawn.tokens
+        self.logp[live.rows, place] = drawn.logp.double()
         if drawn.kept is not None:
-            for row, kept in zip(rows.tolist(), drawn.kept, strict=True):
+            for row, kept in zip(live.rows.tolist(), drawn.kept, strict=True):
                 self.kept.setdefault(row, []).append(kept.nonzero().squeeze(-1))
+        stopped = self.ending(drawn.tokens, self.tokens, live.rows, place)
+        ended = stopped | (place + 1 >= live.budget)
+        live = replace(live, time=place, token=drawn.tokens)
+        if not bool(ended.any()):
+            return live
+        self.left = True
+        self.length[live.rows[ended]] = place[ended] + 1
+        self.stopped[live.rows[ended]] = stopped[ended]
+        return live.keep(~ended)
+
+    def _measure(self) -> None:
+        """What every step needs to know of the slots in use; changes only when slots do."""
+        lengths = {len(slot.request.tokens) for slot in self.slots}
+        starts = {slot.start for slot in self.slots}
+        self.longest_prompt, self.earliest = max(lengths, default=0), min(starts, default=0)
+        self.aligned = len(lengths) == 1 and len(starts) == 1
 
     @torch.inference_mode()
     def collect(self) -> list[Group]:
-        """Groups whose last completion has just finished; their slots are free again."""
-        busy = torch.bincount(
-            torch.div(self.live, self.group, rounding_mode="floor"), minlength=self.used
-        )
-        finished = [slot for slot, live in enumerate(busy.tolist()) if live == 0]
+        """Groups whose last completion has just ended; their slots are free again."""
+        if not self.left:
+            return []
+        self.left = False
+        busy = set(self.live.slot.tolist())
+        finished = [slot for slot in range(len(self.slots)) if slot not in busy]
         groups = [self._group(slot) for slot in finished]
         for slot in reversed(finished):
             self._free(slot)
+        self._measure()
         return groups
 
     def _group(self, slot: int) -> Group:
         request = self.slots[slot].request
-        completions = []
-        for row in range(slot * self.group, slot * self.group + request.group):
-            length = int(self.length[row])
-            completions.append(
-                completion_of(
-                    self.policy,
-                    self.tokens[row, :length].tolist(),
-                    self.logp[row, :length].tolist(),
-                    stopped=bool(self.stopped[row]),
-                    version=self.version,
-                    kept=tuple(ids.tolist() for ids in self.kept.pop(row))
-                    if row in self.kept
-                    else None,
-                )
-            )
+        span = slice(slot * self.group, slot * self.group + request.group)
+        lengths, stopped = self.length[span].tolist(), self.stopped[span].tolist()
+        tokens = [row[:n] for row, n in zip(self.tokens[span].tolist(), lengths, strict=True)]
+        logp = [row[:n] for row, n in zip(self.logp[span].tolist(), lengths, strict=True)]
+        kept = [self.kept.pop(row, None) for row in range(span.start, span.stop)]
+        completions = completions_of(
+            self.policy, tokens, logp, stopped=stopped, version=self.version, kept=kept
+        )
         return Group(
             prompt=request.prompt,
             prompt_tokens=request.tokens,
-            completions=tuple(completions),
+            completions=completions,
             stream=request.stream,
         )
 
     def _free(self, slot: int) -> None:
         """Give a slot back: the last one in use moves into its place."""
-        last = self.used - 1
-        if slot != last:
-            self.cache.move(last, slot)
-            self.slots[slot] = self.slots[last]
-            to, of = (slice(s * self.group, (s + 1) * self.group) for s in (slot, last))
-            for values in (
-                self.tokens,
-                self.logp,
-                self.uniform,
-                self.budget,
-                self.length,
-                self.stopped,
-            ):
-                values[to] = values[of]
-            for sample in range(self.group):
-                if last * self.group + sample in self.kept:
-                    self.kept[slot * self.group + sample] = self.kept.pop(
-                        last * self.group + sample
-                    )
-            moved = torch.div(self.live, self.group, rounding_mode="floor") == last
-            self.live = (
-                torch.where(moved, self.live + (slot - last) * self.group, self.live).sort().values
-            )
-        self.slots.pop()
+        last = len(self.slots) - 1
+        moved = self.slots.pop()
+        if slot == last:
+            return
+        self.slots[slot] = moved
+        written = self.clock - moved.start
+        self.cache.move(last, slot, prompt=len(moved.request.tokens), suffix=written)
+        to, of = (slice(s * self.group, (s + 1) * self.group) for s in (slot, last))
+        for values in (self.tokens, self.logp, self.uniform, self.length, self.stopped):
+            values[to] = values[of]
+        for sample in range(self.group):
+            if last * self.group + sample in self.kept:
+                self.kept[slot * self.group + sample] = self.kept.pop(last * self.group + sample)
+        here = self.live.slot == last
+        slots = torch.where(here, slot, self.live.slot)
+        live = replace(self.live, slot=slots, rows=slots * self.group + self.live.sample)
+        self.live = live.keep(live.rows.argsort())
 
 
 def _check(request: Request, policy: Policy) -> None:

@@ -29,19 +29,18 @@ class Ending:
     def __call__(
         self,
         latest: Int[Tensor, "rows"],
-        tokens: Int[Tensor, "rows time"],
-        length: Int[Tensor, "rows"],
+        tokens: Int[Tensor, "all time"],
+        rows: Int[Tensor, "rows"],
+        place: Int[Tensor, "rows"],
     ) -> Bool[Tensor, "rows"]:
-        ended = torch.isin(latest, self.ends)
+        """Whether the token at `tokens[rows, place]`, which is `latest`, ends its row."""
+        ended = latest == self.ends[0] if len(self.ends) == 1 else torch.isin(latest, self.ends)
         if self.stop:
-            tails = [
-                row[max(0, n - self.tail) : n].tolist()
-                for row, n in zip(tokens, length.tolist(), strict=True)
-            ]
+            spans = zip(rows.tolist(), place.tolist(), strict=True)
+            tails = [tokens[row, max(0, n + 1 - self.tail) : n + 1].tolist() for row, n in spans]
             texts = decode_all(self.tokenizer, tails)
-            ended |= torch.tensor(
-                [any(stop in text for stop in self.stop) for text in texts], device=ended.device
-            )
+            found = [any(stop in text for stop in self.stop) for text in texts]
+            ended = ended | torch.tensor(found, device=ended.device)
         return ended
 
 
@@ -53,23 +52,27 @@ def decode_all(tokenizer: object, rows: Sequence[Sequence[int]]) -> list[str]:
     )  # pyright: ignore
 
 
-def completion_of(
+def completions_of(
     policy: Policy,
-    tokens: Sequence[int],
-    logprobs: Sequence[float],
+    tokens: Sequence[list[int]],
+    logprobs: Sequence[list[float]],
     *,
-    stopped: bool,
+    stopped: Sequence[bool],
     version: int,
-    kept: tuple[Sequence[int], ...] | None,
-) -> Completion:
-    """A completion of sampled tokens; its text leaves out the end token only."""
-    spoken = tokens[:-1] if tokens and tokens[-1] in policy.end_tokens else tokens
-    return Completion(
-        tokens=tokens,
-        mask=[True] * len(tokens),
-        logprobs=logprobs,
-        text=decode_all(policy.tokenizer, [spoken])[0],
-        finish="stop" if stopped else "length",
-        versions=((0, version),),
-        kept=kept,
+    kept: Sequence[Sequence[Tensor] | None],
+) -> tuple[Completion, ...]:
+    """Completions of sampled tokens; their texts leave out the end token only."""
+    spoken = [row[:-1] if row and row[-1] in policy.end_tokens else row for row in tokens]
+    texts = decode_all(policy.tokenizer, spoken)
+    return tuple(
+        Completion(
+            tokens=row,
+            mask=[True] * len(row),
+            logprobs=logp,
+            text=text,
+            finish="stop" if stop else "length",
+            versions=((0, version),),
+            kept=None if sets is None else tuple(ids.tolist() for ids in sets),
+        )
+        for row, logp, text, stop, sets in zip(tokens, logprobs, texts, stopped, kept, strict=True)
     )
