@@ -14,6 +14,15 @@ from groupwise.rewards import extract_answer, math_equal
 from groupwise.rewards.math import exact_answer
 
 SAME = [
+    ("58 square units", "58"),
+    ("4 square meters", "4 m^2"),
+    ("C", "C. x = 42"),
+    (r"\frac{\sqrt{3}}{3}", r"\frac{\sqrt{3}}{3} \approx 0.577"),
+    ("11z^{17}(5+11z^{17})", "11z^17(11z^17+5)"),
+    ("10 - 10*i**2", "20"),
+    (r"1\leq|z|\leq \frac{3}{2}", r"[-\frac{3}{2}, -1] \cup [1, \frac{3}{2}]"),
+    ("AB=4,CD=5", "4, 5"),
+    ("p=5,q=2;p=7,q=2", "(5,2),(7,2)"),
     (r"\frac{1}{2}", "0.5"),
     (r"50\%", "1/2"),
     ("50%", "50"),
@@ -193,6 +202,9 @@ SAME = [
 ]
 
 DIFFERENT = [
+    ("4 square meters", "4 cubic meters"),
+    ("5x - 7y + 11z + 4 = 0", "x + y - z + 2 = 0"),
+    (r"\sqrt{67},-\sqrt{85}", r"\sqrt{67}"),
     ("0.28", "28"),
     ("(1,2)", "(2,1)"),
     (r"(-\infty,3]", r"(-\infty, 3)"),

@@ -40,6 +40,7 @@ from groupwise.rewards.tokens import (
 
 MAX_DEPTH = 40
 MAX_TOKENS = 400
+_COUNTED = ("num", "decimal", "div", "neg", "add", "unit")
 
 
 def read(text: str) -> Node:
@@ -180,7 +181,7 @@ class _Parser:
     def _is_unit(self, left: Node) -> bool:
         """A word after a number: 5 cm, 12 apples."""
         name = self.token().text
-        if self.token().kind != "word" or left.op not in ("num", "decimal", "div", "neg", "add"):
+        if self.token().kind != "word" or left.op not in _COUNTED:
             return False
         return len(name) > 1 and (name in UNITS or not is_product(name))
 

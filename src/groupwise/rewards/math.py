@@ -95,11 +95,10 @@ def _core(text: str) -> str:
 
 
 def _by_structure(gold: str, answer: str) -> bool | None:
-    letter = _LETTER.fullmatch(_plain(gold))
-    if letter:
-        chosen = _LEADING_LETTER.fullmatch(_plain(answer))
-        if chosen:
-            return chosen[1].upper() == letter[1]
+    letters = [_LETTER.fullmatch(_plain(text)) for text in (gold, answer)]
+    leading = [_LEADING_LETTER.fullmatch(_plain(text)) for text in (gold, answer)]
+    if any(letters) and leading[0] and leading[1]:
+        return leading[0][1].upper() == leading[1][1].upper()
     if not answer or len(answer) > MAX_LENGTH:
         return False if _readable(gold) else None
     if tidy(gold) == tidy(answer):

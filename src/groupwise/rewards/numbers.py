@@ -57,7 +57,7 @@ _NUMBER = re.compile(
       | \.(?P<only>\d+)(?:[eE](?P<exponent2>[+-]?\d+))?
     )
     \s*(?P<percent>%|percent|percentage|pct)?
-    \s*[{CURRENCY}]?\s*(?P<unit>[a-zA-Z]+\.?)?(?:\s*\^?\s*\{{?(?P<power>[23²³])\}}?)?\.?$""",
+    \s*[{CURRENCY}]?\s*(?P<shape>square|sq\.?|cubic)?\s*(?P<unit>[a-zA-Z]+\.?)?(?:\s*\^?\s*\{{?(?P<power>[23²³])\}}?)?\.?$""",
     re.VERBOSE,
 )
 
@@ -108,7 +108,8 @@ def plain_number(text: str) -> Number | None:
         apart = match.string[match.start("unit") - 1].isspace()
         if len(word) == 1 and not (apart and word in "msghlL"):
             return None  # one letter is a variable, unless it is a unit set apart
-        unit = known_unit(word, power=match["power"])
+        shape = {"s": "2", "c": "3"}.get((match["shape"] or "")[:1])
+        unit = known_unit(word, power=match["power"] or shape)
         if unit is None and len(word) < 3:
             return None
     elif match["power"]:

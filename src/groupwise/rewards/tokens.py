@@ -14,7 +14,7 @@ _UNICODE = {
     "∈": r"\in ", "∅": r"\emptyset ", "°": r"^\circ ", "²": "^2", "³": "^3", "½": r"\frac{1}{2}",
     "⁄": "/", "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}", "′": "'", "’": "'", "，": ",", "（": "(",
     "）": ")", "：": ":", "\u00a0": " ", "\u2009": " ", "\u202f": " ", "θ": r"\theta ",
-    "α": r"\alpha ", "β": r"\beta ", "λ": r"\lambda ", "ℝ": r"\mathbb{R}", "→": r"\to ",
+    "α": r"\alpha ", "β": r"\beta ", "λ": r"\lambda ", "ℝ": r"\mathbb{R}", "\f": r"\f", "\b": r"\b", "→": r"\to ",
 }  # fmt: skip
 _UNICODE_TABLE = str.maketrans(_UNICODE)
 
@@ -72,7 +72,7 @@ def tidy(text: str) -> str:
         >>> tidy("$\\\\left( \\\\dfrac{1}{2},\\\\, 16{,}384 \\\\right)$.")
         '( \\\\frac{1}{2}, 16384 )'
     """
-    text = text.translate(_UNICODE_TABLE)
+    text = text.translate(_UNICODE_TABLE).rstrip("\\ ")
     if "begin{" not in text:
         text = _DOUBLED.sub(r"\\", text)  # escaped twice on the way through a file
     text = re.sub(r"(?<!\\)\\([\[\]()])", " ", text)
