@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import gzip
 import json
-import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,22 +13,19 @@ from typing import Any
 
 import pytest
 
+from data_folder import data_file
+from groupwise.config import load
 from groupwise.errors import UsageError
 from groupwise.registry import part
 from groupwise.rewards import REWARDS
 from groupwise.rewards.code import code_asserts, code_function, code_stdio, extract_code
 from groupwise.rewards.sandbox import unavailable
+from groupwise.run import load_eval, load_train, make_scorer
+from groupwise.types import Completion, Group
 
-DATA = Path(
-    os.environ.get("GROUPWISE_DATA") or Path(__file__).resolve().parents[3] / "shared" / "data"
-)
 SECONDS = 30.0  # generous: a loaded machine must not turn a right program into a wrong one
 
 sandboxed = pytest.mark.skipif(unavailable() is not None, reason=f"no sandbox: {unavailable()}")
-
-
-def needs(path: str) -> pytest.MarkDecorator:
-    return pytest.mark.skipif(not (DATA / path).is_file(), reason=f"{path} is not in {DATA}")
 
 
 # Finding the program ------------------------------------------------------------------------------
@@ -178,12 +174,13 @@ def scores(
 
 
 def humaneval() -> list[dict[str, Any]]:
-    with gzip.open(DATA / "humaneval/HumanEval.jsonl.gz", "rt", encoding="utf-8") as file:
+    with gzip.open(data_file("humaneval/HumanEval.jsonl.gz"), "rt", encoding="utf-8") as file:
         return [json.loads(line) for line in file]
 
 
 def mbpp() -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (DATA / "mbpp/mbpp.jsonl").read_text().splitlines()]
+    lines = data_file("mbpp/mbpp.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines]
 
 
 def nothing(code: str) -> str:
@@ -192,21 +189,68 @@ def nothing(code: str) -> str:
     return "".join(f"def {name}(*a, **k):\n    return None\n" for name in sorted(names))
 
 
+EVERY = pytest.mark.parametrize(
+    "step", [8, pytest.param(1, marks=pytest.mark.verify)], ids=["sample", "all"]
+)
+
+
 @sandboxed
-@needs("humaneval/HumanEval.jsonl.gz")
-def test_every_published_solution_of_humaneval_passes_and_none_does_nothing() -> None:
+@EVERY
+def test_published_solutions_of_humaneval_pass_and_doing_nothing_does_not(step: int) -> None:
     rows = humaneval()
     assert len(rows) == 164
-    assert scores(code_function, [(row["canonical_solution"], row) for row in rows]) == [1.0] * 164
-    assert scores(code_function, [("    return None\n", row) for row in rows]) == [0.0] * 164
+    rows, none = rows[::step], "    return None\n"
+    right = scores(code_function, [(row["canonical_solution"], row) for row in rows])
+    assert right == [1.0] * len(rows)
+    assert scores(code_function, [(none, row) for row in rows]) == [0.0] * len(rows)
 
 
 @sandboxed
-@needs("mbpp/mbpp.jsonl")
-@pytest.mark.slow
-def test_every_published_solution_of_mbpp_passes_and_none_does_nothing() -> None:
+@EVERY
+def test_published_solutions_of_mbpp_pass_and_doing_nothing_does_not(step: int) -> None:
     rows = mbpp()
     assert len(rows) == 974
-    assert scores(code_asserts, [(row["code"], row) for row in rows]) == [1.0] * 974
-    some = rows[::8]
-    assert scores(code_asserts, [(nothing(row["code"]), row) for row in some]) == [0.0] * len(some)
+    rows = rows[::step]
+    assert scores(code_asserts, [(row["code"], row) for row in rows]) == [1.0] * len(rows)
+    assert scores(code_asserts, [(nothing(row["code"]), row) for row in rows]) == [0.0] * len(rows)
+
+
+# The recipes --------------------------------------------------------------------------------------
+
+
+@sandboxed
+@pytest.mark.parametrize("recipe", ["humaneval", "mbpp"])
+def test_the_recipes_read_the_published_files_and_pay_right_programs(
+    recipe: str, tmp_path: Path
+) -> None:
+    rows = humaneval() if recipe == "humaneval" else mbpp()
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)) + "\n", encoding="utf-8")
+    config = load(recipe, [f"data.train={path}", f"data.eval={path}", "data.limit=40"])
+    prompts = load_train(config)
+    assert len(prompts) == 40 and load_eval(config)
+    with make_scorer(config) as scorer:
+        for prompt, row in list(zip(prompts, rows, strict=False))[::13]:
+            code = (
+                row["prompt"] + row["canonical_solution"] if recipe == "humaneval" else row["code"]
+            )
+            right = f"Here it is:\n```python\n{code}\n```"
+            texts = [right, "", "```python\nx = 1\n```", right[:-40], "Lorem ipsum"]
+            completions = tuple(
+                Completion(tokens=[1], mask=[True], logprobs=[0.0], text=text, finish="stop")
+                for text in texts
+            )
+            group = Group(prompt=prompt, prompt_tokens=[1], completions=completions)
+            score = scorer.submit(group).result()
+            assert [s.value for s in score.status] == ["ok"] * 5, score.errors
+            assert score.correct[0] == score.total[0] == 1.0, (str(prompt), score)
+            assert list(score.correct[1:3]) == [0.0, 0.0] and score.correct[4] == 0.0
+    shown = str(prompts[0])
+    assert (rows[0]["prompt"] if recipe == "humaneval" else rows[0]["test_list"][0]) in shown
+
+
+def test_the_pool_s_clock_is_longer_than_the_program_s() -> None:
+    for recipe in ("humaneval", "mbpp"):
+        config = load(recipe)
+        assert config.reward_pool.workers > 0
+        assert config.reward_pool.timeout_s >= 2 * config.rewards[0].settings["seconds"]
