@@ -206,6 +206,7 @@ def test_published_solutions_of_humaneval_pass_and_doing_nothing_does_not(step: 
 
 
 @sandboxed
+@pytest.mark.filterwarnings("ignore:invalid escape sequence")  # in the published programs
 @EVERY
 def test_published_solutions_of_mbpp_pass_and_doing_nothing_does_not(step: int) -> None:
     rows = mbpp()

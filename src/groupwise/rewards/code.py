@@ -201,7 +201,12 @@ def code_function(
     body = f"{_counting(source) if least else source}\n\ncheck({name})\n"
     outcomes = run_tests(
         whole,
-        Suite(sources=[body], setup=_helpers(start, source, name), entry=name, counted=least > 0),
+        Suite(
+            sources=[body],
+            setup=_definitions_used(start, source, name),
+            entry=name,
+            counted=least > 0,
+        ),
         limits=Limits(seconds=seconds, memory_mb=memory_mb),
         allow_unsandboxed=allow_unsandboxed,
     )
@@ -331,7 +336,7 @@ def _whole(stub: str) -> str:
     return stub if _parsed(stub) else f"{stub.rstrip()}\n    pass\n"
 
 
-def _helpers(stub: str, tests: str, entry: str) -> str:
+def _definitions_used(stub: str, tests: str, entry: str) -> str:
     """The stub, where the tests use something of it that is not the function under test."""
     tree, used = _parsed(_whole(stub)), _parsed(tests)
     if tree is None or used is None:

@@ -120,6 +120,7 @@ def prepare(client, tests, space):
 
 
 def run_test(client, test, space, own, report) -> None:
+    """Run one test in a namespace of its own; it passes unless it raises."""
     code = compile_test(test)
     mine = {**space, **borrow(client, code, own)}
     mine["__count__"] = lambda passed: report(PASSED if passed else FAILED)
@@ -127,6 +128,7 @@ def run_test(client, test, space, own, report) -> None:
 
 
 def compile_test(source):
+    """Compile what came with the data; where that fails, nobody can be judged by it."""
     try:
         return compile(source, "<test>", "exec", dont_inherit=True)
     except (SyntaxError, ValueError) as error:

@@ -237,6 +237,7 @@ def _write_back(args, changed) -> None:
 
 
 def ending(status) -> str:
+    """How a process came to its end, by its wait status."""
     if os.WIFSIGNALED(status):
         return f"the program was killed by signal {os.WTERMSIG(status)}"
     return f"the program ended with exit status {os.WEXITSTATUS(status)}"
