@@ -107,7 +107,7 @@ def test_the_last_of_two_equal_settings_wins(recipe: Path) -> None:
         ("steps.x=2", "--set steps.x: 'x' follows a setting that is not a section."),
         ("rewards.7.weight=2", "--set rewards.7.weight: '7' must be a number from 0 to 1."),
         ("combine=wieghted_sum", "combination = 'wieghted_sum': not registered; did you mean"),
-        ('combine=["weighted_sum", {name="clip", lo=1}]', "combine.lo = 1: clip has no such setting"),
+        ('combine=["weighted_sum", {name="clip", lo=1}]', "combine.lo = 1: clip has no such"),
         ("=3", "--set = '=3': must read section.field=value."),
         ("steps", "--set = 'steps': must read section.field=value."),
         (
