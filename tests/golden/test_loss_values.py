@@ -422,7 +422,11 @@ def test_filters_drop_what_was_not_judged_and_what_was_cut_off() -> None:
     rewards = torch.tensor([[1.0, 0.0, nan], [1.0, nan, nan]])
     valid = torch.tensor([[True, True, False], [True, False, False]])
     assert FILTERS.get("all")(rewards, valid).tolist() == valid.tolist()
-    assert FILTERS.get("spread")(rewards, valid).tolist() == [[True, True, False], [False] * 3]
+    spread = FILTERS.get("spread")
+    assert spread(rewards, valid).tolist() == [[True, True, False], [False] * 3]
+    # correctness missing only where nothing was judged still decides: both right, so dropped
+    correct = torch.tensor([[1.0, 1.0, nan], [1.0, nan, nan]])
+    assert not spread(rewards, valid, correct).any()
     truncated = torch.tensor([[False, True, False], [False, True, False]])
     kept = FILTERS.get("not_truncated")(rewards, truncated, valid)
     assert kept.tolist() == [[True, False, False], [True, False, False]]

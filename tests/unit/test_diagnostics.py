@@ -65,12 +65,12 @@ def test_shares_of_advantages_skip_what_was_not_judged() -> None:
 
 
 def test_clip_shares_count_only_gradients_that_are_cut() -> None:
-    # ratios .5 and 1.5 with both signs: (.5, A<0) and (1.5, A>0) are cut; NaN and hidden drop out
-    ratio = torch.tensor([[0.5, 0.5, 1.5, 1.5, NAN, 1.5]])
-    advantage = torch.tensor([[-1.0, 1.0, 1.0, -1.0, 1.0, 1.0]])
-    mask = torch.tensor([[True, True, True, True, True, False]])
+    # cut: ratio .5 with A < 0 (twice) and 1.5 with A > 0 (once); NaN and the hidden token drop out
+    ratio = torch.tensor([[0.5, 0.5, 0.5, 1.5, 1.5, NAN, 1.5]])
+    advantage = torch.tensor([[-1.0, -1.0, 1.0, 1.0, -1.0, 1.0, 1.0]])
+    mask = torch.tensor([[True, True, True, True, True, True, False]])
     found = clip_shares(ratio.log(), advantage, mask, low=0.8, high=1.28)
-    assert found == {"clip_low": 0.25, "clip_high": 0.25}
+    assert found == {"clip_low": 0.4, "clip_high": 0.2}
 
 
 def test_divergence_and_gap_leave_out_what_was_not_computed() -> None:
