@@ -277,6 +277,11 @@ def test_own_scorers_read_other_forms() -> None:
     assert reasoning.reasoning_gym("4*8 - 6 - 2", row) == 1.0
     # 24 by four numbers that were not given, which the package's scorer lets pass
     assert reasoning.reasoning_gym("6*4*1*1", row) == 0.0
+    row = {"metadata": {"source_dataset": "puzzle24", "numbers": [24, 1, 1, 1]}}
+    assert reasoning.reasoning_gym("24", row) == 0.0
+    row = {"metadata": {"source_dataset": "countdown", "numbers": [3, 1], "target": 3}}
+    assert reasoning.reasoning_gym("3", row) == 0.0
+    assert reasoning.reasoning_gym("3 * 1", row) == 1.0
     row = {
         "metadata": {"source_dataset": "simple_integration", "integrand": "2*x", "variable": "x"}
     }
