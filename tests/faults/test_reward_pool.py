@@ -231,3 +231,17 @@ def test_workers_die_with_a_trainer_that_is_killed() -> None:
     trainer.wait()
     trainer.stdout.close()
     assert psutil.wait_procs(workers, timeout=10)[1] == []
+
+
+def test_workers_die_with_the_process_that_forks_them() -> None:
+    with pool(timeout_s=600.0) as scorer:
+        hanging = [scorer.submit(group("regex")) for _ in range(2)]
+        while len(workers := family()) < 3:
+            time.sleep(0.05)
+        (forker,) = psutil.Process().children()
+        forker.kill()
+        assert psutil.wait_procs([w for w in workers if w != forker], timeout=10)[1] == []
+        with pytest.raises(RewardError, match="none of 2 .* the worker process died"):
+            scorer.gather(hanging)
+        with pytest.raises(RewardError, match="no reward worker could be started"):
+            scorer.gather([scorer.submit(group("5"))])

@@ -202,6 +202,11 @@ SAME = [
 ]
 
 DIFFERENT = [
+    (r"(1,\infty)", r"x\ge 1"),
+    (r"[0,1)\cup(2,3)", r"(0,1)\cup(2,3)"),
+    (r"(0,1]\cup(2,3)", r"(0,1)\cup(2,3)"),
+    ("(a,b)", r"\{a,b\}"),
+    ("(1,2,3)", r"\{1,2,3\}"),
     ("4 square meters", "4 cubic meters"),
     ("5x - 7y + 11z + 4 = 0", "x + y - z + 2 = 0"),
     (r"\sqrt{67},-\sqrt{85}", r"\sqrt{67}"),

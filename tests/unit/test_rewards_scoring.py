@@ -95,6 +95,20 @@ def test_length_rewards_see_the_correctness_of_the_verifier_before_them() -> Non
     assert scored(build_scorer(explicit), group("a", "b")).correct.tolist() == [[0.0, 0.0]]
 
 
+def test_only_one_part_defines_correctness() -> None:
+    numbers = RewardPart(name="exact_answer", settings={"style": "last_number"})
+    strings = RewardPart(name="normalised_match")
+    cosine = RewardPart(name="cosine", settings={"limit": 10})
+    scores = scored(build_scorer([numbers, strings, cosine]), group("it is 5"))
+    assert scores.parts["normalised_match"].item() == 0.0
+    assert scores.correct.item() == 1.0 and scores.parts["cosine"].item() > 0
+    chosen = RewardPart(name="normalised_match", correct=True)
+    scores = scored(build_scorer([numbers, chosen, cosine]), group("it is 5"))
+    assert scores.correct.item() == 0.0 and scores.parts["cosine"].item() < 0
+    with pytest.raises(UsageError, match="only one part"):
+        build_scorer([chosen, chosen])
+
+
 def test_a_completion_without_a_verdict_leaves_the_group() -> None:
     def judge(text: str) -> float | None:
         if text == "bad":

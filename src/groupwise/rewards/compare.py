@@ -66,7 +66,7 @@ def _same_collections(gold: Node, answer: Node) -> bool:
         return gold.value == answer.value and _pairwise(gold.args, answer.args)
     if ops == {"tuple", "list"}:
         return _pairwise(gold.args, answer.args)
-    if ops <= {"tuple", "interval"} or ops == {"tuple", "set"}:
+    if ops <= {"tuple", "interval"}:
         return False
     if gold.op in UNORDERED and answer.op in UNORDERED:
         one, two = members(gold), members(answer)

@@ -14,7 +14,8 @@ _UNICODE = {
     "∈": r"\in ", "∅": r"\emptyset ", "°": r"^\circ ", "²": "^2", "³": "^3", "½": r"\frac{1}{2}",
     "⁄": "/", "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}", "′": "'", "’": "'", "，": ",", "（": "(",
     "）": ")", "：": ":", "\u00a0": " ", "\u2009": " ", "\u202f": " ", "θ": r"\theta ",
-    "α": r"\alpha ", "β": r"\beta ", "λ": r"\lambda ", "ℝ": r"\mathbb{R}", "\f": r"\f", "\b": r"\b", "→": r"\to ",
+    "α": r"\alpha ", "β": r"\beta ", "λ": r"\lambda ", "ℝ": r"\mathbb{R}",
+    "\f": r"\f", "\b": r"\b", "→": r"\to ",
 }  # fmt: skip
 _UNICODE_TABLE = str.maketrans(_UNICODE)
 
