@@ -230,11 +230,27 @@ def test_formulas_are_built_not_evaluated() -> None:
         "sin(x=1)",
         "[x]",
         "xyz",
-        "10**1000",
+        "10**10000",
         "2**x**",
     ):
         assert read_formula(text) is None, text
-    assert read_formula("(((9**99)**99)**99)**99") is None
+    for text in ("(((9**99)**99)**99)**99", "((1/3)**99)**99", "((x+1)**99)**99", "2**(1/10**9)"):
+        assert read_formula(text) is None, text
+
+
+def test_hostile_formulas_cost_little() -> None:
+    pytest.importorskip("sympy")
+    row = {"source_dataset": "simple_integration", "integrand": "2*x", "variable": "x"}
+    for text in (
+        "(x + y + z)**100 * (x - y + z)**100",
+        "exp(exp(exp(exp(exp(9)))))*x",
+        "sin(" * 60 + "x" + ")" * 60,
+        "x**2 + " + " + ".join(f"sin(x)**{n}" for n in range(1, 40)),
+        "9**(9**2) * x",
+        "x**2 + y + K",
+        "x**2 + y*x",
+    ):
+        assert reasoning.reasoning_gym(text, {"metadata": row}) == float(text.endswith("y + K"))
 
 
 def _score(task: str, answer: str, *, index: int = 0, partial: bool = False) -> float | None:

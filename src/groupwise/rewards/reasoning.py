@@ -17,7 +17,7 @@ from fractions import Fraction
 from typing import Any
 
 from groupwise.errors import UsageError, suggest
-from groupwise.rewards.algebra import read_formula
+from groupwise.rewards.algebra import read_formula, same_values
 from groupwise.rewards.contract import REWARDS, verifier
 from groupwise.rewards.countdown import solves
 from groupwise.rewards.text import Source, final_answer
@@ -83,7 +83,7 @@ def _n_queens(answer: str, entry: Mapping[str, Any]) -> float:
 
 
 def _integration(answer: str, entry: Mapping[str, Any]) -> float:
-    """1 if the derivative of the answer is the integrand."""
+    """1 if the derivative of the answer has the integrand's values; other letters are constants."""
     import sympy
 
     variable = entry["metadata"]["variable"]
@@ -92,7 +92,14 @@ def _integration(answer: str, entry: Mapping[str, Any]) -> float:
     integrand = read_formula(entry["metadata"]["integrand"], symbols=symbols)
     if said is None or integrand is None:
         return 0.0
-    return float(sympy.simplify(sympy.diff(said, sympy.Symbol(variable)) - integrand) == 0)
+    x = sympy.Symbol(variable)
+    others = sorted(said.free_symbols - {x}, key=str)
+    try:
+        constants = {symbol: sympy.Rational(101 + n, 53) for n, symbol in enumerate(others)}
+        slope = sympy.diff(said.subs(constants), x)
+        return float(same_values(slope, integrand, variable=variable))
+    except (TypeError, ValueError, OverflowError, RecursionError, NotImplementedError):
+        return 0.0
 
 
 def _polynomial_multiplication(answer: str, entry: Mapping[str, Any]) -> float:
