@@ -129,7 +129,7 @@ def _train_pair(
             each.trainer.finish()
     finally:
         for each in prepared.values():
-            each.scorer.close()
+            each.close()
     return magnified
 
 
@@ -139,7 +139,7 @@ def _held_out(prepared: Prepared, split: Split) -> Rendered:
 
 
 def _record(
-    prepared: Prepared, results: Mapping[Split, Measurement], ready: Mapping[Split, Rendered]
+    prepared: Prepared, results: Mapping[str, Measurement], ready: Mapping[str, Rendered]
 ) -> None:
     """Log what was measured on each split, with some answers to look at."""
     trainer = prepared.trainer

@@ -254,11 +254,13 @@ def _of_tokens(batches: Sequence[Batch], updates: Sequence[Update], *, rules: Cl
     logp = joined([update.logp for update in updates])
     old = joined([u.logp if b.old_logp is None else b.old_logp for b, u in pairs])
     exact = entropy(joined([update.entropy for update in updates]), mask)
-    # −logp of sampled tokens estimates the entropy where the learner did not compute it.
-    metrics: Metrics = {"entropy": entropy(-logp, mask) if exact != exact else exact}
     sampler = [b.sampler_logp for b in batches if b.sampler_logp is not None]
+    # −logp of the sampled tokens estimates the entropy where the learner did not compute it; the
+    # sampler's covers the rows that the update left out as well.
+    drawn = joined(sampler) if len(sampler) == len(batches) else logp
+    metrics: Metrics = {"entropy": entropy(-drawn, mask) if exact != exact else exact}
     if len(sampler) == len(batches):
-        metrics.update(sampler_gap(old, joined(sampler), mask))
+        metrics.update(sampler_gap(old, drawn, mask))
     reference = [b.ref_logp for b in batches if b.ref_logp is not None]
     if len(reference) == len(batches):
         metrics["kl"] = divergence(old, joined(reference), mask)["k3"]

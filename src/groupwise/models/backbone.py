@@ -13,8 +13,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
-from transformers import PreTrainedModel
+from torch import Tensor
 
 from groupwise.models.attention import Attend, groupwise_attention, sees, within_window
 
@@ -26,23 +25,27 @@ class Backbone:
     Attributes:
         model: the `transformers` model itself (inside any adapter wrapper).
         decoder: everything below the head.
-        weight, bias: of the head.
         softcap: logits become softcap · tanh(logits / softcap) where it is set (Gemma 2).
     """
 
-    model: PreTrainedModel
-    decoder: nn.Module
+    model: Any
+    decoder: Any
     softcap: float | None
 
     @classmethod
-    def of(cls, model: nn.Module) -> Backbone:
+    def of(cls, model: Any) -> Backbone:
         """Take a causal language model apart, looking through a PEFT wrapper."""
         base: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
         softcap = getattr(base.config, "final_logit_softcapping", None)
         return cls(model=base, decoder=base.get_decoder(), softcap=softcap)
 
     @property
-    def head(self) -> nn.Module:
+    def device(self) -> torch.device:
+        """Where the tokens have to be."""
+        return self.model.get_input_embeddings().weight.device
+
+    @property
+    def head(self) -> Any:
         """The output projection, read at every use: adapters and merges may replace it."""
         return self.model.get_output_embeddings()
 
@@ -89,7 +92,7 @@ class OneRow:
 
 
 @torch.no_grad()
-def unsupported(model: nn.Module, *, tokens: int = 12) -> str | None:
+def unsupported(model: Any, *, tokens: int = 12) -> str | None:
     """Why the group engine cannot run this model, or None where it can.
 
     Runs a few tokens through the model as it is and through its parts, and compares the logits.
@@ -101,7 +104,7 @@ def unsupported(model: nn.Module, *, tokens: int = 12) -> str | None:
     try:
         backbone = Backbone.of(model)
         base = backbone.model
-        device = base.get_input_embeddings().weight.device
+        device = backbone.device
         ids = torch.arange(tokens, device=device) % base.config.get_text_config().vocab_size
         training = base.training
         base.eval()

@@ -163,11 +163,12 @@ def _four_bits(compute: torch.dtype) -> Any:
 
 def make_policy(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Policy:
     """A policy of a model and a tokenizer at hand; checks that they belong together."""
-    config = model.config.get_text_config()
-    if len(tokenizer) > model.get_input_embeddings().weight.shape[0]:
+    config, embeddings = model.config.get_text_config(), model.get_input_embeddings()
+    embedded = len(embeddings.weight)  # pyright: ignore[reportArgumentType]
+    if len(tokenizer) > embedded:
         raise ModelError(
-            f"tokenizer: has {len(tokenizer)} tokens but the model embeds only "
-            f"{model.get_input_embeddings().weight.shape[0]}; they do not belong together."
+            f"tokenizer: has {len(tokenizer)} tokens but the model embeds only {embedded}; "
+            "they do not belong together."
         )
     ends = _end_tokens(model, tokenizer)
     if not ends:
@@ -185,8 +186,8 @@ def _end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> f
     """Every id that ends a completion: chat models list several in their generation config."""
     generation = getattr(model, "generation_config", None)
     listed = getattr(generation, "eos_token_id", None)
-    ids = {tokenizer.eos_token_id, *(listed if isinstance(listed, list | tuple) else [listed])}
-    return frozenset(int(i) for i in ids if i is not None)
+    ids = [tokenizer.eos_token_id, *(listed if isinstance(listed, list | tuple) else [listed])]
+    return frozenset(int(i) for i in ids if isinstance(i, int))
 
 
 def _first_line(error: Exception) -> str:

@@ -9,6 +9,7 @@ log-probabilities are the same as the group engine's.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -149,7 +150,7 @@ class _Stops(StoppingCriteria):
         self.stopped = torch.zeros(0, dtype=torch.bool)
         self.length = torch.zeros(0, dtype=torch.long)
 
-    def __call__(self, input_ids: Int[Tensor, "rows time"], scores: object, **_: object) -> Tensor:
+    def __call__(self, input_ids: Tensor, scores: Any, **_: Any) -> Any:
         tokens = input_ids[:, self.prompt :]
         if not len(self.stopped):
             self.stopped = torch.zeros(len(tokens), dtype=torch.bool, device=tokens.device)

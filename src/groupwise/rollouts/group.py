@@ -130,7 +130,7 @@ class _Rollout:
     ) -> None:
         self.policy, self.sampling, self.version = policy, sampling, version
         self.backbone = Backbone.of(policy.model)
-        self.device = self.backbone.model.get_input_embeddings().weight.device
+        self.device = self.backbone.device
         self.group = max(request.group for request in requests)
         self.max_rows = max(max_rows, self.group)
         for request in requests:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from groupwise.models import Policy
 from groupwise.types import Completion, Sampling
@@ -44,12 +45,11 @@ class Ending:
         return ended
 
 
-def decode_all(tokenizer: object, rows: Sequence[Sequence[int]]) -> list[str]:
+def decode_all(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Sequence[int]]) -> list[str]:
     """Texts with special tokens kept: a tag may be one, and dropping it would make every reward 0
     in silence."""
-    return tokenizer.batch_decode(
-        rows, skip_special_tokens=False, clean_up_tokenization_spaces=False
-    )  # pyright: ignore
+    decode = tokenizer.batch_decode
+    return decode(rows, skip_special_tokens=False, clean_up_tokenization_spaces=False)  # pyright: ignore[reportArgumentType]
 
 
 def completions_of(

@@ -67,7 +67,8 @@ def token_logprobs(
         float32 (float64 for a float64 model); memory linear in the chunk, not in tokens × vocab.
     """
     anchor = head.weight if head.weight.requires_grad else None
-    logp, h = _TokenLogprobs.apply(hidden, anchor, head.bias, target, head, entropy, kept)  # pyright: ignore
+    apply: Any = _TokenLogprobs.apply
+    logp, h = apply(hidden, anchor, head.bias, target, head, entropy, kept)
     return logp, (h if entropy else None)
 
 
@@ -126,7 +127,9 @@ class _TokenLogprobs(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, *grads: Tensor
+    ) -> tuple[Tensor | None, ...]:
         grad, grad_h = grads
         hidden, target, lse, h = ctx.saved_tensors
         head: Head = ctx.head
@@ -154,11 +157,12 @@ class _TokenLogprobs(torch.autograd.Function):
                         1 - (p * (head.temperature / head.softcap)).nan_to_num(neginf=1.0).square()
                     )
                 p.sub_(lse[rows, None]).exp_()
+            extra = None
             if ctx.entropy:
                 extra = (torch.special.entr(p) - p * h[rows, None]) * grad_h[rows, None]
             d = p.mul_(-grad[rows, None])
             d.scatter_add_(1, target[rows, None], grad[rows, None].to(d.dtype))
-            if ctx.entropy:
+            if extra is not None:
                 d += extra
             if slope is not None:
                 d *= slope

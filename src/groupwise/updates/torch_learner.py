@@ -6,6 +6,7 @@ import copy
 import time
 from collections.abc import Mapping
 from contextlib import nullcontext
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +17,7 @@ from torch import Tensor
 from groupwise.errors import RunError, UsageError
 from groupwise.models import Backbone, Policy, groupwise_attention
 from groupwise.types import Batch, Objective, Update, nan_like
-from groupwise.updates.logprobs import Head, token_logprobs
+from groupwise.updates.logprobs import Head, Kept, token_logprobs
 from groupwise.updates.optimizer import MasterOptimizer, OptimizerSettings
 from groupwise.updates.packing import Pack, kept_mask, pack, plan
 
@@ -53,7 +54,7 @@ class TorchLearner:
         self.policy = policy
         self.model = policy.model
         self.backbone = Backbone.of(self.model)
-        self.device = self.backbone.model.get_input_embeddings().weight.device
+        self.device = self.backbone.device
         self.tokens_per_microbatch = tokens_per_microbatch
         self.temperature = temperature or 1.0
         self.skip_inert_rows = skip_inert_rows
@@ -129,8 +130,8 @@ class TorchLearner:
                 logp_all[at] = logp.detach().float().cpu()
                 if h is not None:
                     entropy_all[at] = h.detach().float().cpu()
-                # The graph holds the activations of this microbatch; the next one must not find them
-                # still there.
+                # The graph holds the activations of this microbatch; the next one must not find
+                # them still there.
                 del logp, h, loss, packed
         backward = time.perf_counter()
         norm, rate = self.optimizer.step()
@@ -165,14 +166,15 @@ class TorchLearner:
             softcap=backbone.softcap,
             temperature=self.temperature,
         )
-        kept = None
+        kept: Kept | None = None
         if batch.kept is not None:
-            sets, vocab = [batch.kept[int(r)] for r in packed.rows], projection.weight.shape[0]
+            sets, vocab = [batch.kept[int(r)] for r in packed.rows], len(projection.weight)
 
-            def kept(rows: slice) -> Bool[Tensor, "chunk vocab"]:
-                return kept_mask(sets, packed.row[rows], packed.time[rows], vocab=vocab).to(
-                    self.device
-                )
+            def kept_rows(rows: slice) -> Bool[Tensor, "chunk vocab"]:
+                mask = kept_mask(sets, packed.row[rows], packed.time[rows], vocab=vocab)
+                return mask.to(self.device)
+
+            kept = kept_rows
 
         return token_logprobs(
             hidden.index_select(0, packed.source), packed.target, head, entropy=entropy, kept=kept
@@ -243,9 +245,9 @@ def _on(batch: Batch, device: torch.device) -> Batch:
     """The batch's tensors on a device."""
     if device.type == "cpu":
         return batch
-    moved = {
+    moved: dict[str, Any] = {
         name: value.to(device) if isinstance(value, Tensor) else value
-        for name, value in ((f, getattr(batch, f)) for f in batch.__dataclass_fields__)
+        for name, value in ((f.name, getattr(batch, f.name)) for f in fields(batch))
     }
     moved["columns"] = {k: v.to(device) for k, v in batch.columns.items()}
     return Batch(**moved)
