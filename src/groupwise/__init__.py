@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from groupwise.algorithms import ALGORITHMS
     from groupwise.filters import FILTERS
     from groupwise.losses import CORRECTIONS, DIVERGENCES, RATIOS, SURROGATES, WEIGHTINGS
+    from groupwise.run import train
 
 __version__ = "0.1.0"
 
@@ -22,6 +23,7 @@ __all__ = [
     "RATIOS",
     "SURROGATES",
     "WEIGHTINGS",
+    "train",
 ]
 
 # Imported on first use, so that `import groupwise` stays quick.
@@ -34,6 +36,7 @@ _HOME = {
     "RATIOS": "groupwise.losses",
     "SURROGATES": "groupwise.losses",
     "WEIGHTINGS": "groupwise.losses",
+    "train": "groupwise.run",
 }
 
 

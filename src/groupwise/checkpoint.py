@@ -1,9 +1,9 @@
 """Checkpoints that are either whole or not there.
 
 A checkpoint is a folder `step-000010` holding weights (safetensors), state (tensors and plain
-values, loaded without unpickling code) and a manifest with the checksum of every file. It is
-written under another name, flushed to disk and renamed, so a kill at any instant leaves the one
-before it intact; what a kill leaves half-written is never taken for one.
+values, loaded without unpickling code) and a manifest with the checksum of every file and of
+itself. It is written under another name, flushed to disk and renamed, so a kill at any instant
+leaves the one before it intact; what a kill leaves half-written is never taken for one.
 """
 
 from __future__ import annotations
@@ -11,74 +11,154 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import pickle
 import shutil
-from collections.abc import Mapping
-from dataclasses import dataclass
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from groupwise.errors import RunError
 
-FORMAT = 1
-MANIFEST = "manifest.json"
+FORMAT = 2
+MANIFEST, WEIGHTS, STATE = "manifest.json", "weights.safetensors", "state.pt"
+
+_UPGRADES: Mapping[int, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    1: lambda state: {
+        **{key: value for key, value in state.items() if key != "best"},
+        "trainer": {"best": state["best"]},
+    }
+}
+"""From the state of each older format to that of the next one."""
+
+_DAMAGE = (
+    OSError,
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    EOFError,
+    RuntimeError,
+    pickle.UnpicklingError,
+    SafetensorError,
+)
+"""What reading a damaged or hostile file can raise in the readers of its parts."""
+
+
+class UnknownFormat(RunError):
+    """A checkpoint of a version of groupwise that this one does not know."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """What a run is resumed from."""
+    """What a run is resumed from.
+
+    Attributes:
+        step: batches of rollouts trained on.
+        weights: the parameters that learn, by name.
+        state: tensors and plain values: optimiser, order of prompts, and what else goes on.
+        about: plain values that a resumed run is compared with: settings, versions, threads.
+    """
 
     step: int
     weights: Mapping[str, Tensor]
     state: Mapping[str, Any]
+    about: Mapping[str, Any] = field(default_factory=dict)
 
 
-def save(folder: Path, checkpoint: Checkpoint, *, keep_last: int) -> Path:
-    """Write a checkpoint into `folder` and delete all but the newest `keep_last`.
+@dataclass(frozen=True, kw_only=True)
+class Keep:
+    """Which checkpoints stay: the newest `last`, every multiple of `every` steps, the `best` one,
+    and the one before the first step, if there is one."""
+
+    last: int = 2
+    every: int = 0
+    best: int | None = None
+
+    def __call__(self, steps: Sequence[int]) -> set[int]:
+        """The steps to keep.
+
+        Example:
+            >>> sorted(Keep(last=1, every=10, best=15)([0, 5, 10, 15, 20, 25, 30]))
+            [0, 10, 15, 20, 30]
+        """
+        kept = {step for step in steps if step in (0, self.best)}
+        kept |= {step for step in steps if self.every and step % self.every == 0}
+        return kept | set(sorted(steps)[-self.last :])
+
+
+def save(folder: Path, checkpoint: Checkpoint, *, keep: Keep, logs: Sequence[Path] = ()) -> Path:
+    """Write a checkpoint into `folder` and delete those that need not be kept.
+
+    Args:
+        logs: files that belong to the steps up to here; they are flushed to disk first, so that
+            no checkpoint is ahead of them after a power cut.
 
     Raises:
         RunError: the disk is full or cannot be written; earlier checkpoints are intact.
     """
     final = folder / f"step-{checkpoint.step:06d}"
     draft = folder / f".writing-{checkpoint.step:06d}"
+    old = folder / f".replaced-{checkpoint.step:06d}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(draft, ignore_errors=True)
+        tidy(folder)
         draft.mkdir()
-        weights = {
-            name: tensor.detach().contiguous() for name, tensor in checkpoint.weights.items()
-        }
-        save_file(weights, str(draft / "weights.safetensors"))
-        torch.save(dict(checkpoint.state), draft / "state.pt")
-        files = {path.name: _digest(path) for path in sorted(draft.iterdir())}
-        manifest = {"format": FORMAT, "step": checkpoint.step, "files": files}
-        (draft / MANIFEST).write_text(json.dumps(manifest, indent=2))
-        for path in (*draft.iterdir(), draft):
-            _flush(path)
-        shutil.rmtree(final, ignore_errors=True)
+        for path in logs:
+            if path.exists():
+                _flush(path)
+        _write(draft, checkpoint)
+        if final.exists():
+            final.rename(old)
         draft.rename(final)
         _flush(folder)
-    except OSError as error:
+        shutil.rmtree(old, ignore_errors=True)
+    except (OSError, RuntimeError, SafetensorError) as error:
         shutil.rmtree(draft, ignore_errors=True)
         raise RunError(
             f"checkpoint at step {checkpoint.step}: {folder} could not be written "
-            f"({error.strerror}); "
-            "free some space or choose another output. Earlier checkpoints are intact."
+            f"({getattr(error, 'strerror', None) or _first_line(error)}); free some space or "
+            "choose another output. Earlier checkpoints are intact."
         ) from error
-    for old in _all(folder)[:-keep_last]:
-        shutil.rmtree(old, ignore_errors=True)
+    found = _all(folder)
+    kept = keep([_step(path) for path in found])
+    for path in found:
+        if _step(path) not in kept:
+            shutil.rmtree(path, ignore_errors=True)
     return final
 
 
+def tidy(folder: Path) -> None:
+    """Remove what a kill left half-written; a checkpoint that was being replaced comes back."""
+    for draft in folder.glob(".writing-*"):
+        shutil.rmtree(draft, ignore_errors=True)
+    for old in folder.glob(".replaced-*"):
+        final = folder / f"step-{old.name.removeprefix('.replaced-')}"
+        if final.exists():
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            old.rename(final)
+
+
 def newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
-    """The newest checkpoint that is whole, and a line for each newer one that had to be skipped."""
+    """The newest checkpoint that is whole, and a line for each newer one that had to be skipped.
+
+    Raises:
+        UnknownFormat: the newest one may be whole, but this version cannot read it; going back to
+            an older one, or starting again, would throw away what it holds.
+    """
     skipped = []
     for path in reversed(_all(folder)):
         try:
             return load(path), skipped
+        except UnknownFormat:
+            raise
         except RunError as error:
             skipped.append(str(error))
     return None, skipped
@@ -91,26 +171,149 @@ def load(path: Path) -> Checkpoint:
         RunError: it is damaged, incomplete, or of a format this version does not know.
     """
     try:
-        manifest = json.loads((path / MANIFEST).read_text())
-        if manifest["format"] != FORMAT:
-            raise RunError(
-                f"{path}: has checkpoint format {manifest['format']}, this version of groupwise "
-                f"reads {FORMAT}; "
-                "resume with the version that wrote it."
+        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        version = manifest["format"]
+        if version not in (FORMAT, *_UPGRADES):
+            raise UnknownFormat(
+                f"{path}: has checkpoint format {version!r}, this version of groupwise reads "
+                f"{', '.join(map(str, (*_UPGRADES, FORMAT)))}; resume with the version that "
+                "wrote it."
             )
-        for name, digest in manifest["files"].items():
-            if _digest(path / name) != digest:
+        if version > 1 and manifest.pop("checksum") != _checksum(manifest):
+            raise RunError(f"{path}: {MANIFEST} is damaged (its checksum differs).")
+        for name in (WEIGHTS, STATE):
+            if _digest(path / name) != manifest["files"][name]:
                 raise RunError(f"{path}: {name} is damaged (its checksum differs).")
-        weights = load_file(str(path / "weights.safetensors"))
-        state = torch.load(path / "state.pt", weights_only=True, map_location="cpu")
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RunError(f"{path}: is incomplete ({error}).") from error
-    return Checkpoint(step=int(manifest["step"]), weights=weights, state=state)
+        weights = load_file(str(path / WEIGHTS))
+        state = torch.load(path / STATE, weights_only=True, map_location="cpu")
+        for older in range(version, FORMAT):
+            state = _UPGRADES[older](state)
+        step, about = int(manifest["step"]), dict(manifest.get("about", {}))
+        if step != _step(path) or not isinstance(state, dict):
+            raise RunError(f"{path}: holds step {step} or a state that is not one.")
+    except _DAMAGE as error:
+        raise RunError(f"{path}: is incomplete ({_first_line(error)}).") from error
+    return Checkpoint(step=step, weights=weights, state=state, about=about)
+
+
+class Writer:
+    """Writes checkpoints in a thread of its own; the next one waits for the one before.
+
+    Args:
+        folder: of the checkpoints.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._thread: threading.Thread | None = None
+        self._error: RunError | None = None
+
+    def write(self, checkpoint: Checkpoint, *, keep: Keep, logs: Sequence[Path] = ()) -> None:
+        """Take a copy of a checkpoint and start to write it.
+
+        Raises:
+            RunError: the one before could not be written.
+        """
+        self.wait()
+        frozen = Checkpoint(
+            step=checkpoint.step,
+            weights=_copied(checkpoint.weights),
+            state=_copied(checkpoint.state),
+            about=checkpoint.about,
+        )
+        self._thread = threading.Thread(
+            target=self._work, args=(frozen, keep, tuple(logs)), name="checkpoint"
+        )
+        self._thread.start()
+
+    def _work(self, checkpoint: Checkpoint, keep: Keep, logs: tuple[Path, ...]) -> None:
+        try:
+            save(self.folder, checkpoint, keep=keep, logs=logs)
+        except RunError as error:
+            self._error = error
+        except Exception as error:
+            self._error = RunError(f"checkpoint at step {checkpoint.step}: {error}")
+
+    def wait(self) -> None:
+        """Until the checkpoint in hand is on disk.
+
+        Raises:
+            RunError: it could not be written.
+        """
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+
+def replace_folder(final: Path, write: Callable[[str], None]) -> None:
+    """Make a folder anew: `write` fills another one, which then takes its place.
+
+    Raises:
+        RunError: the disk is full or cannot be written; what was there before is intact.
+    """
+    draft, old = final.with_name(f".{final.name}.new"), final.with_name(f".{final.name}.old")
+    try:
+        for leftover in (draft, old):
+            shutil.rmtree(leftover, ignore_errors=True)
+        draft.mkdir(parents=True)
+        write(str(draft))
+        for path in (*draft.iterdir(), draft):
+            _flush(path)
+        if final.exists():
+            final.rename(old)
+        draft.rename(final)
+        shutil.rmtree(old, ignore_errors=True)
+    except (OSError, RuntimeError, SafetensorError) as error:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise RunError(
+            f"{final}: could not be written "
+            f"({getattr(error, 'strerror', None) or _first_line(error)}); free some space and go "
+            "on with --resume."
+        ) from error
+
+
+def _write(draft: Path, checkpoint: Checkpoint) -> None:
+    weights = {name: tensor.detach().contiguous() for name, tensor in checkpoint.weights.items()}
+    save_file(weights, str(draft / WEIGHTS))
+    torch.save(dict(checkpoint.state), draft / STATE)
+    manifest = {
+        "format": FORMAT,
+        "step": checkpoint.step,
+        "files": {name: _digest(draft / name) for name in (WEIGHTS, STATE)},
+        "about": dict(checkpoint.about),
+    }
+    manifest["checksum"] = _checksum(manifest)
+    (draft / MANIFEST).write_text(json.dumps(manifest, indent=2), encoding="utf-8")
+    for path in (*draft.iterdir(), draft):
+        _flush(path)
+
+
+def _copied(value: Any) -> Any:
+    """The same values in memory that training does not touch."""
+    if isinstance(value, Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, Mapping):
+        return {key: _copied(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_copied(inner) for inner in value)
+    return value
 
 
 def _all(folder: Path) -> list[Path]:
     """Checkpoint folders, oldest first."""
-    return sorted(folder.glob("step-*")) if folder.exists() else []
+    found = [path for path in folder.glob("step-*") if path.name[5:].isdecimal()]
+    return sorted(found, key=_step)
+
+
+def _step(path: Path) -> int:
+    return int(path.name.removeprefix("step-"))
+
+
+def _checksum(manifest: Mapping[str, Any]) -> str:
+    return hashlib.blake2b(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
 def _digest(path: Path) -> str:
@@ -125,3 +328,7 @@ def _flush(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

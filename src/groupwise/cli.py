@@ -138,6 +138,12 @@ def train(
             help="Go on from the newest checkpoint in this run directory; start where it has none.",
         ),
     ] = None,
+    allow_changes: Annotated[
+        bool,
+        typer.Option(
+            "--allow-changes", help="Resume although settings that change the mathematics differ."
+        ),
+    ] = False,
 ) -> None:
     """Train a model by a recipe."""
     from groupwise.config import load
@@ -146,7 +152,7 @@ def train(
     given = list(overrides or [])
     if resume is not None:
         given.append(f"output={json.dumps(resume)}")
-    run = train_config(load(recipe, given), resume=resume is not None)
+    run = train_config(load(recipe, given), resume=resume is not None, allow_changes=allow_changes)
     print(f"model   {run.folder / 'final'}")
     print(f"report  groupwise report {run.folder}")
     print(f"chat    groupwise chat {run.folder / 'final'}")

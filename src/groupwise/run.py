@@ -2,38 +2,43 @@
 
 from __future__ import annotations
 
-import json
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from groupwise import checkpoint
-from groupwise.algorithms import bind
-from groupwise.checkpoint import Checkpoint
+from groupwise import resuming
+from groupwise.alarms import Alarms
+from groupwise.algorithms import Rules, bind
 from groupwise.config import Config, build
-from groupwise.errors import UsageError
+from groupwise.errors import RunError, UsageError
 from groupwise.evaluation.measure import Measurement, measure
-from groupwise.execution import connect
-from groupwise.logs import Progress, RunLog, make_trackers, show_progress
+from groupwise.execution import Connected, best_device, connect, load_configured
+from groupwise.guards import Guard
+from groupwise.journal import Journal
+from groupwise.keeping import Keeper
+from groupwise.lock import RunLock
+from groupwise.logs import Progress, RunLog, make_trackers, read_lines, show_progress
 from groupwise.models import Policy, make_policy
 from groupwise.prompts.sources import GENERATORS, load_prompts
 from groupwise.prompts.templates import Rendered, check_round_trip, render_all
 from groupwise.rewards import (
     REWARDS,
-    RewardPart,
     Scorer,
     build_scorer,
     dropped_tags,
     from_functions,
 )
-from groupwise.source import RolloutSource
+from groupwise.source import RolloutSource, Watch
 from groupwise.stages.warmup import warm_up
 from groupwise.trainer import Trainer, TrainerSettings
 from groupwise.types import Engine, Metrics, Prompt
+from groupwise.watchdog import Watchdog
 
 Reward = str | Callable[..., Any]
 
@@ -46,16 +51,23 @@ class Run:
         config: every setting.
         folder: the run directory.
         model, tokenizer: what was trained.
-        metrics: one row per step.
-        evaluations: one row per evaluation on held-out prompts.
     """
 
     config: Config
     folder: Path
     model: Any
     tokenizer: PreTrainedTokenizerBase
-    metrics: Sequence[Metrics]
-    evaluations: Sequence[Mapping[str, Any]]
+
+    @property
+    def metrics(self) -> list[Metrics]:
+        """One row per step, read from the run directory."""
+        return list(read_lines(self.folder / "metrics.jsonl"))
+
+    @property
+    def evaluations(self) -> list[dict[str, Any]]:
+        """One row per evaluation on held-out prompts, read from the run directory."""
+        path = self.folder / "evaluations.jsonl"
+        return list(read_lines(path)) if path.exists() else []
 
     def report(self) -> Path:
         """Write the report of the run, one self-contained HTML file, and return its path."""
@@ -73,6 +85,14 @@ class Prepared:
     engine: Engine
     scorer: Scorer
     trainer: Trainer
+    watchdog: Watchdog
+    lock: RunLock
+
+    def close(self) -> None:
+        """End workers and threads, and let others have the run directory."""
+        self.scorer.close()
+        self.watchdog.close()
+        self.lock.close()
 
     def measure(self, ready: Rendered) -> Measurement:
         """Greedy and sampled answers of the model as it stands."""
@@ -96,6 +116,7 @@ def train(
     tokenizer: PreTrainedTokenizerBase | None = None,
     eval_prompts: Any = None,
     resume: bool = False,
+    allow_changes: bool = False,
     progress: Progress | None = None,
     **settings: Any,
 ) -> Run:
@@ -113,6 +134,7 @@ def train(
         eval_prompts: held-out prompts; without them only generators and hub data, which have a
             held-out split, are evaluated on.
         resume: go on from the newest checkpoint in `output`; start where there is none.
+        allow_changes: resume although settings have changed that change the mathematics.
         progress: shows the run; None shows it on standard error.
         settings: everything else as in a recipe: `group_size=8, sampling={"max_tokens": 64}`.
 
@@ -146,6 +168,7 @@ def train(
         prompts=None if from_data else _prompts(config, prompts),
         eval_prompts=[] if held_out is None and not from_data else held_out,
         resume=resume,
+        allow_changes=allow_changes,
         progress=progress,
     )
 
@@ -158,6 +181,7 @@ def train_config(
     prompts: Sequence[Prompt] | None = None,
     eval_prompts: Sequence[Prompt] | None = None,
     resume: bool = False,
+    allow_changes: bool = False,
     progress: Progress | None = None,
 ) -> Run:
     """Run a configuration to its end and write `final/` and the report.
@@ -165,24 +189,27 @@ def train_config(
     Args:
         policy, functions, prompts, eval_prompts: in place of what the configuration names.
         resume: go on from the newest whole checkpoint of the run directory, or start.
+        allow_changes: resume although settings have changed that change the mathematics.
         progress: shows the run; None shows it on standard error.
     """
     showing = progress or show_progress({config.algorithm.name: config.steps})
     try:
-        prepared = prepare(
-            config,
-            policy=policy,
-            functions=functions,
-            prompts=prompts,
-            eval_prompts=eval_prompts,
-            resume=resume,
-            progress=showing,
-        )
-        try:
-            prepared.trainer.run()
-            prepared.trainer.finish()
-        finally:
-            prepared.scorer.close()
+        with _memory_named():
+            prepared = prepare(
+                config,
+                policy=policy,
+                functions=functions,
+                prompts=prompts,
+                eval_prompts=eval_prompts,
+                resume=resume,
+                allow_changes=allow_changes,
+                progress=showing,
+            )
+            try:
+                prepared.trainer.run()
+                prepared.trainer.finish()
+            finally:
+                prepared.close()
     finally:
         if progress is None:
             showing.close()
@@ -191,11 +218,25 @@ def train_config(
         folder=Path(config.output),
         model=prepared.policy.model,
         tokenizer=prepared.policy.tokenizer,
-        metrics=prepared.trainer.metrics,
-        evaluations=prepared.trainer.evaluations,
     )
     run.report()
     return run
+
+
+@contextmanager
+def _memory_named() -> Iterator[None]:
+    """Running out of memory in words, whichever library found out."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        said = str(error)
+        if isinstance(error, MemoryError | torch.OutOfMemoryError) or "alloc" in said.lower():
+            raise RunError(
+                f"out of memory ({(said.strip().splitlines() or ['no message'])[0]}); lower "
+                "update.tokens_per_microbatch, engine.max_rows or sampling.max_tokens, or set "
+                "update.gradient_checkpointing = true. Go on with --resume."
+            ) from error
+        raise
 
 
 def prepare(
@@ -208,67 +249,133 @@ def prepare(
     prompts: Sequence[Prompt] | None = None,
     eval_prompts: Sequence[Prompt] | None = None,
     resume: bool = False,
+    allow_changes: bool = False,
 ) -> Prepared:
     """Load, check and connect everything a run needs; nothing is trained yet but a warm-up.
 
     Args:
         name: of the run in the progress; the algorithm's by default. For the others see
             `train_config`.
+
+    Raises:
+        UsageError: a setting, a file or the run directory cannot be used; nothing was started.
     """
-    name = name or config.algorithm.name
-    saved = _newest(config, progress) if resume else None
-    rules = bind(config.algorithm.name, config.algorithm.overrides())
-    scorer = make_scorer(config, functions)
-    connected = connect(config, rules, policy=policy)
-    train_on = rendered(config, connected.policy, prompts or load_train(config))
-    held_out = load_eval(config) if eval_prompts is None else eval_prompts
-    measure_on = None
-    if held_out:
-        measure_on = rendered(config, connected.policy, held_out[: config.evaluation.prompts])
-    if config.warmup is not None and saved is None:
-        warm_up(config, connected.policy, progress=progress)
-    settings = json.loads(config.to_json())
-    log = RunLog(
-        config.output,
-        settings=settings,
-        resume_at=(0 if saved is None else saved.step) if resume else None,
-    )
-    trainer = Trainer(
-        settings=_settings(config),
-        source=RolloutSource(
-            train_on.prompts,
-            train_on.tokens,
+    with ExitStack() as undo:
+        scorer = undo.enter_context(make_scorer(config, functions))
+        lock = undo.enter_context(closing(RunLock(config.output)))
+        found = resuming.Resumed()
+        if resume:
+            found = resuming.find(config, allow_changes=allow_changes, say=progress.say)
+        rules = bind(config.algorithm.name, config.algorithm.overrides())
+        policy = _started(config, policy, found, progress=progress)
+        connected = connect(config, rules, policy=policy)
+        train_on = rendered(config, policy, prompts or load_train(config))
+        measure_on = _held_out(config, policy, eval_prompts)
+        if train_on.dropped:
+            progress.say(f"{train_on.dropped} prompts are too long and were left out")
+        log = RunLog(
+            config.output,
+            settings=resuming.plain(config),
+            resume_at=found.step if resume else None,
+        )
+        watchdog = Watchdog(
+            log.folder,
+            limit_s=60 * config.watchdog.limit_minutes,
+            stop=config.watchdog.stop,
+            say=progress.say,
+        )
+        undo.callback(watchdog.close)
+        trainer = _trainer(
+            config, rules, connected, train_on, scorer=scorer, log=log, watch=watchdog.waiting
+        )
+        trainer.progress, trainer.name = progress, name or config.algorithm.name
+        prepared = Prepared(
+            config=config,
+            policy=policy,
             engine=connected.engine,
             scorer=scorer,
-            keep=rules.filter,
-            group=config.group_size,
-            sampling=config.sampling.to_sampling(),
-            seed=config.seed,
-            max_draws=config.algorithm.max_draws,
-        ),
+            trainer=trainer,
+            watchdog=watchdog,
+            lock=lock,
+        )
+        if measure_on is not None:
+            trainer.evaluate = lambda step: evaluation_row(prepared.measure(measure_on))
+        if found.saved is not None:
+            trainer.restore(found.saved)
+            progress.say(f"resumed at step {found.step}")
+        elif config.warmup is not None or config.guards.spike is not None:
+            trainer.save(wait=True)
+        undo.pop_all()
+        return prepared
+
+
+def _trainer(
+    config: Config,
+    rules: Rules,
+    connected: Connected,
+    ready: Rendered,
+    *,
+    scorer: Scorer,
+    log: RunLog,
+    watch: Watch,
+) -> Trainer:
+    """The trainer with its source, its checkpoints and whoever listens."""
+    journal = Journal(log.folder / "journal")
+    source = RolloutSource(
+        ready.prompts,
+        ready.tokens,
+        engine=connected.engine,
+        scorer=scorer,
+        keep=rules.filter,
+        group=config.group_size,
+        sampling=config.sampling.to_sampling(),
+        seed=config.seed,
+        max_draws=config.algorithm.max_draws,
+        journal=journal,
+        watch=watch,
+    )
+    return Trainer(
+        settings=_settings(config),
+        source=source,
         engine=connected.engine,
         learner=connected.learner,
         rules=rules,
         log=log,
-        progress=progress,
-        trackers=make_trackers(config.logging.trackers, log.folder, settings),
-        name=name,
+        keeper=Keeper(log, settings=config.checkpoint, journal=journal, watch=watch),
+        trackers=make_trackers(config.logging.trackers, log.folder, resuming.plain(config)),
+        alarms=Alarms(thresholds=config.alarms),
+        guard=Guard(settings=config.guards),
+        watch=watch,
+        about=resuming.about(config),
     )
-    prepared = Prepared(
-        config=config,
-        policy=connected.policy,
-        engine=connected.engine,
-        scorer=scorer,
-        trainer=trainer,
-    )
-    if measure_on is not None:
-        trainer.evaluate = lambda step: evaluation_row(prepared.measure(measure_on))
-    if train_on.dropped:
-        progress.say(f"{train_on.dropped} prompts are too long and were left out")
-    if saved is not None:
-        trainer.restore(saved)
-        progress.say(f"resumed at step {saved.step}")
-    return prepared
+
+
+def _held_out(config: Config, policy: Policy, prompts: Sequence[Prompt] | None) -> Rendered | None:
+    """What a run is evaluated on, if on anything."""
+    found = (load_eval(config) if prompts is None else prompts)[: config.evaluation.prompts]
+    return rendered(config, policy, found) if found else None
+
+
+def _started(
+    config: Config, policy: Policy | None, found: resuming.Resumed, *, progress: Progress
+) -> Policy:
+    """The policy as it was before the first step: a reference model is a copy of this one."""
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    if policy is None:
+        with torch.random.fork_rng():
+            torch.manual_seed(config.seed)  # an adapter begins with random numbers
+            policy = load_configured(config)
+    if config.model.quantization is None:
+        policy.model.to(best_device())
+    if found.start is not None:
+        own = dict(policy.model.named_parameters())
+        with torch.no_grad():
+            for name, weight in found.start.weights.items():
+                own[name].copy_(weight)
+    elif config.warmup is not None:
+        warm_up(config, policy, progress=progress)
+    return policy
 
 
 def evaluation_row(result: Measurement, *, split: str = "held_out") -> dict[str, Any]:
@@ -346,16 +453,7 @@ def make_scorer(config: Config, functions: Sequence[Reward] = ()) -> Scorer:
             "rewards = []: a run needs at least one; add a section [[rewards]] with a name. "
             f"Known: {', '.join(REWARDS.names())}."
         )
-    parts = [RewardPart(name=p.name, weight=p.weight, settings=p.settings) for p in config.rewards]
-    return build_scorer(parts, **limits)
-
-
-def _newest(config: Config, progress: Progress) -> Checkpoint | None:
-    """The newest whole checkpoint of the run directory; says which were skipped and why."""
-    saved, skipped = checkpoint.newest(Path(config.output) / "checkpoints")
-    for line in skipped:
-        progress.say(f"skipped {line}")
-    return saved
+    return build_scorer(config.rewards, combine=config.combine, **limits)
 
 
 def _prompts(
@@ -384,9 +482,6 @@ def _settings(config: Config) -> TrainerSettings:
         seed=config.seed,
         epochs=config.update.epochs,
         minibatches=config.update.minibatches,
-        checkpoint_every_steps=config.checkpoint.every_steps,
-        checkpoint_every_minutes=config.checkpoint.every_minutes,
-        keep_last=config.checkpoint.keep_last,
         evaluate_every_steps=config.evaluation.every_steps,
         keep_best=config.evaluation.keep_best,
         rollouts_every=config.logging.rollouts_every,

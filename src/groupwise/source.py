@@ -6,8 +6,11 @@ and another prompt drawn, until the batch is full or the stated number of rounds
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,11 +18,21 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from groupwise.errors import RunError
+from groupwise.journal import Journal
 from groupwise.prompts.order import PromptOrder
 from groupwise.rewards import Scorer
 from groupwise.types import Engine, Group, Prompt, Request, Sampling, ScoredGroups, Scores
+from groupwise.watchdog import Beat
 
 Filter = Callable[[Mapping[str, Any]], Bool[Tensor, "prompt group"]]
+
+Watch = Callable[[str], AbstractContextManager[Beat]]
+"""From the name of a wait to what watches it."""
+
+
+def unwatched(name: str) -> AbstractContextManager[Beat]:
+    """A wait that may take for ever."""
+    return nullcontext(lambda: None)
 
 
 class RolloutSource:
@@ -34,6 +47,8 @@ class RolloutSource:
         sampling: how they are drawn.
         seed: of the order of prompts and of every random stream.
         max_draws: rounds of drawing before a batch goes on unfilled.
+        journal: remembers verdicts for a run that is resumed; None judges everything anew.
+        watch: watches each wait for rollouts and for rewards.
     """
 
     def __init__(
@@ -48,10 +63,13 @@ class RolloutSource:
         sampling: Sampling,
         seed: int,
         max_draws: int = 10,
+        journal: Journal | None = None,
+        watch: Watch = unwatched,
     ) -> None:
         self.prompts, self.tokens = prompts, tokens
         self.engine, self.scorer, self.keep = engine, scorer, keep
         self.group, self.sampling, self.seed, self.max_draws = group, sampling, seed, max_draws
+        self.journal, self.watch = journal, watch
         self.order = PromptOrder(len(prompts), seed=seed)
 
     def take(self, count: int, *, step: int) -> ScoredGroups:
@@ -108,22 +126,63 @@ class RolloutSource:
             )
             for place, i in enumerate(drawn)
         ]
-        groups: list[Group | None] = [None] * count
-        tickets: list[Any] = [None] * count
-        for group in self.engine.generate(requests, self.sampling):
-            place = group.stream[-1]
-            groups[place], tickets[place] = group, self.scorer.submit(group)
+        groups: dict[int, Group] = {}
+        tickets: dict[int, Any] = {}
+        recalled: dict[int, Scores] = {}
+        with self.watch(f"rollouts of {count} prompts") as beat:
+            for group in self.engine.generate(requests, self.sampling):
+                beat()
+                place, group = group.stream[-1], _sound(group)
+                groups[place] = group
+                known = self.journal.recall(group) if self.journal else None
+                if known is None:
+                    tickets[place] = self.scorer.submit(group)
+                else:
+                    recalled[place] = known
         written = time.perf_counter()
-        scores = self.scorer.gather(tickets)
+        made = [groups[place] for place in range(count)]
+        with self.watch(f"rewards of {len(tickets)} prompts"):
+            scores = self._judged(made, tickets, recalled)
         seconds["rollout"] += written - start
         seconds["reward"] += time.perf_counter() - written
-        return [group for group in groups if group is not None], scores
+        return made, scores
+
+    def _judged(
+        self, groups: Sequence[Group], tickets: Mapping[int, Any], recalled: Mapping[int, Scores]
+    ) -> Scores:
+        """The verdicts that were asked for now, noted in the journal, among those remembered."""
+        asked = sorted(tickets)
+        fresh = self.scorer.gather([tickets[place] for place in asked])
+        if self.journal is not None:
+            self.journal.keep([groups[place] for place in asked], fresh)
+        if not recalled:
+            return fresh
+        rows = {place: _rows(fresh, [row]) for row, place in enumerate(asked)}
+        rows = {place: replace(one, errors=()) for place, one in rows.items()} | dict(recalled)
+        joined = _joined([rows[place] for place in range(len(groups))])
+        return replace(joined, errors=(*fresh.errors, *joined.errors))
 
     def state(self) -> dict[str, Any]:
+        """What `restore` needs to draw the same prompts from here on."""
         return {"order": self.order.state()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state."""
         self.order.restore(state["order"])
+
+
+def _sound(group: Group) -> Group:
+    """The group with completions whose probabilities are not finite marked as failed: the model
+    was broken when it wrote them, and nothing may be learnt from them."""
+    if all(math.isfinite(sum(c.logprobs)) for c in group.completions):
+        return group
+    completions = tuple(
+        c
+        if math.isfinite(sum(c.logprobs))
+        else replace(c, finish="error", logprobs=[0.0] * len(c.tokens))
+        for c in group.completions
+    )
+    return replace(group, completions=completions)
 
 
 def _evidence(groups: Sequence[Group], scores: Scores) -> dict[str, Any]:

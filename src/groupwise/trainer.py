@@ -7,29 +7,29 @@ belongs to whoever built the engine and the learner.
 
 from __future__ import annotations
 
-import resource
-import signal
-import threading
+import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from groupwise import checkpoint
+from groupwise.alarms import Alarm, Alarms, observations, watch_movement
 from groupwise.algorithms import Rules
-from groupwise.checkpoint import Checkpoint
+from groupwise.checkpoint import Checkpoint, replace_folder
+from groupwise.costs import costs
 from groupwise.diagnostics import diagnose
 from groupwise.errors import RunError
+from groupwise.guards import Guard, skipped, suspects
+from groupwise.interrupts import requests
+from groupwise.keeping import Keeper
 from groupwise.logs import Progress, RunLog, Tracker
 from groupwise.rewards import alarm
-from groupwise.source import RolloutSource
+from groupwise.source import RolloutSource, Watch, unwatched
 from groupwise.types import Batch, Engine, Metrics, ScoredGroups, Update
 from groupwise.updates import TorchLearner, assemble, sequences
 
@@ -47,9 +47,6 @@ class TrainerSettings:
     seed: int = 0
     epochs: int = 1
     minibatches: int = 1
-    checkpoint_every_steps: int = 0
-    checkpoint_every_minutes: float | None = None
-    keep_last: int = 2
     evaluate_every_steps: int = 0
     keep_best: bool = True
     rollouts_every: int = 10
@@ -62,9 +59,12 @@ class Trainer:
     Attributes:
         source, engine, learner: who makes scored groups, rollouts and updates.
         rules: the algorithm, bound to its settings.
-        log: the run directory; None keeps nothing on disk (and so writes no checkpoints).
+        log: the run directory; None keeps nothing on disk.
+        keeper: of its checkpoints; None writes none.
         evaluate: measures the model on held-out prompts; None where there are none.
-        metrics: one row per step, as logged.
+        alarms, guard: what is said, and what is done, about steps that look or go wrong.
+        watch: watches every wait.
+        about: plain values that go into every checkpoint: settings, versions, threads.
     """
 
     settings: TrainerSettings
@@ -73,21 +73,27 @@ class Trainer:
     learner: TorchLearner
     rules: Rules
     log: RunLog | None = None
+    keeper: Keeper | None = None
     progress: Progress | None = None
     trackers: Sequence[Tracker] = ()
     evaluate: Evaluate | None = None
+    alarms: Alarms = field(default_factory=Alarms)
+    guard: Guard = field(default_factory=Guard)
+    watch: Watch = unwatched
+    about: Mapping[str, Any] = field(default_factory=dict)
     name: str = "run"
     done: int = 0
-    best: float = float("-inf")
-    metrics: list[Metrics] = field(default_factory=list)
-    evaluations: list[dict[str, Any]] = field(default_factory=list)
+    best: float = -math.inf
+    best_step: int | None = None
+    moved: bool = False
     history: list[Any] = field(default_factory=list)
 
     def step(self) -> tuple[ScoredGroups, Float[Tensor, "prompt group *time"], Metrics]:
         """One batch of rollouts and what it teaches."""
         settings, start = self.settings, time.perf_counter()
         scored = self.source.take(settings.prompts_per_step, step=self.done)
-        batch = self._annotated(sequences(scored))
+        with self.watch("log-probabilities"):
+            batch = self._annotated(sequences(scored))
         advantages = self.rules.advantage(_evidence(scored, batch))
         batches = assemble(
             batch,
@@ -97,17 +103,30 @@ class Trainer:
             epochs=settings.epochs,
             seed=(settings.seed, self.done),
         )
-        updates = [self.learner.update(each, self.rules.objective) for each in batches]
+        still = None if self.moved else watch_movement(self.learner.optimizer.masters)
+        with self.watch("the update") as beat:
+            updates = [self._update(each, beat) for each in batches]
         self.engine.load(self.learner.weights(), version=updates[-1].version)
         metrics = diagnose(scored, advantages, batches, updates, rules=self.rules)
-        return scored, advantages, {**metrics, **_costs(scored, updates, start=start)}
+        metrics |= {**observations(scored), "skipped_updates": skipped(updates)}
+        if still is not None and metrics["grad_norm"] > 0 and updates[-1].learning_rate > 0:
+            self.moved, metrics["still_share"] = True, still()
+        if metrics["skipped_updates"] and self.log is not None:
+            self.log.suspects(self.done + 1, suspects(scored, batches, updates))
+        return scored, advantages, {**metrics, **costs(scored, updates, start=start)}
+
+    def _update(self, batch: Batch, beat: Callable[[], None]) -> Update:
+        beat()
+        with torch.random.fork_rng():
+            # What an adapter's dropout draws depends on the seed and the step alone.
+            torch.manual_seed(self.settings.seed * 1_000_003 + self.learner.version)
+            return self.learner.update(batch, self.rules.objective)
 
     def _annotated(self, batch: Batch) -> Batch:
         """The batch with the log-probabilities that the algorithm needs beyond the current ones.
 
         With a single optimiser step the update begins where the sampler stood, so `old_logp` stays
-            None: the learner
-        takes its own log-probabilities, detached, and every ratio is exactly 1.
+        None: the learner takes its own log-probabilities, detached, and every ratio is exactly 1.
         """
         if self.settings.epochs * self.settings.minibatches > 1 or self.rules.kl_in_reward:
             batch = replace(batch, old_logp=self.learner.logprobs(batch))
@@ -115,33 +134,33 @@ class Trainer:
             batch = replace(batch, ref_logp=self.learner.logprobs(batch, reference=True))
         return batch
 
-    def run(self) -> list[Metrics]:
-        """Train until the last step; on an interrupt a checkpoint is written first.
+    def run(self) -> None:
+        """Train until the last step; whatever ends it before, a checkpoint is written first.
 
         Raises:
             KeyboardInterrupt: after Ctrl-C or SIGTERM, once the step in hand is finished and saved.
-            RunError: the rewards of the first batches say nothing, or updates stay without a finite
-                gradient.
+            RunError: the rewards of the first batches say nothing, updates stay without a finite
+                gradient, a wait took too long, or the disk is full.
         """
-        saved_at, last = self.done, time.monotonic()
-        with _interrupts() as interrupted:
+        with requests() as asked:
             while self.done < self.settings.steps:
-                self.advance()
-                if interrupted.is_set():
+                before = self.done, self.learner.version, self.source.state()
+                try:
+                    self.advance()
+                except BaseException:
+                    self._rescue(*before)
+                    raise
+                if asked.stop.is_set() or self.done == self.settings.steps:
+                    self.save(wait=True)
+                elif self.keeper is not None and self.keeper.due(self.done, asked):
                     self.save()
+                if asked.stop.is_set():
                     raise KeyboardInterrupt
-                if self._due(saved_at, last):
-                    self.save()
-                    saved_at, last = self.done, time.monotonic()
-        if self.done > saved_at:
-            self.save()
-        return self.metrics
 
     def advance(self) -> ScoredGroups:
         """A step with everything that is written down about it."""
         scored, advantages, metrics = self.step()
         self.done += 1
-        self.metrics.append(metrics)
         if self.log is not None:
             self.log.step(self.done, metrics)
             every = self.settings.rollouts_every
@@ -151,62 +170,102 @@ class Trainer:
             tracker.log(self.done, metrics)
         if self.progress is not None:
             self.progress.step(self.name, self.done, metrics)
-        self._check(scored)
+        self._sound(self.alarms.hear(metrics))
+        self._check(scored, metrics)
         every = self.settings.evaluate_every_steps
         if self.evaluate is not None and (
             (every and self.done % every == 0) or self.done == self.settings.steps
         ):
-            self._measure(self.evaluate(self.done))
+            with self.watch("the evaluation"):
+                figures = self.evaluate(self.done)
+            self._measured(figures)
         return scored
 
-    def _measure(self, figures: Mapping[str, Any]) -> None:
+    def _measured(self, figures: Mapping[str, Any]) -> None:
         """Note an evaluation, and keep the model if it is the best so far."""
-        self.evaluations.append({"step": self.done, **figures})
         score = float(figures["score"])
         if self.log is not None:
             self.log.evaluation(self.done, {k: v for k, v in figures.items() if k != "score"})
             if self.settings.keep_best and score > self.best:
-                self.learner.save(str(self.log.folder / "best"))
+                replace_folder(self.log.folder / "best", self.learner.save)
+                self.best_step = self.done
         self.best = max(self.best, score)
+        self._sound(self.alarms.hear_evaluation(score))
 
-    def _check(self, scored: ScoredGroups) -> None:
-        """Stop a run that cannot learn: rewards that say nothing, or gradients that are not
-        finite."""
-        if len(self.history) < 3:
+    def _sound(self, alarms: Sequence[Alarm]) -> None:
+        for each in alarms:
+            if self.log is not None:
+                self.log.alarm(self.done, each.kind.threshold, str(each))
+            self._say(f"step {self.done}: {each}")
+
+    def _say(self, text: str) -> None:
+        if self.progress is not None:
+            self.progress.say(text)
+
+    def _check(self, scored: ScoredGroups, metrics: Metrics) -> None:
+        """Stop a run that cannot learn; roll back from a spike where that is asked for."""
+        if self.done <= 3:
             self.history.append(scored.scores)
             reason = alarm(self.history)
             if reason is not None and len(self.history) == 3:
                 raise RunError(reason)
-        norms = [row["grad_norm"] for row in self.metrics[-3:]]
-        if len(norms) == 3 and not any(torch.isfinite(torch.tensor(norms))):
-            raise RunError(
-                "optimizer: the gradient was not finite in three steps on end, and none of them "
-                "was taken; lower "
-                "optimizer.learning_rate, or use model.dtype = 'float32'."
-            )
+        verdict = self.guard.judge(metrics)
+        if verdict == "stop":
+            raise RunError(self.guard.reason)
+        if verdict == "spike":
+            self._roll_back()
 
-    def _due(self, saved_at: int, last: float) -> bool:
-        every, minutes = (
-            self.settings.checkpoint_every_steps,
-            self.settings.checkpoint_every_minutes,
-        )
-        by_steps = bool(every) and self.done - saved_at >= every
-        return by_steps or (minutes is not None and time.monotonic() - last >= 60 * minutes)
+    def _roll_back(self) -> None:
+        """The learner of the last checkpoint again; the batches since then are left out."""
+        if self.keeper is not None:
+            saved = self.keeper.newest()
+            self._take_over(saved)
+            self._say(f"step {self.done}: gradient spike; the weights of step {saved.step} again")
 
-    def save(self) -> None:
-        """Write a checkpoint of everything the next step depends on."""
-        if self.log is None:
+    def save(self, *, wait: bool = False) -> None:
+        """Write a checkpoint of everything the next step depends on, in the background."""
+        if self.keeper is None:
             return
-        state = {"learner": self.learner.state(), "source": self.source.state(), "best": self.best}
-        saved = Checkpoint(step=self.done, weights=self.learner.trained(), state=state)
-        checkpoint.save(self.log.folder / "checkpoints", saved, keep_last=self.settings.keep_last)
+        trainer = {"best": self.best, "best_step": self.best_step, "moved": self.moved}
+        trainer |= {"alarms": self.alarms.state(), "guard": self.guard.state()}
+        state = {"learner": self.learner.state(), "source": self.source.state(), "trainer": trainer}
+        weights = self.learner.trained()
+        self.keeper.write(
+            Checkpoint(step=self.done, weights=weights, state=state, about=self.about),
+            best=self.best_step,
+        )
+        if wait:
+            self.keeper.wait()
+
+    def _rescue(self, done: int, version: int, source: Mapping[str, Any]) -> None:
+        """Before an error ends the run: a checkpoint, unless an update is half done. Should that
+        fail too, the first error is the one to show."""
+        if self.learner.version == version:
+            self.source.restore(source)
+        elif self.done == done:
+            return
+        try:
+            if self.keeper is not None and self.done > self.keeper.saved:
+                self.save(wait=True)
+        except RunError as error:
+            self._say(str(error))
 
     def restore(self, saved: Checkpoint) -> None:
         """Go on from a checkpoint, as if the run had never stopped."""
+        self._take_over(saved)
+        self.source.restore(saved.state["source"])
+        trainer = saved.state["trainer"]
+        self.best, self.best_step = float(trainer["best"]), trainer.get("best_step")
+        self.moved = bool(trainer.get("moved"))
+        self.alarms.restore(trainer.get("alarms", {}))
+        self.guard.restore(trainer.get("guard", {}))
+        self.done = saved.step
+        if self.keeper is not None:
+            self.keeper.saved = saved.step
+
+    def _take_over(self, saved: Checkpoint) -> None:
         self.learner.set_trained(saved.weights)
         self.learner.restore(saved.state["learner"])
-        self.source.restore(saved.state["source"])
-        self.best, self.done = float(saved.state["best"]), saved.step
         self.engine.load(self.learner.weights(), version=self.learner.version)
 
     def finish(self) -> Path | None:
@@ -214,24 +273,8 @@ class Trainer:
         if self.log is None:
             return None
         final = self.log.folder / "final"
-        self.learner.save(str(final))
+        replace_folder(final, self.learner.save)
         return final
-
-
-def _costs(scored: ScoredGroups, updates: Sequence[Update], *, start: float) -> Metrics:
-    """Seconds of the step as a whole and by stage, and the most memory used so far."""
-    stages = dict(scored.seconds)
-    for update in updates:
-        for stage, seconds in update.seconds.items():
-            stages[stage] = stages.get(stage, 0.0) + seconds
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    if torch.cuda.is_available():
-        peak = torch.cuda.max_memory_allocated() / 2**20
-    return {
-        "seconds": time.perf_counter() - start,
-        **{f"seconds.{stage}": seconds for stage, seconds in stages.items()},
-        "memory_mb": peak,
-    }
 
 
 def _evidence(scored: ScoredGroups, batch: Batch) -> dict[str, Any]:
@@ -250,25 +293,3 @@ def _evidence(scored: ScoredGroups, batch: Batch) -> dict[str, Any]:
         "mask": batch.mask.unflatten(0, shape),
         "kl": kl,
     }
-
-
-@contextmanager
-def _interrupts() -> Iterator[threading.Event]:
-    """Turns Ctrl-C and SIGTERM into a flag that is read between steps; a second one stops at
-    once."""
-    flag = threading.Event()
-
-    def note(number: int, frame: FrameType | None) -> None:
-        if flag.is_set():
-            raise KeyboardInterrupt
-        flag.set()
-
-    if threading.current_thread() is not threading.main_thread():
-        yield flag
-        return
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield flag
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -15,7 +15,7 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 FILE_LINES = 500
 FUNCTION_LINES = 60
 EMPTY_NAMES = {"utils", "util", "helpers", "helper", "misc", "common", "stuff"}
-STATEFUL = {"Trainer", "LayerCache", "GroupCache"}
+STATEFUL = {"Trainer", "LayerCache", "GroupCache", "Alarms", "Guard"}
 """Dataclasses whose fields change, because they are a run, or memory that is written in place."""
 BARE_IGNORE = re.compile(r"#.*?\b(type: ignore(?!\[)|pyright: ignore(?!\[)|noqa(?!: [A-Z]))")
 

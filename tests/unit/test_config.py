@@ -90,7 +90,7 @@ def test_the_last_of_two_equal_settings_wins(recipe: Path) -> None:
     [
         (
             "grop_size=2",
-            "grop_size = 2: no such setting; did you mean group_size? Known: algorithm",
+            "grop_size = 2: no such setting; did you mean group_size? Known: alarms",
         ),
         ("optimizer.lerning_rate=1", "optimizer.lerning_rate = 1: no such setting; did you mean"),
         ("model.adapter.rnk=2", "model.adapter.rnk = 2: no such setting; did you mean rank?"),

@@ -244,10 +244,12 @@ class CheckpointSection(Section):
 
     every_steps: Whole = 0
     """Steps between checkpoints; 0 writes them by time only."""
-    every_minutes: Positive | None = 15.0
+    every_minutes: Positive | None = 5.0
     """Minutes between checkpoints; None writes them by steps only."""
     keep_last: Count = 2
-    """Older checkpoints are deleted."""
+    """Older checkpoints are deleted, but for the best one where `evaluation.keep_best`."""
+    keep_every: Whole = 0
+    """Checkpoints at multiples of so many steps are never deleted; 0 keeps none for that."""
 
 
 class EvaluationSection(Section):
@@ -270,6 +272,58 @@ class LoggingSection(Section):
     """Steps between files of complete rollouts; 0 writes none."""
     trackers: Annotated[tuple[Literal["tensorboard", "wandb"], ...], Field(strict=False)] = ()
     """Experiment trackers that get every metric too (extra `trackers`)."""
+
+
+class AlarmsSection(Section):
+    """Where each alarm sounds; None switches it off. Shares are of 1."""
+
+    patience: Count = 3
+    """Steps on end beyond a threshold before its alarm sounds."""
+    equal_rewards: NonNegative | None = 1e-8
+    """Spread (standard deviation) of all rewards of a step, at or below."""
+    no_signal: Share | None = 0.9
+    """Share of groups whose rewards are all equal, above."""
+    length_growth: Positive | None = 3.0
+    """Mean length over that of the first steps, above."""
+    truncated: Share | None = 0.5
+    """Share of completions that ran out of tokens, above."""
+    entropy: NonNegative | None = 0.02
+    """Nats per token, at or below."""
+    kl: NonNegative | None = 1.0
+    """KL(π‖π_ref) in nats per token, above."""
+    parts_against: Annotated[float, Field(ge=-1, le=1)] | None = -0.5
+    """Correlation of two parts of the reward within groups, at or below."""
+    sampler_gap: NonNegative | None = 0.02
+    """Difference of log-probabilities of learner and sampler in nats per token, above."""
+    still_parameters: Share | None = 0.0
+    """Share of parameters that the first update with a gradient did not move, above."""
+    duplicates: Share | None = 0.8
+    """Share of completions that repeat another one of their group, above."""
+    hacking: NonNegative | None = 0.05
+    """Fall of held-out accuracy while the training reward rises, above."""
+    not_judged: Share | None = 0.1
+    """Share of completions without a verdict, above."""
+
+
+class GuardsSection(Section):
+    """What becomes of steps that go wrong."""
+
+    lost_steps: Count = 3
+    """Stop after so many steps on end without a finite gradient, or without any verdict."""
+    spike: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = None
+    """A gradient norm so many times the usual one rolls back to the last checkpoint, and the
+    batches since then are left out; None never rolls back."""
+    rollbacks: Whole = 3
+    """Stop after so many of them."""
+
+
+class WatchdogSection(Section):
+    """How long a run waits for anything before it says what it waits for."""
+
+    limit_minutes: Positive = 30.0
+    """Minutes without progress; ten times the longest wait so far where that is more."""
+    stop: bool = True
+    """End the run then (its checkpoints stay); False only reports and goes on waiting."""
 
 
 class WarmupSection(Section):
@@ -320,6 +374,9 @@ class Config(Section):
     checkpoint: CheckpointSection = CheckpointSection()
     evaluation: EvaluationSection = EvaluationSection()
     logging: LoggingSection = LoggingSection()
+    alarms: AlarmsSection = AlarmsSection()
+    guards: GuardsSection = GuardsSection()
+    watchdog: WatchdogSection = WatchdogSection()
     warmup: WarmupSection | None = None
 
     @model_validator(mode="after")

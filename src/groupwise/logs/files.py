@@ -13,7 +13,7 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from groupwise.errors import RunError, UsageError
 from groupwise.types import ScoredGroups
 
 PACKAGES = ("groupwise", "torch", "transformers", "tokenizers", "peft", "datasets", "math-verify")
+_SECRET = re.compile("KEY|TOKEN|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 
@@ -36,6 +37,8 @@ class RunLog:
     metrics.jsonl        one line per step
     rollouts/            step-000010.jsonl: one line per group
     evaluations.jsonl    one line per evaluation
+    alarms.jsonl         one line per alarm that sounded
+    suspects/            step-000010.json: completions of a step whose gradient was not finite
 
     Args:
         folder: the run directory; made if it is not there.
@@ -57,14 +60,11 @@ class RunLog:
                 f"output = {str(folder)!r}: holds a run already; go on with it by --resume, "
                 "or choose another folder by --set output=FOLDER."
             )
-        try:
-            (self.folder / "rollouts").mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UsageError(
-                f"output = {str(folder)!r}: cannot be made ({error.strerror})."
-            ) from None
+        _made(self.folder / "rollouts")
         about = {"config": settings, **surroundings()}
-        self._replace(self.folder / "config.json", json.dumps(_plain(about), indent=2) + "\n")
+        self._fresh: set[Path] = set()
+        text = without_secrets(json.dumps(_plain(about), indent=2))
+        self._replace(self.folder / "config.json", text + "\n")
         self._rewind(resume_at or 0)
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -89,19 +89,36 @@ class RunLog:
         path = self.folder / "rollouts" / f"step-{step:06d}.jsonl"
         self._replace(path, "".join(line + "\n" for line in lines))
 
+    def alarm(self, step: int, name: str, text: str) -> None:
+        """Append an alarm that sounded."""
+        self._append("alarms.jsonl", {"step": step, "alarm": name, "text": text})
+
+    def suspects(self, step: int, completions: Sequence[Mapping[str, Any]]) -> None:
+        """Write the completions that a step without a finite gradient is blamed on."""
+        path = self.folder / "suspects" / f"step-{step:06d}.json"
+        _made(path.parent)
+        self._replace(path, json.dumps(_plain(list(completions)), ensure_ascii=False, indent=2))
+
+    def files(self) -> list[Path]:
+        """The files that were written to since the last call."""
+        fresh, self._fresh = sorted(self._fresh), set()
+        return fresh
+
     def _append(self, name: str, values: Mapping[str, Any]) -> None:
         line = json.dumps(_plain(values), ensure_ascii=False) + "\n"
         _write(self.folder / name, line, "a")
+        self._fresh.add(self.folder / name)
 
     def _replace(self, path: Path, text: str) -> None:
         """Write a whole file beside its old version and swap them, so that a kill leaves either."""
         new = path.with_suffix(".new")
         _write(new, text, "w")
         new.replace(path)
+        self._fresh.add(path)
 
     def _rewind(self, step: int) -> None:
         """Drop what was written after a step, so that a resumed run repeats no line."""
-        for name in ("metrics.jsonl", "evaluations.jsonl"):
+        for name in ("metrics.jsonl", "evaluations.jsonl", "alarms.jsonl"):
             path = self.folder / name
             if path.exists():
                 kept = [line for line in read_lines(path) if line["step"] <= step]
@@ -160,6 +177,25 @@ def surroundings() -> dict[str, Any]:
         "commit": _commit(),
         "command": sys.argv,
     }
+
+
+def without_secrets(text: str) -> str:
+    """Text in which no value of the environment that looks like a secret is left.
+
+    What counts is the variable's name: one with KEY, TOKEN, SECRET, PASSWORD or CREDENTIAL in it
+    and a value of at least eight characters is replaced by `<its name>`.
+    """
+    for name, value in os.environ.items():
+        if len(value) >= 8 and _SECRET.search(name):
+            text = text.replace(value, f"<{name}>").replace(json.dumps(value)[1:-1], f"<{name}>")
+    return text
+
+
+def _made(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"output = {str(folder)!r}: cannot be made ({error.strerror}).") from None
 
 
 def _write(path: Path, text: str, mode: str) -> None:

@@ -1,0 +1,334 @@
+"""Alarms in plain words: what looks wrong in training, why it may be, and what to try.
+
+Every alarm is a row: the metric it watches, the setting that is its threshold, causes in order of
+likelihood, and the setting to change. It sounds once when its metric has been beyond the threshold
+for `patience` steps on end, and again only after the metric has come back.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Any
+
+import torch
+
+from groupwise.config.sections import AlarmsSection
+from groupwise.types import Metrics, ScoredGroups
+
+RECENT = 20
+"""Steps that a value is compared with where an alarm is about change."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """A row of the table of alarms.
+
+    Attributes:
+        threshold: name of the setting in the section [alarms], and of the alarm.
+        metric: name of the metric.
+        below: sound below the threshold instead of above it.
+        means: what has happened, in words.
+        causes: three, the likeliest first.
+        attempt: the setting to try.
+        at_once: do not wait for `patience` steps.
+    """
+
+    threshold: str
+    metric: str
+    means: str
+    causes: tuple[str, str, str]
+    attempt: str
+    below: bool = False
+    at_once: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alarm:
+    """One alarm that sounded: which row, at what value and threshold."""
+
+    kind: Kind
+    value: float
+    threshold: float
+
+    def __str__(self) -> str:
+        side = "below" if self.kind.below else "above"
+        causes = "; ".join(f"({n}) {c}" for n, c in enumerate(self.kind.causes, start=1))
+        return (
+            f"alarm {self.kind.threshold}: {self.kind.means} ({self.kind.metric} = "
+            f"{self.value:.4g}, {side} alarms.{self.kind.threshold} = {self.threshold:g}). "
+            f"Likely causes: {causes}. Try {self.kind.attempt}."
+        )
+
+
+KINDS: tuple[Kind, ...] = (
+    Kind(
+        threshold="equal_rewards",
+        metric="reward_std",
+        below=True,
+        means="all rewards are equal, so there is nothing to learn from",
+        causes=(
+            "the reward does not find the answer in what the model writes",
+            "the prompts are all too hard or all too easy",
+            "the reward ignores what it is given",
+        ),
+        attempt="`groupwise doctor RECIPE`, then easier prompts (data.train)",
+    ),
+    Kind(
+        threshold="no_signal",
+        metric="no_signal_share",
+        means="nearly every group's rewards are all equal",
+        causes=(
+            "the prompts are too hard or too easy by now",
+            "the group is too small to see a rare right answer",
+            "the sampling is too cold to give different answers",
+        ),
+        attempt="a larger group_size, or algorithm.filter.name = 'spread'",
+    ),
+    Kind(
+        threshold="length_growth",
+        metric="length_growth",
+        means="completions have become much longer than at the start",
+        causes=(
+            "the loss favours length (a token mean over each wrong answer dilutes its penalty)",
+            "the model no longer ends its answers",
+            "the reward pays for length or repetition",
+        ),
+        attempt="algorithm.name = 'dr_grpo', or a length penalty among the rewards",
+    ),
+    Kind(
+        threshold="truncated",
+        metric="truncated_share",
+        means="many completions run out of tokens before they end",
+        causes=(
+            "sampling.max_tokens is too small for the task",
+            "the model never learnt to end its answers",
+            "the end token is not among those of the model",
+        ),
+        attempt="a larger sampling.max_tokens, or algorithm.filter.name = 'not_truncated'",
+    ),
+    Kind(
+        threshold="entropy",
+        metric="entropy",
+        below=True,
+        means="the policy has become almost deterministic",
+        causes=(
+            "the learning rate is too high",
+            "clipping holds back the unlikely tokens that would keep it open",
+            "the task is solved, and nothing is wrong",
+        ),
+        attempt="a lower optimizer.learning_rate, a higher clip (algorithm.surrogate.high), or "
+        "algorithm.entropy = 0.001",
+    ),
+    Kind(
+        threshold="kl",
+        metric="kl",
+        means="the policy has run far away from its reference",
+        causes=(
+            "the learning rate is too high",
+            "the coefficient of the KL term is too small",
+            "the reward is being exploited",
+        ),
+        attempt="a higher algorithm.divergence.coefficient or a lower optimizer.learning_rate",
+    ),
+    Kind(
+        threshold="parts_against",
+        metric="parts_correlation",
+        below=True,
+        means="two parts of the reward pull against each other",
+        causes=(
+            "one part pays for what the other one punishes",
+            "the weights let a lesser part decide",
+            "one part is exploited at the cost of the other",
+        ),
+        attempt="other weights (rewards.N.weight), or combine = 'gated'",
+    ),
+    Kind(
+        threshold="sampler_gap",
+        metric="sampler_gap",
+        means="sampler and learner disagree about the probabilities of the same tokens",
+        causes=(
+            "they compute in different number formats or kernels",
+            "the sampler has stale weights",
+            "temperature or truncation is applied on one side only",
+        ),
+        attempt="model.dtype = 'float32', or algorithm.correction.name = 'truncated'",
+        at_once=True,
+    ),
+    Kind(
+        threshold="still_parameters",
+        metric="still_share",
+        means="some parameters were not moved by the first update",
+        causes=(
+            "they are frozen, or not part of the computation",
+            "the learning rate is too small for the number format of the weights",
+            "the batch had no gradient at all",
+        ),
+        attempt="a higher optimizer.learning_rate, or look at model.adapter.targets",
+        at_once=True,
+    ),
+    Kind(
+        threshold="duplicates",
+        metric="duplicate_share",
+        means="most completions of a group are the same text",
+        causes=(
+            "the sampling is too cold",
+            "the policy has become deterministic",
+            "the answers are so short that there are few of them",
+        ),
+        attempt="sampling.temperature = 1.0 and a lower optimizer.learning_rate",
+    ),
+    Kind(
+        threshold="hacking",
+        metric="hacking",
+        means="the reward rises while accuracy on held-out prompts falls",
+        causes=(
+            "the reward pays for something that is not the task",
+            "the model learns the training prompts by heart",
+            "the held-out prompts are of another kind",
+        ),
+        attempt="reading rollouts/ for what the reward pays for, and a stricter reward",
+        at_once=True,
+    ),
+    Kind(
+        threshold="not_judged",
+        metric="unjudged_share",
+        means="many completions could not be judged",
+        causes=(
+            "the reward raises or takes longer than its limit",
+            "reference answers are missing or unreadable",
+            "the sampler produces broken completions",
+        ),
+        attempt="a larger reward_pool.timeout_s, and read `errors` in journal/",
+    ),
+)
+
+
+@dataclass(kw_only=True)
+class Alarms:
+    """Listens to the metrics of a run.
+
+    Attributes:
+        thresholds: where each alarm sounds.
+    """
+
+    thresholds: AlarmsSection = field(default_factory=AlarmsSection)
+    _beyond: dict[str, int] = field(default_factory=dict)
+    _first_lengths: list[float] = field(default_factory=list)
+    _rewards: deque[float] = field(default_factory=lambda: deque(maxlen=2 * RECENT))
+    _accuracies: list[tuple[float, float]] = field(default_factory=list)
+
+    def hear(self, metrics: Mapping[str, float]) -> list[Alarm]:
+        """The alarms that sound at this step."""
+        values = {**metrics, **self._changes(metrics)}
+        return self._sounding(values)
+
+    def hear_evaluation(self, accuracy: float) -> list[Alarm]:
+        """The alarms that an evaluation on held-out prompts sets off."""
+        reward = fmean(list(self._rewards)[-RECENT:]) if self._rewards else math.nan
+        self._accuracies.append((reward, accuracy))
+        best = max(self._accuracies, key=lambda pair: pair[1])
+        risen = reward > best[0]
+        return self._sounding({"hacking": best[1] - accuracy if risen else 0.0})
+
+    def _changes(self, metrics: Mapping[str, float]) -> Metrics:
+        """Metrics in another form, or against those of earlier steps."""
+        length, reward = metrics.get("length", math.nan), metrics.get("reward", math.nan)
+        if len(self._first_lengths) < self.thresholds.patience:
+            self._first_lengths.append(length)
+        if math.isfinite(reward):
+            self._rewards.append(reward)
+        start = fmean(self._first_lengths)
+        return {
+            "no_signal_share": 1.0 - metrics.get("signal_share", math.nan),
+            "unjudged_share": 1.0 - metrics.get("valid_share", math.nan),
+            "length_growth": length / start if start else math.nan,
+        }
+
+    def _sounding(self, values: Mapping[str, float]) -> list[Alarm]:
+        alarms = []
+        for kind in KINDS:
+            threshold = getattr(self.thresholds, kind.threshold)
+            value = values.get(kind.metric, math.nan)
+            if threshold is None or math.isnan(value):
+                continue
+            beyond = value <= threshold if kind.below else value > threshold
+            count = self._beyond.get(kind.threshold, 0) + 1 if beyond else 0
+            self._beyond[kind.threshold] = count
+            if count == (1 if kind.at_once else self.thresholds.patience):
+                alarms.append(Alarm(kind=kind, value=value, threshold=threshold))
+        return alarms
+
+    def state(self) -> dict[str, Any]:
+        """What `restore` needs to go on from here."""
+        return {
+            "beyond": dict(self._beyond),
+            "first_lengths": list(self._first_lengths),
+            "rewards": list(self._rewards),
+            "accuracies": [list(pair) for pair in self._accuracies],
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state."""
+        self._beyond = dict(state.get("beyond", {}))
+        self._first_lengths = list(state.get("first_lengths", []))
+        self._rewards.extend(state.get("rewards", []))
+        self._accuracies = [(a, b) for a, b in state.get("accuracies", [])]
+
+
+def observations(scored: ScoredGroups) -> Metrics:
+    """Figures that alarms need and nothing else computes.
+
+    duplicate_share = share of completions whose tokens are those of an earlier one of the group
+    parts_correlation = least correlation of two parts of the reward within groups; absent where
+        there are fewer than two parts that vary
+    """
+    groups = scored.groups
+    count = sum(len(group) for group in groups)
+    distinct = sum(len({tuple(c.tokens) for c in group.completions}) for group in groups)
+    metrics = {"duplicate_share": 1.0 - distinct / count}
+    least = _least_correlation(list(scored.scores.parts.values()), scored.scores.valid)
+    return metrics if least is None else {**metrics, "parts_correlation": least}
+
+
+def _least_correlation(parts: Sequence[torch.Tensor], valid: torch.Tensor) -> float | None:
+    known = valid
+    for part in parts:
+        known = known & ~torch.isnan(part)
+    if len(parts) < 2 or not bool(known.any()):
+        return None
+    centred = []
+    for part in parts:
+        values = torch.where(known, part, 0).double()
+        mean = values.sum(1, keepdim=True) / known.sum(1, keepdim=True).clamp(min=1)
+        centred.append(torch.where(known, values - mean, 0).flatten())
+    found = [
+        float(a @ b / (a.norm() * b.norm()))
+        for i, a in enumerate(centred)
+        for b in centred[:i]
+        if float(a.norm()) > 1e-9 and float(b.norm()) > 1e-9
+    ]
+    return min(found) if found else None
+
+
+def fingerprints(parameters: Sequence[torch.Tensor]) -> list[tuple[float, float]]:
+    """Two sums per parameter, which almost any movement changes."""
+    with torch.no_grad():
+        return [(float(p.double().sum()), float(p.double().square().sum())) for p in parameters]
+
+
+StillShare = Callable[[], float]
+
+
+def watch_movement(parameters: Sequence[torch.Tensor]) -> StillShare:
+    """Take fingerprints now; the function returned says what share has not moved since."""
+    before = fingerprints(parameters)
+
+    def share() -> float:
+        after = fingerprints(parameters)
+        return fmean(float(a == b) for a, b in zip(before, after, strict=True))
+
+    return share

@@ -1,0 +1,54 @@
+"""Signals as requests that are answered between steps."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import FrameType
+
+STOP = (signal.SIGINT, signal.SIGTERM)
+SAVE = (signal.SIGUSR1, signal.SIGHUP)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Requests:
+    """What signals have asked for so far.
+
+    Attributes:
+        stop: SIGINT (Ctrl-C) or SIGTERM: finish the step, write a checkpoint, end.
+        save: SIGUSR1, or SIGHUP when the terminal is gone: write a checkpoint and go on.
+    """
+
+    stop: threading.Event = field(default_factory=threading.Event)
+    save: threading.Event = field(default_factory=threading.Event)
+
+
+@contextmanager
+def requests() -> Iterator[Requests]:
+    """Turn signals into requests while this is open; a second one to stop raises at once.
+
+    Only the main thread can receive signals; elsewhere nothing is ever asked for.
+    """
+    asked = Requests()
+
+    def note_stop(number: int, frame: FrameType | None) -> None:
+        if asked.stop.is_set():
+            raise KeyboardInterrupt
+        asked.stop.set()
+
+    def note_save(number: int, frame: FrameType | None) -> None:
+        asked.save.set()
+
+    if threading.current_thread() is not threading.main_thread():
+        yield asked
+        return
+    before = {number: signal.signal(number, note_stop) for number in STOP}
+    before |= {number: signal.signal(number, note_save) for number in SAVE}
+    try:
+        yield asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)

@@ -1,0 +1,121 @@
+"""What rewards said, kept until the step is in a checkpoint, so that a resumed run need not ask
+again.
+
+A verdict can depend on the clock (a time-out) or on another model (a judge). A run that is killed
+and goes on repeats the steps after its last checkpoint; with the verdicts of the first time it
+repeats them exactly.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from groupwise.errors import RunError
+from groupwise.types import Group, Scores, Status
+
+
+class Journal:
+    """One file of verdicts per step.
+
+    Args:
+        folder: made when the first step is written.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._step = -1
+        self._found: dict[str, Mapping[str, Any]] = {}
+
+    def recall(self, group: Group) -> Scores | None:
+        """The verdicts on exactly these completions, if there are any from an earlier attempt."""
+        step = group.stream[1]
+        if step != self._step:
+            self._step, self._found = step, self._read(step)
+        found = self._found.get(fingerprint(group))
+        return None if found is None else _scores(found)
+
+    def keep(self, groups: Sequence[Group], scores: Scores) -> None:
+        """Write down the verdicts on some groups of one step.
+
+        Raises:
+            RunError: the disk is full.
+        """
+        if not groups:
+            return
+        lines = "".join(
+            json.dumps(_plain(fingerprint(group), scores, row)) + "\n"
+            for row, group in enumerate(groups)
+        )
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with open(self._path(groups[0].stream[1]), "a", encoding="utf-8") as file:
+                file.write(lines)
+        except OSError as error:
+            raise RunError(f"{self.folder}: cannot be written ({error.strerror}).") from None
+
+    def forget(self, before: int) -> None:
+        """Delete the verdicts of steps that no checkpoint needs any more."""
+        for path in self.folder.glob("step-*.jsonl"):
+            if path.stem[5:].isdecimal() and int(path.stem[5:]) < before:
+                path.unlink(missing_ok=True)
+
+    def _path(self, step: int) -> Path:
+        return self.folder / f"step-{step:06d}.jsonl"
+
+    def _read(self, step: int) -> dict[str, Mapping[str, Any]]:
+        """The entries of a step; one that was cut off by a kill was not used either."""
+        found = {}
+        try:
+            lines = self._path(step).read_text(encoding="utf-8").split("\n")
+        except (OSError, UnicodeDecodeError):
+            return {}
+        for line in lines:
+            try:
+                entry = json.loads(line)
+                _scores(entry)
+                found[entry["group"]] = entry
+            except (ValueError, KeyError, TypeError):
+                continue
+        return found
+
+
+def fingerprint(group: Group) -> str:
+    """Of the prompt, the place in the run, and every token of the completions."""
+    text = repr((group.prompt.id, group.stream, [list(c.tokens) for c in group.completions]))
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def _plain(name: str, scores: Scores, row: int) -> dict[str, Any]:
+    def numbers(values: Any) -> list[float | None]:
+        return [None if math.isnan(value) else value for value in values[row].tolist()]
+
+    return {
+        "group": name,
+        "total": numbers(scores.total),
+        "correct": numbers(scores.correct),
+        "parts": {label: numbers(part) for label, part in scores.parts.items()},
+        "status": [status.value for status in scores.status[row]],
+        "errors": list(scores.errors) if row == 0 else [],
+    }
+
+
+def _scores(entry: Mapping[str, Any]) -> Scores:
+    def table(values: Sequence[float | None]) -> torch.Tensor:
+        return torch.tensor([[math.nan if v is None else float(v) for v in values]])
+
+    status = tuple(Status(value) for value in entry["status"])
+    return Scores(
+        total=table(entry["total"]),
+        correct=table(entry["correct"]),
+        parts={label: table(values) for label, values in entry["parts"].items()},
+        status=(status,),
+        valid=torch.tensor([[s is Status.OK for s in status]]),
+        errors=tuple(entry["errors"]),
+    )

@@ -1,0 +1,74 @@
+"""One run per directory: a lock that names its owner and cannot outlive it."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import IO
+
+from groupwise.errors import UsageError
+
+
+class RunLock:
+    """Holds a run directory for this process until it is closed or the process ends.
+
+    Args:
+        folder: the run directory; made if it is not there.
+
+    Raises:
+        UsageError: another run holds it (which one, and since when, is said), or the folder cannot
+            be written.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.path = Path(folder) / ".lock"
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._file: IO[str] | None = open(self.path, "a+", encoding="utf-8")  # noqa: SIM115
+        except OSError as error:
+            raise UsageError(
+                f"output = {str(folder)!r}: cannot be written ({error.strerror}); choose another "
+                "folder by --set output=FOLDER."
+            ) from None
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = self._owner()
+            self._file.close()
+            raise UsageError(
+                f"output = {str(folder)!r}: is in use by {owner}; wait for it, or choose another "
+                "folder by --set output=FOLDER."
+            ) from None
+        except OSError:
+            pass  # A file system without locks: better no lock than no run.
+        self._file.truncate(0)
+        about = {
+            "process": os.getpid(),
+            "host": socket.gethostname(),
+            "since": time.strftime("%Y-%m-%d %H:%M:%S"),
+            "command": Path(sys.argv[0]).name,
+        }
+        self._file.write(json.dumps(about) + "\n")
+        self._file.flush()
+
+    def _owner(self) -> str:
+        try:
+            about = json.loads(self.path.read_text(encoding="utf-8"))
+            return (
+                f"process {about['process']} ({about['command']}) on {about['host']} since "
+                f"{about['since']}"
+            )
+        except (OSError, ValueError, KeyError, TypeError):
+            return "another process"
+
+    def close(self) -> None:
+        """Let others have the folder. The file stays: removing it could free a lock that another
+        process has just taken."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
