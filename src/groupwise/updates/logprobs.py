@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-CHUNK_BYTES = 64 * 2**20
-KEEP_BYTES = 192 * 2**20
+CHUNK_BYTES = 44 * 2**20
+KEEP_BYTES = 150 * 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +23,7 @@ class Head:
         softcap: logits become softcap · tanh(logits / softcap) where it is set.
         temperature: the sampler's; logits are divided by it, so that log-probabilities are of what
             was sampled from.
-        chunk_bytes: size of one float32 logits buffer; at most three exist at a time.
+        chunk_bytes: size of one float32 logits buffer; two and a half exist at a time.
         keep_bytes: probabilities kept for the backward pass up to this size, recomputed beyond it.
     """
 
@@ -110,18 +110,20 @@ class _TokenLogprobs(torch.autograd.Function):
         probs: list[Tensor | None] = []
         for rows in head.chunks(len(hidden)):
             z = _logits(hidden[rows], head, None if kept is None else kept(rows))
-            lse[rows] = z.logsumexp(-1)
+            p = z.softmax(-1)
+            # The fused softmax is the only pass over the vocabulary that exponentiates; its own
+            # normaliser is read off where it is most precise, at the largest logit.
+            top, place = z.max(-1, keepdim=True)
+            lse[rows] = (top - p.gather(-1, place).log()).squeeze(-1)
             logp[rows] = z.gather(-1, target[rows, None]).squeeze(-1) - lse[rows]
-            size = z.numel() * z.element_size()
-            keep = size <= room
-            if keep or entropy:
-                z.sub_(lse[rows, None]).exp_()
             if entropy:
-                h[rows] = torch.special.entr(z).sum(-1)
-            probs.append(z if keep else None)
+                h[rows] = torch.special.entr(p).sum(-1)
+            size = p.numel() * p.element_size()
+            keep = size <= room
+            probs.append(p if keep else None)
             room -= size if keep else 0
-            del z
-        ctx.save_for_backward(hidden, target, lse, h)
+            del z, p
+        ctx.save_for_backward(hidden, target, h)
         ctx.head, ctx.entropy, ctx.kept, ctx.probs = head, entropy, kept, probs
         return logp, h
 
@@ -131,17 +133,17 @@ class _TokenLogprobs(torch.autograd.Function):
         ctx: Any, *grads: Tensor
     ) -> tuple[Tensor | None, ...]:
         grad, grad_h = grads
-        hidden, target, lse, h = ctx.saved_tensors
+        hidden, target, h = ctx.saved_tensors
         head: Head = ctx.head
         want_hidden, want_weight, want_bias = ctx.needs_input_grad[:3]
         d_hidden = torch.empty_like(hidden) if want_hidden else None
         d_weight = (
-            torch.zeros(head.weight.shape, dtype=lse.dtype, device=hidden.device)
+            torch.zeros(head.weight.shape, dtype=h.dtype, device=hidden.device)
             if want_weight
             else None
         )
         d_bias = (
-            torch.zeros(len(head.weight), dtype=lse.dtype, device=hidden.device)
+            torch.zeros(len(head.weight), dtype=h.dtype, device=hidden.device)
             if want_bias
             else None
         )
@@ -156,7 +158,7 @@ class _TokenLogprobs(torch.autograd.Function):
                     slope = (
                         1 - (p * (head.temperature / head.softcap)).nan_to_num(neginf=1.0).square()
                     )
-                p.sub_(lse[rows, None]).exp_()
+                p = p.softmax(-1)
             extra = None
             if ctx.entropy:
                 extra = (torch.special.entr(p) - p * h[rows, None]) * grad_h[rows, None]
