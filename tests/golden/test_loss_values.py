@@ -87,6 +87,28 @@ SURROGATE_VALUES = [
     ("dppo", [0.5, 0.4], [-1.0, -1.0], {}, [-0.5 * (1 - math.log(0.5)), 0.0]),
     # a move in the direction that A opposes keeps its gradient, weight capped at 20
     ("dppo", [25.0], [-1.0], {}, [20 * (math.log(25) - 1)]),
+    # φ(W) = W² e^{3(1−W)} where A > 0, W³ e^{2(1−W)} where A < 0; logp = log W − 1
+    ("vespo", [0.5], [1.0], {}, [1.120422 * (1 - math.log(0.5))]),
+    ("vespo", [4.0], [1.0], {}, [0.001975 * (1 - math.log(4))]),
+    ("vespo", [0.5], [-1.0], {}, [-0.339785 * (1 - math.log(0.5))]),
+    ("vespo", [2.0], [-1.0], {}, [-1.082682 * (1 - math.log(2))]),
+    # two tokens make one W = 2 · 1: both weigh 2² e^{−3} = .199148
+    ("vespo", [2.0, 1.0], [1.0] * 2, {}, [0.199148 * (1 - math.log(2)), 0.199148]),
+    # k = 1, λ = 1: 2 e^{−1} and, for A < 0, .5⁰ e^{.5}
+    (
+        "vespo",
+        [2.0],
+        [1.0],
+        {"power_positive": 1.0, "decay_positive": 1.0},
+        [2 / math.e * (1 - math.log(2))],
+    ),
+    (
+        "vespo",
+        [0.5],
+        [-1.0],
+        {"power_negative": 0.0, "decay_negative": 1.0},
+        [-math.exp(0.5) * (1 - math.log(0.5))],
+    ),
     # tau .5, factor 1/(2 tau) = 1: (.5 − .5 · .1)² = .2025
     ("mirror_descent", [math.exp(0.1)], [0.5], {}, [0.2025]),
     # two tokens share the loss of a sequence: x = .2, (.5 − .1)² / 2
@@ -275,6 +297,23 @@ def test_rows_without_tokens_count_for_nothing(name, settings) -> None:
     torch.testing.assert_close(padded[:2], plain)
     empty = rules.weighting(torch.zeros(2, 3, dtype=torch.bool), torch.tensor([0, 1]))
     assert (empty == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "expected"),
+    [
+        # with an empty third row the divisor of the rows is 3: 12/3, 16/3, 16/3/4
+        ("sequence_mean", {}, 4.0),
+        ("sequence_sum", {}, 16 / 3),
+        ("constant_length", {"length": 4}, 4 / 3),
+    ],
+)
+def test_rows_without_tokens_can_be_counted(name, settings, expected) -> None:
+    rules = bind("grpo", {"weighting": {"name": name, "empty_rows": True, **settings}})
+    mask = torch.cat([TWO_ANSWERS, torch.zeros(1, 3, dtype=torch.bool)])
+    weight = rules.weighting(mask, torch.tensor([0, 0, 0]))
+    assert (weight[:2] * VALUES).sum().item() == pytest.approx(expected, abs=1e-6)
+    assert (weight[2] == 0).all()
 
 
 def test_every_registered_function_has_a_number_worked_by_hand() -> None:

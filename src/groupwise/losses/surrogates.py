@@ -6,13 +6,15 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from groupwise.errors import UsageError
 from groupwise.laws import breaks
-from groupwise.losses.masking import bounded_exp, inside, row_mean, row_sum
+from groupwise.losses.masking import LARGEST_EXPONENT, bounded_exp, inside, row_mean, row_sum
 from groupwise.registry import Registry
 
 SURROGATES = Registry("surrogate", ("log_ratio", "logp", "advantage", "mask"))
@@ -390,6 +392,62 @@ def dppo(
     keep = torch.where(a > 0, moved <= high, moved >= -low)
     weight = bounded_exp(x).clamp(max=cap).detach() * keep
     return -a * weight * lp
+
+
+@SURROGATES.register
+def vespo(
+    log_ratio: Float[Tensor, "batch time"],
+    logp: Float[Tensor, "batch time"],
+    advantage: Float[Tensor, "batch time"],
+    mask: Bool[Tensor, "batch time"],
+    *,
+    power_positive: float = 2.0,
+    decay_positive: float = 3.0,
+    power_negative: float = 3.0,
+    decay_negative: float = 2.0,
+) -> Float[Tensor, "batch time"]:
+    """The policy gradient weighted by a smooth function of the whole answer's ratio, a constant.
+
+        loss_t = −sg[ φ(W) ] · A_t · logp_t,   φ(W) = W^k · e^{λ (1 − W)},   W = Π_s ρ_s
+
+    φ is 1 on-policy, largest at W = k/λ, and falls towards 0 on both sides: nothing is clipped.
+    (k, λ) = (power_positive, decay_positive) where A ≥ 0, else the negative ones.
+
+    Args:
+        log_ratio: log ρ of every token; W is held within 1e-8 and e^20.
+        logp: under the policy, with gradient.
+        advantage: A.
+        mask: True where the policy wrote the token.
+        power_positive: k where A ≥ 0: how fast answers that became less likely fade.
+        decay_positive: λ where A ≥ 0: how fast answers that became more likely fade.
+        power_negative: k elsewhere.
+        decay_negative: λ elsewhere.
+
+    Returns:
+        [batch, time]; 0 outside the mask.
+
+    Raises:
+        UsageError: a negative power, or a decay of 0 or less.
+
+    Example:
+        >>> one = torch.tensor([[1.0]])
+        >>> vespo(torch.tensor([[2.0]]).log(), -one, one, torch.tensor([[True]]))
+        tensor([[0.1991]])
+
+    Source: VESPO (2602.10693).
+    Elsewhere: TRL `loss_type="vespo"`, the same.
+    """
+    for name, power in (("power_positive", power_positive), ("power_negative", power_negative)):
+        _at_least_zero(name, power)
+    for name, decay in (("decay_positive", decay_positive), ("decay_negative", decay_negative)):
+        _above_zero(name, decay)
+    a, x = inside(advantage, mask), inside(log_ratio, mask).detach()
+    whole = row_sum(x.clamp(-LARGEST_EXPONENT, LARGEST_EXPONENT), mask)
+    whole = whole.clamp(math.log(1e-8), LARGEST_EXPONENT)
+    power = torch.where(a >= 0, torch.full_like(a, power_positive), power_negative)
+    decay = torch.where(a >= 0, torch.full_like(a, decay_positive), decay_negative)
+    weight = (power * whole + decay * (1 - whole.exp())).exp()
+    return -weight * a * inside(logp, mask)
 
 
 @SURROGATES.register

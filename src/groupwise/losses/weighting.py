@@ -2,7 +2,8 @@
 
 `loss = Σ weight · token_loss`. Weights are made once from the whole batch of an optimiser step, so
 that splitting it over microbatches or machines only reorders a sum. N counts the rows and P the
-prompts that have any token left in the mask; |o_i| is the number of those tokens in row i.
+prompts that have any token left in the mask; |o_i| is the number of those tokens in row i. With
+`empty_rows` N counts every row, so that a batch of which rows are masked has a smaller loss.
 """
 
 from __future__ import annotations
@@ -28,12 +29,16 @@ def _lengths(mask: Bool[Tensor, "batch time"]) -> Float[Tensor, "batch 1"]:
     return mask.sum(-1, keepdim=True).double()
 
 
-def _rows(mask: Bool[Tensor, "batch time"]) -> Float[Tensor, ""]:
+def _rows(mask: Bool[Tensor, "batch time"], *, empty: bool) -> Float[Tensor, ""]:
+    if empty:
+        return torch.tensor(max(len(mask), 1), dtype=torch.float64, device=mask.device)
     return mask.any(-1).sum().double().clamp(min=1)
 
 
 @WEIGHTINGS.register
-def sequence_mean(mask: Bool[Tensor, "batch time"]) -> Float[Tensor, "batch time"]:
+def sequence_mean(
+    mask: Bool[Tensor, "batch time"], *, empty_rows: bool = False
+) -> Float[Tensor, "batch time"]:
     """The mean over the tokens of each answer, then the mean over answers.
 
         weight = 1 / (N · |o_i|)
@@ -42,9 +47,11 @@ def sequence_mean(mask: Bool[Tensor, "batch time"]) -> Float[Tensor, "batch time
 
     Args:
         mask: True where the policy wrote the token and it counts.
+        empty_rows: whether rows without any token count in N.
 
     Returns:
-        float32 [batch, time], summing to 1; all 0 for an empty mask.
+        float32 [batch, time], summing to 1 (less with rows that are empty and counted); all 0 for
+        an empty mask.
 
     Example:
         >>> sequence_mean(torch.tensor([[True, True], [True, False]]))
@@ -52,9 +59,9 @@ def sequence_mean(mask: Bool[Tensor, "batch time"]) -> Float[Tensor, "batch time
                 [0.5000, 0.0000]])
 
     Source: GRPO (2402.03300), GSPO (2507.18071).
-    Elsewhere: verl `seq-mean-token-mean`, TRL `loss_type="grpo"`.
+    Elsewhere: verl `seq-mean-token-mean`; TRL `loss_type="grpo"` counts empty rows.
     """
-    return _spread(1 / (_rows(mask) * _lengths(mask).clamp(min=1)), mask)
+    return _spread(1 / (_rows(mask, empty=empty_rows) * _lengths(mask).clamp(min=1)), mask)
 
 
 @WEIGHTINGS.register
@@ -115,7 +122,7 @@ def batch_token_mean(mask: Bool[Tensor, "batch time"]) -> Float[Tensor, "batch t
 
 @WEIGHTINGS.register
 def constant_length(
-    mask: Bool[Tensor, "batch time"], *, length: int
+    mask: Bool[Tensor, "batch time"], *, length: int, empty_rows: bool = False
 ) -> Float[Tensor, "batch time"]:
     """The sum over the tokens of each answer divided by one constant, then the mean over answers.
 
@@ -126,6 +133,7 @@ def constant_length(
     Args:
         mask: True where the policy wrote the token and it counts.
         length: the generation budget in tokens; it sets the scale of the loss.
+        empty_rows: whether rows without any token count in N.
 
     Returns:
         float32 [batch, time]; all 0 for an empty mask.
@@ -143,17 +151,20 @@ def constant_length(
     """
     if length < 1:
         raise UsageError(f"length = {length!r}: must be at least 1.")
-    return _spread((1 / (_rows(mask) * length)).expand(len(mask), 1), mask)
+    return _spread((1 / (_rows(mask, empty=empty_rows) * length)).expand(len(mask), 1), mask)
 
 
 @WEIGHTINGS.register
-def sequence_sum(mask: Bool[Tensor, "batch time"]) -> Float[Tensor, "batch time"]:
+def sequence_sum(
+    mask: Bool[Tensor, "batch time"], *, empty_rows: bool = False
+) -> Float[Tensor, "batch time"]:
     """The sum over the tokens of each answer, then the mean over answers.
 
         weight = 1 / N
 
     Args:
         mask: True where the policy wrote the token and it counts.
+        empty_rows: whether rows without any token count in N.
 
     Returns:
         float32 [batch, time]; all 0 for an empty mask.
@@ -164,9 +175,9 @@ def sequence_sum(mask: Bool[Tensor, "batch time"]) -> Float[Tensor, "batch time"
                 [0.5000, 0.0000]])
 
     Source: REINFORCE on whole answers; RLOO (2402.14740).
-    Elsewhere: verl `seq-mean-token-sum`.
+    Elsewhere: verl `seq-mean-token-sum`; TRL `loss_type="luspo"`, which counts empty rows.
     """
-    return _spread((1 / _rows(mask)).expand(len(mask), 1), mask)
+    return _spread((1 / _rows(mask, empty=empty_rows)).expand(len(mask), 1), mask)
 
 
 @WEIGHTINGS.register
