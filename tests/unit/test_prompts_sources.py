@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 
@@ -230,3 +231,12 @@ def test_the_real_gsm8k_file() -> None:
     assert len(prompts) == 1319 and len({p.id for p in prompts}) == 1319
     assert prompts[0].answer == "18"
     assert all(p.answer and p.answer.lstrip("-").replace(".", "").isdigit() for p in prompts)
+
+
+def test_compressed_lines_are_read_like_plain_ones(tmp_path: Path) -> None:
+    path = tmp_path / "data.jsonl.gz"
+    path.write_bytes(gzip.compress(b'{"prompt": "1+1?"}\n{"prompt": "2+2?"}\n'))
+    assert [str(prompt) for prompt in load_prompts(str(path))] == ["1+1?", "2+2?"]
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(UsageError, match="is not a whole gzip file"):
+        load_prompts(str(path))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import json
+import zlib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,8 +19,8 @@ def read_rows(source: str, *, split: str = "train", subset: str | None = None) -
     """All rows of a named data set.
 
     Args:
-        source: a .jsonl, .json, .csv or .parquet file; a folder that `datasets` wrote or can read;
-            or a hub name such as "openai/gsm8k".
+        source: a .jsonl, .json (or either with .gz), .csv or .parquet file; a folder that
+            `datasets` wrote or can read; or a hub name such as "openai/gsm8k".
         split: which part of a folder or hub data set; a file is one part and is read whole.
         subset: configuration of a hub data set.
 
@@ -31,7 +33,7 @@ def read_rows(source: str, *, split: str = "train", subset: str | None = None) -
         rows = _reader(path)(path)
     elif path.is_dir():
         rows = _from_folder(path, split)
-    elif path.suffix.lower() in _READERS or path.is_absolute() or source.startswith("."):
+    elif _meant_as_file(path, source):
         near = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
         hint = (
             suggest(path.name, near) if near else f"the folder {path.parent} does not exist either."
@@ -44,9 +46,18 @@ def read_rows(source: str, *, split: str = "train", subset: str | None = None) -
     return rows
 
 
+def _meant_as_file(path: Path, source: str) -> bool:
+    """Whether a name that is no file was meant as one, and not as a data set of the hub."""
+    if path.suffix.lower() in _READERS or path.is_absolute() or source.startswith("."):
+        return True
+    near = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
+    return bool(path.suffix) and bool(difflib.get_close_matches(path.name, near, cutoff=0.8))
+
+
 def _reader(path: Path) -> Callable[[Path], list[Row]]:
-    ending = path.suffix.lower()
-    if ending not in _READERS:
+    whole = path.with_suffix("") if path.suffix.lower() == ".gz" else path
+    ending = whole.suffix.lower()
+    if ending not in _READERS or (whole != path and ending not in (".jsonl", ".json")):
         raise UsageError(
             f"data = {str(path)!r}: cannot read files that end in {ending!r}; "
             + suggest(ending, _READERS)
@@ -146,7 +157,10 @@ def _from_hub(name: str, split: str, subset: str | None) -> list[Row]:
 
 def _lines(path: Path) -> Iterable[str]:
     try:
-        return path.read_text(encoding="utf-8-sig").split("\n")
+        held = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        return held.decode("utf-8-sig").replace("\r\n", "\n").split("\n")
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise UsageError(f"{path}: is not a whole gzip file ({error}).") from error
     except UnicodeDecodeError as error:
         number = error.object[: error.start].count(b"\n") + 1
         raise UsageError(f"{path}:{number}: is not UTF-8 text ({error.reason}).") from error
