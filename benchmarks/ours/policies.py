@@ -1,0 +1,57 @@
+"""Policies and batches for the workers of this folder."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from tasks import tokenizer_of
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
+from groupwise.models import Policy, load_policy, make_policy
+from groupwise.types import Batch
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+PACKAGES = ("torch", "transformers", "groupwise")
+
+
+def policy_of(folder: str, *, precision: str, endless: bool) -> Policy:
+    """The policy of a model folder.
+
+    Args:
+        endless: no token that the model can produce ends a completion, so that all have the same
+            length.
+    """
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    if not endless:
+        policy = load_policy(folder, dtype=precision)
+        policy.model.to(device)
+        return policy
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES[precision])
+    whole: Any = tokenizer_of(folder, endless=True)
+    plain = PreTrainedTokenizerFast(
+        tokenizer_file=f"{folder}/tokenizer.json", pad_token="w0", eos_token="w1"
+    )
+    policy = make_policy(model.to(device), plain)
+    return replace(policy, end_tokens=frozenset({whole.eos_token_id}))
+
+
+def batch_of(prompts: list[list[int]], completions: list[list[int]], *, advantage: Any) -> Batch:
+    """A batch of completions of equal length, the same number for every prompt.
+
+    Args:
+        advantage: per completion; every token weighs the same.
+    """
+    tokens = torch.tensor(completions)
+    group = len(completions) // len(prompts)
+    spread = torch.as_tensor(advantage, dtype=torch.float32)[:, None].expand(tokens.shape)
+    return Batch(
+        prompts=tuple(torch.tensor(prompt) for prompt in prompts),
+        group=torch.arange(len(prompts)).repeat_interleave(group),
+        tokens=tokens,
+        length=torch.full((len(tokens),), tokens.shape[1]),
+        mask=torch.ones(tokens.shape, dtype=torch.bool),
+        advantage=spread,
+        weight=torch.full(tokens.shape, 1 / tokens.numel()),
+    )

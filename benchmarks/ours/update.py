@@ -1,0 +1,202 @@
+"""The update and the decoding step alone, and the machine's peaks, in one process."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+from channel import Channel, Memory, versions
+from policies import DTYPES, PACKAGES, batch_of, policy_of
+from torch import nn
+
+from groupwise.algorithms import bind
+from groupwise.config import Config
+from groupwise.models import Backbone
+from groupwise.rollouts import GroupEngine
+from groupwise.types import Prompt, Request, Sampling
+from groupwise.updates import OptimizerSettings, TorchLearner, pack
+
+CUDA = torch.cuda.is_available()
+DEVICE = torch.device("cuda" if CUDA else "cpu")
+
+
+def seconds_of(function: Any) -> float:
+    """Wall time of one call, the card's work included."""
+    if CUDA:
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    function()
+    if CUDA:
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def matmul_peak(*, precision: str, size: int, tries: int = 5) -> float:
+    """FLOP/s of the best of several square products."""
+    a, b = (torch.randn(size, size, device=DEVICE, dtype=DTYPES[precision]) for _ in range(2))
+    out = a @ b
+    return 2 * size**3 / min(seconds_of(lambda: torch.mm(a, b, out=out)) for _ in range(tries))
+
+
+def bandwidth(*, bytes_: int, tries: int = 5) -> float:
+    """Bytes/s of the best of several copies; what is read and what is written both count."""
+    source = torch.zeros(bytes_ // 4, device=DEVICE)
+    target = torch.empty_like(source)
+    target.copy_(source)
+    return 2 * bytes_ / min(seconds_of(lambda: target.copy_(source)) for _ in range(tries))
+
+
+class Measured:
+    """A policy with its learner and its engine, for one case."""
+
+    def __init__(self, spec: dict[str, Any]) -> None:
+        torch.set_num_threads(spec["threads"])
+        self.memory = Memory()
+        self.spec = spec
+        self.policy = policy_of(spec["model"], precision=spec["precision"], endless=True)
+        self.policy.model.train()
+        self.backbone = Backbone.of(self.policy.model)
+        rules = bind("grpo@trl", {})
+        self.objective = rules.objective
+        self.learner = TorchLearner(
+            self.policy,
+            optimizer=OptimizerSettings(),
+            tokens_per_microbatch=Config().update.tokens_per_microbatch,
+        )
+        generator = torch.Generator().manual_seed(0)
+        rows = len(spec["prompts"]) * spec["group"]
+        vocab = self.backbone.head.weight.shape[0]
+        self.completions = torch.randint(
+            vocab, (rows, spec["completion"]), generator=generator
+        ).tolist()
+        self.batch = batch_of(
+            spec["prompts"],
+            self.completions,
+            advantage=torch.randn(rows, generator=generator),
+        )
+
+    def hello(self) -> dict[str, Any]:
+        return {"versions": versions(*PACKAGES)}
+
+    def peaks(self, *, size: int, bytes_: int) -> dict[str, float]:
+        """What the machine can do at this moment, in this precision."""
+        return {
+            "flops": matmul_peak(precision=self.spec["precision"], size=size),
+            "bandwidth": bandwidth(bytes_=bytes_),
+        }
+
+    def work(self) -> dict[str, Any]:
+        """What must be computed at the least.
+
+        update_flops = 6 · parameters of the layers' matrices · unique tokens
+                     + 6 · parameters of the head · predicted tokens
+        decode_flops = 2 · (both kinds of parameters) · rows, for one token of every row
+
+        Unique tokens are those a layer must see: each prompt once, and every completion without its
+        last token. Attention itself, norms and the optimiser are not counted.
+        """
+        head = self.backbone.head.weight
+        layers = sum(
+            module.weight.numel()
+            for module in self.backbone.decoder.modules()
+            if isinstance(module, nn.Linear)
+        )
+        rows = torch.arange(len(self.batch.tokens))
+        packed = pack(self.batch, rows, device=torch.device("cpu"))
+        unique, predicted = len(packed.tokens), len(packed.target)
+        return {
+            "unique_tokens": unique,
+            "predicted_tokens": predicted,
+            "update_flops": 6 * layers * unique + 6 * head.numel() * predicted,
+            "decode_flops": 2 * (layers + head.numel()) * len(rows),
+            "decode_bytes": (layers + head.numel()) * head.element_size(),
+        }
+
+    def update(self) -> dict[str, Any]:
+        """One optimiser step."""
+        self.memory.reset()
+        stages: dict[str, float] = {}
+
+        def go() -> None:
+            stages.update(self.learner.update(self.batch, self.objective).seconds)
+
+        seconds = seconds_of(go)
+        return {"seconds": seconds, "stages": stages, "peak_mb": self.memory.peak()}
+
+    def decode(self) -> dict[str, Any]:
+        """Seconds of one token of every row: a whole rollout without its prefill, per token."""
+        tokens = self.spec["completion"]
+        self.memory.reset()
+        whole, prefill = self._rollout(tokens + 1), self._rollout(1)
+        stages = {"prefill": prefill, "decode": whole - prefill}
+        return {
+            "seconds": (whole - prefill) / tokens,
+            "stages": stages,
+            "peak_mb": self.memory.peak(),
+        }
+
+    def _rollout(self, tokens: int) -> float:
+        group = self.spec["group"]
+        engine = GroupEngine(self.policy, max_rows=len(self.completions))
+        requests = [
+            Request(prompt=Prompt(id=str(i), text=""), tokens=prompt, group=group)
+            for i, prompt in enumerate(self.spec["prompts"])
+        ]
+        return seconds_of(lambda: list(engine.generate(requests, Sampling(max_tokens=tokens))))
+
+    def logits_peak(self) -> dict[str, Any]:
+        """Most memory that buffers with a row per token and a column per word held at one time.
+
+        Every allocation of the step is followed, those inside operators too. A buffer counts when
+        its size is a multiple of the vocabulary and it is neither the head's weight, nor its
+        gradient, master or moment.
+        """
+        weight = self.backbone.head.weight
+        vocab = weight.shape[0]
+        others = {weight.numel() * size for size in (2, 4)}
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
+            step = self.update()
+        live, highest, largest = 0, 0, 0
+        held: dict[int, int] = {}
+        for pointer, size in _allocations(profile):
+            if size > 0:
+                rows = size // (2 * vocab)
+                if rows and size % (2 * vocab) == 0 and size not in others:
+                    held[pointer] = size
+                    live += size
+                    highest, largest = max(highest, live), max(largest, size)
+            else:
+                live -= held.pop(pointer, 0)
+        return {
+            **step,
+            "logits_peak_mb": highest / 2**20,
+            "largest_buffer_mb": largest / 2**20,
+            "whole_logits_mb": len(self.completions) * self.spec["completion"] * vocab * 4 / 2**20,
+        }
+
+
+def _allocations(profile: torch.profiler.profile) -> list[tuple[int, int]]:
+    """(address, bytes) of every allocation, and (address, −bytes) of every release, in order."""
+    found: list[tuple[int, int, int]] = []
+    results: Any = profile.profiler.kineto_results  # pyright: ignore
+    waiting = list(results.experimental_event_tree())
+    while waiting:
+        event = waiting.pop()
+        waiting += event.children
+        if "Allocation" in type(event.extra_fields).__name__:
+            fields = event.extra_fields
+            found.append((event.start_time_ns, fields.ptr, fields.alloc_size))
+    return [(pointer, size) for _, pointer, size in sorted(found, key=lambda one: one[0])]
+
+
+def main() -> None:
+    channel = Channel()
+    measured = Measured(channel.spec)
+    names = ("hello", "peaks", "work", "update", "decode", "logits_peak")
+    channel.serve({name: getattr(measured, name) for name in names})
+
+
+if __name__ == "__main__":
+    main()

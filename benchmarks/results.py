@@ -1,0 +1,195 @@
+"""Writes RESULTS.md from the figures in results/*.json and the notes in notes.md.
+
+    python benchmarks/results.py
+
+Figures of runs with --quick are left out.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import rollouts
+import scaling
+import step
+import update
+from harness import HERE, show, table
+
+TITLES = {
+    "step": "A whole step, against TRL",
+    "rollouts": "Rollouts, against transformers and vLLM",
+    "update": "The update and the decoding step, against the machine",
+    "scaling": "How a step grows",
+}
+COLUMNS = {
+    "step": step.COLUMNS,
+    "rollouts": rollouts.COLUMNS,
+    "update": update.COLUMNS,
+    "scaling": scaling.COLUMNS,
+}
+ABOUT = {"step": step.__doc__, "rollouts": rollouts.__doc__, "update": update.__doc__,
+         "scaling": scaling.__doc__}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """A figure that a case must reach: at least or at most `value`."""
+
+    benchmark: str
+    case: str
+    figure: str
+    value: float
+    at_least: bool = True
+    peer: str | None = None
+
+    def met(self, figure: float) -> bool:
+        return figure >= self.value if self.at_least else figure <= self.value
+
+
+def _targets() -> list[Target]:
+    def least(benchmark: str, case: str, value: float, peer: str | None = None) -> Target:
+        return Target(benchmark=benchmark, case=case, figure="speedup", value=value, peer=peer)
+
+    def most(benchmark: str, case: str, figure: str, value: float) -> Target:
+        return Target(benchmark=benchmark, case=case, figure=figure, value=value, at_least=False)
+
+    return [
+        least("rollouts", "small-equal", 3.0, "generate"),
+        least("rollouts", "small-equal", 3.0, "vllm"),
+        least("rollouts", "embedded-queue", 6.0, "generate"),
+        least("rollouts", "medium-fp32", 2.5, "generate"),
+        least("rollouts", "medium-bf16", 2.5, "generate"),
+        *(least("step", f"embedded{of}", 3.0) for of in ("", "@8-rows")),
+        *(least("step", f"medium-fp32{of}", 3.5) for of in ("", "@one-pass")),
+        *(least("step", f"medium-recommended{of}", 5.0) for of in ("", "@one-pass")),
+        least("step", "long-prompt-fp32", 6.0),
+        least("step", "long-prompt-recommended", 8.0),
+        *(most("step", f"medium-fp32{of}", "memory_ratio", 1 / 6) for of in ("", "@one-pass")),
+        *(
+            most("step", f"medium-recommended{of}", "memory_ratio", 1 / 3)
+            for of in ("", "@one-pass")
+        ),
+        *(most("update", f"{case}-fp32", "over_bound", 1.3) for case in ("update", "long-prompt")),
+        *(most("update", f"{case}-bf16", "over_bound", 1.8) for case in ("update", "long-prompt")),
+        most("update", "decode-fp32", "over_bound", 1.8),
+        most("update", "vocab-152k", "logits_peak_mb", 300.0),
+    ]
+
+
+def read(folder: Path) -> dict[str, dict[str, Any]]:
+    """Figures by benchmark; those of --quick runs say nothing and are left out."""
+    found: dict[str, dict[str, Any]] = {}
+    for path in sorted(folder.glob("*.json")):
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if content.get("quick"):
+            print(f"{path.name}: left out, made with --quick", file=sys.stderr)
+            continue
+        found[content.get("benchmark", path.stem)] = content
+    order = [*TITLES, *sorted(found.keys() - TITLES.keys())]
+    return {name: found[name] for name in order if name in found}
+
+
+def against_targets(found: dict[str, dict[str, Any]]) -> str:
+    """Every target with what was measured."""
+    rows = []
+    for target in _targets():
+        cases = found.get(target.benchmark, {}).get("cases", [])
+        row = next(
+            (
+                row
+                for row in cases
+                if row["case"] == target.case and target.peer in (None, row.get("peer"))
+            ),
+            None,
+        )
+        measured = None if row is None else row.get(target.figure)
+        sign = "≥" if target.at_least else "≤"
+        rows.append(
+            {
+                "benchmark": target.benchmark,
+                "case": target.case,
+                "figure": target.figure.replace("_", " "),
+                "against": target.peer or ("TRL" if target.benchmark == "step" else "bound"),
+                "measured": measured if measured is not None else "not measured",
+                "target": f"{sign} {show(target.value)}",
+                "met": _verdict(target, measured),
+            }
+        )
+    columns = ("benchmark", "case", "figure", "against", "measured", "target", "met")
+    return table(rows, columns)
+
+
+def _verdict(target: Target, measured: Any) -> str:
+    if measured is None:
+        return ""
+    figure = measured["median"] if isinstance(measured, dict) else float(measured)
+    return "yes" if target.met(figure) else "no"
+
+
+def section(name: str, content: dict[str, Any]) -> str:
+    """One benchmark: what it does, how to repeat it, where it ran, its figures."""
+    cases = content.get("cases")
+    if cases is None:
+        figures = [{"figure": key, "value": value} for key, value in content.items()]
+        return f"## {name}\n\n{table(figures, ('figure', 'value'))}"
+    columns = COLUMNS.get(name) or tuple(key for key in cases[0] if key != "repeats")
+    lines = [f"## {TITLES.get(name, name)}", ""]
+    if ABOUT.get(name):
+        lines += [_prose(ABOUT[name] or ""), ""]
+    if "command" in content:
+        lines += ["```", content["command"], "```", ""]
+    lines += [f"- {line}" for line in _surroundings(content)]
+    lines += ["", table(cases, columns)]
+    return "\n".join(lines)
+
+
+def _prose(doc: str) -> str:
+    """A module's docstring without its command line, which stands below with its options."""
+    parts = [part for part in doc.strip().split("\n\n") if not part.startswith("    ")]
+    return "\n\n".join(" ".join(part.split()) for part in parts)
+
+
+def _surroundings(content: dict[str, Any]) -> list[str]:
+    machine = content.get("hardware", {})
+    lines = []
+    if machine:
+        lines.append(
+            f"{machine['processor']}, {machine['cores']} cores, {machine['memory_gb']} GB, "
+            f"{machine['system']}" + (f", {machine['card']}" if "card" in machine else "")
+            + f"; {content.get('threads')} threads, load {show(machine['load_before'])} before"
+        )  # fmt: skip
+    for side, versions in content.get("versions", {}).items():
+        lines.append(f"{side}: " + ", ".join(f"{name} {v}" for name, v in versions.items()))
+    if "repeats" in content:
+        lines.append(f"{content['repeats']} repeats; a figure with brackets is median (low–high)")
+    return lines
+
+
+def page(found: dict[str, dict[str, Any]], notes: str) -> str:
+    """RESULTS.md."""
+    parts = [
+        "# Results",
+        "Generated by `python benchmarks/results.py` from `benchmarks/results/*.json`. Ratios are "
+        "taken repeat by repeat between processes that take turns on one machine; seconds of "
+        "different machines, or of different files here, are not comparable.",
+        "## Against the targets",
+        against_targets(found),
+        *(section(name, content) for name, content in found.items()),
+        notes.strip(),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def main() -> None:
+    found = read(HERE / "results")
+    notes = (HERE / "notes.md").read_text(encoding="utf-8")
+    (HERE / "RESULTS.md").write_text(page(found, notes), encoding="utf-8")
+    print(f"benchmarks/RESULTS.md: {', '.join(found) or 'no figures yet'}")
+
+
+if __name__ == "__main__":
+    main()

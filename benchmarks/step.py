@@ -1,0 +1,204 @@
+"""A whole RL step: generation, rewards, update; ours against TRL's GRPOTrainer.
+
+    python benchmarks/step.py --json benchmarks/results/step.json
+
+TRL has an environment of its own: .venv-trl, or GROUPWISE_TRL_PYTHON. Both sides get the same
+weights, prompts, reward function, lengths and learning rate, and the same loss (the row `grpo@trl`
+of the table of algorithms). Memory is the peak of each process above what it held with its
+libraries imported and no model loaded. The first step of each side is not counted.
+
+The cases ending in @one-pass give TRL its whole batch at once; in all others it takes 8 rows per
+pass, its default. "recommended" is bfloat16 with float32 masters here, and TRL's defaults there:
+bfloat16 autocast and gradient checkpointing. `computed_share` is the share of completions that our
+update computes: those of a group with equal rewards have no gradient and are left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import harness
+from harness import Report, of, ratios, say, spread
+from shapes import SHAPES, as_text, random_prompts, save_model, word_problems_of_bundled
+
+COLUMNS = (
+    "case", "precision", "ours_seconds", "peer_seconds", "speedup", "ours_peak_mb", "peer_peak_mb",
+    "memory_ratio", "ours_tokens", "peer_tokens", "logprob_gap", "computed_share", "stages",
+)  # fmt: skip
+FP32 = {"bf16": False, "gradient_checkpointing": False}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A setting.
+
+    Attributes:
+        precision: of our weights in the computation; masters are float32.
+        ours: sections of our configuration that differ from its defaults.
+        peer: settings of GRPOConfig that differ from its defaults, and `rows_per_pass`.
+    """
+
+    shape: str
+    precision: str
+    prompts: int
+    group: int
+    prompt: int
+    completion: int
+    ours: dict[str, Any] = field(default_factory=dict)
+    peer: dict[str, Any] = field(default_factory=dict)
+
+
+def _cases() -> dict[str, Case]:
+    embedded = Case(
+        shape="bundled", precision="float32", prompts=16, group=8, prompt=0, completion=48,
+        peer={**FP32, "rows_per_pass": 128},
+    )  # fmt: skip
+    medium = Case(
+        shape="42m", precision="float32", prompts=8, group=8, prompt=129, completion=128, peer=FP32
+    )
+    long = replace(medium, group=16, prompt=512)
+    recommended = {"precision": "bfloat16", "peer": {}}
+    return {
+        "embedded": embedded,
+        "embedded@8-rows": replace(embedded, peer=FP32),
+        "medium-fp32": medium,
+        "medium-fp32@one-pass": replace(medium, peer={**FP32, "rows_per_pass": 64}),
+        "medium-recommended": replace(medium, **recommended),
+        "medium-recommended@one-pass": replace(
+            medium, precision="bfloat16", peer={"rows_per_pass": 64}
+        ),
+        "medium-recommended@no-checkpointing": replace(
+            medium, precision="bfloat16", peer={"gradient_checkpointing": False}
+        ),
+        "long-prompt-fp32": long,
+        "long-prompt-recommended": replace(long, **recommended),
+        **{
+            f"gpu-{shape}-g{group}": Case(
+                shape=f"qwen2.5-{shape}", precision="bfloat16", prompts=128 // group, group=group,
+                prompt=256, completion=512,
+            )
+            for shape in ("0.5b", "1.5b", "3b")
+            for group in (8, 16)
+        },
+    }  # fmt: skip
+
+
+CASES = _cases()
+
+
+def shrunk(case: Case) -> Case:
+    if case.shape == "bundled":  # Small as it is, and fewer answers would hold no right one.
+        return case
+    return replace(
+        case,
+        prompts=2,
+        group=2,
+        prompt=min(case.prompt, 16),
+        completion=min(case.completion, 8),
+        peer={k: v for k, v in case.peer.items() if k != "rows_per_pass"} | {"rows_per_pass": 2},
+    )
+
+
+def specification(case: Case, folder: str, *, threads: int) -> dict[str, Any]:
+    """What both sides are told."""
+    common = {
+        "precision": case.precision,
+        "group": case.group,
+        "max_tokens": case.completion,
+        "learning_rate": 1e-6,  # so small that the lengths of completions stay what they are
+        "threads": threads,
+        "seed": 0,
+    }
+    if case.shape == "bundled":
+        problems = word_problems_of_bundled(case.prompts)
+        return common | {
+            "model": problems.folder,
+            "endless": False,
+            "prompts": problems.texts,
+            "answers": problems.answers,
+            "first": problems.tokens[0],
+            "reward": "tagged_answer",
+        }
+    shape = SHAPES[case.shape]
+    prompts = random_prompts(shape, count=case.prompts, tokens=case.prompt)
+    return common | {
+        "model": save_model(shape, folder),
+        "endless": True,
+        "prompts": [as_text(tokens) for tokens in prompts],
+        "answers": [""] * case.prompts,
+        "first": prompts[0],
+        "reward": "checksum",
+    }
+
+
+def measure(
+    name: str, case: Case, peer_python: Path, options: argparse.Namespace, report: Report
+) -> dict[str, Any]:
+    """One case on both sides, each in a fresh process."""
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        spec = specification(case, folder, threads=options.threads)
+        ours, versions = harness.start(stack, "ours/step.py", {**spec, "settings": case.ours})
+        report.version("ours", versions)
+        peer, versions = harness.start(
+            stack, "peers/trl_step.py", {**spec, "settings": case.peer}, python=peer_python
+        )
+        report.version("trl", versions)
+        asked = {"prompt": spec["first"], "completions": [[5, 7, 11, 13], [17, 19, 23, 29]]}
+        gap = _gap(*(side.ask("logprobs", **asked)["logprobs"] for side in (ours, peer)))
+        first = {"ours": ours.ask("step"), "peer": peer.ask("step")}
+        answers = harness.turns(
+            {"ours": lambda _: ours.ask("step"), "peer": lambda _: peer.ask("step")},
+            repeats=options.repeats,
+        )
+    peaks = {side: max(of([first[side], *answers[side]], "peak_mb")) for side in answers}
+    return {
+        "case": name,
+        "precision": case.precision,
+        "peer_settings": case.peer,
+        "ours_seconds": statistics.median(of(answers["ours"], "seconds")),
+        "peer_seconds": statistics.median(of(answers["peer"], "seconds")),
+        "ours_range": spread(of(answers["ours"], "seconds")),
+        "peer_range": spread(of(answers["peer"], "seconds")),
+        "speedup": ratios(of(answers["peer"], "seconds"), of(answers["ours"], "seconds")),
+        "ours_peak_mb": peaks["ours"],
+        "peer_peak_mb": peaks["peer"],
+        "memory_ratio": peaks["ours"] / peaks["peer"],
+        "logprob_gap": gap,
+        "ours_tokens": statistics.median(of(answers["ours"], "tokens")),
+        "peer_tokens": statistics.median(of(answers["peer"], "tokens")),
+        "computed_share": statistics.median(of(answers["ours"], "computed_share")),
+        "stages": {side: harness.stages(answers[side]) for side in answers},
+        "repeats": answers,
+    }
+
+
+def _gap(ours: list[list[float]], peers: list[list[float]]) -> float:
+    """Largest difference of a token's log-probability before training."""
+    pairs = zip(sum(ours, []), sum(peers, []), strict=True)
+    return max(abs(a - b) for a, b in pairs)
+
+
+def main() -> None:
+    default = [name for name in CASES if not name.startswith("gpu-")]
+    options = harness.arguments(__doc__ or "", list(CASES)).parse_args()
+    names = harness.chosen(options, list(CASES), default)
+    python = harness.environment("trl", "GROUPWISE_TRL_PYTHON", ".venv-trl")
+    if python is None:
+        raise SystemExit(1)
+    report = Report("step", options)
+    for name in names:
+        say(name)
+        case = shrunk(CASES[name]) if options.quick else CASES[name]
+        report.add(measure(name, case, python, options, report))
+    report.close(COLUMNS)
+
+
+if __name__ == "__main__":
+    main()
