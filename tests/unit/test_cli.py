@@ -117,6 +117,15 @@ def test_chat_answers_each_line_of_a_pipe(
     assert len(capsys.readouterr().out.splitlines()) == 2
 
 
+def test_chat_forgets_the_oldest_turns_when_the_context_is_full(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Five messages of 300 tokens each do not fit into a context of 1024."""
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(["1" * 300] * 5)))
+    assert main(["chat", "bundled", "--max-tokens", "4"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 5
+
+
 def test_chat_refuses_a_message_beyond_the_context(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
