@@ -1,0 +1,1 @@
+"""Other projects' ways of calling, and our functions inside other projects."""
