@@ -78,7 +78,7 @@ def test_training_lowers_the_loss_and_resumes_nothing_global() -> None:
         )
     ]
     assert losses[0] == pytest.approx(math.log(512), abs=0.3)
-    assert losses[-1] < 0.3 * losses[0]
+    assert losses[-1] < 0.5 * losses[0]
     assert torch.equal(torch.random.get_rng_state(), before)
 
 

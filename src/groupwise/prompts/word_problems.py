@@ -37,13 +37,13 @@ THINGS = (
 )  # fmt: skip
 LEVELS = (1, 2, 3)
 _START: Mapping[str, tuple[int, int]] = {
-    "train": (2, 20),
-    "held_out": (2, 20),
-    "held_out_templates": (2, 20),
-    "larger_numbers": (21, 29),
+    "train": (2, 24),
+    "held_out": (2, 24),
+    "held_out_templates": (2, 24),
+    "larger_numbers": (25, 29),
 }
 """The lowest and highest number a problem begins with."""
-_HIGHEST = {"train": 30, "held_out": 30, "held_out_templates": 30, "larger_numbers": 38}
+_HIGHEST = {"train": 36, "held_out": 36, "held_out_templates": 36, "larger_numbers": 38}
 """No result exceeds this."""
 _HELD_OUT_SHARE = 8
 """One chain of operations in this many is held out."""
@@ -289,7 +289,7 @@ class Demonstrations(Sequence[Example]):
 
     Example:
         >>> [example.completion for example in Demonstrations(size=1, levels=(1,))]
-        ['<reasoning>9+5=14</reasoning><answer>14</answer>']
+        ['<reasoning>16+5=21</reasoning><answer>21</answer>']
     """
 
     size: int
