@@ -8,7 +8,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Protocol, TextIO, runtime_checkable
+from typing import Any, Protocol, TextIO, runtime_checkable
 
 from rich.console import Console
 from rich.live import Live
@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from groupwise.logs.files import printable
+from groupwise.logs.steadfast import Steadfast, steadfast
 
 SHOWN = {
     "loss": ("supervised_loss", "{:.3f}"),
@@ -59,7 +60,7 @@ def show_progress(
         stream: where to write; standard error unless given, so that results can be piped.
         every: steps between plain lines; None prints about 20 lines per run.
     """
-    chosen: TextIO = stream or sys.stderr
+    chosen: Any = steadfast(stream or sys.stderr)
     if chosen.isatty() and os.environ.get("TERM") != "dumb":
         return LiveProgress(totals, stream=chosen)
     return PlainProgress(totals, stream=chosen, every=every)
@@ -118,13 +119,16 @@ class PlainProgress:
             os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
 
     def close(self) -> None:
-        """Nothing is left open."""
+        """Let the reader take the last lines."""
+        if isinstance(self.stream, Steadfast):
+            self.stream.close()
 
 
 class LiveProgress:
     """A table with one row per run that is redrawn in place."""
 
     def __init__(self, totals: Mapping[str, int], *, stream: TextIO) -> None:
+        self.stream = stream
         self.paces = {run: Pace(total) for run, total in totals.items()}
         self.metrics: dict[str, Mapping[str, float]] = {run: {} for run in totals}
         self.live = Live(
@@ -144,6 +148,8 @@ class LiveProgress:
     def close(self) -> None:
         """Draw the table once more and give the terminal back."""
         self.live.stop()
+        if isinstance(self.stream, Steadfast):
+            self.stream.close()
 
     def table(self) -> Table:
         """The table as it stands."""

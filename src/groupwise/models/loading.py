@@ -19,6 +19,9 @@ from transformers import (
 from groupwise.errors import ModelError, UsageError
 
 BUNDLED = "bundled"
+TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model", "*.tiktoken", "tekken*")
+"""Names that the files of tokenizers have."""
+
 DTYPES = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
@@ -92,6 +95,14 @@ def load_policy(
     if Path(place).exists() and not (Path(place) / "config.json").exists():
         raise UsageError(
             f"model.path = {str(path)!r}: the folder has no config.json, so it is no model folder."
+        )
+    if Path(place).is_dir() and not any(
+        next(Path(place).glob(pattern), None) for pattern in TOKENIZER_FILES
+    ):
+        # transformers would make an empty tokenizer of the model's kind.
+        raise UsageError(
+            f"model.path = {str(path)!r}: no tokenizer is there; the folder must hold the "
+            "tokenizer's files beside the weights."
         )
     try:
         tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=trust_remote_code)

@@ -1,0 +1,36 @@
+"""kill −9 at random instants: the resumed run ends as the unbroken one, to the bit."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+DRIVER = Path(__file__).with_name("kill_driver.py")
+
+
+def kill(folder: Path, *, kills: int, seed: int) -> dict[str, object]:
+    done = subprocess.run(
+        [sys.executable, str(DRIVER), str(folder), str(kills), str(seed)],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.slow
+def test_a_few_kills(tmp_path: Path) -> None:
+    result = kill(tmp_path, kills=6, seed=0)
+    assert result["kills"] == 6 and result["wrong"] == []
+
+
+@pytest.mark.verify
+@pytest.mark.timeout(3600)
+def test_two_hundred_kills(tmp_path: Path) -> None:
+    result = kill(tmp_path, kills=200, seed=1)
+    assert result["kills"] == 200 and result["wrong"] == []
+    assert result["drafts"], "no kill hit a checkpoint that was being written"
