@@ -194,7 +194,7 @@ def chosen(options: argparse.Namespace, known: Sequence[str], default: Sequence[
     if options.cases is None:
         return list(default)
     names = options.cases.split(",")
-    for name in names:
+    for name in names[at:] + names[:at]:
         if name not in known:
             raise SystemExit(f"--cases = {name!r}: no such case. Known: {', '.join(known)}.")
     return names
@@ -234,6 +234,15 @@ def _processor() -> str:
     return " ".join([names.get("model name", "unknown"), *wide])
 
 
+def _commit() -> str:
+    """Of the code that was measured; "+" where files differ from it."""
+    command = ["git", "-C", str(HERE), "describe", "--always", "--abbrev=12", "--dirty=+"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
 class Report:
     """Figures as they are made: printed, and written to a file after every case."""
 
@@ -247,6 +256,7 @@ class Report:
             "threads": options.threads,
             "repeats": options.repeats,
             "hardware": hardware(),
+            "commit": _commit(),
             "versions": {},
             "cases": self.cases,
         }

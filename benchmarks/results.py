@@ -160,8 +160,10 @@ def _surroundings(content: dict[str, Any]) -> list[str]:
         lines.append(
             f"{machine['processor']}, {machine['cores']} cores, {machine['memory_gb']} GB, "
             f"{machine['system']}" + (f", {machine['card']}" if "card" in machine else "")
-            + f"; {content.get('threads')} threads, load {show(machine['load_before'])} before"
+            + f"; threads {content.get('threads')}, load {show(machine['load_before'])} before"
         )  # fmt: skip
+    if "commit" in content:
+        lines.append(f"commit {content['commit']}")
     for side, versions in content.get("versions", {}).items():
         lines.append(f"{side}: " + ", ".join(f"{name} {v}" for name, v in versions.items()))
     if "repeats" in content:

@@ -4,10 +4,11 @@
 
 Peers are `generate`, `generate_batch` (continuous batching) and vLLM, the last one in an
 environment of its own: .venv-vllm, or GROUPWISE_VLLM_PYTHON. All sides get the same weights,
-prompts and lengths, and greedy decoding must give the same tokens before anything is timed.
-Untruncated sampling at temperature 1; vLLM returns neither text nor log-probabilities, the group
-engine returns both. Where more prompts wait than are worth computing at once, every side but vLLM,
-which schedules by itself, first searches for its fastest number of rows.
+prompts and lengths. Before anything is timed they decode greedily: `same_greedy` is the share of
+tokens that come before a row's first difference from ours. Sampling is untruncated at temperature
+1; vLLM returns neither text nor log-probabilities, the group engine returns both. Where more
+prompts wait than are worth computing at once, every side but vLLM, which schedules by itself, first
+searches for its fastest number of rows.
 """
 
 from __future__ import annotations
@@ -208,6 +209,24 @@ def measure(
     ]
 
 
+def measured(
+    name: str, case: Case, model: Model, sides: dict[str, Worker], options: argparse.Namespace
+) -> list[dict[str, Any]]:
+    """One case on every side that lives through it; a peer that does not is left out from then
+    on."""
+    while len(sides) > 1:
+        try:
+            return measure(name, case, model, sides, options)
+        except harness.WorkerError as error:
+            dead = [side for side, worker in sides.items() if worker.process.poll() is not None]
+            if "ours" in dead or not dead:
+                raise
+            for side in dead:
+                del sides[side]
+            say(f"{', '.join(dead)}: left out from {name} on, {error}")
+    return []
+
+
 def _rows(
     worker: Worker, side: str, case: Case, prompts: list[list[int]], common: dict[str, Any]
 ) -> int:
@@ -260,7 +279,7 @@ def main() -> None:
             sides = workers(stack, model, first, options, report)
             for name, case in members.items():
                 say(name)
-                for row in measure(name, case, model, sides, options):
+                for row in measured(name, case, model, sides, options):
                     report.add(row)
     report.close(COLUMNS)
 

@@ -192,12 +192,18 @@ def main() -> None:
     python = harness.environment("trl", "GROUPWISE_TRL_PYTHON", ".venv-trl")
     if python is None:
         raise SystemExit(1)
-    report = Report("step", options)
+    report, failed = Report("step", options), []
     for name in names:
         say(name)
         case = shrunk(CASES[name]) if options.quick else CASES[name]
-        report.add(measure(name, case, python, options, report))
+        try:
+            report.add(measure(name, case, python, options, report))
+        except harness.WorkerError as error:
+            failed.append(name)
+            say(f"{name}: not measured, {error}")
     report.close(COLUMNS)
+    if failed:
+        raise SystemExit(f"not measured: {', '.join(failed)}")
 
 
 if __name__ == "__main__":

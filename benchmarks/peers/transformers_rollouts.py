@@ -21,11 +21,10 @@ class Rollouts:
         torch.set_num_threads(spec["threads"])
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
         self.memory = Memory()
-        self.model = (
-            AutoModelForCausalLM.from_pretrained(spec["model"], dtype=DTYPES[spec["precision"]])
-            .to(self.device)
-            .eval()
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            spec["model"], dtype=DTYPES[spec["precision"]]
         )
+        self.model = model.to(self.device).eval()
         self.batching = spec["batching"]
 
     def hello(self) -> dict[str, Any]:

@@ -1,0 +1,131 @@
+"""The figures of the benchmarks: turns, quotients, tables, targets."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+FOLDER = Path(__file__).parents[2] / "benchmarks"
+NAMES = ("harness", "results", "rollouts", "scaling", "shapes", "step", "update")
+
+
+@pytest.fixture
+def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[object]:
+    """Imports a file of the benchmarks as their scripts do, and forgets it afterwards."""
+    before = {name: sys.modules.pop(name) for name in NAMES if name in sys.modules}
+    monkeypatch.syspath_prepend(str(FOLDER))
+    yield importlib.import_module
+    for name in NAMES:
+        sys.modules.pop(name, None)
+    sys.modules.update(before)
+
+
+def test_the_first_side_changes_with_every_repeat(load) -> None:
+    harness: ModuleType = load("harness")
+    harness.PAUSE_S = 0
+    order: list[str] = []
+
+    def side(name: str):
+        return lambda repeat: order.append(name) or {"repeat": repeat}
+
+    answers = harness.turns({name: side(name) for name in "abc"}, repeats=3)
+    assert "".join(order) == "abcbcacab"
+    assert answers["b"] == [{"repeat": 0}, {"repeat": 1}, {"repeat": 2}]
+
+
+def test_ratios_are_taken_repeat_by_repeat(load) -> None:
+    # 8/2 = 4, 9/3 = 3, 40/4 = 10: median 4, although the quotient of the medians is 9/3 = 3.
+    found = load("harness").ratios([8.0, 9.0, 40.0], [2.0, 3.0, 4.0])
+    assert found == {"median": 4.0, "low": 3.0, "high": 10.0}
+
+
+def test_a_worker_that_dies_says_why(load, tmp_path: Path) -> None:
+    harness: ModuleType = load("harness")
+    (tmp_path / "broken.py").write_text("raise ValueError('no such card')")
+    with (
+        harness.Worker(str(tmp_path / "broken.py"), {"threads": 1}) as worker,
+        pytest.raises(harness.WorkerError, match="asked to 'hello'(.|\n)*no such card"),
+    ):
+        worker.ask("hello")
+
+
+def test_what_libraries_print_is_no_answer(load, tmp_path: Path) -> None:
+    harness: ModuleType = load("harness")
+    (tmp_path / "loud.py").write_text(
+        "from channel import Channel\n"
+        "def add(a, b):\n"
+        "    print('{\"sum\": 0}')\n"
+        "    return {'sum': a + b}\n"
+        "Channel().serve({'add': add})\n"
+    )
+    with harness.Worker(str(tmp_path / "loud.py"), {"threads": 1}) as worker:
+        assert worker.ask("add", a=2, b=3) == {"sum": 5}
+        assert worker.ask("add", a=4, b=5) == {"sum": 9}
+
+
+def test_agreement_counts_tokens_before_the_first_difference(load) -> None:
+    # Row 1: 2 of 4 stand before the difference; row 2: all 2 of 3, the peer wrote one more.
+    agreement = load("rollouts")._agreement
+    assert agreement([[1, 2, 9, 4], [5, 6]], [[1, 2, 3, 4], [5, 6, 7]]) == 4 / 7
+
+
+def test_a_peer_that_dies_is_left_out_and_the_others_go_on(load, monkeypatch) -> None:
+    rollouts: ModuleType = load("rollouts")
+
+    class Side:
+        def __init__(self, alive: bool) -> None:
+            self.alive, self.process = alive, self
+
+        def poll(self) -> int | None:
+            return None if self.alive else 1
+
+    def measure(name, case, model, sides, options):
+        if not all(side.alive for side in sides.values()):
+            raise load("harness").WorkerError("out of memory")
+        return [{"peer": peer} for peer in sides if peer != "ours"]
+
+    monkeypatch.setattr(rollouts, "measure", measure)
+    sides = {"ours": Side(True), "generate": Side(True), "vllm": Side(False)}
+    assert rollouts.measured("c", None, None, sides, None) == [{"peer": "generate"}]
+    with pytest.raises(load("harness").WorkerError):
+        rollouts.measured("c", None, None, {**sides, "ours": Side(False)}, None)
+
+
+def test_growth_is_the_exponent_between_two_points(load) -> None:
+    # Twice the value: 4 times the time is exponent 2, the same memory is exponent 0.
+    before = {"value": 8, "ours_seconds": 1.5, "ours_peak_mb": 70.0}
+    now = {"value": 16, "ours_seconds": 6.0, "ours_peak_mb": 70.0}
+    assert load("scaling").growth(before, now) == pytest.approx({"time": 2.0, "memory": 0.0})
+
+
+def test_the_page_holds_each_figure_against_its_target(load, tmp_path: Path) -> None:
+    results: ModuleType = load("results")
+    spread = {"median": 3.1, "low": 2.8, "high": 3.3}
+    rows = [
+        {"case": "small-equal", "peer": "generate", "speedup": spread},
+        {"case": "small-equal", "peer": "vllm", "speedup": {**spread, "median": 2.9}},
+    ]
+    hardware = {"processor": "X", "cores": 2, "memory_gb": 8, "system": "L", "load_before": 0.1}
+    content = {"benchmark": "rollouts", "hardware": hardware, "command": "python it", "cases": rows}
+    (tmp_path / "rollouts.json").write_text(json.dumps(content))
+    (tmp_path / "update.json").write_text(json.dumps({"benchmark": "update", "quick": True}))
+    found = results.read(tmp_path)
+    assert list(found) == ["rollouts"]
+    page = results.page(found, "## Notes")
+    verdicts = [line.split("|")[-2].strip() for line in page.splitlines() if "small-equal" in line]
+    assert verdicts[:2] == ["yes", "no"]
+    assert "| step      | embedded " in page and "not measured" in page
+    assert "python it" in page and page.endswith("## Notes\n")
+
+
+def test_every_target_names_a_case_that_exists(load) -> None:
+    results = load("results")
+    cases = {name: load(name).CASES for name in ("rollouts", "step", "update")}
+    for target in results._targets():
+        assert target.case in cases[target.benchmark]
