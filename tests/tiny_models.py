@@ -1,7 +1,7 @@
 """Random models of every architecture that the engine is promised for, small enough for a test.
 
-Weights are scaled up so that distributions are far from uniform and a wrong mask or position shows in
-the third digit, not in the seventh.
+Weights are scaled up so that distributions are far from uniform and a wrong mask or position shows
+in the third digit, not in the seventh.
 """
 
 from __future__ import annotations

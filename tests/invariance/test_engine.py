@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tiny_models import NAMES, VOCAB, tiny_model, tiny_policy
 
 from groupwise.models import unsupported
 from groupwise.rollouts import GenerateEngine, GroupEngine, distribution
 from groupwise.types import Group, Prompt, Request, Sampling
+from tiny_models import NAMES, VOCAB, tiny_model, tiny_policy
 
 ENDS = (1, 7, 8, 9, 10, 11)  # Several, so that completions end at different steps.
 

@@ -1,4 +1,5 @@
-"""The packed update is the plain one: same log-probabilities, same gradient, however it is split."""
+"""The packed update is the plain one: same log-probabilities, same gradient, however it is
+split."""
 
 from __future__ import annotations
 
@@ -6,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tiny_models import NAMES, VOCAB, tiny_model, tiny_policy
 from torch import Tensor
 
 from groupwise.rollouts import GroupEngine
 from groupwise.types import Batch, Prompt, Request, Sampling
 from groupwise.updates import OptimizerSettings, TorchLearner
+from tiny_models import NAMES, VOCAB, tiny_model, tiny_policy
 
 STILL = OptimizerSettings(learning_rate=0.0, max_grad_norm=None)
 
