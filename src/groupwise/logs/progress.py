@@ -67,28 +67,25 @@ def show_progress(
 
 
 class Pace:
-    """Estimates the time left from the steps finished lately."""
+    """Estimates the time left from the steps finished lately; what came before them is no step."""
 
     def __init__(self, total: int, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.total = total
         self.clock = clock
         self.done = 0
-        self.times: deque[tuple[int, float]] = deque([(0, clock())], maxlen=RECENT + 1)
+        self.times: deque[tuple[int, float]] = deque(maxlen=RECENT + 1)
 
     def step(self, step: int) -> None:
-        """Note that a step has finished now; a resumed run starts to count where it goes on."""
-        now = self.clock()
-        if self.done == 0 and step > 1:
-            self.times = deque([(step - 1, self.times[0][1])], maxlen=RECENT + 1)
+        """Note that a step has finished now; a resumed run starts with a later one than the first."""
         self.done = step
-        self.times.append((step, now))
+        self.times.append((step, self.clock()))
 
     def left(self) -> float | None:
-        """Seconds left; None before the first step."""
-        (first, start), (last, end) = self.times[0], self.times[-1]
-        if last == first:
+        """Seconds left; None before two steps have finished."""
+        if len(self.times) < 2:
             return None
-        return (self.total - self.done) * (end - start) / (last - first)
+        (first, start), (last, end) = self.times[0], self.times[-1]
+        return (self.total - self.done) * (end - start) / max(last - first, 1)
 
 
 class PlainProgress:
