@@ -52,7 +52,7 @@ def fixed(folder: Path) -> Fixed:
     policy = tiny()
     with torch.no_grad():
         for parameter in policy.model.parameters():
-            parameter.mul_(4.0)  # far from uniform, so that log-probabilities differ
+            parameter.mul_(2.0)  # far from uniform, so that log-probabilities differ
     policy.model.save_pretrained(folder)
     policy.tokenizer.save_pretrained(folder)
     end = policy.tokenizer.eos_token_id

@@ -1,0 +1,115 @@
+"""What becomes of a field of TRL's configuration: stated where the field is defined, once.
+
+From these statements come the refusals at construction and the table of the docs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from groupwise.errors import UsageError
+
+KEY = "groupwise"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Treatment:
+    """What becomes of a field.
+
+    Attributes:
+        becomes: the setting of groupwise that it sets; None for a field that only its default fits.
+        note: how the effect differs from TRL's, or why the field is refused.
+        instead: what to do in place of a refused field.
+        same: further values that ask for the same as the default of a refused field.
+        of: the losses for which the field means anything; None for all.
+    """
+
+    becomes: str | None = None
+    note: str = ""
+    instead: str = ""
+    same: tuple[Any, ...] = ()
+    of: tuple[str, ...] | None = None
+
+
+def honoured(
+    default: Any, becomes: str, note: str = "", *, of: tuple[str, ...] | None = None
+) -> Any:
+    """A field of a dataclass that groupwise heeds.
+
+    Args:
+        default: TRL's.
+        becomes: what it sets.
+        note: where the effect is not quite TRL's.
+        of: the losses that read it.
+    """
+    treatment = Treatment(becomes=becomes, note=note, of=of)
+    return dataclasses.field(default=default, metadata={KEY: treatment, "help": becomes})
+
+
+def refused(default: Any, note: str, instead: str = "", *, same: tuple[Any, ...] = ()) -> Any:
+    """A field of a dataclass of which only the default is accepted.
+
+    Args:
+        default: TRL's.
+        note: why anything else is refused.
+        instead: what to do.
+        same: values that mean what the default means.
+    """
+    treatment = Treatment(note=note, instead=instead, same=same)
+    return dataclasses.field(default=default, metadata={KEY: treatment, "help": f"refused: {note}"})
+
+
+def treatments(config: type) -> dict[str, tuple[Any, Treatment]]:
+    """Default and treatment of every field, in order."""
+    fields = dataclasses.fields(config)  # pyright: ignore[reportArgumentType]
+    return {field.name: (field.default, field.metadata[KEY]) for field in fields}
+
+
+def check(config: Any, *, loss_type: str) -> None:
+    """Refuse every value that would not be heeded.
+
+    Raises:
+        UsageError: the field, its value, why, and what to do instead.
+    """
+    for name, (default, treatment) in treatments(type(config)).items():
+        value = getattr(config, name)
+        if _equal(value, default) or any(_equal(value, other) for other in treatment.same):
+            continue
+        where = f"GRPOConfig.{name} = {value!r}"
+        if treatment.becomes is None:
+            instead = f"; {treatment.instead}" if treatment.instead else ""
+            raise UsageError(f"{where}: {treatment.note}{instead}.")
+        if treatment.of is not None and loss_type not in treatment.of:
+            losses = ", ".join(treatment.of)
+            raise UsageError(
+                f"{where}: loss_type = {loss_type!r} does not read it; leave it out. Read by: "
+                f"{losses}."
+            )
+
+
+def _equal(value: Any, other: Any) -> bool:
+    """Equal, where True is not 1 and an empty list is no setting at all."""
+    if isinstance(value, bool) != isinstance(other, bool):
+        return False
+    return value == other or (value in ([], {}, ()) and other in (None, (), [], {}))
+
+
+def markdown(config: type) -> str:
+    """The table of the docs: every field with its default and what becomes of it."""
+    heed = ["| field | default | becomes | |", "|---|---|---|---|"]
+    refuse = ["| field | only value | why | instead |", "|---|---|---|---|"]
+    for name, (default, treatment) in treatments(config).items():
+        if treatment.becomes is None:
+            also = "".join(f", `{value!r}`" for value in treatment.same)
+            row = f"`{default!r}`{also} | {treatment.note} | {treatment.instead}"
+            refuse.append(_row(name, row))
+        else:
+            only = f"only with {', '.join(treatment.of)}" if treatment.of else ""
+            notes = "; ".join(text for text in (only, treatment.note) if text)
+            heed.append(_row(name, f"`{default!r}` | {treatment.becomes} | {notes}"))
+    return "\n".join(["### Heeded", "", *heed, "", "### Refused", "", *refuse, ""])
+
+
+def _row(name: str, rest: str) -> str:
+    return f"| `{name}` | {rest} |"
