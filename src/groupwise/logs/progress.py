@@ -76,7 +76,7 @@ class Pace:
         self.times: deque[tuple[int, float]] = deque(maxlen=RECENT + 1)
 
     def step(self, step: int) -> None:
-        """Note that a step has finished now; a resumed run starts with a later one than the first."""
+        """Note that a step has finished now; the first one of a resumed run is not step 1."""
         self.done = step
         self.times.append((step, self.clock()))
 
