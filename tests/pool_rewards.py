@@ -74,3 +74,13 @@ async def waits(text: str) -> float:
 
     await asyncio.sleep(600 if text == "async hang" else 0.01)
     return float(os.getpid())
+
+
+def treacherous(text: str, length: int) -> float:
+    """Takes for ever, or kills its process, for some answers."""
+    kind = sum(map(ord, text)) % 5
+    if kind == 0:
+        time.sleep(60)
+    if kind == 1:
+        os._exit(3)
+    return float(kind)

@@ -14,7 +14,7 @@ from groupwise import checkpoint
 from groupwise.checkpoint import Checkpoint
 from groupwise.config import Config
 from groupwise.errors import UsageError
-from groupwise.logs import surroundings
+from groupwise.logs import surroundings, without_secrets
 
 FREE = (
     "steps",
@@ -115,8 +115,8 @@ def about(config: Config) -> dict[str, Any]:
 
 
 def plain(config: Config) -> dict[str, Any]:
-    """Every setting as JSON has it."""
-    return json.loads(config.to_json())
+    """Every setting as JSON has it, without secrets of the environment."""
+    return json.loads(without_secrets(config.to_json()))
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:

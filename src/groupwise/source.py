@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -82,11 +83,13 @@ class RolloutSource:
         groups: list[Group] = []
         scores: list[Scores] = []
         keeps: list[Tensor] = []
-        drawn, seconds = 0, {"rollout": 0.0, "reward": 0.0}
+        drawn, valid, errors = 0, 0, Counter[str]()
+        seconds = {"rollout": 0.0, "reward": 0.0}
         for draw in range(self.max_draws):
             missing = count - len(groups)
             made, judged = self._sample(missing, stream=(self.seed, step, draw), seconds=seconds)
-            drawn += missing
+            drawn, valid = drawn + missing, valid + int(judged.valid.sum())
+            errors.update(judged.errors)
             keep = self.keep(_evidence(made, judged))
             chosen = keep.any(1).nonzero().squeeze(-1).tolist()
             groups += [made[index] for index in chosen]
@@ -95,19 +98,28 @@ class RolloutSource:
             if len(groups) == count:
                 break
         if not groups:
-            raise RunError(
-                f"algorithm.filter: kept none of {drawn} groups in {self.max_draws} rounds; the "
-                f"rewards of each prompt's "
-                "answers are all equal, so there is nothing to learn from. Look at `groupwise "
-                "report`, or choose easier or "
-                "harder prompts, or algorithm.filter.name = 'all'."
-            )
+            raise RunError(self._nothing(drawn, valid, errors))
         return ScoredGroups(
             groups=tuple(groups),
             scores=_joined(scores),
             keep=torch.cat(keeps),
             drawn=drawn,
             seconds=seconds,
+        )
+
+    def _nothing(self, drawn: int, valid: int, errors: Counter[str]) -> str:
+        """Why there is no batch."""
+        if not valid:
+            reasons = "; ".join(message for message, _ in errors.most_common(3)) or "no reason"
+            return (
+                f"rewards: not one completion of {drawn} prompts could be judged ({reasons}), so "
+                "there is nothing to learn from."
+            )
+        return (
+            f"algorithm.filter: kept none of {drawn} groups in {self.max_draws} rounds; the "
+            "rewards of each prompt's answers are all equal, so there is nothing to learn from. "
+            "Look at `groupwise report`, or choose easier or harder prompts, or "
+            "algorithm.filter.name = 'all'."
         )
 
     def _sample(

@@ -1,6 +1,6 @@
 """What a run writes down and shows: its directory, its progress, and experiment trackers."""
 
-from groupwise.logs.files import RunLog, printable, read_lines, surroundings
+from groupwise.logs.files import RunLog, printable, read_lines, surroundings, without_secrets
 from groupwise.logs.progress import Progress, show_progress
 from groupwise.logs.trackers import Tracker, make_trackers
 
@@ -13,4 +13,5 @@ __all__ = [
     "read_lines",
     "show_progress",
     "surroundings",
+    "without_secrets",
 ]

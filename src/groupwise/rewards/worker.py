@@ -10,6 +10,7 @@ from __future__ import annotations
 import array
 import contextlib
 import ctypes
+import faulthandler
 import gc
 import json
 import os
@@ -124,6 +125,7 @@ def _work(
     try:
         os.setsid()
         _die_with_parent()
+        faulthandler.register(signal.SIGUSR2)  # the trainer asks for stacks when it waits too long
         if memory is not None:
             _limit_memory(memory)
         while (message := receive(connection)) is not None:

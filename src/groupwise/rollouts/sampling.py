@@ -76,6 +76,8 @@ def draw(
     target = torch.minimum(
         uniform.to(cdf.dtype) * total, torch.nextafter(total, torch.zeros_like(total))
     )
+    # Logits that are no numbers lead past the end; the log-probability that is none tells of them.
     tokens = torch.searchsorted(cdf, target[:, None], right=True).squeeze(-1)
+    tokens = tokens.clamp(max=cdf.shape[-1] - 1)
     logp = probs.gather(-1, tokens[:, None]).squeeze(-1).log()
     return Drawn(tokens=tokens, logp=logp, kept=kept)

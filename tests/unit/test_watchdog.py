@@ -1,0 +1,121 @@
+"""Every wait has a limit: past it the run says what it waited for, and stops or goes on."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from groupwise.errors import RunError
+from groupwise.watchdog import Watchdog
+
+
+def watchdog(folder: Path, said: list[str], *, stop: bool = True) -> Watchdog:
+    return Watchdog(folder, limit_s=0.2, stop=stop, say=said.append, grace_s=5.0)
+
+
+def test_a_wait_that_never_ends_is_ended_and_named(tmp_path: Path) -> None:
+    dog = watchdog(tmp_path, [])
+    try:
+        with pytest.raises(RunError, match=r"waited 0 s for the answer to everything, and nothing"):
+            with dog.waiting("the answer to everything"):
+                threading.Event().wait(30)
+    finally:
+        dog.close()
+    stacks = (tmp_path / "stacks.txt").read_text()
+    assert "waiting for the answer to everything" in stacks
+    assert "test_watchdog.py" in stacks and "Thread 0x" in stacks
+
+
+def test_a_wait_in_another_thread_is_ended_too(tmp_path: Path) -> None:
+    dog, found = watchdog(tmp_path, []), []
+
+    def work() -> None:
+        try:
+            with dog.waiting("a loop"):
+                while True:
+                    time.sleep(0.01)
+        except RunError as error:
+            found.append(str(error))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join(timeout=20)
+    dog.close()
+    assert len(found) == 1 and "for a loop" in found[0]
+
+
+def test_progress_moves_the_limit(tmp_path: Path) -> None:
+    dog = watchdog(tmp_path, [])
+    with dog.waiting("prompts") as beat:
+        for _ in range(8):
+            time.sleep(0.06)
+            beat()
+    dog.close()
+    assert not (tmp_path / "stacks.txt").exists()
+
+
+def test_what_took_long_before_may_take_long_again(tmp_path: Path) -> None:
+    dog = watchdog(tmp_path, [])
+    for seconds in (0.1, 0.5):
+        with dog.waiting("the evaluation"):
+            time.sleep(seconds)
+    dog.close()
+    assert not (tmp_path / "stacks.txt").exists()
+
+
+def test_reporting_only_goes_on_waiting(tmp_path: Path) -> None:
+    said: list[str] = []
+    dog = watchdog(tmp_path, said, stop=False)
+    with dog.waiting("the disk"):
+        time.sleep(0.5)
+    dog.close()
+    assert said and "for the disk" in said[0] and "stacks.txt" in said[0]
+
+
+def test_workers_are_named_and_show_their_stacks(tmp_path: Path) -> None:
+    """One worker that can print its own stacks, and one that a signal would kill."""
+    program = (
+        "import faulthandler, signal, sys, time\n"
+        "faulthandler.register(signal.SIGUSR2)\nprint('ready', flush=True)\ntime.sleep(60)"
+    )
+    teller = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    silent = subprocess.Popen(["sleep", "60"])
+    assert teller.stdout is not None and teller.stdout.readline() == "ready\n"
+    dog = watchdog(tmp_path, [], stop=False)
+    with dog.waiting("rewards"):
+        time.sleep(0.6)
+    dog.close()
+    stacks = (tmp_path / "stacks.txt").read_text()
+    assert f"worker {teller.pid} (" in stacks and f"worker {silent.pid} (sleep 60)" in stacks
+    assert silent.poll() is None and teller.poll() is None
+    for process in (teller, silent):
+        process.kill()
+    assert 'File "<string>", line 4' in teller.communicate()[1]
+    silent.wait()
+
+
+def test_a_wait_that_cannot_be_interrupted_ends_the_process(tmp_path: Path) -> None:
+    """Stuck where no signal arrives, as foreign code can be."""
+    program = f"""
+import pathlib, signal, sys, time
+from groupwise.watchdog import Watchdog
+dog = Watchdog(pathlib.Path({str(tmp_path)!r}), limit_s=0.3, stop=True, grace_s=0.3,
+               say=lambda text: print(text, file=sys.stderr, flush=True))
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])
+with dog.waiting("foreign code"):
+    time.sleep(100)
+"""
+    start = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=90
+    )
+    assert done.returncode == 1 and time.monotonic() - start < 80
+    assert "foreign code: could not be interrupted; the process ends." in done.stderr
+    assert "line 8 in <module>" in (tmp_path / "stacks.txt").read_text()
