@@ -219,6 +219,26 @@ def sft(
 
 
 @app.command()
+def doctor(
+    recipe: Annotated[
+        str | None, typer.Argument(help="A recipe; without it the installation is looked at.")
+    ] = None,
+    overrides: Overrides = None,
+    json_file: JsonFile = None,
+) -> int:
+    """Look for what would go wrong before a run starts, and say what to do about it."""
+    from groupwise.config import load
+    from groupwise.doctor import examine, passed
+    from groupwise.logs import printable
+
+    checks = examine(None if recipe is None else load(recipe, overrides or []))
+    for check in checks:
+        print(printable(str(check)))
+    _write_json(json_file, [dataclasses.asdict(check) for check in checks])
+    return 0 if passed(checks) else 1
+
+
+@app.command()
 def chat(
     model: Annotated[str, typer.Argument(help='Model folder, hub name, or "bundled".')],
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
