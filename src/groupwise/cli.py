@@ -218,6 +218,37 @@ def sft(
     print(supervise(recipe, overrides or [], output=output))
 
 
+reward_app = typer.Typer(help="Look at rewards.", rich_markup_mode=None)
+app.add_typer(reward_app, name="reward")
+
+
+@reward_app.callback()
+def rewards() -> None:
+    """Look at rewards."""
+
+
+@reward_app.command("try")
+def reward_try(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    data: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Your own samples: rows with `prompt` and `text`."),
+    ] = None,
+    prompts: Annotated[int, typer.Option(min=1, help="Training prompts to try it on.")] = 4,
+    json_file: JsonFile = None,
+) -> int:
+    """Judge reference answers, rubbish and your own samples, part by part."""
+    from groupwise.config import load
+    from groupwise.logs import printable
+    from groupwise.trial import try_reward
+
+    check = try_reward(load(recipe, overrides or []), prompts=prompts, samples=data)
+    print(printable(str(check)))
+    _write_json(json_file, {"rows": check.table(), "problems": list(check.problems)})
+    return 0 if check.passed else 1
+
+
 @app.command()
 def doctor(
     recipe: Annotated[

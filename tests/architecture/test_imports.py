@@ -24,7 +24,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"stages", "report", "keeping", "resuming", "lock"}),
     frozenset({"trainer"}),
     frozenset({"run"}),
-    frozenset({"demo", "experiments", "doctor", "integrations", "chat", "assessment"}),
+    frozenset({"demo", "experiments", "doctor", "integrations", "chat", "assessment", "trial"}),
     frozenset({"cli"}),
     frozenset({"__main__"}),
 )

@@ -153,7 +153,7 @@ def test_diagnose_on_policy() -> None:
         "grad_norm": 2.0,
         "computed_share": 0.5,
         "tokens_per_second": 1.0,  # 2 tokens in 1.5 + .5 seconds
-        "entropy": 0.5,  # −logp of the one computed token
+        "entropy": 1.0,  # −logp of the sampler over both tokens, the one left out included
         "sampler_gap": 0.5,
         "effective_samples": 2.0,
     }
