@@ -246,6 +246,7 @@ def prepare(
     name: str | None = None,
     policy: Policy | None = None,
     functions: Sequence[Reward] = (),
+    scorer: Scorer | None = None,
     prompts: Sequence[Prompt] | None = None,
     eval_prompts: Sequence[Prompt] | None = None,
     resume: bool = False,
@@ -254,14 +255,15 @@ def prepare(
     """Load, check and connect everything a run needs; nothing is trained yet but a warm-up.
 
     Args:
-        name: of the run in the progress; the algorithm's by default. For the others see
-            `train_config`.
+        name: of the run in the progress; the algorithm's by default.
+        scorer: in place of what `functions` or the configuration name; it is closed with the run.
+        For the others see `train_config`.
 
     Raises:
         UsageError: a setting, a file or the run directory cannot be used; nothing was started.
     """
     with ExitStack() as undo:
-        scorer = undo.enter_context(make_scorer(config, functions))
+        scorer = undo.enter_context(scorer or make_scorer(config, functions))
         lock = undo.enter_context(closing(RunLock(config.output)))
         found = resuming.Resumed()
         if resume:

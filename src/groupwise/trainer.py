@@ -208,7 +208,9 @@ class Trainer:
             self.history.append(scored.scores)
             reason = alarm(self.history)
             if reason is not None and len(self.history) == 3:
-                raise RunError(reason)
+                if self.guard.settings.silent_rewards == "stop":
+                    raise RunError(reason)
+                self._say(f"step {self.done}: {reason}")
         verdict = self.guard.judge(metrics)
         if verdict == "stop":
             raise RunError(self.guard.reason)

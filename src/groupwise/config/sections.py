@@ -315,6 +315,9 @@ class GuardsSection(Section):
     batches since then are left out; None never rolls back."""
     rollbacks: Whole = 3
     """Stop after so many of them."""
+    silent_rewards: Literal["stop", "say"] = "stop"
+    """What becomes of a run whose first three batches of rewards are all equal or mostly missing:
+    it stops, or goes on and says so."""
 
 
 class WatchdogSection(Section):

@@ -133,14 +133,23 @@ def optimiser_steps(args: GRPOConfig, rows: int | None) -> int:
         return args.max_steps
     if rows is None:
         raise wrong(args, "max_steps", "must be set, as the length of the data is not known")
+    return math.ceil(args.num_train_epochs * epoch_steps(args, rows))
+
+
+def epoch_steps(args: GRPOConfig, rows: int) -> int:
+    """Optimiser steps of an epoch; an incomplete last generation is left out.
+
+    Raises:
+        UsageError: fewer prompts than a generation takes.
+    """
+    cut = batches(args)
     chunks = rows // cut.chunk
     if not chunks:
         raise UsageError(
             f"train_dataset: has {rows} prompts, and a generation takes {cut.chunk} "
             "(per_device_train_batch_size × steps per generation / num_generations); lower them."
         )
-    per_epoch = max(math.ceil(chunks * cut.updates_per_chunk), 1)
-    return math.ceil(args.num_train_epochs * per_epoch)
+    return max(math.ceil(chunks * cut.updates_per_chunk), 1)
 
 
 def algorithm(args: GRPOConfig) -> dict[str, Any]:

@@ -1,0 +1,80 @@
+"""TRL's data sets as prompts: a column `prompt`, text or messages, and columns for the rewards."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from groupwise.errors import UsageError, suggest
+from groupwise.types import Prompt
+
+KEPT_FROM_REWARDS = ("prompt", "completion", "completion_ids")
+IMAGES = ("image", "images")
+
+
+def prompts(
+    data: Any, *, where: str, limit: int | None = None, alone: bool = False
+) -> list[Prompt]:
+    """The prompts of a data set.
+
+    Args:
+        data: a `datasets.Dataset`, or rows as mappings; a stream needs a limit.
+        where: name of the argument, for messages.
+        limit: the first so many.
+        alone: drop every column but the prompt.
+
+    Raises:
+        UsageError: no rows, no column `prompt`, prompts of another form, images, or a stream whose
+            end is not known.
+    """
+    if isinstance(data, Mapping):
+        raise UsageError(f"{where}: is a table of data sets; pass one of them: {where}['train'].")
+    if limit is None and data is not None and not hasattr(data, "__len__"):
+        raise UsageError(
+            f"{where}: is a stream, so GRPOConfig.max_steps must say how much to read."
+        )
+    rows = list(itertools.islice(_rows(data, where), limit))
+    if not rows:
+        raise UsageError(f"{where}: has no rows; a run needs at least one prompt.")
+    return [_prompt(row, number, where=where, alone=alone) for number, row in enumerate(rows)]
+
+
+def _rows(data: Any, where: str) -> Iterable[Any]:
+    if data is None or isinstance(data, str) or not isinstance(data, Iterable):
+        raise UsageError(
+            f"{where} = {data!r}: must be a datasets.Dataset or a list of rows with a column "
+            "'prompt'."
+        )
+    return data
+
+
+def _prompt(row: Any, number: int, *, where: str, alone: bool) -> Prompt:
+    if not isinstance(row, Mapping):
+        raise UsageError(f"{where}, row {number}: must be a row with named columns.")
+    if "prompt" not in row:
+        raise UsageError(f"{where}: has no column 'prompt'; {suggest('prompt', row)}")
+    pictures = [name for name in IMAGES if row.get(name) is not None]
+    if pictures:
+        raise UsageError(f"{where}: has a column {pictures[0]!r}; models here read text alone.")
+    columns = {key: row[key] for key in row if key not in KEPT_FROM_REWARDS and not alone}
+    value = row["prompt"]
+    if isinstance(value, str):
+        if not value:
+            raise UsageError(f"{where}, row {number}: the prompt is empty.")
+        return Prompt(id=f"row-{number}", text=value, columns=columns)
+    return Prompt(id=f"row-{number}", messages=_messages(value, number, where), columns=columns)
+
+
+def _messages(value: Any, number: int, where: str) -> tuple[Mapping[str, str], ...]:
+    turns = list(value) if isinstance(value, Iterable) else []
+    for turn in turns:
+        content = turn.get("content") if isinstance(turn, Mapping) else None
+        if not isinstance(turn, Mapping) or "role" not in turn or not isinstance(content, str):
+            raise UsageError(
+                f"{where}, row {number}: the prompt must be text, or messages with a role and "
+                f"text as content, not {str(turn)[:60]!r}."
+            )
+    if not turns:
+        raise UsageError(f"{where}, row {number}: the prompt is empty.")
+    return tuple({"role": str(turn["role"]), "content": turn["content"]} for turn in turns)

@@ -1,0 +1,96 @@
+"""What TRL logs, by its names, from scored groups and the metrics of a step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from groupwise.types import Metrics, ScoredGroups
+
+EQUAL = 1e-8
+"""A deviation up to which TRL calls the rewards of a group equal."""
+
+
+def of_rollouts(scored: ScoredGroups, *, scale: str = "group") -> Metrics:
+    """Lengths, rewards by function, and the share of rows without spread.
+
+    Args:
+        scale: the deviation that counts for that share: of the group, or of the "batch".
+
+    Returns:
+        Under TRL's names; NaN where a function said nothing.
+    """
+    completions = [c for group in scored.groups for c in group.completions]
+    lengths = torch.tensor([float(len(c.tokens)) for c in completions])
+    ended = lengths[torch.tensor([c.finish == "stop" for c in completions])]
+    scores = scored.scores
+    total = torch.where(scores.valid, scores.total, math.nan)
+    spread = _std(total.flatten())[None] if scale == "batch" else _std(total)
+    return {
+        **_lengths("length", lengths),
+        "completions/clipped_ratio": 1 - len(ended) / len(lengths),
+        **_lengths("terminated_length", ended if len(ended) else torch.zeros(1)),
+        **{
+            name: value
+            for label, values in scores.parts.items()
+            for name, value in (
+                (f"rewards/{label}/mean", float(values.nanmean())),
+                (f"rewards/{label}/std", float(_std(values.flatten()))),
+            )
+        },
+        "reward": float(total.nanmean()),
+        "reward_std": float(_std(total.flatten())),
+        "frac_reward_zero_std": float((spread.abs() <= EQUAL).float().mean()),
+    }
+
+
+def of_update(metrics: Metrics, *, updates: int, clips: bool) -> Metrics:
+    """Figures of the optimiser steps, from the metrics of groupwise.
+
+    Args:
+        updates: optimiser steps that the metrics are of.
+        clips: whether the surrogate clips ratios; on the first step nothing is cut yet.
+    """
+    figures = {"step_time": metrics["seconds"] / updates, "entropy": metrics["entropy"]}
+    if "kl" in metrics:
+        figures["kl"] = metrics["kl"]
+    if clips:
+        low, high = metrics.get("clip_low", 0.0), metrics.get("clip_high", 0.0)
+        figures["clip_ratio/low_mean"], figures["clip_ratio/high_mean"] = low, high
+        figures["clip_ratio/region_mean"] = low + high
+    return figures
+
+
+def tokens(scored: ScoredGroups) -> int:
+    """Tokens of all rows, the prompt counted once per completion."""
+    return sum(
+        len(group.prompt_tokens) + len(completion.tokens)
+        for group in scored.groups
+        for completion in group.completions
+    )
+
+
+def averaged(window: Mapping[str, list[float]]) -> dict[str, float | None]:
+    """The mean of what was noted under each name, without NaN; None where nothing is left."""
+    means: dict[str, float | None] = {}
+    for name, values in window.items():
+        finite = [value for value in values if not math.isnan(value)]
+        means[name] = sum(finite) / len(finite) if finite else None
+    return means
+
+
+def _lengths(name: str, values: Tensor) -> Metrics:
+    kinds = {"mean": values.mean(), "min": values.min(), "max": values.max()}
+    return {f"completions/{kind}_{name}": float(value) for kind, value in kinds.items()}
+
+
+def _std(values: Tensor) -> Tensor:
+    """Deviation over the last axis with divisor n − 1, without NaN; NaN for fewer than two."""
+    known = ~values.isnan()
+    count = known.sum(-1)
+    centred = torch.where(known, values - values.nanmean(-1, keepdim=True), 0)
+    variance = (centred**2).sum(-1) / (count - 1).clamp(min=1)
+    return torch.where(count > 1, variance.sqrt(), math.nan)

@@ -1,0 +1,200 @@
+"""What TRL's trainer does between steps: figures, callbacks, evaluations, checkpoints, the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerControl, TrainerState
+from transformers.trainer_callback import CallbackHandler
+
+from groupwise.errors import RunError, UsageError
+from groupwise.integrations.trl import figures
+from groupwise.integrations.trl.config import GRPOConfig
+from groupwise.integrations.trl.rewards import Notes
+from groupwise.integrations.trl.settings import CLIPPED
+from groupwise.logs import Progress
+from groupwise.trainer import Trainer
+from groupwise.types import Metrics, ScoredGroups, Source
+
+STATE = "trainer_state.json"
+
+
+class Recorder:
+    """A source that remembers what it handed out, and tells when it is asked."""
+
+    def __init__(self, source: Source, *, asked: Callable[[], None]) -> None:
+        self.source, self.asked = source, asked
+        self.last: ScoredGroups | None = None
+
+    def take(self, count: int, *, step: int) -> ScoredGroups:
+        """The groups of the source."""
+        self.asked()
+        self.last = self.source.take(count, step=step)
+        return self.last
+
+    def state(self) -> dict[str, Any]:
+        """The state of the source."""
+        return self.source.state()
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Set the state of the source."""
+        self.source.restore(state)
+
+
+class Flow:
+    """Follows a run as its progress and acts as TRL's trainer would after every optimiser step.
+
+    Where one batch of rollouts feeds several optimiser steps, their ends are told one after the
+    other when all of them are done.
+
+    Args:
+        args: the settings.
+        state, control: of TRL's callbacks.
+        handler: calls them.
+        updates: optimiser steps per batch of rollouts.
+        epoch_steps: optimiser steps per epoch.
+        notes: what reward functions log.
+        evaluate: measures, logs and tells the callbacks.
+        shown: what shows the run to people.
+    """
+
+    def __init__(
+        self,
+        *,
+        args: GRPOConfig,
+        state: TrainerState,
+        control: TrainerControl,
+        handler: CallbackHandler,
+        updates: int,
+        epoch_steps: int,
+        notes: Notes,
+        evaluate: Callable[[], Mapping[str, Any]],
+        shown: Progress,
+    ) -> None:
+        self.args, self.state, self.control, self.handler = args, state, control, handler
+        self.updates, self.epoch_steps = updates, epoch_steps
+        self.notes, self.evaluate, self.shown = notes, evaluate, shown
+        self.window: dict[str, list[float]] = {}
+        self.newest: Metrics = {}
+        self.losses: list[float] = []
+        self.trainer: Trainer | None = None
+        self.recorder: Recorder | None = None
+
+    def attach(self, trainer: Trainer) -> None:
+        """Follow this trainer from its next step on."""
+        self.trainer = trainer
+        self.recorder = Recorder(trainer.source, asked=self._begin)
+        trainer.source = self.recorder  # pyright: ignore[reportAttributeAccessIssue]
+
+    def _begin(self) -> None:
+        if self.state.global_step % self.epoch_steps == 0:
+            self._tell("on_epoch_begin")
+        self._tell("on_step_begin")
+
+    def step(self, run: str, step: int, metrics: Mapping[str, float]) -> None:
+        """A batch of rollouts has been learnt from."""
+        self.shown.step(run, step, metrics)
+        if self.recorder is None or self.recorder.last is None:
+            raise RunError("callbacks: a step ended that never began.")
+        self._note(self.recorder.last, dict(metrics))
+        ended = False
+        for update in range(self.updates):
+            if update:
+                self._tell("on_step_begin")
+            self.state.global_step += 1
+            self.state.epoch = self.state.global_step / self.epoch_steps
+            self._tell("on_step_end")
+            self._act()
+            ended = self.state.global_step % self.epoch_steps == 0
+            if ended:
+                self._tell("on_epoch_end")
+                self._act()
+        if self.control.should_training_stop and not ended:
+            self._tell("on_epoch_end")
+            self._act()
+
+    def say(self, text: str) -> None:
+        """Show a line of text."""
+        self.shown.say(text)
+
+    def close(self) -> None:
+        """Leave the last state standing."""
+        self.shown.close()
+
+    def log(self, logs: dict[str, Any]) -> None:
+        """Note figures in the history and tell the callbacks."""
+        logs["epoch"] = self.state.epoch
+        self.state.log_history.append({**logs, "step": self.state.global_step})
+        self.control = self.handler.on_log(self.args, self.state, self.control, logs)  # pyright: ignore[reportArgumentType]
+
+    def _note(self, scored: ScoredGroups, metrics: Metrics) -> None:
+        self.newest = metrics
+        self.state.num_input_tokens_seen += figures.tokens(scored)
+        loss = metrics["loss"] / self.updates
+        self.losses.append(loss)
+        clips = self.args.loss_type in CLIPPED
+        found = {
+            "loss": loss,
+            **figures.of_rollouts(scored, scale=str(self.args.scale_rewards)),
+            **figures.of_update(metrics, updates=self.updates, clips=clips),
+        }
+        for name, value in found.items():
+            self.window.setdefault(name, []).append(value)
+
+    def _tell(self, event: str) -> None:
+        call = getattr(self.handler, event)
+        self.control = call(self.args, self.state, self.control)
+        if self.control.should_epoch_stop:
+            raise UsageError(
+                "control.should_epoch_stop = True: prompts are drawn without end; "
+                "set control.should_training_stop."
+            )
+
+    def _act(self) -> None:
+        """Do what the callbacks ask for."""
+        trainer = self.trainer
+        if self.control.should_log:
+            self._log_window()
+        if self.control.should_evaluate:
+            self.evaluate()
+        if self.control.should_save and trainer is not None:
+            trainer.save(wait=True)
+            self.save_state()
+            self._tell("on_save")
+        if self.control.should_training_stop and trainer is not None:
+            trainer.settings = replace(trainer.settings, steps=trainer.done)
+
+    def _log_window(self) -> None:
+        means = figures.averaged({**self.window, **self.notes.metrics})
+        self.log(
+            {
+                "loss": means.pop("loss", None),
+                "grad_norm": self.newest.get("grad_norm"),
+                "learning_rate": self.newest.get("learning_rate"),
+                "num_tokens": self.state.num_input_tokens_seen,
+                **means,
+            }
+        )
+        self.window.clear()
+        self.notes.metrics.clear()
+
+    def save_state(self) -> None:
+        """Write the state beside the checkpoints."""
+        if self.trainer is not None and self.trainer.log is not None:
+            self.state.save_to_json(str(self.trainer.log.folder / STATE))
+
+    def resume(self, folder: Path) -> None:
+        """Take over the history of a run up to where it goes on, and the tokens seen until it was
+        saved last."""
+        trainer, path = self.trainer, folder / STATE
+        self.state.global_step = 0 if trainer is None else trainer.done * self.updates
+        self.state.epoch = self.state.global_step / self.epoch_steps
+        if not path.exists():
+            return
+        saved = TrainerState.load_from_json(str(path))
+        kept = [row for row in saved.log_history if row["step"] <= self.state.global_step]
+        self.state.log_history[:] = kept
+        self.state.num_input_tokens_seen = saved.num_input_tokens_seen

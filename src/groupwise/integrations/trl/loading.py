@@ -1,0 +1,131 @@
+"""The model of a TRL script as a policy: loaded or given, its tokenizer, its adapter."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoTokenizer, PreTrainedModel
+
+from groupwise.errors import UsageError
+from groupwise.integrations.trl.config import GRPOConfig
+from groupwise.integrations.trl.settings import dtype, wrong
+from groupwise.models import Policy, load_policy, make_policy
+
+
+def check_place(args: GRPOConfig) -> None:
+    """Refuse what one process on its best device cannot do.
+
+    Raises:
+        UsageError: several processes, or a card that is not to be used.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise UsageError("WORLD_SIZE: this trainer is one process; start the script by python.")
+    if args.use_cpu and torch.cuda.is_available():
+        raise wrong(args, "use_cpu", "hide the card from this process by CUDA_VISIBLE_DEVICES=''")
+
+
+def computes_in_bf16() -> bool:
+    """Whether there is a card that computes in bfloat16."""
+    return torch.cuda.is_available() and torch.cuda.is_bf16_supported()
+
+
+def policy(
+    model: Any, args: GRPOConfig, *, tokenizer: Any = None, peft_config: Any = None
+) -> Policy:
+    """The policy of the arguments of TRL's trainer.
+
+    Args:
+        model: a name or folder, or a model at hand, with an adapter or without.
+        args: the settings.
+        tokenizer: TRL's `processing_class`; None takes the model's own.
+        peft_config: of a new adapter.
+
+    Raises:
+        UsageError: the model cannot be loaded or trained as asked.
+    """
+    found = _named(model, args) if isinstance(model, str) else _at_hand(model, args, tokenizer)
+    if tokenizer is not None:
+        found = _policy(found.model, tokenizer)
+    _check_experts(found.model, args)
+    if peft_config is not None:
+        found = _adapted(found, peft_config, seed=args.seed)
+    if args.disable_dropout:
+        for module in found.model.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = 0.0
+    return found
+
+
+def _named(name: str, args: GRPOConfig) -> Policy:
+    kwargs = args.model_init_kwargs if isinstance(args.model_init_kwargs, dict) else {}
+    return load_policy(
+        name,
+        dtype=dtype(args, card=computes_in_bf16()),
+        trust_remote_code=bool(kwargs.get("trust_remote_code", args.trust_remote_code)),
+    )
+
+
+def _at_hand(model: Any, args: GRPOConfig, tokenizer: Any) -> Policy:
+    if not isinstance(model, nn.Module) or not hasattr(model, "config"):
+        raise UsageError(f"model: must be a name or a model of transformers, not {type(model)}.")
+    if args.model_init_kwargs:
+        raise wrong(args, "model_init_kwargs", "the model is loaded already; load it with them")
+    if args.bf16 and model.dtype != torch.bfloat16:
+        raise wrong(args, "bf16", f"the model is {model.dtype}; load it with dtype=torch.bfloat16")
+    if hasattr(model, "peft_config") and args.beta and _trained_adapter(model):
+        raise wrong(
+            args,
+            "beta",
+            "the adapter has been trained already, and the reference would be the model without "
+            "it; merge it first (model.merge_and_unload()) and give a new peft_config",
+        )
+    place = str(getattr(model.config, "_name_or_path", ""))
+    if tokenizer is None:
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(place)
+        except (OSError, ValueError) as error:
+            raise UsageError(
+                f"processing_class = None: {place!r}, where the model says it comes from, has no "
+                "tokenizer; pass it as processing_class."
+            ) from error
+    return _policy(model, tokenizer)
+
+
+def _policy(model: Any, tokenizer: Any) -> Policy:
+    """A policy of a model that may be inside an adapter."""
+    base = model.get_base_model() if hasattr(model, "peft_config") else model
+    return replace(make_policy(base, tokenizer), model=model)
+
+
+def _trained_adapter(model: PreTrainedModel | nn.Module) -> bool:
+    """Whether an adapter changes the model: a new one of LoRA has second factors of 0."""
+    return any(bool(p.any()) for name, p in model.named_parameters() if "lora_B" in name)
+
+
+def _check_experts(model: Any, args: GRPOConfig) -> None:
+    text = model.config.get_text_config()
+    experts = hasattr(text, "output_router_logits")
+    if args.router_aux_loss_coef or (experts and args.router_aux_loss_coef is None):
+        raise wrong(
+            args,
+            "router_aux_loss_coef",
+            "the load-balancing loss of a mixture of experts is not computed; set it to 0.0",
+        )
+
+
+def _adapted(found: Policy, config: Any, *, seed: int) -> Policy:
+    from peft import get_peft_model
+
+    if hasattr(found.model, "peft_config"):
+        raise UsageError("peft_config: the model has an adapter already; merge it first.")
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        try:
+            model = get_peft_model(found.model, config)
+        except ValueError as error:
+            raise UsageError(f"peft_config: does not fit this model ({error}).") from error
+    return replace(found, model=model)

@@ -1,0 +1,386 @@
+"""TRL's `GRPOTrainer`, run by groupwise."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback, TrainerControl, TrainerState
+from transformers.trainer_callback import CallbackHandler, DefaultFlowCallback
+from transformers.trainer_utils import TrainOutput
+
+from groupwise.checkpoint import newest
+from groupwise.config import Config
+from groupwise.errors import UsageError
+from groupwise.execution import best_device
+from groupwise.integrations.trl import figures, loading, rewards, settings
+from groupwise.integrations.trl.config import GRPOConfig
+from groupwise.integrations.trl.data import prompts
+from groupwise.integrations.trl.flow import Flow
+from groupwise.logs import Progress, show_progress
+from groupwise.models import Policy
+from groupwise.prompts.templates import render, render_all
+from groupwise.rollouts import make_engine
+from groupwise.run import Prepared, prepare
+from groupwise.types import Engine, Group, Prompt, Request, ScoredGroups
+
+NOT_HERE = {
+    "optimizers": "the optimiser is AdamW; set learning_rate and its kin in GRPOConfig",
+    "quantization_config": 'use groupwise.train(…, model={"quantization": "nf4", "adapter": {}})',
+    "tools": "completions are of one turn",
+    "rollout_func": "rollouts are written by the engine; give groupwise an Engine of your own",
+    "environment_factory": "completions are of one turn",
+}
+STREAM = -1
+"""The step that keys the random streams of evaluations, so that training shares none of them."""
+
+
+class Silent:
+    """Progress that shows nothing."""
+
+    def step(self, run: str, step: int, metrics: Mapping[str, float]) -> None:
+        """A step has ended."""
+
+    def say(self, text: str) -> None:
+        """There is something to say."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class GRPOTrainer:
+    """Trains by TRL's arguments.
+
+    Args:
+        model: a name or folder, or a model of transformers, with an adapter or without.
+        reward_funcs: TRL's reward functions, sequence classifiers, or names of such. Each is called
+            once per group; one that raises ends the run.
+        args: the settings; None takes TRL's defaults.
+        train_dataset: rows with a column `prompt`, text or messages.
+        eval_dataset: the same, for `evaluate`.
+        processing_class: the tokenizer; None takes the model's own.
+        reward_processing_classes: tokenizers of the sequence classifiers among the rewards.
+        callbacks: `TrainerCallback`s, or their classes.
+        peft_config: of a new adapter.
+        others: further arguments of TRL's, which are refused with what to do instead.
+
+    Attributes:
+        state: TRL's, with `log_history`.
+        model, processing_class: what is trained, in place.
+
+    Raises:
+        UsageError: an argument or a setting that would not be heeded; nothing was started.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        reward_funcs: Any = None,
+        args: GRPOConfig | None = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        processing_class: Any = None,
+        reward_processing_classes: Any = None,
+        callbacks: Sequence[TrainerCallback | type[TrainerCallback]] | None = None,
+        peft_config: Any = None,
+        **others: Any,
+    ) -> None:
+        _refuse(others)
+        name = model if isinstance(model, str) else model.config._name_or_path
+        short = str(name).rstrip("/").rpartition("/")[2] or "model"
+        args = GRPOConfig(output_dir=f"{short}-GRPO") if args is None else args
+        if not isinstance(args, GRPOConfig):
+            raise UsageError(
+                f"args = {type(args).__module__}.{type(args).__name__}: import GRPOConfig from "
+                "groupwise.integrations.trl too."
+            )
+        loading.check_place(args)
+        self.args = args
+        self.functions = rewards.functions_of(reward_funcs, reward_processing_classes)
+        self._read(train_dataset, eval_dataset)
+        self.policy: Policy = loading.policy(
+            model, args, tokenizer=processing_class, peft_config=peft_config
+        )
+        self.config: Config = self._configured(str(name) or short)
+        table = Path(self.config.output) / "extra.jsonl" if args.log_completions else None
+        self.notes = rewards.Notes(table=table)
+        self.state = TrainerState(max_steps=self.max_steps)
+        self.state.num_train_epochs = math.ceil(self.max_steps / self.epoch_steps)
+        self.state.compute_steps(args, self.max_steps)
+        if args.eval_steps is None:
+            self.state.eval_steps = self.state.logging_steps
+        self.control = TrainerControl()
+        self.handler = CallbackHandler(
+            [DefaultFlowCallback, *(callbacks or ())], self.model, self.processing_class, None, None
+        )
+        self.scorer().close()
+        self.prepared: Prepared | None = None
+        self.flow: Flow | None = None
+        self._tell("on_init_end")
+
+    def _read(self, train_dataset: Any, eval_dataset: Any) -> None:
+        """The prompts of the data sets, and how many steps they make."""
+        args = self.args
+        cut = settings.batches(args)
+        limit = args.max_steps * cut.prompts if args.max_steps > 0 else None
+        known = hasattr(train_dataset, "__len__")
+        self.prompts: list[Prompt] = prompts(
+            train_dataset,
+            where="train_dataset",
+            limit=None if known else limit,
+            alone=bool(args.remove_unused_columns),
+        )
+        self.eval_prompts: list[Prompt] = []
+        if eval_dataset is not None:
+            alone = bool(args.remove_unused_columns)
+            self.eval_prompts = prompts(eval_dataset, where="eval_dataset", alone=alone)
+        elif args.eval_strategy != "no":
+            raise settings.wrong(args, "eval_strategy", "there is no eval_dataset to evaluate on")
+        self.epoch_steps = settings.epoch_steps(args, len(self.prompts))
+        steps = settings.optimiser_steps(args, len(self.prompts))
+        self.max_steps = math.ceil(steps / cut.updates) * cut.updates
+
+    def _configured(self, name: str) -> Config:
+        rows = render_all(self.prompts, self.processing_class, limit=1 << 30)
+        config = settings.configuration(
+            self.args,
+            steps=self.max_steps,
+            model=name,
+            card=loading.computes_in_bf16(),
+            longest=max(map(len, rows.tokens)),
+        )
+        say = config.guards.model_copy(update={"silent_rewards": "say"})
+        return config.model_copy(update={"guards": say})
+
+    @property
+    def model(self) -> Any:
+        """The model that is trained."""
+        return self.policy.model
+
+    @property
+    def processing_class(self) -> Any:
+        """The tokenizer."""
+        return self.policy.tokenizer
+
+    def scorer(self) -> rewards.TrlScorer:
+        """A scorer of the reward functions."""
+        return rewards.make_scorer(
+            self.functions,
+            weights=self.args.reward_weights,
+            tokenizer=self.processing_class,
+            state=self.state,
+            notes=self.notes,
+        )
+
+    def add_callback(self, callback: TrainerCallback | type[TrainerCallback]) -> None:
+        """Add a callback."""
+        self.handler.add_callback(callback)
+
+    def remove_callback(self, callback: TrainerCallback | type[TrainerCallback]) -> None:
+        """Remove a callback, given by itself or by its class."""
+        self.handler.remove_callback(callback)
+
+    def train(self, resume_from_checkpoint: bool | str | None = None) -> TrainOutput:
+        """Train to the last step, and leave the model in `output_dir`/final as well.
+
+        Args:
+            resume_from_checkpoint: True goes on from the newest checkpoint of `output_dir`; so does
+                its path.
+
+        Raises:
+            UsageError: `output_dir` holds a run and is not to be resumed, or holds none and is.
+            RewardError: a reward function raised or broke its contract.
+        """
+        resume = self._resumes(resume_from_checkpoint)
+        start, folder = time.monotonic(), Path(self.config.output)
+        shown: Progress = Silent()
+        if not self.args.disable_tqdm:
+            shown = show_progress({folder.name: self.config.steps})
+        flow = self._following(shown)
+        try:
+            self.prepared = prepare(
+                self.config,
+                progress=flow,
+                name=folder.name,
+                policy=self.policy,
+                scorer=self.scorer(),
+                prompts=self.prompts,
+                eval_prompts=[],
+                resume=resume,
+            )
+            try:
+                flow.attach(self.prepared.trainer)
+                if resume:
+                    flow.resume(folder)
+                self._tell("on_train_begin")
+                if self.args.eval_on_start and not resume:
+                    self.evaluate()
+                self.prepared.trainer.run()
+                self.prepared.trainer.finish()
+            finally:
+                self.prepared.close()
+                self.prepared = None
+        finally:
+            flow.close()
+        return self._finished(flow, seconds=time.monotonic() - start)
+
+    def _following(self, shown: Progress) -> Flow:
+        self.flow = Flow(
+            args=self.args,
+            state=self.state,
+            control=self.control,
+            handler=self.handler,
+            updates=settings.batches(self.args).updates,
+            epoch_steps=self.epoch_steps,
+            notes=self.notes,
+            evaluate=self.evaluate,
+            shown=shown,
+        )
+        return self.flow
+
+    def _finished(self, flow: Flow, *, seconds: float) -> TrainOutput:
+        losses = flow.losses or [math.nan]
+        summary = {
+            "train_runtime": round(seconds, 4),
+            "train_steps_per_second": round(self.state.global_step / seconds, 3),
+            "train_loss": sum(losses) / len(losses),
+        }
+        flow.log(summary)
+        flow.save_state()
+        self._tell("on_train_end")
+        return TrainOutput(self.state.global_step, summary["train_loss"], summary)
+
+    def _resumes(self, asked: bool | str | None) -> bool:
+        """Whether to go on with the run of the output directory."""
+        folder = Path(self.config.output)
+        begun = (folder / "metrics.jsonl").exists()
+        if not asked:
+            if begun:
+                raise UsageError(
+                    f"output_dir = {str(folder)!r}: holds a run already; go on with it by "
+                    "train(resume_from_checkpoint=True), or choose another folder."
+                )
+            return False
+        found, _ = newest(folder / "checkpoints")
+        if found is None:
+            raise UsageError(
+                f"resume_from_checkpoint = {asked!r}: {folder}/checkpoints holds no checkpoint."
+            )
+        last = folder / "checkpoints" / f"step-{found.step:06d}"
+        places = {path.resolve() for path in (folder, folder / "checkpoints", last)}
+        if isinstance(asked, str) and Path(asked).resolve() not in places:
+            raise UsageError(
+                f"resume_from_checkpoint = {asked!r}: a run goes on from its newest checkpoint, "
+                f"{last}; pass True."
+            )
+        return True
+
+    def evaluate(
+        self, eval_dataset: Any = None, metric_key_prefix: str = "eval"
+    ) -> dict[str, float | None]:
+        """Sample answers to held-out prompts, judge them, and log the figures.
+
+        Args:
+            eval_dataset: None takes the trainer's.
+            metric_key_prefix: in front of every name.
+
+        Raises:
+            UsageError: there are no prompts to evaluate on.
+        """
+        held_out = self.eval_prompts
+        if eval_dataset is not None:
+            alone = bool(self.args.remove_unused_columns)
+            held_out = prompts(eval_dataset, where="eval_dataset", alone=alone)
+        if not held_out:
+            raise UsageError("eval_dataset = None: there is nothing to evaluate on.")
+        start, noted = time.monotonic(), dict(self.notes.metrics)
+        self.notes.metrics.clear()
+        scored = self._answered(held_out)
+        seconds = time.monotonic() - start
+        found = figures.of_rollouts(scored, scale=str(self.args.scale_rewards))
+        found |= {"runtime": seconds, "samples_per_second": len(held_out) / seconds}
+        every = {**{name: [value] for name, value in found.items()}, **self.notes.metrics}
+        logs = figures.averaged({f"{metric_key_prefix}_{k}": v for k, v in every.items()})
+        self.notes.metrics.clear()
+        self.notes.metrics.update(noted)
+        flow = self.flow or self._following(Silent())
+        flow.log(logs)
+        flow.control = self.handler.on_evaluate(self.args, self.state, flow.control, metrics=logs)  # pyright: ignore[reportArgumentType]
+        return logs
+
+    def _answered(self, held_out: Sequence[Prompt]) -> ScoredGroups:
+        args, tokenizer = self.args, self.processing_class
+        count = args.num_generations_eval or self.config.group_size
+        requests = [
+            Request(
+                prompt=prompt,
+                tokens=render(prompt, tokenizer),
+                group=count,
+                stream=(args.seed, STREAM, 0, place),
+            )
+            for place, prompt in enumerate(held_out)
+        ]
+        size = max(1, args.per_device_eval_batch_size // count)
+        sampling, engine = self.config.sampling.to_sampling(), self._engine()
+        groups: dict[int, Group] = {}
+        with self.scorer() as scorer:
+            for first in range(0, len(requests), size):
+                for group in engine.generate(requests[first : first + size], sampling):
+                    groups[group.stream[-1]] = group
+            ordered = tuple(groups[place] for place in range(len(requests)))
+            scores = scorer.gather([scorer.submit(group) for group in ordered])
+        return ScoredGroups(groups=ordered, scores=scores, keep=scores.valid, drawn=len(ordered))
+
+    def _engine(self) -> Engine:
+        if self.prepared is not None:
+            return self.prepared.engine
+        self.model.to(best_device())
+        engine = self.config.engine
+        return make_engine(self.policy, name=engine.name, max_rows=engine.max_rows)
+
+    def save_model(self, output_dir: str | None = None) -> None:
+        """Write the model, or its adapter, and the tokenizer in Hugging Face form."""
+        folder = Path(output_dir or self.config.output)
+        folder.mkdir(parents=True, exist_ok=True)
+        self.model.save_pretrained(folder)
+        self.processing_class.save_pretrained(folder)
+
+    def save_state(self) -> None:
+        """Write `trainer_state.json` to the output directory."""
+        folder = Path(self.config.output)
+        folder.mkdir(parents=True, exist_ok=True)
+        self.state.save_to_json(str(folder / "trainer_state.json"))
+
+    def push_to_hub(self, *_: Any, **__: Any) -> None:
+        """Refused: nothing is uploaded on its own.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError(
+            "push_to_hub: call trainer.model.push_to_hub(name) and so for the tokenizer."
+        )
+
+    def _tell(self, event: str) -> None:
+        call: Callable[..., TrainerControl] = getattr(self.handler, event)
+        control = self.control if self.flow is None else self.flow.control
+        self.control = call(self.args, self.state, control)
+        if self.flow is not None:
+            self.flow.control = self.control
+
+
+def _refuse(others: Mapping[str, Any]) -> None:
+    """Arguments that TRL's trainer has and this one has not; unset ones are fine.
+
+    Raises:
+        UsageError: what to do instead.
+        TypeError: TRL has no such argument either.
+    """
+    for name, value in others.items():
+        if name not in NOT_HERE:
+            raise TypeError(f"GRPOTrainer has no argument {name!r}")
+        if value not in (None, (None, None), []):
+            raise UsageError(f"{name}: is not taken; {NOT_HERE[name]}.")
