@@ -128,15 +128,9 @@ class RolloutSource:
         """Complete and judge the next `count` prompts; groups come back in the order of the
         prompts."""
         start = time.perf_counter()
-        drawn = self.order.next(count)
         requests = [
-            Request(
-                prompt=self.prompts[i],
-                tokens=self.tokens[i],
-                group=self.group,
-                stream=(*stream, place),
-            )
-            for place, i in enumerate(drawn)
+            Request(prompt=prompt, tokens=tokens, group=self.group, stream=(*stream, place))
+            for place, (prompt, tokens) in enumerate(self._drawn(count))
         ]
         groups: dict[int, Group] = {}
         tickets: dict[int, Any] = {}
@@ -158,6 +152,26 @@ class RolloutSource:
         seconds["rollout"] += written - start
         seconds["reward"] += time.perf_counter() - written
         return made, scores
+
+    def _drawn(self, count: int) -> list[tuple[Prompt, Sequence[int]]]:
+        """The next prompts; of a data set that is rendered as it is drawn, those too long are
+        passed over.
+
+        Raises:
+            RunError: a whole round of the data has none that fits.
+        """
+        found: list[tuple[Prompt, Sequence[int]]] = []
+        passed_over = 0
+        while len(found) < count:
+            for place in self.order.next(count - len(found)):
+                tokens = self.tokens[place]
+                if tokens:
+                    found.append((self.prompts[place], tokens))
+                else:
+                    passed_over += 1
+            if passed_over >= len(self.prompts) and not found:
+                raise RunError(f"prompts: none of {passed_over} is short enough for the context.")
+        return found
 
     def _judged(
         self, groups: Sequence[Group], tickets: Mapping[int, Any], recalled: Mapping[int, Scores]

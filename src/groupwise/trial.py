@@ -26,7 +26,7 @@ def try_reward(config: Config, *, prompts: int = 4, samples: str | None = None) 
     """
     known = load_train(config)
     own = {} if samples is None else _samples(samples, known)
-    chosen = [prompt for prompt in known if prompt.id in own] + known
+    chosen = [*(prompt for prompt in known if prompt.id in own), *known]
     distinct = list({prompt.id: prompt for prompt in chosen}.values())
     scorer = make_scorer(config)
     try:

@@ -7,17 +7,18 @@ import difflib
 import gzip
 import json
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from groupwise.errors import UsageError, suggest
+from groupwise.prompts.large import LARGE_BYTES, line_rows, table_rows
 
 Row = Mapping[str, Any]
 
 
-def read_rows(source: str, *, split: str = "train", subset: str | None = None) -> list[Row]:
-    """All rows of a named data set.
+def read_rows(source: str, *, split: str = "train", subset: str | None = None) -> Sequence[Row]:
+    """All rows of a named data set; of a large one each is read when it is asked for.
 
     Args:
         source: a .jsonl, .json (or either with .gz), .csv or .parquet file; a folder that
@@ -31,7 +32,9 @@ def read_rows(source: str, *, split: str = "train", subset: str | None = None) -
     """
     path = Path(source).expanduser()
     if path.is_file():
-        rows = _reader(path)(path)
+        reader = _reader(path)
+        rows = _large(path) if path.stat().st_size >= LARGE_BYTES else None
+        rows = reader(path) if rows is None else rows
     elif path.is_dir():
         rows = _from_folder(path, split)
     elif _meant_as_file(path, source):
@@ -53,6 +56,16 @@ def _meant_as_file(path: Path, source: str) -> bool:
         return True
     near = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
     return bool(path.suffix) and bool(difflib.get_close_matches(path.name, near, cutoff=0.8))
+
+
+def _large(path: Path) -> Sequence[Row] | None:
+    """Rows of a file that is not read whole; None where its form does not allow that."""
+    ending = path.suffix.lower()
+    if ending == ".jsonl":
+        return line_rows(path)
+    if ending not in (".csv", ".parquet"):
+        return None
+    return _from_hub(ending[1:], "train", None, files=str(path))
 
 
 def _reader(path: Path) -> Callable[[Path], list[Row]]:
@@ -127,7 +140,7 @@ _READERS: Mapping[str, Callable[[Path], list[Row]]] = {
 }
 
 
-def _from_folder(path: Path, split: str) -> list[Row]:
+def _from_folder(path: Path, split: str) -> Sequence[Row]:
     import datasets
 
     try:
@@ -140,15 +153,23 @@ def _from_folder(path: Path, split: str) -> list[Row]:
                 f"data = {str(path)!r}: has no split {split!r}; {suggest(split, map(str, found))}"
             )
         found = found[split]
-    return list(found)  # pyright: ignore[reportReturnType]
+    return _rows_of(found)
 
 
-def _from_hub(name: str, split: str, subset: str | None) -> list[Row]:
+def _rows_of(table: Any) -> Sequence[Row]:
+    """Rows of a data set of `datasets`: at hand where it is small, else mapped from disk."""
+    if (table.data.nbytes or 0) >= LARGE_BYTES:
+        return table_rows(table)
+    return list(table)
+
+
+def _from_hub(
+    name: str, split: str, subset: str | None, *, files: str | None = None
+) -> Sequence[Row]:
     import datasets
 
     try:
-        found = datasets.load_dataset(name, subset, split=split)
-        return list(found)  # pyright: ignore[reportReturnType]
+        return _rows_of(datasets.load_dataset(name, subset, split=split, data_files=files))
     except Exception as error:  # `datasets` raises a different kind for each way of not finding.
         raise UsageError(
             f"data = {name!r}: is no file here, and could not be loaded from the hub "

@@ -15,6 +15,7 @@ from groupwise.errors import UsageError, suggest
 from groupwise.prompts.answers import ANSWERS
 from groupwise.prompts.examples import COMPLETIONS, Example
 from groupwise.prompts.korean_norms import korean_norms
+from groupwise.prompts.large import Drawn, drawn_prompts
 from groupwise.prompts.puzzles import countdown, knights_knaves, reasoning_gym
 from groupwise.prompts.rows import Row, read_rows
 from groupwise.prompts.word_problems import Split, word_problems
@@ -50,8 +51,8 @@ def load_prompts(
     chat: bool = True,
     limit: int | None = None,
     seed: int = 0,
-) -> list[Prompt]:
-    """Prompts of a data set, in its order.
+) -> Sequence[Prompt]:
+    """Prompts of a data set, in its order; of a large one each is made when it is drawn.
 
     Args:
         source: the name of a generator ("word_problems", "reasoning_gym:leg_counting"); a
@@ -96,26 +97,31 @@ def load_prompts(
         if not given:
             raise UsageError("prompts = []: must hold at least one prompt.")
     given = given[:limit]
-    if all(isinstance(item, Prompt) for item in given):
-        prompts = [item for item in given if isinstance(item, Prompt)]
+    rows: Sequence[Row]
+    if isinstance(given, Drawn):
+        rows = given
+    elif all(isinstance(item, Prompt) for item in given):
+        ready = [item for item in given if isinstance(item, Prompt)]
+        return _with_distinct_ids(ready, where, given_ids=id_column is not None)
     else:
         rows = _as_rows(
             [{prompt_column: item} if isinstance(item, str) else item for item in given], where
         )
-        columns = _Columns(
-            prompt=prompt_column,
-            answer="answer" if answer_column is None and "answer" in rows[0] else answer_column,
-            id=id_column,
-            style=ANSWERS.bind(part(answer_style), where="data.answer_style"),
-            system=system,
-            wording=wording,
-            chat=chat,
-        )
-        _check_columns(columns, list(rows[0]), where)
-        prompts = [
-            _prompt(row, columns, f"{where}, row {number}")
-            for number, row in enumerate(rows, start=1)
-        ]
+    columns = _Columns(
+        prompt=prompt_column,
+        answer="answer" if answer_column is None and "answer" in rows[0] else answer_column,
+        id=id_column,
+        style=ANSWERS.bind(part(answer_style), where="data.answer_style"),
+        system=system,
+        wording=wording,
+        chat=chat,
+    )
+    _check_columns(columns, list(rows[0]), where)
+    if isinstance(rows, Drawn):
+        return drawn_prompts(rows, lambda row, place: _prompt(row, columns, place), where)
+    prompts = [
+        _prompt(row, columns, f"{where}, row {number}") for number, row in enumerate(rows, start=1)
+    ]
     return _with_distinct_ids(prompts, where, given_ids=id_column is not None)
 
 

@@ -3,22 +3,27 @@ survives the tokenizer."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from transformers import PreTrainedTokenizerBase
 
 from groupwise.errors import ModelError, UsageError
+from groupwise.prompts.large import Drawn
 from groupwise.types import Prompt
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rendered:
-    """Prompts with their token ids, in the order given, and how many were dropped as too long."""
+    """Prompts with their token ids, in the order given, and how many were dropped as too long.
 
-    prompts: tuple[Prompt, ...]
-    tokens: tuple[tuple[int, ...], ...]
+    Of a data set too large to hold, prompts are rendered when they are drawn, and one that is too
+    long and to be dropped has no tokens.
+    """
+
+    prompts: Sequence[Prompt]
+    tokens: Sequence[tuple[int, ...]]
     dropped: int = 0
 
 
@@ -61,21 +66,32 @@ def render_all(
     Raises:
         UsageError: a prompt is too long and is to be refused, or none is left.
     """
+
+    def fitting(prompt: Prompt) -> tuple[int, ...]:
+        ids = render(prompt, tokenizer)
+        if len(ids) <= limit:
+            return tuple(ids)
+        if too_long == "drop":
+            return ()
+        raise UsageError(
+            f"prompt {prompt.id}: has {len(ids)} tokens and at most {limit} leave room for a "
+            "completion; shorten it, lower the completion's budget, or drop long prompts "
+            "(data.too_long = 'drop')."
+        )
+
+    if isinstance(prompts, Drawn):
+        drawn = Drawn(len(prompts), lambda place: fitting(prompts[place]))
+        return Rendered(prompts=prompts, tokens=drawn)
     kept: list[Prompt] = []
     tokens: list[tuple[int, ...]] = []
     dropped = 0
     for prompt in prompts:
-        ids = render(prompt, tokenizer)
-        if len(ids) <= limit:
+        ids = fitting(prompt)
+        if ids:
             kept.append(prompt)
-            tokens.append(tuple(ids))
-        elif too_long == "drop":
-            dropped += 1
+            tokens.append(ids)
         else:
-            raise UsageError(
-                f"prompt {prompt.id}: has {len(ids)} tokens and at most {limit} leave room for a "
-                "completion; shorten it, lower the completion's budget, or drop long prompts."
-            )
+            dropped += 1
     if not kept:
         raise UsageError(f"prompts: all {dropped} have more than {limit} tokens, so none is left.")
     return Rendered(prompts=tuple(kept), tokens=tuple(tokens), dropped=dropped)
