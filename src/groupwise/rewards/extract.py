@@ -84,26 +84,34 @@ def answer_tag(text: str) -> str | None:
 def boxes(text: str) -> list[tuple[int, int, str]]:
     """Start, end and content of every box, nested braces matched; a box never closed is none."""
     found: list[tuple[int, int, str]] = []
+    closed = _closed(text)
     for match in re.finditer(r"\\(?:boxed|fbox)\s*(\{|(?=[\w-]))", text):
         if not match[1]:
             token = re.match(r"-?[\w.]+", text[match.end() :])
             if token:
                 found.append((match.start(), match.end() + token.end(), token[0]))
             continue
-        depth, at = 1, match.end()
-        while at < len(text) and depth:
-            if text[at] == "\\":
-                at += 1
-            else:
-                depth += (text[at] == "{") - (text[at] == "}")
-            at += 1
-        if depth == 0:
-            found.append((match.start(), at, text[match.end() : at - 1].strip()))
+        end = closed.get(match.end() - 1)
+        if end is not None:
+            found.append((match.start(), end, text[match.end() : end - 1].strip()))
     outer: list[tuple[int, int, str]] = []
     for box in found:
         if not outer or box[0] >= outer[-1][1]:
             outer.append(box)
     return outer
+
+
+def _closed(text: str) -> dict[int, int]:
+    """Where each brace that is closed was opened, and the place after the one that closes it; in
+    one pass, because a text may hold thousands that never close."""
+    opened: list[int] = []
+    closed: dict[int, int] = {}
+    for match in re.finditer(r"\\.|[{}]", text, re.DOTALL):
+        if match[0] == "{":
+            opened.append(match.start())
+        elif match[0] == "}" and opened:
+            closed[opened.pop()] = match.end()
+    return closed
 
 
 def boxed(text: str) -> str | None:

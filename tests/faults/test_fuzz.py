@@ -1,0 +1,215 @@
+"""Inputs nobody thought of: every one gives a value or one of our own errors, and in time.
+
+Each check runs on some dozens of inputs here and on a hundred thousand in `make verify`.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+
+from groupwise.config import build, flat, load
+from groupwise.config.sections import Config
+from groupwise.errors import GroupwiseError, UsageError
+from groupwise.rewards import extract_answer, math_equal
+from groupwise.rewards.format import (
+    integer_answer,
+    ordered_tags,
+    reasoning_answer,
+    repetition,
+    tag_count,
+    think_answer,
+    think_boxed,
+    think_format,
+)
+from groupwise.types import Batch
+from groupwise.updates.packing import pack, plan
+
+SLOWEST = 2.0
+"""Seconds that no single input may take."""
+
+# -- what may be in the inputs ---------------------------------------------------------------------
+
+PATHS = sorted(flat(load("word-problems")))
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**70), 2**70)
+    | st.floats()
+    | st.text(max_size=8)
+    | st.sampled_from(["grpo", "softrank", "exact_answer", "bundled", "auto", "none", ""]),
+    lambda inner: st.lists(inner, max_size=3)
+    | st.dictionaries(st.sampled_from(["name", "weight", "in", "tau"]) | st.text(max_size=5), inner,
+                      max_size=3),
+    max_leaves=6,
+)  # fmt: skip
+SETTINGS = st.dictionaries(
+    st.sampled_from([*Config.model_fields, "x"]),
+    VALUES
+    | st.dictionaries(
+        st.sampled_from([p.partition(".")[2] for p in PATHS if p.count(".") == 1]), VALUES
+    ),
+    max_size=4,
+)
+PIECES = (
+    "<answer>", "</answer>", "<reasoning>", "</reasoning>", "<think>", "</think>", "\\boxed{", "}",
+    "{", "####", "$", "\\(", "\\frac{1}{2}", "1,234", "3/4", "-0.5e3", "50%", "answer is", "(A)",
+    "\n", " ", "\\text{", "<|im_end|>", "１２", "²", "\x00", "\u202e", "x=", "((((", "and",
+)  # fmt: skip
+WRITTEN = st.lists(st.sampled_from(PIECES) | st.text(max_size=6), max_size=30).map(
+    "".join
+) | st.tuples(st.sampled_from(PIECES), st.integers(1, 3000)).map(lambda p: p[0] * p[1])
+TREES = st.lists(
+    st.tuples(st.integers(1, 9), st.lists(st.integers(0, 7), min_size=1, max_size=4)),
+    min_size=1,
+    max_size=4,
+)
+
+
+# -- what must hold --------------------------------------------------------------------------------
+
+
+def check_settings(values: dict[str, Any]) -> None:
+    try:
+        config = build(values)
+    except UsageError as error:
+        assert "\n" not in str(error) and len(str(error)) < 3000
+    else:
+        assert build(config.model_dump()) == config
+
+
+def check_recipe(folder: Path, content: bytes) -> None:
+    file = folder / "recipe.toml"
+    file.write_bytes(content)
+    try:
+        load(file)
+    except UsageError as error:
+        assert "Traceback" not in str(error)
+
+
+def check_override(text: str) -> None:
+    try:
+        load("word-problems", [text])
+    except UsageError:
+        pass
+
+
+def check_extraction(text: str) -> None:
+    for style in ("auto", "answer_tag", "boxed", "gsm8k", "last_number", "choice"):
+        found = extract_answer(text, style=style)
+        assert found is None or isinstance(found, str)
+
+
+TAG_REWARDS: tuple[Callable[[str], float], ...] = (
+    integer_answer, ordered_tags, reasoning_answer, repetition, tag_count, think_answer,
+    think_boxed, think_format,
+)  # fmt: skip
+
+
+def check_tags(text: str) -> None:
+    for reward in TAG_REWARDS:
+        value = reward(text)
+        assert math.isfinite(value) and -10 <= value <= 10, reward
+
+
+def check_equality(pair: tuple[str, str]) -> None:
+    assert math_equal(*pair) in (None, True, False)
+
+
+def check_packing(tree: list[tuple[int, list[int]]]) -> None:
+    """However it is split, every token the policy wrote is predicted once, from its own past."""
+    prompts = tuple(torch.arange(1, size + 1) for size, _ in tree)
+    lengths = [n for _, group in tree for n in group]
+    time_, rows = max(1, *lengths), len(lengths)
+    mask = torch.arange(time_) < torch.tensor(lengths)[:, None]
+    batch = Batch(
+        prompts=prompts,
+        group=torch.tensor([i for i, (_, group) in enumerate(tree) for _ in group]),
+        tokens=torch.arange(rows * time_).view(rows, time_) * mask,
+        length=torch.tensor(lengths),
+        mask=mask,
+        advantage=torch.zeros(rows, time_),
+        weight=mask.float(),
+    )
+    used = mask.any(1).nonzero().squeeze(-1)
+    seen = torch.zeros(rows, time_, dtype=torch.long)
+    for part in plan(batch, used, tokens=12):
+        packed = pack(batch, part, device=torch.device("cpu"))
+        at = packed.rows[packed.row], packed.time
+        seen.index_put_(at, torch.ones_like(packed.row), accumulate=True)
+        assert torch.equal(packed.target, batch.tokens[at])
+    assert torch.equal(seen, mask.long())
+
+
+CHECKS: dict[str, tuple[Callable[[Any], None], SearchStrategy[Any]]] = {
+    "settings": (check_settings, SETTINGS),
+    "overrides": (
+        check_override,
+        st.one_of(
+            st.tuples(st.sampled_from(PATHS), st.text(max_size=12)).map("=".join),
+            st.text(max_size=20),
+        ),
+    ),
+    "answers": (check_extraction, WRITTEN),
+    "tags": (check_tags, WRITTEN),
+    "equality": (check_equality, st.tuples(WRITTEN, WRITTEN)),
+    "packing": (check_packing, TREES),
+}
+
+
+def search(name: str, *, examples: int) -> None:
+    check, strategy = CHECKS[name]
+
+    @settings(
+        max_examples=examples,
+        deadline=None,
+        database=None,
+        derandomize=True,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(strategy)
+    def every(value: Any) -> None:
+        start = time.process_time()
+        check(value)
+        assert time.process_time() - start < SLOWEST, "too slow"
+
+    every()
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_some_inputs(name: str) -> None:
+    search(name, examples=60)
+
+
+@pytest.mark.verify
+@pytest.mark.timeout(14_400)
+@pytest.mark.parametrize("name", CHECKS)
+def test_very_many_inputs(name: str) -> None:
+    search(name, examples=100_000)
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(st.binary(max_size=300) | st.text(max_size=100).map(str.encode))
+def test_any_file_is_a_recipe_or_refused(tmp_path: Path, content: bytes) -> None:
+    check_recipe(tmp_path, content)
+
+
+def test_the_checks_can_fail() -> None:
+    with pytest.raises(AssertionError):
+        check_tags_of(lambda text: math.nan)
+    assert issubclass(UsageError, GroupwiseError)
+
+
+def check_tags_of(reward: Callable[[str], float]) -> None:
+    assert math.isfinite(reward("<answer>"))
