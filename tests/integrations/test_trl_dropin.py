@@ -7,14 +7,13 @@ import math
 from pathlib import Path
 from typing import Any
 
-import datasets
 import pytest
 import torch
-from transformers import TrainerCallback
 
 from groupwise.errors import RewardError, UsageError
-from groupwise.integrations.trl import GRPOConfig, GRPOTrainer
+from groupwise.integrations.trl import GRPOTrainer
 from small_runs import tiny
+from trl_scripts import QUESTIONS, Notebook, arguments, letters
 
 BLOG = """
 from datasets import load_dataset
@@ -53,51 +52,6 @@ trainer = GRPOTrainer(
 trainer.train()
 """
 """The script of a blog: its import, the place of its data and its model are ours."""
-
-QUESTIONS = [
-    "둘 중 맞는 것을 고르고 이유를 쓰시오: '되'와 '돼'",
-    "'안'과 '않'을 고쳐 쓰시오.",
-    "'맞히다'와 '맞추다' 중 알맞은 것은?",
-    "'며칠'이 옳은가, '몇일'이 옳은가?",
-    "'왠지'와 '웬지' 가운데 바른 말은?",
-    "'로서'와 '로써'를 구별하시오.",
-    "'반드시'와 '반듯이' 중 하나를 고르시오.",
-]
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> str:
-    policy = tiny()
-    folder = tmp_path / "model"
-    policy.model.save_pretrained(folder)
-    policy.tokenizer.save_pretrained(folder)
-    return str(folder)
-
-
-def letters(completions: list[str], **_: Any) -> list[float]:
-    """Noise earns some of it: the share of digits and blanks."""
-    return [sum(c.isdigit() or c.isspace() for c in text) / 12 for text in completions]
-
-
-def arguments(tmp_path: Path, model: str, **settings: Any) -> dict[str, Any]:
-    values: dict[str, Any] = {
-        "output_dir": str(tmp_path / "run"),
-        "per_device_train_batch_size": 4,
-        "num_generations": 4,
-        "max_completion_length": 8,
-        "learning_rate": 1e-3,
-        "max_steps": 2,
-        "logging_steps": 1,
-        "bf16": False,
-        "disable_tqdm": True,
-        **settings,
-    }
-    return {
-        "model": model,
-        "reward_funcs": letters,
-        "args": GRPOConfig(**values),
-        "train_dataset": datasets.Dataset.from_dict({"prompt": QUESTIONS}),
-    }
 
 
 def test_the_script_of_the_blog_runs(
@@ -212,43 +166,6 @@ def test_a_reward_that_raises_ends_the_run(tmp_path: Path, model: str) -> None:
     given["reward_funcs"] = broken
     with pytest.raises(RewardError, match=r"broken: IndexError: .*\(test_trl_dropin.py, line"):
         GRPOTrainer(**given).train()
-
-
-class Notebook(TrainerCallback):
-    """Writes down what it is told."""
-
-    def __init__(self, stop: int | None = None) -> None:
-        self.told: list[str] = []
-        self.stop = stop
-
-    def on_train_begin(self, args, state, control, **kwargs) -> None:
-        assert kwargs["model"] is not None
-        self.told.append("begin")
-
-    def on_step_begin(self, args, state, control, **kwargs) -> None:
-        self.told.append(f"step {state.global_step}")
-
-    def on_step_end(self, args, state, control, **kwargs) -> None:
-        if state.global_step == self.stop:
-            control.should_training_stop = True
-        self.told.append(f"end {state.global_step}")
-
-    def on_log(self, args, state, control, logs=None, **kwargs) -> None:
-        self.told.append("log " + next(iter(logs or {})))
-
-    def on_evaluate(self, args, state, control, metrics=None, **kwargs) -> None:
-        assert metrics is not None and "eval_reward" in metrics
-        self.told.append("evaluate")
-
-    def on_save(self, args, state, control, **kwargs) -> None:
-        folder = Path(args.output_dir) / "checkpoints"
-        self.told.append(f"save {sorted(p.name for p in folder.iterdir())[-1]}")
-
-    def on_epoch_end(self, args, state, control, **kwargs) -> None:
-        self.told.append("epoch")
-
-    def on_train_end(self, args, state, control, **kwargs) -> None:
-        self.told.append("over")
 
 
 def test_callbacks_are_told_in_order(tmp_path: Path, model: str) -> None:

@@ -7,7 +7,7 @@ beside each field, and done in `settings`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from groupwise.errors import UsageError, suggest
 from groupwise.integrations.trl.fields import check, honoured, refused
@@ -56,318 +56,434 @@ place or to correct for.
     """
 
     # Batches and steps
-    output_dir: str | None = honoured(
-        None, "`output`", 'None is "trainer_output"; the run directory of groupwise'
-    )
-    per_device_train_batch_size: int = honoured(
-        8, "`prompts_per_step`", "× gradient_accumulation_steps / num_generations prompts"
-    )
-    gradient_accumulation_steps: int = honoured(
-        1, "`prompts_per_step`", "an optimiser step is normalised as a whole, however it is split"
-    )
-    generation_batch_size: int | None = honoured(
-        None, "`prompts_per_step`, `update.minibatches`", "completions per batch of rollouts"
-    )
-    steps_per_generation: int | None = honoured(
-        None, "`prompts_per_step`, `update.minibatches`", "minibatches hold whole groups"
-    )
-    num_generations: int | None = honoured(8, "`group_size`")
-    num_iterations: int = honoured(1, "`update.epochs`")
-    num_train_epochs: float = honoured(3.0, "`steps`", "counted as TRL counts")
-    max_steps: int = honoured(
-        -1, "`steps`", "optimiser steps; must be a multiple of those that one batch of rollouts has"
-    )
-    shuffle_dataset: bool | None = refused(
-        True, "prompts are drawn in an order that follows from the seed"
-    )
-    remove_unused_columns: bool | None = honoured(
-        False, "columns that rewards see", "True leaves the prompt alone"
-    )
-    seed: int = honoured(42, "`seed`")
-    data_seed: int | None = honoured(None, "`seed`", "must be the seed itself")
+    output_dir: Annotated[
+        str | None, honoured("`output`", 'None is "trainer_output"; the run directory of groupwise')
+    ] = None
+    per_device_train_batch_size: Annotated[
+        int,
+        honoured("`prompts_per_step`", "× gradient_accumulation_steps / num_generations prompts"),
+    ] = 8
+    gradient_accumulation_steps: Annotated[
+        int,
+        honoured(
+            "`prompts_per_step`", "an optimiser step is normalised as a whole, however it is split"
+        ),
+    ] = 1
+    generation_batch_size: Annotated[
+        int | None,
+        honoured("`prompts_per_step`, `update.minibatches`", "completions per batch of rollouts"),
+    ] = None
+    steps_per_generation: Annotated[
+        int | None,
+        honoured("`prompts_per_step`, `update.minibatches`", "minibatches hold whole groups"),
+    ] = None
+    num_generations: Annotated[int | None, honoured("`group_size`")] = 8
+    num_iterations: Annotated[int, honoured("`update.epochs`")] = 1
+    num_train_epochs: Annotated[float, honoured("`steps`", "counted as TRL counts")] = 3.0
+    max_steps: Annotated[
+        int,
+        honoured(
+            "`steps`", "optimiser steps; must be a multiple of those that one batch of rollouts has"
+        ),
+    ] = -1
+    shuffle_dataset: Annotated[
+        bool | None, refused("prompts are drawn in an order that follows from the seed")
+    ] = True
+    remove_unused_columns: Annotated[
+        bool | None, honoured("columns that rewards see", "True leaves the prompt alone")
+    ] = False
+    seed: Annotated[int, honoured("`seed`")] = 42
+    data_seed: Annotated[int | None, honoured("`seed`", "must be the seed itself")] = None
 
     # Sampling
-    max_completion_length: int | None = honoured(512, "`sampling.max_tokens`")
-    temperature: float = honoured(1.0, "`sampling.temperature`")
-    top_p: float = honoured(
-        1.0, "`sampling.top_p`", "the learner sees the truncated distribution too, TRL's does not"
+    max_completion_length: Annotated[int | None, honoured("`sampling.max_tokens`")] = 512
+    temperature: Annotated[float, honoured("`sampling.temperature`")] = 1.0
+    top_p: Annotated[
+        float,
+        honoured(
+            "`sampling.top_p`", "the learner sees the truncated distribution too, TRL's does not"
+        ),
+    ] = 1.0
+    top_k: Annotated[int, honoured("`sampling.top_k`", "as top_p")] = 0
+    min_p: Annotated[float | None, honoured("`sampling.min_p`", "as top_p")] = None
+    generation_kwargs: Annotated[
+        dict[str, Any] | str | None, honoured("`sampling.stop`", "takes stop or stop_strings only")
+    ] = None
+    repetition_penalty: Annotated[
+        float,
+        refused(
+            "it would draw from another distribution than the one that is trained",
+            "punish repetition by a reward",
+        ),
+    ] = 1.0
+    chat_template_kwargs: Annotated[
+        dict[str, Any] | str | None,
+        refused(
+            "the chat template is called as it is",
+            "put the variable into it: tokenizer.chat_template = "
+            "'{% set enable_thinking = false %}' + tokenizer.chat_template",
+        ),
+    ] = None
+    cache_implementation: Annotated[str | None, refused("the engine has a cache of its own")] = None
+    use_vllm: Annotated[bool, refused(VLLM, NO_VLLM)] = False
+    vllm_mode: Annotated[str, refused(VLLM, NO_VLLM)] = "colocate"
+    vllm_model_impl: Annotated[str, refused(VLLM, NO_VLLM)] = "vllm"
+    vllm_enable_sleep_mode: Annotated[bool, refused(VLLM, NO_VLLM)] = False
+    vllm_structured_outputs_regex: Annotated[str | None, refused(VLLM, "reward the format")] = None
+    vllm_server_base_url: Annotated[str | None, refused(VLLM, NO_VLLM)] = None
+    vllm_server_host: Annotated[str, refused(VLLM, NO_VLLM)] = "0.0.0.0"
+    vllm_server_port: Annotated[int, refused(VLLM, NO_VLLM)] = 8000
+    vllm_server_timeout: Annotated[float, refused(VLLM, NO_VLLM)] = 240.0
+    vllm_group_port: Annotated[int, refused(VLLM, NO_VLLM)] = 51216
+    vllm_gpu_memory_utilization: Annotated[float, refused(VLLM, NO_VLLM)] = 0.3
+    vllm_max_model_length: Annotated[int | None, refused(VLLM, NO_VLLM)] = None
+    vllm_tensor_parallel_size: Annotated[int, refused(VLLM, NO_VLLM)] = 1
+    vllm_importance_sampling_correction: Annotated[bool, refused(VLLM, NO_VLLM)] = True
+    vllm_importance_sampling_mode: Annotated[str, refused(VLLM, NO_VLLM)] = "sequence_mask"
+    vllm_importance_sampling_clip_max: Annotated[float | None, refused(VLLM, NO_VLLM)] = 3.0
+    vllm_importance_sampling_clip_min: Annotated[float | None, refused(VLLM, NO_VLLM)] = None
+    vllm_importance_sampling_cap: Annotated[float | None, refused(VLLM, NO_VLLM)] = None
+    use_transformers_continuous_batching: Annotated[
+        bool,
+        refused(VLLM, "leave it out: waiting prompts take the place of finished ones here too"),
+    ] = False
+    transformers_continuous_batching_config: Annotated[
+        dict[str, Any] | str | None, refused(VLLM)
+    ] = None
+    use_transformers_paged: Annotated[bool, refused(VLLM)] = False
+    ds3_gather_for_generation: Annotated[bool, refused(CLUSTER)] = True
+    max_tool_calling_iterations: Annotated[int | None, refused("completions are of one turn")] = (
+        None
     )
-    top_k: int = honoured(0, "`sampling.top_k`", "as top_p")
-    min_p: float | None = honoured(None, "`sampling.min_p`", "as top_p")
-    generation_kwargs: dict[str, Any] | str | None = honoured(
-        None, "`sampling.stop`", "takes stop or stop_strings only"
+    pad_to_multiple_of: Annotated[int | str | None, refused("nothing is padded", same=(None,))] = (
+        "auto"
     )
-    repetition_penalty: float = refused(
-        1.0,
-        "it would draw from another distribution than the one that is trained",
-        "punish repetition by a reward",
-    )
-    chat_template_kwargs: dict[str, Any] | str | None = refused(
-        None,
-        "the chat template is called as it is",
-        "put the variable into it: tokenizer.chat_template = "
-        "'{% set enable_thinking = false %}' + tokenizer.chat_template",
-    )
-    cache_implementation: str | None = refused(None, "the engine has a cache of its own")
-    use_vllm: bool = refused(False, VLLM, NO_VLLM)
-    vllm_mode: str = refused("colocate", VLLM, NO_VLLM)
-    vllm_model_impl: str = refused("vllm", VLLM, NO_VLLM)
-    vllm_enable_sleep_mode: bool = refused(False, VLLM, NO_VLLM)
-    vllm_structured_outputs_regex: str | None = refused(None, VLLM, "reward the format")
-    vllm_server_base_url: str | None = refused(None, VLLM, NO_VLLM)
-    vllm_server_host: str = refused("0.0.0.0", VLLM, NO_VLLM)
-    vllm_server_port: int = refused(8000, VLLM, NO_VLLM)
-    vllm_server_timeout: float = refused(240.0, VLLM, NO_VLLM)
-    vllm_group_port: int = refused(51216, VLLM, NO_VLLM)
-    vllm_gpu_memory_utilization: float = refused(0.3, VLLM, NO_VLLM)
-    vllm_max_model_length: int | None = refused(None, VLLM, NO_VLLM)
-    vllm_tensor_parallel_size: int = refused(1, VLLM, NO_VLLM)
-    vllm_importance_sampling_correction: bool = refused(True, VLLM, NO_VLLM)
-    vllm_importance_sampling_mode: str = refused("sequence_mask", VLLM, NO_VLLM)
-    vllm_importance_sampling_clip_max: float | None = refused(3.0, VLLM, NO_VLLM)
-    vllm_importance_sampling_clip_min: float | None = refused(None, VLLM, NO_VLLM)
-    vllm_importance_sampling_cap: float | None = refused(None, VLLM, NO_VLLM)
-    use_transformers_continuous_batching: bool = refused(
-        False, VLLM, "leave it out: waiting prompts take the place of finished ones here too"
-    )
-    transformers_continuous_batching_config: dict[str, Any] | str | None = refused(None, VLLM)
-    use_transformers_paged: bool = refused(False, VLLM)
-    ds3_gather_for_generation: bool = refused(True, CLUSTER)
-    max_tool_calling_iterations: int | None = refused(None, "completions are of one turn")
-    pad_to_multiple_of: int | str | None = refused("auto", "nothing is padded", same=(None,))
 
     # The algorithm
-    loss_type: str = honoured("dapo", "`algorithm.surrogate`, `algorithm.weighting`")
-    beta: float = honoured(0.0, "`algorithm.divergence.coefficient`")
-    use_bias_correction_kl: bool = honoured(True, "`algorithm.divergence`: k3_weighted or k3")
-    epsilon: float = honoured(0.2, "`algorithm.surrogate.low`", of=CLIPPED)
-    epsilon_high: float | None = honoured(
-        None,
-        "`algorithm.surrogate.high`, or `cap` with cispo",
-        "cispo needs a cap of 1 or more: at TRL's default of 0.2 every gradient would shrink to it",
-        of=(*CLIPPED, "cispo"),
-    )
-    delta: float | None = honoured(
-        None, "`algorithm.surrogate.bound`", "at least 1 + epsilon_high", of=CLIPPED
-    )
-    importance_sampling_level: str = honoured("token", "`algorithm.ratio`")
-    sapo_temperature_pos: float = honoured(1.0, "`algorithm.surrogate.positive`", of=("sapo",))
-    sapo_temperature_neg: float = honoured(1.05, "`algorithm.surrogate.negative`", of=("sapo",))
-    vespo_k_pos: float = honoured(2.0, "`algorithm.surrogate.power_positive`", of=("vespo",))
-    vespo_lambda_pos: float = honoured(3.0, "`algorithm.surrogate.decay_positive`", of=("vespo",))
-    vespo_k_neg: float = honoured(3.0, "`algorithm.surrogate.power_negative`", of=("vespo",))
-    vespo_lambda_neg: float = honoured(2.0, "`algorithm.surrogate.decay_negative`", of=("vespo",))
-    scale_rewards: str = honoured(
-        "group",
-        "`algorithm.advantage`: zscore, batch_zscore or centered",
-        "groups of equal rewards get exactly 0",
-    )
-    reward_weights: list[float] | None = honoured(None, "weights of the rewards")
-    multi_objective_aggregation: str = refused(
-        "sum_then_normalize",
-        "rewards are summed before they are normalised",
-        'use groupwise.train(…, algorithm="gdpo")',
-    )
-    mask_truncated_completions: bool = honoured(
-        False,
-        "`algorithm.filter`: not_truncated",
-        "a prompt with no finished answer at all is drawn again",
-    )
-    entropy_coef: float = honoured(
-        0.0,
-        "`algorithm.entropy`",
-        "weighted like the loss",
-        of=("bnpo", "dapo", "cispo", "vespo"),
-    )
-    use_adaptive_entropy: bool = refused(False, ADAPTIVE, "set entropy_coef")
-    entropy_coef_min: float = refused(0.0, ADAPTIVE)
-    entropy_coef_max: float = refused(1.0, ADAPTIVE)
-    entropy_coef_delta: float = refused(0.005, ADAPTIVE)
-    entropy_target: float = refused(0.2, ADAPTIVE)
-    top_entropy_quantile: float = refused(1.0, "every token of an answer is trained")
-    off_policy_mask_threshold: float | None = refused(None, "the ratio is clipped, not masked")
-    sync_ref_model: bool = refused(False, REFERENCE, "train again from final/ for a new reference")
-    ref_model_mixup_alpha: float = refused(0.6, REFERENCE)
-    ref_model_sync_steps: int = refused(512, REFERENCE)
-    router_aux_loss_coef: float | None = honoured(
-        None,
-        "nothing: the load-balancing loss is not computed",
-        "0.0 is accepted; None is refused for a mixture of experts, where it would switch it on",
-    )
+    loss_type: Annotated[str, honoured("`algorithm.surrogate`, `algorithm.weighting`")] = "dapo"
+    beta: Annotated[float, honoured("`algorithm.divergence.coefficient`")] = 0.0
+    use_bias_correction_kl: Annotated[
+        bool, honoured("`algorithm.divergence`: k3_weighted or k3")
+    ] = True
+    epsilon: Annotated[float, honoured("`algorithm.surrogate.low`", of=CLIPPED)] = 0.2
+    epsilon_high: Annotated[
+        float | None,
+        honoured(
+            "`algorithm.surrogate.high`, or `cap` with cispo",
+            "cispo needs 1 or more: TRL's default multiplies every gradient by 0.2",
+            of=(*CLIPPED, "cispo"),
+        ),
+    ] = None
+    delta: Annotated[
+        float | None,
+        honoured("`algorithm.surrogate.bound`", "at least 1 + epsilon_high", of=CLIPPED),
+    ] = None
+    importance_sampling_level: Annotated[str, honoured("`algorithm.ratio`")] = "token"
+    sapo_temperature_pos: Annotated[
+        float, honoured("`algorithm.surrogate.positive`", of=("sapo",))
+    ] = 1.0
+    sapo_temperature_neg: Annotated[
+        float, honoured("`algorithm.surrogate.negative`", of=("sapo",))
+    ] = 1.05
+    vespo_k_pos: Annotated[
+        float, honoured("`algorithm.surrogate.power_positive`", of=("vespo",))
+    ] = 2.0
+    vespo_lambda_pos: Annotated[
+        float, honoured("`algorithm.surrogate.decay_positive`", of=("vespo",))
+    ] = 3.0
+    vespo_k_neg: Annotated[
+        float, honoured("`algorithm.surrogate.power_negative`", of=("vespo",))
+    ] = 3.0
+    vespo_lambda_neg: Annotated[
+        float, honoured("`algorithm.surrogate.decay_negative`", of=("vespo",))
+    ] = 2.0
+    scale_rewards: Annotated[
+        str,
+        honoured(
+            "`algorithm.advantage`: zscore, batch_zscore or centered",
+            "groups of equal rewards get exactly 0",
+        ),
+    ] = "group"
+    reward_weights: Annotated[list[float] | None, honoured("weights of the rewards")] = None
+    multi_objective_aggregation: Annotated[
+        str,
+        refused(
+            "rewards are summed before they are normalised",
+            'use groupwise.train(…, algorithm="gdpo")',
+        ),
+    ] = "sum_then_normalize"
+    mask_truncated_completions: Annotated[
+        bool,
+        honoured(
+            "`algorithm.filter`: not_truncated",
+            "a prompt with no finished answer at all is drawn again",
+        ),
+    ] = False
+    entropy_coef: Annotated[
+        float,
+        honoured(
+            "`algorithm.entropy`", "weighted like the loss", of=("bnpo", "dapo", "cispo", "vespo")
+        ),
+    ] = 0.0
+    use_adaptive_entropy: Annotated[bool, refused(ADAPTIVE, "set entropy_coef")] = False
+    entropy_coef_min: Annotated[float, refused(ADAPTIVE)] = 0.0
+    entropy_coef_max: Annotated[float, refused(ADAPTIVE)] = 1.0
+    entropy_coef_delta: Annotated[float, refused(ADAPTIVE)] = 0.005
+    entropy_target: Annotated[float, refused(ADAPTIVE)] = 0.2
+    top_entropy_quantile: Annotated[float, refused("every token of an answer is trained")] = 1.0
+    off_policy_mask_threshold: Annotated[
+        float | None, refused("the ratio is clipped, not masked")
+    ] = None
+    sync_ref_model: Annotated[
+        bool, refused(REFERENCE, "train again from final/ for a new reference")
+    ] = False
+    ref_model_mixup_alpha: Annotated[float, refused(REFERENCE)] = 0.6
+    ref_model_sync_steps: Annotated[int, refused(REFERENCE)] = 512
+    router_aux_loss_coef: Annotated[
+        float | None,
+        honoured(
+            "nothing: the load-balancing loss is not computed",
+            "0.0 is accepted; None is not, with a mixture of experts",
+        ),
+    ] = None
 
     # The model
-    model_init_kwargs: dict[str, Any] | str | None = honoured(
-        None, "`model.dtype`, `model.trust_remote_code`", "other keys: load the model yourself"
-    )
-    trust_remote_code: bool = honoured(False, "`model.trust_remote_code`")
-    bf16: bool | None = honoured(
-        None,
-        "`model.dtype`",
-        "weights in bfloat16 with float32 masters; None: on a card that has it, unless fp16",
-    )
-    fp16: bool = refused(False, "there is no loss scaling", "use bf16, or float32 by bf16=False")
-    disable_dropout: bool = honoured(False, "dropout of the model set to 0")
-    cast_lm_head_to_fp32: bool = refused(
-        False, "the head computes in the model's format", "bf16=False computes all in float32"
-    )
-    gradient_checkpointing: bool = honoured(True, "`update.gradient_checkpointing`")
-    gradient_checkpointing_kwargs: dict[str, Any] | str | None = refused(
-        None, "checkpointing is not reentrant", same=({"use_reentrant": False},)
-    )
-    activation_checkpointing: bool | None = honoured(None, "`update.gradient_checkpointing`")
-    activation_checkpointing_kwargs: dict[str, Any] | str | None = refused(
-        None, "checkpointing is not reentrant", same=({"use_reentrant": False},)
-    )
-    torch_compile: bool = refused(False, KERNELS)
-    torch_compile_backend: str | None = refused(None, KERNELS)
-    torch_compile_mode: str | None = refused(None, KERNELS)
-    use_liger_kernel: bool = refused(False, KERNELS, "leave it out: logits are never held whole")
-    liger_kernel_config: dict[str, bool] | None = refused(None, KERNELS)
-    use_cache: bool = refused(False, "training needs no cache")
-    neftune_noise_alpha: float | None = refused(None, "no noise is added to embeddings")
-    use_cpu: bool = honoured(
-        False, "nothing: a run takes a card where there is one", "hide it: CUDA_VISIBLE_DEVICES=''"
-    )
-    tf32: bool | None = refused(
-        None,
-        "it is a setting of torch for the whole process",
-        "call torch.set_float32_matmul_precision('high') yourself",
-    )
-    full_determinism: bool = refused(
-        False,
-        "it is a setting of torch for the whole process",
-        "call torch.use_deterministic_algorithms(True) yourself",
-    )
+    model_init_kwargs: Annotated[
+        dict[str, Any] | str | None,
+        honoured("`model.dtype`, `model.trust_remote_code`", "other keys: load the model yourself"),
+    ] = None
+    trust_remote_code: Annotated[bool, honoured("`model.trust_remote_code`")] = False
+    bf16: Annotated[
+        bool | None,
+        honoured(
+            "`model.dtype`",
+            "weights in bfloat16 with float32 masters; None: on a card that has it, unless fp16",
+        ),
+    ] = None
+    fp16: Annotated[
+        bool, refused("there is no loss scaling", "use bf16, or float32 by bf16=False")
+    ] = False
+    disable_dropout: Annotated[bool, honoured("dropout of the model set to 0")] = False
+    cast_lm_head_to_fp32: Annotated[
+        bool,
+        refused("the head computes in the model's format", "bf16=False computes all in float32"),
+    ] = False
+    gradient_checkpointing: Annotated[bool, honoured("`update.gradient_checkpointing`")] = True
+    gradient_checkpointing_kwargs: Annotated[
+        dict[str, Any] | str | None,
+        refused("checkpointing is not reentrant", same=({"use_reentrant": False},)),
+    ] = None
+    activation_checkpointing: Annotated[
+        bool | None, honoured("`update.gradient_checkpointing`")
+    ] = None
+    activation_checkpointing_kwargs: Annotated[
+        dict[str, Any] | str | None,
+        refused("checkpointing is not reentrant", same=({"use_reentrant": False},)),
+    ] = None
+    torch_compile: Annotated[bool, refused(KERNELS)] = False
+    torch_compile_backend: Annotated[str | None, refused(KERNELS)] = None
+    torch_compile_mode: Annotated[str | None, refused(KERNELS)] = None
+    use_liger_kernel: Annotated[
+        bool, refused(KERNELS, "leave it out: logits are never held whole")
+    ] = False
+    liger_kernel_config: Annotated[dict[str, bool] | None, refused(KERNELS)] = None
+    use_cache: Annotated[bool, refused("training needs no cache")] = False
+    neftune_noise_alpha: Annotated[float | None, refused("no noise is added to embeddings")] = None
+    use_cpu: Annotated[
+        bool,
+        honoured(
+            "nothing: a run takes a card where there is one", "hide it: CUDA_VISIBLE_DEVICES=''"
+        ),
+    ] = False
+    tf32: Annotated[
+        bool | None,
+        refused(
+            "it is a setting of torch for the whole process",
+            "call torch.set_float32_matmul_precision('high') yourself",
+        ),
+    ] = None
+    full_determinism: Annotated[
+        bool,
+        refused(
+            "it is a setting of torch for the whole process",
+            "call torch.use_deterministic_algorithms(True) yourself",
+        ),
+    ] = False
 
     # The optimiser
-    learning_rate: float = honoured(1e-6, "`optimizer.learning_rate`")
-    lr_scheduler_type: str = honoured(
-        "linear",
-        "`optimizer.schedule`",
-        "linear, cosine, cosine_with_min_lr, constant, constant_with_warmup",
+    learning_rate: Annotated[float, honoured("`optimizer.learning_rate`")] = 1e-6
+    lr_scheduler_type: Annotated[
+        str,
+        honoured(
+            "`optimizer.schedule`",
+            "linear, cosine, cosine_with_min_lr, constant, constant_with_warmup",
+        ),
+    ] = "linear"
+    lr_scheduler_kwargs: Annotated[
+        dict[str, Any] | str | None,
+        honoured("`optimizer.final_fraction`", "min_lr or min_lr_rate of cosine_with_min_lr"),
+    ] = None
+    warmup_steps: Annotated[
+        float,
+        honoured(
+            "`optimizer.warmup_steps`", "the first step has 1/warmup_steps of the rate, TRL's has 0"
+        ),
+    ] = 0
+    optim: Annotated[str, honoured("`optimizer.name`", "adamw_torch is the same")] = (
+        "adamw_torch_fused"
     )
-    lr_scheduler_kwargs: dict[str, Any] | str | None = honoured(
-        None, "`optimizer.final_fraction`", "min_lr or min_lr_rate of cosine_with_min_lr"
-    )
-    warmup_steps: float = honoured(
-        0, "`optimizer.warmup_steps`", "the first step has 1/warmup_steps of the rate, TRL's has 0"
-    )
-    optim: str = honoured("adamw_torch_fused", "`optimizer.name`", "adamw_torch is the same")
-    optim_args: str | None = refused(None, "AdamW takes no more settings")
-    optim_target_modules: str | list[str] | None = refused(None, "AdamW trains every weight")
-    weight_decay: float = honoured(
-        0.0, "`optimizer.weight_decay`", "decays biases and norms too, TRL leaves them out"
-    )
-    adam_beta1: float = honoured(0.9, "`optimizer.betas`")
-    adam_beta2: float = honoured(0.999, "`optimizer.betas`")
-    adam_epsilon: float = honoured(1e-8, "`optimizer.eps`")
-    max_grad_norm: float = honoured(1.0, "`optimizer.max_grad_norm`", "0 clips nothing")
-    label_smoothing_factor: float = refused(0.0, "there are no labels")
-    average_tokens_across_devices: bool = refused(True, CLUSTER)
-    torch_empty_cache_steps: int | None = refused(
-        None, "memory is given back by torch", "lower per_device_train_batch_size"
-    )
-    auto_find_batch_size: bool = refused(
-        False, "groups must stay whole (TRL refuses it too)", "lower per_device_train_batch_size"
-    )
+    optim_args: Annotated[str | None, refused("AdamW takes no more settings")] = None
+    optim_target_modules: Annotated[
+        None | str | list[str], refused("AdamW trains every weight")
+    ] = None
+    weight_decay: Annotated[
+        float,
+        honoured("`optimizer.weight_decay`", "decays biases and norms too, TRL leaves them out"),
+    ] = 0.0
+    adam_beta1: Annotated[float, honoured("`optimizer.betas`")] = 0.9
+    adam_beta2: Annotated[float, honoured("`optimizer.betas`")] = 0.999
+    adam_epsilon: Annotated[float, honoured("`optimizer.eps`")] = 1e-8
+    max_grad_norm: Annotated[float, honoured("`optimizer.max_grad_norm`", "0 clips nothing")] = 1.0
+    label_smoothing_factor: Annotated[float, refused("there are no labels")] = 0.0
+    average_tokens_across_devices: Annotated[bool, refused(CLUSTER)] = True
+    torch_empty_cache_steps: Annotated[
+        int | None, refused("memory is given back by torch", "lower per_device_train_batch_size")
+    ] = None
+    auto_find_batch_size: Annotated[
+        bool,
+        refused("groups must stay whole (TRL refuses it too)", "lower per_device_train_batch_size"),
+    ] = False
 
     # Logging
-    logging_strategy: str = honoured("steps", "when `on_log` and `log_history` get the figures")
-    logging_steps: float = honoured(10, "when `on_log` and `log_history` get the figures")
-    logging_first_step: bool = honoured(False, "when `on_log` and `log_history` get the figures")
-    log_completions: bool = honoured(
-        False, "`logging.rollouts_every`", "every logging_steps, as JSON lines in rollouts/"
+    logging_strategy: Annotated[
+        str, honoured("when `on_log` and `log_history` get the figures")
+    ] = "steps"
+    logging_steps: Annotated[float, honoured("when `on_log` and `log_history` get the figures")] = (
+        10
     )
-    report_to: str | list[str] | None = honoured(
-        "none", "`logging.trackers`", "tensorboard, wandb; figures by groupwise's own names"
+    logging_first_step: Annotated[
+        bool, honoured("when `on_log` and `log_history` get the figures")
+    ] = False
+    log_completions: Annotated[
+        bool,
+        honoured("`logging.rollouts_every`", "every logging_steps, as JSON lines in rollouts/"),
+    ] = False
+    report_to: Annotated[
+        None | str | list[str],
+        honoured("`logging.trackers`", "tensorboard, wandb; figures by groupwise's own names"),
+    ] = "none"
+    disable_tqdm: Annotated[bool | None, honoured("True shows no progress")] = None
+    logging_nan_inf_filter: Annotated[
+        bool, refused("a step without a finite gradient is left out")
+    ] = True
+    log_level: Annotated[str, refused("there is one level", "filter the logger of your script")] = (
+        "passive"
     )
-    disable_tqdm: bool | None = honoured(None, "True shows no progress")
-    logging_nan_inf_filter: bool = refused(True, "a step without a finite gradient is left out")
-    log_level: str = refused("passive", "there is one level", "filter the logger of your script")
-    log_level_replica: str = refused("warning", CLUSTER)
-    log_on_each_node: bool = refused(True, CLUSTER)
-    include_num_input_tokens_seen: str | bool = refused(
-        "no", "num_tokens is always logged", same=(False,)
+    log_level_replica: Annotated[str, refused(CLUSTER)] = "warning"
+    log_on_each_node: Annotated[bool, refused(CLUSTER)] = True
+    include_num_input_tokens_seen: Annotated[
+        str | bool, refused("num_tokens is always logged", same=(False,))
+    ] = "no"
+    log_multimodal: Annotated[bool, refused("prompts are text")] = True
+    num_completions_to_print: Annotated[int | None, refused(PLAIN_LOG)] = None
+    log_unique_prompts: Annotated[bool, refused(PLAIN_LOG)] = False
+    log_completions_hub_repo: Annotated[str | None, refused(HUB, PLAIN_LOG)] = None
+    run_name: Annotated[str | None, honoured("nothing", "must be the last part of output_dir")] = (
+        None
     )
-    log_multimodal: bool = refused(True, "prompts are text")
-    num_completions_to_print: int | None = refused(None, PLAIN_LOG)
-    log_unique_prompts: bool = refused(False, PLAIN_LOG)
-    log_completions_hub_repo: str | None = refused(None, HUB, PLAIN_LOG)
-    run_name: str | None = honoured(None, "nothing", "must be the last part of output_dir")
-    project: str = refused("huggingface", "trackers take their project from their own variables")
-    trackio_space_id: str | None = refused(None, "there is no such tracker")
-    trackio_bucket_id: str | None = refused(None, "there is no such tracker")
-    trackio_static_space_id: str | None = refused(None, "there is no such tracker")
-    skip_memory_metrics: bool = refused(True, "memory_mb is in output_dir/metrics.jsonl")
-    debug: str | list[str] = refused("", "a step that is not finite is written to suspects/")
+    project: Annotated[str, refused("trackers take their project from their own variables")] = (
+        "huggingface"
+    )
+    trackio_space_id: Annotated[str | None, refused("there is no such tracker")] = None
+    trackio_bucket_id: Annotated[str | None, refused("there is no such tracker")] = None
+    trackio_static_space_id: Annotated[str | None, refused("there is no such tracker")] = None
+    skip_memory_metrics: Annotated[bool, refused("memory_mb is in output_dir/metrics.jsonl")] = True
+    debug: Annotated[
+        str | list[str], refused("a step that is not finite is in suspects/", same=(None,))
+    ] = ""
 
     # Evaluation
-    eval_strategy: str = honoured("no", "when `evaluate` runs")
-    eval_steps: float | None = honoured(None, "when `evaluate` runs", "None: as logging_steps")
-    eval_delay: float = honoured(0, "when `evaluate` runs")
-    eval_on_start: bool = honoured(False, "when `evaluate` runs")
-    num_generations_eval: int | None = honoured(None, "completions per prompt of an evaluation")
-    per_device_eval_batch_size: int = honoured(8, "completions written at once in an evaluation")
-    prediction_loss_only: bool = refused(False, EVAL)
-    eval_do_concat_batches: bool = refused(True, EVAL)
-    eval_use_gather_object: bool = refused(False, EVAL)
-    eval_accumulation_steps: int | None = refused(None, EVAL)
-    include_for_metrics: list[str] | None = refused(None, EVAL, "use a callback's on_evaluate")
-    batch_eval_metrics: bool = refused(False, EVAL)
-    bf16_full_eval: bool = refused(False, "an evaluation computes as training does")
-    fp16_full_eval: bool = refused(False, "an evaluation computes as training does")
-    label_names: list[str] | None = refused(None, "there are no labels")
+    eval_strategy: Annotated[str, honoured("when `evaluate` runs")] = "no"
+    eval_steps: Annotated[
+        float | None, honoured("when `evaluate` runs", "None: as logging_steps")
+    ] = None
+    eval_delay: Annotated[float, honoured("when `evaluate` runs")] = 0
+    eval_on_start: Annotated[bool, honoured("when `evaluate` runs")] = False
+    num_generations_eval: Annotated[
+        int | None, honoured("completions per prompt of an evaluation")
+    ] = None
+    per_device_eval_batch_size: Annotated[
+        int, honoured("completions written at once in an evaluation")
+    ] = 8
+    prediction_loss_only: Annotated[bool, refused(EVAL)] = False
+    eval_do_concat_batches: Annotated[bool, refused(EVAL)] = True
+    eval_use_gather_object: Annotated[bool, refused(EVAL)] = False
+    eval_accumulation_steps: Annotated[int | None, refused(EVAL)] = None
+    include_for_metrics: Annotated[
+        list[str] | None, refused(EVAL, "use a callback's on_evaluate")
+    ] = None
+    batch_eval_metrics: Annotated[bool, refused(EVAL)] = False
+    bf16_full_eval: Annotated[bool, refused("an evaluation computes as training does")] = False
+    fp16_full_eval: Annotated[bool, refused("an evaluation computes as training does")] = False
+    label_names: Annotated[list[str] | None, refused("there are no labels")] = None
 
     # Checkpoints
-    save_strategy: str = honoured("steps", "when checkpoints are written", "steps, epoch or no")
-    save_steps: float = honoured(
-        500, "when checkpoints are written", "in output_dir/checkpoints, for resuming only"
-    )
-    save_total_limit: int | None = honoured(None, "`checkpoint.keep_last`")
-    resume_from_checkpoint: str | None = honoured(None, SCRIPT)
-    do_train: bool = honoured(False, SCRIPT)
-    do_eval: bool = honoured(False, SCRIPT)
-    do_predict: bool = honoured(False, SCRIPT)
-    save_only_model: bool = refused(
-        False, "a checkpoint is for resuming", "final/ holds the model alone"
-    )
-    save_on_each_node: bool = refused(False, CLUSTER)
-    enable_jit_checkpoint: bool = refused(False, "a signal always leaves a checkpoint")
-    load_best_model_at_end: bool = refused(False, BEST, "evaluate in a callback and save_model()")
-    metric_for_best_model: str | None = refused(None, BEST)
-    greater_is_better: bool | None = refused(None, BEST)
-    ignore_data_skip: bool = refused(False, "a resumed run goes on with the next prompt")
-    restore_callback_states_from_checkpoint: bool = refused(False, "callbacks keep their own state")
-    push_to_hub: bool = refused(False, HUB, TO_HUB)
-    hub_token: str | None = refused(None, HUB, TO_HUB)
-    hub_private_repo: bool | None = refused(None, HUB, TO_HUB)
-    hub_model_id: str | None = refused(None, HUB, TO_HUB)
-    hub_strategy: str = refused("every_save", HUB, TO_HUB)
-    hub_always_push: bool = refused(False, HUB, TO_HUB)
-    hub_revision: str | None = refused(None, HUB, TO_HUB)
+    save_strategy: Annotated[
+        str, honoured("when checkpoints are written", "steps, epoch or no")
+    ] = "steps"
+    save_steps: Annotated[
+        float,
+        honoured("when checkpoints are written", "in output_dir/checkpoints, for resuming only"),
+    ] = 500
+    save_total_limit: Annotated[int | None, honoured("`checkpoint.keep_last`")] = None
+    resume_from_checkpoint: Annotated[str | None, honoured(SCRIPT)] = None
+    do_train: Annotated[bool, honoured(SCRIPT)] = False
+    do_eval: Annotated[bool, honoured(SCRIPT)] = False
+    do_predict: Annotated[bool, honoured(SCRIPT)] = False
+    save_only_model: Annotated[
+        bool, refused("a checkpoint is for resuming", "final/ holds the model alone")
+    ] = False
+    save_on_each_node: Annotated[bool, refused(CLUSTER)] = False
+    enable_jit_checkpoint: Annotated[bool, refused("a signal always leaves a checkpoint")] = False
+    load_best_model_at_end: Annotated[
+        bool, refused(BEST, "evaluate in a callback and save_model()")
+    ] = False
+    metric_for_best_model: Annotated[str | None, refused(BEST)] = None
+    greater_is_better: Annotated[bool | None, refused(BEST)] = None
+    ignore_data_skip: Annotated[bool, refused("a resumed run goes on with the next prompt")] = False
+    restore_callback_states_from_checkpoint: Annotated[
+        bool, refused("callbacks keep their own state")
+    ] = False
+    push_to_hub: Annotated[bool, refused(HUB, TO_HUB)] = False
+    hub_token: Annotated[str | None, refused(HUB, TO_HUB)] = None
+    hub_private_repo: Annotated[bool | None, refused(HUB, TO_HUB)] = None
+    hub_model_id: Annotated[str | None, refused(HUB, TO_HUB)] = None
+    hub_strategy: Annotated[str, refused(HUB, TO_HUB)] = "every_save"
+    hub_always_push: Annotated[bool, refused(HUB, TO_HUB)] = False
+    hub_revision: Annotated[str | None, refused(HUB, TO_HUB)] = None
 
     # Data loading and many devices
-    dataloader_drop_last: bool = refused(False, LOADER)
-    dataloader_num_workers: int = refused(0, LOADER)
-    dataloader_pin_memory: bool = refused(True, LOADER)
-    dataloader_persistent_workers: bool = refused(False, LOADER)
-    dataloader_prefetch_factor: int | None = refused(None, LOADER)
-    dataloader_multiprocessing_context: str | None = refused(None, LOADER)
-    dataloader_in_order: bool = refused(True, LOADER)
-    train_sampling_strategy: str = refused("random", LOADER)
-    length_column_name: str = refused("length", LOADER)
-    accelerator_config: dict[str, Any] | str | None = refused(None, CLUSTER)
-    parallelism_config: dict[str, Any] | str | None = refused(None, CLUSTER)
-    ddp_find_unused_parameters: bool | None = refused(None, CLUSTER)
-    ddp_bucket_cap_mb: int | None = refused(None, CLUSTER)
-    ddp_broadcast_buffers: bool | None = refused(None, CLUSTER)
-    ddp_static_graph: bool | None = refused(None, CLUSTER)
-    ddp_backend: str | None = refused(None, CLUSTER)
-    ddp_timeout: int = refused(1800, CLUSTER)
-    fsdp: str | None = refused(None, CLUSTER)
-    fsdp_config: dict[str, Any] | str | None = refused(None, CLUSTER)
-    deepspeed: dict[str, Any] | str | None = refused(None, CLUSTER)
-    local_rank: int = refused(-1, CLUSTER, same=(0,))
+    dataloader_drop_last: Annotated[bool, refused(LOADER)] = False
+    dataloader_num_workers: Annotated[int, refused(LOADER)] = 0
+    dataloader_pin_memory: Annotated[bool, refused(LOADER)] = True
+    dataloader_persistent_workers: Annotated[bool, refused(LOADER)] = False
+    dataloader_prefetch_factor: Annotated[int | None, refused(LOADER)] = None
+    dataloader_multiprocessing_context: Annotated[str | None, refused(LOADER)] = None
+    dataloader_in_order: Annotated[bool, refused(LOADER)] = True
+    train_sampling_strategy: Annotated[str, refused(LOADER)] = "random"
+    length_column_name: Annotated[str, refused(LOADER)] = "length"
+    accelerator_config: Annotated[dict[str, Any] | str | None, refused(CLUSTER)] = None
+    parallelism_config: Annotated[dict[str, Any] | str | None, refused(CLUSTER)] = None
+    ddp_find_unused_parameters: Annotated[bool | None, refused(CLUSTER)] = None
+    ddp_bucket_cap_mb: Annotated[int | None, refused(CLUSTER)] = None
+    ddp_broadcast_buffers: Annotated[bool | None, refused(CLUSTER)] = None
+    ddp_static_graph: Annotated[bool | None, refused(CLUSTER)] = None
+    ddp_backend: Annotated[str | None, refused(CLUSTER)] = None
+    ddp_timeout: Annotated[int, refused(CLUSTER)] = 1800
+    fsdp: Annotated[str | None, refused(CLUSTER)] = None
+    fsdp_config: Annotated[dict[str, Any] | str | None, refused(CLUSTER)] = None
+    deepspeed: Annotated[dict[str, Any] | str | None, refused(CLUSTER)] = None
+    local_rank: Annotated[int, refused(CLUSTER, same=(0,))] = -1
 
     def __post_init__(self) -> None:
         for name, known in (

@@ -1,4 +1,4 @@
-"""What becomes of a field of TRL's configuration: stated where the field is defined, once.
+"""What becomes of a field of TRL's configuration: stated in the type of the field, once.
 
 From these statements come the refusals at construction and the table of the docs.
 """
@@ -6,11 +6,10 @@ From these statements come the refusals at construction and the table of the doc
 from __future__ import annotations
 
 import dataclasses
+import typing
 from typing import Any
 
 from groupwise.errors import UsageError
-
-KEY = "groupwise"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,38 +31,33 @@ class Treatment:
     of: tuple[str, ...] | None = None
 
 
-def honoured(
-    default: Any, becomes: str, note: str = "", *, of: tuple[str, ...] | None = None
-) -> Any:
-    """A field of a dataclass that groupwise heeds.
+def honoured(becomes: str, note: str = "", *, of: tuple[str, ...] | None = None) -> Treatment:
+    """Marks a field that groupwise heeds.
 
     Args:
-        default: TRL's.
         becomes: what it sets.
         note: where the effect is not quite TRL's.
         of: the losses that read it.
     """
-    treatment = Treatment(becomes=becomes, note=note, of=of)
-    return dataclasses.field(default=default, metadata={KEY: treatment, "help": becomes})
+    return Treatment(becomes=becomes, note=note, of=of)
 
 
-def refused(default: Any, note: str, instead: str = "", *, same: tuple[Any, ...] = ()) -> Any:
-    """A field of a dataclass of which only the default is accepted.
+def refused(note: str, instead: str = "", *, same: tuple[Any, ...] = ()) -> Treatment:
+    """Marks a field of which only the default is accepted.
 
     Args:
-        default: TRL's.
         note: why anything else is refused.
         instead: what to do.
         same: values that mean what the default means.
     """
-    treatment = Treatment(note=note, instead=instead, same=same)
-    return dataclasses.field(default=default, metadata={KEY: treatment, "help": f"refused: {note}"})
+    return Treatment(note=note, instead=instead, same=same)
 
 
 def treatments(config: type) -> dict[str, tuple[Any, Treatment]]:
     """Default and treatment of every field, in order."""
+    hints = typing.get_type_hints(config, include_extras=True)
     fields = dataclasses.fields(config)  # pyright: ignore[reportArgumentType]
-    return {field.name: (field.default, field.metadata[KEY]) for field in fields}
+    return {field.name: (field.default, hints[field.name].__metadata__[0]) for field in fields}
 
 
 def check(config: Any, *, loss_type: str) -> None:

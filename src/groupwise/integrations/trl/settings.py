@@ -368,7 +368,7 @@ def configuration(
     """
     cut = batches(args)
     check_runs(args)
-    every = args.logging_steps if args.logging_steps >= 1 else args.logging_steps * steps
+    every = args.logging_steps if args.logging_steps >= 1 else math.ceil(args.logging_steps * steps)
     checkpointing = args.activation_checkpointing
     tokens = {}
     if longest is not None:

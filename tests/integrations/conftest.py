@@ -1,0 +1,18 @@
+"""The folder of a tiny model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from small_runs import tiny
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    policy = tiny()
+    folder = tmp_path / "model"
+    policy.model.save_pretrained(folder)
+    policy.tokenizer.save_pretrained(folder)
+    return str(folder)
