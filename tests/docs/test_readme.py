@@ -1,0 +1,44 @@
+"""What the README shows is run, and the commands it names exist."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from groupwise.cli import main
+from groupwise.config import packaged
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+def test_the_first_example_runs_and_learns(tmp_path: Path) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    assert blocks, "the README has no Python example"
+    for block in blocks:
+        done = subprocess.run(
+            [sys.executable, "-c", block], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr[-2000:]
+        first, last = map(float, re.findall(r"([\d.]+) → ([\d.]+)", done.stdout)[0])
+        assert last > first + 0.1, done.stdout
+        assert Path(tmp_path / done.stdout.split()[-1]).is_file()
+
+
+def test_every_command_named_exists(capsys: pytest.CaptureFixture[str]) -> None:
+    named = set(re.findall(r"(?:`|\$ )groupwise ([a-z]+(?: try)?)\b", README))
+    assert {"train", "eval", "demo", "reward try"} <= named
+    for command in sorted(named):
+        assert main([*command.split(), "--help"]) == 0, command
+        capsys.readouterr()
+
+
+def test_every_packaged_recipe_named_exists() -> None:
+    named = set(re.findall(r"groupwise (?:train|config|sft|doctor) ([a-z0-9.-]+)", README))
+    recipes = {name for name in named if not name.endswith(".toml")}
+    assert recipes and recipes <= set(packaged())
