@@ -141,7 +141,7 @@ def turns(
     names = list(sides)
     for repeat in range(repeats):
         at = repeat % len(names)
-        for name in names[at:] + names[:at]:
+        for name in names:
             time.sleep(PAUSE_S)
             answers[name].append(sides[name](repeat))
     return answers
@@ -194,7 +194,7 @@ def chosen(options: argparse.Namespace, known: Sequence[str], default: Sequence[
     if options.cases is None:
         return list(default)
     names = options.cases.split(",")
-    for name in names[at:] + names[:at]:
+    for name in names:
         if name not in known:
             raise SystemExit(f"--cases = {name!r}: no such case. Known: {', '.join(known)}.")
     return names
