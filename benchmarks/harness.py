@@ -141,7 +141,7 @@ def turns(
     names = list(sides)
     for repeat in range(repeats):
         at = repeat % len(names)
-        for name in names:
+        for name in names[at:] + names[:at]:
             time.sleep(PAUSE_S)
             answers[name].append(sides[name](repeat))
     return answers
