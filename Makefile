@@ -9,7 +9,7 @@ PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HU
 # torch goes in first and is pinned by the constraints, so that no later requirement replaces it.
 TORCH  := $(shell sed -n 's/^\(torch==[^ ]*\).*/\1/p' constraints.txt)
 
-.PHONY: demo test verify lint types format base-model vllm-env trl-env clean
+.PHONY: demo test verify audit lint types format base-model vllm-env trl-env clean
 
 demo: .venv/.runtime
 	$(BIN)/groupwise demo
@@ -19,6 +19,11 @@ test: .venv/.dev
 
 verify: .venv/.dev
 	$(PYTEST) -n $(JOBS) --dist worksteal -m verify $(ARGS)
+
+# The installed packages against published advisories; needs the network.
+audit: .venv/.runtime
+	$(PIP) install --quiet pip-audit
+	$(BIN)/python -m pip_audit --skip-editable
 
 lint: .venv/.dev
 	$(BIN)/ruff check .

@@ -367,10 +367,12 @@ def _write_json(path: Path | None, values: Any) -> None:
 
 
 def _failed(message: str, code: int, *, debug: bool) -> int:
-    """Say on standard error what went wrong, and return the exit code."""
+    """Say on standard error what went wrong, in one line, and return the exit code."""
     if debug and sys.exc_info()[1] is not None:
         traceback.print_exc()
-    print(f"error: {message}", file=sys.stderr)
+    # A name from a file may hold what moves the cursor, or a line break.
+    shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in message)
+    print(f"error: {shown}", file=sys.stderr)
     return code
 
 

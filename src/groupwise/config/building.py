@@ -44,7 +44,7 @@ def _explained(error: ValidationError) -> str:
     reason = problem.get("ctx", {}).get("error")
     if isinstance(reason, UsageError):
         return str(reason)
-    where = ".".join(str(step) for step in problem["loc"])
+    where = ".".join(_shown(step) for step in problem["loc"])
     if problem["type"] == "missing":
         return f"{where}: must be given."
     if problem["type"] == "extra_forbidden":
@@ -53,6 +53,11 @@ def _explained(error: ValidationError) -> str:
         return f"{where} = {problem['input']!r}: no such setting; {suggest(str(key), known)}"
     wanted = WANTED.get(problem["type"]) or problem["msg"].replace("Input should", "must")
     return f"{where} = {problem['input']!r}: {wanted[0].lower()}{wanted[1:]}."
+
+
+def _shown(step: int | str) -> str:
+    """A step of a path; quoted where it holds what would break the line."""
+    return str(step) if str(step).isprintable() else repr(step)
 
 
 def _section_at(steps: list[int | str]) -> type[BaseModel]:

@@ -190,6 +190,8 @@ def combination(chosen: str | Part | Mapping[str, Any] | Sequence[Any]) -> Combi
         elif isinstance(item, Mapping):
             settings = {key: value for key, value in item.items() if key != "name"}
             item = Part(name=str(item.get("name", "")), settings=settings)
+        elif not isinstance(item, Part):
+            raise UsageError(f"reward.combine[{number}] = {item!r}: must be a name or a table.")
         bound = COMBINATIONS.bind(item, where="reward.combine")
         if ("total" in bound.inputs) == (number == 0):
             must = "make a total of the parts" if number == 0 else "change a total"
