@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from groupwise import ADVANTAGES
 from groupwise.errors import UsageError
 from groupwise.integrations.trl import with_advantage
-from groupwise.integrations.trl.advantage import group_advantages
+from groupwise.integrations.trl.advantage import _relog, group_advantages
 from groupwise.registry import part
 from trl_peer import REWARDS, fixed, require_trl, rows, trl_trainer
 
@@ -131,3 +132,9 @@ def test_parts_and_lengths_reach_the_advantage() -> None:
     )
     # baseline: rewards (1.1, .1, 0, 0) weighted by lengths: 1.2 / 6
     assert weighted.tolist() == pytest.approx([0.9, -0.1, -0.2, -0.2], abs=1e-6)
+
+
+def test_only_the_newest_lines_of_a_longer_log_are_replaced() -> None:
+    logged = deque([9.0, 8.0, 1.0, 2.0], maxlen=6)
+    _relog(logged, torch.tensor([0.25, 0.5]))
+    assert list(logged) == [9.0, 8.0, 0.25, 0.5]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -201,6 +202,11 @@ def test_several_optimiser_steps_per_generation(tmp_path: Path, model: str) -> N
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 2
     assert trainer.config.update.epochs == 2
     assert trainer.config.update.minibatches == 2
+    assert trainer.config.steps == 2
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
+    first = trainer.state.log_history[0]
+    assert first["loss"] == pytest.approx(rows[0]["loss"] / 4)
+    assert first["step_time"] == pytest.approx(rows[0]["seconds"] / 4)
 
 
 def test_a_run_resumes_as_if_it_had_never_stopped(tmp_path: Path, model: str) -> None:
@@ -219,6 +225,18 @@ def test_a_run_resumes_as_if_it_had_never_stopped(tmp_path: Path, model: str) ->
     ]
     assert told[0] == told[1]
     assert whole.state.num_input_tokens_seen == again.state.num_input_tokens_seen
+
+
+def test_a_lost_checkpoint_takes_its_history_along(tmp_path: Path, model: str) -> None:
+    whole = GRPOTrainer(**arguments(tmp_path / "a", model, max_steps=3))
+    whole.train()
+    given = arguments(tmp_path / "b", model, max_steps=3, save_steps=1)
+    GRPOTrainer(**given, callbacks=[Notebook(stop=2)]).train()
+    shutil.rmtree(tmp_path / "b" / "run" / "checkpoints" / "step-000002")
+    again = GRPOTrainer(**given)
+    again.train(resume_from_checkpoint=True)
+    assert [row["step"] for row in again.state.log_history] == [1, 2, 3, 3]
+    assert again.state.num_input_tokens_seen == whole.state.num_input_tokens_seen
 
 
 def test_an_adapter_is_trained_and_saved(tmp_path: Path, model: str) -> None:

@@ -87,8 +87,19 @@ def test_an_evaluation_draws_as_many_answers_as_asked(tmp_path: Path, model: str
         tmp_path, model, num_generations_eval=2, per_device_eval_batch_size=2, disable_tqdm=False
     )
     given["reward_funcs"] = counted
-    GRPOTrainer(**given).evaluate([{"prompt": text} for text in QUESTIONS[:3]])
+    trainer = GRPOTrainer(**given)
+    engine, asked = trainer._engine(), []
+
+    class Spy:
+        def generate(self, requests, sampling):
+            asked.append(len(requests))
+            return engine.generate(requests, sampling)
+
+    trainer._engine = Spy  # pyright: ignore[reportAttributeAccessIssue]
+    trainer.evaluate([{"prompt": text} for text in QUESTIONS[:3]])
     assert sizes == [2, 2, 2]
+    # two completions are written at once, so one prompt
+    assert asked == [1, 1, 1]
 
 
 def test_dropout_can_be_switched_off(tmp_path: Path) -> None:

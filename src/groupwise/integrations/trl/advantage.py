@@ -128,7 +128,7 @@ def group_advantages(
         "parts": {label: rewards[:, i].view(-1, group) for i, label in enumerate(labels)},
         "lengths": lengths.view(-1, group),
     }
-    return torch.where(judged, bound(data).flatten(), 0)
+    return bound(data).flatten()
 
 
 def _relog(logged: Any, advantages: Float[Tensor, "batch"]) -> None:

@@ -198,3 +198,6 @@ class Flow:
         kept = [row for row in saved.log_history if row["step"] <= self.state.global_step]
         self.state.log_history[:] = kept
         self.state.num_input_tokens_seen = saved.num_input_tokens_seen
+        if saved.global_step != self.state.global_step:
+            seen = [row["num_tokens"] for row in kept if "num_tokens" in row]
+            self.state.num_input_tokens_seen = int(max(seen, default=0))
