@@ -144,7 +144,7 @@ KINDS: tuple[Kind, ...] = (
             "the weights let a lesser part decide",
             "one part is exploited at the cost of the other",
         ),
-        attempt="other weights (rewards.N.weight), or combine = 'gated'",
+        attempt="other weights (rewards.N.weight), or combine = 'gated_sum'",
     ),
     Kind(
         threshold="sampler_gap",
@@ -155,7 +155,7 @@ KINDS: tuple[Kind, ...] = (
             "the sampler has stale weights",
             "temperature or truncation is applied on one side only",
         ),
-        attempt="model.dtype = 'float32', or algorithm.correction.name = 'truncated'",
+        attempt="model.dtype = 'float32', or algorithm.correction.name = 'tis'",
         at_once=True,
     ),
     Kind(

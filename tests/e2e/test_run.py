@@ -357,3 +357,42 @@ def test_a_resumed_run_equals_the_unbroken_one(more: tuple[str, ...], tmp_path: 
     for step in range(1, 8):
         name = f"rollouts/step-{step:06d}.jsonl"
         assert (tmp_path / "whole" / name).read_text() == (tmp_path / "parts" / name).read_text()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_run_begins_where_its_warm_up_ended_and_resumes_with_that_reference(
+    dtype: str, tmp_path: Path
+) -> None:
+    """KL is against the warmed-up model, in the run and when it is resumed."""
+    save(tiny(), tmp_path / "model")
+    file = tmp_path / "data.jsonl"
+    file.write_text("".join(f'{{"prompt": "{n}?", "answer": "{n} it is"}}\n' for n in range(9)))
+    more = (
+        f"model.path={tmp_path / 'model'}",
+        f"model.dtype={dtype}",
+        f"data.train={file}",
+        "data.answer_column=answer",
+        'warmup={steps=6, batch_size=4, learning_rate=1e-2, rise_steps=1, column="answer"}',
+        "optimizer.learning_rate=1e-2",
+        "sampling.max_tokens=12",
+        "checkpoint.every_steps=2",
+        'algorithm.divergence={name="k3", coefficient=0.1, in="loss"}',
+    )
+    first = prepared(tmp_path / "run", *more)
+    warmed = {n: w.clone() for n, w in first.trainer.learner.weights().items()}
+    assert sum(not torch.equal(w, p) for (n, w), p in zip(
+        warmed.items(), tiny().model.to(getattr(torch, dtype)).parameters(), strict=True
+    )) == len(warmed)  # fmt: skip
+    frozen = dict(first.trainer.learner.frozen.named_parameters())
+    assert all(torch.equal(w, frozen[n]) for n, w in warmed.items())
+    first.trainer.advance()
+    moved = [n for n, w in first.trainer.learner.weights().items() if not torch.equal(w, warmed[n])]
+    assert moved, "the optimiser of the warm-up must not keep the gradients"
+    first.trainer.advance()
+    first.trainer.save(wait=True)
+    first.close()
+    again = prepared(tmp_path / "run", *more, resume=True)
+    again_frozen = dict(again.trainer.learner.frozen.named_parameters())
+    assert all(torch.equal(w, again_frozen[n]) for n, w in warmed.items())
+    assert again.trainer.done == 2
+    again.close()

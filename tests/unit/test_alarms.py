@@ -131,3 +131,26 @@ def test_parameters_that_did_not_move() -> None:
     assert still() == 1.0
     parameters[0] += 1e-6
     assert still() == 0.5
+
+
+def test_what_alarms_tell_to_try_exists() -> None:
+    import re
+
+    from groupwise import ALGORITHMS, CORRECTIONS, FILTERS
+    from groupwise.config import flat, load
+    from groupwise.rewards import COMBINATIONS
+
+    registries = {
+        "algorithm.name": ALGORITHMS,
+        "algorithm.correction.name": CORRECTIONS,
+        "algorithm.filter.name": FILTERS,
+        "combine": COMBINATIONS,
+    }
+    named = [m for kind in KINDS for m in re.findall(r"([\w.]+) = '(\w+)'", kind.attempt)]
+    assert {path for path, _ in named} >= set(registries)
+    for path, name in named:
+        assert path not in registries or name in registries[path], (path, name)
+    known = {path.partition(".")[0] for path in flat(load("word-problems"))}
+    for kind in KINDS:
+        for section in re.findall(r"\b([a-z_]+)\.[a-z_]+", kind.attempt):
+            assert section in known, (kind.threshold, section)

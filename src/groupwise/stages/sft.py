@@ -115,11 +115,14 @@ def fit(
         tokens_per_microbatch=tokens_per_microbatch,
         gradient_checkpointing=gradient_checkpointing,
     )
-    for _ in range(steps):
-        chosen = [examples[i] for i in order.next(batch_size)]
-        batch = supervised_batch(chosen, policy.tokenizer)
-        _check_length(batch, chosen, policy.context)
-        yield learner.update(batch, negative_log_likelihood)
+    try:
+        for _ in range(steps):
+            chosen = [examples[i] for i in order.next(batch_size)]
+            batch = supervised_batch(chosen, policy.tokenizer)
+            _check_length(batch, chosen, policy.context)
+            yield learner.update(batch, negative_log_likelihood)
+    finally:
+        learner.optimizer.release()
     policy.model.eval()
 
 

@@ -73,9 +73,11 @@ class MasterOptimizer:
         self.masters = [
             nn.Parameter(p.detach().float()) if p.dtype in low else p for p in self.parameters
         ]
-        for parameter, master in zip(self.parameters, self.masters, strict=True):
-            if master is not parameter:
-                parameter.register_post_accumulate_grad_hook(_into(master))
+        self._hooks = [
+            parameter.register_post_accumulate_grad_hook(_into(master))
+            for parameter, master in zip(self.parameters, self.masters, strict=True)
+            if master is not parameter
+        ]
         self.adam = torch.optim.AdamW(
             self.masters,
             lr=settings.learning_rate,
@@ -103,6 +105,11 @@ class MasterOptimizer:
         self.steps += 1
         self.adam.zero_grad(set_to_none=True)
         return norm, rate
+
+    def release(self) -> None:
+        """Leave the parameters to another optimiser: their gradients no longer come here."""
+        for hook in self._hooks:
+            hook.remove()
 
     @torch.no_grad()
     def _refresh(self) -> None:
