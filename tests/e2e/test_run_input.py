@@ -188,7 +188,7 @@ def run_with(reward: Any, tmp_path: Path, **more: Any) -> Any:
     policy = tiny()
     return train_function(
         policy.model,
-        ["1?", "2?"],
+        [f"{n} and {n}?" for n in range(7)],
         reward,
         tokenizer=policy.tokenizer,
         **{

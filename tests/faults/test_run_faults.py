@@ -75,6 +75,12 @@ def test_a_run_without_a_finite_gradient_stops_at_its_limit(
         run.trainer.run()
     assert len(timeless(tmp_path)) == 6
     assert (tmp_path / "checkpoints" / "step-000006").exists()
+    run.close()
+    again = prepared(tmp_path, "steps=20", "guards.lost_steps=5", resume=True)
+    poison(again, monkeypatch, lambda version: True)
+    with pytest.raises(RunError, match="5 steps on end"):
+        again.trainer.run()
+    assert len(timeless(tmp_path)) == 7, "the steps before the resume count"
 
 
 def test_logits_that_are_no_numbers_are_noticed_where_they_are_sampled_from(
