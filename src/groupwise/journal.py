@@ -8,6 +8,7 @@ repeats them exactly.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
@@ -65,6 +66,8 @@ class Journal:
         for path in self.folder.glob("step-*.jsonl"):
             if path.stem[5:].isdecimal() and int(path.stem[5:]) < before:
                 path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self.folder.rmdir()  # where nothing is left in it
 
     def _path(self, step: int) -> Path:
         return self.folder / f"step-{step:06d}.jsonl"

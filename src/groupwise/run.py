@@ -391,13 +391,13 @@ def evaluation_row(result: Measurement, *, split: str = "held_out") -> dict[str,
     }
 
 
-def load_train(config: Config) -> list[Prompt]:
+def load_train(config: Config) -> Sequence[Prompt]:
     """The training prompts of a configuration."""
     data = config.data
     return _prompts(config, data.train, split=data.train_split, limit=data.limit)
 
 
-def load_eval(config: Config) -> list[Prompt]:
+def load_eval(config: Config) -> Sequence[Prompt]:
     """Held-out prompts; none where the data is one file, which has no split to take them from."""
     data = config.data
     if data.eval is None and Path(data.train).is_file():
@@ -460,7 +460,7 @@ def make_scorer(config: Config, functions: Sequence[Reward] = ()) -> Scorer:
 
 def _prompts(
     config: Config, source: Any, *, split: str = "train", limit: int | None = None
-) -> list[Prompt]:
+) -> Sequence[Prompt]:
     data = config.data
     return load_prompts(
         source,

@@ -276,6 +276,8 @@ class Trainer:
             return None
         final = self.log.folder / "final"
         replace_folder(final, self.learner.save)
+        if self.source.journal is not None:
+            self.source.journal.forget(self.done)
         return final
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import threading
@@ -29,6 +30,18 @@ def test_a_wait_that_never_ends_is_ended_and_named(tmp_path: Path) -> None:
     stacks = (tmp_path / "stacks.txt").read_text()
     assert "waiting for the answer to everything" in stacks
     assert "test_watchdog.py" in stacks and "Thread 0x" in stacks
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_of_two_runs_side_by_side_the_one_that_waits_is_ended(late: int, tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGUSR2)
+    dogs = [watchdog(tmp_path, []) for _ in range(2)]
+    with pytest.raises(RunError, match=f"for run {late},"):
+        with dogs[late].waiting(f"run {late}"):
+            threading.Event().wait(30)
+    for dog in reversed(dogs):
+        dog.close()
+    assert signal.getsignal(signal.SIGUSR2) == before
 
 
 def test_a_wait_in_another_thread_is_ended_too(tmp_path: Path) -> None:
