@@ -276,8 +276,8 @@ class Trainer:
             return None
         final = self.log.folder / "final"
         replace_folder(final, self.learner.save)
-        if self.source.journal is not None:
-            self.source.journal.forget(self.done)
+        if self.keeper is not None and self.keeper.journal is not None:
+            self.keeper.journal.forget(self.done)
         return final
 
 
