@@ -1,14 +1,13 @@
 """A causal language model taken apart where groupwise needs it: hidden states here, logits there.
 
 The two halves are kept apart so that the head is computed only where a token is predicted, and in
-chunks. Whether
-a model can be taken apart and attended this way is not looked up in a list of names: `unsupported`
-    tries it.
+chunks. Whether a model can be taken apart and attended this way is not looked up in a list of
+names: `unsupported` tries it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -62,6 +61,13 @@ class Backbone:
             )
         return out.last_hidden_state[0]
 
+    @property
+    def plain_head(self) -> bool:
+        """Whether the head is a matrix product and nothing else: no adapter, no hooks."""
+        head = self.head
+        hooks = getattr(head, "_forward_hooks", None) or getattr(head, "_forward_pre_hooks", None)
+        return type(head) is torch.nn.Linear and not hooks
+
     def logits(self, hidden: Float[Tensor, "tokens hidden"]) -> Float[Tensor, "tokens vocab"]:
         """Logits in float32 at least, soft cap included."""
         logits = self.head(hidden)
@@ -71,8 +77,15 @@ class Backbone:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OneRow:
-    """The plainest layout: a single causal sequence. Used to try a model out."""
+class TwoRows:
+    """Two sequences of one length, one after the other. Used to try a model out: what mixes tokens
+    anywhere but in attention shows in the second.
+
+    Attributes:
+        windows: of every layer that attended; filled as they do.
+    """
+
+    windows: dict[int, int | None] = field(default_factory=dict)
 
     def __call__(
         self,
@@ -85,34 +98,36 @@ class OneRow:
         window: int | None,
         softcap: float | None,
     ) -> Float[Tensor, "tokens heads dim"]:
-        place = torch.arange(len(query), device=query.device)
+        self.windows[layer] = window
+        place = torch.arange(len(query) // 2, device=query.device)
         mask = None if window is None else within_window(place[:, None], place, window)[None, None]
-        q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (query, key, value))
-        return sees(q, k, v, mask=mask, scaling=scaling, softcap=softcap)[0].transpose(0, 1)
+        q, k, v = (x.unflatten(0, (2, -1)).transpose(1, 2) for x in (query, key, value))
+        out = sees(q, k, v, mask=mask, scaling=scaling, softcap=softcap)
+        return out.transpose(1, 2).flatten(0, 1)
 
 
 @torch.no_grad()
 def unsupported(model: Any, *, tokens: int = 12) -> str | None:
-    """Why the group engine cannot run this model, or None where it can.
+    """Why a model cannot be attended group by group, or None where it can.
 
-    Runs a few tokens through the model as it is and through its parts, and compares the logits.
-    That finds, without
-    a list of names: encoder-decoder models, layers without attention, learned or relative position
-        schemes that need
-    the mask, heads with a scale of their own, attention sinks.
+    Runs two short sequences through the model as it is, and through its parts in one row, and
+    compares the logits. That finds, without a list of names: encoder-decoder models, layers that
+    mix tokens without attention, learned or relative position schemes that need the mask, heads
+    with a scale of their own, attention sinks. Windows wider than the sequences would not show, so
+    layers that the configuration calls windowed have to hand over their window.
     """
     try:
         backbone = Backbone.of(model)
         base = backbone.model
         device = backbone.device
-        ids = torch.arange(tokens, device=device) % base.config.get_text_config().vocab_size
+        ids = torch.arange(2 * tokens, device=device) % base.config.get_text_config().vocab_size
+        places = torch.arange(tokens, device=device).repeat(2)
+        attend = TwoRows()
         training = base.training
         base.eval()
         try:
-            plain = base(input_ids=ids.unsqueeze(0), use_cache=False).logits[0].float()
-            apart = backbone.logits(
-                backbone.hidden(ids, torch.arange(tokens, device=device), OneRow())
-            ).float()
+            plain = base(input_ids=ids.unflatten(0, (2, -1)), use_cache=False).logits
+            apart = backbone.logits(backbone.hidden(ids, places, attend))
         finally:
             base.train(training)
     except (
@@ -125,10 +140,15 @@ def unsupported(model: Any, *, tokens: int = 12) -> str | None:
     ) as error:
         reason = f"{type(error).__name__}: {error}"
         return f"its layers cannot be run through the attention interface ({reason})"
+    plain, apart = plain.flatten(0, 1).float(), apart.float()
     gap = (plain.log_softmax(-1) - apart.log_softmax(-1)).abs().max().item()
     limit = 1e-4 if base.dtype in (torch.float32, torch.float64) else 0.25
     if not gap <= limit:
         return (
             f"its log-probabilities change by {gap:.2g} when attention is replaced (limit {limit})"
         )
+    kinds = getattr(base.config.get_text_config(), "layer_types", None) or ()
+    for layer, kind in enumerate(kinds):
+        if kind != "full_attention" and attend.windows.get(layer) is None:
+            return f"layer {layer} is of type {kind!r} and says nothing of a window"
     return None

@@ -15,11 +15,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from groupwise.errors import RunError, UsageError
-from groupwise.models import Backbone, Policy, groupwise_attention
+from groupwise.models import Backbone, Policy, groupwise_attention, unsupported
 from groupwise.types import Batch, Objective, Update, nan_like
 from groupwise.updates.logprobs import Head, Kept, token_logprobs
 from groupwise.updates.optimizer import MasterOptimizer, OptimizerSettings
 from groupwise.updates.packing import Pack, kept_mask, pack, plan
+from groupwise.updates.padded import Padded, pad, padded_logprobs
 
 Reference = Literal["none", "frozen", "adapter"]
 
@@ -55,6 +56,8 @@ class TorchLearner:
         self.model = policy.model
         self.backbone = Backbone.of(self.model)
         self.device = self.backbone.device
+        # An adapter on the head is no part of the head's own matrix.
+        self.packs = unsupported(self.model) is None and self.backbone.plain_head
         self.tokens_per_microbatch = tokens_per_microbatch
         self.temperature = temperature or 1.0
         self.skip_inert_rows = skip_inert_rows
@@ -98,7 +101,7 @@ class TorchLearner:
         self.model.eval()
         with torch.no_grad(), without:
             for part in plan(batch, rows, tokens=self.tokens_per_microbatch):
-                packed = pack(batch, part, device=self.device)
+                packed = self._laid_out(batch, part)
                 logp, _ = self._forward(packed, backbone, batch, entropy=False)
                 out[packed.rows[packed.row.cpu()], packed.time.cpu()] = logp.cpu()
         self.model.train(training)
@@ -117,14 +120,15 @@ class TorchLearner:
         computed = torch.zeros(len(batch.tokens), dtype=torch.bool)
         computed[rows] = True
         total = 0.0
-        self.model.train()
+        _learning(self.model)
         # Around the backward pass as well: gradient checkpointing runs the layers again there.
-        with groupwise_attention(self.backbone.model):
+        attention = groupwise_attention(self.backbone.model) if self.packs else nullcontext()
+        with attention:
             for part in plan(batch, rows, tokens=self.tokens_per_microbatch):
-                packed = pack(batch, part, device=self.device)
+                packed = self._laid_out(batch, part)
                 logp, h = self._forward(packed, self.backbone, batch, entropy=entropy)
                 loss = self._loss(batch.rows(part), packed, logp, h, objective)
-                loss.backward()
+                (loss * self.optimizer.scale).backward()
                 total += float(loss.detach())
                 at = packed.rows[packed.row.cpu()], packed.time.cpu()
                 logp_all[at] = logp.detach().float().cpu()
@@ -155,36 +159,51 @@ class TorchLearner:
             alive &= (batch.mask & (batch.advantage != 0)).any(1)
         return alive.nonzero().squeeze(-1)
 
+    def _laid_out(self, batch: Batch, rows: Int[Tensor, "rows"]) -> Pack | Padded:
+        """A microbatch in the form that the model can be given."""
+        return (pack if self.packs else pad)(batch, rows, device=self.device)
+
     def _forward(
-        self, packed: Pack, backbone: Backbone, batch: Batch, *, entropy: bool
+        self, laid: Pack | Padded, backbone: Backbone, batch: Batch, *, entropy: bool
     ) -> tuple[Float[Tensor, "predicted"], Float[Tensor, "predicted"] | None]:
-        hidden = backbone.hidden(packed.tokens, packed.positions, packed.attend)
-        projection = backbone.head
+        vocab = len(backbone.head.weight)
+        kept = None if batch.kept is None else self._kept(laid, batch, vocab=vocab)
+        if isinstance(laid, Padded):
+            sets = None if kept is None else kept(slice(None))
+            return padded_logprobs(
+                backbone.model, laid, temperature=self.temperature, entropy=entropy, kept=sets
+            )
+        hidden = backbone.hidden(laid.tokens, laid.positions, laid.attend)
         head = Head(
-            weight=projection.weight,
-            bias=getattr(projection, "bias", None),
+            weight=backbone.head.weight,
+            bias=backbone.head.bias,
             softcap=backbone.softcap,
             temperature=self.temperature,
         )
-        kept: Kept | None = None
-        if batch.kept is not None:
-            sets, vocab = [batch.kept[int(r)] for r in packed.rows], len(projection.weight)
+        states = hidden.index_select(0, laid.source)
+        return token_logprobs(states, laid.target, head, entropy=entropy, kept=kept)
 
-            def kept_rows(rows: slice) -> Bool[Tensor, "chunk vocab"]:
-                mask = kept_mask(sets, packed.row[rows], packed.time[rows], vocab=vocab)
-                return mask.to(self.device)
+    def _kept(self, laid: Pack | Padded, batch: Batch, *, vocab: int) -> Kept:
+        """What truncated sampling could have drawn, for a slice of the predicted tokens."""
+        assert batch.kept is not None
+        sets = [batch.kept[int(row)] for row in laid.rows]
 
-            kept = kept_rows
+        def kept_rows(rows: slice) -> Bool[Tensor, "chunk vocab"]:
+            mask = kept_mask(sets, laid.row[rows], laid.time[rows], vocab=vocab)
+            return mask.to(self.device)
 
-        return token_logprobs(
-            hidden.index_select(0, packed.source), packed.target, head, entropy=entropy, kept=kept
-        )
+        return kept_rows
 
     def _loss(
-        self, batch: Batch, packed: Pack, logp: Tensor, entropy: Tensor | None, objective: Objective
+        self,
+        batch: Batch,
+        laid: Pack | Padded,
+        logp: Tensor,
+        entropy: Tensor | None,
+        objective: Objective,
     ) -> Float[Tensor, ""]:
         """Σ weight · token loss of one microbatch."""
-        at = packed.row, packed.time
+        at = laid.row, laid.time
         shape = batch.tokens.shape
         here = _on(batch, self.device)
         grid = logp.new_zeros(shape).index_put(at, logp)
@@ -235,6 +254,16 @@ class TorchLearner:
     def restore(self, state: Mapping[str, Any]) -> None:
         self.optimizer.restore(state["optimizer"])
         self.version = int(state["version"])
+
+
+def _learning(model: Any) -> None:
+    """Modules as the sampler used them: without dropout, or the ratio would start as noise. An
+    adapter's own dropout is on, as its settings ask for it; and transformers recomputes the layers
+    of checkpointing only while they train."""
+    model.eval()
+    for name, module in model.named_modules():
+        if "lora_dropout" in name or getattr(module, "gradient_checkpointing", False):
+            module.training = True
 
 
 def _is_double(backbone: Backbone) -> bool:
