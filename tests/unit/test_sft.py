@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers.utils import logging
 
 from groupwise.errors import UsageError
 from groupwise.models import load_policy
@@ -15,7 +16,7 @@ from groupwise.prompts.small_tokenizer import small_tokenizer
 from groupwise.prompts.templates import render
 from groupwise.prompts.word_problems import Demonstrations
 from groupwise.stages.base_model import make_word_problems_base, small_policy, word_problems_recipe
-from groupwise.stages.sft import fit, negative_log_likelihood, sft, supervised_batch
+from groupwise.stages.sft import fit, negative_log_likelihood, save, sft, supervised_batch
 from groupwise.types import Prompt
 
 TINY = {"hidden": 32, "layers": 2, "heads": 2, "key_value_heads": 1, "feed_forward": 64}
@@ -23,6 +24,15 @@ TINY = {"hidden": 32, "layers": 2, "heads": 2, "key_value_heads": 1, "feed_forwa
 
 def example(text: str, completion: str) -> Example:
     return Example(prompt=Prompt(id=text, text=text), completion=completion)
+
+
+def test_transformers_draws_no_bars_when_it_loads_and_saves(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    logging.enable_progress_bar()
+    save(load_policy("bundled"), tmp_path)
+    assert capfd.readouterr().err == ""
+    assert logging.is_progress_bar_enabled()
 
 
 def test_every_completion_token_and_the_end_weigh_the_same_and_nothing_else_counts() -> None:

@@ -7,7 +7,7 @@ share its keys and values.
 
 from groupwise.models.attention import Attend, groupwise_attention, sees, within_window
 from groupwise.models.backbone import Backbone, unsupported
-from groupwise.models.loading import Adapter, Policy, load_policy, make_policy
+from groupwise.models.loading import Adapter, Policy, load_policy, make_policy, without_bars
 
 __all__ = [
     "Adapter",
@@ -20,4 +20,5 @@ __all__ = [
     "sees",
     "unsupported",
     "within_window",
+    "without_bars",
 ]

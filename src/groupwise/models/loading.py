@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.resources
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -107,24 +109,47 @@ def load_policy(
     try:
         tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        hint = (
+            "the folder must hold the tokenizer's files beside the weights."
+            if Path(place).exists()
+            else "no folder has this path, so it was looked up as a name on the hub."
+        )
         raise UsageError(
             f"model.path = {str(path)!r}: no tokenizer could be loaded ({_first_line(error)}); "
-            "the folder must hold the tokenizer's files beside the weights."
+            f"{hint}"
         ) from error
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            place,
-            dtype=DTYPES[dtype],
-            trust_remote_code=trust_remote_code,
-            use_safetensors=True,
-            quantization_config=_four_bits(DTYPES[dtype]) if quantization == "nf4" else None,
-        )
+        with without_bars():
+            model = AutoModelForCausalLM.from_pretrained(
+                place,
+                dtype=DTYPES[dtype],
+                trust_remote_code=trust_remote_code,
+                use_safetensors=True,
+                quantization_config=_four_bits(DTYPES[dtype]) if quantization == "nf4" else None,
+            )
     except (OSError, ValueError, RuntimeError, KeyError, ImportError) as error:
         raise UsageError(
             f"model.path = {str(path)!r}: cannot be loaded ({_first_line(error)})."
         ) from error
     policy = make_policy(model, tokenizer)
     return policy if adapter is None else with_adapter(policy, adapter)
+
+
+@contextmanager
+def without_bars() -> Iterator[None]:
+    """Inside, transformers draws no bars of its own; downloads keep theirs, which can take long."""
+    from huggingface_hub.utils import enable_progress_bars
+    from transformers.utils import logging
+
+    if not logging.is_progress_bar_enabled():
+        yield
+        return
+    logging.disable_progress_bar()
+    enable_progress_bars()
+    try:
+        yield
+    finally:
+        logging.enable_progress_bar()
 
 
 def with_adapter(policy: Policy, adapter: Adapter) -> Policy:

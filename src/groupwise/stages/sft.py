@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from groupwise.errors import UsageError
-from groupwise.models import Policy, load_policy
+from groupwise.models import Policy, load_policy, without_bars
 from groupwise.prompts.examples import Example
 from groupwise.prompts.order import PromptOrder
 from groupwise.prompts.templates import render
@@ -177,7 +177,8 @@ def sft(
 def save(policy: Policy, output: str | Path) -> None:
     """Write model and tokenizer as a plain Hugging Face folder."""
     Path(output).mkdir(parents=True, exist_ok=True)
-    policy.model.save_pretrained(output)
+    with without_bars():
+        policy.model.save_pretrained(output)
     policy.tokenizer.save_pretrained(output)
 
 
