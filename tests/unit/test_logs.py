@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 
 from groupwise.errors import RunError, UsageError
 from groupwise.logs import RunLog, make_trackers, printable, read_lines, show_progress
@@ -192,6 +193,24 @@ def test_a_terminal_gets_a_live_table(monkeypatch: pytest.MonkeyPatch) -> None:
     progress.close()
     assert "2/4" in stream.getvalue() and "0.250" in stream.getvalue()
     assert "\x1b[2J" not in stream.getvalue() and "[bold]" in stream.getvalue()
+
+
+def test_the_live_table_keeps_one_line_per_run_in_80_columns() -> None:
+    progress = LiveProgress({"softrank #0": 80, "grpo #0": 80}, stream=io.StringIO())
+    metrics = {"reward": 0.5, "signal_share": 1.0, "grad_norm": 0.0561, "tokens_per_second": 4945.0}
+    for step in (1, 2):
+        progress.step("softrank #0", step, {**metrics, "accuracy": 0.5})
+        progress.step("grpo #0", step, {**metrics, "accuracy": 0.5})
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(progress.table())
+    lines = console.export_text().splitlines()
+    assert len(lines) == 3 and "grad norm" in lines[0] and lines[1].startswith("softrank #0")
+    # An accuracy that is the reward is not shown twice; one that differs is.
+    assert "accuracy" not in lines[0]
+    progress.step("grpo #0", 3, {**metrics, "accuracy": 0.25})
+    console.print(progress.table())
+    assert "accuracy" in console.export_text()
+    progress.close()
 
 
 def test_a_reader_that_goes_away_does_not_stop_the_run(tmp_path: Path) -> None:

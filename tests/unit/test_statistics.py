@@ -369,6 +369,58 @@ def test_table_uses_own_interval_for_one_seed_and_students_for_several():
     assert "[red]not markup[/red]" in text
 
 
+def cell(value, *, half=0.05):
+    return Estimate(value=value, low=max(0.0, value - half), high=min(1.0, value + half))
+
+
+def lines_at(width, table, **more):
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(terminal_table(table, **more))
+    return console.export_text().splitlines()
+
+
+def three_models():
+    def evaluation(value):
+        figures = {"sampled": cell(value), "pass_at_8": cell(1.0)}
+        return {"held_out_templates": figures, "larger_numbers": figures}
+
+    models = {"base": 0.25, "softrank": 1.0, "grpo": 0.5}
+    return figure_table({name: [evaluation(value)] for name, value in models.items()})
+
+
+def test_a_table_of_three_models_has_one_line_per_figure_in_80_columns():
+    lines = lines_at(80, three_models(), verdicts=["A sentence."])
+    # Models; then for each split its heading and two figures; then the sentence after a gap.
+    assert len(lines) == 1 + 2 * 3 + 2 and max(map(len, lines)) <= 80
+    assert lines[1].strip() == "held-out templates" and lines[-1] == "A sentence."
+    assert lines[2].split() == (
+        "sampled % 25.0 [20.0, 30.0] 100.0 [95.0, 100.0] 50.0 [45.0, 55.0]".split()
+    )
+    assert lines[2].rstrip().endswith("55.0]") and lines[3].startswith("  pass@8 %")
+    # The same columns in every section, whose tables are separate.
+    assert lines[2] == lines[5]
+
+
+def test_a_narrow_terminal_folds_cells_and_loses_nothing():
+    lines = lines_at(50, three_models())
+    assert max(map(len, lines)) <= 50
+    # Every word of the wide table is there, in whatever order the folds put it.
+    wide = sorted(" ".join(lines_at(120, three_models())).split())
+    assert sorted(" ".join(lines).split()) == wide
+
+
+def test_a_reward_that_is_the_accuracy_has_no_row():
+    def rows(*rewards):
+        runs = [{"held_out": {"sampled": cell(0.5), "reward": cell(r)}} for r in rewards]
+        return [figure for _, figure in figure_table({"base": runs[:1], "grpo": runs[1:]}).rows]
+
+    assert rows(0.5, 0.5) == ["sampled"]
+    # One model whose reward says something else is enough to show it for all.
+    assert rows(0.5, 0.7) == ["sampled", "reward"]
+    only = figure_table({"base": [{"held_out": {"reward": cell(0.5)}}]})
+    assert [figure for _, figure in only.rows] == ["reward"]
+
+
 def coverage(seeds, *, experiments, rng):
     """Share of simulated paired experiments whose interval holds the true difference."""
     # Runs share a seed effect (common random numbers) that pairing must remove.

@@ -5,13 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import isclose
 
-from rich.console import Group, RenderableType
-from rich.padding import Padding
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
 from groupwise.evaluation.intervals import Estimate, seed_mean
+
+ACCENTS = ("dim", "bold cyan", "bold dark_orange", "bold magenta", "bold green")
+GAP = 2
+"""Blank columns between two models."""
 
 Evaluation = Mapping[str, Mapping[str, Estimate]]
 """Figures by split and name: `{"held_out": {"greedy": Estimate(…)}}`."""
@@ -47,7 +52,8 @@ def figure_table(evaluations: Mapping[str, Sequence[Evaluation]]) -> FigureTable
 
     Returns:
         Cells with Student's t interval over seeds; with the evaluation's own interval where there
-        is one seed, or where all seeds agree to the last digit.
+        is one seed, or where all seeds agree to the last digit. Rewards that are the accuracy of
+        the same answers in every cell have no row.
 
     Example:
         >>> half = {"held_out": {"greedy": Estimate(value=.5, low=.4, high=.6)}}
@@ -60,12 +66,18 @@ def figure_table(evaluations: Mapping[str, Sequence[Evaluation]]) -> FigureTable
 
     Source: Student 1908 for the interval over seeds.
     """
-    rows = dict.fromkeys(
-        (split, figure)
+    measured = [
+        (split, figures)
         for runs in evaluations.values()
         for run in runs
         for split, figures in run.items()
+    ]
+    repeated = all(_reward_is_accuracy(figures) for _, figures in measured)
+    rows = dict.fromkeys(
+        (split, figure)
+        for split, figures in measured
         for figure in figures
+        if not (repeated and figure == "reward")
     )
     splits = {split: place for place, split in enumerate(dict.fromkeys(split for split, _ in rows))}
     cells = {}
@@ -81,6 +93,13 @@ def figure_table(evaluations: Mapping[str, Sequence[Evaluation]]) -> FigureTable
         cells=cells,
         seeds={model: len(runs) for model, runs in evaluations.items()},
     )
+
+
+def _reward_is_accuracy(figures: Mapping[str, Estimate]) -> bool:
+    reward, accuracy = figures.get("reward"), figures.get("sampled")
+    if reward is None or accuracy is None:
+        return reward is None
+    return isclose(reward.value, accuracy.value, abs_tol=1e-9)
 
 
 def is_share(figure: str, values: Sequence[float]) -> bool:
@@ -137,31 +156,67 @@ def terminal_table(
     Returns:
         A renderable in which names and sentences are plain text, never markup.
     """
-    accents = ("dim", "bold cyan", "bold dark_orange", "bold magenta", "bold green")
-    grid = Table(
-        title=Text(title) if title else None,
-        title_justify="left",
-        box=None,
-        pad_edge=False,
-        padding=(0, 2),
-    )
-    grid.add_column("")
-    for place, model in enumerate(table.models):
-        seeds = table.seeds[model]
-        name = model if seeds == 1 else f"{model} ({seeds} seeds)"
-        grid.add_column(
-            Text(name, style=accents[place % len(accents)]), justify="right", no_wrap=True
-        )
-    current = None
+    parts: list[RenderableType] = [Text(title, style="italic")] if title else []
+    parts.append(_Sections(table=table))
+    for verdict in verdicts:
+        parts += [Text(), Text(verdict)]
+    return Group(*parts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Sections:
+    """A grid per split with the same columns, so that headings of splits widen none of them."""
+
+    table: FigureTable
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        table = self.table
+        names = [
+            Text(
+                model if table.seeds[model] == 1 else f"{model} ({table.seeds[model]} seeds)",
+                style=ACCENTS[place % len(ACCENTS)],
+            )
+            for place, model in enumerate(table.models)
+        ]
+        labels, cells = _texts(table)
+        first = max(map(cell_len, labels.values()), default=0)
+        # Where the terminal is narrower than the columns, their cells fold.
+        share = max((options.max_width - first) // max(len(names), 1) - GAP, 1)
+        widths = [
+            min(
+                share,
+                max(each.cell_len for each in (name, *(row[place] for row in cells.values()))),
+            )
+            for place, name in enumerate(names)
+        ]
+        yield _grid([["", *names]], first, widths)
+        for split in dict.fromkeys(split for split, _ in table.rows):
+            yield Text(title_of(split), style="bold")
+            rows = [[labels[row], *cells[row]] for row in table.rows if row[0] == split]
+            yield _grid(rows, first, widths)
+
+
+def _grid(rows: Sequence[Sequence[str | Text]], first: int, widths: Sequence[int]) -> Table:
+    grid = Table.grid(padding=(0, GAP, 0, 0))
+    grid.add_column(width=first, no_wrap=True)
+    for width in widths:
+        grid.add_column(width=width, justify="right")
+    for row in rows:
+        grid.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
+    return grid
+
+
+def _texts(
+    table: FigureTable,
+) -> tuple[dict[tuple[str, str], str], dict[tuple[str, str], list[Text]]]:
+    """Names and cells of the rows, as they are shown."""
+    labels, cells = {}, {}
     for split, figure in table.rows:
-        if split != current:
-            grid.add_row(Text(title_of(split), style="bold"), *[""] * len(table.models))
-            current = split
         percent = table.percent(figure)
-        cells = [
+        labels[split, figure] = f"  {title_of(figure)}{' %' if percent else ''}"
+        pairs = (
             shown(table.cells.get((model, split, figure)), percent=percent)
             for model in table.models
-        ]
-        row = [Text.assemble(value, " ", (interval, "dim")) for value, interval in cells]
-        grid.add_row(Text(f"  {title_of(figure)}{' %' if percent else ''}"), *row)
-    return Group(grid, *[Padding(Text(verdict), (1, 0, 0, 0)) for verdict in verdicts])
+        )
+        cells[split, figure] = [Text.assemble(v, " ", (interval, "dim")) for v, interval in pairs]
+    return labels, cells

@@ -152,9 +152,18 @@ class LiveProgress:
         """The table as it stands."""
         seen = {key for metrics in self.metrics.values() for key in metrics}
         columns = [name for name, (key, _) in SHOWN.items() if key in seen]
+        if all(
+            m.get("accuracy", m.get("reward")) == m.get("reward") for m in self.metrics.values()
+        ):
+            columns = [name for name in columns if name != "accuracy"]
         table = Table(box=None, pad_edge=False)
         for heading in ("run", "step", "", *columns, "left"):
-            table.add_column(heading, justify="left" if heading in ("run", "") else "right")
+            # Where the terminal is narrow, the bar is what gets shorter.
+            table.add_column(
+                heading,
+                justify="left" if heading in ("run", "") else "right",
+                no_wrap=heading != "",
+            )
         for run, pace in self.paces.items():
             values = _values(self.metrics[run])
             table.add_row(
