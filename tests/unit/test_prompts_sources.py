@@ -168,6 +168,11 @@ def test_bytes_that_are_no_text_name_their_line(tmp_path: Path) -> None:
 
 def test_a_missing_file_is_missed_by_name(tmp_path: Path) -> None:
     jsonl(tmp_path / "train.jsonl", ROWS)
+    (tmp_path / "Makefile").touch()
+    with pytest.raises(UsageError) as error:
+        load_prompts(str(tmp_path / "other.jsonl"))
+    # What cannot be read as data is no suggestion.
+    assert "train.jsonl" in str(error.value) and "Makefile" not in str(error.value)
     with pytest.raises(UsageError, match="no such file; did you mean train.jsonl"):
         load_prompts(str(tmp_path / "trian.jsonl"))
     with pytest.raises(UsageError, match="folder .* does not exist"):

@@ -38,10 +38,10 @@ def read_rows(source: str, *, split: str = "train", subset: str | None = None) -
     elif path.is_dir():
         rows = _from_folder(path, split)
     elif _meant_as_file(path, source):
-        near = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
-        hint = (
-            suggest(path.name, near) if near else f"the folder {path.parent} does not exist either."
-        )
+        hint = f"the folder {path.parent} does not exist either."
+        if path.parent.is_dir():
+            near = [p.name for p in path.parent.iterdir() if _READERS.keys() & {*p.suffixes}]
+            hint = suggest(path.name, near) if near else f"{path.parent} holds no data files."
         raise UsageError(f"data = {source!r}: no such file; {hint}")
     else:
         rows = _from_hub(source, split, subset)
