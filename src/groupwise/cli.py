@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shutil
 import sys
 import traceback
 import warnings
@@ -114,7 +115,7 @@ def demo(
     ),
     overrides: Overrides = None,
 ) -> None:
-    """Watch SoftRank-GRPO and GRPO teach the bundled model, and look at the report."""
+    """Train the bundled model with SoftRank-GRPO and GRPO; report."""
     from rich.console import Console
 
     from groupwise.demo import demo
@@ -125,9 +126,11 @@ def demo(
     verdicts = found.summary["comparison"]["verdicts"]
     Console().print(terminal_table(results_table(found.runs), verdicts=verdicts))
     print(f"\n{found.summary['seconds']:.0f} s. Try next:")
-    print(f"  groupwise chat {output / 'softrank-seed0' / 'final'}")
+    command, model = _command(), output / "softrank-seed0" / "final"
     print(f"  xdg-open {output / 'report.html'}")
-    print("  groupwise train gsm8k-offline --set data.train=train.jsonl --set data.eval=test.jsonl")
+    print("  echo 'A shop has 22 eggs. It sells 3. It sells 9. How many eggs are there now?' |")
+    print(f"    {command} chat {model}")
+    print(f"  {command} train word-problems --set algorithm.name=rloo --set output=runs/rloo")
 
 
 @app.command()
@@ -157,8 +160,8 @@ def train(
         given.append(f"output={json.dumps(resume)}")
     run = train_config(load(recipe, given), resume=resume is not None, allow_changes=allow_changes)
     print(f"model   {run.folder / 'final'}")
-    print(f"report  groupwise report {run.folder}")
-    print(f"chat    groupwise chat {run.folder / 'final'}")
+    print(f"report  {_command()} report {run.folder}")
+    print(f"chat    {_command()} chat {run.folder / 'final'}")
 
 
 @app.command("eval")
@@ -176,7 +179,10 @@ def evaluate(
     overrides: Overrides = None,
     json_file: JsonFile = None,
 ) -> None:
-    """Measure a model on held-out prompts: greedy, sampled and pass@k, with intervals."""
+    """Measure a model on held-out prompts.
+
+    Greedy, sampled and pass@k accuracy, each with its 95 % interval.
+    """
     from rich.console import Console
 
     from groupwise.assessment import assess
@@ -196,7 +202,10 @@ def report(
         typer.Option(help="File to write; report.html in the (first) run directory without it."),
     ] = None,
 ) -> None:
-    """Write the report of a run, or of several side by side, as one self-contained file."""
+    """Write the report of a run, or of several side by side.
+
+    It is one HTML file that needs nothing beside it.
+    """
     from groupwise.report import RunData, write_comparison_report, write_run_report
 
     if len(runs) == 1:
@@ -212,10 +221,16 @@ def sft(
     recipe: Recipe,
     overrides: Overrides = None,
     output: Annotated[
-        str | None, typer.Option(metavar="DIR", help="Where the model is written.")
+        str | None,
+        typer.Option(
+            metavar="DIR", help="Where the model is written; `sft` in the run directory without it."
+        ),
     ] = None,
 ) -> None:
-    """Train a model on worked answers: the [warmup] section of a recipe, or the bundled model."""
+    """Train a model on worked answers.
+
+    The [warmup] section of RECIPE says how; word-problems-base makes the bundled model anew.
+    """
     from groupwise.stages.recipe import supervise
 
     print(supervise(recipe, overrides or [], output=output))
@@ -260,7 +275,7 @@ def doctor(
     overrides: Overrides = None,
     json_file: JsonFile = None,
 ) -> int:
-    """Look for what would go wrong before a run starts, and say what to do about it."""
+    """Look for what would go wrong before a run starts."""
     from groupwise.config import load
     from groupwise.doctor import examine, passed
     from groupwise.logs import printable
@@ -300,6 +315,12 @@ def chat(
         print(printable(answer), flush=True)
 
 
+def _command() -> str:
+    """How the user can call this command again: by its path where it is not on the search path."""
+    here = Path(sys.argv[0])
+    return str(here) if here.name == "groupwise" and not shutil.which("groupwise") else "groupwise"
+
+
 def _line() -> str:
     """The next line the user types; empty at the end of the input."""
     if sys.stdin.isatty():
@@ -314,7 +335,10 @@ def algorithms(
     ] = None,
     json_file: JsonFile = None,
 ) -> None:
-    """Print the table of algorithms, or everything about one: formulas, settings, differences."""
+    """Print the table of algorithms, or everything about one.
+
+    That is its formulas, its settings, and how it differs from papers and other projects.
+    """
     from groupwise.algorithms import ALGORITHMS, describe, table
 
     if name is not None:
@@ -329,7 +353,7 @@ def algorithms(
 
 @app.command()
 def config(recipe: Recipe, overrides: Overrides = None, json_file: JsonFile = None) -> None:
-    """Print the resolved settings of a recipe and where each of them comes from."""
+    """Print the settings of a recipe and where each comes from."""
     from groupwise.config import flat, resolve
 
     resolved = resolve(recipe, overrides or [])
