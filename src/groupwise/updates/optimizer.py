@@ -10,6 +10,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+SCALE = 1024.0
+"""What the loss of an fp16 model is multiplied by; a power of 4, so that its root is exact."""
+
 Schedule = Literal["constant", "linear", "cosine"]
 
 
@@ -61,14 +64,19 @@ class MasterOptimizer:
     """AdamW whose weights and gradients are float32 whatever the model computes in.
 
     bf16 has 8 bits of mantissa: a weight of 1 cannot take a step of 1e-6. So a model in bf16 or
-        fp16 gets float32 masters;
-    gradients are added to theirs as each microbatch's backward pass produces them, and the model's
-    copy is refreshed after the step. A float32 or float64 model is its own master, at no cost.
+    fp16 gets float32 masters; gradients are added to theirs as each microbatch's backward pass
+    produces them, and the model's copy is refreshed after the step. A float32 or float64 model is
+    its own master, at no cost.
+
+    Attributes:
+        scale: what the loss is to be multiplied by before its backward pass, and is divided out
+            again here. fp16 ends at 6e-8, where the gradients of a batch of many tokens begin.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], settings: OptimizerSettings) -> None:
         self.settings = settings
-        self.parameters = [p for p in parameters if p.requires_grad]
+        everything = list(parameters)
+        self.parameters = [p for p in everything if p.requires_grad]
         low = {torch.bfloat16, torch.float16}
         self.masters = [
             nn.Parameter(p.detach().float()) if p.dtype in low else p for p in self.parameters
@@ -87,17 +95,23 @@ class MasterOptimizer:
             fused=True,
         )
         self.steps = 0
+        # Gradients of a float32 adapter come through the fp16 layers above it.
+        self.scale = SCALE if any(p.dtype == torch.float16 for p in everything) else 1.0
 
     def step(self) -> tuple[float, float]:
         """Clip, step, refresh; returns the norm before clipping and the rate used.
 
         A gradient that is not finite changes nothing: the step is left out and the norm returned
-            tells.
+        tells. Nor does a gradient of exactly 0: whether rows that teach nothing were computed or
+        skipped must not decide whether the momentum of earlier steps moves the weights.
         """
         limit = self.settings.max_grad_norm
+        self._unscale()
         norm = float(nn.utils.clip_grad_norm_(self.masters, math.inf if limit is None else limit))
         rate = learning_rate(self.steps, self.settings)
-        if math.isfinite(norm):
+        if not math.isfinite(norm):
+            self.scale = max(1.0, self.scale / SCALE**0.5)
+        elif norm > 0:
             for group in self.adam.param_groups:
                 group["lr"] = rate
             self.adam.step()
@@ -105,6 +119,13 @@ class MasterOptimizer:
         self.steps += 1
         self.adam.zero_grad(set_to_none=True)
         return norm, rate
+
+    @torch.no_grad()
+    def _unscale(self) -> None:
+        if self.scale != 1.0:
+            for master in self.masters:
+                if master.grad is not None:
+                    master.grad.div_(self.scale)
 
     def release(self) -> None:
         """Leave the parameters to another optimiser: their gradients no longer come here."""
@@ -120,7 +141,12 @@ class MasterOptimizer:
     def state(self) -> dict[str, Any]:
         """Everything a resumed run needs, as tensors and plain numbers."""
         own = [m.detach() for p, m in zip(self.parameters, self.masters, strict=True) if m is not p]
-        return {"adam": self.adam.state_dict(), "masters": own, "steps": self.steps}
+        return {
+            "adam": self.adam.state_dict(),
+            "masters": own,
+            "steps": self.steps,
+            "scale": self.scale,
+        }
 
     @torch.no_grad()
     def restore(self, state: dict[str, Any]) -> None:
@@ -128,7 +154,7 @@ class MasterOptimizer:
         own = [m for p, m in zip(self.parameters, self.masters, strict=True) if m is not p]
         for master, saved in zip(own, state["masters"], strict=True):
             master.copy_(saved)
-        self.steps = state["steps"]
+        self.steps, self.scale = state["steps"], state.get("scale", self.scale)
         self._refresh()
 
 
