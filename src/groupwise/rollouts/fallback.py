@@ -9,6 +9,7 @@ log-probabilities are the same as the group engine's.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -22,7 +23,8 @@ from transformers import (
     StoppingCriteriaList,
 )
 
-from groupwise.models import Policy
+from groupwise.models import Backbone, Policy
+from groupwise.rollouts.limits import budget, check
 from groupwise.rollouts.sampling import draw
 from groupwise.rollouts.streams import uniforms
 from groupwise.rollouts.text import Ending, completions_of
@@ -42,19 +44,31 @@ class GenerateEngine:
     def generate(self, requests: Iterable[Request], sampling: Sampling) -> Iterator[Group]:
         """Yield groups in the order asked for, a batch of them at a time."""
         wanted = list(requests)
+        for request in wanted:
+            check(request, self.policy)
         training = self.policy.model.training
         self.policy.model.eval()
         try:
             while wanted:
-                count = max(1, self.max_rows // wanted[0].group)
-                batch, wanted = wanted[:count], wanted[count:]
+                batch = self._first(wanted, sampling)
+                wanted = wanted[len(batch) :]
                 yield from self._batch(batch, sampling)
         finally:
             self.policy.model.train(training)
 
+    def _first(self, wanted: list[Request], sampling: Sampling) -> list[Request]:
+        """The next requests of one batch: as many as fit, and all with the same budget, so that no
+        prompt shortens the answers to another."""
+        room, rows = budget(wanted[0], self.policy, sampling), 0
+        for count, request in enumerate(wanted):
+            rows += request.group
+            if count and (rows > self.max_rows or budget(request, self.policy, sampling) != room):
+                return wanted[:count]
+        return wanted
+
     @torch.inference_mode()
     def _batch(self, requests: list[Request], sampling: Sampling) -> list[Group]:
-        model, tokenizer = self.policy.model, self.policy.tokenizer
+        model, tokenizer = Backbone.of(self.policy.model).model, self.policy.tokenizer
         device = model.get_input_embeddings().weight.device
         rows = [list(request.tokens) for request in requests for _ in range(request.group)]
         longest = max(len(row) for row in rows)
@@ -66,18 +80,19 @@ class GenerateEngine:
         drawing = _Drawing(requests, sampling, prompt=longest, device=device)
         ending = _Stops(Ending(self.policy, sampling, device=device), prompt=longest)
         settings = GenerationConfig(
-            max_new_tokens=min(sampling.max_tokens, self.policy.context - longest),
+            max_new_tokens=budget(requests[0], self.policy, sampling),
             do_sample=False,
             eos_token_id=sorted(self.policy.end_tokens),
             pad_token_id=pad,
         )
-        out = model.generate(
-            ids,
-            attention_mask=mask,
-            generation_config=settings,
-            logits_processor=LogitsProcessorList([drawing]),
-            stopping_criteria=StoppingCriteriaList([ending]),
-        )
+        with _without_defaults(model):
+            out = model.generate(
+                ids,
+                attention_mask=mask,
+                generation_config=settings,
+                logits_processor=LogitsProcessorList([drawing]),
+                stopping_criteria=StoppingCriteriaList([ending]),
+            )
         return self._groups(requests, out[:, longest:], drawing, ending)
 
     def _groups(
@@ -118,6 +133,18 @@ class GenerateEngine:
 
     def close(self) -> None:
         """Nothing is held between calls."""
+
+
+@contextmanager
+def _without_defaults(model: Any) -> Iterator[None]:
+    """Inside, the model has no settings of generation of its own: transformers fills up what is not
+    given from them, and a repetition penalty there would change what is sampled from."""
+    before = model.generation_config
+    model.generation_config = GenerationConfig()
+    try:
+        yield
+    finally:
+        model.generation_config = before
 
 
 class _Drawing(LogitsProcessor):

@@ -16,9 +16,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from groupwise.errors import ModelError, UsageError
+from groupwise.errors import ModelError
 from groupwise.models import Backbone, Policy, unsupported
 from groupwise.rollouts.cache import Decode, GroupCache, Prefill
+from groupwise.rollouts.limits import budget, check
 from groupwise.rollouts.sampling import draw
 from groupwise.rollouts.streams import uniforms
 from groupwise.rollouts.text import Ending, completions_of
@@ -46,8 +47,8 @@ class GroupEngine:
         reason = unsupported(policy.model)
         if reason is not None:
             raise ModelError(
-                f"engine.name = 'group': not possible for this model: {reason}; use engine.name = "
-                f"'generate'."
+                f"engine.name = 'group': not possible for this model: {reason}; use "
+                "engine.name = 'generate'."
             )
         self.policy = policy
         self.max_rows = max_rows
@@ -134,7 +135,7 @@ class _Rollout:
         self.group = max(request.group for request in requests)
         self.max_rows = max(max_rows, self.group)
         for request in requests:
-            _check(request, policy)
+            check(request, policy)
         self.waiting = list(reversed(requests))
         # Twice the slots that full groups need: prompts whose last answers are long keep few rows,
         # and others may enter.
@@ -193,7 +194,7 @@ class _Rollout:
         last = torch.arange(len(requests), device=self.device) * time + lengths - 1
         groups = torch.tensor([request.group for request in requests], device=self.device)
         logits = self.backbone.logits(hidden[last]).repeat_interleave(groups, 0)
-        room = (self.policy.context - lengths).clamp(max=self.sampling.max_tokens)
+        room = [budget(request, self.policy, self.sampling) for request in requests]
         slot = slots.repeat_interleave(groups)
         sample = torch.cat([torch.arange(request.group) for request in requests]).to(self.device)
         new = _Live(
@@ -203,7 +204,7 @@ class _Rollout:
             # The first token is drawn from the prompt alone, before anything is in the suffix.
             time=torch.full_like(slot, -1),
             token=torch.zeros_like(slot),
-            budget=room.repeat_interleave(groups),
+            budget=torch.tensor(room, device=self.device).repeat_interleave(groups),
         )
         self.live = self.live.join(self._draw(new, logits))
 
@@ -304,16 +305,3 @@ class _Rollout:
         slots = torch.where(here, slot, self.live.slot)
         live = replace(self.live, slot=slots, rows=slots * self.group + self.live.sample)
         self.live = live.keep(live.rows.argsort())
-
-
-def _check(request: Request, policy: Policy) -> None:
-    if request.group < 1:
-        raise UsageError(f"group_size = {request.group}: must be at least 1.")
-    if not len(request.tokens):
-        raise UsageError(f"prompt {request.prompt.id}: has no tokens; a prompt must not be empty.")
-    if len(request.tokens) >= policy.context:
-        raise UsageError(
-            f"prompt {request.prompt.id}: has {len(request.tokens)} tokens, and the model's "
-            f"context is {policy.context}; "
-            "set data.max_prompt_tokens so that longer prompts are left out."
-        )
