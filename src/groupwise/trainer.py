@@ -93,12 +93,13 @@ class Trainer:
         settings, start = self.settings, time.perf_counter()
         scored = self.source.take(settings.prompts_per_step, step=self.done)
         with self.watch("log-probabilities"):
-            batch = self._annotated(sequences(scored))
+            batch = self._annotated(sequences(scored, excluded=self.rules.kl_in_reward != 0))
         advantages = self.rules.advantage(_evidence(scored, batch))
         batches = assemble(
             batch,
             advantages,
             self.rules.weighting,
+            keep=scored.keep,
             minibatches=settings.minibatches,
             epochs=settings.epochs,
             seed=(settings.seed, self.done),

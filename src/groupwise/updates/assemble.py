@@ -17,11 +17,16 @@ Weighting = Callable[
 ]
 
 
-def sequences(scored: ScoredGroups) -> Batch:
+def sequences(scored: ScoredGroups, *, excluded: bool = False) -> Batch:
     """One row per completion, in the order prompt · group; advantages and weights still 0.
 
     Rows that could not be judged or that a filter excludes keep their tokens but lose their mask,
     so nothing is computed from them.
+
+    Args:
+        scored: groups with their scores.
+        excluded: whether the rows that a filter excludes keep their mask: they are in the
+            statistics of their groups, and so is whatever is taken off their rewards.
     """
     completions = [completion for group in scored.groups for completion in group.completions]
     length = torch.tensor([len(c.tokens) for c in completions])
@@ -29,7 +34,8 @@ def sequences(scored: ScoredGroups) -> Batch:
     tokens = torch.zeros(shape, dtype=torch.long)
     mask = torch.zeros(shape, dtype=torch.bool)
     sampler = torch.zeros(shape)
-    used = (scored.keep & scored.scores.valid).flatten().tolist()
+    judged = scored.scores.valid
+    used = (judged if excluded else judged & scored.keep).flatten().tolist()
     for row, completion in enumerate(completions):
         n = len(completion.tokens)
         tokens[row, :n] = torch.as_tensor(completion.tokens, dtype=torch.long)
@@ -58,6 +64,7 @@ def assemble(
     advantage: Float[Tensor, "prompt group *time"],
     weighting: Weighting,
     *,
+    keep: Bool[Tensor, "prompt group"] | None = None,
     minibatches: int = 1,
     epochs: int = 1,
     seed: tuple[int, ...] = (0,),
@@ -72,10 +79,13 @@ def assemble(
         batch: the rows of `sequences`.
         advantage: per completion, or per token.
         weighting: from (mask, group) to the weight of every token.
+        keep: the rows that the loss may use; None: all that have a mask.
         minibatches: optimiser steps per epoch.
         epochs: passes over the rollouts (μ).
     """
     rows, time = batch.tokens.shape
+    if keep is not None:
+        batch = replace(batch, mask=batch.mask & keep.flatten()[:, None])
     flat = advantage.flatten(0, 1)
     spread = flat[:, :time] if flat.ndim == 2 else flat[:, None].expand(rows, time)
     spread = torch.where(batch.mask, spread, 0).to(torch.float32)

@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from groupwise.errors import RunError, UsageError
-from groupwise.models import Backbone, Policy, groupwise_attention, unsupported
+from groupwise.models import Backbone, Policy, groupwise_attention, unsupported, without_bars
 from groupwise.types import Batch, Objective, Update, nan_like
 from groupwise.updates.logprobs import Head, Kept, token_logprobs
 from groupwise.updates.optimizer import MasterOptimizer, OptimizerSettings
@@ -238,7 +238,8 @@ class TorchLearner:
     def save(self, path: str) -> None:
         """Model and tokenizer as a plain Hugging Face folder."""
         Path(path).mkdir(parents=True, exist_ok=True)
-        self.model.save_pretrained(path, safe_serialization=True)
+        with without_bars():
+            self.model.save_pretrained(path, safe_serialization=True)
         self.policy.tokenizer.save_pretrained(path)
 
     def load(self, path: str) -> None:
