@@ -37,6 +37,9 @@ Evaluate = Callable[[int], Mapping[str, Any]]
 """From a step to the figures of an evaluation; "score" among them decides which model is the
 best."""
 
+Enough = Callable[[Metrics], bool]
+"""From the metrics of a step to whether it was the last one."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerSettings:
@@ -62,6 +65,7 @@ class Trainer:
         log: the run directory; None keeps nothing on disk.
         keeper: of its checkpoints; None writes none.
         evaluate: measures the model on held-out prompts; None where there are none.
+        enough: hears of every step and may end the run before its last one, as at a budget.
         alarms, guard: what is said, and what is done, about steps that look or go wrong.
         watch: watches every wait.
         about: plain values that go into every checkpoint: settings, versions, threads.
@@ -77,6 +81,7 @@ class Trainer:
     progress: Progress | None = None
     trackers: Sequence[Tracker] = ()
     evaluate: Evaluate | None = None
+    enough: Enough | None = None
     alarms: Alarms = field(default_factory=Alarms)
     guard: Guard = field(default_factory=Guard)
     watch: Watch = unwatched
@@ -94,7 +99,7 @@ class Trainer:
         scored = self.source.take(settings.prompts_per_step, step=self.done)
         with self.watch("log-probabilities"):
             batch = self._annotated(sequences(scored, excluded=self.rules.kl_in_reward != 0))
-        advantages = self.rules.advantage(_evidence(scored, batch))
+        advantages = self.rules.advantage(evidence(scored, batch))
         batches = assemble(
             batch,
             advantages,
@@ -173,6 +178,8 @@ class Trainer:
             self.progress.step(self.name, self.done, metrics)
         self._sound(self.alarms.hear(metrics))
         self._check(scored, metrics)
+        if self.enough is not None and self.enough(metrics):
+            self.settings = replace(self.settings, steps=self.done)
         every = self.settings.evaluate_every_steps
         if self.evaluate is not None and (
             (every and self.done % every == 0) or self.done == self.settings.steps
@@ -282,7 +289,7 @@ class Trainer:
         return final
 
 
-def _evidence(scored: ScoredGroups, batch: Batch) -> dict[str, Any]:
+def evidence(scored: ScoredGroups, batch: Batch) -> dict[str, Any]:
     """What an advantage may ask for, as [prompt, group] or [prompt, group, time]."""
     scores = scored.scores
     shape = scores.total.shape

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from groupwise.config.sections import Config
 from groupwise.errors import UsageError, suggest
+
+Model = TypeVar("Model", bound=BaseModel)
 
 WANTED = {
     "model_type": "must be a section (a table of settings)",
@@ -32,13 +34,22 @@ def build(values: Mapping[str, Any]) -> Config:
         ...
         groupwise.errors.UsageError: group_size = 0: must be greater than or equal to 1.
     """
+    return checked(Config, values)
+
+
+def checked(model: type[Model], values: Mapping[str, Any]) -> Model:
+    """Any model of settings from plain nested values, in the way of `build`.
+
+    Raises:
+        UsageError: the first value that cannot be used: dotted path, value, what must hold.
+    """
     try:
-        return Config.model_validate(dict(values))
+        return model.model_validate(dict(values))
     except ValidationError as error:
-        raise UsageError(_explained(error)) from None
+        raise UsageError(_explained(error, model)) from None
 
 
-def _explained(error: ValidationError) -> str:
+def _explained(error: ValidationError, model: type[BaseModel]) -> str:
     """The first problem of a pydantic error as `where = value: what must hold`."""
     problem = error.errors(include_url=False)[0]
     reason = problem.get("ctx", {}).get("error")
@@ -49,7 +60,7 @@ def _explained(error: ValidationError) -> str:
         return f"{where}: must be given."
     if problem["type"] == "extra_forbidden":
         *section, key = problem["loc"]
-        known = _section_at(section).model_fields
+        known = _section_at(section, model).model_fields
         return f"{where} = {problem['input']!r}: no such setting; {suggest(str(key), known)}"
     wanted = WANTED.get(problem["type"]) or problem["msg"].replace("Input should", "must")
     return f"{where} = {problem['input']!r}: {wanted[0].lower()}{wanted[1:]}."
@@ -60,9 +71,8 @@ def _shown(step: int | str) -> str:
     return str(step) if str(step).isprintable() else repr(step)
 
 
-def _section_at(steps: list[int | str]) -> type[BaseModel]:
+def _section_at(steps: list[int | str], section: type[BaseModel]) -> type[BaseModel]:
     """The model of the section that a path leads to."""
-    section: type[BaseModel] = Config
     for step in steps:
         if isinstance(step, int):
             continue
