@@ -8,16 +8,12 @@ checked against those signatures.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from groupwise import types
-from groupwise.errors import UsageError, suggest
-from groupwise.registry import Part
-
-if TYPE_CHECKING:
-    from groupwise.algorithms import Rules
+from groupwise.config.checks import check_combinations, check_functions
 
 Whole = Annotated[int, Field(ge=0)]
 Count = Annotated[int, Field(ge=1)]
@@ -391,80 +387,3 @@ class Config(Section):
     def to_json(self) -> str:
         """Every setting, defaults included."""
         return self.model_dump_json(indent=2)
-
-
-def check_combinations(config: Config) -> None:
-    """Refuse settings that are fine one by one and cannot work together.
-
-    Raises:
-        UsageError: with the dotted path of the setting to change.
-    """
-    completions = config.prompts_per_step * config.group_size
-    if completions % config.update.minibatches:
-        raise UsageError(
-            f"update.minibatches = {config.update.minibatches}: must divide prompts_per_step · "
-            f"group_size = {config.prompts_per_step} · {config.group_size} = {completions}."
-        )
-    if config.model.quantization and config.model.adapter is None:
-        raise UsageError(
-            f"model.quantization = {config.model.quantization!r}: 4-bit weights cannot be trained "
-            "themselves; add a section [model.adapter]."
-        )
-    if config.data.eval is None and config.data.eval_split == config.data.train_split:
-        raise UsageError(
-            f"data.eval_split = {config.data.eval_split!r}: is the training split; "
-            "evaluation must see prompts that training does not."
-        )
-
-
-def rehearse(rules: Rules, config: Config) -> None:
-    """Take the advantage of a made-up group of the size that the run will have.
-
-    Raises:
-        UsageError: the algorithm compares more completions than `group_size`.
-    """
-    import torch
-
-    rewards = torch.zeros(1, config.group_size)
-    tokens = torch.zeros(1, config.group_size, 1)
-    weights = config.algorithm.advantage.get("weights") or {}
-    try:
-        rules.advantage(
-            {
-                "rewards": rewards,
-                "correct": rewards,
-                "valid": rewards == 0,
-                "lengths": rewards + 1,
-                "mask": tokens == 0,
-                "kl": tokens,
-                "parts": dict.fromkeys(
-                    [*(part.name for part in config.rewards), *weights], rewards
-                ),
-            }
-        )
-    except UsageError as error:
-        raise UsageError(str(error).replace("group = ", "group_size = ", 1)) from None
-
-
-def check_functions(config: Config) -> None:
-    """Bind the algorithm and every reward to their functions, which checks their settings.
-
-    Raises:
-        UsageError: unknown name or setting, a value of the wrong type or range.
-    """
-    from groupwise.algorithms import bind
-    from groupwise.rewards import REWARDS, combination
-
-    rules = bind(config.algorithm.name, config.algorithm.overrides(), where="algorithm")
-    rehearse(rules, config)
-    try:
-        combination(config.combine)
-    except UsageError as error:
-        raise UsageError(str(error).removeprefix("reward.")) from None
-    for index, reward in enumerate(config.rewards):
-        if reward.name not in REWARDS:
-            raise UsageError(
-                f"rewards.{index}.name = {reward.name!r}: no such reward; "
-                + suggest(reward.name, REWARDS)
-            )
-        REWARDS.bind(Part(name=reward.name, settings=reward.settings), where=f"rewards.{index}")
