@@ -19,7 +19,8 @@ from typing import Annotated, Any
 
 import typer
 
-from groupwise import __version__
+from groupwise import __version__, lab
+from groupwise.arguments import JsonFile, Overrides, Recipe, write_json
 from groupwise.errors import GroupwiseError, UsageError
 
 INTERRUPTED = 130
@@ -33,20 +34,6 @@ app = typer.Typer(
     rich_markup_mode=None,
     help="Critic-free reinforcement-learning post-training of reasoning language models.",
 )
-
-Recipe = Annotated[
-    str, typer.Argument(help="A packaged recipe by name, or the path of a TOML file.")
-]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set", metavar="KEY=VALUE", help="Replace a setting, as section.field=value; repeatable."
-    ),
-]
-JsonFile = Annotated[
-    Path | None,
-    typer.Option("--json", metavar="FILE", help="Write the table to a file as JSON, too."),
-]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -191,7 +178,7 @@ def evaluate(
 
     found = assess(load(task, overrides or []), [model, *([against] if against else [])])
     Console().print(terminal_table(found.table(), verdicts=found.verdicts))
-    _write_json(json_file, found.as_dict())
+    write_json(json_file, found.as_dict())
 
 
 @app.command()
@@ -214,6 +201,9 @@ def report(
     title = " against ".join(dict.fromkeys(Path(run).name for run in runs))
     place = output or Path(runs[0]) / "comparison.html"
     print(write_comparison_report([RunData.read(r) for r in runs], title=title, output=place))
+
+
+app.command()(lab.compare)
 
 
 @app.command()
@@ -263,7 +253,7 @@ def reward_try(
 
     check = try_reward(load(recipe, overrides or []), prompts=prompts, samples=data)
     print(printable(str(check)))
-    _write_json(json_file, {"rows": check.table(), "problems": list(check.problems)})
+    write_json(json_file, {"rows": check.table(), "problems": list(check.problems)})
     return 0 if check.passed else 1
 
 
@@ -283,7 +273,7 @@ def doctor(
     checks = examine(None if recipe is None else load(recipe, overrides or []))
     for check in checks:
         print(printable(str(check)))
-    _write_json(json_file, [dataclasses.asdict(check) for check in checks])
+    write_json(json_file, [dataclasses.asdict(check) for check in checks])
     return 0 if passed(checks) else 1
 
 
@@ -343,12 +333,12 @@ def algorithms(
 
     if name is not None:
         print(describe(name))
-        _write_json(json_file, dataclasses.asdict(ALGORITHMS.get(name)))
+        write_json(json_file, dataclasses.asdict(ALGORITHMS.get(name)))
         return
     rows = table()
     slots = ("name", "advantage", "surrogate", "weighting", "paper")
     _table(slots, [[row[slot] for slot in slots] for row in rows])
-    _write_json(json_file, rows)
+    write_json(json_file, rows)
 
 
 @app.command()
@@ -365,7 +355,7 @@ def config(recipe: Recipe, overrides: Overrides = None, json_file: JsonFile = No
     _table(("setting", "value", "from"), rows)
     print()
     _table(("follows", "value"), list(resolved.derived.items()))
-    _write_json(
+    write_json(
         json_file,
         {
             "config": json.loads(resolved.config.to_json()),
@@ -381,16 +371,6 @@ def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     for row in (headings, *rows):
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
         print("  ".join([*cells, row[-1]]).rstrip())
-
-
-def _write_json(path: Path | None, values: Any) -> None:
-    """Write the values of a table where `--json` asks for it."""
-    if path is None:
-        return
-    try:
-        path.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"--json = {str(path)!r}: cannot be written ({error.strerror}).") from None
 
 
 def _failed(message: str, code: int, *, debug: bool) -> int:

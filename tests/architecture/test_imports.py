@@ -21,10 +21,11 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"prompts", "rollouts", "rewards", "updates", "testing", "journal", "watchdog"}),
     frozenset({"config", "source"}),
     frozenset({"execution", "checkpoint", "evaluation", "logs", "alarms", "guards", "interrupts"}),
-    frozenset({"stages", "report", "keeping", "resuming", "lock"}),
+    frozenset({"stages", "report", "keeping", "resuming", "lock", "arguments"}),
     frozenset({"trainer"}),
     frozenset({"run"}),
     frozenset({"demo", "experiments", "doctor", "integrations", "chat", "assessment", "trial"}),
+    frozenset({"lab"}),
     frozenset({"cli"}),
     frozenset({"__main__"}),
 )

@@ -113,6 +113,7 @@ def compare(
     threshold: float,
     metric: str = "accuracy",
     finals: Finals | None = None,
+    axis: str = "steps",
 ) -> Comparison:
     """Compare every algorithm with one of them over the seeds that all of them share.
 
@@ -123,6 +124,7 @@ def compare(
         metric: what the curves show, for the sentences.
         finals: further shares at the end of training, by figure ("held-out greedy accuracy"),
             algorithm and seed.
+        axis: what the curves are drawn over.
 
     Returns:
         Contrasts corrected together (Holm) and verdicts; with one seed no contrast, and verdicts
@@ -154,9 +156,9 @@ def compare(
         reason = "The runs share no seed" if len(names) > 1 else "There is one algorithm"
         return replace(found, verdicts=(f"{reason}, so there is nothing to pair.",))
     if len(seeds) == 1:
-        return replace(found, verdicts=_illustration(curves, seeds[0], threshold, metric))
+        return replace(found, verdicts=_illustration(curves, seeds[0], found, axis))
     figures = [
-        *_curve_figures(curves, seeds, threshold, metric),
+        *_curve_figures(curves, seeds, threshold, metric, axis),
         *_final_figures(finals or {}, names, seeds),
     ]
     contrasts = _contrasts(figures, names, against, seeds)
@@ -221,34 +223,37 @@ def item_verdict(first: str, second: str, result: ItemDifference) -> str:
 
 
 def _curve_figures(
-    curves: Curves, seeds: tuple[int, ...], threshold: float, metric: str
+    curves: Curves, seeds: tuple[int, ...], threshold: float, metric: str, axis: str
 ) -> list[_Values]:
-    level = f"{100 * threshold:g} %"
+    level, unit = _level(threshold, metric), _unit(metric)
     figures = {
         "steps_to_threshold": Figure(
             key="steps_to_threshold",
-            name=f"steps to {level}",
+            name=f"{axis} to {level}",
             more=f"reaches {level} later than",
             less=f"reaches {level} earlier than",
-            unit="steps",
+            unit=axis,
         ),
         "area": Figure(
             key="area",
             name=f"mean {metric} over training",
             more=f"has a higher mean {metric} over training than",
             less=f"has a lower mean {metric} over training than",
+            unit=unit,
         ),
         "final": Figure(
             key="final",
             name=f"final training {metric}",
             more=f"ends at a higher training {metric} than",
             less=f"ends at a lower training {metric} than",
+            unit=unit,
         ),
         "oscillation": Figure(
             key="oscillation",
             name="oscillation",
             more="oscillates more than",
             less="oscillates less than",
+            unit=unit,
         ),
     }
     unreached = {
@@ -356,12 +361,14 @@ def _missed(contrast: Contrast) -> str:
     return f" (not reached by {', '.join(missed)}; counted as the last step)" if missed else ""
 
 
-def _illustration(curves: Curves, seed: int, threshold: float, metric: str) -> tuple[str, ...]:
-    ends = [f"{name} ended at {_plain(100 * runs[seed].final)} %" for name, runs in curves.items()]
+def _illustration(curves: Curves, seed: int, found: Comparison, axis: str) -> tuple[str, ...]:
+    level, metric = _level(found.threshold, found.metric), found.metric
+    ends = [
+        f"{name} ended at {_level(runs[seed].final, metric)}" for name, runs in curves.items()
+    ]
     ends[1:] = [end.replace(" ended at ", " at ") for end in ends[1:]]
-    level = f"{100 * threshold:g} %"
     reached = [
-        f"{name} at step {runs[seed].steps_to_threshold:g}"
+        f"{name} after {runs[seed].steps_to_threshold:g} {axis}"
         if runs[seed].reached
         else f"{name} not at all"
         for name, runs in curves.items()
@@ -370,6 +377,15 @@ def _illustration(curves: Curves, seed: int, threshold: float, metric: str) -> t
         f"One seed is an illustration, not a comparison: {', '.join(ends)} ({metric}).",
         f"{level} was reached by {', '.join(reached)}. Another seed may order them otherwise.",
     )
+
+
+def _unit(metric: str) -> str:
+    """Differences of shares are percentage points; a reward has no unit."""
+    return "" if metric.startswith("reward") else "pp"
+
+
+def _level(value: float, metric: str) -> str:
+    return f"{_plain(100 * value)} %" if _unit(metric) else _plain(value)
 
 
 def _plain(value: float) -> str:

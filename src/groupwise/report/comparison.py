@@ -33,7 +33,7 @@ def compare_runs(
         runs: of at least one label; every (label, seed) once.
         against: the label that the others are compared with; the last one where None.
         threshold: level of the metric that counts as "has learned", as a share.
-        metric: key of the learning curve, a share.
+        metric: key of the learning curve.
 
     Returns:
         Contrasts of curves and of every held-out figure, with their verdicts.
@@ -62,7 +62,12 @@ def compare_runs(
         if is_share(key, [v for by_seed in values.values() for v in by_seed.values()])
     }
     return compare(
-        curves, against=against or labels[-1], threshold=threshold, metric=metric, finals=shares
+        curves,
+        against=against or labels[-1],
+        threshold=threshold,
+        metric=metric,
+        finals=shares,
+        axis=runs[0].axis,
     )
 
 

@@ -63,6 +63,7 @@ class Chart:
         key: of the metric.
         title: for people.
         share: values are shares, drawn on a fixed axis from 0 to 100 %.
+        axis: what the steps count.
         steps: of the points; lines hold NaN where a run has none.
         lines: in the order of the labels.
     """
@@ -70,6 +71,7 @@ class Chart:
     key: str
     title: str
     share: bool
+    axis: str
     steps: np.ndarray
     lines: tuple[Line, ...]
 
@@ -79,6 +81,7 @@ class Chart:
             "key": self.key,
             "title": self.title,
             "share": self.share,
+            "axis": self.axis,
             "steps": self.steps.tolist(),
             "lines": [
                 {
@@ -192,6 +195,7 @@ def _chart(
         key=key,
         title=title or TITLES.get(key) or title_of(key.replace(".", ": ")).capitalize(),
         share=share,
+        axis=runs[0].axis,
         steps=steps[keep],
         lines=tuple(_thinned(line, keep) for line in lines),
     )
@@ -264,6 +268,7 @@ def _with_intervals(
         key=chart.key,
         title=chart.title,
         share=chart.share,
+        axis=chart.axis,
         steps=chart.steps,
         lines=tuple(lines),
     )

@@ -34,6 +34,7 @@ class RunData:
         config: the resolved settings.
         skipped: damaged lines that were left out.
         unread: rollout files that were left out because all of them would not fit.
+        axis: what "step" of metrics and evaluations counts.
     """
 
     label: str
@@ -46,6 +47,7 @@ class RunData:
     config: Mapping[str, Any] = field(default_factory=dict)
     skipped: int = 0
     unread: int = 0
+    axis: str = "steps"
 
     @classmethod
     def read(cls, run_dir: str | Path, *, label: str | None = None) -> RunData:

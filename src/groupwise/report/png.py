@@ -118,7 +118,7 @@ def _draw(axes: Axes, chart: Chart, labels: tuple[str, ...], seeds: int) -> None
     how = f"mean of {seeds} seeds, 95 % interval" if seeds > 1 else "one seed, moving average"
     unit = " (%)" if chart.share else ""
     axes.set_title(f"{chart.title}{unit}, {how}", loc="left", color=INK, size=9.5)
-    axes.set_xlabel("step", color=SOFT)
+    axes.set_xlabel(visible(chart.axis), color=SOFT)
 
 
 def _tabulate(axes: Axes, table: FigureTable, labels: tuple[str, ...], rows: int) -> None:

@@ -97,7 +97,7 @@ function drawChart(figure, chart, labels, hidden) {
   figure.replaceChildren();
   if (!hero) figure.append(html("figcaption", "", chart.title));
   const root = svg("svg", { viewBox: `0 0 ${width} ${height}`, width, height, tabindex: 0, role: "img" });
-  root.setAttribute("aria-label", `${chart.title} by step. Arrow keys read values.`);
+  root.setAttribute("aria-label", `${chart.title} by ${chart.axis}. Arrow keys read values.`);
   const clip = `clip-${chart.key.replace(/[^a-zA-Z0-9]/g, "-")}`;
   const frame = svg("clipPath", { id: clip }, root);
   svg("rect", { x: box.left - 2, y: box.top - 3, width: width - box.left - box.right + 4, height: height - box.top - box.bottom + 6 }, frame);
@@ -155,7 +155,7 @@ function addCursor(figure, root, view) {
     const px = x(chart.steps[at]);
     cursor.replaceChildren();
     svg("line", { x1: px, x2: px, y1: box.top, y2: height - box.bottom }, cursor);
-    tip.replaceChildren(html("b", "", `step ${chart.steps[at]}`));
+    tip.replaceChildren(html("b", "", `${shortNumber(chart.steps[at], false)} ${chart.axis}`));
     for (const line of shown) {
       const value = line.mean[at];
       if (value === null) continue;

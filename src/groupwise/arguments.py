@@ -1,0 +1,35 @@
+"""Arguments that several commands share, and the file that `--json` asks for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from groupwise.errors import UsageError
+
+Recipe = Annotated[
+    str, typer.Argument(help="A packaged recipe by name, or the path of a TOML file.")
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Replace a setting, as section.field=value; repeatable."
+    ),
+]
+JsonFile = Annotated[
+    Path | None,
+    typer.Option("--json", metavar="FILE", help="Write the table to a file as JSON, too."),
+]
+
+
+def write_json(path: Path | None, values: Any) -> None:
+    """Write the values of a table where `--json` asks for it."""
+    if path is None:
+        return
+    try:
+        path.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"--json = {str(path)!r}: cannot be written ({error.strerror}).") from None

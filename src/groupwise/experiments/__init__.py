@@ -1,0 +1,22 @@
+"""Experiments: algorithms compared on paired seeds, by a plan that is fixed beforehand."""
+
+from groupwise.experiments.analysis import Analysis, analyse
+from groupwise.experiments.plan import Arm, Plan, Tuning, make_plan, read_plan
+from groupwise.experiments.results import Result, read_results
+from groupwise.experiments.running import Experiment, compare, report, run_plan
+
+__all__ = [
+    "Analysis",
+    "Arm",
+    "Experiment",
+    "Plan",
+    "Result",
+    "Tuning",
+    "analyse",
+    "compare",
+    "make_plan",
+    "read_plan",
+    "read_results",
+    "report",
+    "run_plan",
+]

@@ -1,0 +1,165 @@
+"""From the results of runs to their comparison, on the axis that the plan matches them on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from groupwise.errors import RunError
+from groupwise.evaluation import Comparison, FigureTable
+from groupwise.experiments.plan import Plan
+from groupwise.experiments.results import Result
+from groupwise.experiments.tuning import Choice, choose
+from groupwise.report import RunData, compare_runs, results_table
+
+AXES: Mapping[str, tuple[str, float]] = {
+    "tokens": ("thousand tokens", 1e-3),
+    "seconds": ("seconds", 1.0),
+}
+"""What curves are drawn over where runs are matched otherwise than in samples, and its scale."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Analysis:
+    """What the results of an experiment say.
+
+    Attributes:
+        plan: of the experiment.
+        runs: that finished, as reports read them, on the plan's axis.
+        comparison: contrasts and verdicts.
+        choices: learning rate of every tuned arm.
+        failed: runs that an error ended, of the comparison and of tuning.
+        missing: how many runs of the comparison have no result.
+    """
+
+    plan: Plan
+    runs: Sequence[RunData]
+    comparison: Comparison
+    choices: Mapping[str, Choice]
+    failed: Sequence[Result]
+    missing: int
+
+    def table(self) -> FigureTable:
+        """Figures on the held-out splits, before and after."""
+        return results_table(self.runs)
+
+    def remarks(self) -> list[str]:
+        """What a reader must know beside the verdicts: rates, edges, failures."""
+        said = []
+        for label, choice in self.choices.items():
+            edge = ", at the edge of what was tried" if choice.at_edge else ""
+            tried = f"best of {len(choice.areas)}{edge}"
+            said.append(f"{label}: learning rate {choice.learning_rate:g} ({tried}).")
+        said += [f"Failed: {result.name} ({result.error})." for result in self.failed]
+        if self.missing:
+            said.append(f"{self.missing} runs of the comparison have no result.")
+        return said
+
+    def as_dict(self) -> dict[str, Any]:
+        """The analysis as plain JSON values."""
+        table = self.table()
+        return {
+            "title": self.plan.title,
+            "plan": self.plan.digest,
+            "match": self.plan.match,
+            "tuning": {
+                label: {
+                    "learning_rate": choice.learning_rate,
+                    "at_edge": choice.at_edge,
+                    "areas": {f"{rate:g}": area for rate, area in choice.areas.items()},
+                }
+                for label, choice in self.choices.items()
+            },
+            "figures": [
+                {"arm": model, "split": split, "figure": figure, **cell.as_dict()}
+                for (model, split, figure), cell in table.cells.items()
+            ],
+            "comparison": self.comparison.as_dict(),
+            "failed": [{"run": result.name, "error": result.error} for result in self.failed],
+            "missing": self.missing,
+        }
+
+
+def analyse(plan: Plan, results: Sequence[Result]) -> Analysis:
+    """Compare the arms of a plan by the results of its runs.
+
+    Args:
+        plan: of the experiment.
+        results: of any of its runs, in any order.
+
+    Returns:
+        The analysis; seeds that some arm lacks are left out of its pairs.
+
+    Raises:
+        RunError: no run of the reference arm has finished.
+    """
+    mine = [result for result in results if not result.tuning]
+    found = {(r.arm, r.seed): r for r in mine if r.status == "finished"}
+    order = [(arm.label, seed) for arm in plan.arms for seed in plan.seeds]
+    finished = [found[key] for key in order if key in found]
+    failed = [result for result in results if result.status == "failed"]
+    if not any(result.arm == plan.against for result in finished):
+        errors = [str(r.error) for r in failed if r.arm == plan.against]
+        reason = f": {errors[0]}" if errors else ""
+        raise RunError(f"no run of the reference arm {plan.against} has finished{reason}")
+    runs = _matched(plan, finished)
+    return Analysis(
+        plan=plan,
+        runs=runs,
+        comparison=compare_runs(
+            runs, against=plan.against, threshold=plan.threshold, metric=plan.metric
+        ),
+        choices=choices(plan, results),
+        failed=failed,
+        missing=len(order) - len({(r.arm, r.seed) for r in mine}),
+    )
+
+
+def choices(plan: Plan, results: Sequence[Result]) -> dict[str, Choice]:
+    """The learning rate of every arm that was tuned, by its label."""
+    if plan.tuning is None:
+        return {}
+    tuned = {
+        arm.label: choose(
+            [r for r in results if r.tuning and r.arm == arm.label], metric=plan.metric
+        )
+        for arm in plan.arms
+    }
+    return {label: choice for label, choice in tuned.items() if choice is not None}
+
+
+def _matched(plan: Plan, results: Sequence[Result]) -> list[RunData]:
+    """The runs over steps, or over what all of them used of tokens or seconds."""
+    if plan.match == "samples":
+        return [result.run_data() for result in results]
+    unit, scale = AXES[plan.match]
+    used = [np.asarray(result.curve[plan.match], dtype=float) * scale for result in results]
+    end = min(values[-1] for values in used)
+    points = max(
+        values.size for r, values in zip(results, used, strict=True) if r.arm == plan.against
+    )
+    grid = end * np.arange(1, points + 1) / points
+    return [
+        _resampled(result, values, grid, unit) for result, values in zip(results, used, strict=True)
+    ]
+
+
+def _resampled(result: Result, used: np.ndarray, grid: np.ndarray, unit: str) -> RunData:
+    """A run whose steps are evenly spaced amounts of what it used; values are interpolated."""
+    run = result.run_data()
+    columns = {
+        key: np.interp(grid, used, np.asarray(values, dtype=float))
+        for key, values in result.curve.items()
+        if key not in ("step", "tokens", "seconds") and None not in values
+    }
+    rows = [
+        {"step": float(at), **{key: float(values[i]) for key, values in columns.items()}}
+        for i, at in enumerate(grid)
+    ]
+    steps = [0, *result.curve["step"]]
+    at_step = dict(zip(steps, [0.0, *used.tolist()], strict=True))
+    evaluations = [{**row, "step": at_step[row["step"]]} for row in run.evaluations]
+    return replace(run, metrics=rows, evaluations=evaluations, axis=unit)

@@ -1,0 +1,252 @@
+"""The experiment file: what is compared, on which seeds, by which rule, fixed before the first run.
+
+It is TOML. What it leaves out is filled in when it is read, so that the copy kept with the results
+says everything.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tomllib
+from collections.abc import Mapping
+from itertools import chain
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from groupwise.algorithms import ALGORITHMS
+from groupwise.config import Config, load
+from groupwise.config.building import checked
+from groupwise.config.sections import Count, Name, Names, Positive, Section, Whole
+from groupwise.errors import UsageError, suggest
+
+Match = Literal["samples", "tokens", "seconds"]
+Seeds = Annotated[tuple[Whole, ...], Field(strict=False, min_length=1)]
+Rates = Annotated[tuple[Positive, ...], Field(strict=False)]
+Label = Annotated[str, Field(pattern=r"^[\w.+@-]+$")]
+
+SLIM = (
+    "threads=1",
+    "logging.rollouts_every=0",
+    "evaluation.every_steps=0",
+    "evaluation.keep_best=false",
+)
+"""Settings that a recipe's own give way to, and that `set` may set otherwise: what is computed
+stays the same."""
+
+GRID = (0.25, 0.5, 1.0, 2.0)
+"""Learning rates that are tried, as multiples of the recipe's."""
+
+
+class Tuning(Section):
+    """The learning rate of every arm is chosen on seeds that the comparison does not use."""
+
+    seeds: Seeds = (1000, 1001)
+    """Seeds of the tuning runs."""
+    learning_rates: Rates = ()
+    """What is tried; empty takes a grid around the recipe's. Ascending."""
+    extensions: Whole = 2
+    """How often the grid may be extended by one rate where the best is at an edge."""
+
+
+class Arm(Section):
+    """One of the things compared: a row of the table of algorithms, and what is changed in it."""
+
+    label: Label
+    """Name in results and figures; the algorithm's where left out."""
+    algorithm: Name
+    """Row of the table."""
+    set: Names = ()
+    """Settings of this arm, as `--set` takes them."""
+    learning_rate: Positive | None = None
+    """Peak learning rate; None takes the recipe's, or the one that tuning finds."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _labelled(cls, values: Any) -> Any:
+        if isinstance(values, Mapping) and "algorithm" in values:
+            return {"label": values["algorithm"], **values}
+        return values
+
+
+class Plan(Section):
+    """A whole experiment."""
+
+    title: str = ""
+    """Heading of the report."""
+    recipe: Name
+    """A packaged recipe by name, or the path of a TOML file."""
+    set: Names = ()
+    """Settings of every arm, as `--set` takes them."""
+    seeds: Seeds
+    """Every arm is run once with each of them; runs of one seed share all random numbers."""
+    splits: Names = ()
+    """Held-out splits that are measured before and after; empty takes `data.eval_split`."""
+    match: Match = "samples"
+    """What runs of one seed get the same amount of: sampled completions (that is, steps), generated
+    tokens, or seconds. The reference arm takes its `steps`; what it used is the others' budget."""
+    against: Name = ""
+    """Label of the reference arm, with which the others are compared; empty takes the last."""
+    metric: Literal["accuracy", "reward"] = "accuracy"
+    """The learning curve that is compared."""
+    threshold: float = 0.6
+    """Level of the metric that counts as learned."""
+    hypotheses: Names = ()
+    """What is expected, in words."""
+    stopping: str = "Every seed is run once; no result is looked at before all are in."
+    """When the experiment ends, in words."""
+    most_steps: Count = 3
+    """A run that is matched in tokens or seconds ends at so many times the recipe's steps."""
+    tuning: Tuning | None = None
+    arms: Annotated[tuple[Arm, ...], Field(strict=False, min_length=1)]
+
+    @property
+    def digest(self) -> str:
+        """Hash of everything the plan says."""
+        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
+
+    def arm(self, label: str) -> Arm:
+        """The arm of that label."""
+        return next(arm for arm in self.arms if arm.label == label)
+
+    def overrides(self, arm: Arm) -> list[str]:
+        """The settings of an arm's runs, as `--set` takes them."""
+        return [*SLIM, *self.set, *arm.set, f"algorithm.name={json.dumps(arm.algorithm)}"]
+
+    def config(self, arm: Arm) -> Config:
+        """The configuration of an arm's runs, but for seed, learning rate and folder."""
+        return load(self.recipe, self.overrides(arm))
+
+
+def read_plan(path: str | Path) -> Plan:
+    """The plan of an experiment file, checked and filled in.
+
+    Raises:
+        UsageError: no such file, not TOML, or a setting that cannot be used.
+    """
+    try:
+        values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"plan = {str(path)!r}: is not valid TOML: {error}.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"plan = {str(path)!r}: cannot be read: {error}.") from None
+    return make_plan(values)
+
+
+def make_plan(values: Mapping[str, Any]) -> Plan:
+    """A plan from plain values, checked and filled in.
+
+    Raises:
+        UsageError: an unknown algorithm, recipe or setting, or what cannot be compared.
+
+    Example:
+        >>> arms = [{"algorithm": "softrank"}, {"algorithm": "grpo"}]
+        >>> plan = make_plan({"recipe": "word-problems", "seeds": [0, 1], "arms": arms})
+        >>> plan.against, plan.splits
+        ('grpo', ('held_out',))
+    """
+    plan = checked(Plan, values)
+    labels = [arm.label for arm in plan.arms]
+    for label in labels:
+        if labels.count(label) > 1:
+            raise UsageError(
+                f"arms: two have the label {label!r}; give them names of their own, as "
+                f"label = … in the file or NAME={label} on the command line."
+            )
+    for place, arm in enumerate(plan.arms):
+        if arm.algorithm not in ALGORITHMS:
+            raise UsageError(
+                f"arms.{place}.algorithm = {arm.algorithm!r}: no such row; "
+                + suggest(arm.algorithm, ALGORITHMS)
+            )
+    if plan.against and plan.against not in labels:
+        raise UsageError(
+            f"against = {plan.against!r}: must be one of the arms; {suggest(plan.against, labels)}"
+        )
+    _check_seeds(plan)
+    configs = [plan.config(arm) for arm in plan.arms]
+    filled = {"against": plan.against or labels[-1], "tuning": _tuning(plan, configs[0])}
+    filled["splits"] = plan.splits or (configs[0].data.eval_split,)
+    plan = plan.model_copy(update=filled)
+    for arm, config in zip(plan.arms, configs, strict=True):
+        _check_matching(plan, arm, config)
+    return plan
+
+
+def toml(plan: Plan) -> str:
+    """The plan as an experiment file.
+
+    Strings, numbers and lists of them are written alike in JSON and in TOML.
+    """
+    values = plan.model_dump(mode="json", exclude_none=True)
+    arms, tuning = values.pop("arms"), values.pop("tuning", None)
+    lines = _pairs(values)
+    if tuning is not None:
+        lines += ["", "[tuning]", *_pairs(tuning)]
+    for arm in arms:
+        lines += ["", "[[arms]]", *_pairs(arm)]
+    return "\n".join(lines) + "\n"
+
+
+def _pairs(values: Mapping[str, Any]) -> list[str]:
+    return [f"{key} = {json.dumps(v, ensure_ascii=False)}" for key, v in values.items()]
+
+
+def _tuning(plan: Plan, config: Config) -> Tuning | None:
+    """The tuning section with its grid."""
+    if plan.tuning is None or plan.tuning.learning_rates:
+        return plan.tuning
+    rates = tuple(float(f"{factor * config.optimizer.learning_rate:.6g}") for factor in GRID)
+    return plan.tuning.model_copy(update={"learning_rates": rates})
+
+
+def _check_seeds(plan: Plan) -> None:
+    """Refuse seeds that are used twice, and learning rates that cannot be tuned."""
+    for where, seeds in (("seeds", plan.seeds), ("tuning.seeds", _tuning_seeds(plan))):
+        if len(dict.fromkeys(seeds)) < len(seeds):
+            raise UsageError(f"{where} = {list(seeds)}: every seed must stand there once.")
+    if shared := sorted({*plan.seeds} & {*_tuning_seeds(plan)}):
+        raise UsageError(
+            f"tuning.seeds: {', '.join(map(str, shared))} must not be among the seeds of the "
+            "comparison, on which a rate chosen on them would look better than it is."
+        )
+    if plan.tuning is None:
+        return
+    rates = plan.tuning.learning_rates
+    if len(rates) == 1 or any(b <= a for a, b in zip(rates, rates[1:], strict=False)):
+        raise UsageError(
+            f"tuning.learning_rates = {list(rates)}: must be at least two, in ascending order."
+        )
+    for place, arm in enumerate(plan.arms):
+        if arm.learning_rate is not None:
+            raise UsageError(
+                f"arms.{place}.learning_rate = {arm.learning_rate}: is fixed, but [tuning] is to "
+                "find it; leave out one of the two."
+            )
+
+
+def _tuning_seeds(plan: Plan) -> tuple[int, ...]:
+    return () if plan.tuning is None else plan.tuning.seeds
+
+
+def _check_matching(plan: Plan, arm: Arm, config: Config) -> None:
+    """Refuse runs without a curve, and schedules whose end depends on a budget."""
+    if config.steps < 2:
+        raise UsageError(f"steps = {config.steps}: a learning curve needs at least 2.")
+    if plan.match != "samples" and config.optimizer.schedule != "constant":
+        raise UsageError(
+            f"match = {plan.match!r}: the number of steps is then not known beforehand, which "
+            f"optimizer.schedule = {config.optimizer.schedule!r} needs ({arm.label}); set it to "
+            "'constant', or match = 'samples'."
+        )
+    for text in chain(plan.set, arm.set):
+        key = text.partition("=")[0].strip()
+        if key in ("seed", "output", "algorithm.name"):
+            raise UsageError(f"set = {text!r}: the experiment sets {key} itself.")
+    for text in arm.set:
+        if text.startswith("optimizer.learning_rate"):
+            raise UsageError(
+                f"arms: set = {text!r}: an arm says this as learning_rate = … ({arm.label})."
+            )

@@ -1,0 +1,180 @@
+"""The result of one run: a small file with its curve and what was measured before and after."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from groupwise.config import Config
+from groupwise.errors import RunError, UsageError
+from groupwise.logs import read_lines
+from groupwise.report import RunData
+from groupwise.resuming import plain
+
+FORMAT = 1
+
+COLUMNS = (
+    "accuracy",
+    "reward",
+    "length",
+    "entropy",
+    "kl",
+    "grad_norm",
+    "signal_share",
+    "positive_share",
+    "nonzero_share",
+    "effective_samples",
+    "truncated_share",
+)
+"""Metrics of the curve, as far as the run has them; beside step, tokens and seconds so far."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """One run of an experiment.
+
+    Attributes:
+        experiment: hash of the plan.
+        arm, algorithm, seed, learning_rate: which run it is.
+        tuning: whether it belongs to the search for the learning rate.
+        status: "failed" where an error ended it; what there is of it is kept.
+        error: in words, of a failed run.
+        ended: at its last step, or at its budget.
+        config_hash: of every setting but the folder.
+        curve: values per step by metric: `{"step": [1, 2], "accuracy": [.1, .2]}`; "tokens" and
+            "seconds" are sums from the first step on.
+        evaluations: rows `{"step", "split", "figures": {name: {"value", "low", "high"}}}`.
+        versions: of Python and of the packages that matter.
+    """
+
+    experiment: str
+    arm: str
+    algorithm: str
+    seed: int
+    learning_rate: float
+    tuning: bool = False
+    status: Literal["finished", "failed"] = "finished"
+    error: str | None = None
+    ended: Literal["steps", "budget"] = "steps"
+    config_hash: str = ""
+    curve: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
+    evaluations: Sequence[Mapping[str, Any]] = ()
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The run in words."""
+        rate = f" at {self.learning_rate:g}" if self.tuning else ""
+        return f"{self.arm}{rate} seed {self.seed}"
+
+    def used(self, axis: str) -> float:
+        """What the run used of "tokens", "seconds" or steps ("samples") in all."""
+        values = self.curve.get("step" if axis == "samples" else axis, ())
+        return float((values[-1] if values else 0) or 0)
+
+    def run_data(self) -> RunData:
+        """The run as reports read it."""
+        keys = [key for key in self.curve if key not in ("tokens", "seconds")]
+        columns = zip(*(self.curve[key] for key in keys), strict=True)
+        rows = [dict(zip(keys, row, strict=True)) for row in columns]
+        return RunData(
+            label=self.arm,
+            algorithm=self.algorithm,
+            seed=self.seed,
+            metrics=rows,
+            evaluations=self.evaluations,
+        )
+
+    def write(self, path: Path) -> None:
+        """Write the file beside its place and move it there, so that a kill leaves all or nothing.
+
+        Raises:
+            RunError: it cannot be written.
+        """
+        values = {"format": FORMAT, **vars(self)}
+        new = path.with_suffix(".new")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            new.write_text(json.dumps(values, ensure_ascii=False) + "\n", encoding="utf-8")
+            new.replace(path)
+        except OSError as error:
+            raise RunError(f"{path}: cannot be written ({error.strerror}).") from None
+
+    @classmethod
+    def read(cls, path: Path) -> Result:
+        """The result in a file.
+
+        Raises:
+            UsageError: it is none, or of another format.
+        """
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+            if values.pop("format") != FORMAT:
+                raise ValueError
+            return cls(**values)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            raise UsageError(
+                f"{path}: is not the result of a run in format {FORMAT}; delete it, and the run "
+                "is done again."
+            ) from None
+
+
+def place(folder: Path, *, arm: str, seed: int, rate: float | None = None) -> Path:
+    """Where the result of a run stands; of a tuning run where its learning rate is given.
+
+    Example:
+        >>> str(place(Path("x"), arm="grpo", seed=3))
+        'x/results/grpo-seed-3.json'
+    """
+    if rate is None:
+        return folder / "results" / f"{arm}-seed-{seed}.json"
+    return folder / "results" / "tuning" / f"{arm}-lr-{rate:g}-seed-{seed}.json"
+
+
+def read_results(folder: str | Path) -> list[Result]:
+    """Every result of an experiment's folder: those of the comparison, then those of tuning."""
+    root = Path(folder) / "results"
+    return [Result.read(p) for p in (*sorted(root.glob("*.json")), *sorted(root.glob("*/*.json")))]
+
+
+def read_curve(path: Path) -> dict[str, list[float | None]]:
+    """The curve of a run from its metrics, a column each; empty where there is no step.
+
+    Args:
+        path: `metrics.jsonl` of the run.
+    """
+    rows = list(read_lines(path)) if path.exists() else []
+    if not rows:
+        return {}
+    curve: dict[str, list[float | None]] = {"step": [row["step"] for row in rows]}
+    for key in COLUMNS:
+        if any(row.get(key) is not None for row in rows):
+            curve[key] = [_short(row.get(key)) for row in rows]
+    for key in ("tokens", "seconds"):
+        total = 0.0
+        curve[key] = [_short(total := total + float(row.get(key) or 0)) for row in rows]
+    return curve
+
+
+def hash_of(config: Config) -> str:
+    """What tells whether a run had the settings that are planned for it."""
+    return digest({key: value for key, value in plain(config).items() if key != "output"})
+
+
+def digest(values: Mapping[str, Any]) -> str:
+    """A short hash of plain values."""
+    text = json.dumps(values, sort_keys=True, ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _short(value: float | None) -> float | None:
+    """Six digits say all that a curve needs, in half the space; counts stay whole."""
+    if value is None:
+        return None
+    if value == int(value):
+        return int(value)
+    return float(f"{value:.6g}")

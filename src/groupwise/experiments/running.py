@@ -1,0 +1,298 @@
+"""Running an experiment: tuning first where it is asked for, then every arm on every seed."""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from groupwise.config import load
+from groupwise.errors import UsageError
+from groupwise.experiments.analysis import Analysis, analyse, choices
+from groupwise.experiments.board import Board
+from groupwise.experiments.crew import Crew
+from groupwise.experiments.jobs import Job
+from groupwise.experiments.plan import Arm, Plan, Tuning, make_plan, read_plan, toml
+from groupwise.experiments.results import Result, hash_of, place, read_results
+from groupwise.experiments.tuning import Choice
+from groupwise.lock import RunLock
+from groupwise.report import write_comparison_report, write_png
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """A finished experiment.
+
+    Attributes:
+        folder: with `experiment.toml`, `results/`, `comparison.json`, `report.html`, `report.png`
+            and the run directories.
+        analysis: comparison, verdicts and tables.
+    """
+
+    folder: Path
+    analysis: Analysis
+
+
+def compare(
+    recipe: str | Path,
+    *,
+    algorithms: Sequence[str],
+    seeds: int | Sequence[int] = 5,
+    match: str = "samples",
+    tune_lr: bool = False,
+    matched_rms: bool = False,
+    against: str | None = None,
+    threshold: float = 0.6,
+    overrides: Sequence[str] = (),
+    output: str | Path = "runs/compare",
+    jobs: int | None = None,
+) -> Experiment:
+    """Compare algorithms on paired seeds and say which differences can be told from noise.
+
+    Args:
+        recipe: a packaged recipe by name, or the path of a TOML file.
+        algorithms: rows of the table; `label=row` gives an arm a name of its own.
+        seeds: how many, or which.
+        match: what the runs of a seed get the same amount of: "samples", "tokens" or "seconds".
+        tune_lr: choose every arm's learning rate on two other seeds first.
+        matched_rms: divide the advantages of every batch by their root mean square.
+        against: label of the arm that the others are compared with; the last where None.
+        threshold: accuracy that counts as learned.
+        overrides: settings of every arm, as `--set` takes them.
+        output: folder; an experiment in it goes on where it ended.
+        jobs: runs at once; one per core where None.
+
+    Returns:
+        The experiment, with the report written.
+
+    Raises:
+        UsageError: a setting that cannot work, or a folder with another experiment.
+        KeyboardInterrupt: after Ctrl-C; the same call goes on.
+    """
+    pairs = [text.partition("=") for text in algorithms]
+    values: dict[str, Any] = {
+        "title": " and ".join(label for label, _, _ in pairs) + f" on {Path(recipe).stem}",
+        "recipe": str(recipe),
+        "set": [*overrides, *(["algorithm.advantage.rms=1.0"] if matched_rms else [])],
+        "seeds": list(range(seeds)) if isinstance(seeds, int) else list(seeds),
+        "match": match,
+        "threshold": threshold,
+        "against": against or "",
+        "arms": [{"label": label, "algorithm": row or label} for label, _, row in pairs],
+    }
+    if tune_lr:
+        values["tuning"] = Tuning().model_dump()
+    return run_plan(make_plan(values), output=output, jobs=jobs)
+
+
+def run_plan(plan: Plan, *, output: str | Path, jobs: int | None = None) -> Experiment:
+    """Do the runs of a plan that have no result yet, and write the report.
+
+    Args:
+        plan: as `read_plan` or `make_plan` gave it.
+        output: folder; an experiment in it must have the same plan.
+        jobs: runs at once; one per core where None.
+
+    Raises:
+        UsageError: the folder holds another experiment, or a run cannot work as it is set up.
+        RunError: every run of the reference arm failed.
+        KeyboardInterrupt: after Ctrl-C; the same call goes on.
+    """
+    if len(plan.seeds) < 2:
+        warnings.warn(
+            "seeds: one shows how a comparison looks, but nothing can be concluded from it.",
+            stacklevel=2,
+        )
+    folder = Path(output)
+    with closing(RunLock(folder)):
+        _fix(plan, folder)
+        with closing(Board()) as board:
+            crew = Crew(jobs or _cores(), folder=folder / "logs", board=board)
+            with closing(crew):
+                _Runner(plan=plan, folder=folder, crew=crew, board=board).run()
+        return report(folder)
+
+
+def report(folder: str | Path) -> Experiment:
+    """Write the comparison of an experiment's results: `comparison.json`, a page and a picture.
+
+    Raises:
+        UsageError: no experiment in the folder.
+        RunError: no run of the reference arm has finished.
+    """
+    folder = Path(folder)
+    plan = read_plan(folder / "experiment.toml")
+    analysis = analyse(plan, [r for r in read_results(folder) if r.experiment == plan.digest])
+    found = analysis.as_dict()
+    text = json.dumps(found, indent=2, ensure_ascii=False) + "\n"
+    (folder / "comparison.json").write_text(text, encoding="utf-8")
+    notes = [found["comparison"]["note"], *analysis.remarks()]
+    if plan.hypotheses:
+        notes += ["Expected beforehand:", *plan.hypotheses]
+    told = {**found["comparison"], "note": " ".join(note for note in notes if note)}
+    title = plan.title or "Comparison"
+    write_comparison_report(
+        analysis.runs, title=title, output=folder / "report.html", comparison=told
+    )
+    write_png(analysis.runs, folder / "report.png", title=title)
+    return Experiment(folder=folder, analysis=analysis)
+
+
+class _Runner:
+    """Does what is missing of an experiment."""
+
+    def __init__(self, *, plan: Plan, folder: Path, crew: Crew, board: Board) -> None:
+        self.plan, self.folder, self.crew, self.board = plan, folder, crew, board
+        self.configs = {arm.label: plan.config(arm) for arm in plan.arms}
+
+    def run(self) -> None:
+        """Tune, then compare; a reference arm that sets the budgets goes first."""
+        plan = self.plan
+        ahead = [self._job(arm, seed, 0.0) for arm in plan.arms for seed in plan.seeds]
+        self.board.expect([job for job in ahead if not _finished(job)])
+        rates = self._rates()
+        arms = [arm for arm in plan.arms if arm.label in rates]
+        if plan.match == "samples":
+            self._do(
+                [self._job(arm, seed, rates[arm.label]) for seed in plan.seeds for arm in arms]
+            )
+            return
+        first = [arm for arm in arms if arm.label == plan.against]
+        results = self._do(
+            [self._job(arm, seed, rates[arm.label]) for seed in plan.seeds for arm in first]
+        )
+        budgets = {r.seed: r.used(plan.match) for r in results if r.status == "finished"}
+        self._do(
+            [
+                self._job(arm, seed, rates[arm.label], budget=budget)
+                for seed, budget in budgets.items()
+                for arm in arms
+                if arm.label != plan.against
+            ]
+        )
+
+    def _rates(self) -> dict[str, float]:
+        """The learning rate of every arm; one that fails at every rate has none."""
+        plan, tuning = self.plan, self.plan.tuning
+        if tuning is None:
+            return {
+                arm.label: arm.learning_rate or self.configs[arm.label].optimizer.learning_rate
+                for arm in plan.arms
+            }
+        tried = {arm.label: list(tuning.learning_rates) for arm in plan.arms}
+        found: dict[str, Choice] = {}
+        for _ in range(1 + tuning.extensions):
+            results = self._do(
+                [
+                    self._job(arm, seed, rate, tuning=True)
+                    for seed in tuning.seeds
+                    for arm in plan.arms
+                    for rate in tried[arm.label]
+                ],
+                expected=False,
+            )
+            found = choices(plan, results)
+            edges = {label: choice for label, choice in found.items() if choice.at_edge}
+            if all(choice.extended() in tried[label] for label, choice in edges.items()):
+                break
+            for label, choice in edges.items():
+                tried[label].append(choice.extended())
+        return {label: choice.learning_rate for label, choice in found.items()}
+
+    def _job(
+        self,
+        arm: Arm,
+        seed: int,
+        rate: float,
+        *,
+        tuning: bool = False,
+        budget: float | None = None,
+    ) -> Job:
+        """One run with everything that it needs."""
+        plan, folder = self.plan, self.folder
+        own = f"tuning/{arm.label}-lr-{rate:g}" if tuning else arm.label
+        steps = self.configs[arm.label].steps
+        most = steps if budget is None else steps * plan.most_steps
+        run = folder / "runs" / own / f"seed-{seed}"
+        return Job(
+            recipe=plan.recipe,
+            overrides=(
+                *plan.overrides(arm),
+                f"optimizer.learning_rate={rate!r}",
+                f"seed={seed}",
+                f"steps={most}",
+                f"output={json.dumps(str(run), ensure_ascii=False)}",
+            ),
+            splits=plan.splits,
+            result=Result(
+                experiment=plan.digest,
+                arm=arm.label,
+                algorithm=arm.algorithm,
+                seed=seed,
+                learning_rate=rate,
+                tuning=tuning,
+            ),
+            place=place(folder, arm=arm.label, seed=seed, rate=rate if tuning else None),
+            base=folder / "base",
+            steps=steps,
+            axis="seconds" if plan.match == "seconds" else "tokens",
+            budget=budget,
+        )
+
+    def _do(self, jobs: Sequence[Job], *, expected: bool = True) -> list[Result]:
+        """Do the jobs that have not finished yet; returns the results of all of them.
+
+        Raises:
+            UsageError: one had other settings, so that a recipe must have changed since.
+        """
+        missing = [job for job in jobs if not _finished(job)]
+        for job in jobs:
+            if job not in missing and Result.read(job.place).config_hash != _hash(job):
+                raise UsageError(
+                    f"{job.place}: was run with other settings than {job.recipe} has now; take "
+                    "the recipe back to what it was, or choose another folder with --output."
+                )
+        if not expected:
+            self.board.expect(missing)
+        self.crew.do(missing)
+        return [Result.read(job.place) for job in jobs]
+
+
+def _finished(job: Job) -> bool:
+    """Whether a run has a result; one that failed is tried again."""
+    return job.place.exists() and Result.read(job.place).status == "finished"
+
+
+def _hash(job: Job) -> str:
+    return hash_of(load(job.recipe, job.overrides))
+
+
+def _fix(plan: Plan, folder: Path) -> None:
+    """Write the plan before the first run, or check that it is the one that is there.
+
+    Raises:
+        UsageError: the folder holds another experiment.
+    """
+    path = folder / "experiment.toml"
+    if not path.exists():
+        path.write_text(toml(plan), encoding="utf-8")
+        return
+    before, now = read_plan(path).model_dump(), plan.model_dump()
+    if changed := [key for key in now if now[key] != before[key]]:
+        raise UsageError(
+            f"output = {str(folder)!r}: holds an experiment that was fixed with other "
+            f"{' and '.join(changed)}; choose another folder with --output, or go on with it by "
+            f"--plan {path}."
+        )
+
+
+def _cores() -> int:
+    """Runs at once: one per core, or one where a graphics card does the work."""
+    import torch
+
+    return 1 if torch.cuda.is_available() else len(os.sched_getaffinity(0))

@@ -1,0 +1,217 @@
+"""A process that trains runs of an experiment, one after the other.
+
+    python -m groupwise.experiments.worker
+
+A job comes in as a line of JSON; lines with its steps and with its end go out. A run goes on from
+its last checkpoint where there is one. The process ends when its input does. When nobody reads
+what it says any more, the run in hand writes a checkpoint first.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import traceback
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TextIO
+
+from groupwise.config import Config, load
+from groupwise.errors import UsageError
+from groupwise.experiments.jobs import Job
+from groupwise.experiments.results import Result, digest, hash_of, read_curve
+from groupwise.logs import read_lines, surroundings
+from groupwise.resuming import plain
+from groupwise.run import Prepared, evaluation_row, load_eval, prepare, rendered
+from groupwise.types import Metrics
+
+SHOWN = ("accuracy", "reward")
+"""Metrics of a step that are passed on."""
+
+OF_THE_BASE = ("model", "data", "sampling", "engine", "combine", "rewards", "evaluation", "warmup")
+"""Sections that decide what is measured before the first step."""
+
+
+class Reporter:
+    """Progress of a run as lines for the process that asked for it.
+
+    Args:
+        stream: where the lines go.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+
+    def send(self, **message: Any) -> None:
+        """Write a line."""
+        print(json.dumps(message), file=self.stream, flush=True)
+
+    def step(self, run: str, step: int, metrics: Mapping[str, float]) -> None:
+        """Say that a step is done."""
+        self.send(step=step, metrics={key: metrics[key] for key in SHOWN if key in metrics})
+
+    def say(self, text: str) -> None:
+        """What a run has to say goes to the log of the process."""
+        print(text, file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class Budget:
+    """What a run may use of tokens or seconds.
+
+    Args:
+        axis: what is counted.
+        limit: how much there is; None is without end.
+        used: how much is gone.
+    """
+
+    def __init__(self, axis: str, *, limit: float | None, used: float = 0.0) -> None:
+        self.axis, self.limit, self.used = axis, limit, used
+
+    @property
+    def spent(self) -> bool:
+        """Whether nothing is left."""
+        return self.limit is not None and self.used >= self.limit
+
+    def hear(self, metrics: Metrics) -> bool:
+        """Count a step; returns whether it was the last one."""
+        self.used += metrics[self.axis]
+        return self.spent
+
+
+class Evaluator:
+    """Measures the model of a run as it stands, on every split, and logs it.
+
+    Args:
+        job: says which splits, and where measurements before training are shared.
+        prepared: the run.
+    """
+
+    def __init__(self, job: Job, prepared: Prepared) -> None:
+        self.job, self.prepared = job, prepared
+        self.ready = {}
+        for split in job.splits:
+            config = load(job.recipe, [*job.overrides, f"data.eval_split={json.dumps(split)}"])
+            if prompts := load_eval(config):
+                self.ready[split] = rendered(config, prepared.policy, prompts)
+
+    def after(self, step: int) -> dict[str, Any]:
+        """Measure every split; the first one's row is logged by who asked."""
+        first, *others = [self._row(split) for split in self.ready]
+        for row in others:
+            self._log(step, row)
+        return first
+
+    def before(self) -> None:
+        """Log what the model does before the first step, which all arms of a seed share."""
+        config = plain(self.prepared.config)
+        basis = {name: config[name] for name in OF_THE_BASE}
+        if config["warmup"] is not None:
+            basis["seed"] = config["seed"]
+        for split in self.ready:
+            path = self.job.base / f"{split}-{digest(basis)}.json"
+            if path.exists():
+                row = json.loads(path.read_text(encoding="utf-8"))
+            else:
+                row = self._row(split)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                new = path.with_suffix(f".{os.getpid()}")
+                new.write_text(json.dumps(row), encoding="utf-8")
+                new.replace(path)
+            self._log(0, row)
+
+    def _row(self, split: str) -> dict[str, Any]:
+        return evaluation_row(self.prepared.measure(self.ready[split]), split=split)
+
+    def _log(self, step: int, row: Mapping[str, Any]) -> None:
+        if self.prepared.trainer.log is not None:
+            self.prepared.trainer.log.evaluation(step, {k: row[k] for k in row if k != "score"})
+
+
+def train(job: Job, reporter: Reporter) -> Result:
+    """Train one run, or what is missing of it, and write its result.
+
+    Raises:
+        UsageError: a setting, a file or the run directory cannot be used.
+        KeyboardInterrupt: after a signal; the run has a checkpoint.
+    """
+    config = load(job.recipe, job.overrides)
+    folder = Path(config.output)
+    told: dict[str, Any] = {}
+    try:
+        told["ended"] = "budget" if _trained(job, config, reporter) else "steps"
+    except (UsageError, BrokenPipeError):
+        raise
+    except Exception as error:
+        traceback.print_exc()
+        reason = " ".join(str(error).split())
+        told |= {"status": "failed", "error": f"{type(error).__name__}: {reason}"}
+    result = replace(
+        job.result,
+        **told,
+        config_hash=hash_of(config),
+        curve=read_curve(folder / "metrics.jsonl"),
+        evaluations=_evaluations(folder / "evaluations.jsonl"),
+        versions=surroundings()["versions"],
+    )
+    result.write(job.place)
+    if result.status == "finished":
+        for name in ("checkpoints", "journal"):
+            shutil.rmtree(folder / name, ignore_errors=True)
+    return result
+
+
+def _trained(job: Job, config: Config, reporter: Reporter) -> bool:
+    """Train to the end; returns whether it was the budget that ended it."""
+    prepared = prepare(
+        config, progress=reporter, name=job.result.name, eval_prompts=[], resume=True
+    )
+    try:
+        trainer, evaluator = prepared.trainer, Evaluator(job, prepared)
+        if trainer.done == 0:
+            evaluator.before()
+        used = read_curve(Path(config.output) / "metrics.jsonl").get(job.axis) or [0.0]
+        budget = Budget(job.axis, limit=job.budget, used=used[-1] or 0.0)
+        trainer.enough = budget.hear
+        if evaluator.ready:
+            trainer.evaluate = evaluator.after
+        if not budget.spent:
+            trainer.run()
+        return budget.spent
+    finally:
+        prepared.close()
+
+
+def _evaluations(path: Path) -> list[dict[str, Any]]:
+    """What was measured, each once: a run that went on may have begun twice."""
+    rows = read_lines(path) if path.exists() else ()
+    return list({(row["step"], row["split"]): row for row in rows}.values())
+
+
+def main() -> int:
+    """Do the jobs that come in until there are no more."""
+    jobs, answers = os.fdopen(os.dup(0), encoding="utf-8"), os.fdopen(os.dup(1), "w")
+    # Whatever a library prints or asks for must not get between the lines.
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)
+    reporter = Reporter(answers)
+    try:
+        for line in jobs:
+            try:
+                result = train(Job.read(line), reporter)
+            except UsageError as error:
+                reporter.send(ended="refused", error=str(error))
+            else:
+                reporter.send(ended=result.status, error=result.error)
+    except (KeyboardInterrupt, BrokenPipeError):
+        os._exit(130)  # the run has its checkpoint, and nobody is there to say more to
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
