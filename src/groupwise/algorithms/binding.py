@@ -36,6 +36,13 @@ SLOTS: Mapping[str, Registry] = {
 }
 """The slots of a row and what may fill them."""
 
+OWN: Mapping[str, set[str]] = {
+    "advantage": {"rms"},
+    "divergence": {"coefficient", "in"},
+    "entropy": {"coefficient"},
+}
+"""Settings of a slot that are the row's, whatever function fills it."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Algorithm:
@@ -45,6 +52,8 @@ class Algorithm:
         name: as users write it; `name@project` for the variant that a project ships.
         paper: where it comes from.
         advantage … filter: the function in each slot and the settings that differ from its own.
+        advantage_rms: root mean square that the advantages of every batch are scaled to; None
+            leaves them as they are.
         divergence_coefficient: β of the divergence, in `divergence_in`.
         divergence_in: as a term of the loss, or subtracted from the reward.
         entropy: coefficient of the entropy bonus.
@@ -54,6 +63,7 @@ class Algorithm:
     name: str
     paper: str
     advantage: Part
+    advantage_rms: float | None = None
     ratio: Part = part("token")
     surrogate: Part = part("ppo_clip")
     divergence: Part = part("none")
@@ -138,6 +148,12 @@ class Rules:
         Raises:
             UsageError: the data lacks something that the algorithm needs.
         """
+        advantages = self._unscaled(data)
+        if self.algorithm.advantage_rms is None:
+            return advantages
+        return scaled(advantages, data, rms=self.algorithm.advantage_rms)
+
+    def _unscaled(self, data: Mapping[str, Any]) -> Float[Tensor, "prompt group *time"]:
         beta = self.kl_in_reward
         if not beta:
             return self.bound_advantage({**data, "kl": None})
@@ -206,6 +222,37 @@ class Rules:
         return self.objective.ratio({"logp": logp, "old_logp": old_logp, "mask": mask})
 
 
+def scaled(
+    advantages: Float[Tensor, "prompt group *time"], data: Mapping[str, Any], *, rms: float
+) -> Float[Tensor, "prompt group *time"]:
+    """Advantages of a batch scaled to a root mean square over its judged completions.
+
+        A' = A · rms / sqrt(mean(A²))
+
+    Args:
+        advantages: of the batch; those per token [prompt, group, time] count every token once.
+        data: "valid" [prompt, group] and "mask" [prompt, group, time], where they are known.
+        rms: positive.
+
+    Returns:
+        The scaled advantages; all 0 where all were 0.
+
+    Example:
+        >>> scaled(torch.tensor([[3.0, 4.0], [0.0, 0.0]]), {}, rms=2.5)
+        tensor([[3., 4.],
+                [0., 0.]])
+
+    Source: none; it makes algorithms that differ in the scale of their advantages comparable.
+    """
+    counted = torch.ones_like(advantages, dtype=torch.bool)
+    if data.get("valid") is not None:
+        counted &= data["valid"].view(*data["valid"].shape, *[1] * (advantages.ndim - 2))
+    if advantages.ndim == 3 and data.get("mask") is not None:
+        counted &= data["mask"]
+    root = advantages[counted].double().square().mean().sqrt()
+    return advantages * (rms / root).to(advantages) if root > 0 else advantages
+
+
 def bind(
     algorithm: Algorithm | str,
     overrides: Mapping[str, Mapping[str, Any]] | None = None,
@@ -218,6 +265,7 @@ def bind(
         algorithm: a row or its name.
         overrides: settings by slot, such as {"advantage": {"tau": 1.0}}. The key "name" puts
             another function into the slot and drops the row's settings of the old one.
+            "advantage" also takes "rms", to which the advantages of every batch are scaled;
             "divergence" also takes "coefficient" and "in" ("loss" or "reward"); "entropy" takes
             "coefficient".
         where: start of the dotted path in messages.
@@ -272,9 +320,9 @@ def _overridden(
         if not isinstance(changes, Mapping):
             raise UsageError(f"{where}.{slot} = {changes!r}: must be a table of settings.")
         changes = dict(changes)
-        own = {"divergence": {"coefficient", "in"}, "entropy": {"coefficient"}}.get(slot, set())
+        own = OWN.get(slot, set())
         for key in sorted(own & changes.keys()):
-            field = "entropy" if slot == "entropy" else f"divergence_{key}"
+            field = "entropy" if slot == "entropy" else f"{slot}_{key}"
             values[field] = changes.pop(key)
         if slot == "entropy":
             if changes:
@@ -299,6 +347,9 @@ def _check(row: Algorithm, *, where: str) -> None:
     }.items():
         if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
             raise UsageError(f"{where}.{path} = {value!r}: must be a number of at least 0.")
+    rms = row.advantage_rms
+    if rms is not None and (isinstance(rms, bool) or not isinstance(rms, int | float) or rms <= 0):
+        raise UsageError(f"{where}.advantage.rms = {rms!r}: must be a positive number.")
     if row.divergence_in not in ("loss", "reward"):
         raise UsageError(
             f"{where}.divergence.in = {row.divergence_in!r}: must be 'loss' or 'reward'."

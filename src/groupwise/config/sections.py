@@ -107,7 +107,8 @@ class AlgorithmSection(Section):
     name: Name = "softrank"
     """Row of the table: `groupwise algorithms` prints it."""
     advantage: dict[str, Any] = {}
-    """Settings of the advantage; "name" replaces the function. So for every slot below."""
+    """Settings of the advantage; "name" replaces the function. So for every slot below. "rms" scales
+    the advantages of every batch to that root mean square."""
     ratio: dict[str, Any] = {}
     """Settings of the importance ratio."""
     surrogate: dict[str, Any] = {}
@@ -158,10 +159,30 @@ class SamplingSection(Section):
 class EngineSection(Section):
     """What makes the completions."""
 
-    name: Literal["group", "generate"] = "group"
-    """"group" shares each prompt among its completions; "generate" is the model's own."""
+    name: Literal["group", "generate", "vllm"] = "group"
+    """"group" shares each prompt among its completions, "generate" is the model's own, and "vllm"
+    is vLLM, which the settings below are about."""
     max_rows: Count = 128
     """Completions that are written at the same time."""
+    server: Name | None = None
+    """Address of a vLLM server that is running, such as "http://127.0.0.1:8000"."""
+    python: Name | None = None
+    """Interpreter of another environment to start a vLLM server from, such as
+    ".venv-vllm/bin/python"; None, with no server either, runs vLLM in this process."""
+    weights: Literal["auto", "adapter", "reload", "restart"] = "auto"
+    """How new weights get to vLLM: read while it runs, or by a new start; "auto" takes the first
+    way that a trial shows to work."""
+    arguments: Names = ()
+    """Further arguments of `vllm serve`, such as ["--tensor-parallel-size", "2"]."""
+    memory_share: Annotated[float, Field(gt=0, le=1)] = 0.3
+    """Share of the memory that vLLM takes, if it is started here."""
+    sleep: bool = False
+    """Whether vLLM gives its memory back while the model learns (graphics cards only)."""
+    canary_limit: Positive = 0.1
+    """After new weights, the run stops where vLLM's log-probabilities of known tokens differ from
+    the learner's by more than this on average, in nats."""
+    patience_minutes: Positive = 5.0
+    """Minutes to wait for a vLLM server that does not answer."""
 
 
 class RewardPart(Section):
