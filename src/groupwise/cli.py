@@ -1,5 +1,7 @@
 """The command `groupwise`: each subcommand calls one function, imported when it is called.
 
+Settings are read first: what is wrong with them is said before torch is imported.
+
 Exit codes: 0 done, 1 failed, 2 wrong usage or settings, 130 interrupted (a run has written a
 checkpoint by then).
 """
@@ -140,12 +142,15 @@ def train(
 ) -> None:
     """Train a model by a recipe."""
     from groupwise.config import load
-    from groupwise.run import train_config
 
     given = list(overrides or [])
     if resume is not None:
         given.append(f"output={json.dumps(resume)}")
-    run = train_config(load(recipe, given), resume=resume is not None, allow_changes=allow_changes)
+    config = load(recipe, given)
+
+    from groupwise.run import train_config
+
+    run = train_config(config, resume=resume is not None, allow_changes=allow_changes)
     print(f"model   {run.folder / 'final'}")
     print(f"report  {_command()} report {run.folder}")
     print(f"chat    {_command()} chat {run.folder / 'final'}")
@@ -170,13 +175,16 @@ def evaluate(
 
     Greedy, sampled and pass@k accuracy, each with its 95 % interval.
     """
+    from groupwise.config import load
+
+    config = load(task, overrides or [])
+
     from rich.console import Console
 
     from groupwise.assessment import assess
-    from groupwise.config import load
     from groupwise.evaluation import terminal_table
 
-    found = assess(load(task, overrides or []), [model, *([against] if against else [])])
+    found = assess(config, [model, *([against] if against else [])])
     Console().print(terminal_table(found.table(), verdicts=found.verdicts))
     write_json(json_file, found.as_dict())
 
@@ -248,10 +256,13 @@ def reward_try(
 ) -> int:
     """Judge reference answers, rubbish and your own samples, part by part."""
     from groupwise.config import load
+
+    config = load(recipe, overrides or [])
+
     from groupwise.logs import printable
     from groupwise.trial import try_reward
 
-    check = try_reward(load(recipe, overrides or []), prompts=prompts, samples=data)
+    check = try_reward(config, prompts=prompts, samples=data)
     print(printable(str(check)))
     write_json(json_file, {"rows": check.table(), "problems": list(check.problems)})
     return 0 if check.passed else 1
@@ -267,10 +278,13 @@ def doctor(
 ) -> int:
     """Look for what would go wrong before a run starts."""
     from groupwise.config import load
+
+    config = None if recipe is None else load(recipe, overrides or [])
+
     from groupwise.doctor import examine, passed
     from groupwise.logs import printable
 
-    checks = examine(None if recipe is None else load(recipe, overrides or []))
+    checks = examine(config)
     for check in checks:
         print(printable(str(check)))
     write_json(json_file, [dataclasses.asdict(check) for check in checks])

@@ -171,6 +171,19 @@ def test_help_starts_quickly() -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize("name", ["train", "eval --task", "doctor", "reward try"])
+def test_a_setting_that_does_not_exist_is_refused_before_torch_is_loaded(name: str) -> None:
+    program = (
+        "import sys; from groupwise.cli import main; "
+        "code = main(sys.argv[1:]); print(code, 'torch' in sys.modules)"
+    )
+    model = ["bundled"] if name.startswith("eval") else []
+    given = [*name.split(), "word-problems", *model, "--set", "optimizr.name=adamw"]
+    done = subprocess.run([sys.executable, "-c", program, *given], capture_output=True, text=True)
+    assert done.stdout == "2 False\n"
+    assert "did you mean optimizer?" in done.stderr
+
+
 def test_python_m_is_the_same_command() -> None:
     done = command("--version")
     assert (done.returncode, done.stdout) == (0, f"groupwise {__version__}\n")

@@ -8,12 +8,14 @@ checked against those signatures.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from groupwise import types
 from groupwise.config.checks import check_combinations, check_functions
+
+if TYPE_CHECKING:
+    from groupwise.types import Sampling
 
 Whole = Annotated[int, Field(ge=0)]
 Count = Annotated[int, Field(ge=1)]
@@ -151,9 +153,11 @@ class SamplingSection(Section):
     stop: Names = ()
     """Strings that end a completion where they appear."""
 
-    def to_sampling(self) -> types.Sampling:
+    def to_sampling(self) -> Sampling:
         """The same as the engine takes it."""
-        return types.Sampling(**self.model_dump())
+        from groupwise.types import Sampling  # loads torch, which a typing error need not wait for
+
+        return Sampling(**self.model_dump())
 
 
 class EngineSection(Section):
