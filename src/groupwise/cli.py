@@ -8,6 +8,7 @@ checkpoint by then).
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -58,8 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _failed("interrupted.", INTERRUPTED, debug=debug)
         return result if isinstance(result, int) else 0
     except BrokenPipeError:
-        # The reader of a pipe has seen enough; Python must not fail again when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()  # the reader of a pipe has seen enough
         return 0
     except (KeyboardInterrupt, typer.Abort):
         return _failed("interrupted.", INTERRUPTED, debug=debug)
@@ -71,6 +71,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         reason = " ".join(str(error).split()) or "no message"
         hint = "" if debug else " (--debug shows where)"
         return _failed(f"{type(error).__name__}: {reason}{hint}", 1, debug=debug)
+
+
+def _drop_output() -> None:
+    """Send what is still to be printed nowhere: Python must not fail when it flushes at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _print_version(wanted: bool) -> None:
@@ -151,9 +156,12 @@ def train(
     from groupwise.run import train_config
 
     run = train_config(config, resume=resume is not None, allow_changes=allow_changes)
-    print(f"model   {run.folder / 'final'}")
-    print(f"report  {_command()} report {run.folder}")
-    print(f"chat    {_command()} chat {run.folder / 'final'}")
+    try:
+        print(f"model   {run.folder / 'final'}")
+        print(f"report  {_command()} report {run.folder}")
+        print(f"chat    {_command()} chat {run.folder / 'final'}", flush=True)
+    except OSError:
+        _drop_output()  # the run is done, whether or not the terminal it began on is still there
 
 
 @app.command("eval")
@@ -168,12 +176,16 @@ def evaluate(
     against: Annotated[
         str | None, typer.Option(metavar="MODEL", help="Compare with this model, item by item.")
     ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="How often samples are drawn anew.")] = 1,
+    reflection: Annotated[
+        bool, typer.Option("--reflection", help="Recovery from solutions with an error in them.")
+    ] = False,
     overrides: Overrides = None,
     json_file: JsonFile = None,
 ) -> None:
     """Measure a model on held-out prompts.
 
-    Greedy, sampled and pass@k accuracy, each with its 95 % interval.
+    Accuracy, greedy and sampled, pass@k and more, each with its 95 % interval.
     """
     from groupwise.config import load
 
@@ -184,7 +196,8 @@ def evaluate(
     from groupwise.assessment import assess
     from groupwise.evaluation import terminal_table
 
-    found = assess(config, [model, *([against] if against else [])])
+    models = [model, *([against] if against else [])]
+    found = assess(config, models, seeds=seeds, reflection=reflection)
     Console().print(terminal_table(found.table(), verdicts=found.verdicts))
     write_json(json_file, found.as_dict())
 
@@ -201,17 +214,18 @@ def report(
 
     It is one HTML file that needs nothing beside it.
     """
-    from groupwise.report import RunData, write_comparison_report, write_run_report
+    from groupwise.report import read_runs, write_comparison_report, write_run_report
 
     if len(runs) == 1:
         print(write_run_report(runs[0], output))
         return
     title = " against ".join(dict.fromkeys(Path(run).name for run in runs))
     place = output or Path(runs[0]) / "comparison.html"
-    print(write_comparison_report([RunData.read(r) for r in runs], title=title, output=place))
+    print(write_comparison_report(read_runs(runs), title=title, output=place))
 
 
 app.command()(lab.compare)
+app.command()(lab.variance)
 
 
 @app.command()
@@ -232,6 +246,32 @@ def sft(
     from groupwise.stages.recipe import supervise
 
     print(supervise(recipe, overrides or [], output=output))
+
+
+@app.command()
+def merge(
+    adapter: Annotated[
+        str, typer.Argument(help="Folder of an adapter, or of a run that trained one.")
+    ],
+    output: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the plain model.")],
+    dtype: Annotated[
+        str | None,
+        typer.Option(help="float32, bfloat16 or float16; that of the base model without it."),
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option("--push", metavar="OWNER/MODEL", help="Upload it to the Hugging Face hub."),
+    ] = None,
+    trust_remote_code: Annotated[
+        bool, typer.Option(help="Run Python code that comes with the base model.")
+    ] = False,
+) -> None:
+    """Make an adapter and its base model one plain model."""
+    from groupwise.stages.merge import merge, push
+
+    print(merge(adapter, output, dtype=dtype, trust_remote_code=trust_remote_code))
+    if name is not None:
+        print(push(output, name))
 
 
 reward_app = typer.Typer(help="Look at rewards.", rich_markup_mode=None)
@@ -399,4 +439,5 @@ def _failed(message: str, code: int, *, debug: bool) -> int:
 
 def _show_warning(message: Any, *_: Any, **__: Any) -> None:
     """A warning as one line, without the place in the code that raised it."""
-    print(f"warning: {message}", file=sys.stderr)
+    with contextlib.suppress(OSError):  # a terminal that is gone ends no run
+        print(f"warning: {message}", file=sys.stderr)

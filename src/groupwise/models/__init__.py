@@ -5,9 +5,11 @@ the function that attends (`attention.py`), because that is where the completion
 share its keys and values.
 """
 
+from groupwise.models.adapters import Adapter, is_adapted
 from groupwise.models.attention import Attend, groupwise_attention, sees, within_window
 from groupwise.models.backbone import Backbone, unsupported
-from groupwise.models.loading import Adapter, Policy, load_policy, make_policy, without_bars
+from groupwise.models.loading import load_policy, with_adapter
+from groupwise.models.policy import Policy, make_policy, save_policy, without_bars
 
 __all__ = [
     "Adapter",
@@ -15,10 +17,13 @@ __all__ = [
     "Backbone",
     "Policy",
     "groupwise_attention",
+    "is_adapted",
     "load_policy",
     "make_policy",
+    "save_policy",
     "sees",
     "unsupported",
+    "with_adapter",
     "within_window",
     "without_bars",
 ]

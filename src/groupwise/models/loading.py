@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import importlib.resources
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    BitsAndBytesConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 
-from groupwise.errors import ModelError, UsageError
+from groupwise.errors import UsageError
+from groupwise.models.adapters import Adapter, SavedAdapter, new_adapter
+from groupwise.models.hub import check_on_hub
+from groupwise.models.policy import Policy, make_policy, without_bars
 
 BUNDLED = "bundled"
 TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model", "*.tiktoken", "tekken*")
@@ -32,45 +27,11 @@ DTYPES = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Adapter:
-    """A low-rank adapter (LoRA) that is trained in place of the weights.
-
-    Attributes:
-        rank: of the update of each matrix.
-        alpha: scale of the update, multiplied by alpha / rank.
-        dropout: share of the adapter's inputs dropped while training.
-        targets: modules that get one, by name, or "all-linear" for every linear layer but the head.
-    """
-
-    rank: int = 16
-    alpha: float = 32.0
-    dropout: float = 0.0
-    targets: tuple[str, ...] = ("all-linear",)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Policy:
-    """A causal language model with what is needed to write and to stop.
-
-    Attributes:
-        model: the model, possibly inside an adapter wrapper.
-        tokenizer: its tokenizer.
-        end_tokens: every id that ends a completion.
-        context: the longest sequence the model was made for, in tokens.
-    """
-
-    model: Any
-    tokenizer: PreTrainedTokenizerBase
-    end_tokens: frozenset[int]
-    context: int
-
-
 def resolve(path: str | Path) -> str:
-    """The folder of the bundled model for "bundled", anything else unchanged."""
-    if str(path) != BUNDLED:
-        return str(path)
-    return str(importlib.resources.files("groupwise") / "assets" / "word-problems-base")
+    """The folder of the bundled model for "bundled", folders in full, hub names unchanged."""
+    if str(path) == BUNDLED:
+        return str(importlib.resources.files("groupwise") / "assets" / "word-problems-base")
+    return str(Path(path).absolute()) if Path(path).exists() else str(path)
 
 
 def load_policy(
@@ -80,76 +41,49 @@ def load_policy(
     trust_remote_code: bool = False,
     adapter: Adapter | None = None,
     quantization: str | None = None,
+    attention: str = "auto",
+    head_dtype: str = "model",
 ) -> Policy:
     """Load a causal language model and its tokenizer.
 
     Args:
-        path: a folder in Hugging Face form, a hub name, or "bundled".
+        path: a folder in Hugging Face form, a hub name, or "bundled". The folder of an adapter
+            gives the model that it belongs to with the adapter, which alone is trained.
         dtype: of the weights: float32, bfloat16, float16 or float64.
         trust_remote_code: run Python code that comes with the model. Off unless asked for.
         adapter: train this adapter and leave the weights as they are.
         quantization: "nf4" holds the weights in 4 bits, doubly quantised (QLoRA, 2305.14314).
+        attention: of `transformers`, where groupwise does not attend itself; "auto" leaves the
+            choice to it.
+        head_dtype: "float32" computes logits in float32 whatever the model's type.
 
     Raises:
-        UsageError: no such model, a folder without tokenizer, or a tokenizer that cannot be used.
+        UsageError: no such model, a folder without tokenizer, a tokenizer that cannot be used, or
+            an adapter of another model.
     """
     place = resolve(path)
-    if Path(place).exists() and not (Path(place) / "config.json").exists():
-        raise UsageError(
-            f"model.path = {str(path)!r}: the folder has no config.json, so it is no model folder."
-        )
-    if Path(place).is_dir() and not any(
-        next(Path(place).glob(pattern), None) for pattern in TOKENIZER_FILES
-    ):
-        # transformers would make an empty tokenizer of the model's kind.
-        raise UsageError(
-            f"model.path = {str(path)!r}: no tokenizer is there; the folder must hold the "
-            "tokenizer's files beside the weights."
-        )
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        hint = (
-            "the folder must hold the tokenizer's files beside the weights."
-            if Path(place).exists()
-            else "no folder has this path, so it was looked up as a name on the hub."
-        )
-        raise UsageError(
-            f"model.path = {str(path)!r}: no tokenizer could be loaded ({_first_line(error)}); "
-            f"{hint}"
-        ) from error
+    saved = SavedAdapter.at(Path(place))
+    home = place if saved is None else resolve(saved.base)
+    _check_folder(path, home)
+    tokenizer = _tokenizer(path, _with_tokenizer(place, home), trust_remote_code=trust_remote_code)
     try:
         with without_bars():
             model = AutoModelForCausalLM.from_pretrained(
-                place,
+                home,
                 dtype=DTYPES[dtype],
                 trust_remote_code=trust_remote_code,
                 use_safetensors=True,
                 quantization_config=_four_bits(DTYPES[dtype]) if quantization == "nf4" else None,
+                attn_implementation=None if attention == "auto" else attention,
             )
     except (OSError, ValueError, RuntimeError, KeyError, ImportError) as error:
         raise UsageError(
             f"model.path = {str(path)!r}: cannot be loaded ({_first_line(error)})."
         ) from error
     policy = make_policy(model, tokenizer)
+    if saved is not None:
+        return replace(policy, model=saved.attached(model, adapter))
     return policy if adapter is None else with_adapter(policy, adapter)
-
-
-@contextmanager
-def without_bars() -> Iterator[None]:
-    """Inside, transformers draws no bars of its own; downloads keep theirs, which can take long."""
-    from huggingface_hub.utils import enable_progress_bars
-    from transformers.utils import logging
-
-    if not logging.is_progress_bar_enabled():
-        yield
-        return
-    logging.disable_progress_bar()
-    enable_progress_bars()
-    try:
-        yield
-    finally:
-        logging.enable_progress_bar()
 
 
 def with_adapter(policy: Policy, adapter: Adapter) -> Policy:
@@ -158,27 +92,42 @@ def with_adapter(policy: Policy, adapter: Adapter) -> Policy:
     Raises:
         UsageError: the targets are not modules of this model.
     """
-    from peft import LoraConfig, get_peft_model
+    return replace(policy, model=new_adapter(policy.model, adapter))
 
-    targets: Any = adapter.targets[0] if adapter.targets == ("all-linear",) else adapter.targets
-    config = LoraConfig(
-        r=adapter.rank,
-        lora_alpha=adapter.alpha,  # pyright: ignore[reportArgumentType]
-        lora_dropout=adapter.dropout,
-        target_modules=targets,
-        task_type="CAUSAL_LM",
-    )
-    try:
-        model = get_peft_model(policy.model, config)
-    except ValueError as error:
-        known = sorted(
-            {name.rsplit(".", 1)[-1] for name, _ in policy.model.named_modules() if name}
-        )
+
+def _check_folder(path: str | Path, place: str) -> None:
+    folder = Path(place)
+    if not folder.exists():
+        check_on_hub(place)
+    if folder.exists() and not (folder / "config.json").exists():
         raise UsageError(
-            f"model.adapter.targets = {list(adapter.targets)!r}: no such modules in this model. "
-            f"Known: {', '.join(known)}."
+            f"model.path = {str(path)!r}: the folder has no config.json, so it is no model folder."
+        )
+    if folder.is_dir() and not _has_tokenizer(folder):
+        # transformers would make an empty tokenizer of the model's kind.
+        raise UsageError(
+            f"model.path = {str(path)!r}: no tokenizer is there; the folder must hold the "
+            "tokenizer's files beside the weights."
+        )
+
+
+def _has_tokenizer(folder: Path) -> bool:
+    return any(next(folder.glob(pattern), None) for pattern in TOKENIZER_FILES)
+
+
+def _with_tokenizer(place: str, home: str) -> str:
+    """An adapter's own tokenizer, or that of its model."""
+    return place if place == home or _has_tokenizer(Path(place)) else home
+
+
+def _tokenizer(path: str | Path, place: str, *, trust_remote_code: bool) -> Any:
+    try:
+        return AutoTokenizer.from_pretrained(place, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise UsageError(
+            f"model.path = {str(path)!r}: no tokenizer could be loaded ({_first_line(error)}); its "
+            "files must be beside the weights."
         ) from error
-    return replace(policy, model=model)
 
 
 def _four_bits(compute: torch.dtype) -> Any:
@@ -195,35 +144,6 @@ def _four_bits(compute: torch.dtype) -> Any:
         bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=compute,
     )
-
-
-def make_policy(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Policy:
-    """A policy of a model and a tokenizer at hand; checks that they belong together."""
-    config, embeddings = model.config.get_text_config(), model.get_input_embeddings()
-    embedded = len(embeddings.weight)  # pyright: ignore[reportArgumentType]
-    if len(tokenizer) > embedded:
-        raise ModelError(
-            f"tokenizer: has {len(tokenizer)} tokens but the model embeds only {embedded}; "
-            "they do not belong together."
-        )
-    ends = _end_tokens(model, tokenizer)
-    if not ends:
-        raise ModelError(
-            "tokenizer.eos_token: is not set, so no completion could ever end; set it and save "
-            "again."
-        )
-    if tokenizer.pad_token_id is None:
-        tokenizer.pad_token = tokenizer.convert_ids_to_tokens(min(ends))
-    context = getattr(config, "max_position_embeddings", None) or 1 << 30
-    return Policy(model=model, tokenizer=tokenizer, end_tokens=ends, context=int(context))
-
-
-def _end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """Every id that ends a completion: chat models list several in their generation config."""
-    generation = getattr(model, "generation_config", None)
-    listed = getattr(generation, "eos_token_id", None)
-    ids = [tokenizer.eos_token_id, *(listed if isinstance(listed, list | tuple) else [listed])]
-    return frozenset(int(i) for i in ids if isinstance(i, int))
 
 
 def _first_line(error: Exception) -> str:

@@ -16,7 +16,8 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from groupwise.errors import UsageError
-from groupwise.models import Policy, load_policy, without_bars
+from groupwise.models import Policy, load_policy
+from groupwise.models import save_policy as save
 from groupwise.prompts.examples import Example
 from groupwise.prompts.order import PromptOrder
 from groupwise.prompts.templates import render
@@ -172,14 +173,6 @@ def sft(
             on_step(step, update)
     save(policy, output)
     return policy
-
-
-def save(policy: Policy, output: str | Path) -> None:
-    """Write model and tokenizer as a plain Hugging Face folder."""
-    Path(output).mkdir(parents=True, exist_ok=True)
-    with without_bars():
-        policy.model.save_pretrained(output)
-    policy.tokenizer.save_pretrained(output)
 
 
 def _check_length(batch: Batch, examples: Sequence[Example], context: int) -> None:

@@ -121,6 +121,14 @@ class MasterOptimizer:
         return norm, rate
 
     @torch.no_grad()
+    def take(self) -> Tensor:
+        """The gradient of all masters as one vector, which leaves none behind; 0 where none came."""
+        self._unscale()
+        grads = [torch.zeros_like(m) if m.grad is None else m.grad for m in self.masters]
+        self.adam.zero_grad(set_to_none=True)
+        return torch.cat([grad.flatten() for grad in grads])
+
+    @torch.no_grad()
     def _unscale(self) -> None:
         if self.scale != 1.0:
             for master in self.masters:

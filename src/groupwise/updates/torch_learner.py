@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Mapping
-from contextlib import nullcontext
-from dataclasses import fields
-from pathlib import Path
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import fields, replace
 from typing import Any, Literal
 
 import torch
@@ -15,7 +14,14 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from groupwise.errors import RunError, UsageError
-from groupwise.models import Backbone, Policy, groupwise_attention, unsupported, without_bars
+from groupwise.models import (
+    Backbone,
+    Policy,
+    groupwise_attention,
+    is_adapted,
+    save_policy,
+    unsupported,
+)
 from groupwise.types import Batch, Objective, Update, nan_like
 from groupwise.updates.logprobs import Head, Kept, token_logprobs
 from groupwise.updates.optimizer import MasterOptimizer, OptimizerSettings
@@ -35,8 +41,8 @@ class TorchLearner:
             changes no number.
         temperature: of the sampler; log-probabilities are of the tempered distribution that was
             sampled from.
-        reference: where π_ref comes from: nowhere, a frozen copy made now, or the model without its
-            adapter.
+        reference: where π_ref comes from: nowhere, a frozen copy made now, or the model with its
+            adapter as it is now.
         gradient_checkpointing: recompute activations in the backward pass.
         skip_inert_rows: leave out completions whose gradient is exactly zero.
     """
@@ -65,11 +71,14 @@ class TorchLearner:
             self.model.gradient_checkpointing_enable(
                 gradient_checkpointing_kwargs={"use_reentrant": False}
             )
-        if reference == "adapter" and not hasattr(self.model, "disable_adapter"):
+        if reference == "adapter" and not is_adapted(self.model):
             raise UsageError(
-                "model.reference = 'adapter': the model has no adapter to switch off; use 'frozen'."
+                "model.reference = 'adapter': the model has no adapter to go back to; use 'frozen'."
             )
         self.reference = reference
+        self.first = (
+            {n: p.clone() for n, p in self.trained().items()} if reference == "adapter" else {}
+        )
         self.frozen = (
             copy.deepcopy(self.model).requires_grad_(False).eval()
             if reference == "frozen"
@@ -88,18 +97,15 @@ class TorchLearner:
         backbone = (
             Backbone.of(self.frozen) if reference and self.frozen is not None else self.backbone
         )
-        without = (
-            self.model.disable_adapter()
-            if reference and self.reference == "adapter"
-            else nullcontext()
-        )
+        adapter = reference and self.reference == "adapter"
+        as_it_began = self._with(self.first) if adapter else nullcontext()
         out = torch.zeros(
             batch.tokens.shape, dtype=torch.float64 if _is_double(backbone) else torch.float32
         )
         rows = batch.mask.any(1).nonzero().squeeze(-1)
         training = self.model.training
         self.model.eval()
-        with torch.no_grad(), without:
+        with torch.no_grad(), as_it_began:
             for part in plan(batch, rows, tokens=self.tokens_per_microbatch):
                 packed = self._laid_out(batch, part)
                 logp, _ = self._forward(packed, backbone, batch, entropy=False)
@@ -114,6 +120,26 @@ class TorchLearner:
         reorders a sum.
         """
         start = time.perf_counter()
+        update = self._backward(batch, objective)
+        backward = time.perf_counter()
+        self.version += 1  # first: a step that is interrupted must not pass for one not begun
+        norm, rate = self.optimizer.step()
+        return replace(
+            update,
+            version=self.version,
+            grad_norm=norm,
+            learning_rate=rate,
+            seconds={"backward": backward - start, "optimizer": time.perf_counter() - backward},
+        )
+
+    def gradient(self, batch: Batch, objective: Objective) -> Float[Tensor, "parameters"]:
+        """The gradient of Σ weight · token loss, flat and float32 (float64 for a float64 model), of
+        the parameters that learn. Nothing moves."""
+        self._backward(batch, objective)
+        return self.optimizer.take()
+
+    def _backward(self, batch: Batch, objective: Objective) -> Update:
+        """Add the gradient of a batch to the masters'; an update of which no step is taken yet."""
         rows = self._contributing(batch, objective)
         entropy = bool(getattr(objective, "needs_entropy", False))
         logp_all, entropy_all = nan_like(batch.tokens), nan_like(batch.tokens)
@@ -137,18 +163,14 @@ class TorchLearner:
                 # The graph holds the activations of this microbatch; the next one must not find
                 # them still there.
                 del logp, h, loss, packed
-        backward = time.perf_counter()
-        norm, rate = self.optimizer.step()
-        self.version += 1
         return Update(
             version=self.version,
             logp=logp_all,
             entropy=entropy_all,
             computed=computed,
             loss=total,
-            grad_norm=norm,
-            learning_rate=rate,
-            seconds={"backward": backward - start, "optimizer": time.perf_counter() - backward},
+            grad_norm=0.0,
+            learning_rate=0.0,
         )
 
     def _contributing(self, batch: Batch, objective: Objective) -> Int[Tensor, "rows"]:
@@ -235,18 +257,19 @@ class TorchLearner:
         for name, parameter in own.items():
             parameter.copy_(weights[name])
 
+    @contextmanager
+    def _with(self, weights: Mapping[str, Tensor]) -> Iterator[None]:
+        """Inside, the parameters that learn are these."""
+        now = {name: weight.clone() for name, weight in self.trained().items()}
+        self.set_trained(weights)
+        try:
+            yield
+        finally:
+            self.set_trained(now)
+
     def save(self, path: str) -> None:
         """Model and tokenizer as a plain Hugging Face folder."""
-        Path(path).mkdir(parents=True, exist_ok=True)
-        with without_bars():
-            self.model.save_pretrained(path, safe_serialization=True)
-        self.policy.tokenizer.save_pretrained(path)
-
-    def load(self, path: str) -> None:
-        """Weights of a folder written by `save`, into the model at hand."""
-        from safetensors.torch import load_model
-
-        load_model(self.model, str(Path(path) / "model.safetensors"), strict=False)
+        save_policy(self.policy, path)
 
     def state(self) -> dict[str, Any]:
         """What a resumed run needs besides the model's weights."""

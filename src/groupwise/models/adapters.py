@@ -1,0 +1,214 @@
+"""Low-rank adapters: made new, read from a folder, merged into the model they belong to.
+
+A folder with an adapter names the model that it belongs to. That a model of this name and shape is
+there does not say that it still is the same one, so its fingerprint is kept as well.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from groupwise.errors import UsageError
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+BASE = "base_model.json"
+"""Beside an adapter: the fingerprint of its model."""
+
+SAMPLES, SAMPLE_BYTES = 64, 1 << 16
+"""Of every file of weights, so much is read for a fingerprint."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adapter:
+    """A low-rank adapter (LoRA) that is trained in place of the weights.
+
+    Attributes:
+        rank: of the update of each matrix.
+        alpha: scale of the update, multiplied by alpha / rank.
+        dropout: share of the adapter's inputs dropped while training.
+        targets: modules that get one, by name, or "all-linear" for every linear layer but the head.
+    """
+
+    rank: int = 16
+    alpha: float = 32.0
+    dropout: float = 0.0
+    targets: tuple[str, ...] = ("all-linear",)
+
+
+def is_adapted(model: Any) -> bool:
+    """Whether a model is inside an adapter wrapper."""
+    return hasattr(model, "peft_config")
+
+
+def new_adapter(model: Any, adapter: Adapter) -> Any:
+    """The model with a fresh low-rank adapter, float32, that alone is trained.
+
+    Raises:
+        UsageError: the targets are not modules of this model.
+    """
+    from peft import LoraConfig, get_peft_model
+
+    targets: Any = adapter.targets[0] if adapter.targets == ("all-linear",) else adapter.targets
+    config = LoraConfig(
+        r=adapter.rank,
+        lora_alpha=adapter.alpha,  # pyright: ignore[reportArgumentType]
+        lora_dropout=adapter.dropout,
+        target_modules=targets,
+        task_type="CAUSAL_LM",
+    )
+    try:
+        return get_peft_model(model, config)
+    except ValueError as error:
+        known = sorted({name.rsplit(".", 1)[-1] for name, _ in model.named_modules() if name})
+        raise UsageError(
+            f"model.adapter.targets = {list(adapter.targets)!r}: no such modules in this model. "
+            f"Known: {', '.join(known)}."
+        ) from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class SavedAdapter:
+    """A folder that holds an adapter.
+
+    Attributes:
+        folder: where it is.
+        base: name or folder of the model that it belongs to.
+        settings: its PEFT configuration.
+    """
+
+    folder: Path
+    base: str
+    settings: Mapping[str, Any]
+
+    @classmethod
+    def at(cls, folder: Path) -> SavedAdapter | None:
+        """The adapter in a folder; None where there is none.
+
+        Raises:
+            UsageError: it is damaged, or names no model that could be found.
+        """
+        if not (folder / CONFIG).is_file():
+            return None
+        where = f"model.path = {str(folder)!r}: is an adapter"
+        try:
+            settings = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+            base = settings["base_model_name_or_path"]
+        except (OSError, ValueError, KeyError, TypeError):
+            raise UsageError(f"{where}, and its {CONFIG} cannot be read.") from None
+        if not (folder / WEIGHTS).is_file():
+            raise UsageError(f"{where} without {WEIGHTS}; other forms of weights are not loaded.")
+        if not base or (Path(base).is_absolute() and not Path(base).is_dir()):
+            raise UsageError(
+                f"{where} of the model {base!r}, which is not there; write the model's folder or "
+                f"hub name as base_model_name_or_path into its {CONFIG}."
+            )
+        return cls(folder=folder, base=str(base), settings=settings)
+
+    def attached(self, model: Any, wanted: Adapter | None) -> Any:
+        """The model with this adapter on it, float32, which alone is trained.
+
+        Args:
+            wanted: what a recipe says of its adapter; the dropout is taken from there.
+
+        Raises:
+            UsageError: the recipe asks for another adapter, or the model is not the adapter's own.
+        """
+        from peft import LoraConfig, PeftModel
+
+        where = f"model.path = {str(self.folder)!r}: is an adapter of {self.base!r}"
+        config = LoraConfig.from_pretrained(str(self.folder))
+        if not isinstance(config, LoraConfig):
+            raise UsageError(f"{where}, and not a LoRA but of kind {config.peft_type}.")
+        config.inference_mode = False
+        if wanted is not None:
+            self._check(wanted)
+            config.lora_dropout = wanted.dropout
+        known = _noted(self.folder)
+        if known is not None and known != fingerprint(model):
+            raise UsageError(
+                f"{where} as it was when the adapter was trained, and the weights there have "
+                "changed since; bring back the model it was trained on, or train a new adapter."
+            )
+        try:
+            adapted = PeftModel.from_pretrained(
+                model, str(self.folder), is_trainable=True, config=config
+            )
+        except (ValueError, RuntimeError) as error:
+            said = " ".join(str(error).split())[:200]
+            raise UsageError(f"{where}, and does not fit the model of that name: {said}") from error
+        if different := self._unlike(adapted):
+            raise UsageError(
+                f"{where}, and does not fit the model of that name: {different} is not in both, "
+                "or has another shape."
+            )
+        return adapted
+
+    def _check(self, wanted: Adapter) -> None:
+        """A recipe that goes on with an adapter describes that adapter, or none."""
+        own: dict[str, Any] = {"rank": self.settings["r"], "alpha": self.settings["lora_alpha"]}
+        if wanted.targets != ("all-linear",):
+            own["targets"] = tuple(sorted(self.settings["target_modules"]))
+        for name, value in own.items():
+            asked = getattr(wanted, name)
+            if (tuple(sorted(asked)) if name == "targets" else asked) != value:
+                raise UsageError(
+                    f"model.adapter.{name} = {asked!r}: the adapter {str(self.folder)!r} that "
+                    f"training goes on with has {value!r}; take that, or leave the section out, "
+                    "or merge the adapter and start a new one (groupwise merge)."
+                )
+
+    def _unlike(self, adapted: Any) -> str | None:
+        """The first weight of the adapter that file and model do not share."""
+        from peft import get_peft_model_state_dict
+        from safetensors import safe_open
+
+        with safe_open(str(self.folder / WEIGHTS), "pt") as file:
+            saved = {n: tuple(file.get_slice(n).get_shape()) for n in file.keys()}  # noqa: SIM118
+        state = get_peft_model_state_dict(adapted, save_embedding_layers=False)
+        own = {name: tuple(weight.shape) for name, weight in state.items()}
+        differ = own.items() ^ saved.items()
+        return min((name for name, _ in differ if "lora_" in name), default=None)
+
+
+def fingerprint(model: Any) -> str | None:
+    """What tells a model from others of its name: the commit of a hub name, or samples of the
+    weights in a folder; None where neither is known.
+
+    Args:
+        model: a `transformers` model, outside of any adapter.
+    """
+    commit, folder = getattr(model.config, "_commit_hash", None), Path(model.name_or_path)
+    if commit:
+        return f"commit:{commit}"
+    files = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
+    if not files:
+        return None
+    digest = hashlib.sha256()
+    for path in files:
+        size = path.stat().st_size
+        digest.update(f"{path.name} {size} ".encode())
+        with path.open("rb") as file:
+            for sample in range(SAMPLES):
+                file.seek(max(0, size - SAMPLE_BYTES) * sample // (SAMPLES - 1))
+                digest.update(file.read(SAMPLE_BYTES))
+    return f"sha256:{digest.hexdigest()}"
+
+
+def note_base(model: Any, folder: str | Path) -> None:
+    """Write the fingerprint of an adapter's model beside the adapter."""
+    found = fingerprint(model.get_base_model())
+    if found is not None:
+        text = json.dumps({"fingerprint": found})
+        (Path(folder) / BASE).write_text(text + "\n", encoding="utf-8")
+
+
+def _noted(folder: Path) -> str | None:
+    try:
+        return json.loads((folder / BASE).read_text(encoding="utf-8"))["fingerprint"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

@@ -1,0 +1,88 @@
+"""An adapter and the model that it belongs to, made one plain model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from transformers import AutoConfig
+
+from groupwise.errors import RunError, UsageError
+from groupwise.models import load_policy, save_policy
+from groupwise.models.adapters import SavedAdapter
+from groupwise.models.loading import DTYPES, resolve
+
+
+def merge(
+    adapter: str | Path,
+    output: str | Path,
+    *,
+    dtype: str | None = None,
+    trust_remote_code: bool = False,
+) -> Path:
+    """Write the model that an adapter makes of its base as a plain Hugging Face folder.
+
+        W' = W + alpha / rank · B A
+
+    The sum is taken in float32, also where training held W in 4 bits: the merged model then differs
+    from the trained one by the error of that storage.
+
+    Args:
+        adapter: folder of an adapter, or of a run that trained one.
+        output: folder of the merged model; must not exist, or be empty.
+        dtype: of the weights written: float32, bfloat16 or float16; None takes that of the base.
+        trust_remote_code: run Python code that comes with the base. Off unless asked for.
+
+    Raises:
+        UsageError: there is no adapter, its model is not there, or the output is in use.
+    """
+    source, folder = Path(adapter), Path(output)
+    if (source / "final").is_dir():
+        source /= "final"
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(f"--output = {str(folder)!r}: is in use; choose a folder that is not.")
+    if dtype is not None and dtype not in DTYPES:
+        raise UsageError(f"--dtype = {dtype!r}: no such type. Known: {', '.join(DTYPES)}.")
+    saved = SavedAdapter.at(source)
+    if saved is None:
+        raise UsageError(f"{source}: holds no adapter, so there is nothing to merge.")
+    policy = load_policy(source, trust_remote_code=trust_remote_code)
+    base = AutoConfig.from_pretrained(resolve(saved.base), trust_remote_code=trust_remote_code)
+    merged = policy.model.merge_and_unload().to(DTYPES[dtype] if dtype else base.dtype)
+    save_policy(replace(policy, model=merged), folder)
+    return folder
+
+
+def push(folder: Path, name: str) -> str:
+    """Upload a model folder to the Hugging Face hub, as a private repository where it is new.
+
+    Args:
+        name: of the repository, as owner/model.
+
+    Returns:
+        Its address.
+
+    Raises:
+        UsageError: no such name can be, or nobody is logged in.
+        RunError: the hub cannot be reached, or refuses.
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HFValidationError, LocalTokenNotFoundError
+
+    api = HfApi()
+    try:
+        repository = api.create_repo(name, private=True, exist_ok=True)
+        api.upload_folder(repo_id=repository.repo_id, folder_path=folder)
+    except HFValidationError as error:
+        raise UsageError(f"--push = {name!r}: {error}") from error
+    except LocalTokenNotFoundError as error:
+        raise UsageError(f"--push = {name!r}: nobody is logged in; hf auth login.") from error
+    except (
+        Exception
+    ) as error:  # What a network raises is not the same from one version to the next.
+        said = " ".join(str(error).split())
+        raise RunError(
+            f"--push = {name!r}: could not be uploaded ({said}). The model is in {folder}; "
+            f"hf upload {name} {folder} tries again."
+        ) from error
+    return repository.url
