@@ -288,6 +288,7 @@ VALUES = [[1.0, 0.0, 1.0], [0.5, 0.5, None]]
         (["weighted_sum", {"name": "clip", "high": 1.5}], [1.5, 1.0, 1.0]),
         (["weighted_sum", part("shift", low=-1.0)], [3.0, 2.0, 2.0]),
         (["weighted_sum", part("clip", low=-0.5), "shift"], [2.0, 1.0, 1.0]),
+        (["weighted_sum", "shuffled"], [1.0, 1.0, 2.0]),
     ],
 )
 def test_combinations(chosen: Any, totals: list[float]) -> None:

@@ -151,6 +151,21 @@ def shift(total: Sequence[float], *, low: float | None = None) -> list[float]:
     return [value + offset for value in total]
 
 
+@COMBINATIONS.register
+def shuffled(total: Sequence[float]) -> list[float]:
+    """The totals of a group dealt out in ascending order, whoever earned them: a control.
+
+    The completions of a prompt are drawn alike and independently, so which of them stands first is
+    chance: this is a shuffle that needs no random numbers. What a completion gets says nothing
+    about it, and every group keeps its totals.
+
+    Example:
+        >>> shuffled([1.0, 0.0, 0.5])
+        [0.0, 0.5, 1.0]
+    """
+    return sorted(total)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Combination:
     """One function that makes a total of the parts, and any number that change it."""
