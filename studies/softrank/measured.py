@@ -1,0 +1,212 @@
+"""What the stored results of the study say: one task at a time, as numbers by arm and seed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from groupwise.evaluation import Contrast, CurveSummary, Estimate, Figure, holm, paired_seeds
+from groupwise.evaluation import seed_mean, summarise
+from groupwise.experiments import Plan, Result, read_plan, read_results
+
+RESULTS = Path(__file__).parent / "results"
+
+NAMES = {"accuracy": "accuracy", "reward": "mean reward"}
+"""Metrics in words."""
+
+FIGURES = {
+    "area": Figure(
+        key="area",
+        name="mean {metric} over training",
+        more="has a higher mean {metric} over training than",
+        less="has a lower mean {metric} over training than",
+    ),
+    "steps_to_threshold": Figure(
+        key="steps_to_threshold",
+        name="steps to {threshold}",
+        more="reaches {threshold} later than",
+        less="reaches {threshold} earlier than",
+        unit="steps",
+    ),
+    "oscillation": Figure(
+        key="oscillation",
+        name="oscillation",
+        more="oscillates more than",
+        less="oscillates less than",
+    ),
+    "final": Figure(
+        key="final",
+        name="final training {metric}",
+        more="ends at a higher training {metric} than",
+        less="ends at a lower training {metric} than",
+    ),
+}
+HELD_OUT = ("greedy", "sampled", "pass_at_8")
+"""Figures of the evaluations, all of them shares of held-out problems solved."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """The results of one task.
+
+    Attributes:
+        name: folder of its results.
+        plans: of the experiments on it; the first one names recipe, metric and threshold.
+        results: finished runs of the comparison, by arm and seed.
+        rates: the learning rate of every arm.
+        edges: arms whose best rate is the highest or lowest that was tried.
+    """
+
+    name: str
+    plans: Sequence[Plan]
+    results: Mapping[str, Mapping[int, Result]]
+    rates: Mapping[str, float]
+    edges: frozenset[str] = frozenset()
+
+    @property
+    def plan(self) -> Plan:
+        return self.plans[0]
+
+    @property
+    def arms(self) -> list[str]:
+        """Arms with results, in the order of the plans."""
+        return [arm.label for plan in self.plans for arm in plan.arms if arm.label in self.results]
+
+    def summaries(self, arm: str) -> dict[int, CurveSummary]:
+        """The learning curve of every seed in numbers."""
+        return {
+            seed: summarise(
+                _numbers(result, "step"),
+                _numbers(result, self.plan.metric),
+                threshold=self.plan.threshold,
+            )
+            for seed, result in self.results[arm].items()
+        }
+
+    def values(self, arm: str, figure: str) -> dict[int, float]:
+        """A figure of the curve, or of the evaluation after training, by seed."""
+        if figure in FIGURES:
+            return {s: getattr(c, figure) for s, c in self.summaries(arm).items()}
+        return {s: evaluated(r)[figure] for s, r in self.results[arm].items()}
+
+    def mean(self, arm: str, figure: str) -> Estimate:
+        """Mean of a figure over seeds, with Student's t interval."""
+        return seed_mean(list(self.values(arm, figure).values()))
+
+    def base(self, figure: str) -> float:
+        """A figure of the evaluation before training, which all runs share."""
+        first = next(iter(next(iter(self.results.values())).values()))
+        return evaluated(first, last=False)[figure]
+
+    def over_training(self, arm: str, key: str) -> float:
+        """Mean of a logged metric over the steps of all runs."""
+        return float(np.mean([_numbers(r, key).mean() for r in self.results[arm].values()]))
+
+    def last(self, arm: str, key: str) -> float:
+        """Mean of a logged metric over the last tenth of the steps of all runs."""
+        values = [_numbers(r, key) for r in self.results[arm].values()]
+        return float(np.mean([v[-max(1, v.size // 10) :].mean() for v in values]))
+
+    def change(self, arm: str, key: str) -> Estimate:
+        """Last tenth of the steps minus the first tenth, of a logged metric, over seeds."""
+        changes = []
+        for result in self.results[arm].values():
+            values = _numbers(result, key)
+            part = max(1, values.size // 10)
+            changes.append(float(values[-part:].mean() - values[:part].mean()))
+        return seed_mean(changes)
+
+    def contrast(self, figure: str, first: str, second: str) -> Contrast:
+        """Paired difference of two arms over the seeds that both have; Holm comes later."""
+        a, b = self.values(first, figure), self.values(second, figure)
+        seeds = sorted({*a} & {*b})
+        result = paired_seeds([a[s] for s in seeds], [b[s] for s in seeds])
+        missed = (0, 0)
+        if figure == "steps_to_threshold":
+            missed = tuple(
+                sum(not self.summaries(arm)[s].reached for s in seeds) for arm in (first, second)
+            )
+        return Contrast(
+            figure=self._worded(figure),
+            first=first,
+            second=second,
+            result=result,
+            p_holm=result.p,
+            unreached=missed,
+        )
+
+    def _worded(self, key: str) -> Figure:
+        if key not in FIGURES:
+            name = {"pass_at_8": "pass@8"}.get(key, f"{key} accuracy") + " on held-out problems"
+            return Figure(
+                key=key,
+                name=name,
+                more=f"has a higher {name} than",
+                less=f"has a lower {name} than",
+            )
+        words = {"metric": NAMES[self.plan.metric], "threshold": f"{100 * self.plan.threshold:g} %"}
+        plain = vars(FIGURES[key])
+        return Figure(**{field: text.format(**words) for field, text in plain.items()})
+
+
+def read_task(name: str, *more: str) -> Task | None:
+    """The results of a task, with those of further experiments on it.
+
+    Args:
+        name: folder below `results`.
+        more: folders of experiments with the same recipe and seeds.
+
+    Returns:
+        The task; None where no run of the first experiment has finished.
+    """
+    plans, runs, rates, edges = [], [], {}, set()
+    for folder in (RESULTS / name, *(RESULTS / each for each in more)):
+        if not (folder / "experiment.toml").exists():
+            continue
+        plans.append(read_plan(folder / "experiment.toml"))
+        runs += [r for r in read_results(folder) if not r.tuning and r.status == "finished"]
+        for arm, rate, at_edge in _tuned(folder):
+            rates[arm] = rate
+            edges |= {arm} if at_edge else set()
+    by_arm: dict[str, dict[int, Result]] = {}
+    for run in runs:
+        by_arm.setdefault(run.arm, {})[run.seed] = run
+        rates.setdefault(run.arm, run.learning_rate)
+    # An arm is shown once all of its seeds are in.
+    whole = {arm: found for arm, found in by_arm.items() if {*plans[0].seeds} <= {*found}}
+    if not whole:
+        return None
+    return Task(name=name, plans=plans, results=whole, rates=rates, edges=frozenset(edges))
+
+
+def corrected(contrasts: Iterable[Contrast]) -> list[Contrast]:
+    """The contrasts with p corrected for all of them together (Holm)."""
+    found = list(contrasts)
+    values = holm([contrast.result.p for contrast in found])
+    return [
+        Contrast(**{**vars(contrast), "p_holm": p})
+        for contrast, p in zip(found, values, strict=True)
+    ]
+
+
+def evaluated(result: Result, *, last: bool = True) -> dict[str, float]:
+    """The figures of a run's last or first evaluation."""
+    row = result.evaluations[-1 if last else 0]
+    return {name: figure["value"] for name, figure in row["figures"].items()}
+
+
+def _tuned(folder: Path) -> list[tuple[str, float, bool]]:
+    path = folder / "comparison.json"
+    if not path.exists():
+        return []
+    tuning: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8")).get("tuning", {})
+    return [(arm, found["learning_rate"], found["at_edge"]) for arm, found in tuning.items()]
+
+
+def _numbers(result: Result, key: str) -> np.ndarray:
+    return np.asarray(result.curve[key], dtype=float)
