@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -23,39 +23,66 @@ class Measurement:
 
     Attributes:
         greedy: correctness of the greedy answer to each prompt; NaN where it could not be judged.
-        sampled: [prompt, sample], likewise.
-        reward: mean reward of the sampled answers to each prompt.
+        sampled: [prompt, sample], likewise; the samples of all seeds stand side by side.
+        rewards: of the sampled answers, [prompt, sample]; NaN where not judged.
         lengths: tokens of the sampled answers, [prompt, sample].
-        truncated: share of sampled answers that ran out of tokens.
-        groups: the sampled answers themselves.
+        cut_off: which sampled answers ran out of tokens, [prompt, sample].
+        greedy_groups, groups: the answers themselves, by prompt.
+        seeds: how often `sampled` was drawn anew.
     """
 
     greedy: np.ndarray
     sampled: np.ndarray
-    reward: np.ndarray
+    rewards: np.ndarray
     lengths: np.ndarray
-    truncated: float
+    cut_off: np.ndarray
+    greedy_groups: tuple[Group, ...]
     groups: tuple[Group, ...]
+    seeds: int = 1
+
+    @property
+    def truncated(self) -> float:
+        """Share of sampled answers that ran out of tokens."""
+        return float(self.cut_off.mean())
+
+    @property
+    def samples(self) -> int:
+        """Samples per prompt and seed: the k of pass@k."""
+        return self.sampled.shape[1] // self.seeds
 
     @property
     def figures(self) -> dict[str, Estimate]:
         """`greedy`, `sampled` and `pass_at_k`, each with its 95 % interval.
 
         Wilson's for the greedy answers, of which there is one per prompt; a bootstrap over prompts
-        for the others, whose answers come k to a prompt. Answers that could not be judged are left
-        out, and so is a prompt without any other.
+        for the others, whose answers come k to a prompt and seed. Answers that could not be judged
+        are left out, and so is a prompt without any other.
         """
         greedy = self.greedy[~np.isnan(self.greedy)]
         judged = self.sampled[~np.isnan(self.sampled).any(1)]
-        k = self.sampled.shape[1]
+        n, k = self.sampled.shape[1], self.samples
         figures = {"greedy": wilson(int(greedy.sum()), len(greedy))} if len(greedy) else {}
         if len(judged):
             figures["sampled"] = prompt_mean(judged)
             if k > 1:
-                solved = [pass_at_k(k, int(row.sum()), k=k) for row in judged]
+                solved = [pass_at_k(n, int(row.sum()), k=k) for row in judged]
                 figures[f"pass_at_{k}"] = prompt_mean(solved)
-        figures["reward"] = prompt_mean(np.nan_to_num(self.reward))
+        figures["reward"] = prompt_mean(np.nan_to_num(_mean(self.rewards)))
         return figures
+
+    def part(self, chosen: Sequence[int]) -> Measurement:
+        """The answers to some of the prompts."""
+        index = list(chosen)
+        return replace(
+            self,
+            greedy=self.greedy[index],
+            sampled=self.sampled[index],
+            rewards=self.rewards[index],
+            lengths=self.lengths[index],
+            cut_off=self.cut_off[index],
+            greedy_groups=tuple(self.greedy_groups[i] for i in index),
+            groups=tuple(self.groups[i] for i in index),
+        )
 
 
 def measure(
@@ -67,11 +94,19 @@ def measure(
     sampling: Sampling,
     samples: int,
     seed: int = 0,
+    seeds: int = 1,
 ) -> Measurement:
     """Answer every prompt greedily once and `samples` times as in training, and judge the answers.
 
     The same seed gives every model the same random numbers, so that two models can be compared on
     the same items.
+
+    Args:
+        engine, scorer: who answers and who judges.
+        prompts, tokens: the questions, and how the model sees them.
+        sampling: of the sampled answers.
+        samples: per prompt and seed.
+        seed, seeds: the sampled answers are drawn for `seed`, `seed` + 1, … so many times.
 
     Raises:
         UsageError: no prompts.
@@ -79,19 +114,26 @@ def measure(
     if not prompts:
         raise UsageError("evaluation.prompts = 0: there is nothing to measure on.")
     plain = Sampling(max_tokens=sampling.max_tokens, temperature=0.0, stop=sampling.stop)
-    _, greedy = _answers(engine, scorer, prompts, tokens, plain, group=1, seed=seed)
-    groups, sampled = _answers(engine, scorer, prompts, tokens, sampling, group=samples, seed=seed)
+    ask = (engine, scorer, prompts, tokens)
+    greedy_groups, greedy = answered(*ask, plain, group=1, seed=seed)
+    drawn = [answered(*ask, sampling, group=samples, seed=seed + n) for n in range(seeds)]
+    groups = [
+        replace(same[0], completions=tuple(c for group in same for c in group.completions))
+        for same in zip(*(groups for groups, _ in drawn), strict=True)
+    ]
     return Measurement(
-        greedy=_correct(greedy)[:, 0],
-        sampled=_correct(sampled),
-        reward=_mean(sampled.total.double().numpy()),
+        greedy=correctness(greedy)[:, 0],
+        sampled=np.concatenate([correctness(scores) for _, scores in drawn], 1),
+        rewards=np.concatenate([scores.total.double().numpy() for _, scores in drawn], 1),
         lengths=np.array([[len(c.tokens) for c in group.completions] for group in groups]),
-        truncated=float(np.mean([c.finish == "length" for g in groups for c in g.completions])),
+        cut_off=np.array([[c.finish == "length" for c in g.completions] for g in groups]),
+        greedy_groups=tuple(greedy_groups),
         groups=tuple(groups),
+        seeds=seeds,
     )
 
 
-def _answers(
+def answered(
     engine: Engine,
     scorer: Scorer,
     prompts: Sequence[Prompt],
@@ -100,21 +142,35 @@ def _answers(
     *,
     group: int,
     seed: int,
+    begun: Sequence[str] = (),
 ) -> tuple[list[Group], Scores]:
+    """A group of answers to every prompt, in the order of the prompts, and what they scored.
+
+    Where answers have been `begun` for the model, `tokens` end with that, and it is judged as part
+    of them.
+    """
     requests = [
         Request(prompt=prompt, tokens=ids, group=group, stream=(seed, STREAM, 0, place))
         for place, (prompt, ids) in enumerate(zip(prompts, tokens, strict=True))
     ]
     answers: dict[int, Group] = {}
     tickets = {}
-    for answered in engine.generate(requests, sampling):
-        place = answered.stream[-1]
-        answers[place], tickets[place] = answered, scorer.submit(answered)
+    for made in engine.generate(requests, sampling):
+        place = made.stream[-1]
+        if begun:
+            made = _continued(made, begun[place])
+        answers[place], tickets[place] = made, scorer.submit(made)
     scores = scorer.gather([tickets[place] for place in range(len(requests))])
     return [answers[place] for place in range(len(requests))], scores
 
 
-def _correct(scores: Scores) -> np.ndarray:
+def _continued(group: Group, begun: str) -> Group:
+    return replace(
+        group, completions=tuple(replace(c, text=begun + c.text) for c in group.completions)
+    )
+
+
+def correctness(scores: Scores) -> np.ndarray:
     """Raw correctness; where no part of the reward defines it, whether the reward is positive."""
     correct, total = scores.correct.double().numpy(), scores.total.double().numpy()
     if np.isnan(correct).all():

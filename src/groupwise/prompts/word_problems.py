@@ -180,13 +180,18 @@ class Problem:
         return self.steps[-1].result
 
     def prompt(self) -> Prompt:
-        """The problem as one user message, with its answer and, as columns, level, template and
-        question."""
+        """The problem as one user message, with its answer and, as columns, level, template,
+        question and a worked solution."""
         return Prompt(
             id=self.id,
             messages=({"role": "user", "content": self.question},),
             answer=str(self.answer),
-            columns={"level": self.level, "template": self.template, "question": self.question},
+            columns={
+                "level": self.level,
+                "template": self.template,
+                "question": self.question,
+                "solution": demonstration(self),
+            },
         )
 
 

@@ -1,0 +1,145 @@
+"""What lies behind an accuracy: how answers are read, how sure they are, how long, how hard."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable, Sequence
+
+import numpy as np
+
+from groupwise.evaluation.intervals import Estimate, prompt_mean, wilson
+from groupwise.evaluation.measure import Measurement
+from groupwise.evaluation.passk import best_of_k, majority_at_k
+from groupwise.rewards import extract_answer
+from groupwise.rewards.extract import Style
+from groupwise.rewards.math import exact_answer
+from groupwise.rewards.numbers import plain_number
+from groupwise.types import Group, Prompt
+
+DIFFICULTY = ("level", "difficulty", "people")
+"""Columns of the data that say how hard a problem is; the first one that is there counts."""
+
+MOST_LEVELS = 12
+"""A column with more different values is no scale of difficulty."""
+
+
+def details(
+    measured: Measurement, prompts: Sequence[Prompt], *, style: Style | None = None
+) -> dict[str, Estimate]:
+    """The figures of a measurement and everything that qualifies them.
+
+    Args:
+        measured: answers to `prompts`.
+        prompts: in the order of the answers.
+        style: how the reward finds an answer (`extract_answer`); None where it does not read one
+            answer out of a text, and then nothing depends on how it is read.
+
+    Returns:
+        By name, after those of `measured`:
+        `greedy_lenient`, `sampled_lenient`: correct if the answer is looked for in any form;
+        `maj_at_k`, `best_at_k`: of k samples the most frequent answer, and the best-rewarded one;
+        `well_formed`, `right_if_formed`: greedy answers in which the reward finds an answer, and
+        how many of those are right; `length`, `truncated`: of the sampled answers;
+        `seed_deviation`: standard deviation of the sampled accuracy over several seeds.
+        Shares of greedy answers have Wilson's interval, the others a bootstrap over prompts, each
+        with the samples of all seeds.
+    """
+    plain, k = measured.figures, measured.samples
+    figures = {name: plain[name] for name in ("greedy", "sampled", f"pass_at_{k}") if name in plain}
+    if style is not None:
+        figures |= _as_read(measured, prompts, style=style)
+    judged = ~np.isnan(measured.sampled).any(1) & ~np.isnan(measured.rewards).any(1)
+    if k > 1 and judged.any():
+        pairs = zip(measured.rewards[judged], measured.sampled[judged], strict=True)
+        best = prompt_mean([best_of_k(reward, right, k=k) for reward, right in pairs])
+        # Where the reward is the correctness, the best of k is right whenever any of them is.
+        if best.value != plain[f"pass_at_{k}"].value:
+            figures[f"best_at_{k}"] = best
+    figures["reward"] = plain["reward"]
+    figures["length"] = prompt_mean(measured.lengths)
+    figures["truncated"] = prompt_mean(measured.cut_off)
+    if measured.seeds > 1 and "sampled" in plain:
+        by_seed = np.nanmean(measured.sampled.reshape(-1, measured.seeds, k), axis=(0, 2))
+        unknown = float("nan")
+        figures["seed_deviation"] = Estimate(
+            value=float(by_seed.std(ddof=1)), low=unknown, high=unknown
+        )
+    return figures
+
+
+def by_difficulty(prompts: Sequence[Prompt]) -> dict[str, list[int]]:
+    """Places of the prompts of each level of difficulty, if the data has such a column.
+
+    Example:
+        >>> by_difficulty([Prompt(id=str(n), text="?", columns={"level": n % 2}) for n in range(4)])
+        {'level 0': [0, 2], 'level 1': [1, 3]}
+    """
+    for column in DIFFICULTY:
+        levels = [prompt.columns.get(column) for prompt in prompts]
+        known = {str(level) for level in levels if isinstance(level, str | int | float)}
+        if 1 < len(known) <= MOST_LEVELS:
+            return {
+                f"{column} {level}": [i for i, each in enumerate(levels) if str(each) == level]
+                for level in sorted(known, key=_in_order)
+            }
+    return {}
+
+
+def _as_read(
+    measured: Measurement, prompts: Sequence[Prompt], *, style: Style
+) -> dict[str, Estimate]:
+    """Figures that depend on where an answer is looked for."""
+    figures: dict[str, Estimate] = {}
+    lenient = np.array([_lenient(group, p) for group, p in _pairs(measured.greedy_groups, prompts)])
+    known = lenient[~np.isnan(lenient)]
+    if len(known):
+        figures["greedy_lenient"] = wilson(int(known.sum()), len(known))
+    sampled = np.array([_lenient(group, p) for group, p in _pairs(measured.groups, prompts)])
+    judged = sampled[~np.isnan(sampled).any(1)]
+    if len(judged):
+        figures["sampled_lenient"] = prompt_mean(judged)
+    k = measured.samples
+    votes = [
+        majority_at_k([_vote(c.text, style) for c in group.completions], right.tolist(), k=k)
+        for group, right in zip(measured.groups, measured.sampled, strict=True)
+        if not np.isnan(right).any()
+    ]
+    if k > 1 and votes:
+        figures[f"maj_at_{k}"] = prompt_mean(votes)
+    formed = np.array(
+        [
+            extract_answer(group.completions[0].text, style=style) is not None
+            for group in measured.greedy_groups
+        ]
+    )
+    figures["well_formed"] = wilson(int(formed.sum()), len(formed))
+    right = measured.greedy[formed & ~np.isnan(measured.greedy)]
+    if len(right):
+        figures["right_if_formed"] = wilson(int(right.sum()), len(right))
+    return figures
+
+
+def _pairs(groups: Sequence[Group], prompts: Sequence[Prompt]) -> list[tuple[Group, Prompt]]:
+    return list(zip(groups, prompts, strict=True))
+
+
+def _lenient(group: Group, prompt: Prompt) -> list[float]:
+    """Correctness of every answer of a group, wherever it stands; NaN where it cannot be judged."""
+    found = [exact_answer(c.text, prompt.answer, style="auto") for c in group.completions]
+    return [float("nan") if value is None else value for value in found]
+
+
+def _vote(text: str, style: Style) -> Hashable | None:
+    """An answer as it votes: numbers by their value, other text without case and white space."""
+    said = extract_answer(text, style=style)
+    if said is None:
+        return None
+    number = plain_number(said)
+    return re.sub(r"\s+", "", said).casefold() if number is None else number.value
+
+
+def _in_order(level: str) -> tuple[float, str]:
+    try:
+        return float(level), level
+    except ValueError:
+        return float("inf"), level

@@ -1,0 +1,231 @@
+"""Reflection: does a model recover when its reasoning has been begun with an error in it?
+
+The model is made to go on from a worked solution in which one result is wrong and everything after
+it follows from that. It corrects itself where its answer is right all the same: explicitly, if it
+says so, and implicitly otherwise.
+
+Left out on purpose: a language model that decides what is explicit. Words and restated equations
+decide here, the same on every machine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from groupwise.evaluation.intervals import Estimate, wilson
+from groupwise.evaluation.measure import answered, correctness
+from groupwise.evaluation.paired import reflection_rates
+from groupwise.prompts.examples import gsm8k_tagged
+from groupwise.rewards import Scorer
+from groupwise.rewards.countdown import evaluate
+from groupwise.types import Engine, Prompt, Sampling
+
+TRIGGERS: Mapping[str, str] = {"reflection": "", "reflection_after_wait": " Wait, "}
+"""What the wrong solution ends with, by the name of the figures."""
+
+OFFSETS = (1, -1, 2, -2, 10)
+"""How far a wrong result is from the right one; the first that leaves a positive number."""
+
+_NUMBER = re.compile(r"(?<![\w.])\d[\d,]*(?:\.\d+)?")
+_EQUATION = re.compile(
+    r"(?P<left>[$(]*\d[\d.,]*(?:[)$ ]*[-+*/×÷]\s*[$(]*\d[\d.,]*)+[)$ ]*)=\s*\$?"
+    r"(?P<result>\d[\d,]*(?:\.\d+)?)"
+)
+_ENDS = ("</reasoning>", "</think>", "<answer>", "####", "\\boxed")
+_WORDS = re.compile(
+    r"\b(?:wait|hold on|oops|mistaken?|errors?|incorrect(?:ly)?|wrong(?:ly)?|recheck|"
+    r"re-check|double[- ]check|recalculat\w*|correction|reconsider|redo|"
+    r"not (?:right|correct)|let me (?:check|verify)|should (?:be|have been))\b",
+    re.IGNORECASE,
+)
+
+
+def misled(solution: str, answer: str, *, key: str = "") -> str | None:
+    """A worked solution up to its answer, with one result wrong and the rest following from it.
+
+    Args:
+        solution: text with equations of whole numbers, such as "3+4=7; 7*2=14".
+        answer: the right one; the text that is returned does not arrive at it.
+        key: decides, together with the text, which result is wrong and by how much.
+
+    Returns:
+        None where no equation can be made wrong so that the last number is wrong, too.
+
+    Example:
+        >>> misled("<reasoning>3+4=7; 7*2=14</reasoning><answer>14</answer>", "14", key="f")
+        '<reasoning>3+4=6; 6*2=12'
+
+    Source: adversarial chains of thought of "Rethinking reflection in pre-training" (2504.04022),
+    there written by language models.
+    """
+    ends = [place for mark in _ENDS if (place := solution.find(mark)) > 0]
+    text = solution[: min(ends, default=len(solution))].rstrip()
+    equations = list(_EQUATION.finditer(text))
+    digest = hashlib.blake2b(f"{key}\n{text}".encode(), digest_size=8).digest()
+    generator = np.random.default_rng(int.from_bytes(digest, "big"))
+    for place in generator.permutation(len(equations)):
+        right = equations[place]["result"].replace(",", "")
+        for offset in generator.permutation(np.array(OFFSETS)):
+            if not right.isdigit() or int(right) + int(offset) < 1:
+                continue
+            found = _followed(text, equations[place], str(int(right) + int(offset)))
+            last = _NUMBER.findall(found)[-1].rstrip(",").replace(",", "")
+            if last != answer.replace(",", ""):
+                return found
+    return None
+
+
+def reflects(text: str, *, begun: str = "") -> bool:
+    """Whether a text says that something before was wrong.
+
+    Args:
+        text: what the model wrote.
+        begun: what had been written for it; an equation of it that comes back with another result
+            says so, too.
+
+    Example:
+        >>> reflects("No, that is wrong."), reflects("So the answer is 6."), reflects("Await it.")
+        (True, False, False)
+        >>> reflects("; 7*2=14", begun="3+4=7; 7*2=15")
+        True
+    """
+    before = {_bare(e["left"]): e["result"] for e in _EQUATION.finditer(begun)}
+    return bool(_WORDS.search(text)) or any(
+        before.get(_bare(e["left"]), e["result"]) != e["result"] for e in _EQUATION.finditer(text)
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Misled:
+    """A question and the wrong solution that the model has to go on from."""
+
+    prompt: Prompt
+    tokens: tuple[int, ...]
+    begun: str
+
+
+def misled_prompts(
+    prompts: Sequence[Prompt],
+    tokens: Sequence[Sequence[int]],
+    tokenizer: Any,
+    *,
+    column: str | None = None,
+    tagged: bool = True,
+    trigger: str = "",
+    limit: int,
+) -> list[Misled]:
+    """The prompts that have a worked solution which can be made wrong.
+
+    Args:
+        prompts, tokens: questions with their answers, and how the model sees them.
+        tokenizer: of the model.
+        column: with worked solutions; "solution" where the data has one.
+        tagged: whether solutions in the form of GSM8K are put between tags, as the model is to
+            write them.
+        trigger: what the wrong solution ends with.
+        limit: most tokens of question and solution together.
+    """
+    found = []
+    for prompt, ids in zip(prompts, tokens, strict=True):
+        solution = prompt.columns.get("solution", prompt.columns.get(column or "answer"))
+        if not isinstance(solution, str) or prompt.answer is None:
+            continue
+        solution = (gsm8k_tagged(solution) if tagged else None) or solution
+        begun = misled(solution, prompt.answer, key=prompt.id)
+        if begun is None:
+            continue
+        begun += trigger
+        whole = (*ids, *tokenizer(begun, add_special_tokens=False).input_ids)
+        if len(whole) <= limit:
+            found.append(Misled(prompt=prompt, tokens=whole, begun=begun))
+    return found
+
+
+def recovery(
+    engine: Engine, scorer: Scorer, items: Sequence[Misled], *, sampling: Sampling, seed: int = 0
+) -> dict[str, Estimate]:
+    """How often a model recovers from wrong solutions, in greedy answers.
+
+    Args:
+        engine, scorer: who answers and who judges; a wrong solution is judged together with what
+            the model makes of it.
+        items: what `misled_prompts` found.
+        sampling: for the budget and the stop strings.
+        seed: of engines that need one to be greedy.
+
+    Returns:
+        Shares of all items with Wilson's intervals: `corrected`, the right answers;
+        `said_so`, the answers that reflect in words; `corrected_and_said_so` and
+        `corrected_silently`, which add up to `corrected`. Empty where nothing was judged.
+
+    Source: "Rethinking reflection in pre-training" (2504.04022).
+    Elsewhere: there a language model decides whether an answer reflects.
+    """
+    plain = Sampling(max_tokens=sampling.max_tokens, temperature=0.0, stop=sampling.stop)
+    groups, scores = answered(
+        engine,
+        scorer,
+        [item.prompt for item in items],
+        [item.tokens for item in items],
+        plain,
+        group=1,
+        seed=seed,
+        begun=[item.begun for item in items],
+    )
+    right = correctness(scores)[:, 0]
+    texts = [group.completions[0].text for group in groups]
+    said = np.array(
+        [
+            reflects(text[len(item.begun) :], begun=item.begun)
+            for text, item in zip(texts, items, strict=True)
+        ]
+    )
+    judged = ~np.isnan(right)
+    if not judged.any():
+        return {}
+    rates = reflection_rates((right[judged] >= 0.5).tolist(), said[judged].tolist())
+    count = int(judged.sum())
+    return {
+        name: wilson(round(share * count), count)
+        for name, share in {
+            "corrected": rates.accuracy,
+            "said_so": rates.explicit,
+            "corrected_and_said_so": rates.accurate_explicit,
+            "corrected_silently": rates.accurate_implicit,
+        }.items()
+    }
+
+
+def _followed(text: str, equation: re.Match[str], wrong: str) -> str:
+    """The text with another result of one equation, and with what follows from it."""
+    start, end = equation.span("result")
+    changed = {equation["result"].replace(",", ""): wrong}
+
+    def put(match: re.Match[str]) -> str:
+        number = match[0].rstrip(",")
+        return changed.get(number.replace(",", ""), number) + match[0][len(number) :]
+
+    done, rest = text[:start] + wrong, text[end:]
+    while True:
+        following = _EQUATION.search(rest)
+        if following is None:
+            return done + _NUMBER.sub(put, rest)
+        left = _NUMBER.sub(put, following["left"])
+        result = following["result"]
+        if left != following["left"]:
+            value = evaluate(re.sub(r"[$,]", "", left))
+            if value is not None and value[0].denominator == 1 and value[0] > 0:
+                changed[result.replace(",", "")] = result = str(value[0])
+        between = rest[following.end("left") : following.start("result")]
+        done += _NUMBER.sub(put, rest[: following.start()]) + left + between + result
+        rest = rest[following.end("result") :]
+
+
+def _bare(expression: str) -> str:
+    return re.sub(r"[$,()\s]", "", expression)

@@ -1,0 +1,97 @@
+"""Reasoning begun with an error: made wrong all the way, judged with what follows."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from groupwise.evaluation.reflection import TRIGGERS, misled, misled_prompts, recovery, reflects
+from groupwise.prompts.word_problems import problem, word_problems
+from groupwise.rewards import from_functions
+from groupwise.rollouts import ScriptedEngine
+from groupwise.types import Prompt, Sampling
+from small_runs import tiny
+
+GSM8K = (
+    "Natalia sold 48/2 = <<48/2=24>>24 clips in May.\n"
+    "Altogether she sold 48+24 = <<48+24=72>>72 clips in 2 months.\n#### 72"
+)
+
+
+@pytest.mark.parametrize("index", range(40))
+def test_word_problems_go_wrong_once_and_stay_consistent(index):
+    solved = problem(index)
+    text = misled(solved.prompt().columns["solution"], str(solved.answer), key=str(index))
+    assert text is not None and text.startswith("<reasoning>") and "</" not in text
+    steps = [
+        (*map(int, re.findall(r"\d+", step)), step)
+        for step in text.removeprefix("<reasoning>").split("; ")
+    ]
+    assert len(steps) == solved.level
+    operate = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__}
+    wrong = [operate[step[3][len(str(step[0]))]](step[0], step[1]) != step[2] for step in steps]
+    # One equation is false, every later one is true of the false number, and the end is wrong.
+    assert sum(wrong) == 1
+    assert all(a[2] == b[0] for a, b in zip(steps, steps[1:], strict=False))
+    assert steps[-1][2] != solved.answer
+
+
+def test_an_error_in_a_gsm8k_solution_is_carried_through():
+    prompt = Prompt(id="n", text="?", answer="72", columns={"answer": GSM8K})
+    tokenizer = tiny().tokenizer
+    (item,) = misled_prompts([prompt], [(1, 2)], tokenizer, column="answer", limit=400)
+    month, total = map(int, re.findall(r"= (\d+) clips", item.begun))
+    assert item.begun.startswith("<reasoning>Natalia") and "####" not in item.begun
+    assert total != 72 and total == 48 + month or month == 24
+    assert item.begun.endswith("in 2 months."), "numbers of the story stay"
+    assert item.tokens[:2] == (1, 2) and tokenizer.decode(item.tokens[2:]) == item.begun
+    waiting = misled_prompts([prompt], [(1,)], tokenizer, trigger=" Wait, ", limit=400)
+    assert waiting[0].begun == item.begun + " Wait, "
+    assert misled_prompts([prompt], [(1,)], tokenizer, limit=5) == []
+
+
+@pytest.mark.parametrize("solution", ["The answer is plain.\n#### 3", "", "7 = 7"])
+def test_a_solution_without_equations_is_left_out(solution):
+    assert misled(solution, "3") is None
+
+
+@pytest.mark.parametrize(
+    "text, begun, says",
+    [
+        ("Wait, 7*2 is 14.", "", True),
+        ("That should be 14.", "", True),
+        ("</reasoning><answer>14</answer>", "7*2=15", False),
+        ("; 7*2=14</reasoning>", "3+4=7; 7*2=15", True),
+        ("; 7*2=15</reasoning>", "3+4=7; 7*2=15", False),
+        ("The waiter is rightly there.", "", False),
+    ],
+)
+def test_saying_so_is_told_from_doing_so(text, begun, says):
+    assert reflects(text, begun=begun) is says
+
+
+def test_recovery_counts_items():
+    prompts = word_problems(4)
+    tokenizer = tiny().tokenizer
+    items = misled_prompts(prompts, [(1,)] * 4, tokenizer, limit=1000)
+    right = [p.answer for p in prompts]
+    said = [
+        f"; wait, no.</reasoning><answer>{right[0]}</answer>",  # recovers, and says so
+        f"</reasoning><answer>{right[1]}</answer>",  # recovers in silence
+        "; wait, no.</reasoning><answer>999</answer>",  # says so, and is wrong
+        "</reasoning><answer>999</answer>",
+    ]
+    script = {p.id: text for p, text in zip(prompts, said, strict=True)}
+    engine = ScriptedEngine(lambda prompt, _: script[prompt.id])
+    with from_functions(["exact_answer"]) as scorer:
+        found = recovery(engine, scorer, items, sampling=Sampling(max_tokens=64))
+    assert {name: figure.value for name, figure in found.items()} == {
+        "corrected": 0.5,
+        "said_so": 0.5,
+        "corrected_and_said_so": 0.25,
+        "corrected_silently": 0.25,
+    }
+    # Wilson for 2 of 4: centre .5, half-width 1.96·√(.25/4 + 1.96²/64)/(1 + 1.96²/4) = .35.
+    assert found["corrected"].low == pytest.approx(0.15, abs=2e-3)
+    assert list(TRIGGERS) == ["reflection", "reflection_after_wait"]
