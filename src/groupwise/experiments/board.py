@@ -35,10 +35,9 @@ class Board:
         self._lock = threading.Lock()
         self._live: Live | None = None
         if self.stream.isatty() and os.environ.get("TERM") != "dumb":
-            self._live = Live(
-                console=Console(file=self.stream), get_renderable=self.table, refresh_per_second=4
-            )
-            self._live.start()
+            console = Console(file=self.stream)
+            self._live = Live(console=console, get_renderable=self.table, refresh_per_second=4)
+            self._live.start(refresh=True)
 
     def expect(self, jobs: Sequence[Job]) -> None:
         """Note that there is more to do."""

@@ -87,7 +87,7 @@ class Plan(Section):
     match: Match = "samples"
     """What runs of one seed get the same amount of: sampled completions (that is, steps), generated
     tokens, or seconds. The reference arm takes its `steps`; what it used is the others' budget."""
-    against: Name = ""
+    against: str = ""
     """Label of the reference arm, with which the others are compared; empty takes the last."""
     metric: Literal["accuracy", "reward"] = "accuracy"
     """The learning curve that is compared."""
