@@ -1,0 +1,188 @@
+"""Experiments: plans that are refused, learning rates, budgets, and runs on a common axis."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from groupwise.algorithms import bind
+from groupwise.errors import RunError, UsageError
+from groupwise.experiments import Plan, Result, analyse, make_plan, read_plan, read_results
+from groupwise.experiments.plan import toml
+from groupwise.experiments.results import place
+from groupwise.experiments.tuning import choose
+from groupwise.experiments.worker import Budget
+
+ARMS = [{"algorithm": "softrank"}, {"label": "base", "algorithm": "grpo"}]
+
+
+def values(**changes: Any) -> dict[str, Any]:
+    """A plan as a file has it."""
+    return {"recipe": "word-problems", "seeds": [0, 1], "arms": ARMS, **changes}
+
+
+def run(arm: str, seed: int, accuracy: list[float], **more: Any) -> Result:
+    """A finished run that wrote 10 tokens a step unless `tokens` says otherwise."""
+    steps = list(range(1, len(accuracy) + 1))
+    tokens = more.pop("tokens", [10 * step for step in steps])
+    curve = {"step": steps, "accuracy": accuracy, "tokens": tokens, "seconds": steps}
+    given = {"experiment": "x", "algorithm": arm, "learning_rate": 1e-4, "curve": curve}
+    return Result(**{**given, "arm": arm, "seed": seed, **more})
+
+
+def test_what_a_plan_leaves_out_is_filled_in_and_survives_the_file(tmp_path: Path) -> None:
+    plan = make_plan(values(title='The "best" ü', tuning={"seeds": [7]}))
+    assert (plan.against, plan.splits) == ("base", ("held_out",))
+    assert plan.tuning is not None
+    # A quarter, a half, once and twice the recipe's 2e-4.
+    assert plan.tuning.learning_rates == (5e-5, 1e-4, 2e-4, 4e-4)
+    file = tmp_path / "experiment.toml"
+    file.write_text(toml(plan), encoding="utf-8")
+    assert read_plan(file) == plan
+    assert read_plan(file).digest == plan.digest != make_plan(values()).digest
+
+
+@pytest.mark.parametrize(
+    "changes, said",
+    [
+        ({"arms": [{"algorithm": "sofrank"}]}, "arms.0.algorithm = 'sofrank': no such row; did"),
+        ({"arms": [*ARMS, ARMS[0]]}, "two have the label 'softrank'"),
+        ({"arms": [{"algorithm": "grpo", "label": "a/b"}]}, "arms.0.label = 'a/b'"),
+        ({"against": "grpo"}, "against = 'grpo': must be one of the arms"),
+        ({"seeds": [1, 1]}, "seeds = [1, 1]: every seed must stand there once"),
+        ({"seeds": []}, "seeds = []"),
+        ({"seed": 1}, "seed = 1: no such setting; did you mean seeds?"),
+        ({"tuning": {"seeds": [1, 5]}}, "tuning.seeds: 1 must not be among the seeds"),
+        ({"tuning": {"learning_rates": [2e-4, 1e-4]}}, "in ascending order"),
+        ({"tuning": {"learning_rate": [1e-4]}}, "did you mean learning_rates?"),
+        (
+            {"tuning": {}, "arms": [{"algorithm": "grpo", "learning_rate": 1e-4}]},
+            "arms.0.learning_rate = 0.0001: is fixed, but [tuning]",
+        ),
+        ({"match": "token"}, "match = 'token': must be"),
+        ({"match": "tokens", "set": ["optimizer.schedule=cosine"]}, "schedule = 'cosine' needs"),
+        ({"set": ["steps=1"]}, "steps = 1: a learning curve needs at least 2"),
+        ({"set": ["seed=3"]}, "set = 'seed=3': the experiment sets seed itself"),
+        ({"set": ["group_sise=3"]}, "group_sise = 3: no such setting; did you mean group_size?"),
+        ({"recipe": "word-problem"}, "did you mean word-problems?"),
+    ],
+)
+def test_a_plan_that_cannot_work_is_refused_by_name(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        make_plan(values(**changes))
+    assert said in str(caught.value)
+
+
+def test_the_learning_rate_with_the_largest_mean_area_is_chosen() -> None:
+    # Areas by trapezoids over two equal steps: (0 + 2·.2 + .4)/4 = .2 and .4; (.3 and .5) beats
+    # them, and 4e-4 has a failed run, so its .9 counts for nothing.
+    tried = [
+        run("a", 0, [0.0, 0.2, 0.4], learning_rate=1e-4),
+        run("a", 1, [0.2, 0.4, 0.6], learning_rate=1e-4),
+        run("a", 0, [0.1, 0.3, 0.5], learning_rate=2e-4),
+        run("a", 1, [0.3, 0.5, 0.7], learning_rate=2e-4),
+        run("a", 0, [0.9, 0.9, 0.9], learning_rate=4e-4),
+        run("a", 1, [0.9], learning_rate=4e-4, status="failed"),
+    ]
+    found = choose(tried, metric="accuracy")
+    assert found is not None
+    assert found.learning_rate == 2e-4
+    assert found.areas == pytest.approx({1e-4: 0.3, 2e-4: 0.4, 4e-4: None})
+    assert not found.at_edge
+    lower = choose(tried[2:], metric="accuracy")
+    assert lower is not None and lower.at_edge
+    # The factor between the last two rates at that edge, 2, once more.
+    assert lower.extended() == pytest.approx(1e-4)
+    assert choose(tried[-1:], metric="accuracy") is None
+
+
+def test_runs_are_compared_over_the_tokens_that_all_of_them_used() -> None:
+    # softrank wrote 10 tokens a step and 40 in all, base 20 a step and 40 in two steps. At 40
+    # thousandths of a thousand tokens both end; the grid has base's two points, 20 and 40 tokens,
+    # at which softrank stood at its steps 2 and 4.
+    plan = make_plan(values(match="tokens", threshold=0.35))
+    results = [
+        result
+        for seed, shift in ((0, 0.0), (1, 0.1))
+        for result in (
+            run("softrank", seed, [0.1 + shift, 0.2, 0.3, 0.4 + shift]),
+            run("base", seed, [0.1, 0.2 + shift / 2], tokens=[20, 40]),
+        )
+    ]
+    found = analyse(plan, results)
+    first = found.runs[0]
+    assert first.axis == "thousand tokens"
+    assert [row["step"] for row in first.metrics] == pytest.approx([0.02, 0.04])
+    assert [row["accuracy"] for row in first.metrics] == pytest.approx([0.2, 0.4])
+    # Mean heights over the common range: .3 and .35 for softrank, .15 and .175 for base.
+    area = next(c for c in found.comparison.contrasts if c.figure.key == "area")
+    assert area.result.difference.value == pytest.approx((0.15 + 0.175) / 2)
+    named = {c.figure.name: c.figure.unit for c in found.comparison.contrasts}
+    assert named["thousand tokens to 35 %"] == "thousand tokens"
+
+
+def test_a_failed_run_is_named_and_its_seed_left_out_of_the_pairs() -> None:
+    plan = make_plan(values(seeds=[0, 1, 2]))
+    results = [run(arm, seed, [0.1, 0.2]) for seed in (0, 1, 2) for arm in ("softrank", "base")]
+    results[4] = replace(results[4], status="failed", error="RunError: no gradient")
+    found = analyse(plan, results)
+    assert found.comparison.seeds == (0, 1)
+    assert "Failed: softrank seed 2 (RunError: no gradient)." in found.remarks()
+    with pytest.raises(RunError, match="no run of the reference arm base has finished"):
+        analyse(plan, results[:1])
+
+
+def test_a_result_is_read_as_it_was_written_and_a_damaged_one_named(tmp_path: Path) -> None:
+    result = run("a", 3, [0.5, 0.25], evaluations=[{"step": 0, "split": "s", "figures": {}}])
+    tuned = replace(result, tuning=True)
+    result.write(place(tmp_path, arm="a", seed=3))
+    tuned.write(place(tmp_path, arm="a", seed=3, rate=1e-4))
+    assert read_results(tmp_path) == [result, tuned]
+    damaged = tmp_path / "results" / "tuning" / "a-lr-0.0001-seed-3.json"
+    damaged.write_text(damaged.read_text()[:40])
+    with pytest.raises(UsageError, match=r"a-lr-0.0001-seed-3.json: is not the result of a run"):
+        read_results(tmp_path)
+
+
+def test_a_budget_ends_at_the_first_step_that_has_used_it() -> None:
+    budget = Budget("tokens", limit=25.0, used=10.0)
+    assert [budget.hear({"tokens": 7.0}) for _ in range(3)] == [False, False, True]
+    assert not Budget("tokens", limit=None, used=1e9).spent
+
+
+def test_advantages_scaled_to_a_root_mean_square_over_what_was_judged() -> None:
+    # Centred (1, 0, 0, 0) is (.75, −.25, −.25, −.25): squares .5625 + 3 · .0625 = .75. The second
+    # group has no verdict and counts for nothing, so the mean square is .75/4 and the root .4330.
+    rules = bind("dr_grpo", {"advantage": {"rms": 1.0}})
+    rewards = torch.tensor([[1.0, 0.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0]])
+    valid = torch.tensor([[True] * 4, [False] * 4])
+    found = rules.advantage({"rewards": rewards, "valid": valid})
+    assert found[0].tolist() == pytest.approx([3**0.5, *[-(3**-0.5)] * 3], rel=1e-6)
+    assert found[1].tolist() == [0.0] * 4
+    same = rules.advantage({"rewards": torch.ones(1, 4)})
+    assert same.tolist() == [[0.0] * 4]
+
+
+def test_scaling_takes_away_what_only_scales() -> None:
+    # Dr. GRPO's advantages are GRPO's times the deviation: in one group scale is all that differs.
+    rewards = torch.tensor([[1.0, 0.0, 0.0, 1.0, 0.0]])
+    found = [
+        bind(name, {"advantage": {"rms": 0.5}}).advantage({"rewards": rewards})
+        for name in ("grpo", "dr_grpo")
+    ]
+    torch.testing.assert_close(*found)
+    with pytest.raises(UsageError, match=r"algorithm.advantage.rms = 0: must be a positive number"):
+        bind("grpo", {"advantage": {"rms": 0}})
+
+
+def test_the_plan_of_one_arm_keeps_its_own_settings() -> None:
+    arms = [{"algorithm": "softrank", "set": ["algorithm.advantage.tau=2.0"]}]
+    plan: Plan = make_plan(values(arms=arms, set=["group_size=4", "threads=2"]))
+    config = plan.config(plan.arms[0])
+    assert config.algorithm.advantage == {"tau": 2.0}
+    # The experiment's own settings give way to the plan's.
+    assert (config.group_size, config.threads, config.logging.rollouts_every) == (4, 2, 0)
