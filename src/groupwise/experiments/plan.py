@@ -104,8 +104,8 @@ class Plan(Section):
 
     @property
     def digest(self) -> str:
-        """Hash of everything the plan says."""
-        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
+        """Hash of everything that the plan says and that is no default."""
+        return hashlib.sha256(self.model_dump_json(exclude_defaults=True).encode()).hexdigest()
 
     def arm(self, label: str) -> Arm:
         """The arm of that label."""

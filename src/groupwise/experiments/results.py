@@ -13,7 +13,6 @@ from groupwise.config import Config
 from groupwise.errors import RunError, UsageError
 from groupwise.logs import read_lines
 from groupwise.report import RunData
-from groupwise.resuming import plain
 
 FORMAT = 1
 
@@ -161,8 +160,12 @@ def read_curve(path: Path) -> dict[str, list[float | None]]:
 
 
 def hash_of(config: Config) -> str:
-    """What tells whether a run had the settings that are planned for it."""
-    return digest({key: value for key, value in plain(config).items() if key != "output"})
+    """What tells whether a run had the settings that are planned for it.
+
+    Settings at their defaults do not count, so that one more setting in a later version does not
+    make old results look different.
+    """
+    return digest(config.model_dump(mode="json", exclude_defaults=True, exclude={"output"}))
 
 
 def digest(values: Mapping[str, Any]) -> str:

@@ -248,15 +248,12 @@ class _Runner:
         """Do the jobs that have not finished yet; returns the results of all of them.
 
         Raises:
-            UsageError: one had other settings, so that a recipe must have changed since.
+            UsageError: one had another plan or other settings, which must have changed since.
         """
         missing = [job for job in jobs if not _finished(job)]
         for job in jobs:
-            if job not in missing and Result.read(job.place).config_hash != _hash(job):
-                raise UsageError(
-                    f"{job.place}: was run with other settings than {job.recipe} has now; take "
-                    "the recipe back to what it was, or choose another folder with --output."
-                )
+            if job not in missing:
+                _check(Result.read(job.place), job)
         if not expected:
             self.board.expect(missing)
         self.crew.do(missing)
@@ -268,8 +265,18 @@ def _finished(job: Job) -> bool:
     return job.place.exists() and Result.read(job.place).status == "finished"
 
 
-def _hash(job: Job) -> str:
-    return hash_of(load(job.recipe, job.overrides))
+def _check(result: Result, job: Job) -> None:
+    """Refuse to mix a result with others that it was not planned with."""
+    if result.experiment != job.result.experiment:
+        changed = "by another plan than experiment.toml has now; take the plan"
+    elif result.config_hash != hash_of(load(job.recipe, job.overrides)):
+        changed = f"with other settings than {job.recipe} has now; take the recipe"
+    else:
+        return
+    raise UsageError(
+        f"{job.place}: was run {changed} back to what it was, or choose another folder "
+        "with --output."
+    )
 
 
 def _fix(plan: Plan, folder: Path) -> None:
