@@ -59,6 +59,8 @@ class Step:
 
     model: Any
     gradients: dict[str, Tensor]
+    scale: float = 1.0
+    """Of the loss; only fp16 needs another one."""
 
     def step(self) -> tuple[float, float]:
         for name, parameter in self.model.named_parameters():
