@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from groupwise.evaluation import Contrast, CurveSummary, Estimate, Figure, holm, paired_seeds
-from groupwise.evaluation import seed_mean, summarise
+from groupwise.evaluation import (
+    Contrast,
+    CurveSummary,
+    Estimate,
+    Figure,
+    holm,
+    paired_seeds,
+    seed_mean,
+    summarise,
+)
 from groupwise.experiments import Plan, Result, read_plan, read_results
 
 RESULTS = Path(__file__).parent / "results"
@@ -58,14 +65,12 @@ class Task:
         name: folder of its results.
         plans: of the experiments on it; the first one names recipe, metric and threshold.
         results: finished runs of the comparison, by arm and seed.
-        rates: the learning rate of every arm.
-        edges: arms whose best rate is the highest or lowest that was tried.
+        edges: arms whose learning rate is the lowest or the highest that was tried.
     """
 
     name: str
-    plans: Sequence[Plan]
-    results: Mapping[str, Mapping[int, Result]]
-    rates: Mapping[str, float]
+    plans: Sequence[Plan] = ()
+    results: Mapping[str, Mapping[int, Result]] = field(default_factory=dict)
     edges: frozenset[str] = frozenset()
 
     @property
@@ -76,6 +81,15 @@ class Task:
     def arms(self) -> list[str]:
         """Arms with results, in the order of the plans."""
         return [arm.label for plan in self.plans for arm in plan.arms if arm.label in self.results]
+
+    @property
+    def seeds(self) -> int:
+        """How many seeds every arm of the first experiment has."""
+        return len(self.results[self.plan.against])
+
+    def rate(self, arm: str) -> float:
+        """The learning rate of an arm."""
+        return next(iter(self.results[arm].values())).learning_rate
 
     def summaries(self, arm: str) -> dict[int, CurveSummary]:
         """The learning curve of every seed in numbers."""
@@ -162,26 +176,45 @@ def read_task(name: str, *more: str) -> Task | None:
         more: folders of experiments with the same recipe and seeds.
 
     Returns:
-        The task; None where no run of the first experiment has finished.
+        The task; None where no two seeds of any experiment have finished with every arm.
     """
-    plans, runs, rates, edges = [], [], {}, set()
+    task = Task(name=name)
     for folder in (RESULTS / name, *(RESULTS / each for each in more)):
-        if not (folder / "experiment.toml").exists():
-            continue
-        plans.append(read_plan(folder / "experiment.toml"))
-        runs += [r for r in read_results(folder) if not r.tuning and r.status == "finished"]
-        for arm, rate, at_edge in _tuned(folder):
-            rates[arm] = rate
-            edges |= {arm} if at_edge else set()
-    by_arm: dict[str, dict[int, Result]] = {}
-    for run in runs:
-        by_arm.setdefault(run.arm, {})[run.seed] = run
-        rates.setdefault(run.arm, run.learning_rate)
-    # An arm is shown once all of its seeds are in.
-    whole = {arm: found for arm, found in by_arm.items() if {*plans[0].seeds} <= {*found}}
-    if not whole:
-        return None
-    return Task(name=name, plans=plans, results=whole, rates=rates, edges=frozenset(edges))
+        if (folder / "experiment.toml").exists():
+            task = _with(task, folder)
+    return task if task.results else None
+
+
+def _with(task: Task, folder: Path) -> Task:
+    """The task with one more experiment: its arms on the seeds that all of them have."""
+    plan = read_plan(folder / "experiment.toml")
+    results = [r for r in read_results(folder) if r.status == "finished"]
+    runs: dict[str, dict[int, Result]] = {arm.label: {} for arm in plan.arms}
+    for result in results:
+        if not result.tuning:
+            runs[result.arm][result.seed] = result
+    seeds = set.intersection(*({*found} for found in runs.values()))
+    if len(seeds) < 2:
+        return task
+    return replace(
+        task,
+        plans=(*task.plans, plan),
+        results={**task.results, **{arm: _only(found, seeds) for arm, found in runs.items()}},
+        edges=task.edges | _edges(folder),
+    )
+
+
+def _only(runs: Mapping[int, Result], seeds: Set[int]) -> dict[int, Result]:
+    return {seed: runs[seed] for seed in sorted(seeds)}
+
+
+def _edges(folder: Path) -> frozenset[str]:
+    """Arms whose learning rate is the lowest or the highest that was tried."""
+    path = folder / "comparison.json"
+    if not path.exists():
+        return frozenset()
+    tuning = json.loads(path.read_text(encoding="utf-8"))["tuning"]
+    return frozenset(arm for arm, found in tuning.items() if found["at_edge"])
 
 
 def corrected(contrasts: Iterable[Contrast]) -> list[Contrast]:
@@ -198,14 +231,6 @@ def evaluated(result: Result, *, last: bool = True) -> dict[str, float]:
     """The figures of a run's last or first evaluation."""
     row = result.evaluations[-1 if last else 0]
     return {name: figure["value"] for name, figure in row["figures"].items()}
-
-
-def _tuned(folder: Path) -> list[tuple[str, float, bool]]:
-    path = folder / "comparison.json"
-    if not path.exists():
-        return []
-    tuning: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8")).get("tuning", {})
-    return [(arm, found["learning_rate"], found["at_edge"]) for arm, found in tuning.items()]
 
 
 def _numbers(result: Result, key: str) -> np.ndarray:
