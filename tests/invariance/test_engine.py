@@ -5,49 +5,25 @@ from __future__ import annotations
 import pytest
 import torch
 
+import engine_contract as contract
+from engine_contract import make_requests, plain_logits
 from groupwise.models import unsupported
 from groupwise.rollouts import GenerateEngine, GroupEngine, distribution
-from groupwise.types import Group, Prompt, Request, Sampling
-from tiny_models import NAMES, VOCAB, tiny_model, tiny_policy
+from groupwise.types import Group, Sampling
+from tiny_models import NAMES, tiny_model, tiny_policy
 
 ENDS = (1, 7, 8, 9, 10, 11)  # Several, so that completions end at different steps.
-
-
-def make_requests(count: int = 7, *, group: int = 4) -> list[Request]:
-    generator = torch.Generator().manual_seed(1)
-    requests = []
-    for place in range(count):
-        length = int(torch.randint(1, 20, (1,), generator=generator))
-        tokens = torch.randint(12, VOCAB, (length,), generator=generator).tolist()
-        requests.append(Request(prompt=Prompt(id=str(place), text=""), tokens=tokens, group=group))
-    return requests
 
 
 def by_prompt(groups: list[Group]) -> dict[str, list[tuple[int, ...]]]:
     return {g.prompt.id: [tuple(c.tokens) for c in g.completions] for g in groups}
 
 
-def plain_logits(model: torch.nn.Module, group: Group, tokens: list[int]) -> torch.Tensor:
-    """Logits that predict `tokens`, from a forward pass over prompt and completion alone."""
-    ids = torch.tensor([[*group.prompt_tokens, *tokens]])
-    with torch.no_grad():
-        logits = model(ids, use_cache=False).logits[0]
-    return logits[len(group.prompt_tokens) - 1 : -1]
-
-
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("rows", [4, 12, 64])
 def test_logprobs_are_those_of_a_plain_forward_pass(name: str, rows: int) -> None:
-    model = tiny_model(name)
-    engine = GroupEngine(tiny_policy(model, ends=ENDS), max_rows=rows)
-    groups = list(engine.generate(make_requests(), Sampling(max_tokens=24)))
-    assert len(groups) == 7
-    for group in groups:
-        for completion in group.completions:
-            logp = plain_logits(model, group, list(completion.tokens)).log_softmax(-1)
-            wanted = logp.gather(1, torch.tensor(completion.tokens)[:, None]).squeeze(1)
-            found = torch.tensor(completion.logprobs)
-            torch.testing.assert_close(found, wanted, atol=1e-5, rtol=0)
+    policy = tiny_policy(tiny_model(name), ends=ENDS)
+    contract.check_logprobs(GroupEngine(policy, max_rows=rows), policy, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -104,30 +80,19 @@ def test_logprobs_are_of_the_distribution_sampled_from(sampling: Sampling) -> No
 
 
 def test_samples_follow_the_distribution() -> None:
-    model = tiny_model("llama")
-    request = make_requests(1, group=4000)[0]
-    group = next(
-        GroupEngine(tiny_policy(model), max_rows=4000).generate([request], Sampling(max_tokens=1))
-    )
-    counts = torch.bincount(
-        torch.tensor([c.tokens[0] for c in group.completions]), minlength=VOCAB
-    ).double()
-    probs = plain_logits(model, group, [0]).softmax(-1)[0].double()
-    likely = probs > 5 / 4000
-    # Pearson's statistic over the likely tokens: mean = degrees of freedom, sd = √(2·df).
-    statistic = ((counts - 4000 * probs) ** 2 / (4000 * probs))[likely].sum()
-    df = int(likely.sum())
-    assert df > 5
-    assert statistic < df + 5 * (2 * df) ** 0.5
+    policy = tiny_policy(tiny_model("llama"))
+    contract.check_samples(GroupEngine(policy, max_rows=4000), policy)
 
 
 def test_greedy_is_the_most_probable_token_every_time() -> None:
-    model = tiny_model("gemma2")
-    engine = GroupEngine(tiny_policy(model, ends=ENDS))
-    for group in engine.generate(make_requests(3), Sampling(max_tokens=8, temperature=0.0)):
-        for completion in group.completions:
-            best = plain_logits(model, group, list(completion.tokens)).argmax(-1)
-            assert list(completion.tokens) == best.tolist()
+    policy = tiny_policy(tiny_model("gemma2"), ends=ENDS)
+    contract.check_greedy(GroupEngine(policy), policy)
+
+
+@pytest.mark.parametrize("engine", [GroupEngine, GenerateEngine])
+def test_the_contract_of_engines(engine: type[GroupEngine] | type[GenerateEngine]) -> None:
+    policy = tiny_policy(tiny_model("qwen2"), ends=ENDS)
+    contract.check_contract(engine(policy, max_rows=9), policy)
 
 
 def test_a_completion_ends_at_its_first_end_token_or_stop_string() -> None:
@@ -154,20 +119,6 @@ def test_a_completion_ends_at_its_first_end_token_or_stop_string() -> None:
             else:
                 assert completion.finish == ("stop" if tokens[-1] in ENDS else "length")
     assert seen
-
-
-def test_uneven_groups_and_one_token_budgets() -> None:
-    policy = tiny_policy(tiny_model("qwen2"), ends=ENDS)
-    requests = [
-        Request(prompt=r.prompt, tokens=r.tokens, group=1 + place % 3)
-        for place, r in enumerate(make_requests())
-    ]
-    for budget in (1, 2):
-        groups = list(
-            GroupEngine(policy, max_rows=5).generate(requests, Sampling(max_tokens=budget))
-        )
-        assert sorted(len(g) for g in groups) == sorted(r.group for r in requests)
-        assert all(1 <= len(c.tokens) <= budget for g in groups for c in g.completions)
 
 
 def test_a_model_that_does_not_fit_is_refused_with_the_reason() -> None:

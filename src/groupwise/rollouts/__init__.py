@@ -2,8 +2,9 @@
 
 `group.py` runs inside the process and computes each prompt once for all its completions;
 `fallback.py` drives `transformers`' own `generate` for the models that cannot be attended that way;
-`scripted.py` answers from a function and is meant for tests, of groupwise and of its users. All of
-them draw from the same keyed streams (`streams.py`).
+`scripted.py` answers from a function and is meant for tests, of groupwise and of its users. These
+draw from the same keyed streams (`streams.py`). `vllm/` brings the weights to vLLM, in this process
+or behind HTTP.
 """
 
 from groupwise.rollouts.engines import make_engine
@@ -12,12 +13,15 @@ from groupwise.rollouts.group import GroupEngine
 from groupwise.rollouts.sampling import Drawn, distribution, draw
 from groupwise.rollouts.scripted import ScriptedEngine
 from groupwise.rollouts.streams import uniforms
+from groupwise.rollouts.vllm import VllmEngine, VllmSettings
 
 __all__ = [
     "Drawn",
     "GenerateEngine",
     "GroupEngine",
     "ScriptedEngine",
+    "VllmEngine",
+    "VllmSettings",
     "distribution",
     "draw",
     "make_engine",

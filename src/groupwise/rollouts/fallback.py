@@ -28,7 +28,7 @@ from groupwise.rollouts.limits import budget, check
 from groupwise.rollouts.sampling import draw
 from groupwise.rollouts.streams import uniforms
 from groupwise.rollouts.text import Ending, completions_of
-from groupwise.types import Group, Request, Sampling
+from groupwise.types import Group, Metrics, Request, Sampling
 
 
 class GenerateEngine:
@@ -127,9 +127,10 @@ class GenerateEngine:
             )
         return groups
 
-    def load(self, weights: Mapping[str, Tensor], *, version: int) -> None:
+    def load(self, weights: Mapping[str, Tensor], *, version: int) -> Metrics:
         """Nothing to copy: the learner changes the weights in place."""
         self.version = version
+        return {}
 
     def close(self) -> None:
         """Nothing is held between calls."""

@@ -23,7 +23,7 @@ from groupwise.rollouts.limits import budget, check
 from groupwise.rollouts.sampling import draw
 from groupwise.rollouts.streams import uniforms
 from groupwise.rollouts.text import Ending, completions_of
-from groupwise.types import Group, Request, Sampling
+from groupwise.types import Group, Metrics, Request, Sampling
 
 PREFILL_TOKENS = 8192
 
@@ -73,9 +73,10 @@ class GroupEngine:
         finally:
             self.policy.model.train(training)
 
-    def load(self, weights: Mapping[str, Tensor], *, version: int) -> None:
+    def load(self, weights: Mapping[str, Tensor], *, version: int) -> Metrics:
         """Nothing to copy: the learner changes the weights in place. Only the version moves on."""
         self.version = version
+        return {}
 
     def close(self) -> None:
         """Nothing is held between calls."""

@@ -27,13 +27,14 @@ def distribution(
     """Probabilities after temperature and truncation, and the kept set (None when nothing is cut).
 
     Truncation follows the usual order: temperature, top-k, top-p, min-p, each applied to what the
-        one before left; the
-    most probable token is always kept. Ties at the edge of top-k and top-p are resolved towards
-    keeping.
+    one before left; the most probable token is always kept. Ties at the edge of top-k and top-p are
+    resolved towards keeping.
 
     Elsewhere: vLLM and transformers use the same order; both renormalise, as is done here.
     """
-    probs = torch.softmax(logits / sampling.temperature, -1)
+    if sampling.temperature != 1.0:
+        logits = logits / sampling.temperature
+    probs = torch.softmax(logits, -1)
     if sampling.top_k <= 0 and sampling.top_p >= 1.0 and sampling.min_p <= 0.0:
         return probs, None
     kept = torch.ones_like(probs, dtype=torch.bool)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from torch import Tensor
 
-from groupwise.types import Completion, Group, Prompt, Request, Sampling
+from groupwise.types import Completion, Group, Metrics, Prompt, Request, Sampling
 
 
 class ScriptedEngine:
@@ -62,9 +62,10 @@ class ScriptedEngine:
             versions=((0, self.version),),
         )
 
-    def load(self, weights: Mapping[str, Tensor], *, version: int) -> None:
+    def load(self, weights: Mapping[str, Tensor], *, version: int) -> Metrics:
         """Weights change nothing here; the version is stamped on what follows."""
         self.version = version
+        return {}
 
     def close(self) -> None:
         """Nothing is held."""

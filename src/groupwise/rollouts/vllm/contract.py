@@ -1,0 +1,151 @@
+"""What the engine asks of vLLM, wherever it runs, and how it is told that nobody answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol, runtime_checkable
+
+from groupwise.errors import RunError
+
+Way = Literal["adapter", "reload", "restart"]
+"""How new weights reach the sampler: an adapter under a new name, a folder read into the model that
+runs, or a new start from a folder."""
+
+
+UNTRUNCATED: Mapping[str, Any] = {
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+}
+"""Sampling parameters that change no probability. They are always given: a server fills up what is
+not given with the settings of generation that lie beside the model."""
+
+
+class Gone(RunError):
+    """The sampler does not answer any more; it may come back."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VllmSettings:
+    """How vLLM is reached and kept up to date.
+
+    Attributes:
+        server: address of a server that is running; None starts one, or runs in this process.
+        python: interpreter of the environment to start a server from; None runs in this process.
+        weights: how new weights get there; "auto" takes the first way that a trial shows to work.
+        arguments: further arguments of `vllm serve`, for a server that is started here and for the
+            one in this process.
+        memory_share: share of the memory that it may take.
+        sleep: give that memory back while the learner works.
+        canary_limit: largest mean difference of log-probabilities after an update, in nats.
+        patience_s: seconds to wait for a server that does not answer.
+        length: tokens of the longest prompt with its completion; None is the model's context.
+    """
+
+    server: str | None = None
+    python: str | None = None
+    weights: Way | Literal["auto"] = "auto"
+    arguments: tuple[str, ...] = ()
+    memory_share: float = 0.3
+    sleep: bool = False
+    canary_limit: float = 0.1
+    patience_s: float = 300.0
+    length: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weights:
+    """A version of the policy on disk.
+
+    Attributes:
+        folder: the files: a whole model, or an adapter.
+        base: the model that an adapter belongs to; None where the folder holds a whole model.
+        rank: of the adapter.
+        dtype: of the computation, in vLLM's words.
+        version: counts the optimiser steps.
+    """
+
+    folder: Path
+    base: str | None
+    rank: int
+    dtype: str
+    version: int
+
+    @property
+    def model(self) -> str:
+        """What vLLM is started with."""
+        return self.base or str(self.folder)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ask:
+    """A row of prompt tokens, and vLLM's own sampling parameters for what follows it."""
+
+    tokens: Sequence[int]
+    params: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Written:
+    """One completion as vLLM reports it; `finish` is "stop", "length", or what went wrong."""
+
+    tokens: list[int]
+    logprobs: list[float]
+    finish: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """The completions of an `Ask` and, if asked for, the log-probability of every prompt token but
+    the first."""
+
+    written: tuple[Written, ...]
+    prompt_logprobs: tuple[float, ...] = ()
+
+
+@runtime_checkable
+class Sampler(Protocol):
+    """A running vLLM."""
+
+    @property
+    def ways(self) -> tuple[Way, ...]:
+        """How it can take new weights over, the cheapest first."""
+        ...
+
+    @property
+    def context(self) -> int:
+        """The longest sequence that it keeps, in tokens."""
+        ...
+
+    def start(self, weights: Weights) -> None:
+        """Be ready to answer with these weights, or wait until a server is.
+
+        Raises:
+            RunError: it cannot be started, or does not come back in time.
+        """
+        ...
+
+    def answer(self, asks: Sequence[Ask]) -> Iterator[tuple[int, Answer]]:
+        """Answers with the place of their ask, as they finish.
+
+        Raises:
+            Gone: nobody answers.
+        """
+        ...
+
+    def renew(self, weights: Weights, way: Way) -> None:
+        """Take over new weights and forget whatever was computed with the old ones."""
+        ...
+
+    def sleep(self) -> None:
+        """Give memory back until `wake`."""
+        ...
+
+    def wake(self) -> None: ...
+
+    def close(self) -> None: ...

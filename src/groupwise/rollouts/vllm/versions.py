@@ -1,0 +1,28 @@
+"""Which versions of vLLM can serve."""
+
+from __future__ import annotations
+
+import re
+
+from groupwise.errors import UsageError
+
+OLDEST = (0, 15)
+"""The oldest version that the extra `vllm` allows."""
+
+
+def check_version(version: str, *, where: str) -> None:
+    """Refuse a vLLM that is too old; a version that is no number (the build of a branch) passes.
+
+    Raises:
+        UsageError: older than `OLDEST`.
+
+    Example:
+        >>> check_version("0.8.2", where="engine.python")
+        Traceback (most recent call last):
+        ...
+        groupwise.errors.UsageError: engine.python: is vLLM 0.8.2; at least 0.15 is needed.
+    """
+    found = re.match(r"(\d+)\.(\d+)", version)
+    if found and (int(found[1]), int(found[2])) < OLDEST:
+        oldest = ".".join(map(str, OLDEST))
+        raise UsageError(f"{where}: is vLLM {version}; at least {oldest} is needed.")

@@ -1,0 +1,221 @@
+"""The vLLM engine against a real vLLM, in an environment of its own (`make vllm-env`).
+
+The interpreter is .venv-vllm/bin/python, or that of GROUPWISE_VLLM_PYTHON.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import engine_contract as contract
+from groupwise.errors import RunError
+from groupwise.logs import read_lines
+from groupwise.models import Adapter, Policy
+from groupwise.models.loading import with_adapter
+from groupwise.rollouts import VllmEngine, VllmSettings
+from groupwise.rollouts.vllm.files import WeightFiles
+from groupwise.rollouts.vllm.process import OwnServer
+from groupwise.types import Sampling
+from small_runs import prepared
+from vllm_peer import saved_policy
+
+REPOSITORY = Path(__file__).parents[2]
+PYTHON = os.environ.get("GROUPWISE_VLLM_PYTHON", str(REPOSITORY / ".venv-vllm/bin/python"))
+EAGER = ("--enforce-eager",)
+"""Without compilation the build for CPUs starts several times faster."""
+
+pytestmark = [
+    pytest.mark.verify,
+    pytest.mark.timeout(1500),
+    pytest.mark.skipif(
+        not Path(PYTHON).exists(),
+        reason="no environment with vLLM: make vllm-env, or set GROUPWISE_VLLM_PYTHON",
+    ),
+]
+
+
+def settings(**given: Any) -> VllmSettings:
+    shared: dict[str, Any] = {"python": PYTHON, "memory_share": 0.1, "arguments": EAGER}
+    return VllmSettings(**{**shared, **given})
+
+
+def engine_of(policy: Policy, **given: Any) -> VllmEngine:
+    return VllmEngine(policy, max_rows=64, settings=settings(**given))
+
+
+def move(policy: Policy, *, seed: int) -> None:
+    """What an update does: other weights."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in policy.model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator))
+
+
+@pytest.fixture
+def policy(tmp_path: Path) -> Policy:
+    return saved_policy(tmp_path / "model")
+
+
+@pytest.fixture
+def engine(policy: Policy) -> Iterator[VllmEngine]:
+    engine = engine_of(policy)
+    yield engine
+    engine.close()
+
+
+def test_the_contract_of_engines(engine: VllmEngine, policy: Policy) -> None:
+    contract.check_contract(engine, policy)
+    contract.check_samples(engine, policy)
+    for version in (1, 2):
+        move(policy, seed=version)
+        figures = engine.load({}, version=version)
+        assert engine.way == "reload" and figures["canary_gap"] < 1e-3
+        contract.check_logprobs(engine, policy)
+    group = next(iter(engine.generate(contract.make_requests(1), Sampling(max_tokens=2))))
+    assert {one.versions for one in group.completions} == {((0, 2),)}
+
+
+def test_a_server_killed_while_it_writes(engine: VllmEngine, policy: Policy) -> None:
+    move(policy, seed=1)
+    engine.load({}, version=1)
+    groups = []
+    with pytest.warns(UserWarning, match="brought back with the newest weights"):
+        for group in engine.generate(contract.make_requests(40), Sampling(max_tokens=200)):
+            if not groups:
+                process = engine.sampler.process  # pyright: ignore[reportAttributeAccessIssue]
+                _kill_tree(process.pid)
+            groups.append(group)
+    assert sorted(group.prompt.id for group in groups) == sorted(str(n) for n in range(40))
+    contract.check_logprobs(engine, policy)
+
+
+def _kill_tree(process: int) -> None:
+    import psutil
+
+    for child in [*psutil.Process(process).children(recursive=True), psutil.Process(process)]:
+        child.send_signal(signal.SIGKILL)
+
+
+def test_a_head_that_keeps_its_old_weights_is_found(policy: Policy) -> None:
+    """A tied head is repacked when this build loads a model, and not when it reads new weights:
+    nothing is said, and some of the model is new. So goes a server that was started from such a
+    model; the files of the engine's own have a head by itself."""
+    server = OwnServer(policy, settings(), max_rows=64)
+    files = WeightFiles(policy, untied=False)
+    try:
+        server.start(files.write(version=0))
+        assert server.server is not None
+        url = server.server.client.url
+        engine = VllmEngine(policy, settings=VllmSettings(server=url))
+        contract.check_logprobs(engine, policy)
+        with pytest.raises(RunError, match="does not take over new weights by 'reload'"):
+            engine.load({}, version=1)
+    finally:
+        server.close()
+        files.close()
+
+
+def test_what_does_not_reload_is_started_again(policy: Policy) -> None:
+    engine = engine_of(policy, arguments=())
+    engine.files.untied = False
+    try:
+        with pytest.warns(UserWarning, match="'restart' is used"):
+            assert engine.load({}, version=1)["canary_gap"] < 1e-3
+        assert engine.way == "restart"
+        move(policy, seed=1)
+        assert engine.load({}, version=2)["canary_gap"] < 1e-3
+        contract.check_logprobs(engine, policy)
+    finally:
+        engine.close()
+
+
+def test_a_server_that_somebody_else_started(policy: Policy, tmp_path: Path) -> None:
+    owner = engine_of(policy)
+    try:
+        contract.check_uneven(owner)
+        url = owner.sampler.server.client.url  # pyright: ignore[reportAttributeAccessIssue]
+        engine = VllmEngine(policy, settings=VllmSettings(server=url))
+        contract.check_contract(engine, policy)
+        move(policy, seed=1)
+        assert engine.load({}, version=1)["canary_gap"] < 1e-3
+        contract.check_logprobs(engine, policy)
+        other = saved_policy(tmp_path / "other", seed=1)
+        with pytest.raises(ValueError, match="log-probabilities differ"):
+            VllmEngine(other, settings=VllmSettings(server=url))
+    finally:
+        owner.close()
+
+
+def test_adapters_are_brought_over_under_new_names(policy: Policy) -> None:
+    adapted = with_adapter(policy, Adapter(rank=4, alpha=8.0))
+    engine = engine_of(adapted)
+    try:
+        contract.check_logprobs(engine, adapted)
+        for version in (1, 2, 3):
+            move(adapted, seed=version)
+            assert engine.load({}, version=version)["canary_gap"] < 1e-3
+        assert engine.way == "adapter"
+        contract.check_logprobs(engine, adapted)
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize("weights, steps", [("reload", 12), ("restart", 2)])
+def test_training_with_an_update_after_every_step(tmp_path: Path, weights: str, steps: int) -> None:
+    ready = prepared(
+        tmp_path / "run",
+        "model.path=bundled",
+        f"steps={steps}",
+        "engine.name=vllm",
+        f"engine.python={PYTHON}",
+        f"engine.weights={weights}",
+        "engine.memory_share=0.1",
+        'engine.arguments=["--enforce-eager"]',
+        "algorithm.correction.name=tis",
+        "sampling.max_tokens=24",
+        "optimizer.learning_rate=1e-3",
+    )
+    try:
+        ready.trainer.run()
+    finally:
+        ready.close()
+    rows = list(read_lines(tmp_path / "run" / "metrics.jsonl"))
+    assert len(rows) == steps
+    assert all(row["canary_gap"] < 1e-3 for row in rows)
+    assert all(row["sampler_gap_max"] < 1e-2 and row["sampler_ess"] > 0.999 for row in rows)
+    assert rows[-1]["grad_norm"] > 0
+
+
+def test_in_one_process_with_the_learner(tmp_path: Path) -> None:
+    """The same contract where vLLM and the trainer are installed together."""
+    saved_policy(tmp_path / "model")
+    missing = subprocess.run(
+        [PYTHON, "-c", "import groupwise.rollouts, pytest"],
+        capture_output=True,
+        text=True,
+        env=_paths(),
+    )
+    if missing.returncode:
+        pytest.skip(f"groupwise is not complete in that environment: {missing.stderr[-200:]}")
+    script = Path(__file__).parents[1] / "vllm_inside.py"
+    start = time.monotonic()
+    done = subprocess.run(
+        [PYTHON, str(script), str(tmp_path / "model")], capture_output=True, text=True, env=_paths()
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "the contract holds" in done.stdout, f"after {time.monotonic() - start:.0f} s"
+
+
+def _paths() -> dict[str, str]:
+    paths = [str(REPOSITORY / "src"), str(REPOSITORY / "tests"), os.environ.get("PYTHONPATH", "")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
