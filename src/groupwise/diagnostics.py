@@ -147,23 +147,33 @@ def sampler_gap(
     sampler_logp: Float[Tensor, "*shape"],
     mask: Bool[Tensor, "*shape"],
 ) -> Metrics:
-    """How far the learner's log-probabilities are from the engine's, per computed token.
+    """How far the learner's probabilities are from the engine's, per computed token.
+
+        d = log π_learner − log π_sampler,   r = e^d,   ess = (Σ r)² / (n · Σ r²)
 
     Returns:
-        "sampler_gap" and "sampler_gap_max" (mean and largest |difference|) and "sampler_kl" (k3
-        estimate of KL(sampler‖learner)), in nats.
+        "sampler_gap" and "sampler_gap_max" (mean and largest |d|) and "sampler_kl" (k3 estimate of
+        KL(sampler‖learner)), in nats; "sampler_ratio_gap" and "sampler_ratio_gap_max" (mean and
+        largest |r − 1|); "sampler_ess", the share of the tokens that would be left if each were
+        weighted by r: 1 where both sides agree.
 
     Example:
-        >>> same = torch.tensor([-1.0, -2.0])
-        >>> sampler_gap(same, same, torch.ones(2) > 0)
-        {'sampler_gap': 0.0, 'sampler_gap_max': 0.0, 'sampler_kl': 0.0}
+        >>> found = sampler_gap(torch.tensor([0.0, 1.0]), torch.zeros(2), torch.ones(2) > 0)
+        >>> [round(value, 4) for value in found.values()]
+        [0.5, 1.0, 0.3591, 0.8591, 1.7183, 0.824]
     """
     used = mask & ~torch.isnan(old_logp) & ~torch.isnan(sampler_logp)
-    gap = (old_logp - sampler_logp)[used].double().abs()
+    d = (old_logp - sampler_logp)[used].double()
+    gap, off = d.abs(), torch.expm1(d).abs()
+    # Scaled so that the largest weight is 1: no square can overflow.
+    scaled = torch.exp(d - d.max()) if d.numel() else d
     return {
         "sampler_gap": _mean(gap),
-        "sampler_gap_max": float(gap.max()) if gap.numel() else NAN,
+        "sampler_gap_max": float(gap.max()) if d.numel() else NAN,
         "sampler_kl": divergence(sampler_logp, old_logp, mask)["k3"],
+        "sampler_ratio_gap": _mean(off),
+        "sampler_ratio_gap_max": float(off.max()) if d.numel() else NAN,
+        "sampler_ess": _mean(scaled) ** 2 / _mean(scaled**2),
     }
 
 

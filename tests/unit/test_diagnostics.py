@@ -82,6 +82,13 @@ def test_divergence_and_gap_leave_out_what_was_not_computed() -> None:
     assert found["sampler_gap_max"] == pytest.approx(0.2)
     # x = sampler − old = (−.2, .1): mean of e^.2 − 1 − .2 = .021403 and e^−.1 − 1 + .1 = .004837
     assert found["sampler_kl"] == pytest.approx((0.021403 + 0.004837) / 2, abs=1e-6)
+    # r = e^.2, e^−.1 = 1.221403, .904837: |r − 1| = .221403, .095163; (Σr)² = 4.520897,
+    # Σr² = 2.310555
+    assert found["sampler_ratio_gap"] == pytest.approx((0.221403 + 0.095163) / 2, abs=1e-6)
+    assert found["sampler_ratio_gap_max"] == pytest.approx(0.221403, abs=1e-6)
+    assert found["sampler_ess"] == pytest.approx(4.520897 / (2 * 2.310555), abs=1e-6)
+    far = sampler_gap(torch.tensor([0.0, 800.0]), torch.zeros(2), torch.ones(2) > 0)
+    assert far["sampler_ess"] == pytest.approx(0.5), "one token outweighs all others"
     assert divergence(sampler, old, mask)["k1"] == pytest.approx(-0.05)
     nothing = divergence(old, sampler, torch.zeros(1, 4, dtype=torch.bool))
     assert all(math.isnan(value) for value in nothing.values())
