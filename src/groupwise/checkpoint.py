@@ -89,7 +89,7 @@ def save(folder: Path, checkpoint: Checkpoint, *, keep: Keep, logs: Sequence[Pat
     Raises:
         RunError: the disk is full or cannot be written; earlier checkpoints are intact.
     """
-    final = folder / f"step-{checkpoint.step:06d}"
+    final = _place(folder, checkpoint.step)
     draft = folder / f".writing-{checkpoint.step:06d}"
     old = folder / f".replaced-{checkpoint.step:06d}"
     try:
@@ -112,11 +112,9 @@ def save(folder: Path, checkpoint: Checkpoint, *, keep: Keep, logs: Sequence[Pat
             f"({getattr(error, 'strerror', None) or _first_line(error)}); free some space or "
             "choose another output. Earlier checkpoints are intact."
         ) from error
-    found = _all(folder)
-    kept = keep([_step(path) for path in found])
-    for path in found:
-        if _step(path) not in kept:
-            shutil.rmtree(path, ignore_errors=True)
+    found = [step for step in steps(folder) if step <= checkpoint.step]  # later ones are damaged
+    for step in set(found) - keep(found):
+        shutil.rmtree(_place(folder, step), ignore_errors=True)
     return final
 
 
@@ -132,6 +130,13 @@ def tidy(folder: Path) -> None:
             old.rename(final)
 
 
+def steps(folder: Path) -> list[int]:
+    """The steps of the checkpoints in a folder, whole or not, in order."""
+    names = [path.name.removeprefix("step-") for path in folder.glob("step-*")]
+    numbers = [int(name) for name in names if name.isascii() and name.isdecimal()]
+    return sorted(step for step in numbers if _place(folder, step).is_dir())
+
+
 def newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
     """The newest checkpoint that is whole, and a line for each newer one that had to be skipped.
 
@@ -140,9 +145,9 @@ def newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
             an older one, or starting again, would throw away what it holds.
     """
     skipped = []
-    for path in reversed(_all(folder)):
+    for step in reversed(steps(folder)):
         try:
-            return load(path), skipped
+            return load(_place(folder, step)), skipped
         except UnknownFormat:
             raise
         except RunError as error:
@@ -175,7 +180,7 @@ def load(path: Path) -> Checkpoint:
         for older in range(version, FORMAT):
             state = _UPGRADES[older](state)
         step, about = int(manifest["step"]), dict(manifest.get("about", {}))
-        if step != _step(path) or not isinstance(state, dict):
+        if path.name != f"step-{step:06d}" or not isinstance(state, dict):
             raise RunError(f"{path}: holds step {step} or a state that is not one.")
     except RunError:
         raise
@@ -242,10 +247,9 @@ def replace_folder(final: Path, write: Callable[[str], None]) -> None:
     Raises:
         RunError: the disk is full or cannot be written; what was there before is intact.
     """
-    draft, old = final.with_name(f".{final.name}.new"), final.with_name(f".{final.name}.old")
+    draft, old = _beside(final)
     try:
-        for leftover in (draft, old):
-            shutil.rmtree(leftover, ignore_errors=True)
+        recover_folder(final)
         draft.mkdir(parents=True)
         write(str(draft))
         for path in (*draft.iterdir(), draft):
@@ -253,6 +257,7 @@ def replace_folder(final: Path, write: Callable[[str], None]) -> None:
         if final.exists():
             final.rename(old)
         draft.rename(final)
+        _flush(final.parent)
         shutil.rmtree(old, ignore_errors=True)
     except (OSError, RuntimeError, SafetensorError) as error:
         shutil.rmtree(draft, ignore_errors=True)
@@ -261,6 +266,21 @@ def replace_folder(final: Path, write: Callable[[str], None]) -> None:
             f"({getattr(error, 'strerror', None) or _first_line(error)}); free some space and go "
             "on with --resume."
         ) from error
+
+
+def recover_folder(final: Path) -> None:
+    """Undo what a kill left of `replace_folder`: the draft goes, what was moved away comes back."""
+    draft, old = _beside(final)
+    shutil.rmtree(draft, ignore_errors=True)
+    if final.exists():
+        shutil.rmtree(old, ignore_errors=True)
+    elif old.exists():
+        old.rename(final)
+
+
+def _beside(final: Path) -> tuple[Path, Path]:
+    """Where a folder is filled, and where the one before waits until the new one is in place."""
+    return final.with_name(f".{final.name}.new"), final.with_name(f".{final.name}.old")
 
 
 def _write(draft: Path, checkpoint: Checkpoint) -> None:
@@ -290,14 +310,8 @@ def _copied(value: Any) -> Any:
     return value
 
 
-def _all(folder: Path) -> list[Path]:
-    """Checkpoint folders, oldest first."""
-    found = [path for path in folder.glob("step-*") if path.name[5:].isdecimal()]
-    return sorted(found, key=_step)
-
-
-def _step(path: Path) -> int:
-    return int(path.name.removeprefix("step-"))
+def _place(folder: Path, step: int) -> Path:
+    return folder / f"step-{step:06d}"
 
 
 def _checksum(manifest: Mapping[str, Any]) -> str:

@@ -27,10 +27,11 @@ class Journal:
 
     Args:
         folder: made when the first step is written.
+        rewards: who judges, as text; verdicts of others are not recalled.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, *, rewards: str = "") -> None:
+        self.folder, self.rewards = folder, rewards
         self._step = -1
         self._found: dict[str, Mapping[str, Any]] = {}
 
@@ -39,7 +40,7 @@ class Journal:
         step = group.stream[1]
         if step != self._step:
             self._step, self._found = step, self._read(step)
-        found = self._found.get(fingerprint(group))
+        found = self._found.get(fingerprint(group, self.rewards))
         return None if found is None else _scores(found)
 
     def keep(self, groups: Sequence[Group], scores: Scores) -> None:
@@ -51,7 +52,7 @@ class Journal:
         if not groups:
             return
         lines = "".join(
-            json.dumps(_plain(fingerprint(group), scores, row)) + "\n"
+            json.dumps(_plain(fingerprint(group, self.rewards), scores, row)) + "\n"
             for row, group in enumerate(groups)
         )
         try:
@@ -89,9 +90,10 @@ class Journal:
         return found
 
 
-def fingerprint(group: Group) -> str:
-    """Of the prompt, the place in the run, and every token of the completions."""
-    text = repr((group.prompt.id, group.stream, [list(c.tokens) for c in group.completions]))
+def fingerprint(group: Group, rewards: str) -> str:
+    """Of who judges, the prompt, the place in the run, and every token of the completions."""
+    tokens = [list(completion.tokens) for completion in group.completions]
+    text = repr((rewards, group.prompt.id, group.stream, tokens))
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 

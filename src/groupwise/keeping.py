@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from groupwise.checkpoint import Checkpoint, Keep, Writer, newest
+from groupwise.checkpoint import Checkpoint, Keep, Writer, newest, steps
 from groupwise.config.sections import CheckpointSection
 from groupwise.errors import RunError
 from groupwise.interrupts import Requests
@@ -71,9 +71,9 @@ class Keeper:
         with self.watch("the disk to take a checkpoint"):
             self.writer.wait()
         if self.journal is not None:
-            steps = sorted(int(path.name[5:]) for path in self.folder.glob("step-*"))
-            if steps:
-                self.journal.forget(steps[-self.settings.keep_last :][0])
+            kept = [step for step in steps(self.folder) if step <= self.saved]
+            if kept:
+                self.journal.forget(kept[-self.settings.keep_last :][0])
 
     def newest(self) -> Checkpoint:
         """The last checkpoint.

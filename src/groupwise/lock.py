@@ -30,10 +30,11 @@ class RunLock:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._file: IO[str] | None = open(self.path, "a+", encoding="utf-8")  # noqa: SIM115
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
             raise UsageError(
-                f"output = {str(folder)!r}: cannot be written ({error.strerror}); choose another "
-                "folder by --set output=FOLDER."
+                f"output = {str(folder)!r}: cannot be written "
+                f"({getattr(error, 'strerror', error)}); choose another folder by "
+                "--set output=FOLDER."
             ) from None
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -30,6 +30,14 @@ FREE = (
     "data.eval",
     "data.eval_split",
     "engine.max_rows",
+    "engine.server",
+    "engine.python",
+    "engine.weights",
+    "engine.arguments",
+    "engine.memory_share",
+    "engine.sleep",
+    "engine.canary_limit",
+    "engine.patience_minutes",
     "update.tokens_per_microbatch",
     "update.gradient_checkpointing",
     "update.skip_zero_rows",
@@ -83,6 +91,8 @@ def find(config: Config, *, allow_changes: bool, say: Callable[[str], None]) -> 
     folder = Path(config.output) / "checkpoints"
     if folder.exists():
         checkpoint.tidy(folder)
+    for name in ("best", "final"):
+        checkpoint.recover_folder(Path(config.output) / name)
     saved, skipped = checkpoint.newest(folder)
     for line in skipped:
         say(f"skipped {line}")

@@ -322,7 +322,9 @@ def _trainer(
     watch: Watch,
 ) -> Trainer:
     """The trainer with its source, its checkpoints and whoever listens."""
-    journal = Journal(log.folder / "journal")
+    journal = Journal(
+        log.folder / "journal", rewards=config.model_dump_json(include={"rewards", "combine"})
+    )
     source = RolloutSource(
         ready.prompts,
         ready.tokens,

@@ -6,6 +6,7 @@ and another prompt drawn, until the batch is full or the stated number of rounds
 
 from __future__ import annotations
 
+import hashlib
 import math
 import time
 from collections import Counter
@@ -18,7 +19,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from groupwise.errors import RunError
+from groupwise.errors import RunError, UsageError
 from groupwise.journal import Journal
 from groupwise.prompts.order import PromptOrder
 from groupwise.rewards import Scorer
@@ -72,6 +73,7 @@ class RolloutSource:
         self.group, self.sampling, self.seed, self.max_draws = group, sampling, seed, max_draws
         self.journal, self.watch = journal, watch
         self.order = PromptOrder(len(prompts), seed=seed)
+        self._data = _fingerprint(prompts)
 
     def take(self, count: int, *, step: int) -> ScoredGroups:
         """`count` groups that the filter keeps something of; fewer only when `max_draws` rounds did
@@ -190,11 +192,27 @@ class RolloutSource:
 
     def state(self) -> dict[str, Any]:
         """What `restore` needs to draw the same prompts from here on."""
-        return {"order": self.order.state()}
+        return {"order": self.order.state(), "data": self._data}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state."""
+        """Go on from a saved state.
+
+        Raises:
+            UsageError: the prompts or the seed are not those of the state.
+        """
         self.order.restore(state["order"])
+        if state.get("data", self._data) != self._data:
+            raise UsageError(
+                "prompts: are not those of the run to resume, though there are as many; put the "
+                "data back as it was, or start a new run by --set output=FOLDER."
+            )
+
+
+def _fingerprint(prompts: Sequence[Prompt]) -> str:
+    """Of about a hundred prompts from all over the data, which may be too large to read whole."""
+    chosen = (prompts[place] for place in range(0, len(prompts), max(1, len(prompts) // 100)))
+    text = repr([(str(prompt), prompt.answer) for prompt in chosen])
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def _sound(group: Group) -> Group:

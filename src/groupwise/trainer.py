@@ -34,8 +34,7 @@ from groupwise.types import Batch, Engine, Metrics, ScoredGroups, Update
 from groupwise.updates import TorchLearner, assemble, sequences
 
 Evaluate = Callable[[int], Mapping[str, Any]]
-"""From a step to the figures of an evaluation; "score" among them decides which model is the
-best."""
+"""From a step to the figures of an evaluation; "score" among them decides which model is best."""
 
 Enough = Callable[[Metrics], bool]
 """From the metrics of a step to whether it was the last one."""
@@ -88,6 +87,7 @@ class Trainer:
     about: Mapping[str, Any] = field(default_factory=dict)
     name: str = "run"
     done: int = 0
+    evaluated: int = 0
     best: float = -math.inf
     best_step: int | None = None
     moved: bool = False
@@ -150,6 +150,9 @@ class Trainer:
         """
         with requests() as asked:
             while self.done < self.settings.steps:
+            if self.done > self.evaluated and self._evaluation_due():
+                self._evaluate()  # what ended the run before ended it here
+                self.save()
                 before = self.done, self.learner.version, self.source.state()
                 try:
                     self.advance()
@@ -166,12 +169,12 @@ class Trainer:
     def advance(self) -> ScoredGroups:
         """A step with everything that is written down about it."""
         scored, advantages, metrics = self.step()
-        self.done += 1
+        step, every = self.done + 1, self.settings.rollouts_every
         if self.log is not None:
-            self.log.step(self.done, metrics)
-            every = self.settings.rollouts_every
-            if every and (self.done % every == 0 or self.done in (1, self.settings.steps)):
-                self.log.rollouts(self.done, scored, advantages if advantages.ndim == 2 else None)
+            self.log.step(step, metrics)
+            if every and (step % every == 0 or step in (1, self.settings.steps)):
+                self.log.rollouts(step, scored, advantages if advantages.ndim == 2 else None)
+        self.done = step  # not before it is written down: no checkpoint may be ahead of the logs
         for tracker in self.trackers:
             tracker.log(self.done, metrics)
         if self.progress is not None:
@@ -180,35 +183,39 @@ class Trainer:
         self._check(scored, metrics)
         if self.enough is not None and self.enough(metrics):
             self.settings = replace(self.settings, steps=self.done)
-        every = self.settings.evaluate_every_steps
-        if self.evaluate is not None and (
-            (every and self.done % every == 0) or self.done == self.settings.steps
-        ):
-            with self.watch("the evaluation"):
-                figures = self.evaluate(self.done)
-            self._measured(figures)
+        if self._evaluation_due():
+            self._evaluate()
         return scored
 
-    def _measured(self, figures: Mapping[str, Any]) -> None:
-        """Note an evaluation, and keep the model if it is the best so far."""
+    def _evaluation_due(self) -> bool:
+        every = self.settings.evaluate_every_steps
+        last = self.done == self.settings.steps
+        return self.evaluate is not None and (last or bool(every) and self.done % every == 0)
+
+    def _evaluate(self) -> None:
+        """Measure the model, note the figures, and keep the model if it is the best so far."""
+        assert self.evaluate is not None
+        with self.watch("the evaluation"):
+            figures = self.evaluate(self.done)
         score = float(figures["score"])
         if self.log is not None:
-            self.log.evaluation(self.done, {k: v for k, v in figures.items() if k != "score"})
             if self.settings.keep_best and score > self.best:
                 replace_folder(self.log.folder / "best", self.learner.save)
                 self.best_step = self.done
-        self.best = max(self.best, score)
+            self.log.evaluation(self.done, {k: v for k, v in figures.items() if k != "score"})
+        self.best, self.evaluated = max(self.best, score), self.done
         self._sound(self.alarms.hear_evaluation(score))
 
     def _sound(self, alarms: Sequence[Alarm]) -> None:
         for each in alarms:
             if self.log is not None:
                 self.log.alarm(self.done, each.kind.threshold, str(each))
-            self._say(f"step {self.done}: {each}")
+            self._say(str(each))
 
     def _say(self, text: str) -> None:
         if self.progress is not None:
-            self.progress.say(text)
+        """A line that names the run, as several may be shown at once, and the step."""
+            self.progress.say(f"{self.name}, step {self.done}: {text}")
 
     def _check(self, scored: ScoredGroups, metrics: Metrics) -> None:
         """Stop a run that cannot learn; roll back from a spike where that is asked for."""
@@ -218,7 +225,7 @@ class Trainer:
             if reason is not None and len(self.history) == 3:
                 if self.guard.settings.silent_rewards == "stop":
                     raise RunError(reason)
-                self._say(f"step {self.done}: {reason}")
+                self._say(reason)
         verdict = self.guard.judge(metrics)
         if verdict == "stop":
             raise RunError(self.guard.reason)
@@ -230,14 +237,20 @@ class Trainer:
         if self.keeper is not None:
             saved = self.keeper.newest()
             self._take_over(saved)
-            self._say(f"step {self.done}: gradient spike; the weights of step {saved.step} again")
+            self._say(f"gradient spike; the weights of step {saved.step} again")
 
     def save(self, *, wait: bool = False) -> None:
         """Write a checkpoint of everything the next step depends on, in the background."""
         if self.keeper is None:
             return
-        trainer = {"best": self.best, "best_step": self.best_step, "moved": self.moved}
-        trainer |= {"alarms": self.alarms.state(), "guard": self.guard.state()}
+        trainer = {
+            "best": self.best,
+            "best_step": self.best_step,
+            "evaluated": self.evaluated,
+            "moved": self.moved,
+            "alarms": self.alarms.state(),
+            "guard": self.guard.state(),
+        }
         state = {"learner": self.learner.state(), "source": self.source.state(), "trainer": trainer}
         weights = self.learner.trained()
         self.keeper.write(
@@ -258,6 +271,8 @@ class Trainer:
             if self.keeper is not None and self.done > self.keeper.saved:
                 self.save(wait=True)
         except RunError as error:
+            elif self.keeper is not None:
+                self.keeper.wait()
             self._say(str(error))
 
     def restore(self, saved: Checkpoint) -> None:
@@ -271,6 +286,7 @@ class Trainer:
         self.guard.restore(trainer.get("guard", {}))
         self.done = saved.step
         if self.keeper is not None:
+        self.evaluated = int(trainer.get("evaluated", self.done))
             self.keeper.saved = saved.step
 
     def _take_over(self, saved: Checkpoint) -> None:

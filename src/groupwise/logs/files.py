@@ -11,6 +11,7 @@ import math
 import os
 import platform
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,6 +27,9 @@ from groupwise.errors import RunError, UsageError
 from groupwise.types import ScoredGroups
 
 PACKAGES = ("groupwise", "torch", "transformers", "tokenizers", "peft", "datasets", "math-verify")
+METRICS, SAVED = "metrics.jsonl", "checkpoints"
+"""Where a folder has one of these, it holds a run."""
+
 _SECRET = re.compile("KEY|TOKEN|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
@@ -55,12 +59,15 @@ class RunLog:
         self, folder: str | Path, *, settings: Mapping[str, Any], resume_at: int | None = None
     ) -> None:
         self.folder = Path(folder)
-        if resume_at is None and (self.folder / "metrics.jsonl").exists():
+        if resume_at is None and any((self.folder / name).exists() for name in (METRICS, SAVED)):
             raise UsageError(
                 f"output = {str(folder)!r}: holds a run already; go on with it by --resume, "
                 "or choose another folder by --set output=FOLDER."
             )
         _made(self.folder / "rollouts")
+        if resume_at is None:
+            # Verdicts of a run that ended in its first step; the rewards may be others by now.
+            shutil.rmtree(self.folder / "journal", ignore_errors=True)
         about = {"config": settings, **surroundings()}
         self._fresh: set[Path] = set()
         text = without_secrets(json.dumps(_plain(about), indent=2))
@@ -69,7 +76,7 @@ class RunLog:
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Append the metrics of a step; NaN and infinity are written as null."""
-        self._append("metrics.jsonl", {"step": step, **metrics})
+        self._append(METRICS, {"step": step, **metrics})
 
     def evaluation(self, step: int, results: Mapping[str, Any]) -> None:
         """Append the results of an evaluation."""
@@ -113,20 +120,24 @@ class RunLog:
         """Write a whole file beside its old version and swap them, so that a kill leaves either."""
         new = path.with_suffix(".new")
         _write(new, text, "w")
-        new.replace(path)
+        try:
+            new.replace(path)
+        except OSError as error:
+            raise RunError(f"{path}: cannot be written ({error.strerror}).") from None
         self._fresh.add(path)
 
     def _rewind(self, step: int) -> None:
         """Drop what was written after a step, so that a resumed run repeats no line."""
-        for name in ("metrics.jsonl", "evaluations.jsonl", "alarms.jsonl"):
+        for name in (METRICS, "evaluations.jsonl", "alarms.jsonl"):
             path = self.folder / name
             if path.exists():
-                kept = [line for line in read_lines(path) if line["step"] <= step]
+                kept = _lines_until(step, path)
                 text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in kept)
                 self._replace(path, text)
         for path in (self.folder / "rollouts").glob("step-*.jsonl"):
-            if int(path.stem.removeprefix("step-")) > step:
-                path.unlink()
+            number = path.stem.removeprefix("step-")
+            if number.isdecimal() and int(number) > step:
+                path.unlink(missing_ok=True)
 
 
 def read_lines(path: str | Path) -> Iterator[dict[str, Any]]:
@@ -135,15 +146,41 @@ def read_lines(path: str | Path) -> Iterator[dict[str, Any]]:
     Raises:
         RunError: a line before the last one is damaged.
     """
+    damaged = None
+    for number, line in _parsed(path):
+        if damaged is not None:
+            raise RunError(f"{path}, line {damaged}: is not JSON; the file is damaged.")
+        if line is None:
+            damaged = number
+        else:
+            yield line
+
+
+def _lines_until(step: int, path: Path) -> list[dict[str, Any]]:
+    """The lines of the steps up to one. What a power cut left of later ones may be anything: a
+    checkpoint vouches for the lines of its steps, which were on disk before it was."""
+    kept, damaged = [], None
+    for number, line in _parsed(path):
+        if line is None:
+            damaged = damaged or number
+        elif line["step"] <= step:
+            if damaged is not None:
+                raise RunError(f"{path}, line {damaged}: is not JSON; the file is damaged.")
+            kept.append(line)
+    return kept
+
+
+def _parsed(path: str | Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
+    """Each line of a JSON-lines file with its number; None for what is no object with a step."""
     # Only \n ends a line: model text may hold other characters that str.splitlines would split at.
     lines = Path(path).read_text(encoding="utf-8", errors="replace").removesuffix("\n").split("\n")
     for number, line in enumerate(lines, start=1):
         try:
-            yield json.loads(line)
-        except json.JSONDecodeError:
-            if number == len(lines):
-                return
-            raise RunError(f"{path}, line {number}: is not JSON; the file is damaged.") from None
+            found = json.loads(line)
+        except (ValueError, RecursionError):
+            found = None
+        whole = isinstance(found, dict) and isinstance(found.get("step"), int)
+        yield number, found if whole else None
 
 
 def printable(text: str) -> str:
