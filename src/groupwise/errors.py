@@ -2,8 +2,8 @@
 
 GroupwiseError            exit 1   something failed while running
 ├── UsageError            exit 2   a setting, a file or an argument is wrong; nothing was started
-├── RewardError           exit 1   a reward broke its contract (count of values, type, every call
-failing) ├── ModelError            exit 1   a model or tokenizer cannot be used for what was asked
+├── RewardError           exit 1   a reward broke its contract (count of values, type, no verdict)
+├── ModelError            exit 1   a model or tokenizer cannot be used for what was asked
 └── RunError              exit 1   a run cannot go on (disk, checkpoint, non-finite numbers)
 
 A message reads `where = value: what must hold; did you mean X? Known: a, b, c.` and never needs a

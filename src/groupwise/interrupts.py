@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -33,6 +34,7 @@ def requests() -> Iterator[Requests]:
     Only the main thread can receive signals; elsewhere nothing is ever asked for.
     """
     asked = Requests()
+    terminals = [descriptor for descriptor in (1, 2) if os.isatty(descriptor)]
 
     def note_stop(number: int, frame: FrameType | None) -> None:
         if asked.stop.is_set():
@@ -41,6 +43,9 @@ def requests() -> Iterator[Requests]:
 
     def note_save(number: int, frame: FrameType | None) -> None:
         asked.save.set()
+        for descriptor in terminals:
+            if not os.isatty(descriptor):  # it is gone; a reward that prints would fail from now on
+                os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
 
     if threading.current_thread() is not threading.main_thread():
         yield asked

@@ -26,6 +26,9 @@ Beat = Callable[[], None]
 SLOWER = 10
 """A wait may take this many times the longest one of its name that went well."""
 
+LOOKS = 10
+"""So many times within the limit it is looked whether a wait is past it."""
+
 
 @dataclass(kw_only=True)
 class _Wait:
@@ -34,6 +37,12 @@ class _Wait:
     start: float
     deadline: float
     reported: bool = False
+    over: bool = False
+
+
+class _Interrupted(BaseException):
+    """Ends a wait. It is no Exception, so that what handles errors on the way, such as the scoring
+    of a reward that raises, does not take it for one."""
 
 
 class Watchdog:
@@ -64,9 +73,10 @@ class Watchdog:
         self.grace_s = grace_s
         self._waits: list[_Wait] = []
         self._longest: dict[str, float] = {}
-        self._changed = threading.Condition()
-        self._closed = False
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
         self._message = ""
+        self._late: _Wait | None = None
         self._before: Any = None
         if threading.current_thread() is threading.main_thread():
             self._before = signal.signal(signal.SIGUSR2, self._raise)
@@ -79,6 +89,9 @@ class Watchdog:
 
         Args:
             name: what is waited for, as the user would say it.
+
+        Raises:
+            RunError: it took too long, and such waits are to be ended.
         """
         wait = _Wait(name=name, thread=threading.get_ident(), start=time.monotonic(), deadline=0.0)
 
@@ -86,22 +99,22 @@ class Watchdog:
             wait.deadline = time.monotonic() + self._limit(name)
 
         beat()
-        with self._changed:
+        with self._lock:
             self._waits.append(wait)
-            self._changed.notify()
         try:
             yield beat
             spent = time.monotonic() - wait.start
             self._longest[name] = max(self._longest.get(name, 0.0), spent)
+        except _Interrupted as interruption:
+            raise RunError(self._message) from interruption
         finally:
-            with self._changed:
+            wait.over = True  # a signal that is on its way comes too late
+            with self._lock:
                 self._waits.remove(wait)
 
     def close(self) -> None:
         """Stop watching."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify()
+        self._closed.set()
         self._thread.join(timeout=5)
         if self._before is not None and threading.current_thread() is threading.main_thread():
             if signal.getsignal(signal.SIGUSR2) == self._raise:
@@ -111,15 +124,17 @@ class Watchdog:
         return max(self.limit_s, SLOWER * self._longest.get(name, 0.0))
 
     def _watch(self) -> None:
-        with self._changed:
-            while not self._closed:
-                now = time.monotonic()
-                late = next((w for w in self._waits if w.deadline <= now), None)
-                if late is not None:
-                    self._past_limit(late)
-                    continue
-                nearest = min((w.deadline for w in self._waits), default=now + 3600)
-                self._changed.wait(max(0.01, min(nearest - now, self.limit_s)))
+        every, looked = self.limit_s / LOOKS, time.monotonic()
+        while not self._closed.wait(every):
+            now = time.monotonic()
+            stood_still = now - looked - every
+            looked = now
+            with self._lock:
+                for wait in list(self._waits):
+                    if stood_still > every:  # the process was stopped, and went on
+                        wait.deadline += stood_still
+                    if wait.deadline <= now:
+                        self._past_limit(wait)
 
     def _past_limit(self, wait: _Wait) -> None:
         """Called with the lock held; the wait cannot end before this returns."""
@@ -135,6 +150,7 @@ class Watchdog:
         wait.deadline = time.monotonic() + (self.grace_s if self.stop else self._limit(wait.name))
         wait.reported = True
         if self.stop:
+            self._late = wait
             self._interrupt(wait.thread)
         else:
             self.say(self._message)
@@ -155,14 +171,13 @@ class Watchdog:
         if self._before is not None and thread == threading.main_thread().ident:
             signal.pthread_kill(thread, signal.SIGUSR2)
         else:
-            error = type("Waited", (RunError,), {"__str__": lambda _, said=self._message: said})
             ctypes.pythonapi.PyThreadState_SetAsyncExc(
-                ctypes.c_ulong(thread), ctypes.py_object(error)
+                ctypes.c_ulong(thread), ctypes.py_object(_Interrupted)
             )
 
     def _raise(self, number: int, frame: FrameType | None) -> None:
-        if self._message:
-            raise RunError(self._message)
+        if self._late is not None and not self._late.over:
+            raise _Interrupted
         if callable(self._before):  # another watchdog's, of a run beside this one
             self._before(number, frame)
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 from typing import Any
@@ -337,6 +339,32 @@ def test_a_run_outlives_its_terminal_and_writes_checkpoints_when_asked(
         process.kill()
         process.communicate()
         os.close(reading), os.close(writing)
+
+
+@pytest.mark.slow
+def test_a_run_whose_terminal_is_gone_comes_to_its_end(
+    model: Path, data: Path, tmp_path: Path
+) -> None:
+    """The window is closed: SIGHUP, and every later write to the terminal fails."""
+    output = tmp_path / "run"
+    window, terminal = os.openpty()
+    given = command(model, output, f"data.train={data}", *REWARD, "algorithm.name=grpo", "steps=40")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "groupwise", *given],
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )
+    os.close(terminal)
+    shown = b""
+    while not (output / "metrics.jsonl").exists():
+        shown += os.read(window, 65536)
+    os.close(window)
+    assert process.wait(timeout=120) == 0, shown
+    assert newest_step(output) == 40
+    assert (output / "final" / "model.safetensors").exists() and (output / "report.html").exists()
 
 
 def newest_step(output: Path) -> int:

@@ -62,6 +62,33 @@ def test_a_wait_in_another_thread_is_ended_too(tmp_path: Path) -> None:
     assert len(found) == 1 and "for a loop" in found[0]
 
 
+def test_code_that_catches_every_error_does_not_catch_this_one(tmp_path: Path) -> None:
+    """As the scoring of rewards does: what a reward raises costs its completion, no more."""
+    dog, swallowed = watchdog(tmp_path, []), []
+    try:
+        with pytest.raises(RunError, match="for a reward that hangs"):
+            with dog.waiting("a reward that hangs"):
+                for _ in range(3):
+                    try:
+                        time.sleep(20)
+                    except Exception as error:
+                        swallowed.append(error)
+    finally:
+        dog.close()
+    assert swallowed == []
+
+
+def test_a_signal_that_comes_after_the_wait_ends_nothing(tmp_path: Path) -> None:
+    dog = watchdog(tmp_path, [])
+    with pytest.raises(RunError):
+        with dog.waiting("the disk"):
+            time.sleep(20)
+    signal.raise_signal(signal.SIGUSR2)
+    with dog.waiting("the next one"):
+        signal.raise_signal(signal.SIGUSR2)
+    dog.close()
+
+
 def test_progress_moves_the_limit(tmp_path: Path) -> None:
     dog = watchdog(tmp_path, [])
     with dog.waiting("prompts") as beat:
@@ -70,6 +97,35 @@ def test_progress_moves_the_limit(tmp_path: Path) -> None:
             beat()
     dog.close()
     assert not (tmp_path / "stacks.txt").exists()
+
+
+def test_a_process_that_was_stopped_has_not_waited(tmp_path: Path) -> None:
+    """Ctrl-Z for longer than the limit, and back; what hangs afterwards is still ended."""
+    program = f"""
+import pathlib, threading, time
+from groupwise.errors import RunError
+from groupwise.watchdog import Watchdog
+dog = Watchdog(pathlib.Path({str(tmp_path)!r}), limit_s=1.0, stop=True, say=print)
+with dog.waiting("work"):
+    print("stop me", flush=True)
+    for _ in range(8):
+        time.sleep(0.1)
+try:
+    with dog.waiting("nothing"):
+        threading.Event().wait(30)
+except RunError as error:
+    print(error, flush=True)
+dog.close()
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None and process.stdout.readline() == "stop me\n"
+    process.send_signal(signal.SIGSTOP)
+    time.sleep(2.5)
+    process.send_signal(signal.SIGCONT)
+    said, errors = process.communicate(timeout=60)
+    assert "for nothing, and nothing came" in said and "for work" not in said + errors
 
 
 def test_what_took_long_before_may_take_long_again(tmp_path: Path) -> None:
