@@ -285,8 +285,8 @@ def bind(
     bound = {}
     for slot, registry in SLOTS.items():
         chosen = getattr(row, slot)
-        if chosen.name not in registry:
-            known = suggest(chosen.name, registry)
+        if not isinstance(chosen.name, str) or chosen.name not in registry:
+            known = suggest(str(chosen.name), registry)
             raise UsageError(f"{where}.{slot}.name = {chosen.name!r}: not registered; {known}")
         bound[slot] = registry.bind(_typed(registry, chosen), where=f"{where}.{slot}")
     rules = Rules(

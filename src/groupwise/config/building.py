@@ -56,19 +56,24 @@ def _explained(error: ValidationError, model: type[BaseModel]) -> str:
     if isinstance(reason, UsageError):
         return str(reason)
     where = ".".join(_shown(step) for step in problem["loc"])
+    value = _shortened(repr(problem["input"]))
     if problem["type"] == "missing":
         return f"{where}: must be given."
     if problem["type"] == "extra_forbidden":
         *section, key = problem["loc"]
         known = _section_at(section, model).model_fields
-        return f"{where} = {problem['input']!r}: no such setting; {suggest(str(key), known)}"
+        return f"{where} = {value}: no such setting; {suggest(str(key), known)}"
     wanted = WANTED.get(problem["type"]) or problem["msg"].replace("Input should", "must")
-    return f"{where} = {problem['input']!r}: {wanted[0].lower()}{wanted[1:]}."
+    return f"{where} = {value}: {wanted[0].lower()}{wanted[1:]}."
 
 
 def _shown(step: int | str) -> str:
     """A step of a path; quoted where it holds what would break the line."""
-    return str(step) if str(step).isprintable() else repr(step)
+    return _shortened(str(step) if str(step).isprintable() else repr(step))
+
+
+def _shortened(text: str, *, longest: int = 200) -> str:
+    return text if len(text) <= longest else text[:longest] + "…"
 
 
 def _section_at(steps: list[int | str], section: type[BaseModel]) -> type[BaseModel]:

@@ -99,7 +99,7 @@ def read(recipe: str | Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"recipe = {str(recipe)!r}: is not valid TOML: {error}.") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # numbers and nesting beyond measure
         raise UsageError(f"recipe = {str(recipe)!r}: cannot be read: {error}.") from None
 
 
@@ -126,7 +126,7 @@ def parse_override(text: str) -> tuple[list[str], Any]:
         return steps, None
     try:
         parsed = tomllib.loads(f"value = {value}")
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return steps, value
     return steps, parsed["value"] if set(parsed) == {"value"} else value
 

@@ -76,7 +76,7 @@ def load_policy(
                 quantization_config=_four_bits(DTYPES[dtype]) if quantization == "nf4" else None,
                 attn_implementation=None if attention == "auto" else attention,
             )
-    except (OSError, ValueError, RuntimeError, KeyError, ImportError) as error:
+    except Exception as error:  # safetensors and transformers raise what they like
         raise UsageError(
             f"model.path = {str(path)!r}: cannot be loaded ({_first_line(error)})."
         ) from error
@@ -123,7 +123,7 @@ def _with_tokenizer(place: str, home: str) -> str:
 def _tokenizer(path: str | Path, place: str, *, trust_remote_code: bool) -> Any:
     try:
         return AutoTokenizer.from_pretrained(place, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except Exception as error:  # tokenizers raises nothing more precise
         raise UsageError(
             f"model.path = {str(path)!r}: no tokenizer could be loaded ({_first_line(error)}); its "
             "files must be beside the weights."

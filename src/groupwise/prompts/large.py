@@ -73,7 +73,7 @@ def line_rows(path: Path) -> Drawn[Mapping[str, Any]]:
             line = file.read(end - start)
         try:
             found = json.loads(line.decode("utf-8-sig"))
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        except (ValueError, RecursionError) as error:
             raise UsageError(f"{path}, row {place + 1}: is not JSON ({error}).") from None
         if not isinstance(found, Mapping):
             raise UsageError(

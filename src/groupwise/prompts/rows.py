@@ -90,6 +90,8 @@ def _read_jsonl(path: Path) -> list[Row]:
             raise UsageError(
                 f"{path}:{number}: is not JSON ({error.msg}, column {error.colno})."
             ) from error
+        except (ValueError, RecursionError) as error:  # numbers and nesting beyond measure
+            raise UsageError(f"{path}:{number}: is not JSON that can be read ({error}).") from error
         rows.append(_as_row(row, f"{path}:{number}"))
     return rows
 
@@ -100,6 +102,8 @@ def _read_json(path: Path) -> list[Row]:
     except json.JSONDecodeError as error:
         hint = "; one object per line is a .jsonl file" if error.msg == "Extra data" else ""
         raise UsageError(f"{path}:{error.lineno}: is not JSON ({error.msg}){hint}.") from error
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path}: is not JSON that can be read ({error}).") from error
     if not isinstance(found, list):
         raise UsageError(f"{path}: must be a list of objects, not {type(found).__name__}.")
     return [_as_row(row, f"{path}, row {number}") for number, row in enumerate(found, start=1)]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from string import Formatter
 from typing import Any, get_args
@@ -31,6 +33,7 @@ for _generator in (word_problems, knights_knaves, countdown, korean_norms, reaso
 GENERATED = 4096
 """How many prompts a generator makes where no limit is given."""
 
+_HALF = re.compile("[\ud800-\udfff]")
 _GENERATED_SPLITS: Mapping[str, str] = {"test": "held_out"} | {s: s for s in get_args(Split)}
 """A generator's own splits, and the name under which data sets have theirs."""
 
@@ -56,8 +59,9 @@ def load_prompts(
 
     Args:
         source: the name of a generator ("word_problems", "reasoning_gym:leg_counting"); a
-            .jsonl, .json, .csv or .parquet file; a folder; a hub name; or the prompts themselves:
-            strings, rows, or ready `Prompt` objects, which pass through unchanged.
+            .jsonl, .json, .csv or .parquet file; a folder; a hub name; or the prompts themselves,
+            such as a list or a streamed data set: strings, rows, or ready `Prompt` objects, which
+            pass through unchanged.
         split: of a hub data set, a folder, or a generator, where "test" is its held-out problems.
         subset: configuration of a hub data set.
         prompt_column: the question, as text or as a list of messages; "input.question" is the
@@ -93,7 +97,7 @@ def load_prompts(
     if isinstance(source, str | Path):
         where, given = str(source), read_rows(str(source), split=split, subset=subset)
     else:
-        where, given = "prompts", list(source)
+        where, given = "prompts", list(islice(source, limit))  # a stream may have no end
         if not given:
             raise UsageError("prompts = []: must hold at least one prompt.")
     given = given[:limit]
@@ -219,6 +223,12 @@ def _check_columns(columns: _Columns, known: Sequence[str], where: str) -> None:
 def _prompt(row: Row, columns: _Columns, where: str) -> Prompt:
     messages, text = _question(row, columns, where)
     answer = _answer(row, columns, where)
+    for piece in (text, answer, *(turn["content"] for turn in messages)):
+        if piece is not None and _HALF.search(piece):
+            raise UsageError(
+                f"{where}: {piece[:40]!r} holds half a character (a lone surrogate), which no "
+                "tokenizer can read; mend the row or leave it out."
+            )
     return Prompt(
         id=str(_value(row, columns.id, where))
         if columns.id
