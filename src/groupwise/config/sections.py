@@ -248,8 +248,9 @@ class OptimizerSection(Section):
 class UpdateSection(Section):
     """How a batch of rollouts becomes optimiser steps."""
 
-    tokens_per_microbatch: Count = 16384
-    """Tokens, prompts included, that go through the model at once; lower it to save memory."""
+    tokens_per_microbatch: Count = 2048
+    """Tokens, prompts included, that go through the model at once; more of them take memory and
+    keep a large card busy, a CPU is no faster with more."""
     epochs: Count = 1
     """Passes over each batch of rollouts."""
     minibatches: Count = 1

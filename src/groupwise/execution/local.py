@@ -10,6 +10,7 @@ import torch
 from groupwise.algorithms import Rules
 from groupwise.config import Config
 from groupwise.errors import UsageError
+from groupwise.execution.heap import keep_freed_memory
 from groupwise.models import Adapter, Policy, load_policy
 from groupwise.rollouts import make_engine
 from groupwise.types import Engine
@@ -36,6 +37,8 @@ def connect(config: Config, rules: Rules, *, policy: Policy | None = None) -> Co
     """
     if config.threads is not None:
         torch.set_num_threads(config.threads)
+    if best_device().type == "cpu":
+        keep_freed_memory()
     policy = policy or load_configured(config)
     if config.model.quantization is None:
         policy.model.to(best_device())

@@ -10,7 +10,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-CHUNK_BYTES = 44 * 2**20
+from groupwise.models import head_product
+
+CHUNK_BYTES = 30 * 2**20
+"""Below what `execution.heap` keeps, so that a chunk is made of pages that are there already."""
 KEEP_BYTES = 150 * 2**20
 
 
@@ -25,6 +28,7 @@ class Head:
             was sampled from.
         chunk_bytes: size of one float32 logits buffer; two and a half exist at a time.
         keep_bytes: probabilities kept for the backward pass up to this size, recomputed beyond it.
+        wide: compute the product in float32 whatever the type of its factors.
     """
 
     weight: Tensor
@@ -33,6 +37,7 @@ class Head:
     temperature: float = 1.0
     chunk_bytes: int = CHUNK_BYTES
     keep_bytes: int = KEEP_BYTES
+    wide: bool = False
 
     def chunks(self, tokens: int) -> list[slice]:
         size = max(16, self.chunk_bytes // (4 * self.weight.shape[0]))
@@ -75,7 +80,7 @@ def token_logprobs(
 def _logits(hidden: Tensor, head: Head, kept: Bool[Tensor, "chunk vocab"] | None) -> Tensor:
     """z of one chunk, before division by the temperature's effect on the kept set matters (it does
     not)."""
-    z = hidden @ head.weight.t()
+    z = head_product(hidden, head.weight, wide=head.wide)
     if head.bias is not None:
         z = z + head.bias
     if z.dtype in (torch.bfloat16, torch.float16):
