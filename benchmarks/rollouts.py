@@ -29,9 +29,9 @@ from shapes import SHAPES, random_prompts, save_model, word_problems_of_bundled
 PEERS = ("generate", "generate_batch", "vllm")
 VLLM_ROWS = 256
 """vLLM schedules by itself; this many sequences at once are its default."""
-QUEUE_ROWS = (64, 128, 256, 512)
+QUEUE_ROWS = (64, 128, 256, 512, 1024)
 """Batch sizes tried by every side where more rows wait than are worth computing at once."""
-TUNING_PROMPTS = 64
+TUNING_PROMPTS = 128
 COLUMNS = (
     "case", "peer", "precision", "ours_tokens_per_second", "peer_tokens_per_second", "speedup",
     "ours_rows", "peer_rows", "same_greedy",

@@ -9,6 +9,7 @@ import torch
 from tasks import tokenizer_of
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
+from groupwise.execution.heap import keep_freed_memory
 from groupwise.models import Policy, load_policy, make_policy
 from groupwise.types import Batch
 
@@ -24,6 +25,7 @@ def policy_of(folder: str, *, precision: str, endless: bool) -> Policy:
             length.
     """
     device = "cuda" if torch.cuda.is_available() else "cpu"
+    keep_freed_memory()  # As every run does.
     if not endless:
         policy = load_policy(folder, dtype=precision)
         policy.model.to(device)
