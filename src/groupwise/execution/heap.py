@@ -1,4 +1,4 @@
-"""Freed memory stays with the process, so that the next buffer of the same size is there at once."""
+"""Freed memory stays with the process: the next buffer of the same size is there at once."""
 
 from __future__ import annotations
 
