@@ -204,7 +204,7 @@ def test_charts_are_drawn_and_answer_to_the_pointer(browser, page):
     )
     browser.call("Input.dispatchMouseEvent", type="mouseMoved", x=box[0], y=box[1])
     tip = browser.wait("document.querySelector('.hero .tip').textContent")
-    assert tip.startswith("step ") and "softrank" in tip and "%" in tip
+    assert " steps" in tip and "softrank" in tip and "%" in tip
     browser.value("document.querySelector('.key').click()")
     assert browser.value("document.querySelectorAll('.hero path.bold').length") == 1
     assert browser.complaints() == []
@@ -237,6 +237,33 @@ def test_rollouts_are_browsed_filtered_and_searched(browser, page):
     assert found and all("Sum to 42?" in text for text in found)
     browser.value("document.querySelector('.check input').click()")
     assert browser.value("document.querySelectorAll('#rollouts .surprise').length") > 0
+    assert browser.complaints() == []
+
+
+def test_two_runs_are_told_apart_answer_by_answer(browser, tmp_path):
+    runs = [run_of(label, steps=2, prompts=2, size=2) for label in ("softrank", "grpo")]
+    said = [["So 3+4=7 it is.", "The same."], ["So 3+4=8 it is.", "The same."]]
+    for run, texts in zip(runs, said, strict=True):
+        for group in run.rollouts:
+            for completion, text in zip(group["completions"], texts, strict=True):
+                completion["text"] = text
+    path = write_comparison_report(runs, title="Apart", output=tmp_path / "apart.html")
+    for width in (1280, 390):
+        browser.open(path, width=width)
+        assert browser.value("document.querySelectorAll('#rollouts mark').length") == 0
+        boxes = "[...document.querySelectorAll('#rollouts .check')]"
+        browser.value(
+            f"{boxes}.find(l => l.textContent.includes('differences')).firstChild.click()"
+        )
+        marked = "[...document.querySelectorAll('#rollouts .card:first-child mark')]"
+        assert browser.value(f"{marked}.map(m => m.textContent)") == ["7", "8"]
+        texts = "[...document.querySelectorAll('#rollouts .card:first-child .text')]"
+        assert browser.value(f"{texts}.map(t => t.textContent)") == [
+            "So 3+4=7 it is.", "So 3+4=8 it is.", "The same.", "The same.",
+        ]  # fmt: skip
+        note = "document.querySelector('#rollouts .card .note').textContent"
+        assert browser.value(note) == "1 of 2 answers differ."
+        assert browser.value("document.documentElement.scrollWidth") <= width
     assert browser.complaints() == []
 
 

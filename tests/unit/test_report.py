@@ -26,7 +26,7 @@ from groupwise.report import (
     write_run_report,
 )
 from groupwise.report.curves import evaluation_charts, metric_charts, stage_seconds
-from groupwise.report.data import figures_at
+from groupwise.report.data import figures_at, read_runs
 from groupwise.report.rollouts import payload
 from groupwise.report.text import embedded, escaped, number, visible
 
@@ -161,6 +161,19 @@ def test_reading_says_what_is_missing(tmp_path):
     broken = write_run(tmp_path / "broken", config="{", metrics=['{"step": 1}\n'])
     assert RunData.read(broken).skipped == 1
     assert RunData.read(broken, label="mine").label == "mine"
+
+
+def test_runs_of_one_algorithm_and_seed_are_called_by_their_folders(tmp_path):
+    for name, algorithm, seed in (("cold", "grpo", 0), ("hot", "grpo", 0), ("c", "rloo", 0)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "metrics.jsonl").write_text('{"step": 1, "accuracy": 0.5}\n')
+        settings = {"algorithm": {"name": algorithm}, "seed": seed}
+        (tmp_path / name / "config.json").write_text(json.dumps(settings))
+    folders = [tmp_path / name for name in ("cold", "hot", "c")]
+    assert [run.label for run in read_runs(folders)] == ["grpo cold", "grpo hot", "rloo"]
+    assert [run.label for run in read_runs(folders[1:])] == ["grpo", "rloo"]
+    with pytest.raises(UsageError, match="must be different ones"):
+        read_runs([folders[0], tmp_path / "hot" / ".." / "cold"])
 
 
 def test_only_rollouts_that_fit_are_read(tmp_path, monkeypatch):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,31 @@ class RunData:
             skipped=skipped + more + lost + broken,
             unread=len(files) - len(chosen),
         )
+
+
+def read_runs(folders: Sequence[str | Path]) -> list[RunData]:
+    """Read several runs; those of one algorithm and one seed are called by their folders.
+
+    Args:
+        folders: run directories, each once.
+
+    Raises:
+        UsageError: as `RunData.read`, or a folder given twice.
+    """
+    places = [Path(folder).resolve() for folder in folders]
+    if len(set(places)) < len(places):
+        raise UsageError(f"runs = {', '.join(map(str, folders))}: must be different ones.")
+    runs = [RunData.read(folder) for folder in folders]
+    count = Counter((run.label, run.seed) for run in runs)
+    twice = {label for (label, _), times in count.items() if times > 1}
+    names = [place.name for place in places]
+    short = len(set(names)) == len(names)
+    return [
+        replace(run, label=f"{run.label} {place.name if short else place}")
+        if run.label in twice
+        else run
+        for run, place in zip(runs, places, strict=True)
+    ]
 
 
 def figures_at(run: RunData, *, last: bool) -> dict[str, dict[str, Estimate]]:

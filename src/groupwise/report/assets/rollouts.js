@@ -50,7 +50,7 @@ function startBrowser(data, runs, labels) {
   const present = [...new Set(groups.map((g) => g.run))];
   const steps = [...new Set(groups.map((g) => g.step))].sort((a, b) => a - b);
   const lower = data.strings.map((s) => s.toLowerCase());
-  const state = { run: present.length > 1 ? -1 : present[0], step: steps.length - 1, filter: "all groups", query: "", colour: false, limit: PAGE };
+  const state = { run: present.length > 1 ? -1 : present[0], step: steps.length - 1, filter: "all groups", query: "", colour: false, diff: false, limit: PAGE };
 
   const update = (change) => {
     Object.assign(state, { limit: PAGE }, change);
@@ -101,13 +101,18 @@ function controls(place, view, state, update) {
   });
   place.append(label, filter, search);
   if (data.levels.some((l) => data.strings[l] !== "")) {
-    const box = html("input");
-    box.type = "checkbox";
-    const surprise = html("label", "check");
-    surprise.append(box, " token surprise");
-    box.addEventListener("change", () => update({ colour: box.checked }));
-    place.append(surprise);
+    place.append(check("token surprise", (colour) => update({ colour })));
   }
+  if (present.length > 1) place.append(check("differences", (diff) => update({ diff })));
+}
+
+function check(name, changed) {
+  const box = html("input");
+  box.type = "checkbox";
+  const label = html("label", "check");
+  label.append(box, ` ${name}`);
+  box.addEventListener("change", () => changed(box.checked));
+  return label;
 }
 
 function render(section, view, state, update) {
@@ -157,19 +162,79 @@ function groupCard(mates, view, state) {
   const prompt = html("div", "prompt", data.strings[mates[0].text]);
   if (data.strings[mates[0].answer]) prompt.append(html("span", "answer", `answer ${data.strings[mates[0].answer]}`));
   if (state.query) prompt.append(html("span", "answer", `step ${mates[0].step}`));
+  if (state.diff && mates.length > 1) {
+    card.append(prompt, ...pairs(mates, view));
+    return card;
+  }
   const columns = html("div", "columns");
   for (const group of mates) {
     const column = html("div", accentOf(runs[group.run].label, labels));
-    const head = html("h3");
-    head.append(html("i"), `${runs[group.run].label} `, html("small", "", `${rightIn(data, group)} of ${group.count} right`));
     const list = html("ol", "samples");
-    const largest = Math.max(1e-12, ...Array.from({ length: group.count }, (_, k) => Math.abs(data.advantage[group.first + k] ?? 0)));
+    const largest = largestIn(data, group);
     for (let i = group.first; i < group.first + group.count; i++) list.append(sampleRow(data, i, largest, state.colour));
-    column.append(head, list);
+    column.append(groupHead(group, view), list);
     columns.append(column);
   }
   card.append(prompt, columns);
   return card;
+}
+
+function groupHead(group, view) {
+  const head = html("h3"), label = view.runs[group.run].label;
+  head.append(html("i"), `${label} `, html("small", "", `${rightIn(view.data, group)} of ${group.count} right`));
+  return head;
+}
+
+function largestIn(data, group) {
+  return Math.max(1e-12, ...Array.from({ length: group.count }, (_, k) => Math.abs(data.advantage[group.first + k] ?? 0)));
+}
+
+// The n-th answers of all runs together: they were drawn with the same random numbers, so where
+// they part the policies do.
+function pairs(mates, view) {
+  const { data, runs, labels } = view;
+  const count = Math.max(...mates.map((g) => g.count));
+  const list = html("ol", "samples");
+  let different = 0;
+  for (let k = 0; k < count; k++) {
+    const there = mates.filter((g) => k < g.count);
+    const texts = there.map((g) => data.strings[data.text[g.first + k]]);
+    const same = there.length === mates.length && texts.every((text) => text === texts[0]);
+    different += !same;
+    const cuts = common(texts);
+    const row = html("li", "pair"), columns = html("div", "columns");
+    row.append(html("small", "", `answer ${k + 1}${same ? ", the same in all" : ""}`), columns);
+    there.forEach((group, at) => {
+      const cell = html("div", accentOf(runs[group.run].label, labels));
+      const sample = sampleRow(data, group.first + k, largestIn(data, group), false);
+      if (!same) markDifference(sample.querySelector(".text"), texts[at], cuts);
+      cell.append(sample);
+      columns.append(cell);
+    });
+    list.append(row);
+  }
+  const heads = html("div", "columns");
+  for (const group of mates) {
+    const cell = html("div", accentOf(runs[group.run].label, labels));
+    cell.append(groupHead(group, view));
+    heads.append(cell);
+  }
+  return [heads, html("p", "note", `${different} of ${count} answers differ.`), list];
+}
+
+const words = (text) => text.match(/[\p{L}\p{M}]+|\p{N}+|\s+|[^]/gu) ?? [];
+
+// How many characters all texts share at the beginning and at the end, in whole words.
+function common(texts) {
+  const lists = texts.map(words), least = Math.min(...lists.map((l) => l.length));
+  let first = 0, last = 0, head = 0, tail = 0;
+  while (first < least && lists.every((l) => l[first] === lists[0][first])) head += lists[0][first++].length;
+  while (last < least - first && lists.every((l) => l.at(-1 - last) === lists[0].at(-1 - last))) tail += lists[0].at(-1 - last++).length;
+  return { head, tail };
+}
+
+function markDifference(place, text, { head, tail }) {
+  place.replaceChildren(text.slice(0, head), html("mark", "", text.slice(head, text.length - tail)), text.slice(text.length - tail));
 }
 
 function sampleRow(data, i, largest, colour) {
