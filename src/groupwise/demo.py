@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from groupwise.config import Config, load
+from groupwise.data import rendered
 from groupwise.errors import UsageError
 from groupwise.evaluation.measure import Measurement
 from groupwise.logs import Progress, show_progress
@@ -26,7 +27,7 @@ from groupwise.report import (
     write_comparison_report,
     write_png,
 )
-from groupwise.run import Prepared, evaluation_row, prepare, rendered
+from groupwise.run import Prepared, evaluation_row, prepare
 from groupwise.types import ScoredGroups
 
 ALGORITHMS = ("softrank", "grpo")

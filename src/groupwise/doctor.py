@@ -22,13 +22,16 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from groupwise import __version__
 from groupwise.config import Config
+from groupwise.data import load_eval, load_train, rendered
 from groupwise.errors import GroupwiseError
 from groupwise.execution import best_device, load_configured
 from groupwise.models import Policy
+from groupwise.models.hub import check_on_hub
 from groupwise.models.loading import DTYPES, resolve
+from groupwise.prompts.overlap import shared_prompts
 from groupwise.prompts.templates import check_round_trip
 from groupwise.rewards import dropped_tags
-from groupwise.run import load_eval, load_train, make_scorer, prepare, rendered
+from groupwise.run import make_scorer, prepare
 from groupwise.testing import check_reward
 from groupwise.types import Prompt
 
@@ -149,11 +152,19 @@ def _device() -> str:
     cores, threads = len(psutil.Process().cpu_affinity() or [1]), torch.get_num_threads()
     if threads > cores:
         raise Finding(
-            f"CPU with {cores} cores and {threads} threads of torch, which will fight over them",
+            f"CPU with {_counted(cores, 'core')} and {threads} threads of torch, which will fight",
             f"set threads = {cores}",
         )
     free = psutil.virtual_memory().available / 2**30
-    return f"CPU, {cores} cores, {threads} threads, {free:.1f} GiB of memory free"
+    return (
+        f"CPU, {_counted(cores, 'core')}, {_counted(threads, 'thread')}, "
+        f"{free:.1f} GiB of memory free"
+    )
+
+
+def _counted(count: int, noun: str) -> str:
+    """A number with its noun: "1 core", "2 cores"."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 class _Patient:
@@ -174,8 +185,11 @@ class _Patient:
     def parameters(self) -> int:
         """Counted on a device that holds nothing, so that a model too large can still be
         counted."""
+        place = resolve(self.config.model.path)
+        if not Path(place).exists():
+            check_on_hub(place)
         plan = AutoConfig.from_pretrained(
-            resolve(self.config.model.path),
+            place,
             trust_remote_code=self.config.model.trust_remote_code,
         )
         with torch.device("meta"):
@@ -232,7 +246,7 @@ class _Patient:
         policy = self.policy
         return (
             f"{type(policy.model).__name__}, context of {policy.context} tokens, "
-            f"{len(policy.end_tokens)} end tokens"
+            f"{_counted(len(policy.end_tokens), 'end token')}"
         )
 
     def data(self) -> str:
@@ -240,15 +254,15 @@ class _Patient:
         ready = rendered(self.config, self.policy, prompts[:TRIED])
         longest = max(map(len, ready.tokens))
         answered = sum(prompt.answer is not None for prompt in ready.prompts)
-        held_out = {str(prompt) for prompt in load_eval(self.config)}
-        shared = sum(str(prompt) in held_out for prompt in prompts[:TRIED])
+        held_out = load_eval(self.config)
+        shared = shared_prompts(prompts, held_out)
         said = (
             f"{len(prompts)} prompts; of the first {len(ready.prompts)} the longest has {longest} "
             f"tokens and {answered} have an answer; {len(held_out)} held out"
         )
         if shared:
             raise Finding(
-                f"{said}; {shared} of the first {TRIED} are among the held-out ones",
+                f"{said}; {shared} of the held-out ones are training prompts as well",
                 "give other held-out prompts by data.eval or data.eval_split",
             )
         return said

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from groupwise import resuming
 from groupwise.alarms import Alarms
 from groupwise.algorithms import Rules, bind
 from groupwise.config import Config, build
+from groupwise.data import load_eval, load_source, load_train, rendered
 from groupwise.errors import RunError, UsageError
 from groupwise.evaluation.measure import Measurement, measure
 from groupwise.execution import Connected, best_device, connect, load_configured
@@ -25,13 +25,12 @@ from groupwise.keeping import Keeper
 from groupwise.lock import RunLock
 from groupwise.logs import Progress, RunLog, make_trackers, read_lines, show_progress
 from groupwise.models import Policy, make_policy
-from groupwise.prompts.sources import GENERATORS, load_prompts
-from groupwise.prompts.templates import Rendered, check_round_trip, render_all
+from groupwise.prompts.overlap import shared_prompts, told_apart
+from groupwise.prompts.templates import Rendered, fix_variables
 from groupwise.rewards import (
     REWARDS,
     Scorer,
     build_scorer,
-    dropped_tags,
     from_functions,
 )
 from groupwise.source import RolloutSource, Watch
@@ -91,6 +90,7 @@ class Prepared:
     def close(self) -> None:
         """End workers and threads, and let others have the run directory."""
         self.scorer.close()
+        self.engine.close()
         self.watchdog.close()
         self.lock.close()
 
@@ -150,8 +150,8 @@ def train(
     values["algorithm"] = {"name": algorithm, **settings.get("algorithm", {})}
     values["rewards"] = [{"name": item} for item in rewards] if named else []
     from_data = isinstance(prompts, str | Path)
-    if from_data:
-        values["data"] = {**settings.get("data", {}), "train": str(prompts)}
+    train_on = str(prompts) if from_data else "prompts at hand"
+    values["data"] = {**settings.get("data", {}), "train": train_on}
     policy = None
     if isinstance(model, str | Path):
         values["model"] = {"path": str(model), **settings.get("model", {})}
@@ -159,13 +159,17 @@ def train(
         raise UsageError("tokenizer = None: a model at hand needs its tokenizer, as tokenizer=….")
     else:
         policy = make_policy(model, tokenizer)
+        named_as = getattr(model, "name_or_path", "") or type(model).__name__
+        values["model"] = {**settings.get("model", {}), "path": named_as}
     config = build(values)
-    held_out = None if eval_prompts is None else _prompts(config, eval_prompts)
+    if policy is not None:
+        fix_variables(policy.tokenizer, config.data.chat_template_kwargs)
+    held_out = None if eval_prompts is None else load_source(config, eval_prompts)
     return train_config(
         config,
         policy=policy,
         functions=[] if named else rewards,
-        prompts=None if from_data else _prompts(config, prompts),
+        prompts=None if from_data else load_source(config, prompts),
         eval_prompts=[] if held_out is None and not from_data else held_out,
         resume=resume,
         allow_changes=allow_changes,
@@ -271,10 +275,10 @@ def prepare(
         rules = bind(config.algorithm.name, config.algorithm.overrides())
         policy = _started(config, policy, found, progress=progress)
         connected = connect(config, rules, policy=policy)
+        undo.callback(connected.engine.close)
         train_on = rendered(config, policy, prompts or load_train(config))
         measure_on = _held_out(config, policy, eval_prompts)
-        if train_on.dropped:
-            progress.say(f"{train_on.dropped} prompts are too long and were left out")
+        _tell(train_on, measure_on, say=progress.say)
         log = RunLog(
             config.output,
             settings=resuming.plain(config),
@@ -354,6 +358,14 @@ def _trainer(
     )
 
 
+def _tell(train_on: Rendered, measure_on: Rendered | None, *, say: Callable[[str], None]) -> None:
+    """What should be known of the prompts before training."""
+    if train_on.dropped:
+        say(f"{train_on.dropped} prompts are too long and were left out")
+    if measure_on and (shared := shared_prompts(train_on.prompts, measure_on.prompts)):
+        say(told_apart(shared, len(measure_on.prompts)))
+
+
 def _held_out(config: Config, policy: Policy, prompts: Sequence[Prompt] | None) -> Rendered | None:
     """What a run is evaluated on, if on anything."""
     found = (load_eval(config) if prompts is None else prompts)[: config.evaluation.prompts]
@@ -393,50 +405,6 @@ def evaluation_row(result: Measurement, *, split: str = "held_out") -> dict[str,
     }
 
 
-def load_train(config: Config) -> Sequence[Prompt]:
-    """The training prompts of a configuration."""
-    data = config.data
-    return _prompts(config, data.train, split=data.train_split, limit=data.limit)
-
-
-def load_eval(config: Config) -> Sequence[Prompt]:
-    """Held-out prompts; none where the data is one file, which has no split to take them from."""
-    data = config.data
-    if data.eval is None and Path(data.train).is_file():
-        return []
-    source = data.eval or data.train
-    limit = config.evaluation.prompts
-    endless = source in GENERATORS
-    held_out = _prompts(config, source, split=data.eval_split, limit=limit if endless else None)
-    return held_out[:limit]
-
-
-def rendered(config: Config, policy: Policy, prompts: Sequence[Prompt]) -> Rendered:
-    """Prompts as the model sees them.
-
-    Raises:
-        UsageError: a prompt is too long, or an answer does not survive the tokenizer.
-    """
-    room = policy.context - config.sampling.max_tokens
-    if room < 1:
-        raise UsageError(
-            f"sampling.max_tokens = {config.sampling.max_tokens}: the model's context is "
-            f"{policy.context} tokens, which leaves no room for a prompt."
-        )
-    answers = sorted({p.answer for p in prompts[:100] if p.answer})
-    problems = check_round_trip(policy.tokenizer, answers)
-    if problems:
-        raise UsageError(f"tokenizer: {problems[0]}")
-    if tags := dropped_tags(policy.tokenizer):
-        warnings.warn(
-            f"{', '.join(tags)} are special tokens of this tokenizer: rewards here see them, but "
-            "programs that decode with special tokens skipped will not; prefer ordinary tokens.",
-            stacklevel=2,
-        )
-    limit = min(room, config.data.max_prompt_tokens or room)
-    return render_all(prompts, policy.tokenizer, limit=limit, too_long=config.data.too_long)
-
-
 def make_scorer(config: Config, functions: Sequence[Reward] = ()) -> Scorer:
     """The scorer of a configuration, or of functions in its place.
 
@@ -458,25 +426,6 @@ def make_scorer(config: Config, functions: Sequence[Reward] = ()) -> Scorer:
             f"Known: {', '.join(REWARDS.names())}."
         )
     return build_scorer(config.rewards, combine=config.combine, **limits)
-
-
-def _prompts(
-    config: Config, source: Any, *, split: str = "train", limit: int | None = None
-) -> Sequence[Prompt]:
-    data = config.data
-    return load_prompts(
-        source,
-        split=split,
-        subset=data.subset,
-        prompt_column=data.prompt_column,
-        answer_column=data.answer_column,
-        id_column=data.id_column,
-        answer_style=data.answer_style,
-        system=data.system,
-        wording=data.wording,
-        chat=data.chat,
-        limit=limit,
-    )
 
 
 def _settings(config: Config) -> TrainerSettings:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from groupwise.config import Config
+from groupwise.data import load_train
 from groupwise.errors import UsageError
 from groupwise.prompts.rows import read_rows
-from groupwise.run import load_train, make_scorer
+from groupwise.run import make_scorer
 from groupwise.testing import RewardCheck, check_reward
 from groupwise.types import Prompt
 

@@ -22,7 +22,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"config", "source"}),
     frozenset({"execution", "checkpoint", "evaluation", "logs", "alarms", "guards", "interrupts"}),
     frozenset({"stages", "report", "keeping", "resuming", "lock", "arguments"}),
-    frozenset({"trainer"}),
+    frozenset({"trainer", "data"}),
     frozenset({"run"}),
     frozenset({"demo", "experiments", "doctor", "integrations", "chat", "assessment", "trial"}),
     frozenset({"lab"}),

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 from groupwise.errors import RewardError, UsageError
 from groupwise.integrations.trl import GRPOTrainer
+from groupwise.prompts.templates import render
 from small_runs import tiny
 from trl_scripts import QUESTIONS, Notebook, arguments, letters
 
@@ -71,6 +73,20 @@ def test_the_script_of_the_blog_runs(
     rows = (tmp_path / "malpyeong-grpo" / "metrics.jsonl").read_text().splitlines()
     assert len(rows) == 9
     assert (tmp_path / "malpyeong-grpo" / "final" / "model.safetensors").exists()
+
+
+def test_variables_of_the_chat_template_are_those_of_the_settings(
+    tmp_path: Path, model: str
+) -> None:
+    given = arguments(tmp_path, model, chat_template_kwargs={"thinking": False})
+    tokenizer = given["processing_class"] = AutoTokenizer.from_pretrained(model)
+    tokenizer.chat_template = (
+        "{{ messages[0]['content'] }}"
+        "{% if thinking is defined and not thinking %} at once{% endif %}"
+    )
+    given["train_dataset"] = [{"prompt": [{"role": "user", "content": "2 + 3"}]}] * 4
+    trainer = GRPOTrainer(**given)
+    assert tokenizer.decode(render(trainer.prompts[0], tokenizer)) == "2 + 3 at once"
 
 
 def test_a_run_trains_and_logs_by_trls_names(tmp_path: Path, model: str) -> None:

@@ -47,6 +47,8 @@ BECOMES: list[tuple[str, Any, dict[str, Any], str, Any]] = [
     ("min_p", 0.1, {}, "sampling.min_p", 0.1),
     ("generation_kwargs", {"stop_strings": ["a", "b"]}, {}, "sampling.stop", ("a", "b")),
     ("generation_kwargs", '{"stop": "a"}', {}, "sampling.stop", ("a",)),
+    ("chat_template_kwargs", {"thinking": False}, {}, "data.chat_template_kwargs.thinking", False),
+    ("chat_template_kwargs", '{"a": "b"}', {}, "data.chat_template_kwargs.a", "b"),
     ("loss_type", "grpo", {}, "algorithm.weighting.name", "sequence_mean"),
     ("loss_type", "vespo", {}, "algorithm.surrogate.name", "vespo"),
     ("beta", 0.1, {}, "algorithm.divergence.coefficient", 0.1),

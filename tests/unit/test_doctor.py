@@ -46,7 +46,7 @@ def test_the_command_prints_the_checks_and_fails_with_them(
     words = [w for setting in given for w in ("--set", setting)]
     assert main(["doctor", "word-problems", *words, "--json", str(file)]) == 1
     shown = capsys.readouterr().out
-    assert "FAIL  data: data = '/nowhere/x.jsonl': no such file" in shown and "→ " in shown
+    assert "FAIL  data: data.train = '/nowhere/x.jsonl': no such file" in shown and "→ " in shown
     found = {check["name"]: check["passed"] for check in json.loads(file.read_text())}
     assert found["data"] is False and found["model"] is True
     assert found["tokenizer"] is None, "what a failure makes impossible is not tried"

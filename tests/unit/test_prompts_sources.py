@@ -66,6 +66,32 @@ def test_a_saved_folder_is_read_by_split(tmp_path: Path) -> None:
         load_prompts(str(tmp_path / "saved"), split="tets")
 
 
+def test_a_stream_is_read_no_further_than_asked() -> None:
+    import datasets
+
+    def endless():
+        number = 0
+        while True:
+            yield {"question": f"{number} + 1?", "answer": str(number + 1)}
+            number += 1
+
+    stream = datasets.IterableDataset.from_generator(endless)
+    prompts = load_prompts(stream, prompt_column="question", limit=3)
+    found = [(str(prompt), prompt.answer) for prompt in prompts]
+    assert found == [("0 + 1?", "1"), ("1 + 1?", "2"), ("2 + 1?", "3")]
+
+
+def test_a_folder_of_files_is_read_by_split(tmp_path: Path, monkeypatch) -> None:
+    """As data sets lie on the hub: a file per split."""
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "rows").mkdir()
+    for split in ("train", "test"):
+        jsonl(tmp_path / "rows" / f"{split}.jsonl", [{"prompt": split, "answer": "1"}])
+    for split in ("train", "test"):
+        (prompt,) = load_prompts(str(tmp_path / "rows"), split=split)
+        assert (str(prompt), prompt.answer) == (split, "1")
+
+
 def test_wording_joins_columns_and_system_comes_first() -> None:
     rows = [{"context": "Sky is blue.", "q": "Colour?", "answer": "blue"}]
     prompt = load_prompts(rows, wording="{context}\n{q}", system="Be brief.")[0]

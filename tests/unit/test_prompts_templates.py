@@ -10,11 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from groupwise.errors import ModelError, UsageError
 from groupwise.prompts.small_tokenizer import TAGS, small_tokenizer
-from groupwise.prompts.templates import check_round_trip, pad_token, render, render_all
+from groupwise.prompts.templates import (
+    check_round_trip,
+    fix_variables,
+    pad_token,
+    render,
+    render_all,
+)
 from groupwise.prompts.word_problems import Demonstrations, word_problems
 from groupwise.types import Prompt
 
@@ -91,6 +97,42 @@ def test_a_begun_answer_is_gone_on_with() -> None:
     turns = (*user("How many?").messages, {"role": "assistant", "content": "<reasoning>"})
     tokens = render(Prompt(id="p", messages=turns), SMALL)
     assert SMALL.convert_ids_to_tokens(tokens)[-2:] == ["<|assistant|>", "<reasoning>"]
+
+
+# A template with two modes, as models that think have it: one of them begins the answer.
+MODES = (
+    "{% for m in messages %}{{ m['content'] }} {% endfor %}{% if add_generation_prompt %}go"
+    "{% if enable_thinking is defined and enable_thinking is false %} thought over{% endif %}"
+    "{% endif %}"
+)
+
+
+def test_the_mode_of_a_template_is_fixed_in_the_model_that_is_saved(tmp_path: Path) -> None:
+    tokenizer = words("hi", "go", "thought", "over", eos_token="</s>")
+    tokenizer.chat_template = MODES
+
+    def seen(by: PreTrainedTokenizerBase) -> str:
+        return " ".join(by.convert_ids_to_tokens(render(user("hi"), by)))
+
+    assert seen(tokenizer) == "hi go"
+    fix_variables(tokenizer, {"enable_thinking": False})
+    assert seen(tokenizer) == "hi go thought over"
+    tokenizer.save_pretrained(tmp_path)
+    loaded = PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    assert seen(loaded) == "hi go thought over"
+    # Said again of the saved model, the later value counts.
+    fix_variables(loaded, {"enable_thinking": True})
+    assert seen(loaded) == "hi go"
+
+
+def test_a_variable_that_the_template_does_not_read_is_refused() -> None:
+    tokenizer = words("hi", eos_token="</s>")
+    with pytest.raises(UsageError, match="has no chat template that could read it"):
+        fix_variables(tokenizer, {"enable_thinking": False})
+    tokenizer.chat_template = MODES
+    fix_variables(tokenizer, {"enable_thinking": False})
+    with pytest.raises(UsageError, match=r"enable_thinkin = True.*did you mean enable_thinking\?"):
+        fix_variables(tokenizer, {"enable_thinkin": True})
 
 
 def test_plain_text_is_taken_as_it_is() -> None:

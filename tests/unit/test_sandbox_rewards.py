@@ -15,12 +15,13 @@ import pytest
 
 from data_folder import data_file
 from groupwise.config import load
+from groupwise.data import load_eval, load_train
 from groupwise.errors import UsageError
 from groupwise.registry import part
 from groupwise.rewards import REWARDS
 from groupwise.rewards.code import code_asserts, code_function, code_stdio, extract_code
 from groupwise.rewards.sandbox import unavailable
-from groupwise.run import load_eval, load_train, make_scorer
+from groupwise.run import make_scorer
 from groupwise.types import Completion, Group
 
 SECONDS = 30.0  # generous: a loaded machine must not turn a right program into a wrong one

@@ -8,14 +8,23 @@ import pytest
 
 from data_folder import data_file
 from groupwise.config import load
+from groupwise.data import load_eval, load_train
 from groupwise.errors import UsageError
 from groupwise.prompts.sources import GENERATORS, load_prompts
 from groupwise.rewards.text import references
-from groupwise.run import load_eval, load_train, make_scorer
+from groupwise.run import make_scorer
 from groupwise.types import Completion, Group, Prompt
 
 REASONED = "<reasoning>\nso\n</reasoning>\n<answer>\n{}\n</answer>"
+PAPER = (
+    "gsm8k-softrank-qwen2.5-3b",
+    "gsm8k-softrank-qwen2.5-3b-80gb",
+    "gsm8k-grpo-qwen2.5-3b",
+    "gsm8k-softrank-kaist-qwen2.5-3b",
+    "gsm8k-eval",
+)
 FORMS = {
+    **dict.fromkeys(PAPER, REASONED),
     "svamp": REASONED,
     "aqua": REASONED,
     "math-format": r"So it is $\boxed{{{}}}$.",
@@ -25,6 +34,7 @@ FORMS = {
     "korean-norms": "{}",
 }
 FILES = [
+    *((name, "gsm8k/test.jsonl", 1319) for name in PAPER),
     ("svamp", "svamp/SVAMP.json", 1000),
     ("aqua", "aqua/test.jsonl", 254),
     ("aqua", "aqua/dev.jsonl", 254),
@@ -62,7 +72,7 @@ def _check(recipe: str, prompts: list[Prompt], overrides: list[str]) -> None:
             assert score.total[0] > max(score.total[1:]), prompt
 
 
-@pytest.mark.parametrize("recipe, file, rows", FILES, ids=[f for _, f, _ in FILES])
+@pytest.mark.parametrize("recipe, file, rows", FILES, ids=[f"{r}:{f}" for r, f, _ in FILES])
 def test_the_columns_of_the_real_files(recipe: str, file: str, rows: int) -> None:
     path = data_file(file)
     overrides = [f"data.train={path}", f"data.eval={path}", "reward_pool.workers=0"]
@@ -128,3 +138,19 @@ def test_tasks_of_reasoning_gym_by_name() -> None:
     with pytest.raises(UsageError, match="task"):
         load_prompts("reasoning_gym", limit=1)
     assert "reasoning_gym" in GENERATORS
+
+
+@pytest.mark.parametrize(
+    ("overrides", "named"),
+    [
+        (["data.train=/nowhere/x.jsonl"], "data.train = '/nowhere/x.jsonl': no such file"),
+        (["data.eval=/nowhere/x.jsonl"], "data.eval = '/nowhere/x.jsonl': no such file"),
+        (["data.train_split=trian"], "data.train_split = 'trian'.*did you mean train"),
+        (["data.eval_split=tets"], "data.eval_split = 'tets'.*did you mean test"),
+    ],
+)
+def test_what_cannot_be_read_is_named_by_its_setting(overrides: list[str], named: str) -> None:
+    config = load("countdown", overrides)
+    with pytest.raises(UsageError, match=named):
+        load_train(config)
+        load_eval(config)

@@ -60,6 +60,10 @@ class ModelSection(Section):
     """Number format of the computation; the weights that are trained are kept in float32."""
     trust_remote_code: bool = False
     """Whether Python code that comes with the model may run."""
+    attention: Literal["auto", "sdpa", "eager", "flash_attention_2"] = "auto"
+    """Attention of `transformers`, for models that cannot be attended group by group."""
+    head_dtype: Literal["model", "float32"] = "model"
+    """Number format in which sampler and learner compute logits; "model" is the model's own."""
     reference: Literal["auto", "none", "frozen"] = "auto"
     """The model of the KL term: kept where the algorithm needs it ("auto"), always, or never."""
     adapter: AdapterSection | None = None
@@ -95,6 +99,8 @@ class DataSection(Section):
     """The question made of several columns: "{context} {question}"; replaces `prompt_column`."""
     chat: bool = True
     """Put questions through the chat template; False gives them to the model as they are."""
+    chat_template_kwargs: dict[str, bool | int | float | str] = {}
+    """Variables of the chat template, such as enable_thinking = false; the model keeps them."""
     max_prompt_tokens: Count | None = None
     """Most tokens of a prompt; None is what the context leaves beside `sampling.max_tokens`."""
     too_long: Literal["refuse", "drop"] = "refuse"
@@ -109,8 +115,8 @@ class AlgorithmSection(Section):
     name: Name = "softrank"
     """Row of the table: `groupwise algorithms` prints it."""
     advantage: dict[str, Any] = {}
-    """Settings of the advantage; "name" replaces the function. So for every slot below. "rms" scales
-    the advantages of every batch to that root mean square."""
+    """Settings of the advantage; "name" replaces the function. So for every slot below. "rms"
+    scales the advantages of every batch to that root mean square."""
     ratio: dict[str, Any] = {}
     """Settings of the importance ratio."""
     surrogate: dict[str, Any] = {}
@@ -225,8 +231,10 @@ class RewardPoolSection(Section):
 class OptimizerSection(Section):
     """AdamW and its learning rate."""
 
-    name: Literal["adamw"] = "adamw"
-    """The optimiser."""
+    name: Literal["adamw", "adamw_8bit"] = "adamw"
+    """The optimiser; "adamw_8bit" holds its moments in 8 bits (extra `quant`)."""
+    offload: bool = False
+    """Keep float32 weights and moments of a model on a card in the memory of the CPU."""
     learning_rate: NonNegative = 1e-6
     """Peak learning rate."""
     betas: Annotated[tuple[Share, Share], Field(strict=False)] = (0.9, 0.999)
@@ -309,8 +317,8 @@ class AlarmsSection(Section):
     """Mean length over that of the first steps, above."""
     truncated: Share | None = 0.5
     """Share of completions that ran out of tokens, above."""
-    entropy: NonNegative | None = 0.02
-    """Nats per token, at or below."""
+    entropy: Share | None = 0.1
+    """Share of the entropy of the first steps, at or below."""
     kl: NonNegative | None = 1.0
     """KL(π‖π_ref) in nats per token, above."""
     parts_against: Annotated[float, Field(ge=-1, le=1)] | None = -0.5
@@ -320,7 +328,7 @@ class AlarmsSection(Section):
     still_parameters: Share | None = 0.0
     """Share of parameters that the first update with a gradient did not move, above."""
     duplicates: Share | None = 0.8
-    """Share of completions that repeat another one of their group, above."""
+    """Share of completions that repeat another of their group, where it is not all right, above."""
     hacking: NonNegative | None = 0.05
     """Fall of held-out accuracy while the training reward rises, above."""
     not_judged: Share | None = 0.1

@@ -3,7 +3,10 @@ survives the tokenizer."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import difflib
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -95,6 +98,41 @@ def render_all(
     if not kept:
         raise UsageError(f"prompts: all {dropped} have more than {limit} tokens, so none is left.")
     return Rendered(prompts=tuple(kept), tokens=tuple(tokens), dropped=dropped)
+
+
+_FIXED = re.compile(r"""(?:\{%- set \w+ = (?:true|false|[\d.e+-]+|"[^"%]*") -%\})*""")
+"""What `fix_variables` puts before a template."""
+
+
+def fix_variables(
+    tokenizer: PreTrainedTokenizerBase, variables: Mapping[str, bool | int | float | str]
+) -> None:
+    """Give variables of the chat template their values, in the template itself.
+
+    A model that is saved with this tokenizer is asked in the same mode by whoever loads it: `eval`,
+    `chat` or a server. A value that is given again replaces the earlier one.
+
+    Args:
+        tokenizer: its template is changed.
+        variables: name → value, such as {"enable_thinking": False}.
+
+    Raises:
+        UsageError: there is no chat template, or it does not read a variable of that name.
+    """
+    for name, value in variables.items():
+        where = f"data.chat_template_kwargs.{name} = {value!r}"
+        template = tokenizer.chat_template
+        if not isinstance(template, str):
+            raise UsageError(f"{where}: the tokenizer has no chat template that could read it.")
+        fixed = _FIXED.match(template)
+        own = template[fixed.end() if fixed else 0 :]
+        words = set(re.findall(r"\b[A-Za-z_]\w*", own))
+        if name not in words:
+            near = difflib.get_close_matches(name, words, n=1)
+            hint = f"; did you mean {near[0]}?" if near else "."
+            raise UsageError(f"{where}: the chat template does not read it{hint}")
+        before = template.removesuffix(own)
+        tokenizer.chat_template = f"{before}{{%- set {name} = {json.dumps(value)} -%}}{own}"
 
 
 def pad_token(tokenizer: PreTrainedTokenizerBase) -> int:

@@ -118,10 +118,9 @@ place or to correct for.
     ] = 1.0
     chat_template_kwargs: Annotated[
         dict[str, Any] | str | None,
-        refused(
-            "the chat template is called as it is",
-            "put the variable into it: tokenizer.chat_template = "
-            "'{% set enable_thinking = false %}' + tokenizer.chat_template",
+        honoured(
+            "`data.chat_template_kwargs`",
+            "fixed in the template itself, which is saved with the model",
         ),
     ] = None
     cache_implementation: Annotated[str | None, refused("the engine has a cache of its own")] = None

@@ -370,6 +370,7 @@ def configuration(
     check_runs(args)
     every = args.logging_steps if args.logging_steps >= 1 else math.ceil(args.logging_steps * steps)
     checkpointing = args.activation_checkpointing
+    variables = table(args, "chat_template_kwargs")
     tokens = {}
     if longest is not None:
         room = longest + (args.max_completion_length or 0)
@@ -386,7 +387,7 @@ def configuration(
                 "dtype": dtype(args, card=card),
                 "trust_remote_code": _trusts(args),
             },
-            "data": {"train": "train_dataset"},
+            "data": {"train": "train_dataset", "chat_template_kwargs": variables},
             "algorithm": algorithm(args),
             "sampling": {
                 "max_tokens": args.max_completion_length,

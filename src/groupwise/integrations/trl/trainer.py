@@ -15,15 +15,14 @@ from transformers.trainer_utils import TrainOutput
 from groupwise.checkpoint import newest
 from groupwise.config import Config
 from groupwise.errors import UsageError
-from groupwise.execution import best_device
+from groupwise.execution import best_device, configured_engine
 from groupwise.integrations.trl import figures, loading, rewards, settings
 from groupwise.integrations.trl.config import GRPOConfig
 from groupwise.integrations.trl.data import prompts
 from groupwise.integrations.trl.flow import Flow
 from groupwise.logs import Progress, show_progress
 from groupwise.models import Policy
-from groupwise.prompts.templates import render, render_all
-from groupwise.rollouts import make_engine
+from groupwise.prompts.templates import fix_variables, render, render_all
 from groupwise.run import Prepared, prepare
 from groupwise.types import Engine, Group, Prompt, Request, ScoredGroups
 
@@ -104,6 +103,7 @@ class GRPOTrainer:
         self.policy: Policy = loading.policy(
             model, args, tokenizer=processing_class, peft_config=peft_config
         )
+        fix_variables(self.processing_class, settings.table(args, "chat_template_kwargs"))
         self.config: Config = self._configured(str(name) or short)
         table = Path(self.config.output) / "extra.jsonl" if args.log_completions else None
         self.notes = rewards.Notes(table=table)
@@ -338,8 +338,7 @@ class GRPOTrainer:
         if self.prepared is not None:
             return self.prepared.engine
         self.model.to(best_device())
-        engine = self.config.engine
-        return make_engine(self.policy, name=engine.name, max_rows=engine.max_rows)
+        return configured_engine(self.config, self.policy)
 
     def save_model(self, output_dir: str | None = None) -> None:
         """Write the model, or its adapter, and the tokenizer in Hugging Face form."""
