@@ -28,7 +28,6 @@ from groupwise.guards import Guard, skipped, suspects
 from groupwise.interrupts import requests
 from groupwise.keeping import Keeper
 from groupwise.logs import Progress, RunLog, Tracker
-from groupwise.rewards import alarm
 from groupwise.source import RolloutSource, Watch, unwatched
 from groupwise.types import Batch, Engine, Metrics, ScoredGroups, Update
 from groupwise.updates import TorchLearner, assemble, sequences
@@ -91,7 +90,6 @@ class Trainer:
     best: float = -math.inf
     best_step: int | None = None
     moved: bool = False
-    history: list[Any] = field(default_factory=list)
 
     def step(self) -> tuple[ScoredGroups, Float[Tensor, "prompt group *time"], Metrics]:
         """One batch of rollouts and what it teaches."""
@@ -112,8 +110,9 @@ class Trainer:
         still = None if self.moved else watch_movement(self.learner.optimizer.masters)
         with self.watch("the update") as beat:
             updates = [self._update(each, beat) for each in batches]
-        self.engine.load(self.learner.weights(), version=updates[-1].version)
-        metrics = diagnose(scored, advantages, batches, updates, rules=self.rules)
+        with self.watch("the engine to take over new weights"):
+            loaded = self.engine.load(self.learner.weights(), version=updates[-1].version)
+        metrics = loaded | diagnose(scored, advantages, batches, updates, rules=self.rules)
         metrics |= {**observations(scored), "skipped_updates": skipped(updates)}
         if still is not None and metrics["grad_norm"] > 0 and updates[-1].learning_rate > 0:
             self.moved, metrics["still_share"] = True, still()
@@ -149,10 +148,10 @@ class Trainer:
                 gradient, a wait took too long, or the disk is full.
         """
         with requests() as asked:
-            while self.done < self.settings.steps:
             if self.done > self.evaluated and self._evaluation_due():
                 self._evaluate()  # what ended the run before ended it here
                 self.save()
+            while self.done < self.settings.steps:
                 before = self.done, self.learner.version, self.source.state()
                 try:
                     self.advance()
@@ -213,19 +212,17 @@ class Trainer:
             self._say(str(each))
 
     def _say(self, text: str) -> None:
-        if self.progress is not None:
         """A line that names the run, as several may be shown at once, and the step."""
+        if self.progress is not None:
             self.progress.say(f"{self.name}, step {self.done}: {text}")
 
     def _check(self, scored: ScoredGroups, metrics: Metrics) -> None:
         """Stop a run that cannot learn; roll back from a spike where that is asked for."""
-        if self.done <= 3:
-            self.history.append(scored.scores)
-            reason = alarm(self.history)
-            if reason is not None and len(self.history) == 3:
-                if self.guard.settings.silent_rewards == "stop":
-                    raise RunError(reason)
-                self._say(reason)
+        reason = self.guard.silent(scored.scores)
+        if reason is not None:
+            if self.guard.settings.silent_rewards == "stop":
+                raise RunError(reason)
+            self._say(reason)
         verdict = self.guard.judge(metrics)
         if verdict == "stop":
             raise RunError(self.guard.reason)
@@ -270,9 +267,9 @@ class Trainer:
         try:
             if self.keeper is not None and self.done > self.keeper.saved:
                 self.save(wait=True)
-        except RunError as error:
             elif self.keeper is not None:
                 self.keeper.wait()
+        except RunError as error:
             self._say(str(error))
 
     def restore(self, saved: Checkpoint) -> None:
@@ -285,8 +282,8 @@ class Trainer:
         self.alarms.restore(trainer.get("alarms", {}))
         self.guard.restore(trainer.get("guard", {}))
         self.done = saved.step
-        if self.keeper is not None:
         self.evaluated = int(trainer.get("evaluated", self.done))
+        if self.keeper is not None:
             self.keeper.saved = saved.step
 
     def _take_over(self, saved: Checkpoint) -> None:
@@ -295,11 +292,18 @@ class Trainer:
         self.engine.load(self.learner.weights(), version=self.learner.version)
 
     def finish(self) -> Path | None:
-        """Write the trained model as a plain folder."""
+        """Write the trained model as a plain folder, with a card of what it is."""
         if self.log is None:
             return None
-        final = self.log.folder / "final"
-        replace_folder(final, self.learner.save)
+        from groupwise.report.card import write_model_card
+
+        final, run = self.log.folder / "final", self.log.folder
+
+        def write(folder: str) -> None:
+            self.learner.save(folder)
+            write_model_card(run, folder)
+
+        replace_folder(final, write)
         if self.keeper is not None and self.keeper.journal is not None:
             self.keeper.journal.forget(self.done)
         return final

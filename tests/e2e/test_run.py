@@ -255,6 +255,9 @@ def test_train_returns_the_model_and_its_metrics(tmp_path: Path) -> None:
     run = short(tmp_path, letters)
     assert len(run.metrics) == 2 and run.metrics[0]["reward"] > 0
     assert (run.folder / "final" / "model.safetensors").exists()
+    card = (run.folder / "final" / "README.md").read_text(encoding="utf-8")
+    assert "Qwen2ForCausalLM, trained on prompts at hand" in card
+    assert "Not evaluated" in card and "functions given in Python" in card
     assert run.report().exists()
 
 
@@ -330,7 +333,7 @@ def trained(output: Path, *more: str, resume: bool = False) -> dict[str, Tensor]
         ("algorithm.name=dapo", "group_size=6"),
         ("update.epochs=2", "update.minibatches=3", "optimizer.schedule=cosine"),
         ('algorithm.divergence={name="k3", coefficient=0.1, in="loss"}',),
-        ("model.adapter={rank=2}",),
+        ("model.adapter={rank=2, dropout=0.3}",),
         ("model.dtype=bfloat16",),
     ],
     ids=["plain", "dynamic sampling", "several steps", "reference", "adapter", "bfloat16"],

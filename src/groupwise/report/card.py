@@ -1,0 +1,147 @@
+"""The model card of a trained model: README.md beside its weights, made of what its run wrote."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from groupwise.evaluation.tables import shown, title_of
+from groupwise.logs import read_lines
+from groupwise.report.comparison import results_table
+from groupwise.report.data import RunData
+
+CARD = "README.md"
+
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+def write_model_card(run_dir: str | Path, folder: str | Path) -> Path:
+    """Write the card of a model that a run has trained, and return its path.
+
+    Args:
+        run_dir: the run directory; `config.json` and `evaluations.jsonl` are read.
+        folder: of the model; a card that is there is replaced.
+    """
+    about = json.loads((Path(run_dir) / "config.json").read_text(encoding="utf-8"))
+    evaluations = Path(run_dir) / "evaluations.jsonl"
+    measured = list(read_lines(evaluations)) if evaluations.exists() else []
+    path = Path(folder) / CARD
+    path.write_text(model_card(Path(run_dir).name, about, measured), encoding="utf-8")
+    return path
+
+
+def model_card(name: str, about: Mapping[str, Any], evaluations: list[dict[str, Any]]) -> str:
+    """The text of a card, for people and, at its head, for the hub.
+
+    Paths of this machine are left out: of a file or folder, only the last part is named.
+
+    Args:
+        name: of the model.
+        about: settings, versions and commit, as in `config.json`.
+        evaluations: as in `evaluations.jsonl`.
+    """
+    config, versions = about.get("config", {}), about.get("versions", {})
+    model, data = config.get("model", {}), config.get("data", {})
+    base, trained_on = _public(model.get("path")), _public(data.get("train"))
+    algorithm = config.get("algorithm", {}).get("name", "")
+    version = versions.get("groupwise", "")
+    head = [
+        "---",
+        *([f"base_model: {base}"] if _HUB_NAME.fullmatch(base) else []),
+        *(["datasets:", f"- {trained_on}"] if _HUB_NAME.fullmatch(trained_on) else []),
+        f"library_name: {'peft' if model.get('adapter') else 'transformers'}",
+        "pipeline_tag: text-generation",
+        "tags:",
+        *(f"- {tag}" for tag in ("groupwise", "reinforcement-learning", algorithm) if tag),
+        "---",
+    ]
+    text = [
+        f"# {name}",
+        "",
+        f"{base}, trained on {trained_on} by reinforcement learning with {algorithm} "
+        f"(groupwise {version}).",
+        "",
+        "## Evaluation",
+        "",
+        *_evaluation(config, evaluations),
+        "",
+        "## Training",
+        "",
+        *(f"- {what}: {said}" for what, said in _training(config, base, trained_on) if said),
+        "",
+        "Every setting, metric and rollout is in the directory of the run.",
+        "",
+        "## Versions",
+        "",
+        *(f"- {package} {number}" for package, number in versions.items()),
+        *([f"- commit of groupwise: {about['commit']}"] if about.get("commit") else []),
+    ]
+    return "\n".join([*head, "", *text]) + "\n"
+
+
+def _public(name: Any) -> str:
+    """A model or data set as it may be named elsewhere: of a path its last part, or its run's."""
+    text = str(name or "unnamed")
+    path = Path(text)
+    if not (path.is_absolute() or text.startswith((".", "~")) or path.exists()):
+        return text
+    return path.parent.name if path.name == "final" else path.name
+
+
+def _evaluation(config: Mapping[str, Any], evaluations: list[dict[str, Any]]) -> list[str]:
+    """What was measured before and after, as a table with 95 % intervals."""
+    run = RunData(label="trained", algorithm="", seed=0, evaluations=evaluations)
+    table = results_table([run])
+    if not table.rows:
+        return ["Not evaluated: the run had no held-out prompts."]
+    data, section = config.get("data", {}), config.get("evaluation", {})
+    held_out = _public(data.get("eval") or data.get("train"))
+    lines = [
+        f"Up to {section.get('prompts')} held-out prompts of {held_out}; shares in percent, with "
+        "95 % intervals.",
+        "",
+        f"| split | figure | {' | '.join(table.models)} |",
+        f"|---|---|{'---|' * len(table.models)}",
+    ]
+    for split, figure in table.rows:
+        cells = [
+            " ".join(shown(table.cells.get((m, split, figure)), percent=table.percent(figure)))
+            for m in table.models
+        ]
+        lines.append(f"| {title_of(split)} | {title_of(figure)} | {' | '.join(cells)} |")
+    return lines
+
+
+def _training(config: Mapping[str, Any], base: str, data: str) -> list[tuple[str, str]]:
+    """The settings that say most, each with its name in words."""
+    rewards = [
+        f"{reward.get('label') or reward.get('name')} × {reward.get('weight', 1.0):g}"
+        for reward in config.get("rewards", [])
+    ]
+    adapter, sampling = config.get("model", {}).get("adapter"), config.get("sampling", {})
+    system = config.get("data", {}).get("system")
+    algorithm = config.get("algorithm", {})
+    slots = {key: value for key, value in algorithm.items() if isinstance(value, dict) and value}
+    return [
+        ("base model", base),
+        ("adapter", f"LoRA, rank {adapter.get('rank')}" if adapter else ""),
+        ("data", data),
+        ("system message", json.dumps(system, ensure_ascii=False) if system else ""),
+        ("algorithm", algorithm.get("name", "")),
+        ("changed in it", json.dumps(slots, ensure_ascii=False) if slots else ""),
+        ("rewards", ", ".join(rewards) or "functions given in Python"),
+        ("steps", str(config.get("steps", ""))),
+        (
+            "per step",
+            f"{config.get('prompts_per_step')} prompts × {config.get('group_size')} completions",
+        ),
+        (
+            "sampling",
+            f"temperature {sampling.get('temperature')}, {sampling.get('max_tokens')} tokens",
+        ),
+        ("learning rate", str(config.get("optimizer", {}).get("learning_rate", ""))),
+        ("seed", str(config.get("seed", ""))),
+    ]
