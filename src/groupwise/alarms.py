@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from groupwise.config.sections import AlarmsSection
-from groupwise.types import Metrics, ScoredGroups
+from groupwise.types import Metrics, ScoredGroups, Scores
 
 RECENT = 20
 """Steps that a value is compared with where an alarm is about change."""
@@ -112,9 +112,9 @@ KINDS: tuple[Kind, ...] = (
     ),
     Kind(
         threshold="entropy",
-        metric="entropy",
+        metric="entropy_left",
         below=True,
-        means="the policy has become almost deterministic",
+        means="the policy has lost nearly all of the entropy that it began with",
         causes=(
             "the learning rate is too high",
             "clipping holds back the unlikely tokens that would keep it open",
@@ -173,7 +173,7 @@ KINDS: tuple[Kind, ...] = (
     Kind(
         threshold="duplicates",
         metric="duplicate_share",
-        means="most completions of a group are the same text",
+        means="most completions are the same text as another one of their group, and not right",
         causes=(
             "the sampling is too cold",
             "the policy has become deterministic",
@@ -218,6 +218,7 @@ class Alarms:
     thresholds: AlarmsSection = field(default_factory=AlarmsSection)
     _beyond: dict[str, int] = field(default_factory=dict)
     _first_lengths: list[float] = field(default_factory=list)
+    _first_entropies: list[float] = field(default_factory=list)
     _rewards: deque[float] = field(default_factory=lambda: deque(maxlen=2 * RECENT))
     _accuracies: list[tuple[float, float]] = field(default_factory=list)
 
@@ -236,17 +237,24 @@ class Alarms:
 
     def _changes(self, metrics: Mapping[str, float]) -> Metrics:
         """Metrics in another form, or against those of earlier steps."""
-        length, reward = metrics.get("length", math.nan), metrics.get("reward", math.nan)
-        if len(self._first_lengths) < self.thresholds.patience:
-            self._first_lengths.append(length)
+        reward = metrics.get("reward", math.nan)
         if math.isfinite(reward):
             self._rewards.append(reward)
-        start = fmean(self._first_lengths)
         return {
             "no_signal_share": 1.0 - metrics.get("signal_share", math.nan),
             "unjudged_share": 1.0 - metrics.get("valid_share", math.nan),
-            "length_growth": length / start if start else math.nan,
+            "length_growth": self._against_first(metrics.get("length"), self._first_lengths),
+            "entropy_left": self._against_first(metrics.get("entropy"), self._first_entropies),
         }
+
+    def _against_first(self, value: float | None, first: list[float]) -> float:
+        """A value over the mean of the first steps: what is usual differs by model and task."""
+        if value is None or not math.isfinite(value):
+            return math.nan
+        if len(first) < self.thresholds.patience:
+            first.append(value)
+        start = fmean(first)
+        return value / start if start > 0 else math.nan
 
     def _sounding(self, values: Mapping[str, float]) -> list[Alarm]:
         alarms = []
@@ -267,6 +275,7 @@ class Alarms:
         return {
             "beyond": dict(self._beyond),
             "first_lengths": list(self._first_lengths),
+            "first_entropies": list(self._first_entropies),
             "rewards": list(self._rewards),
             "accuracies": [list(pair) for pair in self._accuracies],
         }
@@ -275,6 +284,7 @@ class Alarms:
         """Go on from a saved state."""
         self._beyond = dict(state.get("beyond", {}))
         self._first_lengths = list(state.get("first_lengths", []))
+        self._first_entropies = list(state.get("first_entropies", []))
         self._rewards.extend(state.get("rewards", []))
         self._accuracies = [(a, b) for a, b in state.get("accuracies", [])]
 
@@ -282,16 +292,26 @@ class Alarms:
 def observations(scored: ScoredGroups) -> Metrics:
     """Figures that alarms need and nothing else computes.
 
-    duplicate_share = share of completions whose tokens are those of an earlier one of the group
+    duplicate_share = share of completions whose tokens are those of an earlier one of the group;
+        a group that is right throughout counts none: there, sameness is success
     parts_correlation = least correlation of two parts of the reward within groups; absent where
         there are fewer than two parts that vary
     """
     groups = scored.groups
     count = sum(len(group) for group in groups)
-    distinct = sum(len({tuple(c.tokens) for c in group.completions}) for group in groups)
-    metrics = {"duplicate_share": 1.0 - distinct / count}
+    repeated = [
+        0 if right else len(group) - len({tuple(c.tokens) for c in group.completions})
+        for group, right in zip(groups, _right_throughout(scored.scores), strict=True)
+    ]
+    metrics = {"duplicate_share": sum(repeated) / count}
     least = _least_correlation(list(scored.scores.parts.values()), scored.scores.valid)
     return metrics if least is None else {**metrics, "parts_correlation": least}
+
+
+def _right_throughout(scores: Scores) -> list[bool]:
+    """For each group whether every completion that was judged is known to be right."""
+    right = (scores.correct == 1) | ~scores.valid
+    return (right.all(1) & scores.valid.any(1)).tolist()
 
 
 def _least_correlation(parts: Sequence[torch.Tensor], valid: torch.Tensor) -> float | None:

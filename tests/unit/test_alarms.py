@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +12,9 @@ import torch
 
 from groupwise.alarms import KINDS, Alarms, observations, watch_movement
 from groupwise.config.sections import AlarmsSection
+from groupwise.logs import read_lines
 from made_up import one_group
+from small_runs import Quiet, letters, prepared
 
 CALM = {
     "reward": 0.5,
@@ -125,12 +129,63 @@ def test_parts_that_pull_against_each_other() -> None:
     assert "parts_correlation" not in observations(one_group({"a": [0.0, 1, 2, 3]}, tokens))
 
 
+def test_answers_that_are_all_the_same_are_a_finding_only_where_they_are_not_right() -> None:
+    """Four equal completions: three repeat the first, so 3/4; but not of a group that is right."""
+    same = one_group({"a": [1.0] * 4}, [[1]] * 4)
+    for correct, expected in ([1.0] * 4, 0.0), ([1.0, 1.0, 0.0, 1.0], 0.75), ([math.nan] * 4, 0.75):
+        scores = replace(same.scores, correct=torch.tensor([correct]))
+        assert observations(replace(same, scores=scores))["duplicate_share"] == expected
+    unjudged = replace(
+        same.scores,
+        correct=torch.tensor([[1.0, 1.0, 1.0, math.nan]]),
+        valid=torch.tensor([[True, True, True, False]]),
+    )
+    assert observations(replace(same, scores=unjudged))["duplicate_share"] == 0.0
+
+
+def test_entropy_is_compared_with_that_of_the_first_steps() -> None:
+    """A tenth of 0.04 is 0.004: a small model that always was that sure has lost nothing."""
+    alarms = Alarms()
+    heard = [0.04, 0.03, 0.05, 0.005, 0.005, 0.005, 0.004, 0.0039, 0.003]
+    sounded = [names(alarms.hear({**CALM, "entropy": value})) for value in heard]
+    assert sounded == [[]] * 8 + [["entropy"]]
+
+
 def test_parameters_that_did_not_move() -> None:
     parameters = [torch.zeros(3), torch.ones(2)]
     still = watch_movement(parameters)
     assert still() == 1.0
     parameters[0] += 1e-6
     assert still() == 0.5
+
+
+def test_every_metric_that_is_watched_is_one_that_runs_have(tmp_path: Path) -> None:
+    run = prepared(
+        tmp_path,
+        "algorithm.name=grpo",
+        'algorithm.divergence={name="k3", coefficient=0.1}',
+        functions=[letters, blanks],
+    )
+    _, _, metrics = run.trainer.step()
+    run.close()
+    measured = metrics.keys() | run.trainer.alarms._changes(metrics).keys() | {"hacking"}
+    assert {kind.metric for kind in KINDS} <= measured
+
+
+def blanks(text: str) -> float:
+    return float(text.count(" "))
+
+
+def test_an_alarm_says_of_which_run_and_step_it_is_and_is_written_down(tmp_path: Path) -> None:
+    """A model made of noise hardly ever ends its 8 tokens; the third step exhausts the patience."""
+    progress = Quiet()
+    run = prepared(tmp_path, progress=progress, name="softrank #1")
+    run.trainer.run()
+    run.close()
+    (said,) = [text for text in progress.said if "alarm truncated" in text]
+    assert said.startswith("softrank #1, step 3: alarm truncated: many completions run out of")
+    (line,) = [row for row in read_lines(tmp_path / "alarms.jsonl") if row["alarm"] == "truncated"]
+    assert line["step"] == 3 and said.endswith(line["text"])
 
 
 def test_what_alarms_tell_to_try_exists() -> None:
