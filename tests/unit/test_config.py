@@ -216,3 +216,26 @@ def test_the_twins_differ_in_the_algorithm_only() -> None:
     grpo = flat(load("gsm8k-grpo-qwen2.5-3b"))
     differing = {key for key in softrank | grpo if softrank.get(key) != grpo.get(key)}
     assert {key.split(".")[0] for key in differing} == {"algorithm", "output"}
+
+
+@pytest.mark.parametrize(
+    ("name", "where"),
+    [
+        ("gsm8k-softrank-qwen2.5-3b-80gb", {"model.quantization", "update", "engine.max_rows"}),
+        ("gsm8k-softrank-kaist-qwen2.5-3b", {"algorithm", "rewards"}),
+    ],
+)
+def test_variants_of_the_run_of_the_paper_differ_where_they_say(name: str, where: set[str]) -> None:
+    """What the header of a recipe does not name is as in the recipe that it varies."""
+    paper, variant = flat(load("gsm8k-softrank-qwen2.5-3b")), flat(load(name))
+    differing = {key for key in paper | variant if paper.get(key) != variant.get(key)}
+    assert "output" in differing
+    assert {key for key in differing - {"output"} if not key.startswith(tuple(where))} == set()
+
+
+def test_a_model_is_evaluated_in_the_format_it_is_trained_in() -> None:
+    training, evaluation = load("gsm8k-softrank-qwen2.5-3b"), load("gsm8k-eval")
+    assert evaluation.data.system == training.data.system
+    assert evaluation.data.answer_style == training.data.answer_style
+    assert evaluation.sampling == training.sampling
+    assert evaluation.evaluation.prompts == training.evaluation.prompts == 1319
