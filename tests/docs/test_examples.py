@@ -1,0 +1,86 @@
+"""The examples, as users run them, with fewer steps."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def example(name: str) -> ModuleType:
+    """An example as a module."""
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in EXAMPLES.glob("*.py")))
+def test_examples_are_short_and_whole(name: str) -> None:
+    text = (EXAMPLES / f"{name}.py").read_text(encoding="utf-8")
+    assert len(text.splitlines()) < 80
+    compile(text, name, "exec")
+
+
+def test_a_migrated_script_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trainer = example("trl_migration").main(2, str(tmp_path / "run"))
+    assert trainer.state.global_step == 2
+    assert "step 2: reward" in capsys.readouterr().out
+    assert 0 < trainer.state.log_history[0]["answered"] <= 1
+
+
+def test_rewards_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    own = example("own_reward")
+    assert own.closeness("<answer>7</answer>", "9") == pytest.approx(1 / 3)  # off by 2
+    assert own.closeness("7", "9") == 0.0 and own.closeness("<answer>7</answer>", "?") is None
+    assert own.shortest(["</answer>", "</answer>", ""], [5, 4, 1]) == [0.0, 0.1, 0.0]
+    run = own.main(1, str(tmp_path / "run"))
+    assert 0 < run.metrics[0]["reward_closeness"] <= 1
+    assert "closeness: " in capsys.readouterr().out
+
+
+def test_an_advantage_of_ones_own(tmp_path: Path) -> None:
+    run = example("own_advantage").main(1, str(tmp_path / "run"))
+    from groupwise.algorithms import bind
+
+    # Rewards 0, 1, 3 around their median 1, times the scale 2 of the row.
+    advantages = bind("median").advantage({"rewards": _row(0, 1, 3)})
+    assert advantages.tolist() == [[-2.0, 0.0, 4.0]]
+    assert run.config.algorithm.name == "median" and len(run.metrics) == 1
+
+
+def _row(*values: float):
+    import torch
+
+    return torch.tensor([values], dtype=torch.float32)
+
+
+def test_gsm8k_from_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [
+        {"question": f"Ann has {n} pens and gets 2?", "answer": f"{n}+2={n + 2}\n#### {n + 2}"}
+        for n in range(2, 14)
+    ]
+    for name, part in (("train", rows[:8]), ("test", rows[8:])):
+        lines = "".join(json.dumps(row) + "\n" for row in part)
+        (tmp_path / f"{name}.jsonl").write_text(lines, encoding="utf-8")
+    small = ("steps=1", "prompts_per_step=2", "group_size=2", "warmup.steps=2", "threads=1")
+    few = ("sampling.max_tokens=16", "evaluation.samples=2", "guards.silent_rewards=say")
+    files = [str(tmp_path / f"{name}.jsonl") for name in ("train", "test")]
+    run = example("gsm8k").main(*files, f"output={tmp_path / 'run'}", *small, *few)
+    assert (run.folder / "final" / "README.md").exists()
+    said = capsys.readouterr().out
+    assert "word-problems-base: greedy" in said or "bundled: greedy" in said
+    assert "final: greedy" in said
+
+
+def test_a_task_in_korean(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    score, run = example("korean_task").main(1, str(tmp_path / "run"))
+    assert score.total[0] == pytest.approx(1.0) and score.total[1] == 0.0
+    assert len(run.metrics) == 1
+    assert "korean_exact_match: reference 1.00, no answer 0.00" in capsys.readouterr().out
