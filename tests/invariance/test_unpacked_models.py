@@ -163,16 +163,17 @@ def test_adapters_anywhere_are_part_of_what_is_learnt(
     )
 
 
-def test_the_reference_of_an_adapter_is_the_model_without_it() -> None:
+def test_the_reference_of_an_adapter_is_the_model_as_it_began() -> None:
+    """A new adapter begins as nothing: its reference is the model without it."""
     model = tiny_model("qwen2")
     batch = batch_of(list(GroupEngine(tiny_policy(model)).generate(requests(), Sampling())))
     wanted = TorchLearner(tiny_policy(model), optimizer=STILL).logprobs(batch)
     policy = with_adapter(tiny_policy(model), Adapter(rank=2))
+    learner = TorchLearner(policy, optimizer=STILL, reference="adapter")
     with torch.no_grad():
         for parameter in policy.model.parameters():
             if parameter.requires_grad:
                 parameter.normal_(0, 0.3)
-    learner = TorchLearner(policy, optimizer=STILL, reference="adapter")
     torch.testing.assert_close(learner.logprobs(batch, reference=True), wanted, atol=1e-5, rtol=0)
     assert float((learner.logprobs(batch) - wanted).abs().max()) > 0.01
 

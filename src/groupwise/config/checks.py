@@ -29,11 +29,47 @@ def check_combinations(config: Config) -> None:
             f"model.quantization = {config.model.quantization!r}: 4-bit weights cannot be trained "
             "themselves; add a section [model.adapter]."
         )
+    if config.model.head_dtype == "float32" and config.engine.name != "group":
+        raise UsageError(
+            f"model.head_dtype = 'float32': engine {config.engine.name!r} computes logits in the "
+            "model's own type, so sampler and learner would differ; set engine.name = 'group'."
+        )
+    check_engine(config)
     if config.data.eval is None and config.data.eval_split == config.data.train_split:
         raise UsageError(
             f"data.eval_split = {config.data.eval_split!r}: is the training split; "
             "evaluation must see prompts that training does not."
         )
+
+
+def check_engine(config: Config) -> None:
+    """Refuse what vLLM cannot do, and settings of vLLM that nothing would heed.
+
+    Raises:
+        UsageError: with the dotted path of the setting to change.
+    """
+    engine, sampling = config.engine, config.sampling
+    if engine.name != "vllm":
+        fields = type(engine).model_fields
+        for name in sorted(fields.keys() - {"name", "max_rows"}):
+            if getattr(engine, name) != fields[name].default:
+                raise UsageError(
+                    f"engine.{name} = {getattr(engine, name)!r}: is a setting of vLLM; add "
+                    "engine.name = 'vllm'."
+                )
+        return
+    if engine.server is not None and engine.python is not None:
+        raise UsageError(
+            f"engine.server = {engine.server!r}: cannot be combined with engine.python; either a "
+            "server runs, or one is started."
+        )
+    for name, free in (("top_p", 1.0), ("top_k", 0), ("min_p", 0.0)):
+        if getattr(sampling, name) != free:
+            raise UsageError(
+                f"sampling.{name} = {getattr(sampling, name)!r}: vLLM does not say which tokens "
+                "it left out, so the learner's probabilities would be of another distribution; "
+                f"set sampling.{name} = {free!r}, or engine.name = 'group'."
+            )
 
 
 def rehearse(rules: Rules, config: Config) -> None:

@@ -11,8 +11,9 @@ from groupwise.algorithms import Rules
 from groupwise.config import Config
 from groupwise.errors import UsageError
 from groupwise.execution.heap import keep_freed_memory
-from groupwise.models import Adapter, Policy, load_policy
-from groupwise.rollouts import make_engine
+from groupwise.models import Adapter, Policy, is_adapted, load_policy
+from groupwise.prompts.templates import fix_variables
+from groupwise.rollouts import VllmSettings, make_engine
 from groupwise.types import Engine
 from groupwise.updates import OptimizerSettings, TorchLearner
 
@@ -47,12 +48,38 @@ def connect(config: Config, rules: Rules, *, policy: Policy | None = None) -> Co
         optimizer=optimizer_settings(config),
         tokens_per_microbatch=config.update.tokens_per_microbatch,
         temperature=config.sampling.temperature,
-        reference=_reference(config, rules, policy.model),
+        reference=reference_kind(config, rules, policy.model),
         gradient_checkpointing=config.update.gradient_checkpointing,
         skip_inert_rows=config.update.skip_zero_rows,
     )
-    engine = make_engine(policy, name=config.engine.name, max_rows=config.engine.max_rows)
+    if config.model.head_dtype == "float32" and not learner.packs:
+        raise UsageError(
+            "model.head_dtype = 'float32': this model cannot be taken apart at its head; set "
+            "model.head_dtype = 'model'."
+        )
+    engine = configured_engine(config, policy)
     return Connected(policy=policy, engine=engine, learner=learner)
+
+
+def configured_engine(config: Config, policy: Policy) -> Engine:
+    """The engine of the engine section."""
+    section, longest = config.engine, config.data.max_prompt_tokens
+    return make_engine(
+        policy,
+        name=section.name,
+        max_rows=section.max_rows,
+        vllm=VllmSettings(
+            server=section.server,
+            python=section.python,
+            weights=section.weights,
+            arguments=section.arguments,
+            memory_share=section.memory_share,
+            sleep=section.sleep,
+            canary_limit=section.canary_limit,
+            patience_s=60 * section.patience_minutes,
+            length=None if longest is None else longest + config.sampling.max_tokens,
+        ),
+    )
 
 
 def load_configured(config: Config) -> Policy:
@@ -60,13 +87,17 @@ def load_configured(config: Config) -> Policy:
     section, adapter = config.model, None
     if section.adapter is not None:
         adapter = Adapter(**section.adapter.model_dump())
-    return load_policy(
+    policy = load_policy(
         section.path,
         dtype=section.dtype,
         trust_remote_code=section.trust_remote_code,
         adapter=adapter,
         quantization=section.quantization,
+        attention=section.attention,
+        head_dtype=section.head_dtype,
     )
+    fix_variables(policy.tokenizer, config.data.chat_template_kwargs)
+    return policy
 
 
 def best_device() -> torch.device:
@@ -78,6 +109,8 @@ def optimizer_settings(config: Config) -> OptimizerSettings:
     """The optimizer section, with the number of optimiser steps that the run will take."""
     section = config.optimizer
     return OptimizerSettings(
+        name=section.name,
+        offload=section.offload,
         learning_rate=section.learning_rate,
         betas=section.betas,
         eps=section.eps,
@@ -90,7 +123,7 @@ def optimizer_settings(config: Config) -> OptimizerSettings:
     )
 
 
-def _reference(config: Config, rules: Rules, model: Any) -> Any:
+def reference_kind(config: Config, rules: Rules, model: Any) -> Any:
     """Where π_ref comes from, if it is needed at all."""
     wanted = config.model.reference
     if wanted == "none" and rules.needs_reference:
@@ -100,4 +133,4 @@ def _reference(config: Config, rules: Rules, model: Any) -> Any:
         )
     if wanted == "none" or (wanted == "auto" and not rules.needs_reference):
         return "none"
-    return "adapter" if hasattr(model, "disable_adapter") else "frozen"
+    return "adapter" if is_adapted(model) else "frozen"

@@ -7,7 +7,7 @@ share its keys and values.
 
 from groupwise.models.adapters import Adapter, is_adapted
 from groupwise.models.attention import Attend, groupwise_attention, sees, within_window
-from groupwise.models.backbone import Backbone, unsupported
+from groupwise.models.backbone import Backbone, head_product, unsupported
 from groupwise.models.loading import load_policy, with_adapter
 from groupwise.models.policy import Policy, make_policy, save_policy, without_bars
 
@@ -17,6 +17,7 @@ __all__ = [
     "Backbone",
     "Policy",
     "groupwise_attention",
+    "head_product",
     "is_adapted",
     "load_policy",
     "make_policy",

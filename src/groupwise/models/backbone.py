@@ -25,18 +25,22 @@ class Backbone:
         model: the `transformers` model itself (inside any adapter wrapper).
         decoder: everything below the head.
         softcap: logits become softcap · tanh(logits / softcap) where it is set (Gemma 2).
+        wide: the head's product is computed in float32 whatever the model's type, because its
+            configuration says `head_dtype = "float32"`.
     """
 
     model: Any
     decoder: Any
     softcap: float | None
+    wide: bool
 
     @classmethod
     def of(cls, model: Any) -> Backbone:
         """Take a causal language model apart, looking through a PEFT wrapper."""
         base: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
         softcap = getattr(base.config, "final_logit_softcapping", None)
-        return cls(model=base, decoder=base.get_decoder(), softcap=softcap)
+        wide = getattr(base.config, "head_dtype", None) == "float32"
+        return cls(model=base, decoder=base.get_decoder(), softcap=softcap, wide=wide)
 
     @property
     def device(self) -> torch.device:
@@ -70,10 +74,26 @@ class Backbone:
 
     def logits(self, hidden: Float[Tensor, "tokens hidden"]) -> Float[Tensor, "tokens vocab"]:
         """Logits in float32 at least, soft cap included."""
-        logits = self.head(hidden)
+        if self.wide and self.plain_head:
+            logits = head_product(hidden, self.head.weight, wide=True)
+            logits = logits if self.head.bias is None else logits + self.head.bias
+        else:
+            logits = self.head(hidden)
         if logits.dtype in (torch.float16, torch.bfloat16):
             logits = logits.float()
         return logits if self.softcap is None else torch.tanh(logits / self.softcap) * self.softcap
+
+
+def head_product(
+    hidden: Float[Tensor, "tokens hidden"], weight: Float[Tensor, "vocab hidden"], *, wide: bool
+) -> Float[Tensor, "tokens vocab"]:
+    """hidden · Wᵀ, in the type of both, or `wide`: in float32, where products of 16-bit numbers are
+    exact, and without rounding the sum to 16 bits."""
+    if not wide or hidden.dtype not in (torch.float16, torch.bfloat16):
+        return hidden @ weight.t()
+    if hidden.is_cuda:
+        return torch.mm(hidden, weight.t(), out_dtype=torch.float32)
+    return hidden.float() @ weight.float().t()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    BitsAndBytesConfig,
+    PretrainedConfig,
+)
 
 from groupwise.errors import UsageError
 from groupwise.models.adapters import Adapter, SavedAdapter, new_adapter
@@ -65,6 +71,7 @@ def load_policy(
     saved = SavedAdapter.at(Path(place))
     home = place if saved is None else resolve(saved.base)
     _check_folder(path, home)
+    _check_attention(attention)
     tokenizer = _tokenizer(path, _with_tokenizer(place, home), trust_remote_code=trust_remote_code)
     try:
         with without_bars():
@@ -80,10 +87,28 @@ def load_policy(
         raise UsageError(
             f"model.path = {str(path)!r}: cannot be loaded ({_first_line(error)})."
         ) from error
+    if head_dtype != "model":
+        model.config.head_dtype = head_dtype
     policy = make_policy(model, tokenizer)
     if saved is not None:
         return replace(policy, model=saved.attached(model, adapter))
     return policy if adapter is None else with_adapter(policy, adapter)
+
+
+def configuration(path: str | Path, *, trust_remote_code: bool = False) -> PretrainedConfig:
+    """The sizes of a model, without its weights; of an adapter, those of the model it belongs to.
+
+    Raises:
+        UsageError: they are not there.
+    """
+    saved = SavedAdapter.at(Path(resolve(path)))
+    place = resolve(path if saved is None else saved.base)
+    try:
+        return AutoConfig.from_pretrained(place, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError, KeyError) as error:
+        raise UsageError(
+            f"model.path = {str(path)!r}: no config.json could be read ({_first_line(error)})."
+        ) from error
 
 
 def with_adapter(policy: Policy, adapter: Adapter) -> Policy:
@@ -108,6 +133,17 @@ def _check_folder(path: str | Path, place: str) -> None:
         raise UsageError(
             f"model.path = {str(path)!r}: no tokenizer is there; the folder must hold the "
             "tokenizer's files beside the weights."
+        )
+
+
+def _check_attention(name: str) -> None:
+    from transformers.utils import is_flash_attn_2_available
+
+    if name == "flash_attention_2" and not is_flash_attn_2_available():
+        raise UsageError(
+            f"model.attention = {name!r}: the package flash-attn is not installed, or does not "
+            "work on this machine; pip install flash-attn, or leave 'auto'. What groupwise attends "
+            "itself uses the fused kernels of torch either way."
         )
 
 
@@ -137,6 +173,11 @@ def _four_bits(compute: torch.dtype) -> Any:
     except ImportError as error:
         raise UsageError(
             "model.quantization = 'nf4': needs bitsandbytes; pip install 'groupwise[quant]'."
+        ) from error
+    except Exception as error:  # Its library is loaded here, and fails as it likes.
+        raise UsageError(
+            f"model.quantization = 'nf4': bitsandbytes does not work on this machine "
+            f"({_first_line(error)}); leave the setting out and set model.dtype = 'bfloat16'."
         ) from error
     return BitsAndBytesConfig(
         load_in_4bit=True,

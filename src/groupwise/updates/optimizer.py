@@ -10,9 +10,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from groupwise.errors import UsageError
+
 SCALE = 1024.0
 """What the loss of an fp16 model is multiplied by; a power of 4, so that its root is exact."""
 
+OptimizerName = Literal["adamw", "adamw_8bit"]
 Schedule = Literal["constant", "linear", "cosine"]
 
 
@@ -21,9 +24,13 @@ class OptimizerSettings:
     """Settings of AdamW and its schedule, in optimiser steps.
 
     `final_fraction` is the share of the learning rate that is left at the last step of a decaying
-    schedule.
+    schedule. "adamw_8bit" holds the moments in 8 bits, each block of 256 with a scale (2110.02861).
+    `offload` keeps float32 weights and moments of a model on a card in the memory of the CPU, where
+    the step is then computed.
     """
 
+    name: OptimizerName = "adamw"
+    offload: bool = False
     learning_rate: float = 1e-6
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
@@ -77,23 +84,13 @@ class MasterOptimizer:
         self.settings = settings
         everything = list(parameters)
         self.parameters = [p for p in everything if p.requires_grad]
-        low = {torch.bfloat16, torch.float16}
-        self.masters = [
-            nn.Parameter(p.detach().float()) if p.dtype in low else p for p in self.parameters
-        ]
+        self.masters = [_master(p, offload=settings.offload) for p in self.parameters]
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(_into(master))
             for parameter, master in zip(self.parameters, self.masters, strict=True)
             if master is not parameter
         ]
-        self.adam = torch.optim.AdamW(
-            self.masters,
-            lr=settings.learning_rate,
-            betas=settings.betas,
-            eps=settings.eps,
-            weight_decay=settings.weight_decay,
-            fused=True,
-        )
+        self.adam = _adam(self.masters, settings)
         self.steps = 0
         # Gradients of a float32 adapter come through the fp16 layers above it.
         self.scale = SCALE if any(p.dtype == torch.float16 for p in everything) else 1.0
@@ -122,7 +119,7 @@ class MasterOptimizer:
 
     @torch.no_grad()
     def take(self) -> Tensor:
-        """The gradient of all masters as one vector, which leaves none behind; 0 where none came."""
+        """The gradient of all masters as one vector; 0 where none came. None is left behind."""
         self._unscale()
         grads = [torch.zeros_like(m) if m.grad is None else m.grad for m in self.masters]
         self.adam.zero_grad(set_to_none=True)
@@ -166,12 +163,41 @@ class MasterOptimizer:
         self._refresh()
 
 
+def _master(parameter: nn.Parameter, *, offload: bool) -> nn.Parameter:
+    """What the optimiser changes in place of a parameter; the parameter itself where it can."""
+    away = offload and parameter.device.type != "cpu"
+    low = parameter.dtype in (torch.bfloat16, torch.float16)
+    if not low and not away:
+        return parameter
+    wide = parameter.detach().to(torch.float32) if low else parameter.detach()
+    return nn.Parameter(wide.cpu().pin_memory() if away else wide)
+
+
+def _adam(masters: list[nn.Parameter], settings: OptimizerSettings) -> torch.optim.Optimizer:
+    given: dict[str, Any] = {
+        "lr": settings.learning_rate,
+        "betas": settings.betas,
+        "eps": settings.eps,
+        "weight_decay": settings.weight_decay,
+    }
+    if settings.name == "adamw":
+        return torch.optim.AdamW(masters, fused=True, **given)
+    try:
+        from bitsandbytes.optim import AdamW8bit  # pyright: ignore[reportMissingImports]
+    except ImportError as error:
+        raise UsageError(
+            "optimizer.name = 'adamw_8bit': needs bitsandbytes; pip install 'groupwise[quant]', or "
+            "take 'adamw'."
+        ) from error
+    return AdamW8bit(masters, **given)
+
+
 def _into(master: nn.Parameter) -> Any:
     """A hook that moves a parameter's finished gradient into its master's."""
 
     def move(parameter: Tensor) -> None:
         if parameter.grad is not None:
-            wide = parameter.grad.float()
+            wide = parameter.grad.to(master.device, master.dtype)
             master.grad = wide if master.grad is None else master.grad.add_(wide)
             parameter.grad = None
 

@@ -146,7 +146,7 @@ class TorchLearner:
         computed = torch.zeros(len(batch.tokens), dtype=torch.bool)
         computed[rows] = True
         total = 0.0
-        _learning(self.model)
+        learning_mode(self.model)
         # Around the backward pass as well: gradient checkpointing runs the layers again there.
         attention = groupwise_attention(self.backbone.model) if self.packs else nullcontext()
         with attention:
@@ -201,6 +201,7 @@ class TorchLearner:
             bias=backbone.head.bias,
             softcap=backbone.softcap,
             temperature=self.temperature,
+            wide=backbone.wide,
         )
         states = hidden.index_select(0, laid.source)
         return token_logprobs(states, laid.target, head, entropy=entropy, kept=kept)
@@ -280,7 +281,7 @@ class TorchLearner:
         self.version = int(state["version"])
 
 
-def _learning(model: Any) -> None:
+def learning_mode(model: Any) -> None:
     """Modules as the sampler used them: without dropout, or the ratio would start as noise. An
     adapter's own dropout is on, as its settings ask for it; and transformers recomputes the layers
     of checkpointing only while they train."""

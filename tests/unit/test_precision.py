@@ -1,0 +1,148 @@
+"""Number formats: what is rounded, what is not, and what a machine without a package says."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from groupwise.errors import UsageError
+from groupwise.models import Backbone, head_product, load_policy, save_policy
+from groupwise.updates import OptimizerSettings
+from groupwise.updates.optimizer import MasterOptimizer
+from small_runs import prepared, timeless, tiny
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    save_policy(tiny(), folder)
+    return folder
+
+
+def test_a_wide_head_rounds_no_logit() -> None:
+    """1 · 256 + 1 · 1 = 257 needs 9 bits; bf16 has 8 and makes it 256."""
+    hidden = torch.ones(1, 2, dtype=torch.bfloat16)
+    weight = torch.tensor([[256.0, 1.0]], dtype=torch.bfloat16)
+    assert head_product(hidden, weight, wide=False).item() == 256
+    assert head_product(hidden, weight, wide=True).item() == 257
+    assert head_product(hidden, weight, wide=True).dtype == torch.float32
+
+
+def test_a_wide_head_serves_the_sampler_and_the_learner(model: Path, tmp_path: Path) -> None:
+    """Both sides see the logits of float32 factors; the saved model says so itself."""
+    narrow = load_policy(model, dtype="bfloat16")
+    policy = load_policy(model, dtype="bfloat16", head_dtype="float32")
+    backbone = Backbone.of(policy.model)
+    hidden = torch.randn(5, 32, generator=torch.Generator().manual_seed(0)).bfloat16()
+    exact = hidden.float() @ backbone.head.weight.float().t()
+    assert torch.equal(backbone.logits(hidden), exact)
+    assert not torch.equal(Backbone.of(narrow.model).logits(hidden), exact)
+    run = prepared(tmp_path / "run", f"model.path={model}", "model.dtype=bfloat16",
+                   "model.head_dtype=float32")  # fmt: skip
+    run.trainer.advance()
+    head = run.trainer.learner.backbone
+    run.close()
+    assert head.wide
+    save_policy(policy, tmp_path / "saved")
+    assert Backbone.of(load_policy(tmp_path / "saved", dtype="bfloat16").model).wide
+
+
+def test_a_wide_head_where_no_side_would_heed_it(model: Path, tmp_path: Path) -> None:
+    more = (f"model.path={model}", "model.head_dtype=float32")
+    with pytest.raises(UsageError, match="model.head_dtype = 'float32': engine 'generate'"):
+        prepared(tmp_path, *more, "engine.name=generate")
+    with pytest.raises(UsageError, match="cannot be taken apart at its head"):
+        prepared(tmp_path, *more, 'model.adapter={targets=["lm_head"]}')
+
+
+def test_an_attention_that_is_not_installed(model: Path) -> None:
+    with pytest.raises(UsageError, match="model.attention = 'flash_attention_2': the package"):
+        load_policy(model, attention="flash_attention_2")
+    assert load_policy(model, attention="eager").model.config._attn_implementation == "eager"
+
+
+# -- bitsandbytes ----------------------------------------------------------------------------------
+
+
+def test_without_bitsandbytes_both_of_its_settings_say_so(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    monkeypatch.setitem(sys.modules, "bitsandbytes.optim", None)
+    with pytest.raises(UsageError, match="quantization = 'nf4': needs bitsandbytes; pip install"):
+        load_policy(model, quantization="nf4")
+    settings = OptimizerSettings(name="adamw_8bit")
+    with pytest.raises(UsageError, match="optimizer.name = 'adamw_8bit': needs bitsandbytes"):
+        MasterOptimizer([nn.Parameter(torch.zeros(1))], settings)
+
+
+def moved(name: Any, *, break_after: int | None = None) -> tuple[MasterOptimizer, torch.Tensor]:
+    """Ten steps on Σ (w − target)², with a break between two of them."""
+    generator = torch.Generator().manual_seed(0)
+    weight = nn.Parameter(torch.randn(64, 128, generator=generator))
+    target = torch.randn(64, 128, generator=generator)
+    settings = OptimizerSettings(name=name, learning_rate=0.01, max_grad_norm=None)
+    optimizer = MasterOptimizer([weight], settings)
+    for step in range(10):
+        if step == break_after:
+            state = copy.deepcopy(optimizer.state())
+            optimizer = MasterOptimizer([weight], settings)
+            optimizer.restore(state)
+        (weight - target).square().sum().backward()
+        optimizer.step()
+    return optimizer, weight.detach()
+
+
+def test_moments_of_8_bits_move_weights_as_those_of_32_do() -> None:
+    """Ten steps of 0.01 in nearly the same direction; a break changes no bit."""
+    pytest.importorskip("bitsandbytes", reason="needs bitsandbytes (extra quant)")
+    optimizer, weight = moved("adamw_8bit")
+    _, wanted = moved("adamw")
+    kept = [v for v in optimizer.adam.state[optimizer.masters[0]].values() if torch.is_tensor(v)]
+    assert sum(v.numel() * v.element_size() for v in kept) < 2.5 * weight.numel()
+    assert float((weight - wanted).abs().mean()) < 0.005
+    assert float((weight - moved("adamw")[1]).abs().max()) < 0.05
+    assert torch.equal(moved("adamw_8bit", break_after=6)[1], weight)
+
+
+def test_a_4_bit_model_learns_by_its_adapter_alone(model: Path, tmp_path: Path) -> None:
+    """QLoRA: the base stays as it is, to the bit; sampler and learner see the same model."""
+    bitsandbytes = pytest.importorskip("bitsandbytes", reason="needs bitsandbytes (extra quant)")
+    more = (f"model.path={model}", "model.quantization=nf4", "model.adapter={rank=4}", "steps=3")
+    run = prepared(tmp_path / "run", *more, "checkpoint.every_steps=2")
+    named = dict(run.policy.model.named_parameters())
+    four = {n: p for n, p in named.items() if isinstance(p, bitsandbytes.nn.Params4bit)}
+    assert len(four) == 7 and all(p.quant_state.nested for p in four.values())
+    before = {n: p.detach().clone() for n, p in named.items()}
+    run.trainer.run()
+    run.trainer.finish()
+    run.close()
+    changed = {n for n, p in named.items() if not torch.equal(p, before[n])}
+    assert changed and all("lora_" in name for name in changed)
+    rows = timeless(tmp_path / "run")
+    assert max(row["sampler_gap_max"] for row in rows) < 1e-3
+    again = load_policy(tmp_path / "run" / "final", quantization="nf4")
+    tokens = torch.arange(9)[None]
+    with torch.no_grad():
+        assert torch.equal(again.model(tokens).logits, run.policy.model.eval()(tokens).logits)
+
+
+@pytest.mark.gpu
+def test_an_offloaded_optimiser_moves_weights_as_one_on_the_card_does() -> None:
+    results = []
+    for offload in (False, True):
+        weight = nn.Parameter(torch.full((4, 4), 0.5, device="cuda", dtype=torch.bfloat16))
+        settings = OptimizerSettings(learning_rate=0.1, offload=offload)
+        optimizer = MasterOptimizer([weight], settings)
+        for _ in range(3):
+            weight.square().sum().backward()
+            optimizer.step()
+        assert optimizer.masters[0].is_pinned() is offload
+        results.append(weight.detach().cpu())
+    assert torch.equal(*results)
