@@ -130,8 +130,10 @@ def read_plan(path: str | Path) -> Plan:
         values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"plan = {str(path)!r}: is not valid TOML: {error}.") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"plan = {str(path)!r}: cannot be read: {error}.") from None
+    except OSError as error:
+        raise UsageError(f"plan = {str(path)!r}: cannot be read ({error.strerror}).") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"plan = {str(path)!r}: must be a text file in UTF-8.") from None
     return make_plan(values)
 
 
