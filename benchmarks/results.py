@@ -80,24 +80,28 @@ def _targets() -> list[Target]:
     ]
 
 
-def read(folder: Path) -> dict[str, dict[str, Any]]:
+Found = dict[str, list[dict[str, Any]]]
+"""The runs of every benchmark: its cases may be measured a few at a time."""
+
+
+def read(folder: Path) -> Found:
     """Figures by benchmark; those of --quick runs say nothing and are left out."""
-    found: dict[str, dict[str, Any]] = {}
+    found: Found = {}
     for path in sorted(folder.glob("*.json")):
         content = json.loads(path.read_text(encoding="utf-8"))
         if content.get("quick"):
             print(f"{path.name}: left out, made with --quick", file=sys.stderr)
             continue
-        found[content.get("benchmark", path.stem)] = content
+        found.setdefault(content.get("benchmark", path.stem), []).append(content)
     order = [*TITLES, *sorted(found.keys() - TITLES.keys())]
     return {name: found[name] for name in order if name in found}
 
 
-def against_targets(found: dict[str, dict[str, Any]]) -> str:
+def against_targets(found: Found) -> str:
     """Every target with what was measured."""
     rows = []
     for target in _targets():
-        cases = found.get(target.benchmark, {}).get("cases", [])
+        cases = [row for run in found.get(target.benchmark, []) for row in run.get("cases", [])]
         row = next(
             (
                 row
@@ -130,18 +134,22 @@ def _verdict(target: Target, measured: Any) -> str:
     return "yes" if target.met(figure) else "no"
 
 
-def section(name: str, content: dict[str, Any]) -> str:
-    """One benchmark: what it does, how to repeat it, where it ran, its figures."""
-    cases = content.get("cases")
-    if cases is None:
-        figures = [{"figure": key, "value": value} for key, value in content.items()]
-        return f"## {name}\n\n{table(figures, ('figure', 'value'))}"
-    columns = COLUMNS.get(name) or tuple(key for key in cases[0] if key != "repeats")
+def section(name: str, contents: list[dict[str, Any]]) -> str:
+    """One benchmark: what it does, and of each of its runs how to repeat it, where it ran, its
+    figures."""
     lines = [f"## {TITLES.get(name, name)}", ""]
     if ABOUT.get(name):
         lines += [_prose(ABOUT[name] or ""), ""]
-    if "command" in content:
-        lines += ["```", content["command"], "```", ""]
+    return "\n".join(lines) + "\n\n".join(_run(name, content) for content in contents)
+
+
+def _run(name: str, content: dict[str, Any]) -> str:
+    cases = content.get("cases")
+    if cases is None:
+        figures = [{"figure": key, "value": value} for key, value in content.items()]
+        return table(figures, ("figure", "value"))
+    columns = COLUMNS.get(name) or tuple(key for key in cases[0] if key != "repeats")
+    lines = ["```", content["command"], "```", ""] if "command" in content else []
     lines += [f"- {line}" for line in _surroundings(content)]
     lines += ["", table(cases, columns)]
     return "\n".join(lines)
@@ -171,7 +179,7 @@ def _surroundings(content: dict[str, Any]) -> list[str]:
     return lines
 
 
-def page(found: dict[str, dict[str, Any]], notes: str) -> str:
+def page(found: Found, notes: str) -> str:
     """RESULTS.md."""
     parts = [
         "# Results",
@@ -180,7 +188,7 @@ def page(found: dict[str, dict[str, Any]], notes: str) -> str:
         "different machines, or of different files here, are not comparable.",
         "## Against the targets",
         against_targets(found),
-        *(section(name, content) for name, content in found.items()),
+        *(section(name, contents) for name, contents in found.items()),
         notes.strip(),
     ]
     return "\n\n".join(parts) + "\n"
