@@ -12,10 +12,14 @@ from typing import Any, Literal
 import torch
 
 from groupwise.config.sections import GuardsSection
-from groupwise.types import Batch, ScoredGroups, Update
+from groupwise.rewards import alarm
+from groupwise.types import Batch, ScoredGroups, Scores, Status, Update
 
 WINDOW = 20
 """Steps whose gradient norms say what is usual."""
+
+FIRST = 3
+"""Batches whose rewards say whether there is anything to learn from."""
 
 Verdict = Literal["fine", "lost", "stop", "spike"]
 
@@ -27,6 +31,7 @@ class Guard:
     settings: GuardsSection = field(default_factory=GuardsSection)
     lost: int = 0
     rollbacks: int = 0
+    _first: list[Scores] = field(default_factory=list)
     _norms: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
 
     def judge(self, metrics: Mapping[str, float]) -> Verdict:
@@ -46,6 +51,13 @@ class Guard:
             self._norms.append(norm)
         return "fine"
 
+    def silent(self, scores: Scores) -> str | None:
+        """Told of every batch: at the third one, why the rewards teach nothing, if that is so."""
+        if len(self._first) == FIRST:
+            return None
+        self._first.append(scores)
+        return alarm(self._first) if len(self._first) == FIRST else None
+
     @property
     def reason(self) -> str:
         """Why a run is stopped."""
@@ -64,12 +76,41 @@ class Guard:
 
     def state(self) -> dict[str, Any]:
         """What `restore` needs to go on from here."""
-        return {"lost": self.lost, "rollbacks": self.rollbacks, "norms": list(self._norms)}
+        return {
+            "lost": self.lost,
+            "rollbacks": self.rollbacks,
+            "norms": list(self._norms),
+            "first": [
+                {
+                    "total": scores.total,
+                    "status": [[status.value for status in row] for row in scores.status],
+                    "errors": list(scores.errors),
+                }
+                for scores in self._first
+            ],
+        }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state."""
         self.lost, self.rollbacks = int(state.get("lost", 0)), int(state.get("rollbacks", 0))
         self._norms = deque(state.get("norms", []), maxlen=WINDOW)
+        self._first = [_verdicts(**each) for each in state.get("first", [])]
+
+
+def _verdicts(
+    *, total: torch.Tensor, status: Sequence[Sequence[str]], errors: Sequence[str]
+) -> Scores:
+    """As much of the scores of a batch as a checkpoint holds."""
+    rows = tuple(tuple(map(Status, row)) for row in status)
+    valid = torch.tensor([[each is Status.OK for each in row] for row in rows])
+    return Scores(
+        total=total,
+        correct=torch.full_like(total, math.nan),
+        parts={},
+        status=rows,
+        valid=valid,
+        errors=tuple(errors),
+    )
 
 
 def skipped(updates: Sequence[Update]) -> float:

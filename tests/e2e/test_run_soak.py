@@ -9,6 +9,7 @@ from typing import Any
 
 import psutil
 import pytest
+from transformers import AutoModelForCausalLM, Qwen3Config
 
 from groupwise.config import load
 from groupwise.models import make_policy
@@ -16,12 +17,16 @@ from groupwise.rollouts import ScriptedEngine
 from groupwise.run import Prepared, prepare
 from groupwise.types import Prompt
 from small_runs import Quiet, prepared
-from tiny_models import letter_tokenizer, tiny_model
+from tiny_models import SHAPE, letter_tokenizer
 
 
 def scripted(folder: Path, *more: str) -> Prepared:
-    """A run whose answers are written by a function, so that a step costs as little as it can."""
-    policy = make_policy(tiny_model("qwen2"), letter_tokenizer())
+    """A run whose answers are written by a function, and whose model has a single layer of width 8,
+    so that a step costs as little as it can."""
+    small = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "head_dim": 8}
+    one_head = {"num_attention_heads": 1, "num_key_value_heads": 1}
+    model = AutoModelForCausalLM.from_config(Qwen3Config(**{**SHAPE, **small, **one_head}))
+    policy = make_policy(model, letter_tokenizer())
     prompts = [Prompt(id=str(n), text=chr(40 + n)) for n in range(30)]
     run = prepared(
         folder,

@@ -254,3 +254,23 @@ def test_a_kill_while_the_best_model_is_replaced_leaves_one(tmp_path: Path) -> N
     prepared(tmp_path, *EVALUATED, resume=True).close()
     assert json.loads((best / "config.json").read_text())
     assert not list(tmp_path.glob(".best*"))
+
+
+@pytest.mark.parametrize("at", [1, 2])
+def test_rewards_that_say_nothing_are_noticed_across_a_resume(at: int, tmp_path: Path) -> None:
+    """Three batches have to be seen, whoever saw the first ones."""
+
+    def nothing(text: str) -> float:
+        return 0.0
+
+    more = ("steps=9", "algorithm.name=grpo")
+    run = prepared(tmp_path, *more, functions=[nothing])
+    for _ in range(at):
+        run.trainer.advance()
+    run.trainer.save(wait=True)
+    run.close()
+    again = prepared(tmp_path, *more, functions=[nothing], resume=True)
+    with pytest.raises(RunError, match="every reward of the first 3 batches is 0"):
+        again.trainer.run()
+    again.close()
+    assert len(timeless(tmp_path)) == 3
