@@ -126,6 +126,10 @@ class Task:
         values = [_numbers(r, key) for r in self.results[arm].values()]
         return float(np.mean([v[-max(1, v.size // 10) :].mean() for v in values]))
 
+    def tokens(self, arm: str) -> float:
+        """Tokens generated in training, mean over runs."""
+        return float(np.mean([result.used("tokens") for result in self.results[arm].values()]))
+
     def change(self, arm: str, key: str) -> Estimate:
         """Last tenth of the steps minus the first tenth, of a logged metric, over seeds."""
         changes = []

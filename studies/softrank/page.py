@@ -152,7 +152,7 @@ def figures(task: Task) -> str:
     """The table of a task: an arm a row, means over seeds with their intervals."""
     head = ["arm", "learning rate", f"{NAMES[task.plan.metric]} over training"]
     head += [f"steps to {100 * task.plan.threshold:g} %", "final"]
-    head += [*map(_title, HELD_OUT), "entropy, last"]
+    head += [*map(_title, HELD_OUT), "entropy, last", "thousand tokens"]
     rows = []
     for arm in task.arms:
         missed = sum(not curve.reached for curve in task.summaries(arm).values())
@@ -165,6 +165,7 @@ def figures(task: Task) -> str:
                 + (f" ({missed} never)" if missed else ""),
                 *(_percent(task.mean(arm, figure)) for figure in ("final", *HELD_OUT)),
                 f"{task.last(arm, 'entropy'):.3f}",
+                f"{task.tokens(arm) / 1000:.1f}",
             ]
         )
     return _table(head, rows)
@@ -202,17 +203,30 @@ def shares(tasks: Tasks) -> str:
 
 
 def variance() -> str:
-    """Noise of the gradient at the base policy, where it was measured."""
-    rows = []
+    """Signal and noise of the gradient at the base policy, where they were measured."""
+    rows, said = [], []
     for name, title in TASKS.items():
         path = RESULTS / name / "variance.json"
-        if path.exists():
-            for row in json.loads(path.read_text(encoding="utf-8"))["rows"]:
-                rows.append([title, row["arm"], *(f"{row[k]:.3g}" for k in ("noise", "cosine"))])
+        if not path.exists():
+            continue
+        found = {e["name"]: e for e in json.loads(path.read_text(encoding="utf-8"))["estimators"]}
+        for each in found.values():
+            noise = "no signal" if each["noise"] is None else f"{each['noise']:.2f}"
+            cells = [_ratio(each[key]) for key in ("signal_to_noise", "step_cosine")]
+            rows.append([title, each["name"], noise, *cells])
+        ours, theirs = (found[key]["signal_to_noise"] for key in (PAPER, "zscore"))
+        more = "less" if ours["value"] > theirs["value"] else "more"
+        apart = ours["low"] > theirs["high"] or theirs["low"] > ours["high"]
+        said.append(
+            f"{title}: relative to its mean, the gradient of {PAPER} varies {more} than that of "
+            f"{GRPO} (zscore); their intervals {'are apart' if apart else 'overlap'}, so C3 "
+            f"{_holds(apart and more == 'less')}."
+        )
     if not rows:
         return NOT_RUN
-    head = ["task", "arm", "tr Cov / ‖mean‖²", "cosine to the reference"]
-    return "At the base policy, per group:\n\n" + _table(head, rows)
+    head = ["task", "advantage", "tr Cov / ‖mean‖²", "signal to noise of a step"]
+    table = _table([*head, "cosine of a step to ∇E[r]"], rows)
+    return f"At the base policy, all on the same answers:\n\n{table}\n\n{_list(said)}"
 
 
 def claim(tasks: Tasks, figure: str) -> str:
@@ -312,6 +326,10 @@ def _title(figure: str) -> str:
 def _percent(value: Estimate) -> str:
     interval = f" [{100 * value.low:.1f}, {100 * value.high:.1f}]" if value.known else ""
     return f"{100 * value.value:.1f} %{interval}"
+
+
+def _ratio(value: Mapping[str, float]) -> str:
+    return f"{value['value']:.2f} [{value['low']:.2f}, {value['high']:.2f}]"
 
 
 def _points(value: Estimate) -> str:
