@@ -31,7 +31,7 @@ ALGORITHMS.register(
         name="median",
         paper="none: an example",
         advantage=part("median_centered", scale=2.0),
-        weighting=part("token_mean"),
+        weighting=part("batch_token_mean"),
     )
 )
 

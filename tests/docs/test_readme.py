@@ -42,3 +42,9 @@ def test_every_packaged_recipe_named_exists() -> None:
     named = set(re.findall(r"groupwise (?:train|config|sft|doctor) ([a-z0-9.-]+)", README))
     recipes = {name for name in named if not name.endswith(".toml")}
     assert recipes and recipes <= set(packaged())
+
+
+def test_every_page_linked_exists() -> None:
+    linked = set(re.findall(r"\]\(([\w./-]+)\)", README))
+    assert {"docs/serving.md", "docs/trl.md"} <= linked
+    assert [page for page in sorted(linked) if not (ROOT / page).exists()] == []
