@@ -126,6 +126,23 @@ GOLDEN: list[tuple[str, dict, dict, list]] = [
     ),
     ("softrank_interpolated", {}, {"rewards": ONE}, one(2.885027, -0.961676)),
     ("softrank_interpolated", {"tau": 0.01}, {"rewards": OF8}, one(7.0, -1.0, 8)),
+    # exp(±2z) = (18.5633, 2.0757, .2321, .1118) and its inverses: w⁺ = (.884687, .098923, .011061,
+    # .005329), w⁻ = (.003907, .034943, .312498, .648653); the difference times 4/2.
+    (
+        "softrank_two_sided",
+        {},
+        {"rewards": GRADED},
+        [[1.761559, 0.127961, -0.602874, -1.286646]],
+    ),
+    # z differs by 4/√3: w⁺ = 1/(1 + 3x), w⁻ = x/(3 + x) with x = exp(−8/√3) = .009865.
+    ("softrank_two_sided", {}, {"rewards": ONE}, one(1.935959, -0.645320)),
+    ("softrank_two_sided", {"tau": 0.01}, {"rewards": OF8}, one(4.0, -0.571429, 8)),
+    (
+        "softrank_two_sided",
+        {"tau": 1000.0},
+        {"rewards": GRADED},
+        [[1.460593, 0.365148, -0.730297, -1.095445]],
+    ),
     # ω = softmax(r / .5) = (.949507, .047273, .002354, .000866): .5 · (4 · .949507 − 1)
     ("entropic", {}, {"rewards": GRADED}, [[1.399015, -0.405454, -0.495293, -0.498268]]),
     ("entropic", {}, {"rewards": ONE}, one(0.922469, -0.307490)),

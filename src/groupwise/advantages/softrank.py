@@ -311,6 +311,47 @@ def softrank_interpolated(
 
 
 @ADVANTAGES.register
+def softrank_two_sided(
+    rewards: Float[Tensor, "prompt group"],
+    valid: Bool[Tensor, "prompt group"] | None = None,
+    *,
+    tau: float = 0.5,
+    ddof: int = 0,
+) -> Float[Tensor, "prompt group"]:
+    """The softmax weights of the best against those of the worst.
+
+        A_i = max(tau, 1) / 2 · K · (w⁺_i − w⁻_i),   w⁺ = softmax(z / tau),   w⁻ = softmax(−z / tau)
+
+    Sums to 0, grows with the reward, changes its sign with the rewards', and does not see their
+    shift or scale. tau → ∞ gives `zscore`; tau → 0 gives K/2 to the best and −K/2 to the worst,
+    shared among ties, which is half of `log_odds` for 0/1 rewards.
+
+    Args:
+        rewards: [prompt, group], any range.
+        valid: judged; None: every reward that is not NaN.
+        tau: temperature.
+        ddof: 0 divides the variance by K, 1 by K − 1.
+
+    Returns:
+        [prompt, group]; 0 where not judged or the rewards are equal.
+
+    Raises:
+        UsageError: tau ≤ 0, or groups of fewer than 2.
+
+    Example:
+        >>> softrank_two_sided(torch.tensor([[1.0, 0.0, 0.0, 0.0]]))
+        tensor([[ 1.9360, -0.6453, -0.6453, -0.6453]])
+
+    Source: `softrank_interpolated` and its mirror image, each by half.
+    """
+    r, v = judged(rewards, valid, least=2, name="softrank_two_sided")
+    best = _weights(r, v, tau=tau, ddof=ddof)
+    worst = _weights(-r, v, tau=tau, ddof=ddof)
+    advantage = max(tau, 1.0) / 2 * count(v, r) * (best - worst)
+    return torch.where(has_signal(r, v) & v, advantage, 0)
+
+
+@ADVANTAGES.register
 def entropic(
     rewards: Float[Tensor, "prompt group"],
     valid: Bool[Tensor, "prompt group"] | None = None,

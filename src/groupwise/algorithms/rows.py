@@ -67,6 +67,11 @@ ROWS = (
         "Vanishes as tau → 0; see softrank_interpolated.",
     ),
     _variant("softrank_interpolated", "from maxrl (tau → 0) to grpo (tau → ∞)"),
+    _variant(
+        "softrank_two_sided",
+        "softmax weights of the best against those of the worst; experimental",
+        "Not published: a candidate of the study in docs/studies, for any range of rewards.",
+    ),
     _variant("entropic", "softmax of raw rewards against uniform weights; entropic risk"),
     _variant("lse_loo", "unbiased gradient of the log-mean-exp of a group's rewards"),
     _variant("softbok_loo", "unbiased gradient of the soft best-of-K of a group"),
