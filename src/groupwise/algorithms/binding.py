@@ -388,7 +388,7 @@ def _typed(registry: Registry, chosen: Part) -> Part:
 
 def _rehearse(slot: str, function: Bound, *, where: str) -> None:
     """Call a function on a small made-up batch: a setting out of range is refused at load."""
-    settings = function.part.settings
+    settings = settings_of(SLOTS[slot], function.part)
     size = 1 + max(3, settings.get("k", 0))
     rewards = torch.arange(size, dtype=torch.float32)[None] % 2
     grid = torch.zeros(size, 1)

@@ -1,0 +1,232 @@
+"""Gradients by inner products: the same as autograd's, and the right figures made of them."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+
+from groupwise.algorithms import bind
+from groupwise.cli import main
+from groupwise.errors import UsageError
+from groupwise.experiments import gradients
+from groupwise.experiments.gradients import coefficients, products
+from groupwise.experiments.noise import signal
+from groupwise.experiments.variance import Variance, variance
+from groupwise.experiments.variance_view import variance_table, write_variance_png
+from groupwise.models import save_policy
+from groupwise.run import prepare
+from groupwise.trainer import evidence
+from groupwise.updates import assemble, sequences
+from small_runs import Quiet, config, letters, settings, tiny
+
+ROWS = ("softrank", "grpo", "dr_grpo", "dapo", "rloo", "gspo", "kimi", "cispo", "reinforce++")
+
+
+@pytest.fixture(scope="module")
+def rollouts(tmp_path_factory):
+    """A tiny model with its learner, and three groups of four that it wrote."""
+    folder = tmp_path_factory.mktemp("run")
+    made = prepare(
+        config(folder / "run"),
+        progress=Quiet(),
+        policy=tiny(),
+        functions=[letters],
+        eval_prompts=[],
+    )
+    yield made.trainer.learner, made.trainer.source.take(3, step=0)
+    made.close()
+
+
+def by_autograd(learner, scored, coefficient):
+    """Σ_i c_i ∇ log π(completion i) of every group, from plain forward passes of whole texts."""
+    model = learner.model
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    found = []
+    for row, group in enumerate(scored.groups):
+        total = torch.zeros(())
+        for c, completion in zip(coefficient[row], group.completions, strict=True):
+            prompt, answer = list(group.prompt_tokens), list(completion.tokens)
+            logits = model(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1]
+            logp = logits.log_softmax(-1).gather(-1, torch.tensor(answer)[:, None])
+            total = total + float(c) * logp.sum()
+        grads = torch.autograd.grad(total, parameters, allow_unused=True)
+        pairs = zip(grads, parameters, strict=True)
+        found.append(
+            torch.cat([(torch.zeros_like(p) if g is None else g).flatten() for g, p in pairs])
+        )
+    return torch.stack(found)
+
+
+def group_gram(found, coefficient):
+    spread = np.zeros((len(coefficient), coefficient.size))
+    for row, values in enumerate(coefficient):
+        spread[row, row * len(values) : (row + 1) * len(values)] = values
+    return spread @ found.scores @ spread.T, spread @ found.others
+
+
+@pytest.mark.parametrize("name", ["rloo", "dr_grpo"])
+def test_groups_have_the_gradients_of_autograd(rollouts, name):
+    learner, scored = rollouts
+    coefficient = coefficients(bind(name), scored)
+    direct = by_autograd(learner, scored, coefficient)
+    assert direct.norm() > 0
+    other = torch.randn(direct.shape[1], generator=torch.Generator().manual_seed(1))
+    found = products(learner, sequences(scored), others=[other])
+    gram, pull = group_gram(found, coefficient)
+    assert found.exact and found.parameters == direct.shape[1]
+    scale = float(direct.norm() ** 2)
+    np.testing.assert_allclose(gram, (direct @ direct.T).numpy(), atol=1e-5 * scale)
+    np.testing.assert_allclose(
+        pull[:, 0], (direct @ other).numpy(), atol=1e-4 * float(direct.norm() * other.norm())
+    )
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_the_mean_over_groups_is_the_gradient_of_the_step(rollouts, name):
+    learner, scored = rollouts
+    rules = bind(name, {"filter": {"name": "all"}})
+    batch = sequences(scored)
+    kl = torch.zeros(*scored.scores.total.shape, batch.tokens.shape[1])
+    [step] = assemble(
+        batch, rules.advantage({**evidence(scored, batch), "kl": kl}), rules.weighting
+    )
+    # The policy as its own reference: the learner's log-probabilities, as the loss sees them.
+    step = replace(step, ref_logp=learner.logprobs(step))
+    uphill = -learner.gradient(step, rules.objective)
+    coefficient = coefficients(rules, scored)
+    found = products(learner, batch, others=[uphill])
+    gram, pull = group_gram(found, coefficient)
+    size = float(uphill.norm() ** 2)
+    assert size > 0
+    assert gram.sum() / len(gram) ** 2 == pytest.approx(size, rel=1e-3)
+    assert pull.mean() == pytest.approx(size, rel=1e-3)
+
+
+def test_measuring_moves_nothing(rollouts):
+    learner, scored = rollouts
+    before = [p.detach().clone() for p in learner.model.parameters()]
+    products(learner, sequences(scored))
+    assert all(map(torch.equal, before, learner.model.parameters()))
+    assert all(p.grad is None for p in learner.model.parameters())
+
+
+def test_gradients_too_long_to_keep_are_projected(rollouts, monkeypatch):
+    learner, scored = rollouts
+    batch = sequences(scored)
+    whole = products(learner, batch)
+    monkeypatch.setattr(gradients, "MEMORY_BYTES", 4 * 12 * 4000)
+    less = products(learner, batch)
+    assert whole.exact and not less.exact and less.parameters == whole.parameters
+    norms = np.sqrt(np.diag(whole.scores))
+    off = (less.scores - whole.scores) / np.outer(norms, norms)
+    # √(2 / 4000) = .022 is one standard deviation.
+    assert 0 < np.abs(off).max() < 5 * 0.0224
+
+
+def test_tokens_of_different_weight_are_refused(rollouts):
+    rules = bind("reinforce++", {"advantage": {"gamma": 0.5}})
+    with pytest.raises(UsageError, match="tokens of one completion"):
+        coefficients(rules, rollouts[1])
+
+
+def test_signal_and_noise_by_hand():
+    # Vectors 3, 5, 7 in one dimension: mean 5, variance 4; pairs (15 + 21 + 35)/3 = 71/3.
+    g = np.array([[3.0], [5.0], [7.0]])
+    squared_norm, trace, ratio, cosine, step_cosine = signal(g @ g.T, -g[:, 0], step=2)
+    assert squared_norm == pytest.approx(71 / 3)
+    assert trace == pytest.approx(4.0)
+    assert ratio.value == pytest.approx(2 * (71 / 3) / 4)
+    assert cosine.value == pytest.approx(-1.0)
+    assert step_cosine.value == pytest.approx(-5 / math.sqrt(71 / 3 + 2))
+    # Without 3, 5 and 7 in turn: pairs 35, 21, 15, variances 2, 8, 2, ratios 35, 5.25, 15, whose
+    # squares about their mean 221/12 add up to 460.79; times (n − 1)/n, and t(2) = 4.303.
+    reach = 4.302653 * math.sqrt(2 / 3 * sum((x - 221 / 12) ** 2 for x in (35, 5.25, 15)))
+    assert ratio.high - ratio.value == pytest.approx(reach, rel=1e-6)
+
+
+def test_noise_without_signal_has_none():
+    g = np.array([[1.0], [-1.0], [1.0], [-1.0]])
+    squared_norm, trace, ratio, *_ = signal(g @ g.T, g[:, 0], step=1)
+    assert squared_norm == pytest.approx(-1 / 3) and trace == pytest.approx(4 / 3)
+    assert ratio.low < 0
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory) -> Variance:
+    given = config(tmp_path_factory.mktemp("v"), "prompts_per_step=4")
+    return variance(given, prompts=8, batches=4, policy=tiny(), functions=[letters])
+
+
+def test_every_advantage_is_measured_on_the_same_rollouts(measured):
+    rows = {row.name: row for row in measured.estimators}
+    # Its k is 4, which has to be less than the group; the reason is shown.
+    assert len(rows) > 20 and set(measured.left_out) == {"pass_at_k_gradient"}
+    assert "group = 4" in measured.left_out["pass_at_k_gradient"]
+    assert {row.whole.groups for row in measured.estimators} == {8}
+    assert all(sum(s.groups for s in r.by_pass_rate.values()) == 8 for r in rows.values())
+    assert measured.reference == 4 * 4 * 4 and -1 <= measured.agreement <= 1
+    # What the formulas say of a constant reward, of r + 1 and of 2r.
+    assert rows["zscore"].constant == 0.0 and rows["leave_one_out"].constant == 0.0
+    assert rows["raw"].constant > 0.1 and rows["softrank"].constant > 0.01
+    assert rows["centered"].shift < 1e-5 and rows["raw"].shift > 0.1
+    assert rows["softrank"].shift > 0.01
+    assert rows["zscore"].scale == pytest.approx(1.0, abs=1e-4)
+    assert rows["centered"].scale == pytest.approx(2.0, abs=1e-4)
+    # leave_one_out is centered times G/(G − 1) = 4/3: the same direction, 16/9 of the square.
+    one, two = rows["leave_one_out"].whole, rows["centered"].whole
+    assert one.trace == pytest.approx(two.trace * 16 / 9, rel=1e-4)
+    assert one.cosine.value == pytest.approx(two.cosine.value, rel=1e-4)
+
+
+def test_figures_are_shown_and_kept(measured, tmp_path):
+    console = Console(width=80, record=True, file=Path("/dev/null").open("w"))
+    console.print(variance_table(measured))
+    shown = console.export_text()
+    assert "softrank_interpolated" in shown and max(map(len, shown.splitlines())) <= 80
+    assert json.loads(json.dumps(measured.as_dict(), allow_nan=False))["step"] == 4
+    assert write_variance_png(measured, tmp_path / "v.png").stat().st_size > 10_000
+    with pytest.raises(UsageError, match=r"\.png, \.svg or \.pdf"):
+        write_variance_png(measured, tmp_path / "v.jpg")
+
+
+def test_rows_of_the_table_keep_their_own_settings(tmp_path):
+    small = config(tmp_path, "prompts_per_step=2")
+    given = {"policy": tiny(), "functions": [letters], "prompts": 4, "batches": 2}
+    found = variance(small, advantages=(), algorithms=("grpo", "dr_grpo"), **given)
+    assert {row.name for row in found.estimators} == {"grpo", "dr_grpo"}
+    with pytest.raises(UsageError, match="did you mean"):
+        variance(small, advantages=("zscor",), **given)
+    with pytest.raises(UsageError, match="--batches"):
+        variance(small, **{**given, "batches": 1})
+
+
+def test_rewards_that_teach_nothing_are_shown_as_such(tmp_path):
+    small = config(tmp_path, "prompts_per_step=2")
+    given = {"policy": tiny(), "functions": [lambda text: 0.0], "prompts": 2, "batches": 2}
+    found = variance(small, advantages=("zscore", "raw"), **given)
+    told = json.loads(json.dumps(found.as_dict(), allow_nan=False))
+    assert [row["signal_to_noise"]["value"] for row in told["estimators"]] == [None, None]
+    assert found.pass_rate == 0.0 and math.isnan(found.agreement)
+    console = Console(width=80, record=True, file=Path("/dev/null").open("w"))
+    console.print(variance_table(found))
+    assert "nan" not in console.export_text()
+
+
+def test_the_command_prints_and_writes(tmp_path, capsys):
+    save_policy(tiny(), tmp_path / "model")
+    file = tmp_path / "v.json"
+    sizes = [f"--set={setting}" for setting in settings(tmp_path / "run", "prompts_per_step=2")]
+    chosen = ["--advantages", "zscore, raw", "--prompts=4", "--group=3", "--batches=2"]
+    chosen += [f"--set=model.path={tmp_path / 'model'}", "--json", str(file)]
+    assert main(["variance", "word-problems", *sizes, *chosen]) == 0
+    told = json.loads(file.read_text())
+    assert (told["group"], told["step"], told["reference"]) == (3, 2, 2 * 2 * 3)
+    assert {row["name"] for row in told["estimators"]} == {"zscore", "raw"}
+    assert "zscore" in capsys.readouterr().out
