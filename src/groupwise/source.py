@@ -103,7 +103,7 @@ class RolloutSource:
             raise RunError(self._nothing(drawn, valid, errors))
         return ScoredGroups(
             groups=tuple(groups),
-            scores=_joined(scores),
+            scores=joined(scores),
             keep=torch.cat(keeps),
             drawn=drawn,
             seconds=seconds,
@@ -187,8 +187,8 @@ class RolloutSource:
             return fresh
         rows = {place: _rows(fresh, [row]) for row, place in enumerate(asked)}
         rows = {place: replace(one, errors=()) for place, one in rows.items()} | dict(recalled)
-        joined = _joined([rows[place] for place in range(len(groups))])
-        return replace(joined, errors=(*fresh.errors, *joined.errors))
+        every = joined([rows[place] for place in range(len(groups))])
+        return replace(every, errors=(*fresh.errors, *every.errors))
 
     def state(self) -> dict[str, Any]:
         """What `restore` needs to draw the same prompts from here on."""
@@ -253,7 +253,8 @@ def _rows(scores: Scores, rows: list[int]) -> Scores:
     )
 
 
-def _joined(scores: Sequence[Scores]) -> Scores:
+def joined(scores: Sequence[Scores]) -> Scores:
+    """The scores of several batches of groups as those of one."""
     return Scores(
         total=torch.cat([s.total for s in scores]),
         correct=torch.cat([s.correct for s in scores]),
