@@ -112,10 +112,15 @@ def save(folder: Path, checkpoint: Checkpoint, *, keep: Keep, logs: Sequence[Pat
             f"({getattr(error, 'strerror', None) or _first_line(error)}); free some space or "
             "choose another output. Earlier checkpoints are intact."
         ) from error
-    found = [step for step in steps(folder) if step <= checkpoint.step]  # later ones are damaged
-    for step in set(found) - keep(found):
-        shutil.rmtree(_place(folder, step), ignore_errors=True)
+    prune(folder, keep=keep, step=checkpoint.step)
     return final
+
+
+def prune(folder: Path, *, keep: Keep, step: int) -> None:
+    """Delete the checkpoints up to a step that need not be kept; any later ones are damaged."""
+    found = [each for each in steps(folder) if each <= step]
+    for each in set(found) - keep(found):
+        shutil.rmtree(_place(folder, each), ignore_errors=True)
 
 
 def tidy(folder: Path) -> None:

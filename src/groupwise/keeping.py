@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from groupwise.checkpoint import Checkpoint, Keep, Writer, newest, steps
+from groupwise.checkpoint import Checkpoint, Keep, Writer, newest, prune, steps
 from groupwise.config.sections import CheckpointSection
 from groupwise.errors import RunError
 from groupwise.interrupts import Requests
@@ -57,10 +57,17 @@ class Keeper:
         Raises:
             RunError: the one before could not be written.
         """
-        keep = Keep(last=self.settings.keep_last, every=self.settings.keep_every, best=best)
         self.wait()
-        self.writer.write(checkpoint, keep=keep, logs=self.log.files())
+        self.writer.write(checkpoint, keep=self._keep(best), logs=self.log.files())
         self.saved, self._last = checkpoint.step, time.monotonic()
+
+    def resume(self, step: int, *, best: int | None) -> None:
+        """Go on after a checkpoint; what a kill kept from being deleted goes now."""
+        self.saved = step
+        prune(self.folder, keep=self._keep(best), step=step)
+
+    def _keep(self, best: int | None) -> Keep:
+        return Keep(last=self.settings.keep_last, every=self.settings.keep_every, best=best)
 
     def wait(self) -> None:
         """Until the checkpoint in hand is on disk.

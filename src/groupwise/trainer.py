@@ -150,7 +150,7 @@ class Trainer:
         with requests() as asked:
             if self.done > self.evaluated and self._evaluation_due():
                 self._evaluate()  # what ended the run before ended it here
-                self.save()
+                self.save(wait=True)
             while self.done < self.settings.steps:
                 before = self.done, self.learner.version, self.source.state()
                 try:
@@ -284,7 +284,7 @@ class Trainer:
         self.done = saved.step
         self.evaluated = int(trainer.get("evaluated", self.done))
         if self.keeper is not None:
-            self.keeper.saved = saved.step
+            self.keeper.resume(saved.step, best=self.best_step)
 
     def _take_over(self, saved: Checkpoint) -> None:
         self.learner.set_trained(saved.weights)

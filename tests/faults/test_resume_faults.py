@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -213,6 +214,18 @@ def test_a_damaged_checkpoint_does_not_crowd_out_whole_ones(tmp_path: Path) -> N
     last = prepared(tmp_path, *more, "checkpoint.keep_every=0", resume=True, progress=progress)
     assert last.trainer.done == 3
     last.close()
+
+
+def test_a_kill_before_old_checkpoints_are_deleted_leaves_none(tmp_path: Path) -> None:
+    """The last checkpoint of a run was on disk, the one that it replaced was still there."""
+    more = ("steps=4", "checkpoint.every_steps=2", "checkpoint.keep_last=1")
+    run = prepared(tmp_path, *more)
+    run.trainer.run()
+    run.close()
+    folder = tmp_path / "checkpoints"
+    shutil.copytree(folder / "step-000004", folder / "step-000002")
+    prepared(tmp_path, *more, resume=True).close()
+    assert [path.name for path in folder.iterdir()] == ["step-000004"]
 
 
 def test_other_data_of_the_same_size_is_refused(tmp_path: Path) -> None:
