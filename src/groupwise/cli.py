@@ -424,20 +424,23 @@ def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     widths = [max(len(row[i]) for row in (headings, *rows)) for i in range(len(headings) - 1)]
     for row in (headings, *rows):
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
-        print("  ".join([*cells, row[-1]]).rstrip())
+        print(_visible("  ".join([*cells, row[-1]]).rstrip()))
 
 
 def _failed(message: str, code: int, *, debug: bool) -> int:
     """Say on standard error what went wrong, in one line, and return the exit code."""
     if debug and sys.exc_info()[1] is not None:
         traceback.print_exc()
-    # A name from a file may hold what moves the cursor, or a line break.
-    shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in message)
-    print(f"error: {shown}", file=sys.stderr)
+    print(f"error: {_visible(message)}", file=sys.stderr)
     return code
 
 
 def _show_warning(message: Any, *_: Any, **__: Any) -> None:
     """A warning as one line, without the place in the code that raised it."""
     with contextlib.suppress(OSError):  # a terminal that is gone ends no run
-        print(f"warning: {message}", file=sys.stderr)
+        print(f"warning: {_visible(str(message))}", file=sys.stderr)
+def _visible(text: str) -> str:
+    """Text as one line that moves no cursor, whatever the file it comes from holds."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+

@@ -96,6 +96,18 @@ def test_config_prints_values_and_their_origin(
     assert written["config"]["steps"] == 7 and written["origins"]["steps"] == "--set"
 
 
+def test_a_recipe_cannot_move_the_cursor(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """U+009B alone begins an escape sequence, and JSON does not escape it; nor do file names."""
+    recipe = tmp_path / "a\x1b[2Jb.toml"
+    recipe.write_text('data.system = "x\u009b2J\u202e"\n')
+    assert main(["config", str(recipe)]) == 0
+    shown = capsys.readouterr().out
+    assert "x\\x9b2J\\u202e" in shown and "a\\x1b[2Jb.toml" in shown
+    assert all(line.isprintable() for line in shown.splitlines())
+
+
 def test_algorithms_prints_the_table_and_each_row(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
