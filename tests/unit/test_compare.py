@@ -13,11 +13,11 @@ from groupwise.algorithms import bind
 from groupwise.errors import RunError, UsageError
 from groupwise.experiments import Plan, Result, analyse, make_plan, read_plan, read_results
 from groupwise.experiments.plan import toml
-from groupwise.experiments.results import place
+from groupwise.experiments.results import place, read_curve
 from groupwise.experiments.tuning import choose
 from groupwise.experiments.worker import Budget
 
-ARMS = [{"algorithm": "softrank"}, {"label": "base", "algorithm": "grpo"}]
+ARMS = [{"algorithm": "softrank"}, {"label": "plain", "algorithm": "grpo"}]
 
 
 def values(**changes: Any) -> dict[str, Any]:
@@ -36,7 +36,7 @@ def run(arm: str, seed: int, accuracy: list[float], **more: Any) -> Result:
 
 def test_what_a_plan_leaves_out_is_filled_in_and_survives_the_file(tmp_path: Path) -> None:
     plan = make_plan(values(title='The "best" ü', tuning={"seeds": [7]}))
-    assert (plan.against, plan.splits) == ("base", ("held_out",))
+    assert (plan.against, plan.splits) == ("plain", ("held_out",))
     assert plan.tuning is not None
     # A quarter, a half, once and twice the recipe's 2e-4.
     assert plan.tuning.learning_rates == (5e-5, 1e-4, 2e-4, 4e-4)
@@ -51,6 +51,7 @@ def test_what_a_plan_leaves_out_is_filled_in_and_survives_the_file(tmp_path: Pat
     [
         ({"arms": [{"algorithm": "sofrank"}]}, "arms.0.algorithm = 'sofrank': no such row; did"),
         ({"arms": [*ARMS, ARMS[0]]}, "two have the label 'softrank'"),
+        ({"arms": [{"algorithm": "grpo", "label": "base"}]}, "the model before training"),
         ({"arms": [{"algorithm": "grpo", "label": "a/b"}]}, "arms.0.label = 'a/b'"),
         ({"against": "grpo"}, "against = 'grpo': must be one of the arms"),
         ({"seeds": [1, 1]}, "seeds = [1, 1]: every seed must stand there once"),
@@ -101,8 +102,8 @@ def test_the_learning_rate_with_the_largest_mean_area_is_chosen() -> None:
 
 
 def test_runs_are_compared_over_the_tokens_that_all_of_them_used() -> None:
-    # softrank wrote 10 tokens a step and 40 in all, base 20 a step and 40 in two steps. At 40
-    # thousandths of a thousand tokens both end; the grid has base's two points, 20 and 40 tokens,
+    # softrank wrote 10 tokens a step and 40 in all, plain 20 a step and 40 in two steps. At 40
+    # thousandths of a thousand tokens both end; the grid has plain's two points, 20 and 40 tokens,
     # at which softrank stood at its steps 2 and 4.
     plan = make_plan(values(match="tokens", threshold=0.35))
     results = [
@@ -110,7 +111,7 @@ def test_runs_are_compared_over_the_tokens_that_all_of_them_used() -> None:
         for seed, shift in ((0, 0.0), (1, 0.1))
         for result in (
             run("softrank", seed, [0.1 + shift, 0.2, 0.3, 0.4 + shift]),
-            run("base", seed, [0.1, 0.2 + shift / 2], tokens=[20, 40]),
+            run("plain", seed, [0.1, 0.2 + shift / 2], tokens=[20, 40]),
         )
     ]
     found = analyse(plan, results)
@@ -127,12 +128,12 @@ def test_runs_are_compared_over_the_tokens_that_all_of_them_used() -> None:
 
 def test_a_failed_run_is_named_and_its_seed_left_out_of_the_pairs() -> None:
     plan = make_plan(values(seeds=[0, 1, 2]))
-    results = [run(arm, seed, [0.1, 0.2]) for seed in (0, 1, 2) for arm in ("softrank", "base")]
+    results = [run(arm, seed, [0.1, 0.2]) for seed in (0, 1, 2) for arm in ("softrank", "plain")]
     results[4] = replace(results[4], status="failed", error="RunError: no gradient")
     found = analyse(plan, results)
     assert found.comparison.seeds == (0, 1)
     assert "Failed: softrank seed 2 (RunError: no gradient)." in found.remarks()
-    with pytest.raises(RunError, match="no run of the reference arm base has finished"):
+    with pytest.raises(RunError, match="no run of the reference arm plain has finished"):
         analyse(plan, results[:1])
 
 
@@ -148,9 +149,27 @@ def test_a_result_is_read_as_it_was_written_and_a_damaged_one_named(tmp_path: Pa
         read_results(tmp_path)
 
 
+def test_the_curve_of_a_run_counts_tokens_from_the_start(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    rows = [
+        '{"step": 1, "reward": 0.123456789, "tokens": 30.0, "seconds": 0.5, "grad_norm": null}',
+        '{"step": 2, "reward": 1.0, "tokens": 12.0, "seconds": 0.25, "grad_norm": 2.0}',
+    ]
+    file.write_text("\n".join(rows) + "\n")
+    assert read_curve(file) == {
+        "step": [1, 2],
+        "reward": [0.123457, 1],
+        "grad_norm": [None, 2],
+        "tokens": [30, 42],
+        "seconds": [0.5, 0.75],
+    }
+    assert read_curve(tmp_path / "nothing.jsonl") == {}
+
+
 def test_a_budget_ends_at_the_first_step_that_has_used_it() -> None:
-    budget = Budget("tokens", limit=25.0, used=10.0)
-    assert [budget.hear({"tokens": 7.0}) for _ in range(3)] == [False, False, True]
+    # 10 and 7 are 17, and 7 more are exactly 24.
+    budget = Budget("tokens", limit=24.0, used=10.0)
+    assert [budget.hear({"tokens": 7.0}) for _ in range(2)] == [False, True]
     assert not Budget("tokens", limit=None, used=1e9).spent
 
 

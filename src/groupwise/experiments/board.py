@@ -114,4 +114,7 @@ class Board:
 
 
 def _values(metrics: Mapping[str, float]) -> list[str]:
-    return [f"{key} {value:.3f}" for key, value in metrics.items()]
+    """The metrics that are shown, written out; a reward that is the accuracy is not said twice."""
+    repeated = metrics.get("reward") == metrics.get("accuracy")
+    shown = {k: v for k, v in metrics.items() if not (repeated and k == "reward")}
+    return [f"{key} {value:.3f}" for key, value in shown.items()]

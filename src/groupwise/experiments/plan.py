@@ -152,6 +152,11 @@ def make_plan(values: Mapping[str, Any]) -> Plan:
     plan = checked(Plan, values)
     labels = [arm.label for arm in plan.arms]
     for label in labels:
+        if label == "base":
+            raise UsageError(
+                "arms: label = 'base': is what results call the model before training; choose "
+                "another name."
+            )
         if labels.count(label) > 1:
             raise UsageError(
                 f"arms: two have the label {label!r}; give them names of their own, as "

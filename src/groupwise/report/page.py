@@ -156,13 +156,14 @@ def _curves(charts: Sequence[Chart], seeds: int) -> str:
     if hero is None:
         return ""
     how = (
-        "bold: mean over seeds; thin: every seed, moving average of 5 steps; "
+        "bold: mean over seeds; thin: every seed, moving average of 5 points; "
         "band: 95 % Student's t interval of the mean"
         if seeds > 1
-        else "bold: moving average of 5 steps; thin: every step"
+        else "bold: moving average of 5 points; thin: every one"
     )
+    over = "per step" if hero.axis == "steps" else f"over {hero.axis}"
     return (
-        f'<section id="curves"><h2>{escaped(hero.title)} per step</h2>'
+        f'<section id="curves"><h2>{escaped(hero.title)} {escaped(over)}</h2>'
         f'{sections.chart_places([hero.key], hero=True)}<p class="note">Training rollouts, {how}.'
         "</p></section>"
     )

@@ -354,7 +354,7 @@ def _size(runs: Sequence[RunData]) -> str:
     config = runs[0].config if runs else {}
     prompts, group = number(config.get("prompts_per_step")), number(config.get("group_size"))
     size = f" of {prompts:g} prompts × {group:g} completions" if prompts and group else ""
-    return f"{steps:g} steps{size}" if steps else ""
+    return f"{round(steps, 1):g} {runs[0].axis}{size}" if steps else ""
 
 
 def _seeds(runs: Sequence[RunData]) -> str:
