@@ -12,6 +12,7 @@ from groupwise.report.card import model_card, write_model_card
 ABOUT = {
     "config": {
         "steps": 934,
+        "warmup": {"steps": 100},
         "seed": 3,
         "prompts_per_step": 8,
         "group_size": 8,
@@ -47,7 +48,7 @@ def test_a_card_names_data_algorithm_figures_and_versions() -> None:
     assert "Up to 1319 held-out prompts of test.jsonl" in text and "secret" not in card
     assert '- changed in it: {"advantage": {"tau": 0.5}}\n' in text
     assert "- rewards: exact_answer × 2, format × 1\n" in text
-    assert "- adapter: LoRA, rank 64\n" in text
+    assert "- adapter: LoRA, rank 64\n" in text and "- supervised first: 100 steps\n" in text
     assert "- per step: 8 prompts × 8 completions\n" in text
     assert "- commit of groupwise: abc123\n" in text
 

@@ -122,13 +122,14 @@ def _training(config: Mapping[str, Any], base: str, data: str) -> list[tuple[str
         for reward in config.get("rewards", [])
     ]
     adapter, sampling = config.get("model", {}).get("adapter"), config.get("sampling", {})
-    system = config.get("data", {}).get("system")
+    system, warmup = config.get("data", {}).get("system"), config.get("warmup")
     algorithm = config.get("algorithm", {})
     slots = {key: value for key, value in algorithm.items() if isinstance(value, dict) and value}
     return [
         ("base model", base),
         ("adapter", f"LoRA, rank {adapter.get('rank')}" if adapter else ""),
         ("data", data),
+        ("supervised first", f"{warmup.get('steps')} steps" if warmup else ""),
         ("system message", json.dumps(system, ensure_ascii=False) if system else ""),
         ("algorithm", algorithm.get("name", "")),
         ("changed in it", json.dumps(slots, ensure_ascii=False) if slots else ""),
