@@ -121,10 +121,13 @@ class Task:
         """Mean of a logged metric over the steps of all runs."""
         return float(np.mean([_numbers(r, key).mean() for r in self.results[arm].values()]))
 
+    def first(self, arm: str, key: str) -> float:
+        """Mean of a logged metric over the first tenth of the steps of all runs."""
+        return float(np.mean([_ends(r, key)[0] for r in self.results[arm].values()]))
+
     def last(self, arm: str, key: str) -> float:
         """Mean of a logged metric over the last tenth of the steps of all runs."""
-        values = [_numbers(r, key) for r in self.results[arm].values()]
-        return float(np.mean([v[-max(1, v.size // 10) :].mean() for v in values]))
+        return float(np.mean([_ends(r, key)[1] for r in self.results[arm].values()]))
 
     def tokens(self, arm: str) -> float:
         """Tokens generated in training, mean over runs."""
@@ -132,12 +135,8 @@ class Task:
 
     def change(self, arm: str, key: str) -> Estimate:
         """Last tenth of the steps minus the first tenth, of a logged metric, over seeds."""
-        changes = []
-        for result in self.results[arm].values():
-            values = _numbers(result, key)
-            part = max(1, values.size // 10)
-            changes.append(float(values[-part:].mean() - values[:part].mean()))
-        return seed_mean(changes)
+        ends = [_ends(result, key) for result in self.results[arm].values()]
+        return seed_mean([last - first for first, last in ends])
 
     def contrast(self, figure: str, first: str, second: str) -> Contrast:
         """Paired difference of two arms over the seeds that both have; Holm comes later."""
@@ -239,3 +238,10 @@ def evaluated(result: Result, *, last: bool = True) -> dict[str, float]:
 
 def _numbers(result: Result, key: str) -> np.ndarray:
     return np.asarray(result.curve[key], dtype=float)
+
+
+def _ends(result: Result, key: str) -> tuple[float, float]:
+    """Means of a logged metric over the first and the last tenth of the steps."""
+    values = _numbers(result, key)
+    part = max(1, values.size // 10)
+    return float(values[:part].mean()), float(values[-part:].mean())

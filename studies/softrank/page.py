@@ -57,6 +57,8 @@ def page(tasks: Tasks) -> str:
         "variance": variance(),
         "faster": claim(tasks, "steps_to_threshold"),
         "steadier": claim(tasks, "oscillation"),
+        "relatives": relatives(tasks),
+        "norms": norms(tasks),
         "candidates": candidates(tasks),
         "tried": tried(),
         "sharpening": sharpening(),
@@ -242,6 +244,29 @@ def claim(tasks: Tasks, figure: str) -> str:
     return _list(lines) or NOT_RUN
 
 
+def relatives(tasks: Tasks) -> str:
+    """SoftRank at matched scale against the arms that theory says it resembles."""
+    arms = ("maxrl", "reinforce", "dr_grpo", GRPO)
+    rows = [
+        [TASKS[name], _title(figure), *(_points(c.result.difference) for c in found)]
+        for name, task in tasks.items()
+        if {MATCHED, *arms} <= {*task.arms}
+        for figure in ("area", "final", "sampled")
+        for found in [[task.contrast(figure, MATCHED, arm) for arm in arms]]
+    ]
+    return _table(["task", "figure", *(f"− {arm}" for arm in arms)], rows) if rows else NOT_RUN
+
+
+def norms(tasks: Tasks) -> str:
+    """How far the norm of the gradient falls while a run learns."""
+    arms = list(dict.fromkeys(arm for task in tasks.values() for arm in task.arms))
+    rows = []
+    for name, task in tasks.items():
+        ratios = {a: task.last(a, "grad_norm") / task.first(a, "grad_norm") for a in task.arms}
+        rows.append([TASKS[name], *(f"{ratios[a]:.2f}" if a in ratios else "" for a in arms)])
+    return _table(["task", *arms], rows) if rows else NOT_RUN
+
+
 def candidates(tasks: Tasks) -> str:
     """Candidates against every other arm, and whether the rule is met."""
     others = (GRPO, PAPER, MATCHED, "dr_grpo", "maxrl", "reinforce")
@@ -320,7 +345,7 @@ def _holds(holds: bool) -> str:
 
 
 def _title(figure: str) -> str:
-    return {"pass_at_8": "pass@8"}.get(figure, figure)
+    return {"pass_at_8": "pass@8", "area": "over training"}.get(figure, figure)
 
 
 def _percent(value: Estimate) -> str:

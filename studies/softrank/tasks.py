@@ -7,8 +7,8 @@ in it; which prompts are held out is decided by their content alone.
 
 * `lists`: five small numbers, each to be raised by the same one. The answer is a list, so that part
   of it can be right. Worked answers slip, one too high, more often for numbers above five.
-* `countdown`: reach a target with three numbers. Worked answers try first and answer last, so most
-  tokens decide nothing, and most puzzles have several right answers. Nothing slips: what the base
+* `countdown`: reach a target with three numbers. Worked answers calculate first, half of them once
+  in vain, and answer last; many puzzles have several right answers. Nothing slips: what the base
   lacks is practice.
 * `sharpening`: word problems whose worked answers slip less often than not, so that the base's
   greedy answer is right before reinforcement learning begins.
@@ -29,7 +29,7 @@ from typing import Any
 from groupwise.prompts.word_problems import NAMES, THINGS, Demonstrations
 
 HERE = Path(__file__).parent
-COUNTS = {"worked": 12_000, "train": 2048, "held_out": 200}
+COUNTS = {"worked": 12_000, "train": 1024, "held_out": 128}
 HELD_OUT_SHARE = 8
 """One prompt in this many is held out."""
 
@@ -59,16 +59,15 @@ def list_row(random: Random) -> Row:
 
 
 def countdown_row(random: Random) -> Row | None:
-    """Three numbers and a target; a worked answer of up to two tries that fail and one that does
-    not."""
-    numbers = sorted(random.sample(range(1, 21), 3))
+    """Three numbers and a target; a worked answer, after one try that fails or none."""
+    numbers = sorted(random.sample(range(1, 13), 3))
     ways = _ways(*numbers)
     target = random.choice(ways)[0]
     if not 3 <= target <= 36 or target in numbers:
         return None
     right = random.choice([way for way in ways if way[0] == target])
     failing = [way for way in ways if way[0] != target]
-    tries = [random.choice(failing)[1] for _ in range(random.randint(0, 2))]
+    tries = [random.choice(failing)[1] for _ in range(random.randint(0, 1))]
     steps = ". ".join([*tries, right[1]])
     return {
         "key": [numbers, target],

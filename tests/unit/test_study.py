@@ -60,6 +60,7 @@ def write(folder: Path, heights: dict[str, list[float]]) -> None:
                     "accuracy": [0.1, height, 0.9],
                     "tokens": [10, 20, 30],
                     "entropy": [0.3, 0.2, 0.1],
+                    "grad_norm": [0.4, 0.3, 0.2],
                     "positive_share": [0.2, 0.2, 0.2],
                     "nonzero_share": [0.5, 0.5, 0.5],
                     "effective_samples": [2, 2, 2],
