@@ -6,12 +6,14 @@ from dataclasses import replace
 from typing import Any
 
 from channel import MB, Channel, Memory, versions
-from policies import PACKAGES
+from policies import DTYPES, PACKAGES, policy_of
 from tasks import REWARDS
-from transformers import AutoConfig, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM
 
 from groupwise.config import Config, build
-from groupwise.execution import load_configured, memory_plan
+from groupwise.execution import memory_plan
+from groupwise.models import Adapter, Policy, with_adapter
+from groupwise.models.loading import four_bits
 from groupwise.run import prepare
 from groupwise.types import Prompt
 
@@ -42,13 +44,24 @@ def configured(spec: dict[str, Any]) -> Config:
     return build({**values, "update": skip, **spec["settings"]})
 
 
+def policy_of_run(config: Config) -> Policy:
+    """The policy of a configuration, which no token that it can write ends."""
+    section = config.model
+    policy = policy_of(section.path, precision=section.dtype, endless=True)
+    if section.quantization is not None:
+        dtype = DTYPES[section.dtype]
+        small: Any = AutoModelForCausalLM.from_pretrained(
+            section.path, dtype=dtype, quantization_config=four_bits(dtype)
+        )
+        policy = replace(policy, model=small)
+    if section.adapter is not None:
+        policy = with_adapter(policy, Adapter(**section.adapter.model_dump()))
+    return policy
+
+
 def main() -> None:
     channel = Channel()
     spec = channel.spec
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_file=f"{spec['model']}/tokenizer.json", pad_token="w0", eos_token="w1"
-    )
-    tokenizer.save_pretrained(spec["model"])
     config = configured(spec)
 
     def plan() -> dict[str, Any]:
@@ -58,17 +71,13 @@ def main() -> None:
         return {"plan_mb": found.peak / MB, "phase": found.phase, "parts_mb": sizes}
 
     def measured() -> dict[str, Any]:
-        AutoConfig.from_pretrained(spec["model"])
         memory = Memory()
         memory.reset()
-        policy = load_configured(config)
-        # No token that the model can write ends a completion.
-        policy = replace(policy, end_tokens=frozenset({len(tokenizer)}))
         prompts = [Prompt(id=str(n), text=text) for n, text in enumerate(spec["prompts"])]
         run = prepare(
             config,
             progress=Silent(),
-            policy=policy,
+            policy=policy_of_run(config),
             functions=[REWARDS["checksum"]],
             prompts=prompts,
             eval_prompts=[],

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import logging
 import os
 import shutil
 import sys
@@ -47,6 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in given
     warnings.showwarning = _show_warning
+    # On a CPU it recommends a kernel that it would load from the hub, whoever imports it.
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     if not sys.stderr.isatty():
         # Progress bars of the libraries below would fill a log with half-drawn lines.
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
@@ -314,6 +317,10 @@ def doctor(
         str | None, typer.Argument(help="A recipe; without it the installation is looked at.")
     ] = None,
     overrides: Overrides = None,
+    memory_gb: Annotated[
+        float | None,
+        typer.Option(min=0.1, help="Plan for a card of so many GiB; what is free without it."),
+    ] = None,
     json_file: JsonFile = None,
 ) -> int:
     """Look for what would go wrong before a run starts."""
@@ -324,7 +331,7 @@ def doctor(
     from groupwise.doctor import examine, passed
     from groupwise.logs import printable
 
-    checks = examine(config)
+    checks = examine(config, memory_gb=memory_gb)
     for check in checks:
         print(printable(str(check)))
     write_json(json_file, [dataclasses.asdict(check) for check in checks])
@@ -435,12 +442,12 @@ def _failed(message: str, code: int, *, debug: bool) -> int:
     return code
 
 
-def _show_warning(message: Any, *_: Any, **__: Any) -> None:
-    """A warning as one line, without the place in the code that raised it."""
-    with contextlib.suppress(OSError):  # a terminal that is gone ends no run
-        print(f"warning: {_visible(str(message))}", file=sys.stderr)
 def _visible(text: str) -> str:
     """Text as one line that moves no cursor, whatever the file it comes from holds."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
+def _show_warning(message: Any, *_: Any, **__: Any) -> None:
+    """A warning as one line, without the place in the code that raised it."""
+    with contextlib.suppress(OSError):  # a terminal that is gone ends no run
+        print(f"warning: {_visible(str(message))}", file=sys.stderr)

@@ -18,16 +18,19 @@ from typing import Any
 
 import psutil
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from groupwise import __version__
 from groupwise.config import Config
 from groupwise.data import load_eval, load_train, rendered
 from groupwise.errors import GroupwiseError
-from groupwise.execution import best_device, load_configured
+from groupwise.execution import (
+    MemoryPlan,
+    best_device,
+    load_configured,
+    memory_plan,
+    reliefs,
+)
 from groupwise.models import Policy
-from groupwise.models.hub import check_on_hub
-from groupwise.models.loading import DTYPES, resolve
 from groupwise.prompts.overlap import shared_prompts
 from groupwise.prompts.templates import check_round_trip
 from groupwise.rewards import dropped_tags
@@ -40,6 +43,10 @@ NEEDED = {"torch": (2, 11), "transformers": (5, 17)}
 
 GAP = 1e-3
 """Largest difference of log-probabilities of sampler and learner that is no finding in float32."""
+
+ROOM = 0.9
+"""Share of the free memory that a run may plan for: kernels and allocators need some of their own.
+"""
 
 TRIED = 200
 """Prompts that are looked at; the first ones."""
@@ -85,18 +92,19 @@ class _Silent:
     def close(self) -> None: ...
 
 
-def examine(config: Config | None = None) -> list[Check]:
+def examine(config: Config | None = None, *, memory_gb: float | None = None) -> list[Check]:
     """Look at everything a run depends on, as far as a configuration says what that is.
 
     Args:
         config: of the run; None looks at the installation alone.
+        memory_gb: GiB that the run shall fit into; None takes what is free on this machine.
 
     Returns:
         One check after the other; what an earlier failure makes impossible is marked as not tried.
     """
     work: dict[str, Callable[[], str]] = {"versions": _versions, "device": _device}
     if config is not None:
-        patient = _Patient(config)
+        patient = _Patient(config, memory_gb)
         work |= {
             "run directory": patient.directory,
             "memory": patient.memory,
@@ -170,8 +178,9 @@ def _counted(count: int, noun: str) -> str:
 class _Patient:
     """A configuration and what is loaded of it, each when it is first needed."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, memory_gb: float | None) -> None:
         self.config = config
+        self.memory_gb = memory_gb
 
     @cached_property
     def policy(self) -> Policy:
@@ -182,19 +191,8 @@ class _Patient:
         return load_train(self.config)
 
     @cached_property
-    def parameters(self) -> int:
-        """Counted on a device that holds nothing, so that a model too large can still be
-        counted."""
-        place = resolve(self.config.model.path)
-        if not Path(place).exists():
-            check_on_hub(place)
-        plan = AutoConfig.from_pretrained(
-            place,
-            trust_remote_code=self.config.model.trust_remote_code,
-        )
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(plan)
-        return sum(p.numel() for p in model.parameters())
+    def plan(self) -> MemoryPlan:
+        return memory_plan(self.config)
 
     def directory(self) -> str:
         folder = Path(self.config.output)
@@ -206,35 +204,28 @@ class _Patient:
         return f"{folder} can be written"
 
     def memory(self) -> str:
-        """Weights, gradients and both moments of Adam; activations come on top."""
-        config, count = self.config, self.parameters
-        low = DTYPES[config.model.dtype].itemsize < 4
-        each = 18 if low else 16
-        trained = count if config.model.adapter is None else count // 50
-        held = 1 if config.model.quantization else DTYPES[config.model.dtype].itemsize
-        need = trained * each + (count * held if trained < count else 0)
-        if config.model.reference == "frozen":
-            need += count * held
+        """The peak of a run against what is free, or against the card that is asked about."""
+        plan = self.plan
         free = psutil.virtual_memory().available
         if best_device().type == "cuda":
             free = torch.cuda.mem_get_info()[0]
+        free = free if self.memory_gb is None else self.memory_gb * 2**30
         said = (
-            f"{count / 1e6:,.1f} M parameters need about {need / 2**30:.2f} GiB before "
-            f"activations, {free / 2**30:.1f} GiB are free"
+            f"{plan.parameters / 1e6:,.1f} M parameters, of which {plan.trained / 1e6:,.1f} M "
+            f"learn; {plan}, with prompts of {plan.prompt} tokens; {free / 2**30:.1f} GiB are "
+            f"{'free' if self.memory_gb is None else 'given'}"
         )
-        if need > 0.9 * free:
-            raise Finding(
-                said,
-                "train an adapter ([model.adapter]), hold weights in 4 bits (model.quantization = "
-                "'nf4'), use model.dtype = 'bfloat16', or take a smaller model",
-            )
-        return said
+        if plan.peak <= ROOM * free:
+            return said
+        steps = list(reliefs(self.config, room=ROOM * free))
+        fits = bool(steps) and steps[-1].peak <= ROOM * free
+        rest = "" if fits else "; that is not enough, so take a smaller model or a larger card"
+        raise Finding(said, f"set, one on top of the other: {', '.join(map(str, steps))}{rest}")
 
     def disk(self) -> str:
         """Each checkpoint holds the trained weights and two moments; models are written beside."""
         config = self.config
-        trained = self.parameters if config.model.adapter is None else self.parameters // 50
-        need = trained * (12 * (config.checkpoint.keep_last + 2) + 4 * 3)
+        need = self.plan.trained * (12 * (config.checkpoint.keep_last + 2) + 4 * 3)
         folder = Path(config.output).absolute()
         free = shutil.disk_usage(next(p for p in (folder, *folder.parents) if p.exists())).free
         said = f"checkpoints need about {need / 2**30:.2f} GiB, {free / 2**30:.1f} GiB are free"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,16 @@ from groupwise.alarms import Alarms
 from groupwise.algorithms import Rules, bind
 from groupwise.config import Config, build
 from groupwise.data import load_eval, load_source, load_train, rendered
-from groupwise.errors import RunError, UsageError
+from groupwise.errors import GroupwiseError, RunError, UsageError
 from groupwise.evaluation.measure import Measurement, measure
-from groupwise.execution import Connected, best_device, connect, load_configured
+from groupwise.execution import (
+    Connected,
+    best_device,
+    connect,
+    load_configured,
+    memory_plan,
+    reliefs,
+)
 from groupwise.guards import Guard
 from groupwise.journal import Journal
 from groupwise.keeping import Keeper
@@ -198,7 +206,7 @@ def train_config(
     """
     showing = progress or show_progress({config.algorithm.name: config.steps})
     try:
-        with _memory_named():
+        with _memory_named(config if policy is None else None):
             prepared = prepare(
                 config,
                 policy=policy,
@@ -228,19 +236,34 @@ def train_config(
 
 
 @contextmanager
-def _memory_named() -> Iterator[None]:
-    """Running out of memory in words, whichever library found out."""
+def _memory_named(config: Config | None) -> Iterator[None]:
+    """Running out of memory in words, whichever library found out, with the plan of the run where
+    its model can be planned."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
         said = str(error)
         if isinstance(error, MemoryError | torch.OutOfMemoryError) or "alloc" in said.lower():
+            said = (said.strip().splitlines() or ["no message"])[0]
             raise RunError(
-                f"out of memory ({(said.strip().splitlines() or ['no message'])[0]}); lower "
-                "update.tokens_per_microbatch, engine.max_rows or sampling.max_tokens, or set "
-                "update.gradient_checkpointing = true. Go on with --resume."
+                f"out of memory ({said}); {_smaller(config)}. Checkpoints are intact: go on with "
+                "--resume."
             ) from error
         raise
+
+
+def _smaller(config: Config | None) -> str:
+    """The plan of a run that did not fit, and what to change first."""
+    try:
+        if config is not None:
+            first = ", ".join(map(str, islice(reliefs(config), 3)))
+            return f"planned were {memory_plan(config)}; set, one on top of the other: {first}"
+    except (GroupwiseError, MemoryError, RuntimeError):
+        pass  # There may be no memory left to plan in.
+    return (
+        "lower update.tokens_per_microbatch, engine.max_rows or sampling.max_tokens, or set "
+        "update.gradient_checkpointing = true"
+    )
 
 
 def prepare(

@@ -60,7 +60,7 @@ def test_the_command_prints_the_checks_and_fails_with_them(
         ("data", ["data.eval=word_problems", "data.eval_split=train", "data.train_split=held_out",
                   "evaluation.prompts=20", "data.eval=SAME", "data.train=SAME"], "held-out"),
         ("data", ["data.max_prompt_tokens=3"], "at most 3 leave room"),
-        ("model", ["model.path=/nowhere/model"], "/nowhere/model"),
+        ("memory", ["model.path=/nowhere/model"], "/nowhere/model"),
         ("run directory", ["output=/dev/null/run"], "cannot be written"),
     ],
 )  # fmt: skip

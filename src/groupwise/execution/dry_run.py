@@ -10,7 +10,7 @@ from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -62,6 +62,21 @@ class Live(TorchDispatchMode):
     def _forget(self, key: int, size: int) -> None:
         self._known.discard(key)
         self.now -= size
+
+
+def place_without_content(model: nn.Module, device: torch.device) -> None:
+    """Put fake tensors on a device in place of a model's own, which are on none; shared ones stay
+    shared."""
+    made: dict[int, Tensor] = {}
+    for module in model.modules():
+        for named in (module._parameters, module._buffers):
+            for name, old in named.items():
+                if old is None:
+                    continue
+                new = torch.empty(old.shape, dtype=old.dtype, device=device)
+                if isinstance(old, nn.Parameter):
+                    new = nn.Parameter(new, requires_grad=old.requires_grad)
+                named[name] = made.setdefault(id(old), new)  # pyright: ignore[reportArgumentType]
 
 
 def microbatches(config: Config, *, prompt: int) -> tuple[Pack, bool]:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,9 +19,15 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
-from groupwise.algorithms import bind
-from groupwise.config import Config
-from groupwise.execution.dry_run import microbatches, rollout_bytes, update_bytes
+from groupwise.algorithms import Rules, bind
+from groupwise.config import Config, build
+from groupwise.errors import UsageError
+from groupwise.execution.dry_run import (
+    microbatches,
+    place_without_content,
+    rollout_bytes,
+    update_bytes,
+)
 from groupwise.execution.local import best_device, optimizer_settings, reference_kind
 from groupwise.models import Adapter
 from groupwise.models.adapters import new_adapter
@@ -43,13 +50,17 @@ class MemoryPlan:
     Attributes:
         held: what is there all the time, by name.
         rollout, update: what the two phases of a step need beside that at their peaks.
+            Empty where the model cannot be attended group by group, which is only known later.
         prompt: tokens of a prompt that were assumed.
+        parameters, trained: how many there are, and how many of them learn.
     """
 
     held: Mapping[str, int]
     rollout: Mapping[str, int]
     update: Mapping[str, int]
     prompt: int
+    parameters: int
+    trained: int
 
     @property
     def phase(self) -> str:
@@ -65,7 +76,8 @@ class MemoryPlan:
     def __str__(self) -> str:
         parts = {**self.held, **getattr(self, self.phase)}
         listed = ", ".join(f"{name} {size / GIB:.2f}" for name, size in parts.items() if size)
-        return f"{self.peak / GIB:.2f} GiB at the peak, in the {self.phase} ({listed})"
+        whole = "" if self.update else "; rollouts and updates of this model are not planned"
+        return f"{self.peak / GIB:.2f} GiB at the peak, in the {self.phase} ({listed}){whole}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +91,10 @@ class Relief:
     def __str__(self) -> str:
         shown = str(self.value).lower() if isinstance(self.value, bool) else repr(self.value)
         return f"{self.setting} = {shown} ({self.peak / GIB:.2f} GiB)"
+
+
+UNPLANNED = (AttributeError, TypeError, ValueError, RuntimeError, KeyError, NotImplementedError)
+"""What a model raises whose layers cannot be run group by group."""
 
 
 def memory_plan(config: Config, *, sizes: PretrainedConfig | None = None) -> MemoryPlan:
@@ -97,32 +113,47 @@ def memory_plan(config: Config, *, sizes: PretrainedConfig | None = None) -> Mem
     prompt = max(1, min(longest, context - config.sampling.max_tokens))
     laid, several = microbatches(config, prompt=prompt)
     device = best_device()
-    with FakeTensorMode() as mode, device:
+    rules = bind(config.algorithm.name, config.algorithm.overrides())
+    with torch.device("meta"):
         model = _model(config, sizes)
-        optimizer = MasterOptimizer(model.parameters(), optimizer_settings(config))
-        held = _held(config, model, optimizer)
-        rollout = rollout_bytes(config, model, prompt=prompt, device=device)
-        update = update_bytes(model, laid, several=several, mode=mode, device=device)
-    if config.model.quantization is not None:
+    with FakeTensorMode() as mode, device:
+        place_without_content(model, device)
+        plain = replace(optimizer_settings(config), name="adamw", offload=False)
+        optimizer = MasterOptimizer(model.parameters(), plain)
+        held = _held(config, rules, model, optimizer)
+        rollout, update = {}, {}
+        with suppress(*UNPLANNED):
+            if config.engine.name != "vllm":  # That has memory of its own.
+                rollout = rollout_bytes(config, model, prompt=prompt, device=device)
+            update = update_bytes(model, laid, several=several, mode=mode, device=device)
+    if update and config.model.quantization is not None:
         update["a matrix of more than 4 bits"] = max(weight.nbytes for weight in _four_bit(model))
-    return MemoryPlan(held=held, rollout=rollout, update=update, prompt=prompt)
+    return MemoryPlan(
+        held=held,
+        rollout=rollout,
+        update=update,
+        prompt=prompt,
+        parameters=model.num_parameters(),
+        trained=sum(master.numel() for master in optimizer.masters),
+    )
 
 
-def reliefs(config: Config, *, room: float = 0.0) -> list[Relief]:
+def reliefs(config: Config, *, room: float = 0.0) -> Iterator[Relief]:
     """Settings that make a run smaller, each on top of those before it, until it fits into `room`
     bytes. Those that change no result come first."""
     sizes = configuration(config.model.path, trust_remote_code=config.model.trust_remote_code)
-    found: list[Relief] = []
     peak = memory_plan(config, sizes=sizes).peak
     for setting, value in _candidates(config):
         if peak <= room:
             break
-        smaller = _with(config, setting, value)
+        try:
+            smaller = _with(config, setting, value)
+        except UsageError:
+            continue  # It cannot work together with the other settings.
         lower = memory_plan(smaller, sizes=sizes).peak
         if lower < 0.98 * peak:
-            found.append(Relief(setting=setting, value=value, peak=lower))
+            yield Relief(setting=setting, value=value, peak=lower)
             config, peak = smaller, lower
-    return found
 
 
 def _candidates(config: Config) -> Iterator[tuple[str, Any]]:
@@ -132,6 +163,8 @@ def _candidates(config: Config) -> Iterator[tuple[str, Any]]:
         yield "update.tokens_per_microbatch", max(1, config.update.tokens_per_microbatch // part)
     for part in (2, 4):
         yield "engine.max_rows", max(config.group_size, config.engine.max_rows // part)
+    if best_device().type != "cpu":
+        yield "optimizer.offload", True
     if section.dtype == "float32":
         yield "model.dtype", "bfloat16"
     if section.adapter is None:
@@ -146,7 +179,7 @@ def _with(config: Config, path: str, value: Any) -> Config:
     section, name = path.split(".")
     values = config.model_dump()
     values[section][name] = value
-    return Config.model_validate(values)
+    return build(values)
 
 
 def _model(config: Config, sizes: PretrainedConfig) -> Any:
@@ -155,6 +188,8 @@ def _model(config: Config, sizes: PretrainedConfig) -> Any:
     model = AutoModelForCausalLM.from_config(
         sizes, dtype=DTYPES[section.dtype], trust_remote_code=section.trust_remote_code
     )
+    if section.head_dtype != "model":
+        model.config.head_dtype = section.head_dtype
     if section.adapter is not None:
         model = new_adapter(model, Adapter(**section.adapter.model_dump()))
     if config.update.gradient_checkpointing:
@@ -164,7 +199,7 @@ def _model(config: Config, sizes: PretrainedConfig) -> Any:
     return model
 
 
-def _held(config: Config, model: Any, optimizer: MasterOptimizer) -> dict[str, int]:
+def _held(config: Config, rules: Rules, model: Any, optimizer: MasterOptimizer) -> dict[str, int]:
     adapter = {n: p for n, p in model.named_parameters() if "lora_" in n}
     base = {n: p for n, p in model.named_parameters() if n not in adapter}
     weights = sum(p.nbytes for p in base.values())
@@ -173,14 +208,14 @@ def _held(config: Config, model: Any, optimizer: MasterOptimizer) -> dict[str, i
         weights += sum(math.ceil(p.numel() * NF4_BYTES) - p.nbytes for p in small)
     own = [m for m, p in zip(optimizer.masters, optimizer.parameters, strict=True) if m is not p]
     trained = sum(master.numel() for master in optimizer.masters)
+    here = not config.optimizer.offload or best_device().type == "cpu"
     held = {
         "weights": weights,
         "adapter": sum(p.nbytes for p in adapter.values()),
-        "float32 masters": sum(master.nbytes for master in own),
-        "moments": trained * MOMENT_BYTES[config.optimizer.name],
+        "float32 masters": here * sum(master.nbytes for master in own),
+        "moments": here * trained * MOMENT_BYTES[config.optimizer.name],
         "reference": 0,
     }
-    rules = bind(config.algorithm.name, config.algorithm.overrides())
     kind = reference_kind(config, rules, model)
     if kind != "none":
         held["reference"] = weights if kind == "frozen" else held["adapter"]

@@ -80,7 +80,7 @@ def load_policy(
                 dtype=DTYPES[dtype],
                 trust_remote_code=trust_remote_code,
                 use_safetensors=True,
-                quantization_config=_four_bits(DTYPES[dtype]) if quantization == "nf4" else None,
+                quantization_config=four_bits(DTYPES[dtype]) if quantization == "nf4" else None,
                 attn_implementation=None if attention == "auto" else attention,
             )
     except Exception as error:  # safetensors and transformers raise what they like
@@ -103,6 +103,8 @@ def configuration(path: str | Path, *, trust_remote_code: bool = False) -> Pretr
     """
     saved = SavedAdapter.at(Path(resolve(path)))
     place = resolve(path if saved is None else saved.base)
+    if not Path(place).exists():
+        check_on_hub(place)
     try:
         return AutoConfig.from_pretrained(place, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, KeyError) as error:
@@ -166,7 +168,7 @@ def _tokenizer(path: str | Path, place: str, *, trust_remote_code: bool) -> Any:
         ) from error
 
 
-def _four_bits(compute: torch.dtype) -> Any:
+def four_bits(compute: torch.dtype) -> Any:
     """QLoRA's storage: normal-float 4 with doubly quantised scales."""
     try:
         import bitsandbytes  # noqa: F401  # pyright: ignore[reportMissingImports]
