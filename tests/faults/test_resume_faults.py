@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from groupwise.errors import RunError, UsageError
+from groupwise.errors import RewardError, RunError, UsageError
 from groupwise.logs import read_lines
 from groupwise.run import Prepared
 from small_runs import Quiet, letters, prepared, timeless
@@ -287,3 +287,22 @@ def test_rewards_that_say_nothing_are_noticed_across_a_resume(at: int, tmp_path:
         again.trainer.run()
     again.close()
     assert len(timeless(tmp_path)) == 3
+
+
+def test_when_no_worker_can_be_started_any_more_nothing_is_lost(tmp_path: Path) -> None:
+    """The process that starts them is killed, as by a kernel that is short of memory."""
+    more = ("steps=4", "reward_pool.workers=2")
+    whole = prepared(tmp_path / "whole", *more, functions=[letters])
+    whole.trainer.run()
+    whole.close()
+    run = prepared(tmp_path / "run", *more, functions=[letters])
+    run.trainer.advance()
+    run.scorer._nursery.process.kill()  # type: ignore[attr-defined]
+    with pytest.raises(RewardError, match="no reward worker could be started"):
+        run.trainer.run()
+    run.close()
+    again = prepared(tmp_path / "run", *more, functions=[letters], resume=True)
+    assert again.trainer.done == 1
+    again.trainer.run()
+    again.close()
+    assert timeless(tmp_path / "run") == timeless(tmp_path / "whole")
