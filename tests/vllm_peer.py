@@ -109,6 +109,8 @@ class Server:
                 data = b"" if found is None else json.dumps(found).encode()
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(data)))
+                if found is not None:
+                    self.send_header("Content-Type", "application/json")
                 self.end_headers()
                 self.wfile.write(data)
 
@@ -189,6 +191,8 @@ class Server:
     @torch.no_grad()
     def complete(self, body: Mapping[str, Any]) -> tuple[int, Any]:
         prompt, most = list(body["prompt"]), int(body["max_tokens"])
+        if body["temperature"] > 2:
+            return 400, {"error": {"message": "temperature must be in [0, 2]"}}
         if len(prompt) + most > self.context:
             return 400, {"error": {"message": f"maximum context length is {self.context}"}}
         scores = None

@@ -18,11 +18,11 @@ from groupwise.types import Group
 COUNT = 4
 LENGTH = 128
 """So many sequences, each cut to so many tokens."""
-PRIME = 7919
-"""Steps of this size through the vocabulary make the first sequences."""
-NEXT_TEMPERATURE = 4.0
+FIRST, PRIME = 32, 7919
+"""The first sequences have so many tokens, which lie so far apart in the vocabulary."""
+NEXT_TEMPERATURE = 2.0
 """Of the tokens drawn after each sequence: away from 1, so that log-probabilities which leave the
-temperature out are found."""
+temperature out are found; a server allows no more."""
 
 
 class Canary:
@@ -36,9 +36,8 @@ class Canary:
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         size = len(policy.tokenizer)
-        length = min(32, policy.context - 2)
         self.sequences = [
-            [((row * length + place + 1) * PRIME) % size for place in range(length)]
+            [((row * FIRST + place + 1) * PRIME) % size for place in range(FIRST)]
             for row in range(COUNT)
         ]
 
@@ -56,12 +55,14 @@ class Canary:
         and over one more token that it draws after each of them, for which it uses what its prefix
         cache holds. Infinite where a side gives no number.
         """
+        # One more token must fit.
+        sequences = [tokens[: sampler.context - 1] for tokens in self.sequences]
         asks = [
             Ask(
                 tokens=tokens,
                 params={**UNTRUNCATED, **one, "n": 1, "max_tokens": 1, "logprobs": 0, "seed": 0},
             )
-            for tokens in self.sequences
+            for tokens in sequences
             for one in (
                 {"temperature": 1.0, "prompt_logprobs": 0},
                 {"temperature": NEXT_TEMPERATURE},
@@ -69,8 +70,9 @@ class Canary:
         ]
         answers = dict(sampler.answer(asks))
         scored, drawn = [], []
-        for row, logits in enumerate(self._logits()):
-            tokens = self.sequences[row]
+        for row, (tokens, logits) in enumerate(
+            zip(sequences, self._logits(sequences), strict=True)
+        ):
             ours = _at(logits[:-1].log_softmax(-1), tokens[1:])
             scored += _differences(ours, answers[2 * row].prompt_logprobs)
             following = answers[2 * row + 1].written[0]
@@ -79,14 +81,14 @@ class Canary:
         return max(fmean(scored), fmean(drawn))
 
     @torch.no_grad()
-    def _logits(self) -> Iterator[Float[Tensor, "time vocab"]]:
+    def _logits(self, sequences: Sequence[list[int]]) -> Iterator[Float[Tensor, "time vocab"]]:
         """The learner's logits after every token, one sequence after the other."""
         model: Any = self.policy.model
         device = model.get_input_embeddings().weight.device
         training = model.training
         model.eval()
         try:
-            for tokens in self.sequences:
+            for tokens in sequences:
                 ids = torch.tensor([tokens], device=device)
                 yield model(ids, use_cache=False).logits[0].float()
         finally:

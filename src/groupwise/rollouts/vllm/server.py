@@ -41,7 +41,7 @@ class ServerClient:
         self._open: set[http.client.HTTPConnection] = set()
 
     def get(self, path: str) -> Any:
-        """The JSON of a reply, or None where it has no body."""
+        """The JSON of a reply; None where it is something else, such as a word of success."""
         return self._request("GET", path, None, timeout=SHORT_S)
 
     def post(self, path: str, body: Mapping[str, Any], *, timeout: float | None = SHORT_S) -> Any:
@@ -85,7 +85,7 @@ class ServerClient:
                 f"engine.server = {self.url!r}: refused {path} ({reply.status}: {_said(data)}).",
                 status=reply.status,
             )
-        return json.loads(data) if data else None
+        return json.loads(data) if "json" in reply.getheader("Content-Type", "") else None
 
 
 class Refused(RunError):
