@@ -44,7 +44,7 @@ base-model: .venv/.runtime
 # and the page made of their results.
 study-models: .venv/.runtime
 	$(BIN)/python studies/softrank/tasks.py
-	for task in lists countdown sharpening; do \
+	for task in lists long-answers sharpening; do \
 	    $(BIN)/groupwise sft studies/softrank/$$task-base.toml || exit 1; done
 
 study-runs: .venv/.runtime

@@ -53,6 +53,9 @@ FIGURES = {
         less="ends at a lower training {metric} than",
     ),
 }
+FEWEST = 3
+"""Seeds from which on results are shown: an interval from fewer says nothing."""
+
 HELD_OUT = ("greedy", "sampled", "pass_at_8")
 """Figures of the evaluations, all of them shares of held-out problems solved."""
 
@@ -179,7 +182,7 @@ def read_task(name: str, *more: str) -> Task | None:
         more: folders of experiments with the same recipe and seeds.
 
     Returns:
-        The task; None where no two seeds of any experiment have finished with every arm.
+        The task; None where no three seeds of any experiment have finished with every arm.
     """
     task = Task(name=name)
     for folder in (RESULTS / name, *(RESULTS / each for each in more)):
@@ -197,7 +200,7 @@ def _with(task: Task, folder: Path) -> Task:
         if not result.tuning:
             runs[result.arm][result.seed] = result
     seeds = set.intersection(*({*found} for found in runs.values()))
-    if len(seeds) < 2:
+    if len(seeds) < FEWEST:
         return task
     return replace(
         task,

@@ -23,7 +23,7 @@ from groupwise.evaluation import Contrast, Estimate, sentence
 TEMPLATE = Path(__file__).with_name("page.md")
 PAGE = Path(__file__).parents[2] / "docs" / "studies" / "softrank.md"
 
-TASKS = {"word-problems": "Word problems", "lists": "Lists", "countdown": "Countdown"}
+TASKS = {"word-problems": "Word problems", "lists": "Lists", "long-answers": "Long answers"}
 """Folders of results, and the tasks in words; each may have a folder NAME-candidates beside it."""
 SHARPENING, CONTROLS = "sharpening", ("shuffled", "constant")
 PAPER, MATCHED, GRPO = "softrank", "softrank_matched", "grpo"

@@ -7,9 +7,8 @@ in it; which prompts are held out is decided by their content alone.
 
 * `lists`: five small numbers, each to be raised by the same one. The answer is a list, so that part
   of it can be right. Worked answers slip, one too high, more often for numbers above five.
-* `countdown`: reach a target with three numbers. Worked answers calculate first, half of them once
-  in vain, and answer last; many puzzles have several right answers. Nothing slips: what the base
-  lacks is practice.
+* `long-answers`: word problems, answered in many words that are chosen by chance and decide
+  nothing. Worked answers slip at the last result, more often than not.
 * `sharpening`: word problems whose worked answers slip less often than not, so that the base's
   greedy answer is right before reinforcement learning begins.
 """
@@ -19,19 +18,34 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections.abc import Callable, Iterator
-from functools import lru_cache
-from itertools import permutations
 from pathlib import Path
 from random import Random
 from typing import Any
 
-from groupwise.prompts.word_problems import NAMES, THINGS, Demonstrations
+from groupwise.prompts.word_problems import NAMES, THINGS, Demonstrations, Problem, problem
 
 HERE = Path(__file__).parent
 COUNTS = {"worked": 12_000, "train": 1024, "held_out": 128}
 HELD_OUT_SHARE = 8
 """One prompt in this many is held out."""
+
+OPENERS = (
+    "Now",
+    "Then",
+    "At first",
+    "How many are there now?",
+    "How many are left?",
+    "Then there are more:",
+)
+CLOSERS = (
+    "There are {n} {things} now.",
+    "{name} has {n} {things}.",
+    "Now {he} has {n}.",
+    "Then there are {n} left.",
+    "The shop has {n} in a box.",
+    "A friend gives {name} {n} {things}.",
+)
+"""What stands before and after every calculation of a long answer."""
 
 Row = dict[str, Any]
 
@@ -58,62 +72,41 @@ def list_row(random: Random) -> Row:
     }
 
 
-def countdown_row(random: Random) -> Row | None:
-    """Three numbers and a target; a worked answer, after one try that fails or none."""
-    numbers = sorted(random.sample(range(1, 13), 3))
-    ways = _ways(*numbers)
-    target = random.choice(ways)[0]
-    if not 3 <= target <= 36 or target in numbers:
-        return None
-    right = random.choice([way for way in ways if way[0] == target])
-    failing = [way for way in ways if way[0] != target]
-    tries = [random.choice(failing)[1] for _ in range(random.randint(0, 1))]
-    steps = ". ".join([*tries, right[1]])
-    return {
-        "key": [numbers, target],
-        "prompt": f"Get {target} of {numbers[0]}, {numbers[1]} and {numbers[2]}.",
-        "answer": right[2],
-        "numbers": numbers,
-        "target": target,
-        "worked": f"<reasoning>{steps}</reasoning><answer>{right[2]}</answer>",
-    }
+def long_answer(random: Random, solved: Problem) -> str:
+    """A worked answer in many words; with a share of .65 its last result is one too high."""
+    last, slip = solved.steps[-1], random.random() < 0.65
+    told = []
+    for step in solved.steps:
+        name, things = random.choice(list(NAMES)), random.choice(THINGS)
+        result = step.result + (slip and step is last)
+        closer = random.choice(CLOSERS).format(n=result, name=name, he=NAMES[name], things=things)
+        told.append(
+            f"{random.choice(OPENERS)} {step.left}{step.operation}{step.right}={result}. {closer}"
+        )
+    return f"<reasoning>{' '.join(told)}</reasoning><answer>{last.result + slip}</answer>"
 
 
-@lru_cache
-def _ways(*numbers: int) -> list[tuple[int, str, str]]:
-    """Values up to 36 that numbers reach in two steps, with the steps and the expression."""
-    return [
-        (second, f"{a}{op}{b}={first}; {first}{then}{c}={second}", f"({a}{op}{b}){then}{c}")
-        for a, b, c in permutations(numbers)
-        for first, op in _results(a, b)
-        for second, then in _results(first, c)
-    ]
-
-
-def _results(left: int, right: int) -> Iterator[tuple[int, str]]:
-    for value, op in ((left + right, "+"), (left - right, "-"), (left * right, "*")):
-        if 1 <= value <= 36:
-            yield value, op
-
-
-TASKS: dict[str, Callable[[Random], Row | None]] = {"lists": list_row, "countdown": countdown_row}
-
-
-def rows(task: str, split: str) -> list[Row]:
-    """The rows of a split; prompts of "train" and "held_out" are distinct, worked answers are
-    not."""
+def worked(task: str) -> list[Row]:
+    """Prompts with worked answers, for the base model of a task."""
+    if task == "lists":
+        return list_rows("worked")
     if task == "sharpening":
-        worked = Demonstrations(size=COUNTS["worked"], slip=0.4, seed=11)
-        return [{"prompt": str(e.prompt), "worked": e.completion} for e in worked]
-    random = Random(f"{task}:{split}")
+        slips = Demonstrations(size=COUNTS["worked"], slip=0.4, seed=11)
+        return [{"prompt": str(e.prompt), "worked": e.completion} for e in slips]
+    random = Random("long-answers:worked")
+    problems = (problem(i, seed=12, levels=(2, 3)) for i in range(COUNTS["worked"]))
+    return [{"prompt": p.question, "worked": long_answer(random, p)} for p in problems]
+
+
+def list_rows(split: str) -> list[Row]:
+    """The lists of a split; prompts of "train" and "held_out" are distinct, worked ones are not."""
+    random = Random(f"lists:{split}")
     made: list[Row] = []
     seen = set()
     while len(made) < COUNTS[split]:
-        row = TASKS[task](random)
-        if row is None:
-            continue
+        row = list_row(random)
         key = json.dumps(row.pop("key"))
-        digest = hashlib.blake2b(f"{task}{key}".encode(), digest_size=8).digest()
+        digest = hashlib.blake2b(f"lists{key}".encode(), digest_size=8).digest()
         held_out = int.from_bytes(digest, "big") % HELD_OUT_SHARE == 0
         if held_out is not (split == "held_out") or (split != "worked" and key in seen):
             continue
@@ -124,11 +117,12 @@ def rows(task: str, split: str) -> list[Row]:
 
 def write(folder: Path) -> None:
     """Write every file of every task."""
-    wanted = [(task, split) for task in TASKS for split in COUNTS] + [("sharpening", "worked")]
-    for task, split in wanted:
-        path = folder / task / f"{split}.jsonl"
+    files = {f"{task}/worked": worked(task) for task in ("lists", "long-answers", "sharpening")}
+    files |= {f"lists/{split}": list_rows(split) for split in ("train", "held_out")}
+    for name, rows in files.items():
+        path = folder / f"{name}.jsonl"
         path.parent.mkdir(parents=True, exist_ok=True)
-        lines = [json.dumps(row, ensure_ascii=False) for row in rows(task, split)]
+        lines = [json.dumps(row, ensure_ascii=False) for row in rows]
         path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
