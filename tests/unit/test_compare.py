@@ -102,15 +102,15 @@ def test_the_learning_rate_with_the_largest_mean_area_is_chosen() -> None:
 
 
 def test_runs_are_compared_over_the_tokens_that_all_of_them_used() -> None:
-    # softrank wrote 10 tokens a step and 40 in all, plain 20 a step and 40 in two steps. At 40
-    # thousandths of a thousand tokens both end; the grid has plain's two points, 20 and 40 tokens,
-    # at which softrank stood at its steps 2 and 4.
+    # softrank wrote 10 tokens a step and 50 in all, plain 20 a step and 40 in its two. All used .04
+    # thousand; the grid has plain's two points, 20 and 40 tokens, at which softrank stood at its
+    # steps 2 and 4. Its fifth step is beyond.
     plan = make_plan(values(match="tokens", threshold=0.35))
     results = [
         result
         for seed, shift in ((0, 0.0), (1, 0.1))
         for result in (
-            run("softrank", seed, [0.1 + shift, 0.2, 0.3, 0.4 + shift]),
+            run("softrank", seed, [0.1 + shift, 0.2, 0.3, 0.4 + shift, 0.9]),
             run("plain", seed, [0.1, 0.2 + shift / 2], tokens=[20, 40]),
         )
     ]
