@@ -341,7 +341,8 @@ raise SystemExit(main(["train", "word-problems", *(w for s in given for w in ("-
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     line = done.stderr.strip().splitlines()[-1]
     assert done.returncode == 1, done.stderr
-    assert line.startswith("error: out of memory (") and "update.tokens_per_microbatch" in line
+    assert line.startswith("error: out of memory (") and "engine.max_rows" in line
+    assert line.endswith("Checkpoints are intact: go on with --resume.")
     assert "Traceback" not in done.stderr
 
 
