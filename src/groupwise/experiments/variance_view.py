@@ -94,7 +94,7 @@ def write_variance_png(found: Variance, output: str | Path) -> Path:
         The file written.
 
     Raises:
-        UsageError: an ending that is no picture format.
+        UsageError: an ending that is no picture format, or no gradient anywhere.
         RunError: the file cannot be written.
     """
     path = Path(output)
@@ -104,6 +104,8 @@ def write_variance_png(found: Variance, output: str | Path) -> Path:
     from matplotlib.figure import Figure
 
     shown = [e for e in found.estimators if math.isfinite(e.whole.step_cosine.value)]
+    if not shown:
+        raise UsageError("--png: no estimator has a gradient here, so there is nothing to draw.")
     figure = Figure(figsize=(9.5, 1.4 + 0.26 * len(shown)), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots(1, 3, sharey=True, width_ratios=(1, 1, 1.1))
@@ -179,9 +181,8 @@ def _percent(value: float) -> str:
 
 
 def _with_reach(estimate: Estimate) -> str:
-    """A figure and how far its interval reaches, to two digits of that."""
+    """A figure and how far its interval reaches."""
     reach = (estimate.high - estimate.low) / 2
     if not (math.isfinite(estimate.value) and math.isfinite(reach)):
         return _size(estimate.value)
-    digits = max(0, 1 - math.floor(math.log10(reach))) if reach > 0 else 3
-    return f"{estimate.value:.{digits}f} ± {reach:.{digits}f}".replace("-", "−")
+    return f"{estimate.value:.2f} ± {reach:.2f}".replace("-", "−")
