@@ -135,7 +135,7 @@ def _heat(axes: Axes, estimators: Sequence[Estimator]) -> None:
     axes.set_xticks(range(len(labels)), labels)
     axes.tick_params(length=0, labelsize=8)
     axes.spines[:].set_visible(False)
-    axes.set_title("% of the way along the reference, by pass rate", loc="left", size=9)
+    axes.set_title("% of the pull, by pass rate", loc="left", size=9)
 
 
 def _dots(axes: Axes, estimates: Sequence[Estimate], title: str) -> None:
