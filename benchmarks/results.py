@@ -140,7 +140,7 @@ def section(name: str, contents: list[dict[str, Any]]) -> str:
     lines = [f"## {TITLES.get(name, name)}", ""]
     if ABOUT.get(name):
         lines += [_prose(ABOUT[name] or ""), ""]
-    return "\n".join(lines) + "\n\n".join(_run(name, content) for content in contents)
+    return "\n".join(lines) + "\n" + "\n\n".join(_run(name, content) for content in contents)
 
 
 def _run(name: str, content: dict[str, Any]) -> str:
