@@ -87,6 +87,10 @@ def load_policy(
         raise UsageError(
             f"model.path = {str(path)!r}: cannot be loaded ({_first_line(error)})."
         ) from error
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            # The layout that bitsandbytes takes in evaluation on such a CPU passes no gradient on.
+            module.support_avx512bf16_for_cpu = False
     if head_dtype != "model":
         model.config.head_dtype = head_dtype
     policy = make_policy(model, tokenizer)
