@@ -105,10 +105,12 @@ def short(tasks: Tasks) -> str:
     """The verdicts that matter most, one line each."""
     lines = []
     for name, contrasts in claims(tasks).items():
-        mine = [c for c in contrasts if c.first == PAPER and c.figure.key in WHILE_TRAINING]
-        told = "; ".join(sentence(c) for c in mine if c.distinct)
-        alike = f"{PAPER} and {GRPO} are not distinguishable while training"
-        lines.append(f"{TASKS[name]}: {told or alike}.")
+        for arm in (PAPER, MATCHED):
+            mine = [c for c in contrasts if c.first == arm and c.figure.key in WHILE_TRAINING]
+            told = "; ".join(sentence(c) for c in mine if c.distinct)
+            alike = f"{arm} and {GRPO} are not distinguishable while training"
+            lines.append(f"{TASKS[name]}: {told or alike}.")
+    lines += causes(tasks)
     for name, task in tasks.items():
         best = max(task.arms, key=lambda arm: task.mean(arm, "area").value)
         lines.append(
@@ -254,7 +256,30 @@ def relatives(tasks: Tasks) -> str:
         for figure in ("area", "final", "sampled")
         for found in [[task.contrast(figure, MATCHED, arm) for arm in arms]]
     ]
-    return _table(["task", "figure", *(f"− {arm}" for arm in arms)], rows) if rows else NOT_RUN
+    if not rows:
+        return NOT_RUN
+    table = _table(["task", "figure", *(f"− {arm}" for arm in arms)], rows)
+    return f"{table}\n\n{_list(causes(tasks))}"
+
+
+def causes(tasks: Tasks) -> list[str]:
+    """Whether it is the softmax or the missing baseline that tells SoftRank from its relatives."""
+    named = [
+        name for name, task in tasks.items() if {MATCHED, "reinforce", "maxrl"} <= {*task.arms}
+    ]
+    pairs = [(name, other) for name in named for other in ("reinforce", "maxrl")]
+    done = corrected(tasks[name].contrast("area", MATCHED, other) for name, other in pairs)
+    found = dict(zip(pairs, done, strict=True))
+    said = []
+    for name in named:
+        plain, based = found[name, "reinforce"], found[name, "maxrl"]
+        cause = ""
+        if based.distinct and not plain.distinct:
+            cause = ": what makes the difference is the missing baseline, not the softmax"
+        elif plain.distinct and not based.distinct:
+            cause = ": what makes the difference is the weighting, not the missing baseline"
+        said.append(f"{TASKS[name]}: {sentence(based)}; {sentence(plain)}{cause}.")
+    return said
 
 
 def norms(tasks: Tasks) -> str:
