@@ -109,9 +109,12 @@ def test_a_seed_that_an_arm_lacks_is_left_out_and_said_to_be_missing(
     assert study["measured"].read_task("long-answers") is None
 
 
-def test_worked_answers_are_what_the_tasks_say(study: dict[str, ModuleType]) -> None:
+def test_worked_answers_are_what_the_tasks_say(
+    study: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
     tasks = study["tasks"]
-    lists = tasks.worked("lists")[:200]
+    monkeypatch.setitem(tasks.COUNTS, "worked", 300)
+    lists = tasks.worked("lists")
     rewards = [rouge(row["worked"], row["answer"], kind="L", tokens="words") for row in lists]
     # Numbers 1 to 5 of 9 slip with .4, the others with .75: 44 % of a list are right on average,
     # and a slip can fall on its neighbour's value.
@@ -120,6 +123,6 @@ def test_worked_answers_are_what_the_tasks_say(study: dict[str, ModuleType]) -> 
     assert seen and held_out and not seen & held_out
     # Of the long answers 35 % are right; three standard errors of 300 are 8 %.
     answers = [problem(i, seed=12, levels=(2, 3)).answer for i in range(300)]
-    long = tasks.worked("long-answers")[:300]
+    long = tasks.worked("long-answers")
     right = [exact_answer(row["worked"], a) for row, a in zip(long, answers, strict=True)]
     assert sum(value or 0.0 for value in right) / 300 == pytest.approx(0.35, abs=0.08)
