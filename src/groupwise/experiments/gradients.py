@@ -128,6 +128,7 @@ def coefficients(rules: Rules, scored: ScoredGroups) -> Float[np.ndarray, "promp
         "kl": torch.zeros(*shape, batch.tokens.shape[1]),
     }
     [step] = assemble(batch, rules.advantage(data), rules.weighting, keep=rules.filter(data))
+    assert batch.sampler_logp is not None  # rollouts of this process always have them
     logp = torch.where(step.mask, batch.sampler_logp, 0).requires_grad_()
     same = logp.detach()
     losses = rules.objective(logp, None, replace(step, ref_logp=same, sampler_logp=same))

@@ -90,7 +90,7 @@ def load_policy(
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
             # The layout that bitsandbytes takes in evaluation on such a CPU passes no gradient on.
-            module.support_avx512bf16_for_cpu = False
+            setattr(module, "support_avx512bf16_for_cpu", False)  # noqa: B010
     if head_dtype != "model":
         model.config.head_dtype = head_dtype
     policy = make_policy(model, tokenizer)
@@ -143,7 +143,7 @@ def _check_folder(path: str | Path, place: str) -> None:
 
 
 def _check_attention(name: str) -> None:
-    from transformers.utils import is_flash_attn_2_available
+    from transformers.utils.import_utils import is_flash_attn_2_available
 
     if name == "flash_attention_2" and not is_flash_attn_2_available():
         raise UsageError(
