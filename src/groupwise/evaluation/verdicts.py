@@ -363,9 +363,7 @@ def _missed(contrast: Contrast) -> str:
 
 def _illustration(curves: Curves, seed: int, found: Comparison, axis: str) -> tuple[str, ...]:
     level, metric = _level(found.threshold, found.metric), found.metric
-    ends = [
-        f"{name} ended at {_level(runs[seed].final, metric)}" for name, runs in curves.items()
-    ]
+    ends = [f"{name} ended at {_level(runs[seed].final, metric)}" for name, runs in curves.items()]
     ends[1:] = [end.replace(" ended at ", " at ") for end in ends[1:]]
     reached = [
         f"{name} after {runs[seed].steps_to_threshold:g} {axis}"
