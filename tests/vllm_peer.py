@@ -191,6 +191,8 @@ class Server:
     @torch.no_grad()
     def complete(self, body: Mapping[str, Any]) -> tuple[int, Any]:
         prompt, most = list(body["prompt"]), int(body["max_tokens"])
+        if body["temperature"] == 0 and body["n"] > 1:
+            return 400, {"error": {"message": "n must be 1 when using greedy sampling"}}
         if body["temperature"] > 2:
             return 400, {"error": {"message": "temperature must be in [0, 2]"}}
         if len(prompt) + most > self.context:

@@ -270,7 +270,8 @@ class VllmEngine:
             )
         params: dict[str, Any] = {
             **UNTRUNCATED,
-            "n": request.group,
+            # vLLM refuses to write the same greedy answer several times.
+            "n": 1 if sampling.temperature == 0 else request.group,
             "seed": _seed(request),
             "max_tokens": room,
             "temperature": sampling.temperature,
@@ -287,11 +288,12 @@ class VllmEngine:
         return Ask(tokens=request.tokens, params=params)
 
     def _group(self, request: Request, answer: Answer, ending: Ending) -> Group:
-        ends = [_end(one, ending) for one in answer.written]
+        written = answer.written * (request.group // len(answer.written))
+        ends = [_end(one, ending) for one in written]
         completions = completions_of(
             self.policy,
-            [one.tokens[:end] for one, end in zip(answer.written, ends, strict=True)],
-            [one.logprobs[:end] for one, end in zip(answer.written, ends, strict=True)],
+            [one.tokens[:end] for one, end in zip(written, ends, strict=True)],
+            [one.logprobs[:end] for one, end in zip(written, ends, strict=True)],
             stopped=[end is not None for end in ends],
             version=self.version,
             kept=[None] * len(ends),
