@@ -27,9 +27,9 @@ class Case:
 
     shape: str = "42m"
     prompts: int = 8
-    prompt: int = 129
-    group: int = 8
-    completion: int = 128
+    prompt: int = 65
+    group: int = 4
+    completion: int = 64
     settings: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
@@ -38,7 +38,7 @@ def _cases() -> dict[str, Case]:
     lora = {"adapter": {"rank": 16}}
     bf16 = {"dtype": "bfloat16"}
     qlora = {"model": {**lora, **bf16, "quantization": "nf4"}}
-    card = Case(shape="qwen2.5-3b", prompt=256, completion=512)
+    card = Case(shape="qwen2.5-3b", prompt=256, group=8, completion=512)
     return {
         "full-fp32": base,
         "full-bf16": replace(base, settings={"model": bf16}),
