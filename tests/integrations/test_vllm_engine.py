@@ -108,8 +108,8 @@ def _kill_tree(process: int) -> None:
 
 def test_a_head_that_keeps_its_old_weights_is_found(policy: Policy) -> None:
     """A tied head is repacked when this build loads a model, and not when it reads new weights:
-    nothing is said, and some of the model is new. So goes a server that was started from such a
-    model; the files of the engine's own have a head by itself."""
+    nothing is said, and some of the model is new. Files with a head of its own, as the engine
+    writes them, bring it over to the same server."""
     server = OwnServer(policy, settings(), max_rows=64)
     files = WeightFiles(policy, untied=False)
     try:
@@ -118,8 +118,11 @@ def test_a_head_that_keeps_its_old_weights_is_found(policy: Policy) -> None:
         url = server.server.client.url
         engine = VllmEngine(policy, settings=VllmSettings(server=url))
         contract.check_logprobs(engine, policy)
+        engine.files.untied = False
         with pytest.raises(RunError, match="does not take over new weights by 'reload'"):
             engine.load({}, version=1)
+        engine.files.untied = True
+        assert engine.load({}, version=2)["canary_gap"] < 1e-3
     finally:
         server.close()
         files.close()
