@@ -64,7 +64,7 @@ def refused(
 @pytest.mark.parametrize(
     "more, says",
     [
-        (["data.train=data.jsnl"], ("data = 'data.jsnl'", "data.jsonl")),
+        (["data.train=data.jsnl"], ("data.train = 'data.jsnl'", "data.jsonl")),
         (["data.train=/nowhere/x.jsonl"], ("no such file", "/nowhere does not exist")),
         (["data.prompt_column=qestion"], ("data.prompt_column = 'qestion'", "did you mean")),
         (["data.answer_column=anser"], ("data.answer_column = 'anser'", "did you mean answer")),
