@@ -183,7 +183,7 @@ def _adam(masters: list[nn.Parameter], settings: OptimizerSettings) -> torch.opt
     if settings.name == "adamw":
         return torch.optim.AdamW(masters, fused=True, **given)
     try:
-        from bitsandbytes.optim.adamw import AdamW8bit  # pyright: ignore[reportMissingImports]
+        from bitsandbytes.optim import AdamW8bit  # pyright: ignore
     except ImportError as error:
         raise UsageError(
             "optimizer.name = 'adamw_8bit': needs bitsandbytes; pip install 'groupwise[quant]', or "
