@@ -183,13 +183,13 @@ def _adam(masters: list[nn.Parameter], settings: OptimizerSettings) -> torch.opt
     if settings.name == "adamw":
         return torch.optim.AdamW(masters, fused=True, **given)
     try:
-        from bitsandbytes.optim import AdamW8bit  # pyright: ignore
+        import bitsandbytes.optim as bitsandbytes  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise UsageError(
             "optimizer.name = 'adamw_8bit': needs bitsandbytes; pip install 'groupwise[quant]', or "
             "take 'adamw'."
         ) from error
-    return AdamW8bit(masters, **given)
+    return bitsandbytes.AdamW8bit(masters, **given)  # pyright: ignore[reportPrivateImportUsage]
 
 
 def _into(master: nn.Parameter) -> Any:
