@@ -110,7 +110,7 @@ def sees(
     """
     narrow = query.dtype
     if query.device.type == "cpu" and narrow in (torch.bfloat16, torch.float16):
-        # The backward pass of a CPU's fused attention is three times slower in 16 bits.
+        # The backward pass of a CPU's fused attention takes half again as long in 16 bits.
         query, key, value = query.float(), key.float(), value.float()
     return _sees(query, key, value, mask=mask, scaling=scaling, softcap=softcap).to(narrow)
 
