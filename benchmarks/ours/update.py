@@ -12,7 +12,7 @@ from torch import nn
 
 from groupwise.algorithms import bind
 from groupwise.config import Config
-from groupwise.models import Backbone
+from groupwise.models import Backbone, product
 from groupwise.rollouts import GroupEngine
 from groupwise.types import Prompt, Request, Sampling
 from groupwise.updates import OptimizerSettings, TorchLearner, pack
@@ -33,10 +33,12 @@ def seconds_of(function: Any) -> float:
 
 
 def matmul_peak(*, precision: str, size: int, tries: int = 5) -> float:
-    """FLOP/s of the best of several square products."""
+    """FLOP/s of the best of several square products, PyTorch's own and ours."""
     a, b = (torch.randn(size, size, device=DEVICE, dtype=DTYPES[precision]) for _ in range(2))
     out = a @ b
-    return 2 * size**3 / min(seconds_of(lambda: torch.mm(a, b, out=out)) for _ in range(tries))
+    own = [seconds_of(lambda: torch.mm(a, b, out=out)) for _ in range(tries)]
+    ours = [seconds_of(lambda: product(a, b)) for _ in range(tries)]
+    return 2 * size**3 / min(own + ours)
 
 
 def bandwidth(*, bytes_: int, tries: int = 5) -> float:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from groupwise.rollouts import GroupEngine
 from groupwise.types import Batch, Prompt, Request, Sampling
-from groupwise.updates import OptimizerSettings, TorchLearner
+from groupwise.updates import OptimizerSettings, TorchLearner, plan
 from tiny_models import NAMES, VOCAB, tiny_model, tiny_policy
 
 STILL = OptimizerSettings(learning_rate=0.0, max_grad_norm=None)
@@ -37,6 +37,16 @@ def make_batch(*, dtype: torch.dtype = torch.float32) -> Batch:
         advantage=torch.randn(9, 1, generator=generator, dtype=dtype).expand(9, 20),
         weight=torch.rand(9, 20, generator=generator, dtype=dtype) * mask,
     )
+
+
+@pytest.mark.parametrize(("tokens", "parts"), [(20, 1), (19, 2)])
+def test_a_group_of_29_tokens_is_split_where_it_is_half_again_too_large(
+    tokens: int, parts: int
+) -> None:
+    batch = make_batch()
+    split = plan(batch, torch.arange(9), tokens=tokens)
+    assert sum(bool((batch.group[rows] == 0).any()) for rows in split) == parts
+    assert sorted(row for rows in split for row in rows.tolist()) == list(range(9))
 
 
 class Bonus:

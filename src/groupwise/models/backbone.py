@@ -15,6 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from groupwise.models.attention import Attend, groupwise_attention, sees, within_window
+from groupwise.models.products import product
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,10 +91,10 @@ def head_product(
     """hidden · Wᵀ, in the type of both, or `wide`: in float32, where products of 16-bit numbers are
     exact, and without rounding the sum to 16 bits."""
     if not wide or hidden.dtype not in (torch.float16, torch.bfloat16):
-        return hidden @ weight.t()
+        return product(hidden, weight)
     if hidden.is_cuda:
         return torch.mm(hidden, weight.t(), out_dtype=torch.float32)
-    return hidden.float() @ weight.float().t()
+    return product(hidden.float(), weight.float())
 
 
 @dataclass(frozen=True, kw_only=True)

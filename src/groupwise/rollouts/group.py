@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from groupwise.errors import ModelError
-from groupwise.models import Backbone, Policy, unsupported
+from groupwise.models import Backbone, Policy, laid_out_weights, unsupported
 from groupwise.rollouts.cache import Decode, GroupCache, Prefill
 from groupwise.rollouts.limits import budget, check
 from groupwise.rollouts.sampling import draw
@@ -62,14 +62,15 @@ class GroupEngine:
         training = self.policy.model.training
         self.policy.model.eval()
         try:
-            rollout = _Rollout(
-                self.policy, wanted, sampling, max_rows=self.max_rows, version=self.version
-            )
-            while rollout.waiting or rollout.slots:
-                rollout.admit()
-                if len(rollout.live.rows):
-                    rollout.step()
-                yield from rollout.collect()
+            with laid_out_weights(self.policy.model, rows=self.max_rows):
+                rollout = _Rollout(
+                    self.policy, wanted, sampling, max_rows=self.max_rows, version=self.version
+                )
+                while rollout.waiting or rollout.slots:
+                    rollout.admit()
+                    if len(rollout.live.rows):
+                        rollout.step()
+                    yield from rollout.collect()
         finally:
             self.policy.model.train(training)
 

@@ -10,11 +10,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from groupwise.models import head_product
+from groupwise.models import head_product, product
 
 CHUNK_BYTES = 30 * 2**20
 """Below what `execution.heap` keeps, so that a chunk is made of pages that are there already."""
-KEEP_BYTES = 150 * 2**20
+KEEP_BYTES = 224 * 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,11 +142,7 @@ class _TokenLogprobs(torch.autograd.Function):
         head: Head = ctx.head
         want_hidden, want_weight, want_bias = ctx.needs_input_grad[:3]
         d_hidden = torch.empty_like(hidden) if want_hidden else None
-        d_weight = (
-            torch.zeros(head.weight.shape, dtype=h.dtype, device=hidden.device)
-            if want_weight
-            else None
-        )
+        d_weight: Tensor | None = None
         d_bias = (
             torch.zeros(len(head.weight), dtype=h.dtype, device=hidden.device)
             if want_bias
@@ -177,9 +173,9 @@ class _TokenLogprobs(torch.autograd.Function):
                 d /= head.temperature
             narrow = d.to(head.weight.dtype)
             if d_hidden is not None:
-                d_hidden[rows] = narrow @ head.weight
-            if d_weight is not None:
-                _add_product(d_weight, narrow, hidden[rows])
+                d_hidden[rows] = product(narrow, head.weight.t())
+            if want_weight:
+                d_weight = _add_product(d_weight, narrow, hidden[rows])
             if d_bias is not None:
                 d_bias += d.sum(0)
             del p, d, narrow
@@ -191,9 +187,12 @@ class _TokenLogprobs(torch.autograd.Function):
         )
 
 
-def _add_product(total: Float[Tensor, "vocab hidden"], d: Tensor, hidden: Tensor) -> None:
-    """total += dᵀ · hidden, accumulated in the wide type."""
+def _add_product(
+    total: Float[Tensor, "vocab hidden"] | None, d: Tensor, hidden: Tensor
+) -> Float[Tensor, "vocab hidden"]:
+    """total + dᵀ · hidden, in place, and in float32 at least."""
+    if total is None:
+        return (d.t() @ hidden).to(torch.promote_types(d.dtype, torch.float32))
     if d.dtype == total.dtype:
-        total.addmm_(d.t(), hidden)
-    else:
-        total += d.t() @ hidden
+        return total.addmm_(d.t(), hidden)
+    return total.add_(d.t() @ hidden)

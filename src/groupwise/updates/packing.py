@@ -21,6 +21,9 @@ from torch import Tensor
 from groupwise.models import sees, within_window
 from groupwise.types import Batch
 
+WHOLE = 1.5
+"""A group stays in one microbatch while it has no more than so many times the tokens of one."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Pack:
@@ -122,8 +125,8 @@ def plan(batch: Batch, rows: Int[Tensor, "rows"], *, tokens: int) -> list[Int[Te
     together.
 
     A completion is never split. The completions of one prompt are spread over several microbatches
-    only where they do not fit one, and then the prompt is computed once in each. Groups are taken
-    in order of length, so that the rectangles of attention fit.
+    only where they are more than half again too many for one, and then the prompt is computed once
+    in each. Groups are taken in order of length, so that the rectangles of attention fit.
     """
     groups: dict[int, list[int]] = {}
     for row in rows.tolist():
@@ -140,8 +143,9 @@ def plan(batch: Batch, rows: Int[Tensor, "rows"], *, tokens: int) -> list[Int[Te
             plans.append(current)
             current, room = [], tokens
         room -= prompt
+        splits = whole > WHOLE * tokens
         for row in groups[group]:
-            if current and length[row] > room:
+            if splits and current and length[row] > room:
                 plans.append(current)
                 current, room = [], tokens - prompt
             current.append(row)

@@ -17,6 +17,7 @@ from groupwise.errors import RunError, UsageError
 from groupwise.models import (
     Backbone,
     Policy,
+    differentiable_products,
     groupwise_attention,
     is_adapted,
     save_policy,
@@ -149,7 +150,7 @@ class TorchLearner:
         learning_mode(self.model)
         # Around the backward pass as well: gradient checkpointing runs the layers again there.
         attention = groupwise_attention(self.backbone.model) if self.packs else nullcontext()
-        with attention:
+        with attention, differentiable_products(self.model):
             for part in plan(batch, rows, tokens=self.tokens_per_microbatch):
                 packed = self._laid_out(batch, part)
                 logp, h = self._forward(packed, self.backbone, batch, entropy=entropy)
