@@ -10,7 +10,12 @@ from groupwise.models.attention import Attend, groupwise_attention, sees, within
 from groupwise.models.backbone import Backbone, head_product, unsupported
 from groupwise.models.loading import load_policy, with_adapter
 from groupwise.models.policy import Policy, make_policy, save_policy, without_bars
-from groupwise.models.products import differentiable_products, laid_out_weights, product
+from groupwise.models.products import (
+    differentiable_products,
+    laid_out_layers,
+    laid_out_weights,
+    product,
+)
 
 __all__ = [
     "Adapter",
@@ -21,6 +26,7 @@ __all__ = [
     "groupwise_attention",
     "head_product",
     "is_adapted",
+    "laid_out_layers",
     "laid_out_weights",
     "load_policy",
     "make_policy",

@@ -16,14 +16,15 @@ hundreds of times before it changes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 SMALLEST = 2**16
 """Weights of fewer entries are as fast without."""
@@ -62,52 +63,71 @@ def product(
     return torch.ops.mkldnn._linear_pointwise(left, weight, None, "none", [], "")
 
 
-@contextmanager
-def laid_out_weights(model: torch.nn.Module, *, rows: int) -> Iterator[None]:
-    """Inside the block, linear layers on a CPU compute with copies of their weights that are laid
-    out for oneDNN, wherever no gradient is recorded.
+class laid_out_weights:
+    """Inside the block, which may be entered again and again, linear layers on a CPU compute with
+    copies of their weights that are laid out for oneDNN, wherever no gradient is recorded.
 
-    The weights must not change inside the block; layers are as before after it. Layers that are
-    not plain (quantised, an adapter's own wrapper) and small ones stay what they are, and so do
-    those beyond the first 2 GiB of weights.
+    The copies are made at once, and do not follow the weights. After a block, layers are as before.
+    Layers that are not plain (quantised, an adapter's own wrapper) and small ones stay what they
+    are, and so do those beyond the first 2 GiB of weights.
 
     Args:
         rows: that a product will have, about; decides the layout, not the result.
     """
-    room = ROOM
 
-    def forward(layer: torch.nn.Linear) -> Forward | None:
-        nonlocal room
-        weight, plain = layer.weight.detach(), layer.forward
-        size = weight.numel() * weight.element_size()
-        if size > room:
-            return None
-        room -= size
-        bias = None if layer.bias is None else layer.bias.detach()
-        laid_out = torch.ops.mkldnn._reorder_linear_weight(weight, rows)
+    def __init__(self, model: nn.Module, *, rows: int) -> None:
+        self._forwards = {layer: _laid_out(layer, rows=rows) for layer in laid_out_layers(model)}
+        self._block: AbstractContextManager[None] = nullcontext()
 
-        def forward(x: Tensor) -> Tensor:
-            if torch.is_grad_enabled() or x.dtype != laid_out.dtype:
-                return plain(x)
-            return torch.ops.mkldnn._linear_pointwise(x, laid_out, bias, "none", [], "")
+    def __enter__(self) -> None:
+        self._block = _computing(self._forwards)
+        self._block.__enter__()
 
-        return forward
+    def __exit__(self, *error: Any) -> None:
+        self._block.__exit__(*error)
 
-    with _computing(model, forward, types=_types()):
-        yield
+
+def _laid_out(layer: nn.Linear, *, rows: int) -> Forward:
+    plain, bias = layer.forward, layer.bias
+    weight = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach(), rows)
+
+    def forward(x: Tensor) -> Tensor:
+        if torch.is_grad_enabled() or x.dtype != weight.dtype:
+            return plain(x)
+        return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+
+    return forward
+
+
+def laid_out_layers(model: nn.Module) -> list[nn.Linear]:
+    """The layers of whose weights `laid_out_weights` makes copies, as large as they are."""
+    room, found = ROOM, []
+    for layer in _large_layers(model, types=_types()):
+        if layer.weight.nbytes <= room:
+            room -= layer.weight.nbytes
+            found.append(layer)
+    return found
 
 
 @contextmanager
-def differentiable_products(model: torch.nn.Module) -> Iterator[None]:
+def differentiable_products(model: nn.Module) -> Iterator[None]:
     """Inside the block, float32 linear layers on a CPU compute by oneDNN, gradients included.
 
     In 16 bits PyTorch does so by itself.
     """
 
-    def forward(layer: torch.nn.Linear) -> Forward:
-        return lambda x: _Linear.apply(x, layer.weight, layer.bias)  # pyright: ignore[reportReturnType]
+    def forward(layer: nn.Linear) -> Forward:
+        plain = layer.forward
 
-    with _computing(model, forward, types=_types() & {torch.float32}):
+        def forward(x: Tensor) -> Tensor:
+            if x.dtype != layer.weight.dtype:
+                return plain(x)
+            return _Linear.apply(x, layer.weight, layer.bias)  # pyright: ignore[reportReturnType]
+
+        return forward
+
+    layers = _large_layers(model, types=_types() & {torch.float32})
+    with _computing({layer: forward(layer) for layer in layers}):
         yield
 
 
@@ -116,7 +136,9 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.save_for_backward(x, weight)
+        want_x, want_weight, _ = ctx.needs_input_grad
+        # Under an adapter the weights are frozen: what only their gradient needs is not held.
+        ctx.save_for_backward(x if want_weight else None, weight if want_x else None)
         return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
 
     @staticmethod
@@ -125,37 +147,34 @@ class _Linear(torch.autograd.Function):
         ctx: Any, *grads: Tensor
     ) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        want_x, want_weight, want_bias = ctx.needs_input_grad
-        grad = grads[0].flatten(0, -2)
+        grad = grads[0].reshape(-1, grads[0].shape[-1])
         return (
-            product(grad, weight.t()).view_as(x) if want_x else None,
-            grad.t() @ x.flatten(0, -2) if want_weight else None,
-            grad.sum(0) if want_bias else None,
+            None
+            if weight is None
+            else product(grad, weight.t()).view(*grads[0].shape[:-1], weight.shape[1]),
+            None if x is None else grad.t() @ x.reshape(-1, x.shape[-1]),
+            grad.sum(0) if ctx.needs_input_grad[2] else None,
         )
 
 
-@contextmanager
-def _computing(
-    model: torch.nn.Module,
-    forward: Callable[[torch.nn.Linear], Forward | None],
-    *,
-    types: frozenset[torch.dtype],
-) -> Iterator[None]:
-    """Inside the block, plain linear layers on a CPU that are large enough have another forward
-    pass."""
-    changed: list[torch.nn.Linear] = []
-    try:
-        for layer in model.modules():
-            if type(layer) is not torch.nn.Linear or "forward" in vars(layer):
-                continue
+def _large_layers(model: nn.Module, *, types: frozenset[torch.dtype]) -> Iterator[nn.Linear]:
+    """Plain linear layers on a CPU that are worth it."""
+    for layer in model.modules():
+        if type(layer) is nn.Linear and "forward" not in vars(layer):
             weight = layer.weight
+            plain = not is_traceable_wrapper_subclass(weight)  # as those of torchao are
             known = weight.device.type == "cpu" and weight.dtype in types
-            if known and weight.numel() >= SMALLEST:
-                other = forward(layer)
-                if other is not None:
-                    changed.append(layer)
-                    layer.forward = other  # pyright: ignore[reportAttributeAccessIssue]
+            if plain and known and weight.numel() >= SMALLEST:
+                yield layer
+
+
+@contextmanager
+def _computing(forwards: Mapping[nn.Linear, Forward]) -> Iterator[None]:
+    """Inside the block, layers have another forward pass."""
+    try:
+        for layer, forward in forwards.items():
+            layer.forward = forward  # pyright: ignore[reportAttributeAccessIssue]
         yield
     finally:
-        for layer in changed:
-            del layer.forward
+        for layer in forwards:
+            vars(layer).pop("forward", None)

@@ -10,6 +10,7 @@ no second copy of the weights and nothing to synchronise.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
 
 import torch
@@ -62,15 +63,18 @@ class GroupEngine:
         training = self.policy.model.training
         self.policy.model.eval()
         try:
-            with laid_out_weights(self.policy.model, rows=self.max_rows):
-                rollout = _Rollout(
-                    self.policy, wanted, sampling, max_rows=self.max_rows, version=self.version
-                )
-                while rollout.waiting or rollout.slots:
-                    rollout.admit()
-                    if len(rollout.live.rows):
-                        rollout.step()
-                    yield from rollout.collect()
+            rollout = _Rollout(
+                self.policy, wanted, sampling, max_rows=self.max_rows, version=self.version
+            )
+            version, weights = None, nullcontext()
+            while rollout.waiting or rollout.slots:
+                if version != self.version:  # the first time, or new weights since
+                    weights = laid_out_weights(self.policy.model, rows=self.max_rows)
+                    version = self.version
+                # While its caller has the turn, the model is as the caller gave it.
+                with weights:
+                    groups = rollout.next_groups()
+                yield from groups
         finally:
             self.policy.model.train(training)
 
@@ -163,6 +167,16 @@ class _Rollout:
         nothing = torch.empty(0, dtype=torch.long, device=self.device)
         self.live = _Live(**dict.fromkeys((f.name for f in fields(_Live)), nothing))
         self._measure()
+
+    def next_groups(self) -> list[Group]:
+        """Write until some prompt's last completion has ended; the groups that have."""
+        groups: list[Group] = []
+        while not groups and (self.waiting or self.slots):
+            self.admit()
+            if len(self.live.rows):
+                self.step()
+            groups = self.collect()
+        return groups
 
     def admit(self) -> None:
         """Let waiting prompts in while their groups fit; draw their completions' first tokens."""

@@ -106,7 +106,8 @@ class TorchLearner:
         rows = batch.mask.any(1).nonzero().squeeze(-1)
         training = self.model.training
         self.model.eval()
-        with torch.no_grad(), as_it_began:
+        # The same products as in an update, so that no ratio differs from 1 by their rounding.
+        with torch.no_grad(), as_it_began, differentiable_products(backbone.model):
             for part in plan(batch, rows, tokens=self.tokens_per_microbatch):
                 packed = self._laid_out(batch, part)
                 logp, _ = self._forward(packed, backbone, batch, entropy=False)
