@@ -14,7 +14,8 @@ from torch import nn
 from groupwise.errors import UsageError
 from groupwise.models import Adapter, Backbone, head_product, load_policy, save_policy
 from groupwise.stages.base_model import small_policy
-from groupwise.updates import OptimizerSettings
+from groupwise.types import Batch
+from groupwise.updates import OptimizerSettings, TorchLearner, pack
 from groupwise.updates.optimizer import MasterOptimizer
 from small_runs import prepared, timeless, tiny
 
@@ -50,6 +51,24 @@ def test_a_wide_head_serves_the_sampler_and_the_learner(model: Path, tmp_path: P
     head = run.trainer.learner.backbone
     run.close()
     assert head.wide
+    # The learner's own pass: hidden states of one row, and from them logits without rounding.
+    learner = TorchLearner(policy, optimizer=OptimizerSettings())
+    ids = torch.arange(20, 30)[None]
+    batch = Batch(
+        prompts=(torch.arange(5, 9),),
+        group=torch.zeros(1, dtype=torch.long),
+        tokens=ids,
+        length=torch.tensor([10]),
+        mask=torch.ones(1, 10, dtype=torch.bool),
+        advantage=torch.zeros(1, 10),
+        weight=torch.zeros(1, 10),
+    )
+    laid = pack(batch, torch.tensor([0]), device=torch.device("cpu"))
+    with torch.no_grad():
+        states = backbone.hidden(laid.tokens, laid.positions, laid.attend)[laid.source]
+        logits = states.float() @ backbone.head.weight.float().t()
+    wanted = logits.log_softmax(-1).gather(1, ids.t()).t()
+    torch.testing.assert_close(learner.logprobs(batch), wanted, atol=1e-5, rtol=0)
     save_policy(policy, tmp_path / "saved")
     assert Backbone.of(load_policy(tmp_path / "saved", dtype="bfloat16").model).wide
 
