@@ -14,9 +14,11 @@ from transformers import AutoTokenizer
 
 from groupwise.errors import RewardError, UsageError
 from groupwise.integrations.trl import GRPOTrainer
+from groupwise.logs import read_lines
 from groupwise.prompts.templates import render
 from small_runs import tiny
 from trl_scripts import QUESTIONS, Notebook, arguments, letters
+from vllm_peer import saved_policy, served
 
 BLOG = """
 from datasets import load_dataset
@@ -113,6 +115,20 @@ def test_a_run_trains_and_logs_by_trls_names(tmp_path: Path, model: str) -> None
     rates = [row["learning_rate"] for row in trainer.state.log_history[:3]]
     assert rates == pytest.approx([1e-3, 2e-3 / 3, 1e-3 / 3])
     assert "train_loss" in trainer.state.log_history[-1]
+
+
+def test_rollouts_are_written_by_the_vllm_that_trls_settings_name(tmp_path: Path) -> None:
+    """In training and in an evaluation after it, which meets the server with the last weights."""
+    folder = saved_policy(tmp_path / "model").model.name_or_path
+    with served(folder) as server:
+        place = {"use_vllm": True, "vllm_mode": "server", "vllm_server_base_url": server.url}
+        trainer = GRPOTrainer(**arguments(tmp_path, folder, max_steps=2, **place))
+        trainer.train()
+        rows = [*read_lines(tmp_path / "run" / "metrics.jsonl")]
+        assert len(rows) == 2 and all(row["canary_gap"] < 1e-4 for row in rows)
+        assert server.said.count("/v1/completions") > 0
+        found = trainer.evaluate([{"prompt": text} for text in QUESTIONS[:2]])
+        assert math.isfinite(found["eval_reward"])
 
 
 def test_rewards_get_what_trl_gives_them(tmp_path: Path, model: str) -> None:

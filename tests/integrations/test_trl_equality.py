@@ -113,8 +113,21 @@ def moved(model: Any) -> None:
             parameter.add_(0.01 * torch.randn(parameter.shape, generator=generator))
 
 
+def drifted(rollouts: Fixed) -> list[list[float]]:
+    """Log-probabilities of every token from a sampler that is not quite the learner."""
+    policy, rules = load_policy(rollouts.folder), bind("grpo@trl", {})
+    batch = sequences(scored(rollouts, REWARDS, rules, policy))
+    own = TorchLearner(policy, optimizer=OptimizerSettings()).logprobs(batch)
+    noise = 0.3 * torch.randn(own.shape, generator=torch.Generator().manual_seed(2))
+    return [row[:n].tolist() for row, n in zip(own + noise, batch.length.tolist(), strict=True)]
+
+
 def ours(
-    rollouts: Fixed, settings: Mapping[str, Any], *, off_policy: bool
+    rollouts: Fixed,
+    settings: Mapping[str, Any],
+    *,
+    off_policy: bool,
+    sampler: Sequence[Sequence[float]] | None = None,
 ) -> tuple[float, dict[str, Tensor]]:
     """Loss and gradients of the optimiser step of the drop-in's configuration."""
     args = GRPOConfig(
@@ -140,6 +153,9 @@ def ours(
     if rules.needs_reference:
         moved(policy.model)
         batch = replace(batch, ref_logp=learner.logprobs(batch, reference=True))
+    if sampler is not None:
+        padded = [torch.tensor(row) for row in sampler]
+        batch = replace(batch, sampler_logp=torch.nn.utils.rnn.pad_sequence(padded, True))
     if off_policy:
         batch = replace(batch, old_logp=learner.logprobs(batch))
         moved(policy.model)
@@ -151,13 +167,23 @@ def ours(
 
 
 def theirs(
-    rollouts: Fixed, output: Path, settings: Mapping[str, Any], *, off_policy: bool
+    rollouts: Fixed,
+    output: Path,
+    settings: Mapping[str, Any],
+    *,
+    off_policy: bool,
+    sampler: Sequence[Sequence[float]] | None = None,
 ) -> tuple[float, dict[str, Tensor]]:
     """The same from TRL, over as many microbatches as the settings ask for."""
     # A second iteration makes TRL compute the log-probabilities of the policy that sampled.
     trainer = trl_trainer(rollouts, output, **settings, num_iterations=2 if off_policy else 1)
     if trainer.beta:
         moved(trainer.model)
+    if sampler is not None:
+        # As if vLLM had written: with no vLLM there, it must not be asked for at construction.
+        written = [list(tokens) for group in rollouts.tokens for tokens in group]
+        trainer._generate_single_turn = lambda *_, **__: (written, sampler)
+        trainer.use_vllm = True
     inputs = trainer._generate_and_score_completions(rows())
     assert ("old_per_token_logps" in inputs) is off_policy
     if off_policy:
@@ -190,6 +216,12 @@ def agree(
         {**settings, **(microbatches or {})},
         off_policy=off_policy,
     )
+    equal(loss, gradients, peer, wanted)
+
+
+def equal(
+    loss: float, gradients: Mapping[str, Tensor], peer: float, wanted: Mapping[str, Tensor]
+) -> None:
     assert loss == pytest.approx(peer, abs=TOLERANCE, rel=TOLERANCE)
     assert gradients.keys() == wanted.keys()
     largest = max(float(value.abs().max()) for value in wanted.values())
@@ -206,6 +238,26 @@ def named(case: Mapping[str, Any]) -> str:
 def test_a_step_on_older_samples_is_trls(tmp_path: Path, case: dict[str, Any]) -> None:
     require_trl()
     agree(tmp_path, case, off_policy=True)
+
+
+@pytest.mark.parametrize("mode", ["truncate", "mask"])
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_the_correction_of_what_vllm_wrote_is_trls(tmp_path: Path, level: str, mode: str) -> None:
+    """Limits that some tokens and some answers exceed."""
+    require_trl()
+    rollouts = fixed(tmp_path / "model")
+    prefix = "vllm_importance_sampling_"
+    given: dict[str, Any] = {f"{prefix}mode": f"{level}_{mode}", f"{prefix}clip_max": 1.2}
+    if mode == "mask":
+        given[f"{prefix}clip_min"] = 0.8
+    sampler = drifted(rollouts)
+    loss, gradients = ours(
+        rollouts, {**given, "use_vllm": True, "beta": 0.1}, off_policy=True, sampler=sampler
+    )
+    peer, wanted = theirs(
+        rollouts, tmp_path / "out", {**given, "beta": 0.1}, off_policy=True, sampler=sampler
+    )
+    equal(loss, gradients, peer, wanted)
 
 
 @pytest.mark.parametrize("loss_type", ["grpo", "dapo", "vespo"])

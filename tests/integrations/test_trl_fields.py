@@ -26,6 +26,9 @@ TABLE = treatments(GRPOConfig)
 HEEDED = [name for name, (_, treatment) in TABLE.items() if treatment.becomes is not None]
 REFUSED = [name for name, (_, treatment) in TABLE.items() if treatment.becomes is None]
 
+VLLM = {"use_vllm": True}
+SERVER = {**VLLM, "vllm_mode": "server"}
+
 # field, its value, what else must be set, the setting, what it is then
 BECOMES: list[tuple[str, Any, dict[str, Any], str, Any]] = [
     ("output_dir", "x", {}, "output", "x"),
@@ -98,6 +101,33 @@ BECOMES: list[tuple[str, Any, dict[str, Any], str, Any]] = [
     ("report_to", ["tensorboard"], {}, "logging.trackers", ("tensorboard",)),
     ("save_total_limit", 3, {}, "checkpoint.keep_last", 3),
     ("max_steps", 12, {}, "steps", 24),
+    ("use_vllm", True, {}, "engine.name", "vllm"),
+    ("use_vllm", True, {}, "engine.server", None),
+    # what TRL corrects by unless told otherwise: ratios of whole answers, 0 above 3
+    ("use_vllm", True, {}, "algorithm.correction.name", "sequence_icepop"),
+    ("use_vllm", True, {}, "algorithm.correction.low", 0.0),
+    ("vllm_mode", "server", VLLM, "engine.server", "http://0.0.0.0:8000"),
+    ("vllm_server_base_url", "http://a:1", SERVER, "engine.server", "http://a:1"),
+    ("vllm_server_host", "b", SERVER, "engine.server", "http://b:8000"),
+    ("vllm_server_port", 7, SERVER, "engine.server", "http://0.0.0.0:7"),
+    ("vllm_server_timeout", 120.0, SERVER, "engine.patience_minutes", 2.0),
+    ("vllm_gpu_memory_utilization", 0.5, VLLM, "engine.memory_share", 0.5),
+    ("vllm_enable_sleep_mode", True, VLLM, "engine.sleep", True),
+    ("vllm_max_model_length", 99, VLLM, "engine.arguments", ("--max-model-len", "99")),
+    ("vllm_model_impl", "transformers", VLLM, "engine.arguments", ("--model-impl", "transformers")),
+    ("vllm_tensor_parallel_size", 2, VLLM, "engine.arguments", ("--tensor-parallel-size", "2")),
+    ("vllm_importance_sampling_correction", False, VLLM, "algorithm.correction", {}),
+    ("vllm_importance_sampling_mode", "token_mask", VLLM, "algorithm.correction.name", "icepop"),
+    ("vllm_importance_sampling_mode", "token_truncate", VLLM, "algorithm.correction.cap", 3.0),
+    ("vllm_importance_sampling_clip_max", 2.0, VLLM, "algorithm.correction.high", 2.0),
+    (
+        "vllm_importance_sampling_clip_max",
+        None,
+        VLLM,
+        "algorithm.correction.high",
+        1.7976931348623157e308,
+    ),
+    ("vllm_importance_sampling_clip_min", 0.5, VLLM, "algorithm.correction.low", 0.5),
 ]
 ELSEWHERE = {
     # the loop and the trainer: test_trl_dropin
@@ -176,6 +206,24 @@ def test_a_refused_field_accepts_its_default_alone(field: str) -> None:
         ({"max_completion_length": None}, "needs a budget"),
         ({"eval_strategy": "steps", "num_generations_eval": 3}, "a multiple of the completions"),
         ({"temperature": 0.0}, "sampling.temperature = 0.0"),
+        (VLLM | {"vllm_mode": "remote"}, "vllm_mode = 'remote': no such mode"),
+        ({"vllm_server_port": 1}, "vllm_server_port = 1: is read with use_vllm = True alone"),
+        (VLLM | {"vllm_server_port": 1}, "is read with vllm_mode = 'server' alone"),
+        (SERVER | {"vllm_enable_sleep_mode": True}, "for the one who starts the server"),
+        (SERVER | {"vllm_server_base_url": "http://a", "vllm_server_host": "b"}, "says it already"),
+        (VLLM | {"vllm_importance_sampling_mode": "token"}, "no such mode"),
+        (VLLM | {"loss_type": "vespo"}, "correction = True: loss_type = 'vespo' would"),
+        (VLLM | {"vllm_importance_sampling_clip_max": 0.5}, "must enclose 1"),
+        ({"vllm_importance_sampling_clip_max": 2.0}, "use_vllm and vllm_importance_sampling_corr"),
+        (
+            VLLM
+            | {
+                "vllm_importance_sampling_mode": "token_truncate",
+                "vllm_importance_sampling_clip_min": 0.5,
+            },
+            "truncates from above alone",
+        ),
+        (VLLM | {"top_p": 0.9}, "vLLM does not say which tokens"),
     ],
 )
 def test_what_cannot_work_is_refused(given: dict[str, Any], message: str) -> None:

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 from groupwise.errors import UsageError, suggest
 from groupwise.integrations.trl.fields import check, honoured, refused
+from groupwise.integrations.trl.sampler import KINDS
 from groupwise.integrations.trl.settings import (
     ADVANTAGES,
     CLIPPED,
@@ -20,14 +21,17 @@ from groupwise.integrations.trl.settings import (
     optimiser_steps,
 )
 
-VLLM = "rollouts are written in this process, by the model that is trained"
-NO_VLLM = "leave the vllm_… fields out: there is no second copy to place or to correct for"
+OWN = "rollouts are written by groupwise's own engine, or by vLLM"
+OTHER = "it would draw from another distribution than the one that is trained"
+SERVER, COLOCATED = "with vllm_mode = 'server'", "with vllm_mode = 'colocate'"
+CORRECTS, MASKS = "`algorithm.correction`", "of the modes that mask"
 CLUSTER = "a run of this trainer is one process on one device"
 LOADER = "there is no data loader: the prompts are in memory"
 HUB = "nothing is uploaded"
 TO_HUB = "call trainer.model.push_to_hub(name) after training"
 EVAL = "an evaluation samples, judges and averages, with no batches of logits to collect"
 BATCHES = "batches stay whole, and no pass depends on their split"
+GLOBAL = "it is a setting of torch for the whole process"
 KERNELS = "the layers are those of transformers, with attention of our own"
 ADAPTIVE = "the entropy bonus is constant"
 PLAIN_LOG = "completions are written to output_dir/rollouts"
@@ -47,12 +51,11 @@ class GRPOConfig:
             combination that TRL refuses too.
 
     Example:
-        >>> GRPOConfig(use_vllm=True)
+        >>> GRPOConfig(use_liger_kernel=True)
         Traceback (most recent call last):
         ...
-        groupwise.errors.UsageError: GRPOConfig.use_vllm = True: rollouts are written in this \
-process, by the model that is trained; leave the vllm_… fields out: there is no second copy to \
-place or to correct for.
+        groupwise.errors.UsageError: GRPOConfig.use_liger_kernel = True: the layers are those of \
+transformers, with attention of our own; leave it out: logits are never held whole.
     """
 
     # Batches and steps
@@ -109,13 +112,7 @@ place or to correct for.
     generation_kwargs: Annotated[
         dict[str, Any] | str | None, honoured("`sampling.stop`", "takes stop or stop_strings only")
     ] = None
-    repetition_penalty: Annotated[
-        float,
-        refused(
-            "it would draw from another distribution than the one that is trained",
-            "punish repetition by a reward",
-        ),
-    ] = 1.0
+    repetition_penalty: Annotated[float, refused(OTHER, "punish repetition by a reward")] = 1.0
     chat_template_kwargs: Annotated[
         dict[str, Any] | str | None,
         honoured(
@@ -124,32 +121,36 @@ place or to correct for.
         ),
     ] = None
     cache_implementation: Annotated[str | None, refused("the engine has a cache of its own")] = None
-    use_vllm: Annotated[bool, refused(VLLM, NO_VLLM)] = False
-    vllm_mode: Annotated[str, refused(VLLM, NO_VLLM)] = "colocate"
-    vllm_model_impl: Annotated[str, refused(VLLM, NO_VLLM)] = "vllm"
-    vllm_enable_sleep_mode: Annotated[bool, refused(VLLM, NO_VLLM)] = False
-    vllm_structured_outputs_regex: Annotated[str | None, refused(VLLM, "reward the format")] = None
-    vllm_server_base_url: Annotated[str | None, refused(VLLM, NO_VLLM)] = None
-    vllm_server_host: Annotated[str, refused(VLLM, NO_VLLM)] = "0.0.0.0"
-    vllm_server_port: Annotated[int, refused(VLLM, NO_VLLM)] = 8000
-    vllm_server_timeout: Annotated[float, refused(VLLM, NO_VLLM)] = 240.0
-    vllm_group_port: Annotated[int, refused(VLLM, NO_VLLM)] = 51216
-    vllm_gpu_memory_utilization: Annotated[float, refused(VLLM, NO_VLLM)] = 0.3
-    vllm_max_model_length: Annotated[int | None, refused(VLLM, NO_VLLM)] = None
-    vllm_tensor_parallel_size: Annotated[int, refused(VLLM, NO_VLLM)] = 1
-    vllm_importance_sampling_correction: Annotated[bool, refused(VLLM, NO_VLLM)] = True
-    vllm_importance_sampling_mode: Annotated[str, refused(VLLM, NO_VLLM)] = "sequence_mask"
-    vllm_importance_sampling_clip_max: Annotated[float | None, refused(VLLM, NO_VLLM)] = 3.0
-    vllm_importance_sampling_clip_min: Annotated[float | None, refused(VLLM, NO_VLLM)] = None
-    vllm_importance_sampling_cap: Annotated[float | None, refused(VLLM, NO_VLLM)] = None
+    use_vllm: Annotated[bool, honoured("`engine.name`", "vLLM; the other fields need it")] = False
+    vllm_mode: Annotated[str, honoured("`engine.server`, or vLLM in this process")] = "colocate"
+    vllm_model_impl: Annotated[str, honoured("`engine.arguments`", COLOCATED)] = "vllm"
+    vllm_enable_sleep_mode: Annotated[bool, honoured("`engine.sleep`", COLOCATED)] = False
+    vllm_structured_outputs_regex: Annotated[str | None, refused(OTHER, "reward the format")] = None
+    vllm_server_base_url: Annotated[str | None, honoured("`engine.server`", SERVER)] = None
+    vllm_server_host: Annotated[str, honoured("`engine.server`", SERVER)] = "0.0.0.0"
+    vllm_server_port: Annotated[int, honoured("`engine.server`", SERVER)] = 8000
+    vllm_server_timeout: Annotated[float, honoured("`engine.patience_minutes`", SERVER)] = 240.0
+    vllm_group_port: Annotated[int, refused("new weights go over as files")] = 51216
+    vllm_gpu_memory_utilization: Annotated[float, honoured("`engine.memory_share`", COLOCATED)] = (
+        0.3
+    )
+    vllm_max_model_length: Annotated[int | None, honoured("`engine.arguments`", COLOCATED)] = None
+    vllm_tensor_parallel_size: Annotated[int, honoured("`engine.arguments`", COLOCATED)] = 1
+    vllm_importance_sampling_correction: Annotated[bool, honoured(CORRECTS)] = True
+    vllm_importance_sampling_mode: Annotated[str, honoured(CORRECTS, KINDS)] = "sequence_mask"
+    vllm_importance_sampling_clip_max: Annotated[float | None, honoured(CORRECTS)] = 3.0
+    vllm_importance_sampling_clip_min: Annotated[float | None, honoured(CORRECTS, MASKS)] = None
+    vllm_importance_sampling_cap: Annotated[
+        float | None, refused("is deprecated", "set vllm_importance_sampling_clip_max")
+    ] = None
     use_transformers_continuous_batching: Annotated[
         bool,
-        refused(VLLM, "leave it out: waiting prompts take the place of finished ones here too"),
+        refused(OWN, "leave it out: waiting prompts take the place of finished ones here too"),
     ] = False
     transformers_continuous_batching_config: Annotated[
-        dict[str, Any] | str | None, refused(VLLM)
+        dict[str, Any] | str | None, refused(OWN)
     ] = None
-    use_transformers_paged: Annotated[bool, refused(VLLM)] = False
+    use_transformers_paged: Annotated[bool, refused(OWN)] = False
     ds3_gather_for_generation: Annotated[bool, refused(CLUSTER)] = True
     max_tool_calling_iterations: Annotated[int | None, refused("completions are of one turn")] = (
         None
@@ -295,18 +296,10 @@ place or to correct for.
         ),
     ] = False
     tf32: Annotated[
-        bool | None,
-        refused(
-            "it is a setting of torch for the whole process",
-            "call torch.set_float32_matmul_precision('high') yourself",
-        ),
+        bool | None, refused(GLOBAL, "call torch.set_float32_matmul_precision('high') yourself")
     ] = None
     full_determinism: Annotated[
-        bool,
-        refused(
-            "it is a setting of torch for the whole process",
-            "call torch.use_deterministic_algorithms(True) yourself",
-        ),
+        bool, refused(GLOBAL, "call torch.use_deterministic_algorithms(True) yourself")
     ] = False
 
     # The optimiser

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from groupwise.config import Config, build
 from groupwise.errors import UsageError, suggest
+from groupwise.integrations.trl import sampler
 
 if TYPE_CHECKING:
     from groupwise.integrations.trl.config import GRPOConfig
@@ -174,6 +175,7 @@ def algorithm(args: GRPOConfig) -> dict[str, Any]:
         "ratio": {"name": args.importance_sampling_level},
         "surrogate": _surrogate(args),
         "divergence": {"name": divergence, "coefficient": args.beta},
+        "correction": sampler.correction(args),
         "weighting": _weighting(args),
         "filter": {"name": kept},
         "entropy": args.entropy_coef,
@@ -389,6 +391,7 @@ def configuration(
             },
             "data": {"train": "train_dataset", "chat_template_kwargs": variables},
             "algorithm": algorithm(args),
+            "engine": sampler.engine(args),
             "sampling": {
                 "max_tokens": args.max_completion_length,
                 "temperature": args.temperature,

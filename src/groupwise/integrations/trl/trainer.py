@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -324,9 +325,9 @@ class GRPOTrainer:
             for place, prompt in enumerate(held_out)
         ]
         size = max(1, args.per_device_eval_batch_size // count)
-        sampling, engine = self.config.sampling.to_sampling(), self._engine()
+        sampling = self.config.sampling.to_sampling()
         groups: dict[int, Group] = {}
-        with self.scorer() as scorer:
+        with self._engine() as engine, self.scorer() as scorer:
             for first in range(0, len(requests), size):
                 for group in engine.generate(requests[first : first + size], sampling):
                     groups[group.stream[-1]] = group
@@ -334,11 +335,15 @@ class GRPOTrainer:
             scores = scorer.gather([scorer.submit(group) for group in ordered])
         return ScoredGroups(groups=ordered, scores=scores, keep=scores.valid, drawn=len(ordered))
 
-    def _engine(self) -> Engine:
+    @contextmanager
+    def _engine(self) -> Iterator[Engine]:
+        """The engine of the run; outside of one, an engine for as long as it is needed."""
         if self.prepared is not None:
-            return self.prepared.engine
+            yield self.prepared.engine
+            return
         self.model.to(best_device())
-        return configured_engine(self.config, self.policy)
+        with closing(configured_engine(self.config, self.policy)) as engine:
+            yield engine
 
     def save_model(self, output_dir: str | None = None) -> None:
         """Write the model, or its adapter, and the tokenizer in Hugging Face form."""
