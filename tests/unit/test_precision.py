@@ -140,7 +140,6 @@ def base_logits(model: Any, tokens: torch.Tensor) -> torch.Tensor:
 def test_a_4_bit_model_learns_by_its_adapter_alone(tmp_path: Path) -> None:
     """QLoRA: the base stays as it is, to the bit; sampler and learner see the same model."""
     bitsandbytes = pytest.importorskip("bitsandbytes", reason="needs bitsandbytes (extra quant)")
-    # bitsandbytes cannot take matrices narrower than one block of 64 on a CPU.
     wide = small_policy(hidden=64, layers=1, heads=2, key_value_heads=1, feed_forward=128)
     save_policy(wide, tmp_path / "wide")
     more = (f"model.path={tmp_path / 'wide'}", "model.quantization=nf4", "model.adapter={rank=4}")
@@ -161,6 +160,15 @@ def test_a_4_bit_model_learns_by_its_adapter_alone(tmp_path: Path) -> None:
         found = again.model(tokens).logits
         assert torch.equal(found, run.policy.model.eval()(tokens).logits)
     assert float((found - before).abs().max()) > 0.02
+
+
+def test_rows_that_share_a_scale_in_4_bits_are_refused_on_a_cpu(tmp_path: Path) -> None:
+    """96 inputs are a block and a half; bitsandbytes would compute with the scales of others."""
+    pytest.importorskip("bitsandbytes", reason="needs bitsandbytes (extra quant)")
+    narrow = small_policy(hidden=64, layers=1, heads=2, key_value_heads=1, feed_forward=96)
+    save_policy(narrow, tmp_path)
+    with pytest.raises(UsageError, match=r"model\.layers\.0\.mlp\.down_proj of .* rows of 96"):
+        load_policy(tmp_path, quantization="nf4", adapter=Adapter(rank=4))
 
 
 def test_gradients_pass_through_4_bit_layers(tmp_path: Path) -> None:
@@ -191,6 +199,15 @@ def test_gradients_pass_through_4_bit_layers(tmp_path: Path) -> None:
     for through, wanted in zip(*grads, strict=True):
         assert float(wanted.abs().max()) > 0
         torch.testing.assert_close(through, wanted, atol=1e-4, rtol=1e-3)
+
+
+def test_a_machine_without_a_card_has_nowhere_to_offload_to(model: Path, tmp_path: Path) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a card")
+    with pytest.warns(UserWarning, match="optimizer.offload = true: changes nothing here"):
+        run = prepared(tmp_path / "run", f"model.path={model}", "optimizer.offload=true", "steps=1")
+    run.trainer.run()
+    run.close()
 
 
 @pytest.mark.gpu

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +41,12 @@ def connect(config: Config, rules: Rules, *, policy: Policy | None = None) -> Co
         torch.set_num_threads(config.threads)
     if best_device().type == "cpu":
         keep_freed_memory()
+        if config.optimizer.offload:
+            warnings.warn(
+                "optimizer.offload = true: changes nothing here, where there is no CUDA card and "
+                "everything is in the memory of the CPU.",
+                stacklevel=2,
+            )
     policy = policy or load_configured(config)
     if config.model.quantization is None:
         policy.model.to(best_device())

@@ -25,6 +25,8 @@ BUNDLED = "bundled"
 TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model", "*.tiktoken", "tekken*")
 """Names that the files of tokenizers have."""
 
+BLOCK = 64
+"""Weights that share a scale in 4 bits."""
 DTYPES = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
@@ -87,10 +89,7 @@ def load_policy(
         raise UsageError(
             f"model.path = {str(path)!r}: cannot be loaded ({_first_line(error)})."
         ) from error
-    for module in model.modules():
-        if hasattr(module, "support_avx512bf16_for_cpu"):
-            # The layout that bitsandbytes takes in evaluation on such a CPU passes no gradient on.
-            setattr(module, "support_avx512bf16_for_cpu", False)  # noqa: B010
+    _check_four_bits(model, path)
     if head_dtype != "model":
         model.config.head_dtype = head_dtype
     policy = make_policy(model, tokenizer)
@@ -191,6 +190,22 @@ def four_bits(compute: torch.dtype) -> Any:
         bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=compute,
     )
+
+
+def _check_four_bits(model: Any, path: str | Path) -> None:
+    """See that layers in 4 bits compute on this device, and pass gradients on."""
+    for name, layer in model.named_modules():
+        if not hasattr(layer, "support_avx512bf16_for_cpu"):
+            continue
+        # The layout that bitsandbytes takes in evaluation on such a CPU passes no gradient on.
+        setattr(layer, "support_avx512bf16_for_cpu", False)  # noqa: B010
+        # Where rows share a block of 64, its CPU kernel takes a wrong scale, without a word.
+        if layer.weight.device.type == "cpu" and layer.in_features % BLOCK:
+            raise UsageError(
+                f"model.quantization = 'nf4': on a CPU, bitsandbytes computes wrong numbers from "
+                f"matrices whose rows are no multiple of {BLOCK}, and {name} of {str(path)!r} has "
+                f"rows of {layer.in_features}; leave the setting out, or take another model."
+            )
 
 
 def _first_line(error: Exception) -> str:
