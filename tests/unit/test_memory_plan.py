@@ -16,7 +16,8 @@ from groupwise.config import Config
 from groupwise.errors import UsageError
 from groupwise.execution import MemoryPlan, memory_plan, reliefs
 from groupwise.execution.dry_run import Live
-from groupwise.models import save_policy
+from groupwise.models import laid_out_weights, save_policy
+from groupwise.stages.base_model import small_policy
 from small_runs import config, settings, tiny
 
 REPOSITORY = Path(__file__).parents[2]
@@ -93,6 +94,24 @@ def test_a_full_cache_of_the_rollout(model: Path) -> None:
     completions of 8."""
     plan, _ = planned(model)
     assert plan.rollout["keys and values"] == 2 * 4 * 16 * (3 * 20 + 12 * 8)
+
+
+def test_weights_that_a_rollout_lays_out(tmp_path: Path) -> None:
+    """Of matrices of 2^16 entries and more: q and o (256 · 256), three of the feed-forward
+    (256 · 512) and the head, not k and v (256 · 128); in 4 bits only the head is left."""
+    policy = small_policy(hidden=256, layers=1, heads=2, key_value_heads=1, feed_forward=512)
+    save_policy(policy, tmp_path)
+    head = 256 * policy.model.config.vocab_size
+    with laid_out_weights(policy.model, rows=8):
+        copied = sum("forward" in vars(layer) for layer in policy.model.modules())
+    laid_out = "laid-out weights"
+    if not copied:
+        pytest.skip("this build of PyTorch has no oneDNN for the CPU")
+    assert copied == 6
+    assert planned(tmp_path)[0].rollout[laid_out] == 4 * (2 * 2**16 + 3 * 2**17 + head)
+    small = planned(tmp_path, "model.adapter={rank=2}", "model.quantization=nf4")[0]
+    assert small.rollout[laid_out] == 4 * head
+    assert laid_out not in planned(tmp_path, "engine.name=generate")[0].rollout
 
 
 def test_settings_that_save_memory_are_planned_to(model: Path) -> None:

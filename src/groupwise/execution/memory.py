@@ -29,7 +29,7 @@ from groupwise.execution.dry_run import (
     update_bytes,
 )
 from groupwise.execution.local import best_device, optimizer_settings, reference_kind
-from groupwise.models import Adapter
+from groupwise.models import Adapter, laid_out_layers
 from groupwise.models.adapters import new_adapter
 from groupwise.models.loading import DTYPES, configuration
 from groupwise.updates import MasterOptimizer
@@ -126,6 +126,8 @@ def memory_plan(config: Config, *, sizes: PretrainedConfig | None = None) -> Mem
             if config.engine.name != "vllm":  # That has memory of its own.
                 rollout = rollout_bytes(config, model, prompt=prompt, device=device)
             update = update_bytes(model, laid, several=several, mode=mode, device=device)
+    if rollout and config.engine.name == "group":
+        rollout["laid-out weights"] = _laid_out(config, model)
     if update and config.model.quantization is not None:
         update["a matrix of more than 4 bits"] = max(weight.nbytes for weight in _four_bit(model))
     return MemoryPlan(
@@ -220,6 +222,13 @@ def _held(config: Config, rules: Rules, model: Any, optimizer: MasterOptimizer) 
     if kind != "none":
         held["reference"] = weights if kind == "frozen" else held["adapter"]
     return held
+
+
+def _laid_out(config: Config, model: Any) -> int:
+    """Copies of weights in the layout of oneDNN."""
+    four = _four_bit(model) if config.model.quantization is not None else []
+    layers = laid_out_layers(model)
+    return sum(layer.weight.nbytes for layer in layers if not any(layer.weight is w for w in four))
 
 
 def _four_bit(model: Any) -> list[Tensor]:
