@@ -228,7 +228,10 @@ class Alarms:
         return self._sounding(values)
 
     def hear_evaluation(self, accuracy: float) -> list[Alarm]:
-        """The alarms that an evaluation on held-out prompts sets off."""
+        """The alarms that an evaluation on held-out prompts sets off; one without a figure says
+        nothing."""
+        if math.isnan(accuracy):
+            return []
         reward = fmean(list(self._rewards)[-RECENT:]) if self._rewards else math.nan
         self._accuracies.append((reward, accuracy))
         best = max(self._accuracies, key=lambda pair: pair[1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
@@ -418,13 +419,15 @@ def _started(
 
 
 def evaluation_row(result: Measurement, *, split: str = "held_out") -> dict[str, Any]:
-    """An evaluation as it is logged; "score" decides which model is the best."""
+    """An evaluation as it is logged; "score" (NaN where nothing was judged) decides which model is
+    the best."""
     figures = result.figures
+    score = figures.get("sampled") or figures.get("reward")
     return {
         "split": split,
         "figures": {name: estimate.as_dict() for name, estimate in figures.items()},
         "truncated_share": result.truncated,
-        "score": figures["sampled"].value if "sampled" in figures else figures["reward"].value,
+        "score": math.nan if score is None else score.value,
     }
 
 

@@ -95,6 +95,7 @@ def test_an_alarm_names_metric_threshold_causes_and_what_to_try() -> None:
 def test_a_reward_that_rises_while_accuracy_falls_is_suspicious() -> None:
     alarms = Alarms()
     alarms.hear({**CALM, "reward": 0.2})
+    assert alarms.hear_evaluation(math.nan) == [], "nothing could be judged"
     assert alarms.hear_evaluation(0.6) == []
     for _ in range(20):
         alarms.hear({**CALM, "reward": 0.9})

@@ -5,18 +5,20 @@ from __future__ import annotations
 import math
 import time
 
+import numpy as np
 import pytest
 
 from groupwise.errors import UsageError
 from groupwise.evaluation.details import by_difficulty, details
-from groupwise.evaluation.measure import measure
+from groupwise.evaluation.measure import Measurement, measure
 from groupwise.models import load_policy
 from groupwise.models.hub import check_on_hub
 from groupwise.prompts.large import Drawn
 from groupwise.prompts.overlap import shared_prompts
 from groupwise.rewards import from_functions
 from groupwise.rollouts import ScriptedEngine
-from groupwise.types import Prompt, Sampling
+from groupwise.run import evaluation_row
+from groupwise.types import Prompt, Request, Sampling
 
 TAG = "<answer>{}</answer>"
 # By prompt the greedy answer, then four samples; the answer of prompt n is n.
@@ -86,6 +88,77 @@ def test_several_seeds_are_more_samples_and_a_spread():
     assert found["seed_deviation"].value == 0.0 and math.isnan(found["seed_deviation"].low)
     # pass@4 of 8 samples: prompt 1 has 4 right, 1 − C(4, 4)/C(8, 4); prompt 2 has 2, 1 − 15/70.
     assert found["pass_at_4"].value == pytest.approx((69 / 70 + 55 / 70 + 0 + 1) / 4)
+
+
+class Noting:
+    """The scripted engine, last prompt first, with what it was asked for."""
+
+    capabilities = ScriptedEngine.capabilities
+
+    def __init__(self, answer):
+        self.engine, self.asked = ScriptedEngine(answer), []
+
+    def generate(self, requests, sampling):
+        requests = list(requests)
+        self.asked += [(request.stream, len(request.tokens), sampling) for request in requests]
+        yield from self.engine.generate(requests[::-1], sampling)
+
+
+def test_what_is_drawn_and_in_which_order_it_comes():
+    """Streams are (seed, −1, 0, place): training's have their step, 0 or more, in the second
+    place, and a second seed draws anew."""
+    engine = Noting(lambda prompt, _: TAG.format("1" if prompt.id == "1" else "x"))
+    given = Sampling(max_tokens=60, temperature=0.7, top_p=0.9)
+    with from_functions(["exact_answer"]) as scorer:
+        found = measure(
+            engine, scorer, PROMPTS, [(1,)] * 4, sampling=given, samples=2, seed=5, seeds=2
+        )
+    assert [stream for stream, _, _ in engine.asked] == [
+        (seed, -1, 0, place) for seed in (5, 5, 6) for place in range(4)
+    ]
+    assert {s.temperature for _, _, s in engine.asked[:4]} == {0.0}
+    assert {s for _, _, s in engine.asked[4:]} == {given}
+    assert [group.prompt.id for group in found.groups] == ["1", "2", "3", "4"]
+    assert found.greedy.tolist() == [1, 0, 0, 0]
+    assert found.sampled.tolist() == [[1] * 4, [0] * 4, [0] * 4, [0] * 4]
+
+
+def by_hand(sampled, *, seeds=1):
+    """A measurement whose rewards are its correctness."""
+    sampled = np.array(sampled, dtype=float)
+    group = ScriptedEngine(lambda prompt, sample: "x").generate(
+        [Request(prompt=PROMPTS[0], tokens=(1,), group=1)], Sampling()
+    )
+    groups = tuple(group) * len(sampled)
+    return Measurement(
+        greedy=sampled[:, 0],
+        sampled=sampled,
+        rewards=sampled,
+        lengths=np.ones_like(sampled),
+        cut_off=np.zeros_like(sampled, dtype=bool),
+        greedy_groups=groups,
+        groups=groups,
+        seeds=seeds,
+    )
+
+
+def test_the_spread_over_seeds():
+    """Two samples for each of two seeds: the first seed's are columns 0 and 1, 3 of 4 right, the
+    second's 0 of 4; the deviation of .75 and 0 is .75/√2."""
+    found = details(by_hand([[1, 1, 0, 0], [1, 0, 0, 0]], seeds=2), PROMPTS[:2])
+    assert found["seed_deviation"].value == pytest.approx(0.75 / math.sqrt(2))
+
+
+def test_what_was_not_judged_is_not_wrong():
+    nan = math.nan
+    found = by_hand([[1, 1], [1, nan], [nan, nan]])
+    assert found.figures["greedy"].value == 1.0
+    # Of prompts alone that were judged whole; of rewards, the mean of 1 and 1.
+    assert found.figures["sampled"].value == found.figures["pass_at_2"].value == 1.0
+    assert found.figures["reward"].value == 1.0
+    nothing = by_hand([[nan, nan]])
+    assert nothing.figures == {} and set(details(nothing, PROMPTS[:1])) == {"length", "truncated"}
+    assert math.isnan(evaluation_row(nothing)["score"])
 
 
 def test_without_a_style_nothing_is_read_out():

@@ -51,6 +51,13 @@ def test_an_error_in_a_gsm8k_solution_is_carried_through():
     assert misled_prompts([prompt], [(1,)], tokenizer, limit=5) == []
 
 
+def test_an_error_that_changes_nothing_in_the_end_is_no_error():
+    """Whatever 3 + 4 is said to be, times 0 it is 0: only the last result can be made wrong."""
+    for key in map(str, range(20)):
+        assert re.fullmatch(r"3\+4=7; 7\*0=\d+", misled("3+4=7; 7*0=0", "0", key=key) or "")
+    assert misled("3+4=7; 7*0=0; 5", "5") is None
+
+
 @pytest.mark.parametrize("solution", ["The answer is plain.\n#### 3", "", "7 = 7"])
 def test_a_solution_without_equations_is_left_out(solution):
     assert misled(solution, "3") is None

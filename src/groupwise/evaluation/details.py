@@ -55,7 +55,8 @@ def details(
         # Where the reward is the correctness, the best of k is right whenever any of them is.
         if best.value != plain[f"pass_at_{k}"].value:
             figures[f"best_at_{k}"] = best
-    figures["reward"] = plain["reward"]
+    if "reward" in plain:
+        figures["reward"] = plain["reward"]
     figures["length"] = prompt_mean(measured.lengths)
     figures["truncated"] = prompt_mean(measured.cut_off)
     if measured.seeds > 1 and "sampled" in plain:

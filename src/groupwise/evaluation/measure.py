@@ -52,11 +52,11 @@ class Measurement:
 
     @property
     def figures(self) -> dict[str, Estimate]:
-        """`greedy`, `sampled` and `pass_at_k`, each with its 95 % interval.
+        """`greedy`, `sampled`, `pass_at_k` and `reward`, each with its 95 % interval.
 
         Wilson's for the greedy answers, of which there is one per prompt; a bootstrap over prompts
-        for the others, whose answers come k to a prompt and seed. Answers that could not be judged
-        are left out, and so is a prompt without any other.
+        for the others, whose answers come k to a prompt and seed. Prompts with a sampled answer
+        that could not be judged are left out; of the reward, answers that could not be.
         """
         greedy = self.greedy[~np.isnan(self.greedy)]
         judged = self.sampled[~np.isnan(self.sampled).any(1)]
@@ -67,7 +67,9 @@ class Measurement:
             if k > 1:
                 solved = [pass_at_k(n, int(row.sum()), k=k) for row in judged]
                 figures[f"pass_at_{k}"] = prompt_mean(solved)
-        figures["reward"] = prompt_mean(np.nan_to_num(_mean(self.rewards)))
+        rewards = _mean(self.rewards)
+        if not np.isnan(rewards).all():
+            figures["reward"] = prompt_mean(rewards[~np.isnan(rewards)])
         return figures
 
     def part(self, chosen: Sequence[int]) -> Measurement:

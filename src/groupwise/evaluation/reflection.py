@@ -160,8 +160,8 @@ def recovery(
         seed: of engines that need one to be greedy.
 
     Returns:
-        Shares of all items with Wilson's intervals: `corrected`, the right answers;
-        `said_so`, the answers that reflect in words; `corrected_and_said_so` and
+        Shares of the items that were judged, with Wilson's intervals: `corrected`, the right
+        answers; `said_so`, the answers that reflect in words; `corrected_and_said_so` and
         `corrected_silently`, which add up to `corrected`. Empty where nothing was judged.
 
     Source: "Rethinking reflection in pre-training" (2504.04022).
