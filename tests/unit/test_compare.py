@@ -99,6 +99,9 @@ def test_the_learning_rate_with_the_largest_mean_area_is_chosen() -> None:
     # The factor between the last two rates at that edge, 2, once more.
     assert lower.extended() == pytest.approx(1e-4)
     assert choose(tried[-1:], metric="accuracy") is None
+    alike = [run("a", 0, [0.1, 0.3], learning_rate=rate) for rate in (4e-4, 2e-4, 1e-4)]
+    lowest = choose(alike, metric="accuracy")
+    assert lowest is not None and lowest.learning_rate == 1e-4
 
 
 def test_runs_are_compared_over_the_tokens_that_all_of_them_used() -> None:
@@ -132,7 +135,11 @@ def test_a_failed_run_is_named_and_its_seed_left_out_of_the_pairs() -> None:
     results[4] = replace(results[4], status="failed", error="RunError: no gradient")
     found = analyse(plan, results)
     assert found.comparison.seeds == (0, 1)
-    assert "Failed: softrank seed 2 (RunError: no gradient)." in found.remarks()
+    assert found.remarks() == ["Failed: softrank seed 2 (RunError: no gradient)."]
+    tuned = run("plain", 7, [0.1, 0.2], tuning=True)
+    assert (
+        "2 runs of the comparison have no result." in analyse(plan, results[2:] + [tuned]).remarks()
+    )
     with pytest.raises(RunError, match="no run of the reference arm plain has finished"):
         analyse(plan, results[:1])
 

@@ -104,7 +104,10 @@ def analyse(plan: Plan, results: Sequence[Result]) -> Analysis:
     if not any(result.arm == plan.against for result in finished):
         errors = [str(r.error) for r in failed if r.arm == plan.against]
         reason = f": {errors[0]}" if errors else ""
-        raise RunError(f"no run of the reference arm {plan.against} has finished{reason}")
+        raise RunError(
+            f"no run of the reference arm {plan.against} has finished{reason}; groupwise compare "
+            "goes on with what is missing."
+        )
     runs = _matched(plan, finished)
     return Analysis(
         plan=plan,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from groupwise.evaluation import summarise
 from groupwise.experiments.results import Result
+from groupwise.report.comparison import curve_summary
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,24 +62,15 @@ def choose(results: Sequence[Result], *, metric: str) -> Choice | None:
     return Choice(learning_rate=best, areas=areas, at_edge=best in (rates[0], rates[-1]))
 
 
-def area(result: Result, metric: str) -> float | None:
-    """Mean height of a run's learning curve over its steps; None of a failed run."""
-    pairs = [
-        (step, value)
-        for step, value in zip(
-            result.curve.get("step", ()), result.curve.get(metric, ()), strict=False
-        )
-        if step is not None and value is not None
-    ]
-    if result.status != "finished" or not pairs:
-        return None
-    return summarise([p[0] for p in pairs], [p[1] for p in pairs], threshold=0.0).area
-
-
 def _area(results: Sequence[Result], metric: str) -> float | None:
-    areas = [area(result, metric) for result in results]
-    known = [value for value in areas if value is not None]
-    return sum(known) / len(known) if len(known) == len(areas) else None
+    """Mean height of the learning curves of some runs; None where one of them failed."""
+    curves = [
+        curve_summary(result.run_data(), metric=metric, threshold=0.0)
+        for result in results
+        if result.status == "finished"
+    ]
+    areas = [curve.area for curve in curves if curve is not None]
+    return sum(areas) / len(areas) if len(areas) == len(results) else None
 
 
 def _rounded(rate: float) -> float:

@@ -13,14 +13,13 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from groupwise.errors import RunError, UsageError
+from groupwise.errors import UsageError
 from groupwise.evaluation import Estimate
 from groupwise.experiments.variance import BINS, Estimator, Variance
+from groupwise.report.png import ACCENTS, INK, RULE, SOFT, picture_path, write_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-INK, SOFT, RULE, ACCENT = "#1c1e22", "#666b73", "#dedbd4", "#1f5fa8"
 
 ROUNDING = 1e-5
 """What a gradient in float32 may change by, relative to its size, where it does not change."""
@@ -97,9 +96,7 @@ def write_variance_png(found: Variance, output: str | Path) -> Path:
         UsageError: an ending that is no picture format, or no gradient anywhere.
         RunError: the file cannot be written.
     """
-    path = Path(output)
-    if path.suffix.lower() not in (".png", ".svg", ".pdf"):
-        raise UsageError(f"--png = {str(output)!r}: must end in .png, .svg or .pdf.")
+    path = picture_path(output, where="--png")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -114,12 +111,7 @@ def write_variance_png(found: Variance, output: str | Path) -> Path:
     axes[0].set_yticks(range(len(shown)), [e.name for e in shown])
     axes[0].set_ylim(len(shown) - 0.4, -0.6)
     _heat(axes[2], shown)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=160, facecolor="white")
-    except OSError as error:
-        raise RunError(f"{path}: cannot be written ({error.strerror}).") from None
-    return path
+    return write_figure(figure, path)
 
 
 def _heat(axes: Axes, estimators: Sequence[Estimator]) -> None:
@@ -141,9 +133,9 @@ def _heat(axes: Axes, estimators: Sequence[Estimator]) -> None:
 def _dots(axes: Axes, estimates: Sequence[Estimate], title: str) -> None:
     places = range(len(estimates))
     axes.hlines(
-        places, [e.low for e in estimates], [e.high for e in estimates], color=ACCENT, lw=1.2
+        places, [e.low for e in estimates], [e.high for e in estimates], color=ACCENTS[0], lw=1.2
     )
-    axes.plot([e.value for e in estimates], places, "o", color=ACCENT, ms=4)
+    axes.plot([e.value for e in estimates], places, "o", color=ACCENTS[0], ms=4)
     axes.axvline(0, color=RULE, lw=0.8)
     axes.grid(axis="x", color=RULE, lw=0.6)
     axes.spines[["top", "right", "left"]].set_visible(False)

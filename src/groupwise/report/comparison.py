@@ -49,7 +49,7 @@ def compare_runs(
     for run in runs:
         if run.seed in curves[run.label]:
             raise UsageError(f"runs: {run.label} with seed {run.seed} is given twice.")
-        summary = _summary(run, metric, threshold)
+        summary = curve_summary(run, metric=metric, threshold=threshold)
         if summary is not None:
             curves[run.label][run.seed] = summary
         for split, figures in figures_at(run, last=True).items():
@@ -89,7 +89,8 @@ def results_table(runs: Sequence[RunData]) -> FigureTable:
     return figure_table(columns)
 
 
-def _summary(run: RunData, metric: str, threshold: float) -> CurveSummary | None:
+def curve_summary(run: RunData, *, metric: str, threshold: float) -> CurveSummary | None:
+    """What a run's learning curve came to; None where it has no point."""
     pairs = [(number(row.get("step")), number(row.get(metric))) for row in run.metrics]
     points = [(step, value) for step, value in pairs if step is not None and value is not None]
     if not points:

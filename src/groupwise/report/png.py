@@ -18,6 +18,7 @@ from groupwise.report.text import visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 ACCENTS = ("#1f5fa8", "#bf4a17", "#2a7a57", "#6d47a6", "#8a6a08", "#a93768")
 INK, SOFT, RULE = "#1c1e22", "#666b73", "#dedbd4"
@@ -40,9 +41,7 @@ def write_png(runs: Sequence[RunData], output: str | Path, *, title: str = "") -
     """
     if not runs:
         raise UsageError("runs: must hold at least one run.")
-    path = Path(output)
-    if path.suffix.lower() not in (".png", ".svg", ".pdf"):
-        raise UsageError(f"output = {str(output)!r}: must end in .png, .svg or .pdf.")
+    path = picture_path(output, where="output")
     from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -71,11 +70,38 @@ def write_png(runs: Sequence[RunData], output: str | Path, *, title: str = "") -
             _tabulate(axes[1], table, labels_of(runs), rows)
         if title:
             figure.suptitle(visible(title), x=0.01, ha="left", weight="bold", color=INK, size=11)
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            figure.savefig(path, dpi=200, facecolor="white", metadata=_undated(path))
-        except OSError as error:
-            raise RunError(f"{path}: cannot be written ({error.strerror}).") from None
+        return write_figure(figure, path)
+
+
+def picture_path(output: str | Path, *, where: str) -> Path:
+    """The path of a picture that is to be drawn.
+
+    Args:
+        output: the path.
+        where: what it was given as.
+
+    Raises:
+        UsageError: an ending that is no picture format.
+    """
+    path = Path(output)
+    if path.suffix.lower() not in (".png", ".svg", ".pdf"):
+        raise UsageError(f"{where} = {str(output)!r}: must end in .png, .svg or .pdf.")
+    return path
+
+
+def write_figure(figure: Figure, path: Path) -> Path:
+    """Write a figure, without a date, so that the same figure gives the same bytes.
+
+    Raises:
+        RunError: the file cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        dated = {".svg": "Date", ".pdf": "CreationDate"}.get(path.suffix.lower())
+        undated = {} if dated is None else {dated: None}
+        figure.savefig(path, dpi=200, facecolor="white", metadata=undated)
+    except OSError as error:
+        raise RunError(f"{path}: cannot be written ({error.strerror}).") from None
     return path
 
 
@@ -145,8 +171,3 @@ def _tabulate(axes: Axes, table: FigureTable, labels: tuple[str, ...], rows: int
             axes.text(x, y + 0.5, interval, ha="right", va="center", color=SOFT, size=7.5)
         y += 1
         axes.axhline(y, color=RULE, lw=0.5)
-
-
-def _undated(path: Path) -> dict[str, None]:
-    """No date in the file, so that the same runs give the same bytes."""
-    return {"Date": None} if path.suffix.lower() == ".svg" else {}
