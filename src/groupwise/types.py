@@ -236,8 +236,8 @@ class Request:
     """G completions wanted of one prompt.
 
     `stream` keys the random numbers together with the sample's index and the position, so what is
-    sampled depends
-    neither on the other requests nor on who computes it: (seed, step, draw) for training.
+    sampled depends neither on the other requests nor on who computes it: (seed, step, draw, place)
+    for training.
     """
 
     prompt: Prompt

@@ -16,9 +16,16 @@ from groupwise.algorithms import bind
 from groupwise.cli import main
 from groupwise.errors import UsageError
 from groupwise.experiments import gradients
-from groupwise.experiments.gradients import coefficients, products
+from groupwise.experiments.gradients import Products, coefficients, products
 from groupwise.experiments.noise import signal
-from groupwise.experiments.variance import Variance, variance
+from groupwise.experiments.variance import (
+    BINS,
+    Variance,
+    _measured,
+    _reference,
+    _within,
+    variance,
+)
 from groupwise.experiments.variance_view import variance_table, write_variance_png
 from groupwise.models import save_policy
 from groupwise.run import prepare
@@ -109,6 +116,85 @@ def test_the_mean_over_groups_is_the_gradient_of_the_step(rollouts, name):
     assert pull.mean() == pytest.approx(size, rel=1e-3)
 
 
+def test_the_better_completion_is_pushed_up(rollouts):
+    """RLOO: advantage r − mean of the 3 others = (r − mean) · 4/3, of weight 1/4."""
+    rewards = rollouts[1].scores.total.double().numpy()
+    wanted = (rewards - rewards.mean(1, keepdims=True)) / 3
+    np.testing.assert_allclose(coefficients(bind("rloo"), rollouts[1]), wanted, atol=1e-6)
+
+
+def test_the_reference_goes_uphill_on_steps_of_its_own(rollouts):
+    learner, scored = rollouts
+    taken = []
+
+    class Source:
+        def take(self, count, *, step):
+            taken.append(step)
+            return scored
+
+    rules = bind("rloo")
+    halves = _reference(learner, Source(), rules, 3, 5, 3, lambda stage: None)
+    assert taken == [5, 6, 7], "steps 0 to 4 were those measured"
+    one = by_autograd(learner, scored, coefficients(rules, scored)).mean(0)
+    for half, steps in zip(halves, (2, 1), strict=True):
+        torch.testing.assert_close(half, steps * one, atol=1e-5 * float(one.norm()), rtol=1e-3)
+
+
+def test_one_text_after_two_prompts_has_two_gradients(rollouts):
+    learner, scored = rollouts
+    batch = sequences(scored).rows(torch.tensor([0, 4]))
+    tokens = batch.tokens[:1].expand(2, -1)
+    twins = replace(batch, tokens=tokens, mask=batch.mask[:1].expand(2, -1),
+                    length=batch.length[:1].expand(2))  # fmt: skip
+    gram = products(learner, twins).scores
+    one, other = (
+        learner.gradient(
+            replace(twins.rows(torch.tensor([n])), weight=twins.mask[:1].float()), logp
+        )
+        for n in (0, 1)
+    )
+    assert gram[0, 1] == pytest.approx(float(one @ other), rel=1e-4)
+    assert gram[1, 1] == pytest.approx(float(other @ other), rel=1e-4)
+    assert gram[0, 0] != pytest.approx(gram[1, 1], rel=5e-4)
+
+
+def logp(logp, entropy, batch):
+    return logp
+
+
+def test_made_up_gradients_by_hand(rollouts):
+    """The s of 12 completions are unit vectors; the halves of the reference are 3 s_0 and 4 s_5,
+    which add up to 5 times a unit vector u: u · s_0 = .6 and u · s_5 = .8. Group p takes Σ c s:
+    squares 4, 4 and 5, which are at right angles, and pulls .6, .8 and 0."""
+    c = np.array([[1.0, 1, 1, 1], [1, 1, 1, 1], [-1, 2, 0, 0]])
+    others = np.zeros((12, 2))
+    others[0, 0], others[5, 1] = 3, 4
+    found = Products(
+        scores=np.eye(12), others=others, among=np.diag([9.0, 16.0]), parameters=12, exact=True
+    )
+    judged = {"down": [-c] * 4, "up": [c, 2 * c, 4 * c, c / 2]}
+    told = _measured(judged, {}, rollouts[1], found, step=2, batches=5)
+    assert [e.name for e in told.estimators] == ["up", "down"], "best first"
+    assert (told.agreement, told.reference) == (0.0, 5 * 2 * 4)
+    up = told.estimators[0]
+    assert (up.constant, up.shift, up.scale) == (2.0, 3.0, 0.5)
+    whole = up.whole
+    assert whole.cosine.value == pytest.approx(1.4 / math.sqrt(13))
+    # No two groups agree: 0 is the squared norm, and (13 − 13/3)/2 the trace, halved by the step.
+    assert (whole.squared_norm, whole.trace) == (0.0, pytest.approx(13 / 3))
+    assert whole.step_cosine.value == pytest.approx(1.4 / 3 / math.sqrt(13 / 3 / 2))
+    assert (whole.positive, whole.negative, whole.nonzero) == pytest.approx(
+        (9 / 12, 1 / 12, 10 / 12)
+    )
+
+
+def test_every_pass_rate_is_in_one_bin():
+    rates = {"0": 0.0, "to 1/4": 0.25, "to 1/2": 0.5, "to 3/4": 0.75, "below 1": 0.9, "1": 1.0}
+    for name, rate in rates.items():
+        inside = [label for label, low, high in BINS if _within(np.array([rate]), low, high)[0]]
+        assert inside == [name]
+
+
 def test_measuring_moves_nothing(rollouts):
     learner, scored = rollouts
     before = [p.detach().clone() for p in learner.model.parameters()]
@@ -121,8 +207,11 @@ def test_gradients_too_long_to_keep_are_projected(rollouts, monkeypatch):
     learner, scored = rollouts
     batch = sequences(scored)
     whole = products(learner, batch)
-    monkeypatch.setattr(gradients, "MEMORY_BYTES", 4 * 12 * 4000)
-    less = products(learner, batch)
+    # Entries that all have one sign: without random ones their sums would grow, not their squares.
+    ones = torch.ones(whole.parameters)
+    monkeypatch.setattr(gradients, "MEMORY_BYTES", 4 * 13 * 4000)
+    less = products(learner, batch, others=[ones])
+    assert less.among[0, 0] / whole.parameters == pytest.approx(1.0, abs=5 * 0.0224)
     assert whole.exact and not less.exact and less.parameters == whole.parameters
     norms = np.sqrt(np.diag(whole.scores))
     off = (less.scores - whole.scores) / np.outer(norms, norms)

@@ -257,8 +257,9 @@ class UpdateSection(Section):
     """How a batch of rollouts becomes optimiser steps."""
 
     tokens_per_microbatch: Count = 2048
-    """Tokens, prompts included, that go through the model at once; more of them take memory and
-    keep a large card busy, a CPU is no faster with more."""
+    """Tokens, prompts included, that go through the model at once, or up to half again as many
+    where the answers to one prompt would be split; more of them take memory and keep a large card
+    busy, a CPU is no faster with more."""
     epochs: Count = 1
     """Passes over each batch of rollouts."""
     minibatches: Count = 1

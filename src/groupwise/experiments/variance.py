@@ -143,7 +143,7 @@ def variance(
         KL terms and entropy bonuses are left out: the policy is its own reference.
 
     Raises:
-        UsageError: an unknown name, fewer than two steps of prompts or of the reference.
+        UsageError: an unknown name, or fewer than two steps of the reference.
     """
     if batches < 2:
         raise UsageError(f"--batches = {batches}: must be at least 2, to see how far they agree.")

@@ -38,8 +38,8 @@ class TorchLearner:
     Args:
         policy: model and tokenizer; the model is trained in place.
         optimizer: settings of AdamW.
-        tokens_per_microbatch: packed tokens of one forward and backward pass; bounds memory,
-            changes no number.
+        tokens_per_microbatch: packed tokens of one forward and backward pass, or up to half again
+            as many that answer one prompt; bounds memory, changes no number.
         temperature: of the sampler; log-probabilities are of the tempered distribution that was
             sampled from.
         reference: where π_ref comes from: nowhere, a frozen copy made now, or the model with its
