@@ -132,7 +132,7 @@ class Server:
     def come_back(self) -> None:
         """Started again by somebody, with the weights of the start."""
         self.dies_after = None
-        self.model = AutoModelForCausalLM.from_pretrained(self.root).eval()
+        self.model, self.cached = AutoModelForCausalLM.from_pretrained(self.root).eval(), None
         self.listen()
 
     def answer(self, path: str, body: Mapping[str, Any]) -> tuple[int, Any]:
@@ -184,8 +184,8 @@ class Server:
         if self.reload == "scrambled":
             for old, new in zip(self.model.model.layers, fresh.model.layers, strict=True):
                 new.self_attn = old.self_attn
-        if self.reload == "stale_cache":
-            self.cached = self.cached or self.model
+        # Whoever reads new weights keeps the keys and values of old prompts until told otherwise.
+        self.cached = self.cached or self.model
         self.model = fresh
 
     @torch.no_grad()

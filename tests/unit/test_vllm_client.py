@@ -58,6 +58,24 @@ def test_the_contract_of_engines(policy: Policy) -> None:
         assert engine.capabilities == {"stop_strings"}, "vLLM draws from streams of its own"
 
 
+def test_every_draw_of_a_prompt_has_a_seed_of_its_own(policy: Policy) -> None:
+    """Otherwise a prompt would get the same answers in every step that draws it."""
+    request = contract.make_requests(1, group=8)[0]
+    streams = [(0, step, 0, place) for step in (0, 1) for place in (0, 1)]
+    with served(policy.model.name_or_path) as server:
+        engine = engine_of(server, policy)
+        drawn = [
+            [
+                tuple(one.tokens)
+                for group in engine.generate([replace(request, stream=s)], Sampling(max_tokens=8))
+                for one in group.completions
+            ]
+            for s in (*streams, streams[0])
+        ]
+    assert drawn[0] == drawn[4]
+    assert len({tuple(answers) for answers in drawn}) == 4
+
+
 def test_after_an_update_the_server_writes_with_the_new_weights(policy: Policy) -> None:
     with served(policy.model.name_or_path) as server:
         engine = engine_of(server, policy)
