@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import memory
 import rollouts
 import scaling
 import step
@@ -24,15 +25,17 @@ TITLES = {
     "rollouts": "Rollouts, against transformers and vLLM",
     "update": "The update and the decoding step, against the machine",
     "scaling": "How a step grows",
+    "memory": "The plan of a run's memory, against the run",
 }
 COLUMNS = {
     "step": step.COLUMNS,
     "rollouts": rollouts.COLUMNS,
     "update": update.COLUMNS,
     "scaling": scaling.COLUMNS,
+    "memory": memory.COLUMNS,
 }
 ABOUT = {"step": step.__doc__, "rollouts": rollouts.__doc__, "update": update.__doc__,
-         "scaling": scaling.__doc__}  # fmt: skip
+         "scaling": scaling.__doc__, "memory": memory.__doc__}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

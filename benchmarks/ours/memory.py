@@ -1,10 +1,12 @@
-"""A run's plan of its memory, and what two of its steps then take, in one process."""
+"""A run's plan of its memory, and what its steps then take, in one process."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
+import torch
+from allocations import peak, traced
 from channel import MB, Channel, Memory, versions
 from policies import DTYPES, PACKAGES, policy_of
 from tasks import REWARDS
@@ -14,8 +16,9 @@ from groupwise.config import Config, build
 from groupwise.execution import memory_plan
 from groupwise.models import Adapter, Policy, with_adapter
 from groupwise.models.loading import four_bits
-from groupwise.run import prepare
+from groupwise.run import Prepared, prepare
 from groupwise.types import Prompt
+from groupwise.updates import TorchLearner
 
 
 class Silent:
@@ -30,18 +33,19 @@ class Silent:
 
 def configured(spec: dict[str, Any]) -> Config:
     """Steps in which every completion is as long as it may become and no row is left out."""
+    settings = dict(spec["settings"])
     values = {
         "prompts_per_step": len(spec["prompts"]),
         "group_size": spec["group"],
         "output": spec["folder"],
         "threads": spec["threads"],
-        "model": {"path": spec["model"], **spec["settings"].pop("model", {})},
+        "model": {"path": spec["model"], **settings.pop("model", {})},
         "data": {"max_prompt_tokens": spec["prompt"]},
         "algorithm": {"name": "grpo"},
         "sampling": {"max_tokens": spec["max_tokens"]},
     }
-    skip = {"skip_zero_rows": False, **spec["settings"].pop("update", {})}
-    return build({**values, "update": skip, **spec["settings"]})
+    skip = {"skip_zero_rows": False, **settings.pop("update", {})}
+    return build({**values, "update": skip, **settings})
 
 
 def policy_of_run(config: Config) -> Policy:
@@ -59,6 +63,32 @@ def policy_of_run(config: Config) -> Policy:
     return policy
 
 
+def prepared(config: Config, texts: list[str]) -> Prepared:
+    """A run that is ready for its first step."""
+    return prepare(
+        config.model_copy(update={"prompts_per_step": len(texts)}),
+        progress=Silent(),
+        policy=policy_of_run(config),
+        functions=[REWARDS["checksum"]],
+        prompts=[Prompt(id=str(n), text=text) for n, text in enumerate(texts)],
+        eval_prompts=[],
+    )
+
+
+def held(learner: TorchLearner) -> int:
+    """Bytes that stay from one step to the next."""
+    moments = [v for state in learner.optimizer.adam.state.values() for v in state.values()]
+    tensors = [
+        *learner.model.parameters(),
+        *learner.model.buffers(),
+        *learner.optimizer.masters,
+        *learner.first.values(),
+        *(value for value in moments if isinstance(value, torch.Tensor)),
+    ]
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+    return sum(storages.values())
+
+
 def main() -> None:
     channel = Channel()
     spec = channel.spec
@@ -71,20 +101,21 @@ def main() -> None:
         return {"plan_mb": found.peak / MB, "phase": found.phase, "parts_mb": sizes}
 
     def measured() -> dict[str, Any]:
+        other = {"model": spec["small"], "folder": spec["folder"] + "-small"}
+        small = prepared(configured({**spec, **other}), spec["prompts"][:2])
+        small.trainer.step()  # Libraries load some of their code when they are first used.
+        small.close()
         memory = Memory()
         memory.reset()
-        prompts = [Prompt(id=str(n), text=text) for n, text in enumerate(spec["prompts"])]
-        run = prepare(
-            config,
-            progress=Silent(),
-            policy=policy_of_run(config),
-            functions=[REWARDS["checksum"]],
-            prompts=prompts,
-            eval_prompts=[],
-        )
+        run = prepared(config, spec["prompts"])
         for _ in range(2):
             run.trainer.step()
-        return {"measured_mb": memory.peak()}
+        resident = memory.peak()
+        if torch.cuda.is_available():
+            return {"tensors_mb": resident}
+        before = held(run.trainer.learner)
+        tensors = (before + peak(traced(run.trainer.step))) / MB
+        return {"tensors_mb": tensors, "resident_mb": resident}
 
     channel.serve(
         {"hello": lambda: {"versions": versions(*PACKAGES)}, "plan": plan, "measured": measured}

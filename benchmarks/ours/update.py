@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 import torch
+from allocations import peak, traced
 from channel import Channel, Memory, versions
 from policies import DTYPES, PACKAGES, batch_of, policy_of
 from torch import nn
@@ -157,40 +158,19 @@ class Measured:
         weight = self.backbone.head.weight
         vocab = weight.shape[0]
         others = {weight.numel() * size for size in (2, 4)}
-        activities = [torch.profiler.ProfilerActivity.CPU]
-        with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
-            step = self.update()
-        live, highest, largest = 0, 0, 0
-        held: dict[int, int] = {}
-        for pointer, size in _allocations(profile):
-            if size > 0:
-                rows = size // (2 * vocab)
-                if rows and size % (2 * vocab) == 0 and size not in others:
-                    held[pointer] = size
-                    live += size
-                    highest, largest = max(highest, live), max(largest, size)
-            else:
-                live -= held.pop(pointer, 0)
+        step: dict[str, Any] = {}
+        found = traced(lambda: step.update(self.update()))
+        logits = [
+            (pointer, size)
+            for pointer, size in found
+            if size < 0 or (size % (2 * vocab) == 0 and size not in others)
+        ]
         return {
             **step,
-            "logits_peak_mb": highest / 2**20,
-            "largest_buffer_mb": largest / 2**20,
+            "logits_peak_mb": peak(logits) / 2**20,
+            "largest_buffer_mb": max(size for _, size in logits) / 2**20,
             "whole_logits_mb": len(self.completions) * self.spec["completion"] * vocab * 4 / 2**20,
         }
-
-
-def _allocations(profile: torch.profiler.profile) -> list[tuple[int, int]]:
-    """(address, bytes) of every allocation, and (address, −bytes) of every release, in order."""
-    found: list[tuple[int, int, int]] = []
-    results: Any = profile.profiler.kineto_results  # pyright: ignore
-    waiting = list(results.experimental_event_tree())
-    while waiting:
-        event = waiting.pop()
-        waiting += event.children
-        if "Allocation" in type(event.extra_fields).__name__:
-            fields = event.extra_fields
-            found.append((event.start_time_ns, fields.ptr, fields.alloc_size))
-    return [(pointer, size) for _, pointer, size in sorted(found, key=lambda one: one[0])]
 
 
 def main() -> None:
