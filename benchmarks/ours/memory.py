@@ -83,6 +83,7 @@ def held(learner: TorchLearner) -> int:
         *learner.model.buffers(),
         *learner.optimizer.masters,
         *learner.first.values(),
+        *([] if learner.frozen is None else learner.frozen.parameters()),
         *(value for value in moments if isinstance(value, torch.Tensor)),
     ]
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
