@@ -23,7 +23,7 @@ from groupwise.experiments import Plan, Result, read_plan, read_results
 
 RESULTS = Path(__file__).parent / "results"
 
-NAMES = {"accuracy": "accuracy", "reward": "mean reward"}
+NAMES = {"accuracy": "accuracy", "reward": "reward"}
 """Metrics in words."""
 
 FIGURES = {
