@@ -79,13 +79,13 @@ def place_without_content(model: nn.Module, device: torch.device) -> None:
                 named[name] = made.setdefault(id(old), new)  # pyright: ignore[reportArgumentType]
 
 
-def microbatches(config: Config, *, prompt: int) -> tuple[Pack, bool]:
-    """The largest microbatch of an update, every completion as long as it may become, and whether
-    there are others beside it."""
+def microbatches(config: Config, *, prompt: int) -> list[tuple[Pack, bool]]:
+    """Microbatches of an update, every completion as long as it may become, one of which has the
+    peak: the first, and the largest of those that find gradients of others, as the flag says."""
     group, length = config.group_size, config.sampling.max_tokens
     tokens = config.update.tokens_per_microbatch
     enough = math.ceil(tokens / (prompt + group * length)) + 1
-    prompts = min(math.ceil(config.prompts_per_step / config.update.minibatches), enough)
+    prompts = min(math.ceil(config.prompts_per_step / config.update.minibatches), 2 * enough)
     shape = (prompts * group, length)
     batch = Batch(
         prompts=(torch.zeros(prompt, dtype=torch.long),) * prompts,
@@ -96,8 +96,12 @@ def microbatches(config: Config, *, prompt: int) -> tuple[Pack, bool]:
         advantage=torch.zeros(shape),
         weight=torch.zeros(shape),
     )
-    parts = plan(batch, torch.arange(shape[0]), tokens=tokens)
-    return pack(batch, max(parts, key=len), device=torch.device("cpu")), len(parts) > 1
+    first, *others = plan(batch, torch.arange(shape[0]), tokens=tokens)
+    found = [(first, False)]
+    if others:
+        largest = max(others, key=len)
+        found = [*(found if len(largest) < len(first) else []), (largest, True)]
+    return [(pack(batch, rows, device=torch.device("cpu")), later) for rows, later in found]
 
 
 def update_bytes(

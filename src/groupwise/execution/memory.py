@@ -111,7 +111,7 @@ def memory_plan(config: Config, *, sizes: PretrainedConfig | None = None) -> Mem
     context = getattr(sizes.get_text_config(), "max_position_embeddings", None) or 1 << 30
     longest = config.data.max_prompt_tokens or PROMPT
     prompt = max(1, min(longest, context - config.sampling.max_tokens))
-    laid, several = microbatches(config, prompt=prompt)
+    candidates = microbatches(config, prompt=prompt)
     device = best_device()
     rules = bind(config.algorithm.name, config.algorithm.overrides())
     with torch.device("meta"):
@@ -125,7 +125,10 @@ def memory_plan(config: Config, *, sizes: PretrainedConfig | None = None) -> Mem
         with suppress(*UNPLANNED):
             if config.engine.name != "vllm":  # That has memory of its own.
                 rollout = rollout_bytes(config, model, prompt=prompt, device=device)
-            update = update_bytes(model, laid, several=several, mode=mode, device=device)
+            for laid, several in candidates:
+                found = update_bytes(model, laid, several=several, mode=mode, device=device)
+                update = max(update, found, key=lambda parts: sum(parts.values()))
+                optimizer.adam.zero_grad(set_to_none=True)
     if rollout and config.engine.name == "group":
         rollout["laid-out weights"] = _laid_out(config, model)
     if update and config.model.quantization is not None:
