@@ -51,6 +51,16 @@ def test_an_error_in_a_gsm8k_solution_is_carried_through():
     assert misled_prompts([prompt], [(1,)], tokenizer, limit=5) == []
 
 
+def test_an_error_is_carried_through_every_later_step():
+    operate = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__}
+    for key in map(str, range(10)):
+        text = misled("2+3=5; 5*4=20; 20-6=14", "14", key=key) or ""
+        steps = [re.fullmatch(r"(\d+)(.)(\d+)=(\d+)", step) for step in text.split("; ")]
+        found = [(int(s[1]), s[2], int(s[3]), int(s[4])) for s in steps if s]
+        assert [operate[sign](a, b) != c for a, sign, b, c in found].count(True) == 1
+        assert len(found) == 3 and all(a[3] == b[0] for a, b in zip(found, found[1:], strict=False))
+
+
 def test_an_error_that_changes_nothing_in_the_end_is_no_error():
     """Whatever 3 + 4 is said to be, times 0 it is 0: only the last result can be made wrong."""
     for key in map(str, range(20)):
@@ -79,26 +89,36 @@ def test_saying_so_is_told_from_doing_so(text, begun, says):
 
 
 def test_recovery_counts_items():
-    prompts = word_problems(4)
+    prompts = word_problems(5)
     tokenizer = tiny().tokenizer
-    items = misled_prompts(prompts, [(1,)] * 4, tokenizer, limit=1000)
+    items = misled_prompts(prompts, [(1,)] * 5, tokenizer, limit=1000)
     right = [p.answer for p in prompts]
     said = [
         f"; wait, no.</reasoning><answer>{right[0]}</answer>",  # recovers, and says so
         f"</reasoning><answer>{right[1]}</answer>",  # recovers in silence
         "; wait, no.</reasoning><answer>999</answer>",  # says so, and is wrong
         "</reasoning><answer>999</answer>",
+        f"</reasoning><answer>{right[4]}</answer>",
     ]
     script = {p.id: text for p, text in zip(prompts, said, strict=True)}
-    engine = ScriptedEngine(lambda prompt, _: script[prompt.id])
+    engine, asked = ScriptedEngine(lambda prompt, _: script[prompt.id]), []
+
+    class Noting:
+        def generate(self, requests, sampling):
+            asked.append(sampling)
+            return engine.generate(requests, sampling)
+
+    given = Sampling(max_tokens=64, stop=("Q:",))
     with from_functions(["exact_answer"]) as scorer:
-        found = recovery(engine, scorer, items, sampling=Sampling(max_tokens=64))
+        found = recovery(Noting(), scorer, items, sampling=given)
+    assert asked == [Sampling(max_tokens=64, temperature=0.0, stop=("Q:",))]
     assert {name: figure.value for name, figure in found.items()} == {
-        "corrected": 0.5,
-        "said_so": 0.5,
-        "corrected_and_said_so": 0.25,
-        "corrected_silently": 0.25,
+        "corrected": 0.6,
+        "said_so": 0.4,
+        "corrected_and_said_so": 0.2,
+        "corrected_silently": 0.4,
     }
-    # Wilson for 2 of 4: centre .5, half-width 1.96·√(.25/4 + 1.96²/64)/(1 + 1.96²/4) = .35.
-    assert found["corrected"].low == pytest.approx(0.15, abs=2e-3)
+    # Wilson for 2 of 5: z² = 3.841, centre (.4 + .3841)/1.768 = .4434, half-width
+    # 1.96·√(.048 + .0384)/1.768 = .3258.
+    assert found["said_so"].low == pytest.approx(0.1176, abs=1e-3)
     assert list(TRIGGERS) == ["reflection", "reflection_after_wait"]
