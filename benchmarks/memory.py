@@ -68,7 +68,9 @@ def shrunk(case: Case) -> Case:
 
 def main() -> None:
     default = [name for name in CASES if not name.startswith("gpu-")]
-    options = harness.arguments(__doc__ or "", list(CASES)).parse_args()
+    parser = harness.arguments(__doc__ or "", list(CASES))
+    parser.set_defaults(repeats=1)
+    options = parser.parse_args()
     report = Report("memory", options)
     for name in harness.chosen(options, list(CASES), default):
         say(name)

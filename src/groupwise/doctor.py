@@ -44,7 +44,7 @@ NEEDED = {"torch": (2, 11), "transformers": (5, 17)}
 GAP = 1e-3
 """Largest difference of log-probabilities of sampler and learner that is no finding in float32."""
 
-ROOM, ROOM_ON_CPU = 0.9, 0.65
+ROOM, ROOM_ON_CPU = 0.9, 0.6
 """Share of the free memory that a run may plan for: kernels and allocators need some of their own,
 and the heap of a CPU leaves gaps (benchmarks/memory.py)."""
 
