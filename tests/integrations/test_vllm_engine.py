@@ -9,7 +9,9 @@ import os
 import signal
 import subprocess
 import time
+import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +85,15 @@ def test_the_contract_of_engines(engine: VllmEngine, policy: Policy) -> None:
         contract.check_logprobs(engine, policy)
     group = next(iter(engine.generate(contract.make_requests(1), Sampling(max_tokens=2))))
     assert {one.versions for one in group.completions} == {((0, 2),)}
+
+
+def test_more_prompts_than_fit_into_one_batch_of_tokens(engine: VllmEngine) -> None:
+    """Of a prompt at the end of a full batch only a part would be computed, over which this build
+    ends, as every request has a seed."""
+    requests = [replace(one, tokens=8 * list(one.tokens)) for one in contract.make_requests(64)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # A server that was brought back says so.
+        assert len(list(engine.generate(requests, Sampling(max_tokens=2)))) == 64
 
 
 def test_a_server_killed_while_it_writes(engine: VllmEngine, policy: Policy) -> None:

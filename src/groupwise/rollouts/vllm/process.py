@@ -13,6 +13,8 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import torch
+
 from groupwise.errors import RunError, UsageError
 from groupwise.models import Policy
 from groupwise.rollouts.vllm.contract import Answer, Ask, Gone, VllmSettings, Way, Weights
@@ -160,6 +162,9 @@ def arguments_of(weights: Weights, settings: VllmSettings, max_rows: int) -> lis
     arguments += ["--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"]
     arguments += ["--enable-prefix-caching", "--max-num-seqs", str(max_rows)]
     arguments += ["--gpu-memory-utilization", str(settings.memory_share)]
+    if not torch.accelerator.is_available():
+        # The build for CPUs ends where it computes a part of a prompt and its request has a seed.
+        arguments += ["--no-enable-chunked-prefill"]
     if settings.length is not None:
         arguments += ["--max-model-len", str(settings.length)]
     if settings.sleep:
