@@ -371,7 +371,8 @@ def configuration(
     cut = batches(args)
     check_runs(args)
     every = args.logging_steps if args.logging_steps >= 1 else math.ceil(args.logging_steps * steps)
-    checkpointing = args.activation_checkpointing
+    given = args.activation_checkpointing
+    checkpointing = args.gradient_checkpointing if given is None else given
     variables = table(args, "chat_template_kwargs")
     tokens = {}
     if longest is not None:
@@ -404,9 +405,7 @@ def configuration(
             "update": {
                 "epochs": cut.epochs,
                 "minibatches": cut.minibatches,
-                "gradient_checkpointing": args.gradient_checkpointing
-                if checkpointing is None
-                else checkpointing,
+                "gradient_checkpointing": checkpointing,
                 **tokens,
             },
             # Checkpoints and evaluations are asked for by the callbacks' control.
