@@ -15,6 +15,7 @@ import logging
 import os
 import shutil
 import sys
+import textwrap
 import traceback
 import warnings
 from collections.abc import Sequence
@@ -67,13 +68,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return _failed("interrupted.", INTERRUPTED, debug=debug)
     except WrongUsage as error:
-        return _failed(error.format_message(), UsageError.exit_code, debug=debug)
+        return _failed(_misused(error), UsageError.exit_code, debug=debug)
     except GroupwiseError as error:
         return _failed(str(error), error.exit_code, debug=debug)
     except Exception as error:
         reason = " ".join(str(error).split()) or "no message"
         hint = "" if debug else " (--debug shows where)"
         return _failed(f"{type(error).__name__}: {reason}{hint}", 1, debug=debug)
+
+
+def _misused(error: Any) -> str:
+    """What is wrong with a command line; a setting that was written as an option is shown right."""
+    said = error.format_message()
+    option = getattr(error, "option_name", None)
+    taken = [name for taken in error.ctx.command.params for name in taken.opts] if error.ctx else []
+    if option is None or "--set" not in taken:
+        return said
+    setting = option.lstrip("-").replace("-", "_")
+    return f"{said.rstrip('.')}. Settings of the recipe are written as --set {setting}=VALUE."
 
 
 def _drop_output() -> None:
@@ -281,9 +293,22 @@ reward_app = typer.Typer(help="Look at rewards.", rich_markup_mode=None)
 app.add_typer(reward_app, name="reward")
 
 
-@reward_app.callback()
-def rewards() -> None:
+@reward_app.callback(invoke_without_command=True)
+def rewards(context: typer.Context) -> None:
     """Look at rewards."""
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+@reward_app.command("list")
+def reward_list(json_file: JsonFile = None) -> None:
+    """Print the rewards that a recipe can name, with their settings and what each pays for."""
+    from groupwise.rewards.listing import listing
+
+    found = listing()
+    for name, paid_for in found.items():
+        print(name, *textwrap.wrap(paid_for, 96), sep="\n    ")
+    write_json(json_file, found)
 
 
 @reward_app.command("try")

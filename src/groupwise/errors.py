@@ -13,7 +13,7 @@ traceback to be understood; `--debug` shows one.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 class GroupwiseError(Exception):
@@ -41,13 +41,28 @@ class RunError(GroupwiseError):
     """A run cannot go on; what it had learned so far is in its last checkpoint."""
 
 
-def suggest(name: str, known: Iterable[str]) -> str:
+def suggest(name: str, known: Iterable[str], *, meant: str = "") -> str:
     """`did you mean X? Known: …` for a name that is not among the known ones.
 
+    Case does not count, and of names that are equally near the one of the same letters is meant.
+
+    Args:
+        meant: what was meant, where that is certain and not among the known names.
+
     Example:
-        >>> suggest("gpro", ["grpo", "dapo"])
-        'did you mean grpo? Known: dapo, grpo.'
+        >>> suggest("gpro", ["grpo", "gspo"])
+        'did you mean grpo? Known: grpo, gspo.'
+        >>> suggest("ppo", ["maxrl"])
+        'known: maxrl.'
     """
     names = sorted(known)
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    return (f"did you mean {near[0]}? " if near else "") + f"Known: {', '.join(names) or 'none'}."
+    listed = ", ".join(names) or "none"
+    meant = meant or _nearest(name, names)
+    return f"did you mean {meant}? Known: {listed}." if meant else f"known: {listed}."
+
+
+def _nearest(name: str, names: Sequence[str]) -> str:
+    folded = {known.lower(): known for known in reversed(names)}
+    near = difflib.get_close_matches(name.lower(), folded, n=len(folded) or 1, cutoff=0.5)
+    letters = sorted(name.lower())
+    return folded[max(near, key=lambda known: sorted(known) == letters)] if near else ""

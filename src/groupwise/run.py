@@ -51,7 +51,7 @@ from groupwise.watchdog import Watchdog
 Reward = str | Callable[..., Any]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Run:
     """A finished run.
 
@@ -65,6 +65,11 @@ class Run:
     folder: Path
     model: Any
     tokenizer: PreTrainedTokenizerBase
+
+    def __repr__(self) -> str:
+        """One line: a notebook shows the last value of a cell, and a model prints a page."""
+        config = self.config
+        return f"Run({config.algorithm.name}, {config.steps} steps, in {str(self.folder)!r})"
 
     @property
     def metrics(self) -> list[Metrics]:
@@ -153,6 +158,10 @@ def train(
     Raises:
         UsageError: a setting, file or argument that cannot work; raised before training starts.
     """
+    if not (isinstance(reward, str | Sequence) or callable(reward)):
+        raise UsageError(
+            f"reward = {reward!r}: must be a function, the name of a reward, or a list of those."
+        )
     rewards = [reward] if isinstance(reward, str) or callable(reward) else list(reward)
     named = all(isinstance(item, str) for item in rewards)
     values: dict[str, Any] = {"steps": steps, **settings}

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import Tensor
 
 from groupwise import train
-from groupwise.errors import RunError
+from groupwise.config import build
+from groupwise.errors import RunError, UsageError
 from groupwise.run import Prepared, Run
 from groupwise.stages.sft import save
 from groupwise.types import Batch
@@ -259,6 +260,18 @@ def test_train_returns_the_model_and_its_metrics(tmp_path: Path) -> None:
     assert "Qwen2ForCausalLM, trained on prompts at hand" in card
     assert "Not evaluated" in card and "functions given in Python" in card
     assert run.report().exists()
+
+
+def test_a_run_shows_itself_in_one_line(tmp_path: Path) -> None:
+    run = Run(
+        config=build({"steps": 3, "algorithm": {"name": "grpo"}}),
+        folder=Path("runs/mine"),
+        model=object(),
+        tokenizer=cast(Any, None),
+    )
+    assert repr(run) == "Run(grpo, 3 steps, in 'runs/mine')"
+    with pytest.raises(UsageError, match="reward = 3: must be a function"):
+        train("bundled", "word_problems", cast(Any, 3), output=str(tmp_path / "run"))
 
 
 def test_a_reward_in_trls_form_sees_text_or_messages(tmp_path: Path) -> None:

@@ -135,6 +135,15 @@ def test_a_model_folder_without_tokenizer(
     refused(capsys, given, code=2, says=("model.path", "no tokenizer is there"))
 
 
+def test_a_run_directory_in_place_of_its_model(
+    model: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(model, tmp_path / "before" / "final")
+    given = command(tmp_path / "before", tmp_path / "run", f"data.train={data}")
+    says = ("is a run directory; its model is", str(tmp_path / "before" / "final"))
+    refused(capsys, given, code=2, says=says)
+
+
 def test_a_tokenizer_without_chat_template_or_pad_token_is_used_as_it_is(
     model: Path, data: Path, tmp_path: Path
 ) -> None:

@@ -179,7 +179,7 @@ def test_a_refused_field_accepts_its_default_alone(field: str) -> None:
     [
         ({"loss_type": "dap"}, "did you mean dapo"),
         ({"scale_rewards": "groups"}, "did you mean group"),
-        ({"importance_sampling_level": "word"}, "Known: sequence, token"),
+        ({"importance_sampling_level": "word"}, "known: sequence, token"),
         ({"loss_type": "cispo"}, "every gradient would be multiplied by 0.2"),
         ({"loss_type": "sapo", "epsilon": 0.1}, "'sapo' does not read it"),
         ({"loss_type": "grpo", "entropy_coef": 0.1}, "'grpo' does not read it"),

@@ -13,6 +13,7 @@ import pytest
 
 from groupwise import __version__, errors
 from groupwise.cli import main
+from groupwise.rewards import REWARDS
 
 
 def command(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
@@ -30,6 +31,15 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 0
     shown = capsys.readouterr().out
     assert all(name in shown for name in ("train", "algorithms", "config", "chat"))
+    assert main(["reward"]) == 0 and "try" in capsys.readouterr().out
+
+
+def test_rewards_are_listed_with_their_settings(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reward", "list"]) == 0
+    shown = capsys.readouterr().out
+    assert "exact_answer(style='answer_tag', after='')\n    1 if the answer" in shown
+    assert "reward_model(model=…" in shown  # a setting without a default must be given
+    assert all(f"\n{name}" in f"\n{shown}" for name in REWARDS)
 
 
 @pytest.mark.parametrize(
@@ -38,9 +48,10 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
         (["trian"], "No such command 'trian'"),
         (["config"], "Missing argument"),
         (["config", "word-problems", "--sett", "a=1"], "No such option"),
+        (["config", "word-problems", "--group-size", "4"], "written as --set group_size=VALUE."),
         (["config", "word-problem"], "did you mean word-problems?"),
         (["config", "word-problems", "--set", "group_size=0"], "group_size = 0: must be greater"),
-        (["algorithms", "gpro"], "did you mean"),
+        (["algorithms", "gpro"], "did you mean grpo?"),
         (["chat", "bundled", "--temperature", "-1"], "--temperature"),
         (["config", "word-problems", "--json", "/nowhere/x.json"], "--json = '/nowhere/x.json'"),
     ],

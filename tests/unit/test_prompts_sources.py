@@ -142,7 +142,7 @@ def test_values_that_are_no_text_become_json_answers() -> None:
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        ({}, "data.prompt_column = 'prompt': .* no such column; .*Known: answer, n, question"),
+        ({}, "data.prompt_column = 'prompt': .* no such column; known: answer, n, question"),
         ({"prompt_column": "Question"}, "did you mean question"),
         ({"prompt_column": "question", "answer_column": "anwser"}, "did you mean answer"),
         ({"prompt_column": "question", "id_column": "key"}, "data.id_column = 'key'"),
@@ -178,7 +178,7 @@ def test_wrong_settings_say_what_to_type_instead(settings: dict, text: str) -> N
         ("a.csv", "prompt,answer\na,1\nb\n", r"a.csv:3: must have 2 fields"),
         ("a.csv", "prompt,answer\n", "holds no rows"),
         ("a.parquet", "PAR0", "is not a parquet file"),
-        ("a.txt", "a", r"cannot read files that end in '.txt'; .*Known: .csv, .json"),
+        ("a.txt", "a", r"cannot read files that end in '.txt'; known: .csv, .json"),
     ],
 )
 def test_files_that_cannot_be_used(tmp_path: Path, name: str, content: str, text: str) -> None:
@@ -203,6 +203,16 @@ def test_a_missing_file_is_missed_by_name(tmp_path: Path) -> None:
         load_prompts(str(tmp_path / "trian.jsonl"))
     with pytest.raises(UsageError, match="folder .* does not exist"):
         load_prompts(str(tmp_path / "nowhere" / "train.jsonl"))
+    with pytest.raises(UsageError, match="'word-problems': no such file; did you mean word_prob"):
+        load_prompts("word-problems")
+
+
+def test_the_current_folder_is_called_this_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match="no such file; this folder holds no data files"):
+        load_prompts("train.jsonl")
 
 
 def test_a_hub_name_that_cannot_be_loaded_is_a_usage_error(monkeypatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import gzip
 import hashlib
 import json
@@ -367,6 +368,28 @@ def test_samples_are_the_first_prompts_of_the_evaluation(tmp_path):
     page = page_of([run_of(samples=samples)], tmp_path)
     assert "said 0 at 0" in page and "said 0 at 20" in page
     assert "said 4 at 0" not in page
+
+
+def test_a_reward_that_does_not_say_what_is_right_gets_no_mark(tmp_path):
+    sample = {"step": 20, "prompt": {"id": "h", "text": "?"}, "text": "said", "correct": None}
+    magnified = {
+        "prompt": {"text": "?"},
+        "completions": [
+            {"text": "paid", "reward": 0.7, "correct": None},
+            {"text": "lost", "reward": None, "correct": None, "status": "error"},
+        ],
+        "advantages": {},
+    }
+    page = page_of([run_of(samples=[sample])], tmp_path, magnified=magnified)
+    assert page.count('title="not judged">?</span>') == 1
+    assert '<div class="verdict"><b>0.7</b></div>' in page
+
+
+def test_one_evaluation_is_no_before_and_after(tmp_path):
+    assert "Before and after" in page_of([run_of()], tmp_path)
+    run = run_of()
+    page = page_of([dataclasses.replace(run, evaluations=run.evaluations[1:])], tmp_path)
+    assert "Before and after" not in page and "<h2>After training</h2>" in page
 
 
 def test_a_run_without_anything_still_has_a_page(tmp_path):

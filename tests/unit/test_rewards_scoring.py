@@ -133,7 +133,7 @@ def test_an_optional_part_that_is_none_does_not_apply() -> None:
     parts = [RewardPart(name="tag_count"), RewardPart(name="exact_answer", optional=True)]
     scores = scored(build_scorer(parts), group("<think>\n", answer=None))
     assert scores.total.item() == 0.25 and math.isnan(scores.parts["exact_answer"].item())
-    with pytest.raises(RewardError, match="exact_answer: cannot be judged"):
+    with pytest.raises(RewardError, match="exact_answer: the row has no answer"):
         scored(build_scorer([RewardPart(name="exact_answer")]), group("5", answer=None))
 
 
@@ -219,8 +219,21 @@ def test_forms_that_do_not_fit() -> None:
         from_functions([5])  # type: ignore[list-item]
     with pytest.raises(UsageError, match="at least one"):
         build_scorer([])
-    with pytest.raises(RewardError, match="the row has no 'level'.*columns|no 'level'"):
+    for nothing in (lambda: 1.0, lambda *given: 1.0):
+        with pytest.raises(UsageError, match="must take `group`"):
+            from_functions(nothing)
+    with pytest.raises(RewardError, match="the row has no 'level', and it is no name"):
         scored(from_functions(lambda text, level: 1.0), group("a"))
+    with pytest.raises(RewardError, match="did you mean completions?"):
+        scored(from_functions(lambda text, completion: 1.0), group("a"))
+
+
+def test_a_row_without_the_answer_that_a_reward_needs_is_told_so() -> None:
+    nameless = group("a", answer=None)
+    with pytest.raises(RewardError, match="right: the row has no answer; data.answer_column"):
+        scored(from_functions(right), nameless)
+    with pytest.raises(RewardError, match="<lambda>: cannot be judged"):
+        scored(from_functions(lambda text: None), nameless)
 
 
 def test_a_marked_function_defines_correctness() -> None:

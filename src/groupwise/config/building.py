@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -20,6 +20,22 @@ WANTED = {
     "string_too_short": "must not be empty",
 }
 """What must hold, for the kinds of error whose own words speak of Python."""
+
+OTHER_NAMES = {
+    "batch_size": "prompts_per_step",
+    "beta": "algorithm.divergence.coefficient",
+    "epsilon": "algorithm.surrogate.low",
+    "epsilon_high": "algorithm.surrogate.high",
+    "loss_type": "algorithm.name",
+    "lr": "optimizer.learning_rate",
+    "max_completion_length": "sampling.max_tokens",
+    "max_new_tokens": "sampling.max_tokens",
+    "max_steps": "steps",
+    "num_generations": "group_size",
+    "num_iterations": "update.epochs",
+    "output_dir": "output",
+}
+"""Where a setting is that others know by another name."""
 
 
 def build(values: Mapping[str, Any]) -> Config:
@@ -62,9 +78,34 @@ def _explained(error: ValidationError, model: type[BaseModel]) -> str:
     if problem["type"] == "extra_forbidden":
         *section, key = problem["loc"]
         known = _section_at(section, model).model_fields
-        return f"{where} = {value}: no such setting; {suggest(str(key), known)}"
+        hint = suggest(str(key), known, meant=" or ".join(_elsewhere(str(key), model)))
+        return f"{where} = {value}: no such setting; {hint}"
     wanted = WANTED.get(problem["type"]) or problem["msg"].replace("Input should", "must")
     return f"{where} = {value}: {wanted[0].lower()}{wanted[1:]}."
+
+
+def _elsewhere(key: str, model: type[BaseModel]) -> list[str]:
+    """Where the setting is that was looked for in the wrong section, or under a name from TRL."""
+    paths = [path for path in _paths(model) if path.rpartition(".")[2] == key]
+    if not paths and model is Config and key in OTHER_NAMES:
+        paths = [OTHER_NAMES[key]]
+    return paths if len(paths) <= 2 else []
+
+
+def _paths(section: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """The dotted path of every setting outside of lists, of a section and of those inside it."""
+    for name, described in section.model_fields.items():
+        inner = _section_in(described.annotation)
+        if inner is None or typing.get_origin(described.annotation) is tuple:
+            yield f"{prefix}{name}"
+        else:
+            yield from _paths(inner, f"{prefix}{name}.")
+
+
+def _section_in(annotation: Any) -> type[BaseModel] | None:
+    """The section that a field holds, may hold, or holds a list of; None for a plain value."""
+    options = (annotation, *typing.get_args(annotation))
+    return next((o for o in options if isinstance(o, type) and issubclass(o, BaseModel)), None)
 
 
 def _shown(step: int | str) -> str:
@@ -81,7 +122,6 @@ def _section_at(steps: list[int | str], section: type[BaseModel]) -> type[BaseMo
     for step in steps:
         if isinstance(step, int):
             continue
-        annotation = section.model_fields[step].annotation
-        options = (annotation, *typing.get_args(annotation))
-        section = next(o for o in options if isinstance(o, type) and issubclass(o, BaseModel))
+        inner = _section_in(section.model_fields[step].annotation)
+        section = section if inner is None else inner
     return section

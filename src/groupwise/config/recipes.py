@@ -174,7 +174,9 @@ def _index(values: Any, step: str, *, where: str) -> int:
     if not isinstance(values, list):
         raise UsageError(f"--set {where}: {step!r} follows a setting that is not a section.")
     if not step.isdecimal() or int(step) >= len(values):
-        raise UsageError(f"--set {where}: {step!r} must be a number from 0 to {len(values) - 1}.")
+        wanted = f"must be a number from 0 to {len(values) - 1}" if values else "is beyond the end"
+        what = "" if step.isdecimal() else ", a place in a list"
+        raise UsageError(f"--set {where}: {step!r} {wanted}{what}.")
     return int(step)
 
 

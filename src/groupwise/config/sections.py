@@ -382,7 +382,7 @@ class WarmupSection(Section):
 class Config(Section):
     """A whole run."""
 
-    steps: Whole = 100
+    steps: Count = 100
     """Batches of rollouts to train on."""
     seed: Whole = 0
     """Everything random in the run follows from it."""

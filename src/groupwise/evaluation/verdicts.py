@@ -138,8 +138,8 @@ def compare(
         ...     return CurveSummary(area=.5, steps_to_threshold=steps, reached=True, final=final,
         ...                         oscillation=.0, draw_down=.0)
         >>> runs = {"a": {0: run(20.0, .9)}, "b": {0: run(30.0, .8)}}
-        >>> print(compare(runs, against="b", threshold=.6).verdicts[0])
-        One seed is an illustration, not a comparison: a ended at 90 %, b at 80 % (accuracy).
+        >>> print(compare(runs, against="b", threshold=.6).verdicts[0].partition(": ")[2])
+        a ended at 90 %, b at 80 % (training accuracy, mean of the last tenth).
 
     Source: paired Student t and Holm 1979; the rule that claims follow intervals.
     """
@@ -372,7 +372,8 @@ def _illustration(curves: Curves, seed: int, found: Comparison, axis: str) -> tu
         for name, runs in curves.items()
     ]
     return (
-        f"One seed is an illustration, not a comparison: {', '.join(ends)} ({metric}).",
+        f"One seed is an illustration, not a comparison: {', '.join(ends)} (training {metric}, "
+        "mean of the last tenth).",
         f"{level} was reached by {', '.join(reached)}. Another seed may order them otherwise.",
     )
 

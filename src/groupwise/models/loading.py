@@ -129,6 +129,10 @@ def _check_folder(path: str | Path, place: str) -> None:
     folder = Path(place)
     if not folder.exists():
         check_on_hub(place)
+    if (folder / "final" / "config.json").exists():
+        raise UsageError(
+            f"model.path = {str(path)!r}: is a run directory; its model is {Path(path) / 'final'}."
+        )
     if folder.exists() and not (folder / "config.json").exists():
         raise UsageError(
             f"model.path = {str(path)!r}: the folder has no config.json, so it is no model folder."

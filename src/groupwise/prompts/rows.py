@@ -41,7 +41,8 @@ def read_rows(source: str, *, split: str = "train", subset: str | None = None) -
         hint = f"the folder {path.parent} does not exist either."
         if path.parent.is_dir():
             near = [p.name for p in path.parent.iterdir() if _READERS.keys() & {*p.suffixes}]
-            hint = suggest(path.name, near) if near else f"{path.parent} holds no data files."
+            place = "this folder" if path.parent == Path() else str(path.parent)
+            hint = suggest(path.name, near) if near else f"{place} holds no data files."
         raise UsageError(f"data = {source!r}: no such file; {hint}")
     else:
         rows = _from_hub(source, split, subset)

@@ -94,6 +94,10 @@ def load_prompts(
         raise UsageError(f"data.limit = {limit}: must be at least 1.")
     if isinstance(source, str) and source.partition(":")[0] in GENERATORS:
         return _generate(source, split=split, count=limit or GENERATED, seed=seed)
+    if isinstance(source, str) and not Path(source).exists():
+        meant = source.replace("-", "_").lower()
+        if meant.partition(":")[0] in GENERATORS:
+            raise UsageError(f"data = {source!r}: no such file; did you mean {meant}?")
     if isinstance(source, str | Path):
         where, given = str(source), read_rows(str(source), split=split, subset=subset)
     else:

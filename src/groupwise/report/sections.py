@@ -80,8 +80,9 @@ def results(table: FigureTable, labels: Sequence[str]) -> str:
     if several:
         how = "Student's t over seeds; over problems for one seed or where all seeds agree"
     axis = '<th scope="col" class="plot"><div><i>0</i><i>50</i><i>100 %</i></div></th>'
+    title = "Before and after" if "base" in table.models else "After training"
     return (
-        '<section id="results"><h2>Before and after</h2><div class="scroll"><table class="results">'
+        f'<section id="results"><h2>{title}</h2><div class="scroll"><table class="results">'
         f"<thead><tr><td></td>{heads}{axis}</tr></thead><tbody>{body}</tbody></table></div>"
         f'<p class="note">Shares in percent with 95 % intervals ({how}).</p></section>'
     )
@@ -294,7 +295,7 @@ def _advantage(name: str, value: object, scale: float, labels: Sequence[str]) ->
 
 def _judged(completion: Row) -> str:
     """Right or wrong, the reward, and the parts of the reward."""
-    reward, correct = number(completion.get("reward")), completion.get("correct")
+    reward = number(completion.get("reward"))
     status = str(completion.get("status") or "ok")
     given = completion.get("parts")
     parts = "".join(
@@ -302,15 +303,18 @@ def _judged(completion: Row) -> str:
         for name, part in (given.items() if isinstance(given, Mapping) else ())
         if number(part) is not None
     )
-    mark = _tick(correct if status == "ok" else None)
     value = escaped(status) if reward is None or status != "ok" else f"{reward:g}"
-    return f"{mark}<b>{value}</b>{parts}"
+    return f"{_tick(completion)}<b>{value}</b>{parts}"
 
 
-def _tick(correct: object) -> str:
+def _tick(answer: Row) -> str:
+    """Right, wrong or not judged; nothing where the reward does not say what is right."""
+    correct = answer.get("correct")
     value = float(correct) if isinstance(correct, bool) else number(correct)
-    if value is None:
+    if (answer.get("status") or "ok") != "ok":
         return '<span class="unknown" title="not judged">?</span>'
+    if value is None:
+        return ""
     if value >= 0.5:
         return '<span class="right" title="right">✓</span>'
     return '<span class="wrong" title="wrong">✗</span>'
@@ -336,7 +340,7 @@ def _answers(run: RunData, *, last: bool) -> dict[str, Row]:
 def _spoken(name: str, sample: Row, labels: Sequence[str]) -> str:
     return (
         f'<div class="{accent(labels, name)}"><h3><i></i>{escaped(name)} '
-        f"{_tick(sample.get('correct'))}</h3>"
+        f"{_tick(sample)}</h3>"
         f'<div class="text">{escaped(sample.get("text", ""))}</div></div>'
     )
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from groupwise.errors import UsageError
+from groupwise.errors import UsageError, suggest
 from groupwise.registry import Part
 from groupwise.rewards.contract import GROUP_DATA, REWARDS, SAMPLE_DATA, Trait, traits
 
@@ -62,7 +62,11 @@ class Named:
             if data.get(name) is None:
                 if name in ("answer", "solution", "correct"):
                     return None if not self.whole_group else [None] * _count(data)
-                raise MissingData(f"the row has no {name!r}")
+                known = (*SAMPLE_DATA, *GROUP_DATA, "completions")
+                raise MissingData(
+                    f"the row has no {name!r}, and it is no name of what a reward is given; "
+                    + suggest(name, known)
+                )
         given = {name: data[name] for name in self.names if name in data}
         return self.function(**given, **self.settings)
 
@@ -177,9 +181,10 @@ def adapted(function: Callable[..., Any]) -> Callee:
     parameters = list(inspect.signature(function).parameters.values())
     names = [p.name for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
     needed = [p for p in parameters if p.default is p.empty and p.name in names]
-    if "completions" in names or "prompts" in names or not names:
+    open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    if "completions" in names or "prompts" in names or (open_ended and not names):
         return Trl(function=function)
-    if names[0] == "group" and len(needed) == 1:
+    if names[:1] == ["group"] and len(needed) == 1:
         return Whole(function=function)
     data = [p for p in parameters if p.kind is not p.KEYWORD_ONLY and p.name in names]
     if not any(p.name in SAMPLE_DATA + GROUP_DATA for p in data):

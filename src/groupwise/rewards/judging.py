@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from groupwise.errors import RewardError
+from groupwise.rewards.adapters import MissingData
 from groupwise.rewards.combine import Combination
 from groupwise.rewards.contract import GroupScore, as_correct
 
@@ -110,7 +111,7 @@ def run(parts: Sequence[Compiled], call: Call, *, first: bool = False) -> Outcom
         start = time.perf_counter()
         try:
             returned = part.callee(data)
-            outcome = check(part, returned, len(call.indices), first=first)
+            outcome = check(part, returned, call, first=first)
         except Exception as error:
             outcome = failed(part, error)
         seconds[part.label] = time.perf_counter() - start
@@ -131,7 +132,7 @@ async def run_async(part: Compiled, call: Call, *, first: bool = False) -> Outco
         returned = part.callee(call.data)
         if inspect.isawaitable(returned):
             returned = await returned
-        outcome = check(part, returned, len(call.indices), first=first)
+        outcome = check(part, returned, call, first=first)
     except Exception as error:
         outcome = failed(part, error)
     spent = {part.label: time.perf_counter() - start}
@@ -144,17 +145,18 @@ def failed(part: Compiled, error: Exception) -> Outcome:
         return Outcome(failure=("contract", str(error)))
     if isinstance(error, MemoryError):
         return Outcome(failure=("error", f"{part.label}: out of memory"))
-    return Outcome(failure=("error", f"{part.label}: {type(error).__name__}: {error}"[:500]))
+    said = str(error) if isinstance(error, MissingData) else f"{type(error).__name__}: {error}"
+    return Outcome(failure=("error", f"{part.label}: {said}"[:500]))
 
 
-def check(part: Compiled, returned: Any, count: int, *, first: bool = False) -> Outcome:
+def check(part: Compiled, returned: Any, call: Call, *, first: bool = False) -> Outcome:
     """The values that a part returned, as floats, or what is wrong with them.
 
     Raises:
         ContractError: not one value per completion.
     """
     checked: list[float | None] = []
-    for item in _items(part, returned, count):
+    for item in _items(part, returned, len(call.indices)):
         try:
             value = None if item is None else float(item)
         except (TypeError, ValueError):
@@ -164,8 +166,16 @@ def check(part: Compiled, returned: Any, count: int, *, first: bool = False) -> 
             return Outcome(failure=("error", f"{part.label}: returned {value}"))
         checked.append(value)
     lost = not part.whole_group and checked[0] is None and not (part.optional or first)
-    failure = ("unjudgeable", f"{part.label}: cannot be judged") if lost else None
+    failure = ("unjudgeable", _unjudged(part, call)) if lost else None
     return Outcome(values={part.label: checked}, failure=failure)
+
+
+def _unjudged(part: Compiled, call: Call) -> str:
+    """What is said of a completion for which a part has no value."""
+    asked = {"answer", "solution"} & getattr(part.callee, "required", frozenset())
+    if any(call.data.get(name) is None for name in asked):
+        return f"{part.label}: the row has no answer; data.answer_column names its column"
+    return f"{part.label}: cannot be judged"
 
 
 def _items(part: Compiled, returned: Any, count: int) -> Sequence[Any]:
@@ -250,7 +260,7 @@ def _record(
             if part.verifies and value is not None and correct[place] is None:
                 correct[place] = as_correct(value)
             if part.whole_group and value is None and not (part.optional or first):
-                failures[place] = ("unjudgeable", f"{part.label}: cannot be judged")
+                failures[place] = ("unjudgeable", _unjudged(part, call))
     if outcome.failure is not None:
         if outcome.failure[0] == "contract":
             raise RewardError(outcome.failure[1])

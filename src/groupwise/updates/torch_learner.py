@@ -17,7 +17,6 @@ from groupwise.errors import RunError, UsageError
 from groupwise.models import (
     Backbone,
     Policy,
-    differentiable_products,
     groupwise_attention,
     is_adapted,
     save_policy,
@@ -69,9 +68,9 @@ class TorchLearner:
         self.temperature = temperature or 1.0
         self.skip_inert_rows = skip_inert_rows
         if gradient_checkpointing:
-            self.model.gradient_checkpointing_enable(
-                gradient_checkpointing_kwargs={"use_reentrant": False}
-            )
+            # The newer name of the same; where a model has both, the older one warns.
+            older = self.model.gradient_checkpointing_enable
+            getattr(self.model, "activation_checkpointing_enable", older)({"use_reentrant": False})
         if reference == "adapter" and not is_adapted(self.model):
             raise UsageError(
                 "model.reference = 'adapter': the model has no adapter to go back to; use 'frozen'."
@@ -106,8 +105,7 @@ class TorchLearner:
         rows = batch.mask.any(1).nonzero().squeeze(-1)
         training = self.model.training
         self.model.eval()
-        # The same products as in an update, so that no ratio differs from 1 by their rounding.
-        with torch.no_grad(), as_it_began, differentiable_products(backbone.model):
+        with torch.no_grad(), as_it_began:
             for part in plan(batch, rows, tokens=self.tokens_per_microbatch):
                 packed = self._laid_out(batch, part)
                 logp, _ = self._forward(packed, backbone, batch, entropy=False)
@@ -151,7 +149,7 @@ class TorchLearner:
         learning_mode(self.model)
         # Around the backward pass as well: gradient checkpointing runs the layers again there.
         attention = groupwise_attention(self.backbone.model) if self.packs else nullcontext()
-        with attention, differentiable_products(self.model):
+        with attention:
             for part in plan(batch, rows, tokens=self.tokens_per_microbatch):
                 packed = self._laid_out(batch, part)
                 logp, h = self._forward(packed, self.backbone, batch, entropy=entropy)

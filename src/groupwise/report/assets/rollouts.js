@@ -24,6 +24,9 @@ function groupsOf(data) {
 const isRight = (data, i) => data.correct[i] !== null && data.correct[i] >= 0.5;
 const judged = (data, i) => data.strings[data.status[i]] === "ok" && data.reward[i] !== null;
 
+// Of a reward that only pays, nobody says which answers are right.
+const told = (data, i) => data.correct[i] !== null;
+
 const FILTERS = {
   "all groups": () => true,
   "right and wrong": (d, g) => { const n = rightIn(d, g); return n > 0 && n < g.count; },
@@ -32,6 +35,8 @@ const FILTERS = {
   "cut off": (d, g) => some(g, (i) => d.strings[d.finish[i]] === "length"),
   "not judged": (d, g) => some(g, (i) => !judged(d, i)),
 };
+
+const ABOUT_RIGHT = ["right and wrong", "all right", "none right"];
 
 function some(group, test) {
   for (let i = group.first; i < group.first + group.count; i++) if (test(i)) return true;
@@ -89,7 +94,10 @@ function controls(place, view, state, update) {
   });
   const filter = html("select");
   filter.setAttribute("aria-label", "Filter groups");
-  for (const key of Object.keys(FILTERS)) filter.append(html("option", "", key));
+  const anyTold = data.correct.some((value) => value !== null);
+  for (const key of Object.keys(FILTERS)) {
+    if (anyTold || !ABOUT_RIGHT.includes(key)) filter.append(html("option", "", key));
+  }
   filter.addEventListener("change", () => update({ filter: filter.value }));
   const search = html("input");
   Object.assign(search, { type: "search", placeholder: "Search all steps…" });
@@ -181,8 +189,15 @@ function groupCard(mates, view, state) {
 
 function groupHead(group, view) {
   const head = html("h3"), label = view.runs[group.run].label;
-  head.append(html("i"), `${label} `, html("small", "", `${rightIn(view.data, group)} of ${group.count} right`));
+  head.append(html("i"), `${label} `, html("small", "", summaryOf(view.data, group)));
   return head;
+}
+
+function summaryOf(data, group) {
+  if (some(group, (i) => told(data, i))) return `${rightIn(data, group)} of ${group.count} right`;
+  const rewards = data.reward.slice(group.first, group.first + group.count).filter((value) => value !== null);
+  if (!rewards.length) return "not judged";
+  return `mean reward ${shortNumber(rewards.reduce((sum, value) => sum + value, 0) / rewards.length, false)}`;
 }
 
 function largestIn(data, group) {
@@ -241,8 +256,8 @@ function sampleRow(data, i, largest, colour) {
   const row = html("li", "sample");
   const side = html("div", "verdict");
   const ok = judged(data, i), right = isRight(data, i);
-  const unknown = !ok || data.correct[i] === null;
-  side.append(html("span", unknown ? "unknown" : right ? "right" : "wrong", unknown ? "?" : right ? "✓" : "✗"));
+  if (!ok) side.append(html("span", "unknown", "?"));
+  else if (told(data, i)) side.append(html("span", right ? "right" : "wrong", right ? "✓" : "✗"));
   side.append(html("b", "", ok ? shortNumber(data.reward[i], false) : data.strings[data.status[i]]));
   for (const [name, value] of data.parts[data.part[i]]) {
     if (value !== null) side.append(html("small", "", `${name} ${shortNumber(value, false)}`));
