@@ -28,4 +28,6 @@ def main(train: str, test: str, *settings: str):
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 3:
+        sys.exit("usage: python examples/gsm8k.py TRAIN.jsonl TEST.jsonl [SETTING=VALUE ...]")
     main(*sys.argv[1:])

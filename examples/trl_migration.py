@@ -2,10 +2,10 @@
 
 It was `from trl import GRPOConfig, GRPOTrainer`. Everything else is as TRL has it: the data set
 with a column `prompt`, the reward functions with `completions`, columns and **kwargs, the settings,
-the callback, `trainer.state.log_history`. The model is the small one that ships with groupwise, so
-that the script runs in a minute on a CPU; put a hub name in its place.
+the callback, `trainer.state.log_history`. The model is the one that ships with groupwise; put a hub
+name in its place. So small a model is fastest on one thread, most of all on a busy CPU.
 
-    python examples/trl_migration.py [STEPS] [FOLDER]
+    OMP_NUM_THREADS=1 python examples/trl_migration.py [STEPS] [FOLDER]
 """
 
 import re

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from groupwise.cli import main
-from groupwise.config import packaged
+from groupwise.config import load, packaged
+from groupwise.run import make_scorer
+from groupwise.types import Completion, Group, Prompt
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -30,9 +32,24 @@ def test_the_first_example_runs_and_learns(tmp_path: Path) -> None:
         assert Path(tmp_path / done.stdout.split()[-1]).is_file()
 
 
+def test_the_recipe_shown_is_whole(tmp_path: Path) -> None:
+    (block,) = re.findall(r"```toml\n(.*?)```", README, flags=re.DOTALL)
+    (tmp_path / "my-recipe.toml").write_text(block, encoding="utf-8")
+    config = load(tmp_path / "my-recipe.toml")
+    assert config.data.system is not None and config.data.system.endswith("\\boxed{}.")
+    assert make_scorer(config).submit(judged("It is \\boxed{10}.")).result().total == [1.0]
+
+
+def judged(text: str) -> Group:
+    """One answer to a prompt whose reference answer is 10."""
+    prompt = Prompt(id="p", text="4 + 6?", answer="10")
+    answer = Completion(tokens=[1], mask=[True], logprobs=[0.0], text=text, finish="stop")
+    return Group(prompt=prompt, prompt_tokens=[1], completions=(answer,))
+
+
 def test_every_command_named_exists(capsys: pytest.CaptureFixture[str]) -> None:
-    named = set(re.findall(r"(?:`|\$ )groupwise ([a-z]+(?: try)?)\b", README))
-    assert {"train", "eval", "demo", "reward try"} <= named
+    named = set(re.findall(r"(?:`|\$ )groupwise ([a-z]+(?: try| list)?)\b", README))
+    assert {"train", "eval", "demo", "reward try", "reward list"} <= named
     for command in sorted(named):
         assert main([*command.split(), "--help"]) == 0, command
         capsys.readouterr()
