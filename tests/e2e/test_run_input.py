@@ -224,8 +224,10 @@ def test_a_reward_with_the_wrong_number_of_values(tmp_path: Path) -> None:
 
 
 def test_a_reward_of_no_accepted_form(tmp_path: Path) -> None:
-    with pytest.raises(RewardError, match="must return one value per completion, got float"):
+    with pytest.raises(UsageError, match="must take `group`, or TRL's `completions`, or"):
         run_with(lambda: 1.0, tmp_path)
+    with pytest.raises(RewardError, match="must return one value per completion, got float"):
+        run_with(lambda group: 1.0, tmp_path)
 
 
 def test_a_reward_that_breaks_later_leaves_a_checkpoint(tmp_path: Path) -> None:
