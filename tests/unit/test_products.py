@@ -4,7 +4,6 @@ is as before after them."""
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 import pytest
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from engine_contract import make_requests
-from groupwise.models import Policy, differentiable_products, laid_out_weights, product
+from groupwise.models import Policy, laid_out_weights, product
 from groupwise.models import products as module
 from groupwise.rollouts import GroupEngine
 from groupwise.stages.base_model import small_policy
@@ -39,9 +38,6 @@ def layers(dtype: torch.dtype = torch.float32) -> nn.Sequential:
 
 def laid_out(model: nn.Module) -> AbstractContextManager[None]:
     return laid_out_weights(model, rows=64)
-
-
-FAST = [laid_out, differentiable_products]
 
 
 def gap(found: Tensor, wanted: Tensor) -> float:
@@ -106,7 +102,7 @@ def test_weights_are_laid_out_anew_for_every_block() -> None:
 
 def test_a_model_is_as_before_after_an_error() -> None:
     model = layers()
-    with pytest.raises(KeyError), laid_out(model), differentiable_products(model):
+    with pytest.raises(KeyError), laid_out(model):
         raise KeyError
     assert not any("forward" in vars(layer) for layer in model)
 
@@ -118,69 +114,34 @@ def test_weights_beyond_the_room_stay_what_they_are(monkeypatch: pytest.MonkeyPa
         assert [("forward" in vars(layer)) for layer in model] == [True, False, False, False]
 
 
-def test_gradients_are_those_of_pytorch() -> None:
-    model, x = layers(), numbers(3, 40, 256).requires_grad_()
-    grads = []
-    for fast in (False, True):
-        model.zero_grad()
-        x.grad = None
-        if fast:
-            with differentiable_products(model):
-                assert "forward" in vars(model[0])
-                loss = model(x).square().sum()
-        else:
-            loss = model(x).square().sum()
-        loss.backward()
-        grads.append([x.grad, *(p.grad for p in model.parameters())])
-    for plain, fast in zip(*grads, strict=True):
-        assert gap(fast, plain) < 1e-5
-
-
-def test_a_frozen_weight_gets_no_gradient_and_its_input_does() -> None:
-    model, x = layers().requires_grad_(requires_grad=False), numbers(3, 256).requires_grad_()
-    with differentiable_products(model):
-        model(x).sum().backward()
-    assert x.grad is not None and x.grad.abs().sum() > 0
-    assert all(p.grad is None for p in model.parameters())
-
-
-@pytest.mark.parametrize("fast", FAST)
 @pytest.mark.parametrize("shape", [(256,), (0, 256), (1, 256), (2, 0, 256), (2, 3, 4, 256)])
-def test_inputs_of_every_shape(
-    fast: Callable[[nn.Module], AbstractContextManager[None]], shape: tuple[int, ...]
-) -> None:
+def test_inputs_of_every_shape(shape: tuple[int, ...]) -> None:
     model, x = layers()[:1], numbers(*shape).requires_grad_()
     plain = model(x)
     plain.sum().backward()
     wanted, x.grad = x.grad, None
-    with torch.no_grad(), fast(model):
+    with torch.no_grad(), laid_out(model):
         torch.testing.assert_close(model(x), plain, atol=1e-5, rtol=1e-5)
-    with fast(model):
+    with laid_out(model):
         model(x).sum().backward()
     torch.testing.assert_close(x.grad, wanted, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("fast", FAST)
-def test_inputs_that_are_views(
-    fast: Callable[[nn.Module], AbstractContextManager[None]],
-) -> None:
+def test_inputs_that_are_views() -> None:
     model = layers()[:1]
     for x in (numbers(256, 9).t(), numbers(9, 512)[:, ::2], numbers(256).expand(9, -1)):
         assert not x.is_contiguous()
         with torch.no_grad():
             wanted = model(x)
-            with fast(model):
+            with laid_out(model):
                 torch.testing.assert_close(model(x), wanted, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("fast", FAST)
 @pytest.mark.parametrize("x", [numbers(3, 255), numbers(3, 256).double(), numbers(3, 256).half()])
-def test_what_pytorch_refuses_is_refused(
-    fast: Callable[[nn.Module], AbstractContextManager[None]], x: Tensor
-) -> None:
+def test_what_pytorch_refuses_is_refused(x: Tensor) -> None:
     model = layers()[:1]
     for recorded in (False, True):
-        with torch.set_grad_enabled(recorded), fast(model), pytest.raises(RuntimeError):
+        with torch.set_grad_enabled(recorded), laid_out(model), pytest.raises(RuntimeError):
             model(x)
 
 
@@ -188,7 +149,7 @@ def test_autocast_works_as_before() -> None:
     model, x = layers(), numbers(3, 256)
     with torch.autocast("cpu", torch.bfloat16):
         wanted = model(x)
-        with differentiable_products(model):
+        with laid_out(model):
             found = model(x)
             found.float().square().sum().backward()
     assert gap(found.detach(), wanted.detach()) < 2e-2
@@ -205,21 +166,24 @@ def test_layers_that_only_look_plain_stay_what_they_are() -> None:
     model = layers()
     model[0].weight = nn.Parameter(model[0].weight.detach().as_subclass(Packed))
     assert type(model[0].weight) is Packed
-    for fast in FAST:
-        with fast(model):
-            assert [("forward" in vars(layer)) for layer in model] == [False, False, True, False]
+    with laid_out(model):
+        assert [("forward" in vars(layer)) for layer in model] == [False, False, True, False]
 
 
-@pytest.mark.parametrize("learns", [True, False])
-@pytest.mark.parametrize("moves", [True, False])
-def test_what_no_gradient_needs_is_not_held(learns: bool, moves: bool) -> None:
-    """As in PyTorch: the input for the weight's gradient, the weight for the input's."""
-    layer, x = nn.Linear(256, 384).requires_grad_(learns), numbers(5, 256).requires_grad_(moves)
-    held: list[Tensor] = []
-    hooks = torch.autograd.graph.saved_tensors_hooks(lambda t: held.append(t) or t, lambda t: t)
-    with differentiable_products(layer), hooks:
-        layer(x)
-    assert [t.shape for t in held] == [*[x.shape] * learns, *[layer.weight.shape] * moves]
+@pytest.mark.parametrize(
+    ("given", "computed"), [(0, 0), (1, 16), (16, 16), (17, 32), (128, 128), (129, 256)]
+)
+def test_few_numbers_of_rows_are_computed(given: int, computed: int) -> None:
+    """oneDNN keeps a kernel of half a megabyte for each."""
+    assert module._round(given) == computed
+
+
+def test_more_rows_than_were_asked_for_are_left_to_pytorch() -> None:
+    model, x = layers()[:1], numbers(65, 256)
+    with torch.no_grad():
+        wanted = model(x)
+        with laid_out(model):
+            assert torch.equal(model(x), wanted)
 
 
 def policy() -> Policy:

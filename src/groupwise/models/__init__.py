@@ -11,7 +11,6 @@ from groupwise.models.backbone import Backbone, head_product, unsupported
 from groupwise.models.loading import load_policy, with_adapter
 from groupwise.models.policy import Policy, make_policy, save_policy, without_bars
 from groupwise.models.products import (
-    differentiable_products,
     laid_out_layers,
     laid_out_weights,
     product,
@@ -22,7 +21,6 @@ __all__ = [
     "Attend",
     "Backbone",
     "Policy",
-    "differentiable_products",
     "groupwise_attention",
     "head_product",
     "is_adapted",

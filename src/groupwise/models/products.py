@@ -8,10 +8,13 @@ cores of an AMD EPYC (GFLOP/s, float32; rows × inputs → outputs):
     8 x 896 → 4864         59      103      207
     64 x 512 → 1536       138      183      219
     64 x 512 → 32000       94      162      207
-    2048 x 512 → 1536     200      216      216
 
 Laying a weight out takes a copy of it, which pays in a rollout, where every weight is used
 hundreds of times before it changes.
+
+oneDNN compiles a kernel for every number of rows that it meets: half a millisecond and half a
+megabyte, each kept until 1,024 of them are. So it is only given numbers of rows that come back. The
+layers of an update, where no two microbatches have the same number of tokens, stay with MKL.
 """
 
 from __future__ import annotations
@@ -24,10 +27,13 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 SMALLEST = 2**16
 """Weights of fewer entries are as fast without."""
+ROWS = 16
+"""Only multiples of so many rows are given to oneDNN."""
 ROOM = 2 * 2**30
 """Bytes of weights that are laid out at most; a fixed number, so that a run computes the same on
 every machine with the same processor."""
@@ -49,10 +55,12 @@ def _types() -> frozenset[torch.dtype]:
 def product(
     left: Float[Tensor, "rows inputs"], weight: Float[Tensor, "outputs inputs"]
 ) -> Float[Tensor, "rows outputs"]:
-    """left · weightᵀ; by oneDNN where no gradient is recorded, as inside an `autograd.Function`."""
+    """left · weightᵀ; by oneDNN where no gradient is recorded, as in an `autograd.Function`, and
+    the rows are a multiple of 16."""
     recorded = torch.is_grad_enabled() and (left.requires_grad or weight.requires_grad)
     fast = (
         not recorded
+        and len(left) % ROWS == 0
         and left.device.type == "cpu"
         and left.dtype == weight.dtype
         and left.dtype in _types()
@@ -72,7 +80,7 @@ class laid_out_weights:
     are, and so do those beyond the first 2 GiB of weights.
 
     Args:
-        rows: that a product will have, about; decides the layout, not the result.
+        rows: the most that a product has; more, as those of a prompt, are left to PyTorch.
     """
 
     def __init__(self, model: nn.Module, *, rows: int) -> None:
@@ -92,11 +100,20 @@ def _laid_out(layer: nn.Linear, *, rows: int) -> Forward:
     weight = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach(), rows)
 
     def forward(x: Tensor) -> Tensor:
-        if torch.is_grad_enabled() or x.dtype != weight.dtype:
+        given = x.shape[:-1].numel()
+        if torch.is_grad_enabled() or x.dtype != weight.dtype or given > rows:
             return plain(x)
-        return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+        flat = F.pad(x.reshape(given, x.shape[-1]), (0, 0, 0, _round(given) - given))
+        out = torch.ops.mkldnn._linear_pointwise(flat, weight, bias, "none", [], "")
+        return out[:given].view(*x.shape[:-1], len(weight))
 
     return forward
+
+
+def _round(rows: int) -> int:
+    """The next number of rows that is worth a kernel."""
+    step = ROWS if rows <= 8 * ROWS else 8 * ROWS
+    return -(-rows // step) * step
 
 
 def laid_out_layers(model: nn.Module) -> list[nn.Linear]:
@@ -107,54 +124,6 @@ def laid_out_layers(model: nn.Module) -> list[nn.Linear]:
             room -= layer.weight.nbytes
             found.append(layer)
     return found
-
-
-@contextmanager
-def differentiable_products(model: nn.Module) -> Iterator[None]:
-    """Inside the block, float32 linear layers on a CPU compute by oneDNN, gradients included.
-
-    In 16 bits PyTorch does so by itself.
-    """
-
-    def forward(layer: nn.Linear) -> Forward:
-        plain = layer.forward
-
-        def forward(x: Tensor) -> Tensor:
-            if x.dtype != layer.weight.dtype:
-                return plain(x)
-            return _Linear.apply(x, layer.weight, layer.bias)  # pyright: ignore[reportReturnType]
-
-        return forward
-
-    layers = _large_layers(model, types=_types() & {torch.float32})
-    with _computing({layer: forward(layer) for layer in layers}):
-        yield
-
-
-class _Linear(torch.autograd.Function):
-    """x · Wᵀ + b. The gradient of the weight is PyTorch's product: oneDNN's is no faster there."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        want_x, want_weight, _ = ctx.needs_input_grad
-        # Under an adapter the weights are frozen: what only their gradient needs is not held.
-        ctx.save_for_backward(x if want_weight else None, weight if want_x else None)
-        return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx: Any, *grads: Tensor
-    ) -> tuple[Tensor | None, ...]:
-        x, weight = ctx.saved_tensors
-        grad = grads[0].reshape(-1, grads[0].shape[-1])
-        return (
-            None
-            if weight is None
-            else product(grad, weight.t()).view(*grads[0].shape[:-1], weight.shape[1]),
-            None if x is None else grad.t() @ x.reshape(-1, x.shape[-1]),
-            grad.sum(0) if ctx.needs_input_grad[2] else None,
-        )
 
 
 def _large_layers(model: nn.Module, *, types: frozenset[torch.dtype]) -> Iterator[nn.Linear]:

@@ -40,7 +40,7 @@ class Head:
     wide: bool = False
 
     def chunks(self, tokens: int) -> list[slice]:
-        size = max(16, self.chunk_bytes // (4 * self.weight.shape[0]))
+        size = max(16, self.chunk_bytes // (4 * self.weight.shape[0]) // 16 * 16)
         return [slice(start, min(start + size, tokens)) for start in range(0, tokens, size)]
 
 
