@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -88,14 +89,21 @@ def test_an_evaluation_draws_as_many_answers_as_asked(tmp_path: Path, model: str
     )
     given["reward_funcs"] = counted
     trainer = GRPOTrainer(**given)
-    engine, asked = trainer._engine(), []
+    own, asked = trainer._engine, []
 
-    class Spy:
-        def generate(self, requests, sampling):
-            asked.append(len(requests))
-            return engine.generate(requests, sampling)
+    @contextmanager
+    def watched():
+        with own() as engine:
+            generate = engine.generate
 
-    trainer._engine = Spy  # pyright: ignore[reportAttributeAccessIssue]
+            def noted(requests, sampling):
+                asked.append(len(requests))
+                return generate(requests, sampling)
+
+            engine.generate = noted
+            yield engine
+
+    trainer._engine = watched
     trainer.evaluate([{"prompt": text} for text in QUESTIONS[:3]])
     assert sizes == [2, 2, 2]
     # two completions are written at once, so one prompt

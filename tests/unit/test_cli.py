@@ -215,8 +215,8 @@ def test_python_m_is_the_same_command() -> None:
 
 def test_sigint_ends_with_130() -> None:
     program = (
-        "import os, signal, groupwise.cli as cli, groupwise.config as config\n"
-        "config.resolve = lambda *a: os.kill(os.getpid(), signal.SIGINT)\n"
+        "import signal, groupwise.cli as cli, groupwise.config as config\n"
+        "config.resolve = lambda *a: signal.raise_signal(signal.SIGINT)\n"
         "raise SystemExit(cli.main(['config', 'word-problems']))"
     )
     done = subprocess.run(
