@@ -216,6 +216,8 @@ def test_python_m_is_the_same_command() -> None:
 def test_sigint_ends_with_130() -> None:
     program = (
         "import signal, groupwise.cli as cli, groupwise.config as config\n"
+        # A shell's background job begins with the signal ignored.
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "config.resolve = lambda *a: signal.raise_signal(signal.SIGINT)\n"
         "raise SystemExit(cli.main(['config', 'word-problems']))"
     )
