@@ -23,9 +23,6 @@ from groupwise.experiments import Plan, Result, read_plan, read_results
 
 RESULTS = Path(__file__).parent / "results"
 
-NAMES = {"accuracy": "accuracy", "reward": "reward"}
-"""Metrics in words."""
-
 FIGURES = {
     "area": Figure(
         key="area",
@@ -148,9 +145,7 @@ class Task:
         result = paired_seeds([a[s] for s in seeds], [b[s] for s in seeds])
         missed = (0, 0)
         if figure == "steps_to_threshold":
-            missed = tuple(
-                sum(not self.summaries(arm)[s].reached for s in seeds) for arm in (first, second)
-            )
+            missed = self._missed(first, seeds), self._missed(second, seeds)
         return Contrast(
             figure=self._worded(figure),
             first=first,
@@ -159,6 +154,9 @@ class Task:
             p_holm=result.p,
             unreached=missed,
         )
+
+    def _missed(self, arm: str, seeds: Sequence[int]) -> int:
+        return sum(not self.summaries(arm)[seed].reached for seed in seeds)
 
     def _worded(self, key: str) -> Figure:
         if key not in FIGURES:
@@ -169,7 +167,7 @@ class Task:
                 more=f"has a higher {name} than",
                 less=f"has a lower {name} than",
             )
-        words = {"metric": NAMES[self.plan.metric], "threshold": f"{100 * self.plan.threshold:g} %"}
+        words = {"metric": self.plan.metric, "threshold": f"{100 * self.plan.threshold:g} %"}
         plain = vars(FIGURES[key])
         return Figure(**{field: text.format(**words) for field, text in plain.items()})
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from string import Template
 
-from measured import HELD_OUT, NAMES, RESULTS, Task, corrected, read_task
+from measured import HELD_OUT, RESULTS, Task, corrected, read_task
 from pictures import curves_picture
 
 from groupwise.evaluation import Contrast, Estimate, sentence
@@ -114,7 +114,7 @@ def short(tasks: Tasks) -> str:
     for name, task in tasks.items():
         best = max(task.arms, key=lambda arm: task.mean(arm, "area").value)
         lines.append(
-            f"{TASKS[name]}: the highest mean {NAMES[task.plan.metric]} over training is that of "
+            f"{TASKS[name]}: the highest mean {task.plan.metric} over training is that of "
             f"{best}, {_percent(task.mean(best, 'area'))}."
         )
     return _list([*lines, *verdicts_on_candidates(tasks)]) or NOT_RUN
@@ -154,7 +154,7 @@ def about(name: str, task: Task, contrasts: Sequence[Contrast]) -> str:
 
 def figures(task: Task) -> str:
     """The table of a task: an arm a row, means over seeds with their intervals."""
-    head = ["arm", "learning rate", f"{NAMES[task.plan.metric]} over training"]
+    head = ["arm", "learning rate", f"{task.plan.metric} over training"]
     head += [f"steps to {100 * task.plan.threshold:g} %", "final"]
     head += [*map(_title, HELD_OUT), "entropy, last", "thousand tokens"]
     rows = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from measured import NAMES, Task
+from measured import Task
 
 from groupwise.evaluation import smooth
 
@@ -30,8 +30,8 @@ def curves_picture(task: Task, output: Path, *, title: str) -> None:
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     for arm in task.arms:
-        curves = [smooth(r.curve[task.plan.metric]) for r in task.results[arm].values()]
-        heights = np.asarray(curves, dtype=float)
+        curves = [r.curve[task.plan.metric] for r in task.results[arm].values()]
+        heights = np.stack([smooth(np.asarray(curve, dtype=float)) for curve in curves])
         mean = heights.mean(0)
         error = heights.std(0, ddof=1) / np.sqrt(len(heights))
         steps = np.arange(1, mean.size + 1)
@@ -39,7 +39,7 @@ def curves_picture(task: Task, output: Path, *, title: str) -> None:
         axes.plot(steps, mean, label=arm, color=colour, linewidth=1.4)
         axes.fill_between(steps, mean - error, mean + error, color=colour, alpha=0.15, linewidth=0)
     axes.axhline(task.plan.threshold, color="#999999", linewidth=0.7, linestyle=":")
-    axes.set(xlabel="step", ylabel=NAMES[task.plan.metric], title=title)
+    axes.set(xlabel="step", ylabel=task.plan.metric, title=title)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=7, loc="lower right")
     figure.savefig(output, metadata={"Software": None})

@@ -132,7 +132,7 @@ def test_settings_that_save_memory_are_planned_to(model: Path) -> None:
         planned(model, "update.tokens_per_microbatch=110", f"prompts_per_step={n}")[0].update
         for n in (3, 6)
     )
-    assert three["activations"] == pytest.approx(six["activations"], rel=0.02)
+    assert three["activations"] == pytest.approx(six["activations"], rel=0.01)
     assert three["gradients"] == 0 and six["gradients"] >= 4 * counted(model)
     found = list(reliefs(wide, room=0.5 * whole.peak))
     assert found[0].setting == "update.gradient_checkpointing"

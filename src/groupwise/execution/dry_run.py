@@ -115,7 +115,6 @@ def update_bytes(
         several: whether the gradients of another one are there already.
         mode: that made the model.
     """
-    laid = _without_content(laid, lambda real: mode.from_tensor(real).to(device))
     backbone = Backbone.of(model)
     learning_mode(model)
     layers = before = 0
@@ -123,7 +122,9 @@ def update_bytes(
         live.leave_out([*model.parameters(), *model.buffers()])
         for _ in range(1 + several):
             before = live.now
-            hidden = backbone.hidden(laid.tokens, laid.positions, laid.attend)
+            # Each has masks of its own, so they are no part of what the one before leaves.
+            own = _without_content(laid, lambda real: mode.from_tensor(real).to(device))
+            hidden = backbone.hidden(own.tokens, own.positions, own.attend)
             layers = live.now - before
             head = Head(
                 weight=backbone.head.weight,
@@ -131,9 +132,9 @@ def update_bytes(
                 softcap=backbone.softcap,
                 wide=backbone.wide,
             )
-            logp, _ = token_logprobs(hidden.index_select(0, laid.source), laid.target, head)
+            logp, _ = token_logprobs(hidden.index_select(0, own.source), own.target, head)
             logp.sum().backward()
-            del hidden, logp
+            del hidden, logp, own
     rest = live.peak - layers - before
     return {"gradients": before, "activations": layers, "logits and buffers": rest}
 

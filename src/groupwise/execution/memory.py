@@ -33,6 +33,7 @@ from groupwise.models import Adapter, laid_out_layers
 from groupwise.models.adapters import new_adapter
 from groupwise.models.loading import DTYPES, configuration
 from groupwise.updates import MasterOptimizer
+from groupwise.updates.torch_learner import recompute_activations
 
 GIB = 2**30
 PROMPT = 256
@@ -198,9 +199,7 @@ def _model(config: Config, sizes: PretrainedConfig) -> Any:
     if section.adapter is not None:
         model = new_adapter(model, Adapter(**section.adapter.model_dump()))
     if config.update.gradient_checkpointing:
-        model.gradient_checkpointing_enable(
-            gradient_checkpointing_kwargs={"use_reentrant": False, "preserve_rng_state": False}
-        )
+        recompute_activations(model, preserve_rng_state=False)
     return model
 
 

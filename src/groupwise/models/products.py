@@ -19,10 +19,8 @@ layers of an update, where no two microbatches have the same number of tokens, s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
 from functools import cache
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -85,14 +83,14 @@ class laid_out_weights:
 
     def __init__(self, model: nn.Module, *, rows: int) -> None:
         self._forwards = {layer: _laid_out(layer, rows=rows) for layer in laid_out_layers(model)}
-        self._block: AbstractContextManager[None] = nullcontext()
 
     def __enter__(self) -> None:
-        self._block = _computing(self._forwards)
-        self._block.__enter__()
+        for layer, forward in self._forwards.items():
+            layer.forward = forward  # pyright: ignore[reportAttributeAccessIssue]
 
-    def __exit__(self, *error: Any) -> None:
-        self._block.__exit__(*error)
+    def __exit__(self, *error: object) -> None:
+        for layer in self._forwards:
+            vars(layer).pop("forward", None)
 
 
 def _laid_out(layer: nn.Linear, *, rows: int) -> Forward:
@@ -119,31 +117,13 @@ def _round(rows: int) -> int:
 def laid_out_layers(model: nn.Module) -> list[nn.Linear]:
     """The layers of whose weights `laid_out_weights` makes copies, as large as they are."""
     room, found = ROOM, []
-    for layer in _large_layers(model, types=_types()):
-        if layer.weight.nbytes <= room:
-            room -= layer.weight.nbytes
+    for layer in model.modules():
+        if type(layer) is not nn.Linear or "forward" in vars(layer):
+            continue
+        weight = layer.weight
+        plain = not is_traceable_wrapper_subclass(weight)  # as those of torchao are
+        known = weight.device.type == "cpu" and weight.dtype in _types()
+        if plain and known and weight.numel() >= SMALLEST and weight.nbytes <= room:
+            room -= weight.nbytes
             found.append(layer)
     return found
-
-
-def _large_layers(model: nn.Module, *, types: frozenset[torch.dtype]) -> Iterator[nn.Linear]:
-    """Plain linear layers on a CPU that are worth it."""
-    for layer in model.modules():
-        if type(layer) is nn.Linear and "forward" not in vars(layer):
-            weight = layer.weight
-            plain = not is_traceable_wrapper_subclass(weight)  # as those of torchao are
-            known = weight.device.type == "cpu" and weight.dtype in types
-            if plain and known and weight.numel() >= SMALLEST:
-                yield layer
-
-
-@contextmanager
-def _computing(forwards: Mapping[nn.Linear, Forward]) -> Iterator[None]:
-    """Inside the block, layers have another forward pass."""
-    try:
-        for layer, forward in forwards.items():
-            layer.forward = forward  # pyright: ignore[reportAttributeAccessIssue]
-        yield
-    finally:
-        for layer in forwards:
-            vars(layer).pop("forward", None)

@@ -68,9 +68,7 @@ class TorchLearner:
         self.temperature = temperature or 1.0
         self.skip_inert_rows = skip_inert_rows
         if gradient_checkpointing:
-            # The newer name of the same; where a model has both, the older one warns.
-            older = self.model.gradient_checkpointing_enable
-            getattr(self.model, "activation_checkpointing_enable", older)({"use_reentrant": False})
+            recompute_activations(self.model)
         if reference == "adapter" and not is_adapted(self.model):
             raise UsageError(
                 "model.reference = 'adapter': the model has no adapter to go back to; use 'frozen'."
@@ -279,6 +277,17 @@ class TorchLearner:
     def restore(self, state: Mapping[str, Any]) -> None:
         self.optimizer.restore(state["optimizer"])
         self.version = int(state["version"])
+
+
+def recompute_activations(model: Any, **how: bool) -> None:
+    """Let the backward pass recompute what is inside the layers.
+
+    Args:
+        how: further settings of `torch.utils.checkpoint`.
+    """
+    # The newer name of the same; where a model has both, the older one warns.
+    older = model.gradient_checkpointing_enable
+    getattr(model, "activation_checkpointing_enable", older)({"use_reentrant": False, **how})
 
 
 def learning_mode(model: Any) -> None:
