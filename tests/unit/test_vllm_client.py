@@ -18,6 +18,7 @@ from groupwise.logs import read_lines
 from groupwise.models import Adapter, Policy, load_policy
 from groupwise.models.loading import with_adapter
 from groupwise.rollouts import VllmEngine, VllmSettings
+from groupwise.rollouts.vllm.contract import Weights
 from groupwise.rollouts.vllm.files import WeightFiles, disturbed
 from groupwise.rollouts.vllm.process import OwnServer
 from groupwise.types import Sampling
@@ -293,6 +294,17 @@ def test_a_run_corrects_for_what_the_sampler_reports(tmp_path: Path) -> None:
 def test_settings_that_cannot_work_are_refused(settings: dict[str, object], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         build(settings)
+
+
+def test_a_server_that_ends_at_its_start_says_how(policy: Policy, tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\n[ $1 = -c ] && exec echo 0.32.0\necho OSError: full; exit 3\n")
+    python.chmod(0o755)
+    server = OwnServer(policy, VllmSettings(python=str(python)), max_rows=4)
+    weights = Weights(folder=tmp_path, base=None, rank=0, dtype="float32", version=0)
+    with pytest.raises(RunError, match=r"ended with status 3 .*\n.*OSError: full"):
+        server.start(weights)
+    server.close()
 
 
 def test_ways_that_cannot_be_are_refused(policy: Policy, folder: Path) -> None:

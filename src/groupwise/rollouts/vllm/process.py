@@ -99,12 +99,14 @@ class OwnServer:
                 self._running().client.get("/health")
                 return
             except Gone as gone:
-                ended = self.process is None or self.process.poll() is not None
-                if not ended and time.monotonic() < end:
+                status = None if self.process is None else self.process.poll()
+                if status is None and time.monotonic() < end:
                     time.sleep(0.2)
                     continue
                 self._stop()
-                said = "ended" if ended else f"gave no answer for {self.settings.patience_s:g} s"
+                said = f"gave no answer for {self.settings.patience_s:g} s"
+                if status is not None:
+                    said = f"ended with status {status}"
                 raise RunError(
                     f"engine.python = {self.python!r}: the server that was started {said} "
                     f"(engine.arguments, engine.memory_share). The end of its log:\n{self._tail()}"
