@@ -286,7 +286,7 @@ def _answer(choices: Sequence[Mapping[str, Any]], ask: Ask) -> Answer:
             logprobs=[_number(x) for x in choice["logprobs"]["token_logprobs"]],
             finish=str(choice["finish_reason"]),
         )
-        for choice in sorted(choices, key=lambda choice: choice["index"])
+        for choice in choices
     )
     prompt = choices[0].get("prompt_logprobs") or ()
     return Answer(
