@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -80,6 +81,8 @@ class OwnServer:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **developer},
+                # Its engine and its workers are of its session, and end with it.
+                start_new_session=True,
                 preexec_fn=_end_with_parent if sys.platform == "linux" else None,
             )
         self.server = VllmServer(
@@ -152,8 +155,10 @@ class OwnServer:
         try:
             self.process.wait(timeout=20)
         except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+            pass
+        with suppress(ProcessLookupError):  # all have ended
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
         self.process = None
 
 
