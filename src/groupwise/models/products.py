@@ -101,7 +101,9 @@ def _laid_out(layer: nn.Linear, *, rows: int) -> Forward:
         given = x.shape[:-1].numel()
         if torch.is_grad_enabled() or x.dtype != weight.dtype or given > rows:
             return plain(x)
-        flat = F.pad(x.reshape(given, x.shape[-1]), (0, 0, 0, _round(given) - given))
+        flat, missing = x.reshape(given, x.shape[-1]), _round(given) - given
+        if missing:  # Without any, `pad` would make a copy all the same.
+            flat = F.pad(flat, (0, 0, 0, missing))
         out = torch.ops.mkldnn._linear_pointwise(flat, weight, bias, "none", [], "")
         return out[:given].view(*x.shape[:-1], len(weight))
 
