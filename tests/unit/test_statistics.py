@@ -356,7 +356,7 @@ def test_table_uses_own_interval_for_one_seed_and_students_for_several():
             "held_out": {"pass_at_8": Estimate(value=value, low=value - 0.125, high=value + 0.125)}
         }
 
-    values = [0.6, 0.7, 0.8]
+    values = [0.6, 0.65, 0.7]
     table = figure_table({"base": [evaluation(0.25)], "grpo": [evaluation(v) for v in values]})
     assert table.cells["base", "held_out", "pass_at_8"] == Estimate(
         value=0.25, low=0.125, high=0.375
@@ -367,6 +367,15 @@ def test_table_uses_own_interval_for_one_seed_and_students_for_several():
     text = console.export_text()
     assert "pass@8 %" in text and "grpo (3 seeds)" in text and "[12.5, 37.5]" in text
     assert "[red]not markup[/red]" in text
+
+
+def test_the_interval_of_a_share_ends_where_shares_do():
+    # m = .8333, s = .2082, t = 4.303: .8333 ± .517; a reward of the same values has no such end.
+    runs = [{"held_out": {"greedy": cell(v), "reward": cell(v / 2)}} for v in (0.6, 0.9, 1.0)]
+    cells = figure_table({"grpo": runs}).cells
+    assert cells["grpo", "held_out", "greedy"].high == 1.0
+    assert cells["grpo", "held_out", "greedy"].low == pytest.approx(0.316, abs=1e-3)
+    assert cells["grpo", "held_out", "reward"].high == pytest.approx(0.675, abs=1e-3)
 
 
 def cell(value, *, half=0.05):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isclose
 
 from rich.cells import cell_len
@@ -51,7 +51,7 @@ def figure_table(evaluations: Mapping[str, Sequence[Evaluation]]) -> FigureTable
         evaluations: by model name, in column order; every entry of the sequence is one seed.
 
     Returns:
-        Cells with Student's t interval over seeds; with the evaluation's own interval where there
+        Cells with Student's t interval over seeds, within 0 and 1 for shares; with the evaluation's own interval where there
         is one seed, or where all seeds agree to the last digit. Rewards that are the accuracy of
         the same answers in every cell have no row.
 
@@ -85,14 +85,24 @@ def figure_table(evaluations: Mapping[str, Sequence[Evaluation]]) -> FigureTable
         for split, figure in rows:
             found = [run[split][figure] for run in runs if figure in run.get(split, {})]
             if found:
-                pooled = seed_mean([cell.value for cell in found])
-                cells[model, split, figure] = pooled if pooled.known else found[0]
+                cells[model, split, figure] = _pooled(figure, found)
     return FigureTable(
         models=tuple(evaluations),
         rows=tuple(sorted(rows, key=lambda row: splits[row[0]])),
         cells=cells,
         seeds={model: len(runs) for model, runs in evaluations.items()},
     )
+
+
+def _pooled(figure: str, cells: Sequence[Estimate]) -> Estimate:
+    """The mean over seeds; the interval of a share ends where shares do."""
+    values = [cell.value for cell in cells]
+    pooled = seed_mean(values)
+    if not pooled.known:
+        return cells[0]
+    if is_share(figure, values):
+        return replace(pooled, low=max(0.0, pooled.low), high=min(1.0, pooled.high))
+    return pooled
 
 
 def _reward_is_accuracy(figures: Mapping[str, Estimate]) -> bool:
