@@ -104,7 +104,8 @@ def test_an_interrupted_experiment_goes_on_where_it_was(tmp_path: Path) -> None:
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     metrics = tmp_path / "x" / "runs" / "grpo" / "seed-1" / "metrics.jsonl"
     deadline = time.monotonic() + 120
-    while not metrics.exists() and time.monotonic() < deadline:
+    # Before its first step a run has nothing to keep.
+    while not (metrics.exists() and metrics.stat().st_size) and time.monotonic() < deadline:
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=60)

@@ -51,9 +51,9 @@ def figure_table(evaluations: Mapping[str, Sequence[Evaluation]]) -> FigureTable
         evaluations: by model name, in column order; every entry of the sequence is one seed.
 
     Returns:
-        Cells with Student's t interval over seeds, within 0 and 1 for shares; with the evaluation's own interval where there
-        is one seed, or where all seeds agree to the last digit. Rewards that are the accuracy of
-        the same answers in every cell have no row.
+        Cells with Student's t interval over seeds, within 0 and 1 for shares; with the evaluation's
+        own interval where there is one seed, or where all seeds agree to the last digit. Rewards
+        that are the accuracy of the same answers in every cell have no row.
 
     Example:
         >>> half = {"held_out": {"greedy": Estimate(value=.5, low=.4, high=.6)}}
