@@ -94,7 +94,7 @@ class Relief:
         return f"{self.setting} = {shown} ({self.peak / GIB:.2f} GiB)"
 
 
-UNPLANNED = (AttributeError, TypeError, ValueError, RuntimeError, KeyError, NotImplementedError)
+UNPLANNED = (AttributeError, TypeError, ValueError, RuntimeError, KeyError)
 """What a model raises whose layers cannot be run group by group."""
 
 

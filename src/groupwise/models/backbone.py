@@ -157,7 +157,6 @@ def unsupported(model: Any, *, tokens: int = 12) -> str | None:
         ValueError,
         RuntimeError,
         KeyError,
-        NotImplementedError,
     ) as error:
         reason = f"{type(error).__name__}: {error}"
         return f"its layers cannot be run through the attention interface ({reason})"

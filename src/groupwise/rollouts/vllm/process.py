@@ -152,10 +152,8 @@ class OwnServer:
         if self.process is None:
             return
         self.process.terminate()
-        try:
+        with suppress(subprocess.TimeoutExpired):
             self.process.wait(timeout=20)
-        except subprocess.TimeoutExpired:
-            pass
         with suppress(ProcessLookupError):  # all have ended
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
