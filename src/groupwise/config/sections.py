@@ -390,8 +390,8 @@ class Config(Section):
     """Run directory."""
     prompts_per_step: Count = 16
     """Prompts per batch of rollouts (P)."""
-    group_size: Count = 8
-    """Completions per prompt (G)."""
+    group_size: Annotated[int, Field(ge=1, le=4096)] = 8
+    """Completions per prompt (G); leave-one-out advantages take memory with its square."""
     threads: Count | None = None
     """CPU threads; None leaves it to torch."""
     model: ModelSection = ModelSection()
