@@ -99,6 +99,7 @@ def test_the_last_of_two_equal_settings_wins(recipe: Path) -> None:
         ("model.adapter.rnk=2", "model.adapter.rnk = 2: no such setting; did you mean rank?"),
         ("group_size=eight", "group_size = 'eight': must be a valid integer."),
         ("group_size=0", "group_size = 0: must be greater than or equal to 1."),
+        ("group_size=4097", "group_size = 4097: must be less than or equal to 4096."),
         ("seed=true", "seed = True: must be a valid integer."),
         ("model.dtype=fp32", "model.dtype = 'fp32': must be 'float32', 'bfloat16' or 'float16'."),
         ("sampling.temperature=0", "sampling.temperature = 0: must be greater than 0."),
