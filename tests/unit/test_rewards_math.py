@@ -202,6 +202,7 @@ SAME = [
 ]
 
 DIFFERENT = [
+    ("3/4", "-0.5e312"),  # beyond what a float can hold
     (r"(1,\infty)", r"x\ge 1"),
     (r"[0,1)\cup(2,3)", r"(0,1)\cup(2,3)"),
     (r"(0,1]\cup(2,3)", r"(0,1)\cup(2,3)"),

@@ -183,10 +183,10 @@ def _close(gold: Number, answer: Number) -> bool:
     if bool(gold.digits) == bool(answer.digits):
         return False
     decimal, exact = (gold, answer) if gold.digits else (answer, gold)
-    return exact.value.denominator > 1 and is_rounding(decimal, float(decimal.value - exact.value))
+    return exact.value.denominator > 1 and is_rounding(decimal, decimal.value - exact.value)
 
 
-def is_rounding(decimal: Number, error: float) -> bool:
+def is_rounding(decimal: Number, error: float | Fraction) -> bool:
     """Whether a decimal may stand for an exact value that it misses by `error`.
 
     It needs four significant digits and an error of half a unit in the last place, or six digits
