@@ -13,7 +13,6 @@ from torch import Tensor
 from groupwise.models import head_product, product
 
 CHUNK_BYTES = 30 * 2**20
-"""Below what `execution.heap` keeps, so that a chunk is made of pages that are there already."""
 KEEP_BYTES = 224 * 2**20
 
 
