@@ -374,9 +374,8 @@ def _title(figure: str) -> str:
 
 
 def _percent(value: Estimate) -> str:
-    """A share, and its interval as far as shares go."""
-    low, high = max(0.0, value.low), min(1.0, value.high)
-    interval = f" [{100 * low:.1f}, {100 * high:.1f}]" if value.known else ""
+    share = value.as_share()
+    interval = f" [{100 * share.low:.1f}, {100 * share.high:.1f}]" if share.known else ""
     return f"{100 * value.value:.1f} %{interval}"
 
 

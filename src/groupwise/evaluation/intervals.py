@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy import stats
@@ -40,6 +40,12 @@ class Estimate:
     def excludes(self, value: float) -> bool:
         """Whether the interval exists and does not hold `value`."""
         return self.known and not self.low <= value <= self.high
+
+    def as_share(self) -> Estimate:
+        """The same, with an interval that ends at 0 and 1, where shares do."""
+        if not self.known:
+            return self
+        return replace(self, low=max(0.0, self.low), high=min(1.0, self.high))
 
     def as_dict(self) -> dict[str, float | None]:
         """`{"value", "low", "high"}` with None for what is not known, fit for JSON."""

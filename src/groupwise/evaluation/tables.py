@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import isclose
 
 from rich.cells import cell_len
@@ -100,9 +100,7 @@ def _pooled(figure: str, cells: Sequence[Estimate]) -> Estimate:
     pooled = seed_mean(values)
     if not pooled.known:
         return cells[0]
-    if is_share(figure, values):
-        return replace(pooled, low=max(0.0, pooled.low), high=min(1.0, pooled.high))
-    return pooled
+    return pooled.as_share() if is_share(figure, values) else pooled
 
 
 def _reward_is_accuracy(figures: Mapping[str, Estimate]) -> bool:

@@ -13,9 +13,10 @@ def keep_freed_memory() -> bool:
     """Let glibc reuse buffers of every size instead of returning the large ones to the kernel.
 
     A step allocates and frees the same large buffers over and over. By default every one is made of
-    fresh pages, each of which the kernel has to find, clear and map when it is first touched: a
-    third of an update's time on a CPU. None is given back between steps, and the peak of the
-    process is higher by up to a sixth than with buffers beyond 32 MiB given back.
+    fresh pages, each of which the kernel has to find, clear and map when it is first touched.
+    Against keeping those of up to 32 MiB, the most that glibc keeps by itself, a bf16 update on a
+    CPU takes a tenth less time, a float32 one as much, and the peak of the process is higher by up
+    to a sixth (`benchmarks/memory.py`). None is given back between steps.
 
     Returns:
         Whether it took effect: only Linux with glibc has this switch.

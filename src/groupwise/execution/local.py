@@ -39,15 +39,15 @@ def connect(config: Config, rules: Rules, *, policy: Policy | None = None) -> Co
     """
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    policy = policy or load_configured(config)
     if best_device().type == "cpu":
-        keep_freed_memory()  # not what loading took
+        keep_freed_memory()
         if config.optimizer.offload:
             warnings.warn(
                 "optimizer.offload = true: changes nothing here, where there is no CUDA card and "
                 "everything is in the memory of the CPU.",
                 stacklevel=2,
             )
+    policy = policy or load_configured(config)
     if config.model.quantization is None:
         policy.model.to(best_device())
     learner = TorchLearner(
