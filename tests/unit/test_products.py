@@ -171,11 +171,25 @@ def test_layers_that_only_look_plain_stay_what_they_are() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "computed"), [(0, 0), (1, 16), (16, 16), (17, 32), (128, 128), (129, 256)]
+    ("given", "computed"),
+    [
+        (0, 0),
+        (1, 16),
+        (16, 16),
+        (17, 32),
+        (128, 128),
+        (129, 144),
+        (257, 288),
+        (1024, 1024),
+        (1025, 1152),
+    ],
 )
 def test_few_numbers_of_rows_are_computed(given: int, computed: int) -> None:
     """oneDNN keeps a kernel of half a megabyte for each."""
-    assert module._round(given) == computed
+    for values in (numbers(given), numbers(given, 3)):
+        found = module.padded(values)
+        assert torch.equal(found[:given], values)
+        assert found.shape == (computed, *values.shape[1:]) and not found[given:].any()
 
 
 def test_more_rows_than_were_asked_for_are_left_to_pytorch() -> None:

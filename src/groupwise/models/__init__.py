@@ -1,13 +1,14 @@
 """What is asked of a language model here: weights loaded, attention replaced, logits taken apart.
 
-Nothing of a model is re-implemented. `transformers` computes every layer; groupwise only supplies
-the function that attends (`attention.py`), because that is where the completions of one prompt can
-share its keys and values.
+`transformers` computes every layer; groupwise supplies the function that attends (`attention.py`),
+because that is where the completions of one prompt can share its keys and values. The one thing that
+is written anew is the decoding step of a layer of the most common kind, for the CPU (`fused.py`).
 """
 
 from groupwise.models.adapters import Adapter, is_adapted
 from groupwise.models.attention import Attend, groupwise_attention, sees, within_window
 from groupwise.models.backbone import Backbone, head_product, unsupported
+from groupwise.models.fused import FusedBackbone, fusible
 from groupwise.models.loading import load_policy, with_adapter
 from groupwise.models.policy import Policy, make_policy, save_policy, without_bars
 from groupwise.models.products import (
@@ -20,7 +21,9 @@ __all__ = [
     "Adapter",
     "Attend",
     "Backbone",
+    "FusedBackbone",
     "Policy",
+    "fusible",
     "groupwise_attention",
     "head_product",
     "is_adapted",

@@ -80,6 +80,10 @@ class Backbone:
             logits = logits if self.head.bias is None else logits + self.head.bias
         else:
             logits = self.head(hidden)
+        return self.finished(logits)
+
+    def finished(self, logits: Float[Tensor, "tokens vocab"]) -> Float[Tensor, "tokens vocab"]:
+        """What the head's product becomes: float32 at least, soft cap included."""
         if logits.dtype in (torch.float16, torch.bfloat16):
             logits = logits.float()
         return logits if self.softcap is None else torch.tanh(logits / self.softcap) * self.softcap
@@ -103,10 +107,10 @@ class TwoRows:
     anywhere but in attention shows in the second.
 
     Attributes:
-        windows: of every layer that attended; filled as they do.
+        calls: how every layer called: scaling, window, soft cap; filled as they do.
     """
 
-    windows: dict[int, int | None] = field(default_factory=dict)
+    calls: dict[int, dict[str, Any]] = field(default_factory=dict)
 
     def __call__(
         self,
@@ -119,7 +123,7 @@ class TwoRows:
         window: int | None,
         softcap: float | None,
     ) -> Float[Tensor, "tokens heads dim"]:
-        self.windows[layer] = window
+        self.calls[layer] = {"scaling": scaling, "window": window, "softcap": softcap}
         place = torch.arange(len(query) // 2, device=query.device)
         mask = None if window is None else within_window(place[:, None], place, window)[None, None]
         q, k, v = (x.unflatten(0, (2, -1)).transpose(1, 2) for x in (query, key, value))
@@ -169,6 +173,6 @@ def unsupported(model: Any, *, tokens: int = 12) -> str | None:
         )
     kinds = getattr(base.config.get_text_config(), "layer_types", None) or ()
     for layer, kind in enumerate(kinds):
-        if kind != "full_attention" and attend.windows.get(layer) is None:
+        if kind != "full_attention" and attend.calls.get(layer, {}).get("window") is None:
             return f"layer {layer} is of type {kind!r} and says nothing of a window"
     return None

@@ -21,9 +21,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from typing import TypeGuard
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
@@ -69,6 +70,39 @@ def product(
     return torch.ops.mkldnn._linear_pointwise(left, weight, None, "none", [], "")
 
 
+class LaidOut:
+    """A matrix laid out for oneDNN, and the products that it is used in. Records no gradient.
+
+    Args:
+        rows: how many a product has, about.
+    """
+
+    def __init__(
+        self,
+        weight: Float[Tensor, "outputs inputs"],
+        bias: Float[Tensor, "outputs"] | None,
+        *,
+        rows: int,
+    ) -> None:
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), rows)
+        self.bias = None if bias is None else bias.detach()
+
+    def __call__(
+        self, x: Float[Tensor, "rows inputs"], *, then: str = "none"
+    ) -> Float[Tensor, "rows outputs"]:
+        """x · Wᵀ + bias, then an activation by oneDNN's name for it."""
+        whole = padded(x)
+        out = torch.ops.mkldnn._linear_pointwise(whole, self.weight, self.bias, then, [], "")
+        return out[: len(x)]
+
+    def combined(
+        self, x: Float[Tensor, "rows inputs"], other: Float[Tensor, "rows outputs"], how: str
+    ) -> Float[Tensor, "rows outputs"]:
+        """x · Wᵀ + bias, with `other` added ("add") or multiplied ("mul") by the same pass; for
+        numbers of rows that are worth a kernel."""
+        return torch.ops.mkldnn._linear_pointwise.binary(x, other, self.weight, self.bias, how)
+
+
 class laid_out_weights:
     """Inside the block, which may be entered again and again, linear layers on a CPU compute with
     copies of their weights that are laid out for oneDNN, wherever no gradient is recorded.
@@ -82,7 +116,7 @@ class laid_out_weights:
     """
 
     def __init__(self, model: nn.Module, *, rows: int) -> None:
-        self._forwards = {layer: _laid_out(layer, rows=rows) for layer in laid_out_layers(model)}
+        self._forwards = {layer: _forward(layer, rows=rows) for layer in laid_out_layers(model)}
 
     def __enter__(self) -> None:
         for layer, forward in self._forwards.items():
@@ -93,39 +127,46 @@ class laid_out_weights:
             vars(layer).pop("forward", None)
 
 
-def _laid_out(layer: nn.Linear, *, rows: int) -> Forward:
-    plain, bias = layer.forward, layer.bias
-    weight = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach(), rows)
+def _forward(layer: nn.Linear, *, rows: int) -> Forward:
+    plain, laid_out = layer.forward, LaidOut(layer.weight, layer.bias, rows=rows)
 
     def forward(x: Tensor) -> Tensor:
         given = x.shape[:-1].numel()
-        if torch.is_grad_enabled() or x.dtype != weight.dtype or given > rows:
+        if torch.is_grad_enabled() or x.dtype != laid_out.weight.dtype or given > rows:
             return plain(x)
-        flat, missing = x.reshape(given, x.shape[-1]), _round(given) - given
-        if missing:  # Without any, `pad` would make a copy all the same.
-            flat = F.pad(flat, (0, 0, 0, missing))
-        out = torch.ops.mkldnn._linear_pointwise(flat, weight, bias, "none", [], "")
-        return out[:given].view(*x.shape[:-1], len(weight))
+        out = laid_out(x.reshape(given, x.shape[-1]))
+        return out.view(*x.shape[:-1], layer.out_features)
 
     return forward
 
 
-def _round(rows: int) -> int:
-    """The next number of rows that is worth a kernel."""
-    step = ROWS if rows <= 8 * ROWS else 8 * ROWS
-    return -(-rows // step) * step
+def padded(values: Shaped[Tensor, "rows *rest"]) -> Shaped[Tensor, "padded *rest"]:
+    """Rows of zeros added up to the next number that is worth a kernel: a multiple of 16, and
+    beyond 128 rows eight numbers between a power of two and the next."""
+    rows = len(values)
+    step = max(ROWS, 1 << max(0, (rows - 1).bit_length() - 4))
+    missing = -rows % step
+    if not missing:  # `pad` would make a copy all the same.
+        return values
+    return F.pad(values, (0, 0) * (values.dim() - 1) + (0, missing))
 
 
 def laid_out_layers(model: nn.Module) -> list[nn.Linear]:
     """The layers of whose weights `laid_out_weights` makes copies, as large as they are."""
     room, found = ROOM, []
     for layer in model.modules():
-        if type(layer) is not nn.Linear or "forward" in vars(layer):
-            continue
-        weight = layer.weight
-        plain = not is_traceable_wrapper_subclass(weight)  # as those of torchao are
-        known = weight.device.type == "cpu" and weight.dtype in _types()
-        if plain and known and weight.numel() >= SMALLEST and weight.nbytes <= room:
-            room -= weight.nbytes
+        if plain(layer) and layer.weight.numel() >= SMALLEST and layer.weight.nbytes <= room:
+            room -= layer.weight.nbytes
             found.append(layer)
     return found
+
+
+def plain(layer: nn.Module) -> TypeGuard[nn.Linear]:
+    """Whether a layer is x · Wᵀ + bias and nothing else, with weights that oneDNN can lay out."""
+    return (
+        type(layer) is nn.Linear
+        and "forward" not in vars(layer)
+        and not is_traceable_wrapper_subclass(layer.weight)  # as those of torchao are
+        and layer.weight.device.type == "cpu"
+        and layer.weight.dtype in _types()
+    )

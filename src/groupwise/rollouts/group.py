@@ -10,7 +10,7 @@ no second copy of the weights and nothing to synchronise.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields, replace
 
 import torch
@@ -18,7 +18,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from groupwise.errors import ModelError
-from groupwise.models import Backbone, Policy, laid_out_weights, unsupported
+from groupwise.models import (
+    Backbone,
+    FusedBackbone,
+    Policy,
+    fusible,
+    laid_out_weights,
+    unsupported,
+)
 from groupwise.rollouts.cache import Decode, GroupCache, Prefill
 from groupwise.rollouts.limits import budget, check
 from groupwise.rollouts.sampling import draw
@@ -54,6 +61,7 @@ class GroupEngine:
         self.policy = policy
         self.max_rows = max_rows
         self.version = 0
+        self.calls = fusible(Backbone.of(policy.model))
 
     def generate(self, requests: Iterable[Request], sampling: Sampling) -> Iterator[Group]:
         """Yield each request's group as soon as its last completion has finished."""
@@ -69,7 +77,7 @@ class GroupEngine:
             version, weights = None, nullcontext()
             while rollout.waiting or rollout.slots:
                 if version != self.version:  # the first time, or new weights since
-                    weights = laid_out_weights(self.policy.model, rows=self.max_rows)
+                    weights = self._laid_out(rollout)
                     version = self.version
                 # While its caller has the turn, the model is as the caller gave it.
                 with weights:
@@ -77,6 +85,18 @@ class GroupEngine:
                 yield from groups
         finally:
             self.policy.model.train(training)
+
+    def _laid_out(self, rollout: _Rollout) -> AbstractContextManager[None]:
+        """Let a rollout compute with copies of the weights of now; inside what is returned."""
+        if self.calls is None:
+            return laid_out_weights(self.policy.model, rows=self.max_rows)
+        rollout.backbone = FusedBackbone(
+            Backbone.of(self.policy.model),
+            self.calls,
+            rows=self.max_rows,
+            positions=rollout.longest,
+        )
+        return nullcontext()
 
     def load(self, weights: Mapping[str, Tensor], *, version: int) -> Metrics:
         """Nothing to copy: the learner changes the weights in place. Only the version moves on."""
@@ -136,8 +156,9 @@ class _Rollout:
         version: int,
     ) -> None:
         self.policy, self.sampling, self.version = policy, sampling, version
-        self.backbone = Backbone.of(policy.model)
+        self.backbone: Backbone | FusedBackbone = Backbone.of(policy.model)
         self.device = self.backbone.device
+        self.longest = max(len(request.tokens) for request in requests) + sampling.max_tokens
         self.group = max(request.group for request in requests)
         self.max_rows = max(max_rows, self.group)
         for request in requests:

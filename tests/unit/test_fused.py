@@ -1,0 +1,218 @@
+"""Fused layers: the numbers of the model's own, or none at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import (
+    AutoModelForCausalLM,
+    GraniteConfig,
+    LlamaConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+
+from engine_contract import make_requests
+from groupwise.models import (
+    Adapter,
+    Backbone,
+    FusedBackbone,
+    fused,
+    fusible,
+    products,
+    with_adapter,
+)
+from groupwise.models.backbone import TwoRows
+from groupwise.rollouts import GroupEngine
+from groupwise.types import Sampling
+from tiny_models import CONFIGS, SHAPE, letter_tokenizer, tiny_model, tiny_policy
+
+pytestmark = pytest.mark.skipif(
+    not products._types(), reason="this build of PyTorch has no oneDNN for the CPU"
+)
+MADE_LIKE_LLAMA = sorted(set(CONFIGS) - {"gemma2"})
+Turn = dict[str, object]
+
+
+def model_of(config: PreTrainedConfig, *, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    """A model whose layers, biases and norms included, all show in what it computes."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config).to(dtype).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.mul_(3)
+            else:
+                parameter.add_(torch.randn_like(parameter), alpha=0.3)
+    return model
+
+
+@torch.inference_mode()
+def both(model: PreTrainedModel, *, tokens: int = 24, first: int = 0) -> tuple[Tensor, Tensor]:
+    """Hidden states of two sequences: by fused layers and by the model's own."""
+    backbone = Backbone.of(model)
+    calls = fusible(backbone)
+    assert calls is not None
+    ids, places = torch.arange(2 * tokens) % 97, (first + torch.arange(tokens)).repeat(2)
+    made = FusedBackbone(backbone, calls, rows=64, positions=first + tokens)
+    return made.hidden(ids, places, TwoRows()), backbone.hidden(ids, places, TwoRows())
+
+
+@pytest.mark.parametrize("name", MADE_LIKE_LLAMA)
+def test_hidden_states_are_those_of_the_model(name: str) -> None:
+    found, wanted = both(model_of(CONFIGS[name]()))
+    torch.testing.assert_close(found, wanted, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "mistral"])
+def test_in_bfloat16_too(name: str) -> None:
+    if torch.bfloat16 not in products._types():
+        pytest.skip("this processor multiplies no bfloat16")
+    found, wanted = both(model_of(CONFIGS[name](), dtype=torch.bfloat16))
+    assert found.dtype == wanted.dtype == torch.bfloat16
+    assert (found - wanted).norm() < 0.03 * wanted.norm()
+
+
+@pytest.mark.parametrize("sizes", [1, 15, 16, 17, 31])
+def test_any_number_of_rows(sizes: int) -> None:
+    """Rows that fill up a product reach neither attention nor what is returned."""
+    found, wanted = both(model_of(CONFIGS["qwen2"]()), tokens=sizes)
+    assert len(found) == 2 * sizes
+    torch.testing.assert_close(found, wanted, atol=2e-5, rtol=1e-4)
+
+
+def test_biases_of_every_product() -> None:
+    config = LlamaConfig(**SHAPE, attention_bias=True, mlp_bias=True)  # pyright: ignore[reportArgumentType]
+    found, wanted = both(model_of(config))
+    torch.testing.assert_close(found, wanted, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_type": "linear", "factor": 4.0},
+        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
+        {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+    ],
+    ids=lambda rope: str(rope["rope_type"]),
+)
+def test_positions_far_from_those_of_the_trial(rope: Turn) -> None:
+    config = LlamaConfig(**SHAPE, rope_parameters={"rope_theta": 10000.0, **rope})
+    found, wanted = both(model_of(config), first=300)
+    torch.testing.assert_close(found, wanted, atol=5e-5, rtol=1e-4)
+
+
+def dynamic() -> PreTrainedModel:
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    return model_of(LlamaConfig(**SHAPE, rope_parameters=rope))
+
+
+def hooked() -> PreTrainedModel:
+    model = model_of(CONFIGS["llama"]())
+    model.model.layers[1].mlp.register_forward_hook(lambda module, args, out: out)
+    return model
+
+
+def adapted() -> PreTrainedModel:
+    policy = tiny_policy(model_of(CONFIGS["llama"]()))
+    return with_adapter(policy, Adapter(rank=2)).model
+
+
+def gated() -> PreTrainedModel:
+    """A norm that learns a shift, which is still nothing."""
+    model = model_of(CONFIGS["llama"]())
+    model.model.norm.bias = torch.nn.Parameter(torch.zeros(32))
+    return model
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(lambda: model_of(CONFIGS["gemma2"]()), id="other norms"),
+        pytest.param(lambda: model_of(LlamaConfig(**SHAPE, hidden_act="gelu")), id="activation"),
+        pytest.param(
+            lambda: model_of(GraniteConfig(**SHAPE, residual_multiplier=0.5)), id="residual"
+        ),
+        pytest.param(lambda: model_of(CONFIGS["llama"](), dtype=torch.float64), id="float64"),
+        pytest.param(dynamic, id="rotation"),
+        pytest.param(hooked, id="hook"),
+        pytest.param(adapted, id="adapter"),
+        pytest.param(gated, id="gate"),
+    ],
+)
+def test_models_that_are_made_in_another_way_stay_what_they_are(
+    make: Callable[[], PreTrainedModel],
+) -> None:
+    assert fusible(Backbone.of(make())) is None
+
+
+def test_so_do_models_beyond_the_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    backbone = Backbone.of(model_of(CONFIGS["llama"]()))
+    linear = [m for m in backbone.model.modules() if isinstance(m, torch.nn.Linear)]
+    held = sum(m.weight.nbytes for m in linear)
+    monkeypatch.setattr(fused, "ROOM", held)
+    assert fusible(backbone) is not None
+    monkeypatch.setattr(fused, "ROOM", held - 1)
+    assert fusible(backbone) is None
+
+
+def test_long_passes_are_the_models_own() -> None:
+    backbone = Backbone.of(model_of(CONFIGS["llama"]()))
+    calls = fusible(backbone)
+    assert calls is not None
+    made = FusedBackbone(backbone, calls, rows=8, positions=5)
+    ids, places = torch.arange(10), torch.arange(5).repeat(2)
+    with torch.inference_mode():
+        found = made.hidden(ids, places, TwoRows())
+        assert torch.equal(found, backbone.hidden(ids, places, TwoRows()))
+        assert torch.allclose(made.logits(found), backbone.logits(found), atol=1e-5)
+
+
+@pytest.mark.parametrize("head", ["wide", "softcap"])
+def test_logits_of_heads_that_are_more_than_a_product(head: str) -> None:
+    backbone = Backbone.of(model_of(CONFIGS["llama"]()))
+    calls = fusible(backbone)
+    assert calls is not None
+    changed = replace(backbone, **{head: {"wide": True, "softcap": 2.0}[head]})
+    states = torch.randn(5, SHAPE["hidden_size"])
+    made = FusedBackbone(changed, calls, rows=8, positions=5)
+    with torch.inference_mode():
+        torch.testing.assert_close(
+            made.logits(states), changed.logits(states), atol=1e-5, rtol=1e-5
+        )
+
+
+def test_an_engine_follows_the_weights() -> None:
+    """New weights are used as soon as the engine is told of them, and nothing is kept between
+    rollouts."""
+    policy = tiny_policy(tiny_model("qwen2"))
+    assert policy.tokenizer.vocab_size == len(letter_tokenizer())
+    engine, sampling = GroupEngine(policy), Sampling(max_tokens=6)
+    assert engine.calls is not None
+
+    def written() -> list[tuple[float, ...]]:
+        return [
+            tuple(one.logprobs)
+            for group in sorted(engine.generate(make_requests(3), sampling), key=lambda g: g.stream)
+            for one in group.completions
+        ]
+
+    before = written()
+    with torch.no_grad():
+        for parameter in policy.model.parameters():
+            parameter.mul_(1.1)
+    engine.load({}, version=1)
+    after = written()
+    assert before != after
+    engine = GroupEngine(policy)
+    assert written() == after
