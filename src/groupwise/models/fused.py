@@ -126,10 +126,14 @@ class _Layer:
             raise ValueError("another activation")
         linear, dim = _linear(layer), layer.self_attn.head_dim
         joined = [linear.pop(name) for name in ("query", "key", "value")]
-        biases = [each.bias for each in joined]
+        nothing = [each.weight.new_zeros(len(each.weight)) for each in joined]
+        biases = [
+            zero if each.bias is None else each.bias
+            for each, zero in zip(joined, nothing, strict=True)
+        ]
         qkv = LaidOut(
             torch.cat([each.weight.detach() for each in joined]),
-            None if all(bias is None for bias in biases) else torch.cat(biases),
+            torch.cat([bias.detach() for bias in biases]),
             rows=rows,
         )
         before, between, *of_heads = (_Norm.of(norm) for norm in _norms(layer))
