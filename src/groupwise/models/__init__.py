@@ -1,8 +1,8 @@
 """What is asked of a language model here: weights loaded, attention replaced, logits taken apart.
 
 `transformers` computes every layer; groupwise supplies the function that attends (`attention.py`),
-because that is where the completions of one prompt can share its keys and values. The one thing that
-is written anew is the decoding step of a layer of the most common kind, for the CPU (`fused.py`).
+because that is where the completions of one prompt can share its keys and values. Written anew is
+only what a decoding step on a CPU computes of a layer of the most common kind (`fused.py`).
 """
 
 from groupwise.models.adapters import Adapter, is_adapted

@@ -126,14 +126,13 @@ class _Layer:
             raise ValueError("another activation")
         linear, dim = _linear(layer), layer.self_attn.head_dim
         joined = [linear.pop(name) for name in ("query", "key", "value")]
-        nothing = [each.weight.new_zeros(len(each.weight)) for each in joined]
         biases = [
-            zero if each.bias is None else each.bias
-            for each, zero in zip(joined, nothing, strict=True)
+            each.weight.new_zeros(len(each.weight)) if each.bias is None else each.bias.detach()
+            for each in joined
         ]
         qkv = LaidOut(
             torch.cat([each.weight.detach() for each in joined]),
-            torch.cat([bias.detach() for bias in biases]),
+            torch.cat(biases),
             rows=rows,
         )
         before, between, *of_heads = (_Norm.of(norm) for norm in _norms(layer))

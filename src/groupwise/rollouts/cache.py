@@ -65,15 +65,19 @@ class GroupCache:
             )
         return self.layers[index]
 
-    def move(self, source: int, target: int, *, prompt: int, suffix: int) -> None:
-        """Copy what one slot holds over another; keeps the used slots the first ones."""
-        self.prompt_length[target] = self.prompt_length[source]
-        self.start[target] = self.start[source]
+    def move(self, sources: list[int], targets: list[int], *, prompt: int, suffix: int) -> None:
+        """Copy what some slots hold over others; keeps the used slots the first ones.
+
+        Args:
+            prompt, suffix: tokens of the longest prompt and of the longest completion among them.
+        """
+        self.prompt_length[targets] = self.prompt_length[sources]
+        self.start[targets] = self.start[sources]
         for layer in self.layers.values():
             for tensor in layer.tensors()[:2]:
-                tensor[target, :, :prompt] = tensor[source, :, :prompt]
+                tensor[targets, :, :prompt] = tensor[sources, :, :prompt]
             for tensor in layer.tensors()[2:]:
-                tensor[target, :, :, :suffix] = tensor[source, :, :, :suffix]
+                tensor[targets, :, :, :suffix] = tensor[sources, :, :, :suffix]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -301,8 +301,7 @@ class _Rollout:
         busy = set(self.live.slot.tolist())
         finished = [slot for slot in range(len(self.slots)) if slot not in busy]
         groups = [self._group(slot) for slot in finished]
-        for slot in reversed(finished):
-            self._free(slot)
+        self._free(finished)
         self._measure()
         return groups
 
@@ -323,22 +322,30 @@ class _Rollout:
             stream=request.stream,
         )
 
-    def _free(self, slot: int) -> None:
-        """Give a slot back: the last one in use moves into its place."""
-        last = len(self.slots) - 1
-        moved = self.slots.pop()
-        if slot == last:
+    def _free(self, finished: list[int]) -> None:
+        """Give slots back: those of the last ones that stay move into their places."""
+        left = len(self.slots) - len(finished)
+        to = [slot for slot in finished if slot < left]
+        of = [slot for slot in range(left, len(self.slots)) if slot not in finished]
+        moved = [self.slots[slot] for slot in of]
+        for slot, staying in zip(to, moved, strict=True):
+            self.slots[slot] = staying
+        del self.slots[left:]
+        if not moved:
             return
-        self.slots[slot] = moved
-        written = self.clock - moved.start
-        self.cache.move(last, slot, prompt=len(moved.request.tokens), suffix=written)
-        to, of = (slice(s * self.group, (s + 1) * self.group) for s in (slot, last))
+        prompt = max(len(slot.request.tokens) for slot in moved)
+        written = self.clock - min(slot.start for slot in moved)
+        self.cache.move(of, to, prompt=prompt, suffix=written)
         for values in (self.tokens, self.logp, self.uniform, self.length, self.stopped):
-            values[to] = values[of]
-        for sample in range(self.group):
-            if last * self.group + sample in self.kept:
-                self.kept[slot * self.group + sample] = self.kept.pop(last * self.group + sample)
-        here = self.live.slot == last
-        slots = torch.where(here, slot, self.live.slot)
+            of_slots = values.unflatten(0, (-1, self.group))
+            of_slots[to] = of_slots[of]
+        for source, target in zip(of, to, strict=True):
+            for sample in range(self.group):
+                if source * self.group + sample in self.kept:
+                    kept = self.kept.pop(source * self.group + sample)
+                    self.kept[target * self.group + sample] = kept
+        place = torch.arange(self.cache.slots, device=self.device)
+        place[of] = torch.tensor(to, device=self.device)
+        slots = place[self.live.slot]
         live = replace(self.live, slot=slots, rows=slots * self.group + self.live.sample)
         self.live = live.keep(live.rows.argsort())
