@@ -58,7 +58,7 @@ def both(model: PreTrainedModel, *, tokens: int = 24, first: int = 0) -> tuple[T
     calls = fusible(backbone)
     assert calls is not None
     ids, places = torch.arange(2 * tokens) % 97, (first + torch.arange(tokens)).repeat(2)
-    made = FusedBackbone(backbone, calls, rows=64, positions=first + tokens)
+    made = FusedBackbone(backbone, calls, rows=16, positions=first + tokens)
     return made.hidden(ids, places, TwoRows()), backbone.hidden(ids, places, TwoRows())
 
 
@@ -77,7 +77,7 @@ def test_in_bfloat16_too(name: str) -> None:
     assert (found - wanted).norm() < 0.03 * wanted.norm()
 
 
-@pytest.mark.parametrize("sizes", [1, 15, 16, 17, 31])
+@pytest.mark.parametrize("sizes", [1, 15, 16, 17, 31, 150])
 def test_any_number_of_rows(sizes: int) -> None:
     """Rows that fill up a product reach neither attention nor what is returned."""
     found, wanted = both(model_of(CONFIGS["qwen2"]()), tokens=sizes)
@@ -164,18 +164,6 @@ def test_so_do_models_beyond_the_room(monkeypatch: pytest.MonkeyPatch) -> None:
     assert fusible(backbone) is not None
     monkeypatch.setattr(fused, "ROOM", held - 1)
     assert fusible(backbone) is None
-
-
-def test_long_passes_are_the_models_own() -> None:
-    backbone = Backbone.of(model_of(CONFIGS["llama"]()))
-    calls = fusible(backbone)
-    assert calls is not None
-    made = FusedBackbone(backbone, calls, rows=8, positions=5)
-    ids, places = torch.arange(10), torch.arange(5).repeat(2)
-    with torch.inference_mode():
-        found = made.hidden(ids, places, TwoRows())
-        assert torch.equal(found, backbone.hidden(ids, places, TwoRows()))
-        assert torch.allclose(made.logits(found), backbone.logits(found), atol=1e-5)
 
 
 @pytest.mark.parametrize("head", ["wide", "softcap"])

@@ -2,7 +2,7 @@
 
 `transformers` computes every layer; groupwise supplies the function that attends (`attention.py`),
 because that is where the completions of one prompt can share its keys and values. Written anew is
-only what a decoding step on a CPU computes of a layer of the most common kind (`fused.py`).
+only what a rollout on a CPU computes of the layers of the most common kind (`fused.py`).
 """
 
 from groupwise.models.adapters import Adapter, is_adapted

@@ -1,4 +1,4 @@
-"""The decoding step of the most common kind of model, in a quarter of the operations.
+"""The most common kind of model for rollouts on a CPU, in a quarter of the operations.
 
 A decoding step of a small model is a thousand operations of a few microseconds, and most of its
 time passes between them. `transformers` writes a layer for the reader; here the same layer is
@@ -32,14 +32,13 @@ Calls = dict[int, dict[str, Any]]
 
 
 class FusedBackbone:
-    """A `Backbone` for decoding steps on a CPU. Records no gradient.
+    """A `Backbone` for rollouts on a CPU. Records no gradient.
 
-    Weights are copied when it is made, and not followed. A pass over more than `rows` tokens, as
-    that over prompts, is left to the model itself.
+    Weights are copied when it is made, and not followed.
 
     Args:
         backbone: of a model of which `fusible` gave the `calls`.
-        rows: the most tokens of a decoding step.
+        rows: the tokens of a decoding step, about.
         positions: the longest sequence.
 
     Raises:
@@ -47,8 +46,7 @@ class FusedBackbone:
     """
 
     def __init__(self, backbone: Backbone, calls: Calls, *, rows: int, positions: int) -> None:
-        decoder = backbone.decoder
-        self.backbone, self.rows = backbone, rows
+        self.backbone, decoder = backbone, backbone.decoder
         self.layers = [
             _Layer.of(layer, calls[index], rows=rows) for index, layer in enumerate(decoder.layers)
         ]
@@ -63,14 +61,11 @@ class FusedBackbone:
         self, tokens: Int[Tensor, "tokens"], positions: Int[Tensor, "tokens"], attend: Attend
     ) -> Float[Tensor, "tokens hidden"]:
         """As `Backbone.hidden`."""
-        given = len(tokens)
-        if given > self.rows or torch.is_grad_enabled():
-            return self.backbone.hidden(tokens, positions, attend)
         cos, sin = (table.index_select(0, positions) for table in self.rotation)
         x = self.embed(padded(tokens))
         for index, layer in enumerate(self.layers):
             x = layer(x, index, cos, sin, attend)
-        return self.norm(x[:given])
+        return self.norm(x[: len(tokens)])
 
     def logits(self, hidden: Float[Tensor, "tokens hidden"]) -> Float[Tensor, "tokens vocab"]:
         """As `Backbone.logits`."""
