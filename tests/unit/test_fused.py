@@ -204,3 +204,19 @@ def test_an_engine_follows_the_weights() -> None:
     assert before != after
     engine = GroupEngine(policy)
     assert written() == after
+
+
+def test_an_adapter_that_is_added_later_is_not_passed_over() -> None:
+    policy = tiny_policy(model_of(CONFIGS["llama"]()))
+    engine, sampling = GroupEngine(policy), Sampling(max_tokens=6)
+    assert engine.calls is not None
+    adapted = with_adapter(policy, Adapter(rank=2)).model
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_()
+    found = [c.tokens for g in engine.generate(make_requests(3), sampling) for c in g.completions]
+    again = GroupEngine(policy)
+    assert again.calls is None
+    wanted = [c.tokens for g in again.generate(make_requests(3), sampling) for c in g.completions]
+    assert found == wanted

@@ -8,7 +8,7 @@ only what a rollout on a CPU computes of the layers of the most common kind (`fu
 from groupwise.models.adapters import Adapter, is_adapted
 from groupwise.models.attention import Attend, groupwise_attention, sees, within_window
 from groupwise.models.backbone import Backbone, head_product, unsupported
-from groupwise.models.fused import FusedBackbone, fusible
+from groupwise.models.fused import FusedBackbone, fusible, only_known_parts
 from groupwise.models.loading import load_policy, with_adapter
 from groupwise.models.policy import Policy, make_policy, save_policy, without_bars
 from groupwise.models.products import (
@@ -27,6 +27,7 @@ __all__ = [
     "groupwise_attention",
     "head_product",
     "is_adapted",
+    "only_known_parts",
     "laid_out_layers",
     "laid_out_weights",
     "load_policy",

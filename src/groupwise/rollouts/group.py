@@ -24,6 +24,7 @@ from groupwise.models import (
     Policy,
     fusible,
     laid_out_weights,
+    only_known_parts,
     unsupported,
 )
 from groupwise.rollouts.cache import Decode, GroupCache, Prefill
@@ -88,13 +89,11 @@ class GroupEngine:
 
     def _laid_out(self, rollout: _Rollout) -> AbstractContextManager[None]:
         """Let a rollout compute with copies of the weights of now; inside what is returned."""
-        if self.calls is None:
+        rollout.backbone = backbone = Backbone.of(self.policy.model)
+        if self.calls is None or not only_known_parts(backbone):  # an adapter was added since
             return laid_out_weights(self.policy.model, rows=self.max_rows)
         rollout.backbone = FusedBackbone(
-            Backbone.of(self.policy.model),
-            self.calls,
-            rows=self.max_rows,
-            positions=rollout.longest,
+            backbone, self.calls, rows=self.max_rows, positions=rollout.longest
         )
         return nullcontext()
 
