@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from groupwise.models.attention import Attend
@@ -156,7 +156,7 @@ class _Layer:
         return self.down.combined(self.up.combined(h, self.gate(h, then="swish"), "mul"), x, "add")
 
 
-def _linear(layer: Any) -> dict[str, nn.Linear]:
+def _linear(layer: Any) -> dict[str, Any]:
     """The products of a layer, by the names that they have here."""
     attention, feed = layer.self_attn, layer.mlp
     return {
