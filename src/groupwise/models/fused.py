@@ -29,20 +29,20 @@ from groupwise.models.products import ROOM, LaidOut, padded, plain
 
 Calls = dict[int, dict[str, Any]]
 """How every layer calls its attention: scaling, window, soft cap."""
+LATE = 2**16
+"""The latest position of a trial."""
 
 
 class FusedBackbone:
     """A `Backbone` for rollouts on a CPU. Records no gradient.
 
-    Weights are copied when it is made, and not followed.
+    Matrices are copied when it is made, and not followed.
 
     Args:
         backbone: of a model of which `fusible` gave the `calls`.
         rows: the tokens of a decoding step, about.
         positions: the longest sequence.
 
-    Raises:
-        AttributeError, ValueError: the model is made in another way.
     """
 
     def __init__(self, backbone: Backbone, calls: Calls, *, rows: int, positions: int) -> None:
@@ -53,7 +53,7 @@ class FusedBackbone:
         self.norm = _Norm.of(decoder.norm)
         self.embed = backbone.model.get_input_embeddings()
         head = backbone.head
-        fits = plain(head) and backbone.plain_head and not backbone.wide
+        fits = plain(head) and backbone.plain_head
         self.head = LaidOut(head.weight, head.bias, rows=rows) if fits else None
         self.rotation = _rotation(decoder.rotary_emb, like=self.norm.weight, positions=positions)
 
@@ -116,9 +116,6 @@ class _Layer:
 
     @classmethod
     def of(cls, layer: Any, call: dict[str, Any], *, rows: int) -> _Layer:
-        some = torch.linspace(-8, 8, 33)
-        if not torch.allclose(layer.mlp.act_fn(some), F.silu(some)):
-            raise ValueError("another activation")
         linear, dim = _linear(layer), layer.self_attn.head_dim
         joined = [linear.pop(name) for name in ("query", "key", "value")]
         biases = [
@@ -180,8 +177,6 @@ def _norms(layer: Any) -> list[Any]:
 def _rotation(rotary: Any, *, like: Tensor, positions: int) -> tuple[Tensor, Tensor]:
     """Cosines and sines of every position, [positions, 1, dim], so that x is turned as
     x · cos + (x with its halves changed) · sin."""
-    if "dynamic" in rotary.rope_type or rotary.rope_type == "longrope":
-        raise ValueError("a rotation that depends on the length of the sequence")
     cos, sin = rotary(like, torch.arange(positions, device=like.device)[None])
     half = sin.shape[-1] // 2
     signed = torch.cat([-sin[0, :, :half], sin[0, :, half:]], 1)
@@ -192,36 +187,59 @@ def _rotation(rotary: Any, *, like: Tensor, positions: int) -> tuple[Tensor, Ten
 def fusible(backbone: Backbone, *, tokens: int = 12) -> Calls | None:
     """How the layers of a model call their attention, where `FusedBackbone` can compute it.
 
-    Two short sequences run through the model's own layers and through fused ones.
+    Two short sequences run through the model's own layers and through fused ones, at the first
+    positions and at late ones, where some models scale their queries. Only float32 models are
+    fused: in 16 bits, rounding would hide what another rotation does to weights that are random
+    still, and there is little to win.
     """
-    vocab = backbone.model.config.get_text_config().vocab_size
-    ids = torch.arange(2 * tokens) % vocab
-    places = torch.arange(tokens).repeat(2)
-    attend = TwoRows()
+    config = backbone.model.config.get_text_config()
+    late = min(getattr(config, "max_position_embeddings", None) or tokens, LATE) - tokens
+    ids = torch.arange(2 * tokens) % config.vocab_size
+    training = backbone.model.training
+    backbone.model.eval()
     try:
         if not only_known_parts(backbone):
             return None
-        own = backbone.hidden(ids, places, attend)
-        fused = FusedBackbone(backbone, attend.calls, rows=2 * tokens, positions=tokens)
-        found = fused.hidden(ids, places, TwoRows())
+        for first in (0, max(0, late)):
+            places = (first + torch.arange(tokens)).repeat(2)
+            attend = TwoRows()
+            own = backbone.hidden(ids, places, attend)
+            fused = FusedBackbone(backbone, attend.calls, rows=2 * tokens, positions=first + tokens)
+            found = fused.hidden(ids, places, TwoRows())
+            if not (found - own).norm() <= 1e-4 * own.norm():
+                return None
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError):
         return None
-    gap = (found - own).norm() / own.norm()
-    return attend.calls if gap <= (1e-4 if own.dtype == torch.float32 else 0.05) else None
+    finally:
+        backbone.model.train(training)
+    return attend.calls
 
 
 def only_known_parts(backbone: Backbone) -> bool:
     """Whether a decoder has nothing but what fused layers compute with: not so where an adapter or
     a gate stands beside the weights, which may begin as nothing and show in no trial."""
-    decoder = backbone.decoder
+    try:
+        return _only_known_parts(backbone.decoder, backbone)
+    except AttributeError:
+        return False
+
+
+def _only_known_parts(decoder: Any, backbone: Backbone) -> bool:
     linear = [each for layer in decoder.layers for each in _linear(layer).values()]
     norms = [decoder.norm, *(norm for layer in decoder.layers for norm in _norms(layer))]
     embeddings = backbone.model.get_input_embeddings()
     used = {id(each.weight) for each in [embeddings, *norms, *linear]}
     used |= {id(each.bias) for each in linear}
+    # That of the embeddings is called as it is, and checkpointing puts a hook there.
+    inside = [module for module in decoder.modules() if module is not embeddings]
+    some, rotation = torch.linspace(-8, 8, 33), decoder.rotary_emb.rope_type
     return (
-        all(plain(each) for each in linear)
+        all(plain(each) and each.weight.dtype == torch.float32 for each in linear)
         and all(id(parameter) in used for parameter in decoder.parameters())
-        and not any(m._forward_hooks or m._forward_pre_hooks for m in decoder.modules())
+        and not any(module._forward_hooks or module._forward_pre_hooks for module in inside)
+        and all(torch.allclose(layer.mlp.act_fn(some), F.silu(some)) for layer in decoder.layers)
+        # These depend on the length of the sequence.
+        and "dynamic" not in rotation
+        and rotation != "longrope"
         and sum(each.weight.nbytes for each in [*linear, backbone.head]) <= ROOM
     )

@@ -73,11 +73,13 @@ class GroupCache:
         """
         self.prompt_length[targets] = self.prompt_length[sources]
         self.start[targets] = self.start[sources]
+        # One at a time: an index would copy what it finds first, and take several times as long.
         for layer in self.layers.values():
-            for tensor in layer.tensors()[:2]:
-                tensor[targets, :, :prompt] = tensor[sources, :, :prompt]
-            for tensor in layer.tensors()[2:]:
-                tensor[targets, :, :, :suffix] = tensor[sources, :, :, :suffix]
+            for source, target in zip(sources, targets, strict=True):
+                for tensor in layer.tensors()[:2]:
+                    tensor[target, :, :prompt] = tensor[source, :, :prompt]
+                for tensor in layer.tensors()[2:]:
+                    tensor[target, :, :, :suffix] = tensor[source, :, :, :suffix]
 
 
 @dataclass(frozen=True, kw_only=True)
