@@ -37,7 +37,6 @@ pytestmark = pytest.mark.skipif(
     not products._types(), reason="this build of PyTorch has no oneDNN for the CPU"
 )
 MADE_LIKE_LLAMA = sorted(set(CONFIGS) - {"gemma2"})
-Turn = dict[str, object]
 
 
 def model_of(config: PreTrainedConfig, *, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
@@ -51,6 +50,12 @@ def model_of(config: PreTrainedConfig, *, dtype: torch.dtype = torch.float32) ->
             else:
                 parameter.add_(torch.randn_like(parameter), alpha=0.3)
     return model
+
+
+def turned(rope_type: str, **rope: object) -> PreTrainedModel:
+    """A model with a rotation of its own."""
+    parameters = {"rope_type": rope_type, "rope_theta": 10000.0, **rope}
+    return model_of(LlamaConfig(**SHAPE, rope_parameters=parameters))
 
 
 @torch.inference_mode()
@@ -99,26 +104,16 @@ def test_biases_of_every_product() -> None:
     ],
     ids=lambda rope: str(rope["rope_type"]),
 )
-def test_positions_far_from_those_of_the_trial(rope: Turn) -> None:
-    config = LlamaConfig(**SHAPE, rope_parameters={"rope_theta": 10000.0, **rope})
-    found, wanted = both(model_of(config), first=300)
+def test_positions_far_from_those_of_the_trial(rope: dict[str, object]) -> None:
+    found, wanted = both(turned(**rope), first=300)
     torch.testing.assert_close(found, wanted, atol=5e-5, rtol=1e-4)
 
 
-def dynamic() -> PreTrainedModel:
-    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
-    return model_of(LlamaConfig(**SHAPE, rope_parameters=rope))
-
-
-def long() -> PreTrainedModel:
-    rope = {
-        "rope_type": "longrope",
-        "rope_theta": 10000.0,
-        "original_max_position_embeddings": 512,
-        "short_factor": [1.0] * 4,
-        "long_factor": [2.0] * 4,
-    }
-    return model_of(LlamaConfig(**SHAPE, rope_parameters=rope))
+LONG: dict[str, object] = {
+    "original_max_position_embeddings": 512,
+    "short_factor": [1.0] * 4,
+    "long_factor": [2.0] * 4,
+}
 
 
 def late_scale() -> PreTrainedModel:
@@ -167,8 +162,8 @@ def gated() -> PreTrainedModel:
         ),
         pytest.param(lambda: model_of(CONFIGS["llama"](), dtype=torch.float64), id="float64"),
         pytest.param(lambda: model_of(CONFIGS["llama"](), dtype=torch.bfloat16), id="bfloat16"),
-        pytest.param(dynamic, id="rotation"),
-        pytest.param(long, id="long rotation"),
+        pytest.param(lambda: turned("dynamic", factor=2.0), id="rotation"),
+        pytest.param(lambda: turned("longrope", **LONG), id="long rotation"),
         pytest.param(late_scale, id="late scale"),
         pytest.param(hooked, id="hook"),
         pytest.param(hooked_before, id="hook before"),

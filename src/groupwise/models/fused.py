@@ -1,4 +1,4 @@
-"""The most common kind of model for rollouts on a CPU, in a quarter of the operations.
+"""The most common kind of model for rollouts on a CPU, in less than half of the operations.
 
 A decoding step of a small model is a thousand operations of a few microseconds, and most of its
 time passes between them. `transformers` writes a layer for the reader; here the same layer is

@@ -128,12 +128,12 @@ class laid_out_weights:
 
 
 def _forward(layer: nn.Linear, *, rows: int) -> Forward:
-    plain, laid_out = layer.forward, LaidOut(layer.weight, layer.bias, rows=rows)
+    own, laid_out = layer.forward, LaidOut(layer.weight, layer.bias, rows=rows)
 
     def forward(x: Tensor) -> Tensor:
         given = x.shape[:-1].numel()
         if torch.is_grad_enabled() or x.dtype != laid_out.weight.dtype or given > rows:
-            return plain(x)
+            return own(x)
         out = laid_out(x.reshape(given, x.shape[-1]))
         return out.view(*x.shape[:-1], layer.out_features)
 
