@@ -14,6 +14,8 @@ from groupwise.models import head_product, product
 
 CHUNK_BYTES = 30 * 2**20
 KEEP_BYTES = 224 * 2**20
+PIECE = 2**21
+"""Entries of a weight's gradient that are added at once in 16 bits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,17 +111,17 @@ class _TokenLogprobs(torch.autograd.Function):
         wide = torch.float64 if hidden.dtype == torch.float64 else torch.float32
         logp = torch.empty(len(hidden), dtype=wide, device=hidden.device)
         h = torch.zeros_like(logp)
-        lse = torch.empty_like(logp)
         room = head.keep_bytes if any(ctx.needs_input_grad) and head.softcap is None else 0
         probs: list[Tensor | None] = []
         for rows in head.chunks(len(hidden)):
             z = _logits(hidden[rows], head, None if kept is None else kept(rows))
-            p = z.softmax(-1)
+            own = z.gather(-1, target[rows, None])
+            top, place = z.max(-1, keepdim=True)
+            p = torch.softmax(z, -1, out=z)
             # The fused softmax is the only pass over the vocabulary that exponentiates; its own
             # normaliser is read off where it is most precise, at the largest logit.
-            top, place = z.max(-1, keepdim=True)
-            lse[rows] = (top - p.gather(-1, place).log()).squeeze(-1)
-            logp[rows] = z.gather(-1, target[rows, None]).squeeze(-1) - lse[rows]
+            lse = top - p.gather(-1, place).log()
+            logp[rows] = (own - lse).squeeze(-1)
             if entropy:
                 h[rows] = torch.special.entr(p).sum(-1)
             size = p.numel() * p.element_size()
@@ -158,7 +160,7 @@ class _TokenLogprobs(torch.autograd.Function):
                     slope = (
                         1 - (p * (head.temperature / head.softcap)).nan_to_num(neginf=1.0).square()
                     )
-                p = p.softmax(-1)
+                p = torch.softmax(p, -1, out=p)
             extra = None
             if ctx.entropy:
                 extra = (torch.special.entr(p) - p * h[rows, None]) * grad_h[rows, None]
@@ -189,9 +191,16 @@ class _TokenLogprobs(torch.autograd.Function):
 def _add_product(
     total: Float[Tensor, "vocab hidden"] | None, d: Tensor, hidden: Tensor
 ) -> Float[Tensor, "vocab hidden"]:
-    """total + dᵀ · hidden, in place, and in float32 at least."""
+    """total + dᵀ · hidden, in place, and in float32 at least.
+
+    In 16 bits in pieces: PyTorch makes a float32 copy of what is added, which is then a small one.
+    """
     if total is None:
-        return (d.t() @ hidden).to(torch.promote_types(d.dtype, torch.float32))
+        wide = torch.promote_types(d.dtype, torch.float32)
+        total = hidden.new_zeros(d.shape[1], hidden.shape[1], dtype=wide)
     if d.dtype == total.dtype:
         return total.addmm_(d.t(), hidden)
-    return total.add_(d.t() @ hidden)
+    piece = max(1, PIECE // hidden.shape[1])
+    for part, columns in zip(total.split(piece), d.split(piece, 1), strict=True):
+        part += columns.t() @ hidden
+    return total
