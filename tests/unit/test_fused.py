@@ -65,7 +65,7 @@ def both(model: PreTrainedModel, *, tokens: int = 24, first: int = 0) -> tuple[T
     calls = fusible(backbone)
     assert calls is not None
     ids, places = torch.arange(2 * tokens) % 97, (first + torch.arange(tokens)).repeat(2)
-    made = FusedBackbone(backbone, calls, rows=16, positions=first + tokens)
+    made = FusedBackbone(backbone, calls, positions=first + tokens)
     return made.hidden(ids, places, TwoRows()), backbone.hidden(ids, places, TwoRows())
 
 
@@ -194,7 +194,7 @@ def test_logits_are_those_of_the_head() -> None:
     states = torch.randn(5, SHAPE["hidden_size"])
 
     def check() -> None:
-        made = FusedBackbone(backbone, calls, rows=8, positions=5)
+        made = FusedBackbone(backbone, calls, positions=5)
         with torch.inference_mode():
             torch.testing.assert_close(
                 made.logits(states), backbone.logits(states), atol=1e-5, rtol=1e-5

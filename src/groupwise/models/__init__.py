@@ -9,6 +9,7 @@ from groupwise.models.adapters import Adapter, is_adapted
 from groupwise.models.attention import Attend, groupwise_attention, sees, within_window
 from groupwise.models.backbone import Backbone, head_product, unsupported
 from groupwise.models.fused import FusedBackbone, fusible, only_known_parts
+from groupwise.models.kernels import attend, attends
 from groupwise.models.loading import load_policy, with_adapter
 from groupwise.models.policy import Policy, make_policy, save_policy, without_bars
 from groupwise.models.products import (
@@ -23,6 +24,8 @@ __all__ = [
     "Backbone",
     "FusedBackbone",
     "Policy",
+    "attend",
+    "attends",
     "fusible",
     "groupwise_attention",
     "head_product",

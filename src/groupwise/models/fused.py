@@ -1,9 +1,8 @@
-"""The most common kind of model for rollouts on a CPU, in less than half of the operations.
+"""The most common kind of model for rollouts on a CPU, in a tenth of the operations.
 
-A decoding step of a small model is a thousand operations of a few microseconds, and most of its
-time passes between them. `transformers` writes a layer for the reader; here the same layer is
-written for the machine: query, key and value are one product, the activation and the residual are
-computed by the products that they follow, and weights are laid out for oneDNN (`products.py`).
+`transformers` writes a layer for the reader; here the same layer is written for the machine, with
+the products of `kernels.py`: query, key and value are one, gate and up are one, and the activation
+and the residual are computed by the products that they follow.
 
     [q k v] = norm(x) Wqkvᵀ + b,    x ← x + attend(rotate(q), rotate(k), v) Woᵀ
     h = norm(x),                    x ← x + (silu(h Wgateᵀ) · h Wupᵀ) Wdownᵀ
@@ -25,7 +24,8 @@ from torch.nn import functional as F
 
 from groupwise.models.attention import Attend
 from groupwise.models.backbone import Backbone, TwoRows
-from groupwise.models.products import ROOM, LaidOut, padded, plain
+from groupwise.models.kernels import Linear, compiled, rms_norm, turn_
+from groupwise.models.products import ROOM, plain
 
 Calls = dict[int, dict[str, Any]]
 """How every layer calls its attention: scaling, window, soft cap."""
@@ -40,32 +40,28 @@ class FusedBackbone:
 
     Args:
         backbone: of a model of which `fusible` gave the `calls`.
-        rows: the tokens of a decoding step, about.
         positions: the longest sequence.
 
     """
 
-    def __init__(self, backbone: Backbone, calls: Calls, *, rows: int, positions: int) -> None:
+    def __init__(self, backbone: Backbone, calls: Calls, *, positions: int) -> None:
         self.backbone, decoder = backbone, backbone.decoder
-        self.layers = [
-            _Layer.of(layer, calls[index], rows=rows) for index, layer in enumerate(decoder.layers)
-        ]
+        self.layers = [_Layer.of(layer, calls[index]) for index, layer in enumerate(decoder.layers)]
         self.norm = _Norm.of(decoder.norm)
         self.embed = backbone.model.get_input_embeddings()
         head = backbone.head
         fits = plain(head) and backbone.plain_head
-        self.head = LaidOut(head.weight, head.bias, rows=rows) if fits else None
+        self.head = Linear(head.weight, head.bias) if fits else None
         self.rotation = _rotation(decoder.rotary_emb, like=self.norm.weight, positions=positions)
 
     def hidden(
         self, tokens: Int[Tensor, "tokens"], positions: Int[Tensor, "tokens"], attend: Attend
     ) -> Float[Tensor, "tokens hidden"]:
         """As `Backbone.hidden`."""
-        cos, sin = (table.index_select(0, positions) for table in self.rotation)
-        x = self.embed(padded(tokens))
+        x = self.embed(tokens)
         for index, layer in enumerate(self.layers):
-            x = layer(x, index, cos, sin, attend)
-        return self.norm(x[: len(tokens)])
+            x = layer(x, index, positions, self.rotation, attend)
+        return self.norm(x)
 
     def logits(self, hidden: Float[Tensor, "tokens hidden"]) -> Float[Tensor, "tokens vocab"]:
         """As `Backbone.logits`."""
@@ -86,12 +82,12 @@ class _Norm:
         return cls(weight=module.weight.detach(), eps=module.variance_epsilon)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        return rms_norm(x, self.weight, self.eps)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Layer:
-    """One decoder layer, for hidden states in whole numbers of rows (`padded`).
+    """One decoder layer.
 
     Attributes:
         dim: of a head.
@@ -105,52 +101,55 @@ class _Layer:
     heads: int
     turned: int
     before: _Norm
-    qkv: LaidOut
+    qkv: Linear
     head_norms: tuple[_Norm, ...]
-    out: LaidOut
+    out: Linear
     between: _Norm
-    gate: LaidOut
-    up: LaidOut
-    down: LaidOut
+    gated: Linear
+    down: Linear
     call: dict[str, Any]
 
     @classmethod
-    def of(cls, layer: Any, call: dict[str, Any], *, rows: int) -> _Layer:
+    def of(cls, layer: Any, call: dict[str, Any]) -> _Layer:
         linear, dim = _linear(layer), layer.self_attn.head_dim
-        joined = [linear.pop(name) for name in ("query", "key", "value")]
+        joined = [linear[name] for name in ("query", "key", "value")]
         biases = [
             each.weight.new_zeros(len(each.weight)) if each.bias is None else each.bias.detach()
             for each in joined
         ]
-        qkv = LaidOut(
-            torch.cat([each.weight.detach() for each in joined]),
-            torch.cat(biases),
-            rows=rows,
-        )
         before, between, *of_heads = (_Norm.of(norm) for norm in _norms(layer))
+        out, gate, up, down = (linear[name] for name in ("out", "gate", "up", "down"))
         return cls(
             dim=dim,
             heads=len(joined[0].weight) // dim,
             turned=sum(len(each.weight) for each in joined[:2]) // dim,
             before=before,
-            qkv=qkv,
+            qkv=Linear(torch.cat([each.weight.detach() for each in joined]), torch.cat(biases)),
             head_norms=tuple(of_heads),
+            out=Linear(out.weight, out.bias),
             between=between,
+            gated=Linear(up.weight, up.bias, gate=(gate.weight, gate.bias)),
+            down=Linear(down.weight, down.bias),
             call=call,
-            **{name: LaidOut(each.weight, each.bias, rows=rows) for name, each in linear.items()},
         )
 
-    def __call__(self, x: Tensor, index: int, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
-        qkv = self.qkv(self.before(x))[: len(cos)].unflatten(1, (-1, self.dim))
+    def __call__(
+        self,
+        x: Tensor,
+        index: int,
+        positions: Tensor,
+        rotation: tuple[Tensor, Tensor],
+        attend: Attend,
+    ) -> Tensor:
+        qkv = self.qkv(self.before(x)).unflatten(1, (-1, self.dim))
         qk, value = qkv[:, : self.turned], qkv[:, self.turned :]
         if self.head_norms:
             of_query, of_key = self.head_norms
             qk = torch.cat([of_query(qk[:, : self.heads]), of_key(qk[:, self.heads :])], 1)
-        qk = torch.addcmul(qk * cos, qk.roll(self.dim // 2, -1), sin)
+        turn_(qk, *rotation, positions)
         seen = attend(index, qk[:, : self.heads], qk[:, self.heads :], value, **self.call)
-        x = self.out.combined(padded(seen.flatten(1)), x, "add")
-        h = self.between(x)
-        return self.down.combined(self.up.combined(h, self.gate(h, then="swish"), "mul"), x, "add")
+        x = self.out(seen.flatten(1), onto=x)
+        return self.down(self.gated(self.between(x)), onto=x)
 
 
 def _linear(layer: Any) -> dict[str, Any]:
@@ -175,12 +174,11 @@ def _norms(layer: Any) -> list[Any]:
 
 
 def _rotation(rotary: Any, *, like: Tensor, positions: int) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of every position, [positions, 1, dim], so that x is turned as
-    x · cos + (x with its halves changed) · sin."""
+    """Cosines and sines of every position, [positions, dim], as `turn_` takes them."""
     cos, sin = rotary(like, torch.arange(positions, device=like.device)[None])
     half = sin.shape[-1] // 2
     signed = torch.cat([-sin[0, :, :half], sin[0, :, half:]], 1)
-    return cos[0].unsqueeze(1), signed.unsqueeze(1)
+    return cos[0].contiguous(), signed
 
 
 @torch.no_grad()
@@ -192,6 +190,8 @@ def fusible(backbone: Backbone, *, tokens: int = 12) -> Calls | None:
     fused: in 16 bits, rounding would hide what another rotation does to weights that are random
     still, and there is little to win.
     """
+    if compiled() is None:
+        return None
     config = backbone.model.config.get_text_config()
     late = min(getattr(config, "max_position_embeddings", None) or tokens, LATE) - tokens
     ids = torch.arange(2 * tokens) % config.vocab_size
@@ -204,7 +204,7 @@ def fusible(backbone: Backbone, *, tokens: int = 12) -> Calls | None:
             places = (first + torch.arange(tokens)).repeat(2)
             attend = TwoRows()
             own = backbone.hidden(ids, places, attend)
-            fused = FusedBackbone(backbone, attend.calls, rows=2 * tokens, positions=first + tokens)
+            fused = FusedBackbone(backbone, attend.calls, positions=first + tokens)
             found = fused.hidden(ids, places, TwoRows())
             if not (found - own).norm() <= 1e-4 * own.norm():
                 return None

@@ -71,7 +71,7 @@ def product(
 
 
 class LaidOut:
-    """A matrix laid out for oneDNN, and the products that it is used in. Records no gradient.
+    """A matrix laid out for oneDNN. Records no gradient.
 
     Args:
         rows: how many a product has, about.
@@ -87,20 +87,11 @@ class LaidOut:
         self.weight = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), rows)
         self.bias = None if bias is None else bias.detach()
 
-    def __call__(
-        self, x: Float[Tensor, "rows inputs"], *, then: str = "none"
-    ) -> Float[Tensor, "rows outputs"]:
-        """x · Wᵀ + bias, then an activation by oneDNN's name for it."""
+    def __call__(self, x: Float[Tensor, "rows inputs"]) -> Float[Tensor, "rows outputs"]:
+        """x · Wᵀ + bias."""
         whole = padded(x)
-        out = torch.ops.mkldnn._linear_pointwise(whole, self.weight, self.bias, then, [], "")
+        out = torch.ops.mkldnn._linear_pointwise(whole, self.weight, self.bias, "none", [], "")
         return out[: len(x)]
-
-    def combined(
-        self, x: Float[Tensor, "rows inputs"], other: Float[Tensor, "rows outputs"], how: str
-    ) -> Float[Tensor, "rows outputs"]:
-        """x · Wᵀ + bias, with `other` added ("add") or multiplied ("mul") by the same pass; for
-        numbers of rows that are worth a kernel."""
-        return torch.ops.mkldnn._linear_pointwise.binary(x, other, self.weight, self.bias, how)
 
 
 class laid_out_weights:

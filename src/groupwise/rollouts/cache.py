@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from groupwise.models import sees, within_window
+from groupwise.models import attend, attends, sees, within_window
 
 
 @dataclass(kw_only=True)
@@ -180,6 +180,20 @@ class Decode:
         softcap: float | None,
     ) -> Float[Tensor, "rows heads dim"]:
         store, used, group = self.cache.layer(layer, key), self.used, self.cache.group
+        if attends(query, key, value, softcap=softcap):
+            return attend(
+                query,
+                key,
+                value,
+                prompt=(store.prompt_key, store.prompt_value),
+                suffix=(store.suffix_key, store.suffix_value),
+                slot=self.slot,
+                sample=self.sample,
+                time=self.time,
+                prompt_length=self.cache.prompt_length,
+                scaling=scaling,
+                window=window,
+            )
         (rows, heads, dim), key_heads = query.shape, key.shape[1]
         repeats, keys = heads // key_heads, self.prompt + self.suffix
         place = self._place(key_heads)

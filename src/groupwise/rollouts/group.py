@@ -92,9 +92,7 @@ class GroupEngine:
         rollout.backbone = backbone = Backbone.of(self.policy.model)
         if self.calls is None or not only_known_parts(backbone):  # an adapter was added since
             return laid_out_weights(self.policy.model, rows=self.max_rows)
-        rollout.backbone = FusedBackbone(
-            backbone, self.calls, rows=self.max_rows, positions=rollout.longest
-        )
+        rollout.backbone = FusedBackbone(backbone, self.calls, positions=rollout.longest)
         return nullcontext()
 
     def load(self, weights: Mapping[str, Tensor], *, version: int) -> Metrics:

@@ -1,0 +1,366 @@
+// What a decoding step computes beside matrix products, for float32 on a CPU.
+//
+// kernels.py compiles this file for the processor that is there, and says what each function means.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <omp.h>
+#include <vector>
+
+#define INLINE inline __attribute__((always_inline))
+
+namespace {
+
+constexpr int LANES = 16;             // numbers of a vector; `dim` is a multiple of it
+constexpr int TALL = 8;               // most rows of a tile
+constexpr int PANEL = 2 * LANES;      // columns of a tile
+constexpr int64_t BLOCK = 128;        // rows that stay in the second-level cache
+constexpr int64_t AHEAD = 16;         // keys that are fetched before they are needed
+constexpr int64_t SMALL = 1 << 14;    // fewer numbers are not worth a second thread
+
+typedef float Vector __attribute__((vector_size(4 * LANES), aligned(4)));
+typedef float Half __attribute__((vector_size(2 * LANES), aligned(4)));
+typedef float Quarter __attribute__((vector_size(LANES), aligned(4)));
+typedef int32_t Integers __attribute__((vector_size(4 * LANES)));
+
+INLINE Vector &at(float *place) { return *(Vector *)place; }
+INLINE const Vector &at(const float *place) { return *(const Vector *)place; }
+
+INLINE float sum(Vector x)
+{
+    Half h = *(Half *)&x + *((Half *)&x + 1);
+    Quarter q = *(Quarter *)&h + *((Quarter *)&h + 1);
+    return (q[0] + q[1]) + (q[2] + q[3]);
+}
+
+// e^x of numbers up to 88, to 2e-7 of it; 2e-38 below -87. As 2^n · e^r with |r| <= ln 2 / 2, where
+// adding 1.5 · 2^23 rounds to the nearest integer and leaves it in the last bits.
+INLINE Vector exponential(Vector x)
+{
+    const Vector least = Vector{} - 87.0f;
+    const float shift = 12582912.0f;
+    x = x < least ? least : x;
+    Vector n = x * 1.44269504f + shift;
+    Integers power = (Integers)n << 23;
+    n -= shift;
+    Vector r = x - n * 0.693359375f + n * 2.12194440e-4f;  // ln 2 in two parts
+    Vector p = r * (1.0f / 5040) + 1.0f / 720;
+    p = p * r + 1.0f / 120;
+    p = p * r + 1.0f / 24;
+    p = p * r + 1.0f / 6;
+    p = p * r + 0.5f;
+    p = p * r * r + r + 1.0f;
+    return (Vector)((Integers)p + power);
+}
+
+// left(i, k) = data[i · row + k · step]
+struct Left {
+    const float *data;
+    int64_t row, step;
+};
+
+// out[ROWS, 16 · VECTORS] += left[ROWS, depth] · right[depth, 16 · VECTORS]
+template <int ROWS, int VECTORS>
+INLINE void tile(Left left, int64_t depth, const float *right, int64_t right_row, float *out,
+                 int64_t out_row)
+{
+    Vector total[ROWS][VECTORS];
+    for (int i = 0; i < ROWS; i++)
+        for (int v = 0; v < VECTORS; v++)
+            total[i][v] = at(out + i * out_row + v * LANES);
+    for (int64_t k = 0; k < depth; k++)
+        for (int v = 0; v < VECTORS; v++) {
+            const Vector some = at(right + k * right_row + v * LANES);
+            for (int i = 0; i < ROWS; i++)
+                total[i][v] += left.data[i * left.row + k * left.step] * some;
+        }
+    for (int i = 0; i < ROWS; i++)
+        for (int v = 0; v < VECTORS; v++)
+            at(out + i * out_row + v * LANES) = total[i][v];
+}
+
+template <int VECTORS>
+INLINE void strip(int64_t rows, Left left, int64_t depth, const float *right, int64_t right_row,
+                  float *out, int64_t out_row)
+{
+    for (; rows >= TALL; rows -= TALL, left.data += TALL * left.row, out += TALL * out_row)
+        tile<TALL, VECTORS>(left, depth, right, right_row, out, out_row);
+    for (; rows >= 2; rows -= 2, left.data += 2 * left.row, out += 2 * out_row)
+        tile<2, VECTORS>(left, depth, right, right_row, out, out_row);
+    if (rows)
+        tile<1, VECTORS>(left, depth, right, right_row, out, out_row);
+}
+
+// out[rows, columns] += left[rows, depth] · right[depth, columns]; columns a multiple of 16
+void multiply(int64_t rows, int64_t columns, int64_t depth, Left left, const float *right,
+              int64_t right_row, float *out, int64_t out_row)
+{
+    int64_t j = 0;
+    for (; j + 2 * LANES <= columns; j += 2 * LANES)
+        strip<2>(rows, left, depth, right + j, right_row, out + j, out_row);
+    if (j < columns)
+        strip<1>(rows, left, depth, right + j, right_row, out + j, out_row);
+}
+
+// Of every row and head `dim` numbers that lie together.
+struct Heads {
+    const float *data;
+    int64_t row, head;
+    const float *of(int64_t r, int64_t h) const { return data + r * row + h * head; }
+};
+
+}  // namespace
+
+struct Attention {
+    Heads query, key, value;
+    float *out;                              // [rows, heads, dim]
+    const float *prompt_key, *prompt_value;  // [slots, key_heads, prompt_capacity, dim]
+    float *suffix_key, *suffix_value;        // [slots, key_heads, group, suffix_capacity, dim]
+    const int64_t *slot, *sample, *time;     // [rows], in the order of slots
+    const int64_t *prompt_length;            // [slots]
+    int64_t rows, heads, key_heads, dim, group, prompt_capacity, suffix_capacity;
+    int64_t window;  // the last tokens that are seen, or 0 for all
+    int64_t threads;
+    double scaling;
+};
+
+namespace {
+
+// What the rows of one slot see, and where a thread keeps what it computes for one key head.
+//
+// Queries are the rows of the slot times the heads that share a key head. Those to the prompt are
+// the columns of a matrix, so that a tile of scores is a few keys by 32 queries.
+struct Share {
+    int64_t first, rows, queries, columns;  // columns: queries up to a multiple of 16
+    int64_t hidden_prompt, hidden_suffix;   // before the window
+    int64_t prompt, suffix, width;          // seen; width: suffix up to a multiple of 16
+
+    Share(const Attention &a, int64_t begin, int64_t end) : first(begin), rows(end - begin)
+    {
+        const int64_t length = a.prompt_length[a.slot[begin]], own = a.time[begin] + 1;
+        const int64_t hidden = a.window ? std::max<int64_t>(0, length + own - a.window) : 0;
+        queries = rows * (a.heads / a.key_heads);
+        columns = (queries + LANES - 1) / LANES * LANES;
+        hidden_prompt = std::min(hidden, length), hidden_suffix = hidden - hidden_prompt;
+        prompt = length - hidden_prompt, suffix = own - hidden_suffix;
+        width = (suffix + LANES - 1) / LANES * LANES;
+    }
+
+    int64_t room(int64_t dim) const
+    {
+        return columns * (2 * dim + prompt + 2) + queries * width;
+    }
+};
+
+void attend_share(const Attention &a, const Share &s, int64_t key_head, float *room)
+{
+    const int64_t dim = a.dim, repeats = a.heads / a.key_heads, columns = s.columns;
+    const int64_t cell = a.slot[s.first] * a.key_heads + key_head;
+    const int64_t head = key_head * repeats;
+    const float scaling = (float)a.scaling;
+    float *turned = room;                          // [dim, columns], scaled
+    float *to_prompt = turned + dim * columns;     // [prompt, columns]
+    float *to_suffix = to_prompt + s.prompt * columns;  // [queries, width]
+    float *top = to_suffix + s.queries * s.width;  // [columns]
+    float *total = top + columns;                  // [columns]
+    float *result = total + columns;               // [queries, dim]
+
+    // Scores of the prompt's keys.
+    std::fill(turned, to_suffix, 0.0f);
+    for (int64_t q = 0; q < s.queries; q++) {
+        const float *query = a.query.of(s.first + q / repeats, head + q % repeats);
+        for (int64_t d = 0; d < dim; d++)
+            turned[d * columns + q] = query[d] * scaling;
+    }
+    const int64_t seen = (cell * a.prompt_capacity + s.hidden_prompt) * dim;
+    multiply(s.prompt, columns, dim, {a.prompt_key + seen, dim, 1}, turned, columns, to_prompt,
+             columns);
+    std::fill(top, total, -std::numeric_limits<float>::infinity());
+    for (int64_t t = 0; t < s.prompt; t++)
+        for (int64_t q = 0; q < columns; q += LANES) {
+            const Vector x = at(to_prompt + t * columns + q), most = at(top + q);
+            at(top + q) = x > most ? x : most;
+        }
+
+    // The new keys and values, and scores of every row's own keys.
+    for (int64_t r = 0; r < s.rows; r++) {
+        const int64_t row = s.first + r;
+        const int64_t begin = (cell * a.group + a.sample[row]) * a.suffix_capacity * dim;
+        const int64_t last = begin + a.time[row] * dim, start = begin + s.hidden_suffix * dim;
+        std::memcpy(a.suffix_key + last, a.key.of(row, key_head), sizeof(float) * dim);
+        std::memcpy(a.suffix_value + last, a.value.of(row, key_head), sizeof(float) * dim);
+        for (int64_t t = 0; t < s.suffix; t++) {
+            const float *key = a.suffix_key + start + t * dim;
+            for (int64_t d = 0; d < dim; d += LANES) {
+                __builtin_prefetch(key + AHEAD * dim + d);
+                __builtin_prefetch(a.suffix_value + start + t * dim + d);
+            }
+            for (int64_t h = 0; h < repeats; h++) {
+                const int64_t q = r * repeats + h;
+                const float *query = a.query.of(row, head + h);
+                Vector product{};
+                for (int64_t d = 0; d < dim; d += LANES)
+                    product += at(query + d) * at(key + d);
+                const float x = sum(product) * scaling;
+                to_suffix[q * s.width + t] = x;
+                top[q] = x > top[q] ? x : top[q];
+            }
+        }
+        for (int64_t q = r * repeats; q < (r + 1) * repeats; q++)
+            std::fill(to_suffix + q * s.width + s.suffix, to_suffix + (q + 1) * s.width,
+                      -std::numeric_limits<float>::infinity());
+    }
+
+    // Weights before they are divided by their sum, and the values that they choose.
+    std::fill(total, result + s.queries * dim, 0.0f);
+    for (int64_t t = 0; t < s.prompt; t++)
+        for (int64_t q = 0; q < columns; q += LANES) {
+            Vector &x = at(to_prompt + t * columns + q);
+            x = exponential(x - at(top + q));
+            at(total + q) += x;
+        }
+    multiply(s.queries, dim, s.prompt, {to_prompt, 1, columns}, a.prompt_value + seen, dim, result,
+             dim);
+    for (int64_t r = 0; r < s.rows; r++) {
+        const int64_t row = s.first + r, q = r * repeats;
+        for (int64_t h = 0; h < repeats; h++) {
+            Vector more{};
+            for (int64_t t = 0; t < s.width; t += LANES) {
+                Vector &x = at(to_suffix + (q + h) * s.width + t);
+                x = exponential(x - top[q + h]);
+                more += x;
+            }
+            total[q + h] += sum(more);
+        }
+        const int64_t line = (cell * a.group + a.sample[row]) * a.suffix_capacity;
+        multiply(repeats, dim, s.suffix, {to_suffix + q * s.width, s.width, 1},
+                 a.suffix_value + (line + s.hidden_suffix) * dim, dim, result + q * dim, dim);
+        for (int64_t h = 0; h < repeats; h++)
+            for (int64_t d = 0; d < dim; d++)
+                a.out[(row * a.heads + head + h) * dim + d] =
+                    result[(q + h) * dim + d] / total[q + h];
+    }
+}
+
+INLINE void normalise(const float *x, const float *weight, int64_t size, float eps, float *out)
+{
+    float squares = 0;
+#pragma omp simd reduction(+ : squares)
+    for (int64_t i = 0; i < size; i++)
+        squares += x[i] * x[i];
+    const float scale = 1.0f / std::sqrt(squares / size + eps);
+    for (int64_t i = 0; i < size; i++)
+        out[i] = x[i] * scale * weight[i];
+}
+
+}  // namespace
+
+struct Linear {
+    const float *x;       // [rows, depth]
+    const float *weight;  // [panels, depth, 32]; of a gated one 16 of the gate, then 16 others
+    const float *bias;    // [panels, 32], or null
+    const float *onto;    // [rows, columns] to be added, or null
+    float *out;           // [rows, columns]
+    int64_t rows, depth, columns, gated, threads;
+};
+
+namespace {
+
+// Some rows of one panel: a tile is computed on the stack, and leaves it finished.
+void linear_panel(const Linear &l, int64_t panel, int64_t first, int64_t end)
+{
+    const int64_t wide = l.gated ? LANES : PANEL, column = panel * wide;
+    const int64_t columns = std::min(wide, l.columns - column);
+    const float *weight = l.weight + panel * l.depth * PANEL;
+    alignas(4 * LANES) float block[TALL][PANEL];
+    for (int64_t row = first; row < end; row += TALL) {
+        const int64_t rows = std::min<int64_t>(TALL, end - row);
+        for (int64_t i = 0; i < rows; i++)
+            for (int64_t j = 0; j < PANEL; j++)
+                block[i][j] = l.bias ? l.bias[panel * PANEL + j] : 0.0f;
+        strip<2>(rows, {l.x + row * l.depth, l.depth, 1}, l.depth, weight, PANEL, block[0], PANEL);
+        for (int64_t i = 0; i < rows; i++) {
+            if (l.gated) {
+                const Vector gate = at(block[i]);
+                at(block[i]) = gate / (exponential(-gate) + 1.0f) * at(block[i] + LANES);
+            }
+            const int64_t place = (row + i) * l.columns + column;
+            for (int64_t j = 0; j < columns; j++)
+                l.out[place + j] = block[i][j] + (l.onto ? l.onto[place + j] : 0.0f);
+        }
+    }
+}
+
+}  // namespace
+
+extern "C" {
+
+// 0, or 1 where there was no memory.
+int attend(const Attention *given)
+{
+    const Attention &a = *given;
+    std::vector<Share> shares;
+    int64_t most = 0;
+    for (int64_t begin = 0, end = 0; begin < a.rows; begin = end) {
+        while (end < a.rows && a.slot[end] == a.slot[begin])
+            end++;
+        shares.emplace_back(a, begin, end);
+        most = std::max(most, shares.back().room(a.dim));
+    }
+    most = (most + LANES - 1) / LANES * LANES;
+    float *room = (float *)std::aligned_alloc(4 * LANES, sizeof(float) * most * a.threads);
+    if (!room)
+        return 1;
+    const int64_t units = shares.size() * a.key_heads;
+#pragma omp parallel num_threads(a.threads)
+    {
+        float *mine = room + most * omp_get_thread_num();
+#pragma omp for schedule(dynamic)
+        for (int64_t i = 0; i < units; i++)
+            attend_share(a, shares[i / a.key_heads], i % a.key_heads, mine);
+    }
+    std::free(room);
+    return 0;
+}
+
+void linear(const Linear *given)
+{
+    const Linear &l = *given;
+    const int64_t wide = l.gated ? LANES : PANEL, panels = (l.columns + wide - 1) / wide;
+    const int64_t blocks = (l.rows + BLOCK - 1) / BLOCK;
+#pragma omp parallel for num_threads(l.threads) schedule(static)
+    for (int64_t i = 0; i < blocks * panels; i++) {
+        const int64_t first = i / panels * BLOCK;
+        linear_panel(l, i % panels, first, std::min(first + BLOCK, l.rows));
+    }
+}
+
+void rms_norm(const float *x, const float *weight, int64_t rows, int64_t size, double eps,
+              float *out, int64_t threads)
+{
+#pragma omp parallel for num_threads(threads) if (rows * size > SMALL)
+    for (int64_t r = 0; r < rows; r++)
+        normalise(x + r * size, weight, size, (float)eps, out + r * size);
+}
+
+void turn(float *x, int64_t rows, int64_t row, int64_t heads, int64_t dim, const float *cos,
+          const float *sin, const int64_t *position, int64_t threads)
+{
+#pragma omp parallel for num_threads(threads) if (rows * row > SMALL)
+    for (int64_t r = 0; r < rows; r++) {
+        const float *c = cos + position[r] * dim, *s = sin + position[r] * dim;
+        for (int64_t h = 0; h < heads; h++) {
+            float *low = x + r * row + h * dim, *high = low + dim / 2;
+            for (int64_t i = 0; i < dim / 2; i++) {
+                const float a = low[i], b = high[i];
+                low[i] = a * c[i] + b * s[i];
+                high[i] = b * c[dim / 2 + i] + a * s[dim / 2 + i];
+            }
+        }
+    }
+}
+}
