@@ -10,6 +10,7 @@ from groupwise.models.attention import Attend, groupwise_attention, sees, within
 from groupwise.models.backbone import Backbone, head_product, unsupported
 from groupwise.models.fused import FusedBackbone, fusible, only_known_parts
 from groupwise.models.kernels import attend, attends
+from groupwise.models.layers import own_products
 from groupwise.models.loading import load_policy, with_adapter
 from groupwise.models.policy import Policy, make_policy, save_policy, without_bars
 from groupwise.models.products import (
@@ -35,6 +36,7 @@ __all__ = [
     "laid_out_weights",
     "load_policy",
     "make_policy",
+    "own_products",
     "product",
     "save_policy",
     "sees",

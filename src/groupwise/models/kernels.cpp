@@ -297,6 +297,47 @@ void linear_panel(const Linear &l, int64_t panel, int64_t first, int64_t end)
 
 }  // namespace
 
+// left(i, k) = left[i · left_row + k · left_step], right(k, j) = right[k · right_row + j · right_step]
+struct Product {
+    const float *left, *right;
+    float *out;  // [rows, columns]
+    int64_t rows, columns, depth, left_row, left_step, right_row, right_step, threads;
+};
+
+namespace {
+
+// One panel of the right factor as [depth, 32], zeros after its last column.
+void pack_right(const Product &p, int64_t column, float *panel)
+{
+    const int64_t columns = std::min<int64_t>(PANEL, p.columns - column);
+    const float *right = p.right + column * p.right_step;
+    if (columns < PANEL)
+        std::fill(panel, panel + p.depth * PANEL, 0.0f);
+    for (int64_t start = 0; start < p.depth; start += LANES) {
+        const int64_t end = std::min(start + LANES, p.depth);
+        if (p.right_step == 1)
+            for (int64_t k = start; k < end; k++)
+                for (int64_t j = 0; j < columns; j++)
+                    panel[k * PANEL + j] = right[k * p.right_row + j];
+        else
+            for (int64_t j = 0; j < columns; j++)
+                for (int64_t k = start; k < end; k++)
+                    panel[k * PANEL + j] = right[k * p.right_row + j * p.right_step];
+    }
+}
+
+// Some rows of the left factor as [rows / 8, depth, 8].
+void pack_left(const Product &p, int64_t first, float *packed)
+{
+    const int64_t rows = std::min<int64_t>(TALL, p.rows - first);
+    const float *left = p.left + first * p.left_row;
+    for (int64_t k = 0; k < p.depth; k++)
+        for (int64_t i = 0; i < rows; i++)
+            packed[k * TALL + i] = left[i * p.left_row + k * p.left_step];
+}
+
+}  // namespace
+
 extern "C" {
 
 // 0, or 1 where there was no memory.
@@ -337,6 +378,46 @@ void linear(const Linear *given)
         const int64_t first = i / panels * BLOCK;
         linear_panel(l, i % panels, first, std::min(first + BLOCK, l.rows));
     }
+}
+
+// 0, or 1 where there was no memory.
+int product(const Product *given)
+{
+    const Product &p = *given;
+    const bool as_it_is = p.left_step == 1;
+    const int64_t blocks = (p.rows + TALL - 1) / TALL, panels = (p.columns + PANEL - 1) / PANEL;
+    const int64_t left_room = as_it_is ? 0 : blocks * TALL * p.depth, room = p.depth * PANEL;
+    float *packed = (float *)std::aligned_alloc(
+        4 * LANES, sizeof(float) * (left_room + room * p.threads));
+    if (!packed)
+        return 1;
+#pragma omp parallel num_threads(p.threads)
+    {
+        if (!as_it_is) {
+#pragma omp for schedule(static)
+            for (int64_t b = 0; b < blocks; b++)
+                pack_left(p, b * TALL, packed + b * TALL * p.depth);
+        }
+        float *panel = packed + left_room + room * omp_get_thread_num();
+#pragma omp for schedule(dynamic)
+        for (int64_t j = 0; j < panels; j++) {
+            const int64_t column = j * PANEL, columns = std::min<int64_t>(PANEL, p.columns - column);
+            alignas(4 * LANES) float block[TALL][PANEL];
+            pack_right(p, column, panel);
+            for (int64_t b = 0; b < blocks; b++) {
+                const int64_t row = b * TALL, rows = std::min<int64_t>(TALL, p.rows - row);
+                const Left left = as_it_is ? Left{p.left + row * p.left_row, p.left_row, 1}
+                                           : Left{packed + row * p.depth, 1, TALL};
+                std::memset(block, 0, sizeof block);
+                strip<2>(rows, left, p.depth, panel, PANEL, block[0], PANEL);
+                for (int64_t i = 0; i < rows; i++)
+                    std::memcpy(p.out + (row + i) * p.columns + column, block[i],
+                                sizeof(float) * columns);
+            }
+        }
+    }
+    std::free(packed);
+    return 0;
 }
 
 void rms_norm(const float *x, const float *weight, int64_t rows, int64_t size, double eps,

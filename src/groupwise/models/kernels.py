@@ -88,6 +88,21 @@ class _Linear(ctypes.Structure):
     )
 
 
+class _Product(ctypes.Structure):
+    """`Product` of kernels.cpp."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("left", "right", "out")),
+        *(
+            (name, ctypes.c_int64)
+            for name in (
+                "rows", "columns", "depth",
+                "left_row", "left_step", "right_row", "right_step", "threads",
+            )
+        ),
+    )  # fmt: skip
+
+
 @cache
 def compiled() -> ctypes.CDLL | None:
     """The functions of `kernels.cpp`; None where they cannot be compiled or loaded."""
@@ -192,6 +207,21 @@ def _in_panels(
     """`size` columns at a time, the last ones filled up with zeros."""
     missing = -len(x) % size
     return F.pad(x, (0, 0) * (x.dim() - 1) + (0, missing)).unflatten(0, (-1, size))
+
+
+def multiply(
+    left: Float[Tensor, "rows depth"], right: Float[Tensor, "depth columns"]
+) -> Float[Tensor, "rows columns"]:
+    """left · right, each of them laid out in any way, as a transposed view is. Records no
+    gradient."""
+    out = left.new_empty(len(left), right.shape[1])
+    given = _Product(
+        left.data_ptr(), right.data_ptr(), out.data_ptr(), len(left), right.shape[1], len(right),
+        *left.stride(), *right.stride(), torch.get_num_threads(),
+    )  # fmt: skip
+    if _library().product(ctypes.byref(given)):
+        raise MemoryError(f"product of {list(left.shape)} and {list(right.shape)}: no memory")
+    return out
 
 
 def rms_norm(

@@ -19,6 +19,7 @@ from groupwise.models import (
     Policy,
     groupwise_attention,
     is_adapted,
+    own_products,
     save_policy,
     unsupported,
 )
@@ -103,7 +104,7 @@ class TorchLearner:
         rows = batch.mask.any(1).nonzero().squeeze(-1)
         training = self.model.training
         self.model.eval()
-        with torch.no_grad(), as_it_began:
+        with torch.no_grad(), as_it_began, own_products(backbone.model):
             for part in plan(batch, rows, tokens=self.tokens_per_microbatch):
                 packed = self._laid_out(batch, part)
                 logp, _ = self._forward(packed, backbone, batch, entropy=False)
@@ -147,7 +148,7 @@ class TorchLearner:
         learning_mode(self.model)
         # Around the backward pass as well: gradient checkpointing runs the layers again there.
         attention = groupwise_attention(self.backbone.model) if self.packs else nullcontext()
-        with attention:
+        with attention, own_products(self.model):
             for part in plan(batch, rows, tokens=self.tokens_per_microbatch):
                 packed = self._laid_out(batch, part)
                 logp, h = self._forward(packed, self.backbone, batch, entropy=entropy)
