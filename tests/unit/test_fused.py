@@ -28,13 +28,15 @@ from groupwise.models import (
     with_adapter,
 )
 from groupwise.models.backbone import TwoRows
+from groupwise.models.kernels import compiled
 from groupwise.rollouts import GroupEngine
 from groupwise.types import Sampling
 from groupwise.updates.torch_learner import recompute_activations
 from tiny_models import CONFIGS, SHAPE, letter_tokenizer, tiny_model, tiny_policy
 
 pytestmark = pytest.mark.skipif(
-    not products._types(), reason="this build of PyTorch has no oneDNN for the CPU"
+    not products._types() or compiled() is None,
+    reason="no oneDNN in this build of PyTorch, or no g++ whose programs this machine loads",
 )
 MADE_LIKE_LLAMA = sorted(set(CONFIGS) - {"gemma2"})
 

@@ -50,7 +50,7 @@ class FusedBackbone:
         self.norm = _Norm.of(decoder.norm)
         self.embed = backbone.model.get_input_embeddings()
         head = backbone.head
-        fits = plain(head) and backbone.plain_head
+        fits = plain(head) and backbone.plain_head and head.weight.dtype == torch.float32
         self.head = Linear(head.weight, head.bias) if fits else None
         self.rotation = _rotation(decoder.rotary_emb, like=self.norm.weight, positions=positions)
 
@@ -234,8 +234,11 @@ def _only_known_parts(decoder: Any, backbone: Backbone) -> bool:
     inside = [module for module in decoder.modules() if module is not embeddings]
     some, rotation = torch.linspace(-8, 8, 33), decoder.rotary_emb.rope_type
     return (
-        all(plain(each) and each.weight.dtype == torch.float32 for each in linear)
-        and all(id(parameter) in used for parameter in decoder.parameters())
+        all(plain(each) for each in linear)
+        and all(
+            id(parameter) in used and parameter.dtype == torch.float32
+            for parameter in decoder.parameters()
+        )
         and not any(module._forward_hooks or module._forward_pre_hooks for module in inside)
         and all(torch.allclose(layer.mlp.act_fn(some), F.silu(some)) for layer in decoder.layers)
         # These depend on the length of the sequence.

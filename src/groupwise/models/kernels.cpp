@@ -37,15 +37,17 @@ INLINE float sum(Vector x)
     return (q[0] + q[1]) + (q[2] + q[3]);
 }
 
-// e^x of numbers up to 88, to 2e-7 of it; 2e-38 below -87. As 2^n · e^r with |r| <= ln 2 / 2, where
-// adding 1.5 · 2^23 rounds to the nearest integer and leaves it in the last bits.
+// e^x to 2e-7 of it, where x is beyond -87 or 88 that of -87 or 88. As 2^n · e^r with
+// |r| <= ln 2 / 2, where adding 1.5 · 2^23 rounds to the nearest integer and leaves it in the last
+// bits; 127 more make it the exponent of 2^n. A NaN stays one, whatever its last bits are.
 INLINE Vector exponential(Vector x)
 {
-    const Vector least = Vector{} - 87.0f;
-    const float shift = 12582912.0f;
+    const Vector least = Vector{} - 87.0f, most = Vector{} + 88.0f;
+    const float shift = 12582912.0f + 127.0f;
     x = x < least ? least : x;
+    x = x > most ? most : x;
     Vector n = x * 1.44269504f + shift;
-    Integers power = (Integers)n << 23;
+    const Vector power = (Vector)((Integers)n << 23);
     n -= shift;
     Vector r = x - n * 0.693359375f + n * 2.12194440e-4f;  // ln 2 in two parts
     Vector p = r * (1.0f / 5040) + 1.0f / 720;
@@ -54,7 +56,7 @@ INLINE Vector exponential(Vector x)
     p = p * r + 1.0f / 6;
     p = p * r + 0.5f;
     p = p * r * r + r + 1.0f;
-    return (Vector)((Integers)p + power);
+    return p * power;
 }
 
 // left(i, k) = data[i · row + k · step]

@@ -30,9 +30,8 @@ from functools import cache
 from pathlib import Path
 
 import torch
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Float32, Int64
 from torch import Tensor
-from torch.nn import functional as F
 
 SOURCE = Path(__file__).with_name("kernels.cpp")
 FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fopenmp", "-shared", "-fPIC")
@@ -136,10 +135,10 @@ def _built(compiler: str) -> Path:
 
 
 def _openmp() -> list[str]:
-    """The OpenMP library that this process has loaded."""
+    """The OpenMP library that this process has loaded; PyTorch's where another package has one."""
     maps = Path("/proc/self/maps").read_text().splitlines()
     paths = {line.split(maxsplit=5)[-1] for line in maps if "/libgomp" in line}
-    return sorted(paths)[:1]
+    return sorted(paths, key=lambda path: ("torch" not in path, path))[:1]
 
 
 def _processor() -> str:
@@ -155,6 +154,12 @@ def _library() -> ctypes.CDLL:
     return library
 
 
+def _require(fits: bool, what: str) -> None:
+    """Refuse what a kernel would read beyond its end, as PyTorch refuses it."""
+    if not fits:
+        raise ValueError(what)
+
+
 class Linear:
     """x · Wᵀ + b with copies of W and b that are laid out for the kernels. Records no gradient.
 
@@ -166,8 +171,8 @@ class Linear:
 
     def __init__(
         self,
-        weight: Float[Tensor, "outputs inputs"],
-        bias: Float[Tensor, "outputs"] | None,
+        weight: Float32[Tensor, "outputs inputs"],
+        bias: Float32[Tensor, "outputs"] | None,
         *,
         gate: tuple[Tensor, Tensor | None] | None = None,
     ) -> None:
@@ -175,22 +180,23 @@ class Linear:
         self.columns, self.depth = weight.shape
         parts = [(weight, bias)] if gate is None else [gate, (weight, bias)]
         size = PANEL // len(parts)
-        weights = [_in_panels(weight.detach(), size) for weight, _ in parts]
-        biases = [
-            _in_panels(weight.new_zeros(self.columns) if bias is None else bias.detach(), size)
-            for weight, bias in parts
-        ]
-        self.weight = torch.cat(weights, 1).transpose(1, 2).contiguous()  # [panels, inputs, 32]
-        self.bias = torch.cat(biases, 1)
+        panels = -(-self.columns // size)
+        self.weight = weight.new_zeros(panels, self.depth, PANEL)
+        self.bias = weight.new_zeros(panels, PANEL)
+        for first, (each, of_each) in zip(range(0, PANEL, size), parts, strict=True):
+            _lay_out(each.detach(), self.weight[..., first : first + size])
+            if of_each is not None:
+                _lay_out(of_each.detach(), self.bias[..., first : first + size])
 
     def __call__(
         self,
-        x: Float[Tensor, "rows inputs"],
+        x: Float32[Tensor, "rows inputs"],
         *,
-        onto: Float[Tensor, "rows outputs"] | None = None,
-    ) -> Float[Tensor, "rows outputs"]:
+        onto: Float32[Tensor, "rows outputs"] | None = None,
+    ) -> Float32[Tensor, "rows outputs"]:
         """The product, with `onto` added."""
-        x = x.contiguous()
+        _require(x.shape[1] == self.depth, "inputs of another size than the weight's")
+        x, onto = x.contiguous(), None if onto is None else onto.contiguous()
         out = x.new_empty(len(x), self.columns)
         given = _Linear(
             x.data_ptr(), self.weight.data_ptr(), self.bias.data_ptr(),
@@ -201,12 +207,15 @@ class Linear:
         return out
 
 
-def _in_panels(
-    x: Shaped[Tensor, "columns *rest"], size: int
-) -> Shaped[Tensor, "panels size *rest"]:
-    """`size` columns at a time, the last ones filled up with zeros."""
-    missing = -len(x) % size
-    return F.pad(x, (0, 0) * (x.dim() - 1) + (0, missing)).unflatten(0, (-1, size))
+def _lay_out(
+    x: Float32[Tensor, "columns *rest"], panels: Float32[Tensor, "panels *rest size"]
+) -> None:
+    """Fill panels with so many columns each, without another copy on the way."""
+    size = panels.shape[-1]
+    whole, left = divmod(len(x), size)
+    panels[:whole] = x[: whole * size].unflatten(0, (whole, size)).movedim(1, -1)
+    if left:
+        panels[whole, ..., :left] = x[-left:].movedim(0, -1)
 
 
 def multiply(
@@ -225,12 +234,13 @@ def multiply(
 
 
 def rms_norm(
-    x: Float[Tensor, "*rows size"], weight: Float[Tensor, "size"], eps: float
-) -> Float[Tensor, "*rows size"]:
+    x: Float32[Tensor, "*rows size"], weight: Float32[Tensor, "size"], eps: float
+) -> Float32[Tensor, "*rows size"]:
     """x · weight / √(mean(x²) + ε) over the last dimension. Records no gradient."""
+    size = len(weight)
+    _require(x.shape[-1] == size, "rows of another size than the norm's")
     x = x.contiguous()
     out = torch.empty_like(x)
-    size = len(weight)
     _library().rms_norm(
         ctypes.c_void_p(x.data_ptr()),
         ctypes.c_void_p(weight.data_ptr()),
@@ -244,10 +254,10 @@ def rms_norm(
 
 
 def turn_(
-    x: Float[Tensor, "rows heads dim"],
-    cos: Float[Tensor, "places dim"],
-    sin: Float[Tensor, "places dim"],
-    positions: Int[Tensor, "rows"],
+    x: Float32[Tensor, "rows heads dim"],
+    cos: Float32[Tensor, "places dim"],
+    sin: Float32[Tensor, "places dim"],
+    positions: Int64[Tensor, "rows"],
 ) -> None:
     """Turn every head to its position, in place: x · cos + (x with its halves changed) · sin.
 
@@ -255,6 +265,7 @@ def turn_(
     the halves themselves.
     """
     rows, heads, dim = x.shape
+    _require(cos.shape[1] == sin.shape[1] == dim, "a rotation of another size than the heads")
     _library().turn(
         ctypes.c_void_p(x.data_ptr()),
         ctypes.c_int64(rows),
@@ -286,30 +297,30 @@ def attends(query: Tensor, key: Tensor, value: Tensor, *, softcap: float | None)
 
 
 def attend(
-    query: Float[Tensor, "rows heads dim"],
-    key: Float[Tensor, "rows key_heads dim"],
-    value: Float[Tensor, "rows key_heads dim"],
+    query: Float32[Tensor, "rows heads dim"],
+    key: Float32[Tensor, "rows key_heads dim"],
+    value: Float32[Tensor, "rows key_heads dim"],
     *,
     prompt: tuple[
-        Float[Tensor, "slots key_heads prompt dim"], Float[Tensor, "slots key_heads prompt dim"]
+        Float32[Tensor, "slots key_heads prompt dim"], Float32[Tensor, "slots key_heads prompt dim"]
     ],
     suffix: tuple[
-        Float[Tensor, "slots key_heads group suffix dim"],
-        Float[Tensor, "slots key_heads group suffix dim"],
+        Float32[Tensor, "slots key_heads group suffix dim"],
+        Float32[Tensor, "slots key_heads group suffix dim"],
     ],
-    slot: Int[Tensor, "rows"],
-    sample: Int[Tensor, "rows"],
-    time: Int[Tensor, "rows"],
-    prompt_length: Int[Tensor, "slots"],
+    slot: Int64[Tensor, "rows"],
+    sample: Int64[Tensor, "rows"],
+    time: Int64[Tensor, "rows"],
+    prompt_length: Int64[Tensor, "slots"],
     scaling: float,
     window: int | None,
-) -> Float[Tensor, "rows heads dim"]:
+) -> Float32[Tensor, "rows heads dim"]:
     """Attention of one new token per row to the prompt of its slot and to its own suffix.
 
         softmax(q · [prompt keys; suffix keys]ᵀ · scaling) [prompt values; suffix values]
 
-    Writes the new keys and values into the suffix first, at `time`. Cost is that of the tokens that
-    are there, whatever the capacity and whatever the other slots hold.
+    Writes the new keys and values into the suffix first, at `time`. Records no gradient. Cost is
+    that of the tokens that are there, whatever the capacity and whatever the other slots hold.
 
     Args:
         prompt, suffix: keys and values.
