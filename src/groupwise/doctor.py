@@ -31,6 +31,7 @@ from groupwise.execution import (
     reliefs,
 )
 from groupwise.models import Policy
+from groupwise.models.kernels import compiled
 from groupwise.prompts.overlap import shared_prompts
 from groupwise.prompts.templates import check_round_trip
 from groupwise.rewards import dropped_tags
@@ -166,7 +167,8 @@ def _device() -> str:
     free = psutil.virtual_memory().available / 2**30
     return (
         f"CPU, {_counted(cores, 'core')}, {_counted(threads, 'thread')}, "
-        f"{free:.1f} GiB of memory free"
+        f"{free:.1f} GiB of memory free, "
+        + ("kernels compiled" if compiled() else "without kernels (they need g++)")
     )
 
 

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import threading
 from collections.abc import Iterator
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,7 @@ from engine_contract import check_logprobs, make_requests
 from groupwise.models import Backbone, Policy, fusible, kernels, only_known_parts
 from groupwise.models.kernels import Linear, attends, compiled, rms_norm, turn_
 from groupwise.rollouts import GroupEngine, cache
-from groupwise.rollouts.cache import Decode, GroupCache
+from groupwise.rollouts.cache import Decode, GroupCache, LayerCache
 from groupwise.types import Sampling
 from tiny_models import SHAPE, tiny_policy
 
@@ -204,6 +205,33 @@ def check(
 def test_attention_of_slots_that_differ(window: int | None) -> None:
     """Windows that end in a suffix, at its first token, in a prompt and before it."""
     check(*scene(), window=window)
+
+
+def narrow(grid: GroupCache) -> GroupCache:
+    """The same in bfloat16."""
+    (layer,) = grid.layers.values()
+    stored = {f.name: getattr(layer, f.name).to(torch.bfloat16) for f in fields(layer)}
+    made = replace(grid, layers={0: LayerCache(**stored)})
+    made.prompt_length, made.start = grid.prompt_length, grid.start
+    return made
+
+
+@needs_kernels
+@pytest.mark.parametrize("window", [None, 1, 8])
+def test_attention_in_16_bits_is_that_in_float32_rounded(window: int | None) -> None:
+    decode, given = scene(heads=6, dim=32)
+    small = tuple(x.to(torch.bfloat16) for x in given)
+    in_16_bits = replace(decode, cache=narrow(decode.cache))
+    call = {"scaling": 0.2, "window": window, "softcap": None}
+    found = in_16_bits(0, *small, **call)
+    assert found.dtype == torch.bfloat16
+    stored = in_16_bits.cache.layers[0].tensors()
+    for mine, other in zip(decode.cache.layers[0].tensors(), stored, strict=True):
+        mine.copy_(other)
+    wanted = decode(0, *(x.float() for x in small), **call)
+    assert torch.equal(found, wanted.to(torch.bfloat16))
+    for mine, other in zip(decode.cache.layers[0].tensors(), stored, strict=True):
+        assert torch.equal(mine, other.float())
 
 
 @needs_kernels
@@ -475,11 +503,25 @@ def test_a_broken_compiler_is_as_good_as_none(
     assert not attends(*(numbers(1, 2, 16) for _ in range(3)), softcap=None)
 
 
-def test_so_is_a_cache_that_cannot_be_written(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@needs_kernels
+def test_a_cache_that_cannot_be_written_is_done_without(
+    fresh: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Permissions do not hold for everybody, a file in its place does."""
     (fresh / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(fresh / "file"))
-    assert compiled() is None
+    assert compiled() is not None
+
+
+@needs_kernels
+def test_so_is_a_file_that_is_no_library(fresh: Path) -> None:
+    """As one that was being written when the power went."""
+    assert compiled() is not None
+    (made,) = (fresh / "a cache" / "groupwise").iterdir()
+    made.unlink()  # and not cut short: it is in use
+    made.touch()
+    compiled.cache_clear()
+    assert compiled() is not None
 
 
 @needs_kernels

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <limits>
 #include <omp.h>
+#include <utility>
 #include <vector>
 
 #define INLINE inline __attribute__((always_inline))
@@ -108,22 +109,52 @@ void multiply(int64_t rows, int64_t columns, int64_t depth, Left left, const flo
         strip<1>(rows, left, depth, right + j, right_row, out + j, out_row);
 }
 
+typedef uint16_t Narrow;  // bfloat16: the upper half of a float32
+
+INLINE float wide(float x) { return x; }
+INLINE float wide(Narrow x)
+{
+    const uint32_t bits = (uint32_t)x << 16;
+    float number;
+    std::memcpy(&number, &bits, sizeof number);
+    return number;
+}
+
+INLINE void put(float x, float &place) { place = x; }
+INLINE void put(float x, Narrow &place)  // to the nearest, of two as near the even one
+{
+    uint32_t bits;
+    std::memcpy(&bits, &x, sizeof bits);
+    place = x == x ? (bits + 0x7fff + (bits >> 16 & 1)) >> 16 : 0x7fc0;
+}
+
+// Numbers as float32: where they are, or copied to a room.
+INLINE const float *widened(const float *from, int64_t, float *) { return from; }
+INLINE const float *widened(const Narrow *from, int64_t size, float *room)
+{
+    for (int64_t i = 0; i < size; i++)
+        room[i] = wide(from[i]);
+    return room;
+}
+
 // Of every row and head `dim` numbers that lie together.
+template <typename Number>
 struct Heads {
-    const float *data;
+    const Number *data;
     int64_t row, head;
-    const float *of(int64_t r, int64_t h) const { return data + r * row + h * head; }
+    const Number *of(int64_t r, int64_t h) const { return data + r * row + h * head; }
 };
 
 }  // namespace
 
+template <typename Number>
 struct Attention {
-    Heads query, key, value;
-    float *out;                              // [rows, heads, dim]
-    const float *prompt_key, *prompt_value;  // [slots, key_heads, prompt_capacity, dim]
-    float *suffix_key, *suffix_value;        // [slots, key_heads, group, suffix_capacity, dim]
-    const int64_t *slot, *sample, *time;     // [rows], in the order of slots
-    const int64_t *prompt_length;            // [slots]
+    Heads<Number> query, key, value;
+    Number *out;                              // [rows, heads, dim]
+    const Number *prompt_key, *prompt_value;  // [slots, key_heads, prompt_capacity, dim]
+    Number *suffix_key, *suffix_value;        // [slots, key_heads, group, suffix_capacity, dim]
+    const int64_t *slot, *sample, *time;      // [rows], in the order of slots
+    const int64_t *prompt_length;             // [slots]
     int64_t rows, heads, key_heads, dim, group, prompt_capacity, suffix_capacity;
     int64_t window;  // the last tokens that are seen, or 0 for all
     int64_t threads;
@@ -132,120 +163,181 @@ struct Attention {
 
 namespace {
 
-// What the rows of one slot see, and where a thread keeps what it computes for one key head.
+// The rows of one slot, with one key head: what they see, and room to compute it.
 //
-// Queries are the rows of the slot times the heads that share a key head. Those to the prompt are
-// the columns of a matrix, so that a tile of scores is a few keys by 32 queries.
+// Queries are the rows times the heads that share the key head. For the prompt they are the columns
+// of a matrix, so that a tile of scores is a few keys by 32 queries.
+template <typename Number>
 struct Share {
-    int64_t first, rows, queries, columns;  // columns: queries up to a multiple of 16
-    int64_t hidden_prompt, hidden_suffix;   // before the window
-    int64_t prompt, suffix, width;          // seen; width: suffix up to a multiple of 16
+    const Attention<Number> &a;
+    int64_t first, rows, repeats, queries, columns;  // columns: queries up to a multiple of 16
+    int64_t hidden_prompt, hidden_suffix;            // tokens before the window
+    int64_t prompt, suffix, width;  // tokens in it; width: suffix up to a multiple of 16
+    int64_t key_head, cell;
+    float *asked;                 // [queries, dim], scaled
+    float *turned;                // [dim, columns]
+    float *to_prompt;             // [prompt, columns]
+    float *to_suffix;             // [queries, width]
+    float *top, *total, *result;  // [columns], [columns], [queries, dim]
+    float *copy;                  // keys or values in float32
 
-    Share(const Attention &a, int64_t begin, int64_t end) : first(begin), rows(end - begin)
+    Share(const Attention<Number> &a, int64_t begin, int64_t end)
+        : a(a), first(begin), rows(end - begin), repeats(a.heads / a.key_heads)
     {
         const int64_t length = a.prompt_length[a.slot[begin]], own = a.time[begin] + 1;
         const int64_t hidden = a.window ? std::max<int64_t>(0, length + own - a.window) : 0;
-        queries = rows * (a.heads / a.key_heads);
+        queries = rows * repeats;
         columns = (queries + LANES - 1) / LANES * LANES;
         hidden_prompt = std::min(hidden, length), hidden_suffix = hidden - hidden_prompt;
         prompt = length - hidden_prompt, suffix = own - hidden_suffix;
         width = (suffix + LANES - 1) / LANES * LANES;
     }
 
-    int64_t room(int64_t dim) const
+    // Divides a room, if there is one yet, among what is computed for a key head; returns its size.
+    int64_t take(float *room, int64_t head)
     {
-        return columns * (2 * dim + prompt + 2) + queries * width;
+        key_head = head, cell = a.slot[first] * a.key_heads + head;
+        int64_t size = 0;
+        const auto part = [&](int64_t numbers) {
+            const int64_t start = std::exchange(size, size + numbers);
+            return room ? room + start : nullptr;
+        };
+        asked = part(queries * a.dim), turned = part(columns * a.dim);
+        to_prompt = part(columns * prompt), to_suffix = part(queries * width);
+        top = part(columns), total = part(columns), result = part(queries * a.dim);
+        copy = part(sizeof(Number) < sizeof(float) ? std::max(prompt, suffix) * a.dim : 0);
+        return size;
+    }
+
+    int64_t of_prompt() const { return (cell * a.prompt_capacity + hidden_prompt) * a.dim; }
+
+    int64_t of_suffix(int64_t row) const
+    {
+        return (cell * a.group + a.sample[row]) * a.suffix_capacity * a.dim;
+    }
+
+    void score_prompt()
+    {
+        std::fill(turned, to_suffix, 0.0f);
+        for (int64_t q = 0; q < queries; q++) {
+            const Number *query = a.query.of(first + q / repeats, key_head * repeats + q % repeats);
+            for (int64_t d = 0; d < a.dim; d++) {
+                asked[q * a.dim + d] = wide(query[d]) * (float)a.scaling;
+                turned[d * columns + q] = asked[q * a.dim + d];
+            }
+        }
+        const float *key = widened(a.prompt_key + of_prompt(), prompt * a.dim, copy);
+        multiply(prompt, columns, a.dim, {key, a.dim, 1}, turned, columns, to_prompt, columns);
+        std::fill(top, total, -std::numeric_limits<float>::infinity());
+        for (int64_t t = 0; t < prompt; t++)
+            for (int64_t q = 0; q < columns; q += LANES) {
+                const Vector x = at(to_prompt + t * columns + q), most = at(top + q);
+                at(top + q) = x > most ? x : most;
+            }
+    }
+
+    // Notes the new keys and values first.
+    void score_suffix()
+    {
+        for (int64_t r = 0; r < rows; r++) {
+            const int64_t begin = of_suffix(first + r), last = begin + a.time[first + r] * a.dim;
+            const int64_t start = begin + hidden_suffix * a.dim;
+            std::memcpy(a.suffix_key + last, a.key.of(first + r, key_head), sizeof(Number) * a.dim);
+            std::memcpy(a.suffix_value + last, a.value.of(first + r, key_head),
+                        sizeof(Number) * a.dim);
+            const float *keys = widened(a.suffix_key + start, suffix * a.dim, copy);
+            for (int64_t t = 0; t < suffix; t++) {
+                const float *key = keys + t * a.dim;
+                for (int64_t d = 0; d < a.dim; d += LANES) {
+                    __builtin_prefetch(key + AHEAD * a.dim + d);
+                    __builtin_prefetch(a.suffix_value + start + t * a.dim + d);
+                }
+                for (int64_t q = r * repeats; q < (r + 1) * repeats; q++) {
+                    Vector product{};
+                    for (int64_t d = 0; d < a.dim; d += LANES)
+                        product += at(asked + q * a.dim + d) * at(key + d);
+                    const float x = sum(product);
+                    to_suffix[q * width + t] = x;
+                    top[q] = x > top[q] ? x : top[q];
+                }
+            }
+            for (int64_t q = r * repeats; q < (r + 1) * repeats; q++)
+                std::fill(to_suffix + q * width + suffix, to_suffix + (q + 1) * width,
+                          -std::numeric_limits<float>::infinity());
+        }
+    }
+
+    // Scores become weights, which are divided by their sum at the end.
+    void weigh()
+    {
+        std::fill(total, total + columns, 0.0f);
+        for (int64_t t = 0; t < prompt; t++)
+            for (int64_t q = 0; q < columns; q += LANES) {
+                Vector &x = at(to_prompt + t * columns + q);
+                x = exponential(x - at(top + q));
+                at(total + q) += x;
+            }
+        for (int64_t q = 0; q < queries; q++) {
+            Vector more{};
+            for (int64_t t = 0; t < width; t += LANES) {
+                Vector &x = at(to_suffix + q * width + t);
+                x = exponential(x - top[q]);
+                more += x;
+            }
+            total[q] += sum(more);
+        }
+    }
+
+    void choose()
+    {
+        const int64_t dim = a.dim;
+        std::fill(result, result + queries * dim, 0.0f);
+        const float *seen = widened(a.prompt_value + of_prompt(), prompt * dim, copy);
+        multiply(queries, dim, prompt, {to_prompt, 1, columns}, seen, dim, result, dim);
+        for (int64_t r = 0; r < rows; r++) {
+            const int64_t q = r * repeats, start = of_suffix(first + r) + hidden_suffix * dim;
+            const float *own = widened(a.suffix_value + start, suffix * dim, copy);
+            multiply(repeats, dim, suffix, {to_suffix + q * width, width, 1}, own, dim,
+                     result + q * dim, dim);
+            Number *out = a.out + ((first + r) * a.heads + key_head * repeats) * dim;
+            for (int64_t h = 0; h < repeats; h++)
+                for (int64_t d = 0; d < dim; d++)
+                    put(result[(q + h) * dim + d] / total[q + h], out[h * dim + d]);
+        }
     }
 };
 
-void attend_share(const Attention &a, const Share &s, int64_t key_head, float *room)
+template <typename Number>
+int attend(const Attention<Number> &a)
 {
-    const int64_t dim = a.dim, repeats = a.heads / a.key_heads, columns = s.columns;
-    const int64_t cell = a.slot[s.first] * a.key_heads + key_head;
-    const int64_t head = key_head * repeats;
-    const float scaling = (float)a.scaling;
-    float *turned = room;                          // [dim, columns], scaled
-    float *to_prompt = turned + dim * columns;     // [prompt, columns]
-    float *to_suffix = to_prompt + s.prompt * columns;  // [queries, width]
-    float *top = to_suffix + s.queries * s.width;  // [columns]
-    float *total = top + columns;                  // [columns]
-    float *result = total + columns;               // [queries, dim]
-
-    // Scores of the prompt's keys.
-    std::fill(turned, to_suffix, 0.0f);
-    for (int64_t q = 0; q < s.queries; q++) {
-        const float *query = a.query.of(s.first + q / repeats, head + q % repeats);
-        for (int64_t d = 0; d < dim; d++)
-            turned[d * columns + q] = query[d] * scaling;
+    std::vector<Share<Number>> shares;
+    int64_t most = 0;
+    for (int64_t begin = 0, end = 0; begin < a.rows; begin = end) {
+        while (end < a.rows && a.slot[end] == a.slot[begin])
+            end++;
+        shares.emplace_back(a, begin, end);
+        most = std::max(most, shares.back().take(nullptr, 0));
     }
-    const int64_t seen = (cell * a.prompt_capacity + s.hidden_prompt) * dim;
-    multiply(s.prompt, columns, dim, {a.prompt_key + seen, dim, 1}, turned, columns, to_prompt,
-             columns);
-    std::fill(top, total, -std::numeric_limits<float>::infinity());
-    for (int64_t t = 0; t < s.prompt; t++)
-        for (int64_t q = 0; q < columns; q += LANES) {
-            const Vector x = at(to_prompt + t * columns + q), most = at(top + q);
-            at(top + q) = x > most ? x : most;
+    most = (most + LANES - 1) / LANES * LANES;
+    float *room = (float *)std::aligned_alloc(4 * LANES, sizeof(float) * most * a.threads);
+    if (!room)
+        return 1;
+    const int64_t units = shares.size() * a.key_heads;
+#pragma omp parallel num_threads(a.threads)
+    {
+        float *mine = room + most * omp_get_thread_num();
+#pragma omp for schedule(dynamic)
+        for (int64_t i = 0; i < units; i++) {
+            Share<Number> share = shares[i / a.key_heads];
+            share.take(mine, i % a.key_heads);
+            share.score_prompt();
+            share.score_suffix();
+            share.weigh();
+            share.choose();
         }
-
-    // The new keys and values, and scores of every row's own keys.
-    for (int64_t r = 0; r < s.rows; r++) {
-        const int64_t row = s.first + r;
-        const int64_t begin = (cell * a.group + a.sample[row]) * a.suffix_capacity * dim;
-        const int64_t last = begin + a.time[row] * dim, start = begin + s.hidden_suffix * dim;
-        std::memcpy(a.suffix_key + last, a.key.of(row, key_head), sizeof(float) * dim);
-        std::memcpy(a.suffix_value + last, a.value.of(row, key_head), sizeof(float) * dim);
-        for (int64_t t = 0; t < s.suffix; t++) {
-            const float *key = a.suffix_key + start + t * dim;
-            for (int64_t d = 0; d < dim; d += LANES) {
-                __builtin_prefetch(key + AHEAD * dim + d);
-                __builtin_prefetch(a.suffix_value + start + t * dim + d);
-            }
-            for (int64_t h = 0; h < repeats; h++) {
-                const int64_t q = r * repeats + h;
-                const float *query = a.query.of(row, head + h);
-                Vector product{};
-                for (int64_t d = 0; d < dim; d += LANES)
-                    product += at(query + d) * at(key + d);
-                const float x = sum(product) * scaling;
-                to_suffix[q * s.width + t] = x;
-                top[q] = x > top[q] ? x : top[q];
-            }
-        }
-        for (int64_t q = r * repeats; q < (r + 1) * repeats; q++)
-            std::fill(to_suffix + q * s.width + s.suffix, to_suffix + (q + 1) * s.width,
-                      -std::numeric_limits<float>::infinity());
     }
-
-    // Weights before they are divided by their sum, and the values that they choose.
-    std::fill(total, result + s.queries * dim, 0.0f);
-    for (int64_t t = 0; t < s.prompt; t++)
-        for (int64_t q = 0; q < columns; q += LANES) {
-            Vector &x = at(to_prompt + t * columns + q);
-            x = exponential(x - at(top + q));
-            at(total + q) += x;
-        }
-    multiply(s.queries, dim, s.prompt, {to_prompt, 1, columns}, a.prompt_value + seen, dim, result,
-             dim);
-    for (int64_t r = 0; r < s.rows; r++) {
-        const int64_t row = s.first + r, q = r * repeats;
-        for (int64_t h = 0; h < repeats; h++) {
-            Vector more{};
-            for (int64_t t = 0; t < s.width; t += LANES) {
-                Vector &x = at(to_suffix + (q + h) * s.width + t);
-                x = exponential(x - top[q + h]);
-                more += x;
-            }
-            total[q + h] += sum(more);
-        }
-        const int64_t line = (cell * a.group + a.sample[row]) * a.suffix_capacity;
-        multiply(repeats, dim, s.suffix, {to_suffix + q * s.width, s.width, 1},
-                 a.suffix_value + (line + s.hidden_suffix) * dim, dim, result + q * dim, dim);
-        for (int64_t h = 0; h < repeats; h++)
-            for (int64_t d = 0; d < dim; d++)
-                a.out[(row * a.heads + head + h) * dim + d] =
-                    result[(q + h) * dim + d] / total[q + h];
-    }
+    std::free(room);
+    return 0;
 }
 
 INLINE void normalise(const float *x, const float *weight, int64_t size, float eps, float *out)
@@ -343,32 +435,8 @@ void pack_left(const Product &p, int64_t first, float *packed)
 extern "C" {
 
 // 0, or 1 where there was no memory.
-int attend(const Attention *given)
-{
-    const Attention &a = *given;
-    std::vector<Share> shares;
-    int64_t most = 0;
-    for (int64_t begin = 0, end = 0; begin < a.rows; begin = end) {
-        while (end < a.rows && a.slot[end] == a.slot[begin])
-            end++;
-        shares.emplace_back(a, begin, end);
-        most = std::max(most, shares.back().room(a.dim));
-    }
-    most = (most + LANES - 1) / LANES * LANES;
-    float *room = (float *)std::aligned_alloc(4 * LANES, sizeof(float) * most * a.threads);
-    if (!room)
-        return 1;
-    const int64_t units = shares.size() * a.key_heads;
-#pragma omp parallel num_threads(a.threads)
-    {
-        float *mine = room + most * omp_get_thread_num();
-#pragma omp for schedule(dynamic)
-        for (int64_t i = 0; i < units; i++)
-            attend_share(a, shares[i / a.key_heads], i % a.key_heads, mine);
-    }
-    std::free(room);
-    return 0;
-}
+int attend_float32(const Attention<float> *given) { return attend(*given); }
+int attend_bfloat16(const Attention<Narrow> *given) { return attend(*given); }
 
 void linear(const Linear *given)
 {

@@ -1,4 +1,5 @@
-"""What a rollout on a CPU computes in float32, written in C++ (`kernels.cpp`).
+"""What rollouts and updates on a CPU compute in float32, written in C++ (`kernels.cpp`); attention
+of a decoding step in bfloat16 too.
 
 A decoding step of a small model is hundreds of operations of a few microseconds. PyTorch's each
 cost ten to start, and read and write everything; its attention computes what slots of different
@@ -30,13 +31,15 @@ from functools import cache
 from pathlib import Path
 
 import torch
-from jaxtyping import Float32, Int64
+from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 
 SOURCE = Path(__file__).with_name("kernels.cpp")
 FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fopenmp", "-shared", "-fPIC")
 LANES = 16
 """Heads of a multiple of so many dimensions can be attended."""
+ATTEND = {torch.float32: "attend_float32", torch.bfloat16: "attend_bfloat16"}
+"""The kernel for every type that can be attended."""
 PANEL = 32
 """Columns of a product that are computed at once."""
 
@@ -108,20 +111,28 @@ def compiled() -> ctypes.CDLL | None:
     compiler = shutil.which("g++")
     if compiler is None or not sys.platform.startswith("linux"):
         return None
-    try:
-        return ctypes.CDLL(str(_built(compiler)))
-    except (OSError, RuntimeError, subprocess.SubprocessError):
-        return None
+    # A folder of this process takes the place of a cache that cannot be written, or holds a file
+    # that cannot be read.
+    with tempfile.TemporaryDirectory() as own:
+        for home in (_cache(), Path(own)):
+            try:
+                return ctypes.CDLL(str(_built(compiler, home)))
+            except (OSError, RuntimeError, subprocess.SubprocessError):
+                continue
+    return None
 
 
-def _built(compiler: str) -> Path:
-    """The shared library, compiled unless it has been for this source and processor."""
+def _cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "groupwise")
+
+
+def _built(compiler: str, home: Path) -> Path:
+    """The shared library in a folder, compiled unless it has been for this source and processor."""
     # PyTorch's own copy of OpenMP where it brings one: two of them would each keep threads of
     # their own spinning.
     flags = (*FLAGS, str(SOURCE), "-Wl,--as-needed", *_openmp())
     identity = (SOURCE.read_bytes(), "\0".join(flags).encode(), _processor().encode())
     name = hashlib.sha256(b"\0".join(identity)).hexdigest()[:16]
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "groupwise"
     target = home / f"kernels-{name}.so"
     if not target.exists():
         home.mkdir(parents=True, exist_ok=True)
@@ -284,11 +295,12 @@ def attends(query: Tensor, key: Tensor, value: Tensor, *, softcap: float | None)
     memory."""
     return (
         softcap is None
+        and query.dtype in ATTEND
         and query.shape[-1] % LANES == 0
         and all(
             type(x) is Tensor
             and x.device.type == "cpu"
-            and x.dtype == torch.float32
+            and x.dtype == query.dtype
             and x.stride(-1) == 1
             for x in (query, key, value)
         )
@@ -297,16 +309,16 @@ def attends(query: Tensor, key: Tensor, value: Tensor, *, softcap: float | None)
 
 
 def attend(
-    query: Float32[Tensor, "rows heads dim"],
-    key: Float32[Tensor, "rows key_heads dim"],
-    value: Float32[Tensor, "rows key_heads dim"],
+    query: Float[Tensor, "rows heads dim"],
+    key: Float[Tensor, "rows key_heads dim"],
+    value: Float[Tensor, "rows key_heads dim"],
     *,
     prompt: tuple[
-        Float32[Tensor, "slots key_heads prompt dim"], Float32[Tensor, "slots key_heads prompt dim"]
+        Float[Tensor, "slots key_heads prompt dim"], Float[Tensor, "slots key_heads prompt dim"]
     ],
     suffix: tuple[
-        Float32[Tensor, "slots key_heads group suffix dim"],
-        Float32[Tensor, "slots key_heads group suffix dim"],
+        Float[Tensor, "slots key_heads group suffix dim"],
+        Float[Tensor, "slots key_heads group suffix dim"],
     ],
     slot: Int64[Tensor, "rows"],
     sample: Int64[Tensor, "rows"],
@@ -314,7 +326,7 @@ def attend(
     prompt_length: Int64[Tensor, "slots"],
     scaling: float,
     window: int | None,
-) -> Float32[Tensor, "rows heads dim"]:
+) -> Float[Tensor, "rows heads dim"]:
     """Attention of one new token per row to the prompt of its slot and to its own suffix.
 
         softmax(q · [prompt keys; suffix keys]ᵀ · scaling) [prompt values; suffix values]
@@ -338,6 +350,6 @@ def attend(
         rows, heads, key_heads, dim, suffix[0].shape[2], prompt[0].shape[2], suffix[0].shape[3],
         window or 0, torch.get_num_threads(), scaling,
     )  # fmt: skip
-    if _library().attend(ctypes.byref(given)):
+    if getattr(_library(), ATTEND[query.dtype])(ctypes.byref(given)):
         raise MemoryError(f"attention of {rows} rows: no memory for their scores")
     return out

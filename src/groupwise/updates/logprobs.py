@@ -193,14 +193,14 @@ def _add_product(
 ) -> Float[Tensor, "vocab hidden"]:
     """total + dᵀ · hidden, in place, and in float32 at least.
 
-    In 16 bits in pieces: PyTorch makes a float32 copy of what is added, which is then a small one.
+    Added in pieces, because PyTorch makes a float32 copy of what is added in 16 bits.
     """
     if total is None:
         wide = torch.promote_types(d.dtype, torch.float32)
         total = hidden.new_zeros(d.shape[1], hidden.shape[1], dtype=wide)
     if d.dtype == total.dtype:
         return total.addmm_(d.t(), hidden)
-    piece = max(1, PIECE // hidden.shape[1])
-    for part, columns in zip(total.split(piece), d.split(piece, 1), strict=True):
-        part += columns.t() @ hidden
+    more, piece = d.t() @ hidden, max(1, PIECE // hidden.shape[1])
+    for part, addend in zip(total.split(piece), more.split(piece), strict=True):
+        part += addend
     return total
