@@ -456,7 +456,8 @@ int product(const Product *given)
     const Product &p = *given;
     const bool as_it_is = p.left_step == 1;
     const int64_t blocks = (p.rows + TALL - 1) / TALL, panels = (p.columns + PANEL - 1) / PANEL;
-    const int64_t left_room = as_it_is ? 0 : blocks * TALL * p.depth, room = p.depth * PANEL;
+    const int64_t room = p.depth * PANEL;
+    const int64_t left_room = as_it_is ? 0 : (blocks + blocks % 2) * TALL * p.depth;  // aligned
     float *packed = (float *)std::aligned_alloc(
         4 * LANES, sizeof(float) * (left_room + room * p.threads));
     if (!packed)
