@@ -1,4 +1,5 @@
-"""The most common kind of model for rollouts on a CPU, in a tenth of the operations.
+"""The most common kind of model for rollouts on a CPU, in a sixth of the operations (43 for 264 in
+a pass through four layers).
 
 `transformers` writes a layer for the reader; here the same layer is written for the machine, with
 the products of `kernels.py`: query, key and value are one, gate and up are one, and the activation

@@ -2,9 +2,9 @@
 
     y = x Wᵀ + b,    dx = dy W,    dW = dyᵀ x,    db = Σ dy
 
-PyTorch leaves float32 products to MKL, which reaches three quarters of what `kernels.py` does on
-processors that are not Intel's. Unlike oneDNN's, these products compile nothing for a number of
-rows, of which no two microbatches have the same.
+PyTorch leaves float32 products to MKL. On an AMD EPYC these are a tenth to a third faster in y and
+dx, and in dW as fast or a little slower; an update takes a twentieth less time. Unlike oneDNN's,
+they compile nothing for a number of rows, of which no two microbatches have the same.
 """
 
 from __future__ import annotations

@@ -13,8 +13,9 @@ Laying a weight out takes a copy of it, which pays in a rollout, where every wei
 hundreds of times before it changes.
 
 oneDNN compiles a kernel for every number of rows that it meets: half a millisecond and half a
-megabyte, each kept until 1,024 of them are. So it is only given numbers of rows that come back. The
-layers of an update, where no two microbatches have the same number of tokens, stay with MKL.
+megabyte, each kept until 1,024 of them are. So it is only given numbers of rows that come back,
+and not the layers of an update, where no two microbatches have the same number of tokens. Where
+there is a compiler, float32 layers have products of our own instead (`kernels.py`).
 """
 
 from __future__ import annotations
