@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 from transformers import (
+    AutoModelForCausalLM,
     GraniteConfig,
     LlamaConfig,
     Ministral3Config,
@@ -31,7 +32,7 @@ from groupwise.models.kernels import compiled
 from groupwise.rollouts import GroupEngine
 from groupwise.types import Sampling
 from groupwise.updates.torch_learner import recompute_activations
-from tiny_models import CONFIGS, SHAPE, letter_tokenizer, random_model, tiny_model, tiny_policy
+from tiny_models import CONFIGS, SHAPE, letter_tokenizer, tiny_model, tiny_policy
 
 pytestmark = pytest.mark.skipif(
     not products._types() or compiled() is None,
@@ -42,10 +43,13 @@ MADE_LIKE_LLAMA = sorted(set(CONFIGS) - {"gemma2"})
 
 def model_of(config: PreTrainedConfig, *, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     """A model whose layers, biases and norms included, all show in what it computes."""
-    model = random_model(config, dtype=dtype)
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config).to(dtype).eval()
     with torch.no_grad():
         for parameter in model.parameters():
-            if parameter.ndim == 1:
+            if parameter.ndim > 1:
+                parameter.mul_(3)
+            else:
                 parameter.add_(torch.randn_like(parameter), alpha=0.3)
     return model
 
