@@ -13,6 +13,7 @@ from transformers import (
     Gemma2Config,
     LlamaConfig,
     MistralConfig,
+    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
     Qwen2Config,
@@ -57,8 +58,15 @@ NAMES = sorted(CONFIGS)
 
 def tiny_model(name: str, *, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     """A random model, the same at every call."""
+    return random_model(CONFIGS[name](), dtype=dtype)
+
+
+def random_model(
+    config: PreTrainedConfig, *, dtype: torch.dtype = torch.float32
+) -> PreTrainedModel:
+    """A model of any configuration, the same at every call."""
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(CONFIGS[name]()).to(dtype).eval()
+    model = AutoModelForCausalLM.from_config(config).to(dtype).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim > 1:

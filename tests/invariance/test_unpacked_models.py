@@ -10,13 +10,10 @@ from typing import Any
 import pytest
 import torch
 from transformers import (
-    AutoModelForCausalLM,
     BloomConfig,
     GPT2Config,
     GraniteConfig,
     MambaConfig,
-    PreTrainedConfig,
-    PreTrainedModel,
 )
 from transformers.utils import logging
 
@@ -25,7 +22,7 @@ from groupwise.models.loading import with_adapter
 from groupwise.rollouts import GenerateEngine, GroupEngine, make_engine
 from groupwise.types import Batch, Group, Prompt, Request, Sampling, ScoredGroups, Scores
 from groupwise.updates import OptimizerSettings, TorchLearner, sequences
-from tiny_models import SHAPE, VOCAB, tiny_model, tiny_policy
+from tiny_models import SHAPE, VOCAB, random_model, tiny_model, tiny_policy
 
 STILL = OptimizerSettings(learning_rate=0.0, max_grad_norm=None)
 ENDS = (1, 7, 8, 9, 10, 11)
@@ -49,16 +46,6 @@ def quiet() -> Iterator[None]:
     logging.set_verbosity_error()
     yield
     logging.set_verbosity(before)
-
-
-def made(config: PreTrainedConfig) -> PreTrainedModel:
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim > 1:
-                parameter.mul_(3)
-    return model
 
 
 def requests() -> list[Request]:
@@ -110,7 +97,7 @@ def assert_learns_what_was_sampled(policy: Policy, sampling: Sampling, **learner
 @pytest.mark.parametrize("name", sorted(STRANGE))
 @pytest.mark.filterwarnings("ignore:engine 'group' cannot run this model")
 def test_models_that_do_not_fit_are_found_out_and_trained_all_the_same(name: str) -> None:
-    policy = tiny_policy(made(STRANGE[name]()), ends=ENDS)
+    policy = tiny_policy(random_model(STRANGE[name]()), ends=ENDS)
     assert unsupported(policy.model) is not None
     assert isinstance(make_engine(policy), GenerateEngine)
     for sampling in (
@@ -181,7 +168,9 @@ def test_the_reference_of_an_adapter_is_the_model_as_it_began() -> None:
 def test_dropout_of_the_model_is_off_and_of_an_adapter_on() -> None:
     config = GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=VOCAB, n_positions=64)
     assert config.resid_pdrop > 0
-    assert_learns_what_was_sampled(tiny_policy(made(config), ends=ENDS), Sampling(max_tokens=10))
+    assert_learns_what_was_sampled(
+        tiny_policy(random_model(config), ends=ENDS), Sampling(max_tokens=10)
+    )
     policy = with_adapter(tiny_policy(tiny_model("qwen2"), ends=ENDS), Adapter(dropout=0.5))
     with torch.no_grad():
         for parameter in policy.model.parameters():

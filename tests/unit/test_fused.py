@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 from transformers import (
-    AutoModelForCausalLM,
     GraniteConfig,
     LlamaConfig,
     Ministral3Config,
@@ -32,7 +31,7 @@ from groupwise.models.kernels import compiled
 from groupwise.rollouts import GroupEngine
 from groupwise.types import Sampling
 from groupwise.updates.torch_learner import recompute_activations
-from tiny_models import CONFIGS, SHAPE, letter_tokenizer, tiny_model, tiny_policy
+from tiny_models import CONFIGS, SHAPE, letter_tokenizer, random_model, tiny_model, tiny_policy
 
 pytestmark = pytest.mark.skipif(
     not products._types() or compiled() is None,
@@ -43,13 +42,10 @@ MADE_LIKE_LLAMA = sorted(set(CONFIGS) - {"gemma2"})
 
 def model_of(config: PreTrainedConfig, *, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     """A model whose layers, biases and norms included, all show in what it computes."""
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config).to(dtype).eval()
+    model = random_model(config, dtype=dtype)
     with torch.no_grad():
         for parameter in model.parameters():
-            if parameter.ndim > 1:
-                parameter.mul_(3)
-            else:
+            if parameter.ndim == 1:
                 parameter.add_(torch.randn_like(parameter), alpha=0.3)
     return model
 

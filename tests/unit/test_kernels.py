@@ -16,7 +16,6 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 from transformers import (
-    AutoModelForCausalLM,
     LlamaConfig,
     MistralConfig,
     PreTrainedConfig,
@@ -29,7 +28,7 @@ from groupwise.models.kernels import Linear, attends, compiled, rms_norm, turn_
 from groupwise.rollouts import GroupEngine, cache
 from groupwise.rollouts.cache import Decode, GroupCache, LayerCache
 from groupwise.types import Sampling
-from tiny_models import SHAPE, tiny_policy
+from tiny_models import SHAPE, random_model, tiny_policy
 
 needs_kernels = pytest.mark.skipif(
     compiled() is None, reason="no g++ whose programs this machine loads"
@@ -393,13 +392,7 @@ def test_a_row_does_not_depend_on_its_company() -> None:
 
 def wide_policy(config: PreTrainedConfig) -> Policy:
     """With heads of 16 dimensions, which kernels attend, where those of other tests have 8."""
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim > 1:
-                parameter.mul_(3)
-    return tiny_policy(model, ends=(1, 5, 9))
+    return tiny_policy(random_model(config), ends=(1, 5, 9))
 
 
 CONFIGS = {

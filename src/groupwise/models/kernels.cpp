@@ -1,4 +1,4 @@
-// What a decoding step computes beside matrix products, for float32 on a CPU.
+// What rollouts and updates compute in float32 on a CPU; attention in bfloat16 too.
 //
 // kernels.py compiles this file for the processor that is there, and says what each function means.
 
@@ -356,7 +356,7 @@ INLINE void normalise(const float *x, const float *weight, int64_t size, float e
 struct Linear {
     const float *x;       // [rows, depth]
     const float *weight;  // [panels, depth, 32]; of a gated one 16 of the gate, then 16 others
-    const float *bias;    // [panels, 32], or null
+    const float *bias;    // [panels, 32]
     const float *onto;    // [rows, columns] to be added, or null
     float *out;           // [rows, columns]
     int64_t rows, depth, columns, gated, threads;
@@ -375,7 +375,7 @@ void linear_panel(const Linear &l, int64_t panel, int64_t first, int64_t end)
         const int64_t rows = std::min<int64_t>(TALL, end - row);
         for (int64_t i = 0; i < rows; i++)
             for (int64_t j = 0; j < PANEL; j++)
-                block[i][j] = l.bias ? l.bias[panel * PANEL + j] : 0.0f;
+                block[i][j] = l.bias[panel * PANEL + j];
         strip<2>(rows, {l.x + row * l.depth, l.depth, 1}, l.depth, weight, PANEL, block[0], PANEL);
         for (int64_t i = 0; i < rows; i++) {
             if (l.gated) {
@@ -391,7 +391,8 @@ void linear_panel(const Linear &l, int64_t panel, int64_t first, int64_t end)
 
 }  // namespace
 
-// left(i, k) = left[i · left_row + k · left_step], right(k, j) = right[k · right_row + j · right_step]
+// out = left · right, where left(i, k) = left[i · left_row + k · left_step] and
+// right(k, j) = right[k · right_row + j · right_step].
 struct Product {
     const float *left, *right;
     float *out;  // [rows, columns]
@@ -472,7 +473,8 @@ int product(const Product *given)
         float *panel = packed + left_room + room * omp_get_thread_num();
 #pragma omp for schedule(dynamic)
         for (int64_t j = 0; j < panels; j++) {
-            const int64_t column = j * PANEL, columns = std::min<int64_t>(PANEL, p.columns - column);
+            const int64_t column = j * PANEL;
+            const int64_t columns = std::min<int64_t>(PANEL, p.columns - column);
             alignas(4 * LANES) float block[TALL][PANEL];
             pack_right(p, column, panel);
             for (int64_t b = 0; b < blocks; b++) {

@@ -195,12 +195,11 @@ def _add_product(
 
     Added in pieces, because PyTorch makes a float32 copy of what is added in 16 bits.
     """
-    if total is None:
-        wide = torch.promote_types(d.dtype, torch.float32)
-        total = hidden.new_zeros(d.shape[1], hidden.shape[1], dtype=wide)
-    if d.dtype == total.dtype:
+    if total is not None and d.dtype == total.dtype:
         return total.addmm_(d.t(), hidden)
     more, piece = d.t() @ hidden, max(1, PIECE // hidden.shape[1])
+    if total is None:
+        return more.to(torch.promote_types(d.dtype, torch.float32))
     for part, addend in zip(total.split(piece), more.split(piece), strict=True):
         part += addend
     return total
