@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from groupwise.models import layers, own_products
+from groupwise.models import add_product, layers, own_products, times
 from groupwise.models.kernels import compiled, multiply
 from groupwise.stages.base_model import small_policy
 from groupwise.types import Batch
@@ -22,7 +22,7 @@ def turned(x: Tensor) -> Tensor:
     return x.t().contiguous().t()
 
 
-@pytest.mark.parametrize("rows", [1, 8, 17])
+@pytest.mark.parametrize("rows", [1, 17, 130])
 @pytest.mark.parametrize("columns", [1, 32, 70])
 @pytest.mark.parametrize("depth", [1, 16, 37])
 def test_a_product_of_any_size_in_any_layout(rows: int, columns: int, depth: int) -> None:
@@ -31,6 +31,9 @@ def test_a_product_of_any_size_in_any_layout(rows: int, columns: int, depth: int
     for one in (left, turned(left), torch.randn(rows, 2 * depth)[:, ::2].copy_(left)):
         for other in (right, turned(right)):
             torch.testing.assert_close(multiply(one, other), wanted, atol=1e-5, rtol=1e-5)
+            total = torch.ones(rows, columns)
+            assert multiply(one, other, onto=total) is total
+            torch.testing.assert_close(total, wanted + 1, atol=1e-5, rtol=1e-5)
 
 
 def gradients(layer: nn.Module, x: Tensor) -> list[Tensor]:
@@ -72,33 +75,54 @@ def test_without_a_compiler_pytorch_computes(monkeypatch: pytest.MonkeyPatch) ->
         assert "forward" not in vars(model[0])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_products_are_added_in_float32_at_least(dtype: torch.dtype) -> None:
+    left, right = torch.randn(40, 24).to(dtype), torch.randn(24, 300).to(dtype)
+    wanted = left.double() @ right.double()
+    total = add_product(None, left, right)
+    again = add_product(total, left, right)
+    assert again is total
+    assert total.dtype == torch.promote_types(dtype, torch.float32)
+    accuracy = 1e-2 if dtype == torch.bfloat16 else 1e-5
+    torch.testing.assert_close(total.double(), 2 * wanted, atol=accuracy, rtol=accuracy)
+    torch.testing.assert_close(times(left, right).double(), wanted, atol=1e-1, rtol=accuracy)
+
+
 def test_an_update_uses_them_forward_and_backward(monkeypatch: pytest.MonkeyPatch) -> None:
     policy = small_policy(hidden=256, layers=2, heads=2, key_value_heads=2, feed_forward=384)
-    learner = TorchLearner(policy, optimizer=OptimizerSettings())
     tokens = torch.randint(12, 90, (2, 9), generator=torch.Generator().manual_seed(0))
     batch = Batch(
-        prompts=(tokens[0, :5],),
-        group=torch.tensor([0, 0]),
+        prompts=(tokens[0, :5], tokens[1, :4]),
+        group=torch.tensor([0, 1]),
         tokens=tokens,
         length=torch.tensor([9, 9]),
         mask=torch.ones(2, 9, dtype=torch.bool),
         advantage=torch.ones(2, 9),
         weight=torch.ones(2, 9),
     )
-    calls: list[int] = []
+    calls: list[bool] = []
 
-    def counted(left: Tensor, right: Tensor) -> Tensor:
-        calls.append(len(left))
-        return multiply(left, right)
+    def counted(left: Tensor, right: Tensor, *, onto: Tensor | None = None) -> Tensor:
+        calls.append(onto is not None)
+        return multiply(left, right, onto=onto)
 
-    def gradient() -> Tensor:
+    def gradient(microbatches: int) -> Tensor:
+        learner = TorchLearner(
+            policy, optimizer=OptimizerSettings(), tokens_per_microbatch=40 // microbatches
+        )
         return learner.gradient(batch, lambda logp, entropy, batch: -logp)
 
     monkeypatch.setattr(layers, "multiply", counted)
-    own = gradient()
-    products = 7 * 2  # of a layer; layers
-    assert len(calls) == 3 * products
+    own = gradient(1)
+    products, head = 7 * 2, 1  # 7 of a layer
+    assert (len(calls), sum(calls)) == (3 * products + 2 * head, 0)
+    calls.clear()
+    in_two = gradient(2)
+    assert (len(calls), sum(calls)) == (2 * (3 * products + 2 * head), products + head)
+    calls.clear()
     monkeypatch.setattr(layers, "compiled", lambda: None)
-    plain = gradient()
-    assert len(calls) == 3 * products
+    monkeypatch.setattr(layers, "multiplies", lambda *factors: False)
+    plain = gradient(1)
+    assert not calls
     assert (own - plain).norm() <= 1e-5 * plain.norm()
+    assert (in_two - plain).norm() <= 1e-5 * plain.norm()

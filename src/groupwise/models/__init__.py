@@ -11,7 +11,7 @@ from groupwise.models.attention import Attend, groupwise_attention, sees, within
 from groupwise.models.backbone import Backbone, head_product, unsupported
 from groupwise.models.fused import FusedBackbone, fusible, only_known_parts
 from groupwise.models.kernels import attend, attends
-from groupwise.models.layers import own_products
+from groupwise.models.layers import add_product, own_products, times
 from groupwise.models.loading import load_policy, with_adapter
 from groupwise.models.policy import Policy, make_policy, save_policy, without_bars
 from groupwise.models.products import (
@@ -26,6 +26,7 @@ __all__ = [
     "Backbone",
     "FusedBackbone",
     "Policy",
+    "add_product",
     "attend",
     "attends",
     "fusible",
@@ -41,6 +42,7 @@ __all__ = [
     "product",
     "save_policy",
     "sees",
+    "times",
     "unsupported",
     "with_adapter",
     "within_window",

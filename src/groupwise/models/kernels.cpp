@@ -20,6 +20,7 @@ constexpr int LANES = 16;             // numbers of a vector; `dim` is a multipl
 constexpr int TALL = 8;               // most rows of a tile
 constexpr int PANEL = 2 * LANES;      // columns of a tile
 constexpr int64_t BLOCK = 128;        // rows that stay in the second-level cache
+constexpr int64_t PACK = 64;          // rows that are packed into it
 constexpr int64_t AHEAD = 16;         // keys that are fetched before they are needed
 constexpr int64_t SMALL = 1 << 14;    // fewer numbers are not worth a second thread
 
@@ -391,44 +392,99 @@ void linear_panel(const Linear &l, int64_t panel, int64_t first, int64_t end)
 
 }  // namespace
 
-// out = left · right, where left(i, k) = left[i · left_row + k · left_step] and
+// out = left · right, or added to it, where left(i, k) = left[i · left_row + k · left_step] and
 // right(k, j) = right[k · right_row + j · right_step].
 struct Product {
     const float *left, *right;
     float *out;  // [rows, columns]
-    int64_t rows, columns, depth, left_row, left_step, right_row, right_step, threads;
+    int64_t rows, columns, depth, left_row, left_step, right_row, right_step, onto, threads;
 };
 
 namespace {
 
-// One panel of the right factor as [depth, 32], zeros after its last column.
-void pack_right(const Product &p, int64_t column, float *panel)
+// Some rows or columns of a factor as [depth, WIDTH], zeros after the last of them:
+// packed(k, j) = from[j · step + k · deep].
+template <int WIDTH>
+void pack(const float *from, int64_t size, int64_t step, int64_t deep, int64_t depth, float *packed)
 {
-    const int64_t columns = std::min<int64_t>(PANEL, p.columns - column);
-    const float *right = p.right + column * p.right_step;
-    if (columns < PANEL)
-        std::fill(panel, panel + p.depth * PANEL, 0.0f);
-    for (int64_t start = 0; start < p.depth; start += LANES) {
-        const int64_t end = std::min(start + LANES, p.depth);
-        if (p.right_step == 1)
+    size = std::min<int64_t>(size, WIDTH);
+    if (size < WIDTH)
+        std::fill(packed, packed + depth * WIDTH, 0.0f);
+    for (int64_t start = 0; start < depth; start += LANES) {
+        const int64_t end = std::min(start + LANES, depth);
+        if (step == 1)
             for (int64_t k = start; k < end; k++)
-                for (int64_t j = 0; j < columns; j++)
-                    panel[k * PANEL + j] = right[k * p.right_row + j];
+                for (int64_t j = 0; j < size; j++)
+                    packed[k * WIDTH + j] = from[k * deep + j];
         else
-            for (int64_t j = 0; j < columns; j++)
+            for (int64_t j = 0; j < size; j++)
                 for (int64_t k = start; k < end; k++)
-                    panel[k * PANEL + j] = right[k * p.right_row + j * p.right_step];
+                    packed[k * WIDTH + j] = from[k * deep + j * step];
     }
 }
 
-// Some rows of the left factor as [rows / 8, depth, 8].
-void pack_left(const Product &p, int64_t first, float *packed)
+// Some columns of the right factor, as [depth, 32].
+void pack_right(const Product &p, int64_t column, float *panel)
 {
-    const int64_t rows = std::min<int64_t>(TALL, p.rows - first);
-    const float *left = p.left + first * p.left_row;
-    for (int64_t k = 0; k < p.depth; k++)
+    pack<PANEL>(p.right + column * p.right_step, p.columns - column, p.right_step, p.right_row,
+                p.depth, panel);
+}
+
+// Some rows of the left factor, as [depth, 8].
+void pack_left(const Product &p, int64_t row, float *packed)
+{
+    pack<TALL>(p.left + row * p.left_row, p.rows - row, p.left_row, p.left_step, p.depth, packed);
+}
+
+// A tile of the result, from where the left factor's rows are and a packed panel.
+INLINE void finish(const Product &p, int64_t row, int64_t column, Left left, const float *panel)
+{
+    const int64_t rows = std::min<int64_t>(TALL, p.rows - row);
+    const int64_t columns = std::min<int64_t>(PANEL, p.columns - column);
+    float *out = p.out + row * p.columns + column;
+    alignas(4 * LANES) float block[TALL][PANEL] = {};
+    if (p.onto)
         for (int64_t i = 0; i < rows; i++)
-            packed[k * TALL + i] = left[i * p.left_row + k * p.left_step];
+            std::memcpy(block[i], out + i * p.columns, sizeof(float) * columns);
+    strip<2>(rows, left, p.depth, panel, PANEL, block[0], PANEL);
+    for (int64_t i = 0; i < rows; i++)
+        std::memcpy(out + i * p.columns, block[i], sizeof(float) * columns);
+}
+
+// Every thread packs a panel and takes it to all rows, which are packed before, or lie well.
+void by_panels(const Product &p, float *whole, float *panel)
+{
+    const bool as_it_is = p.left_step == 1;
+#pragma omp for schedule(static)
+    for (int64_t row = 0; row < (as_it_is ? 0 : p.rows); row += TALL)
+        pack_left(p, row, whole + row * p.depth);
+#pragma omp for schedule(dynamic)
+    for (int64_t column = 0; column < p.columns; column += PANEL) {
+        pack_right(p, column, panel);
+        for (int64_t row = 0; row < p.rows; row += TALL)
+            finish(p, row, column,
+                   as_it_is ? Left{p.left + row * p.left_row, p.left_row, 1}
+                            : Left{whole + row * p.depth, 1, TALL},
+                   panel);
+    }
+}
+
+// Every thread packs some rows and takes them to all panels, which are packed before.
+void by_rows(const Product &p, float *whole, float *rows)
+{
+#pragma omp for schedule(static)
+    for (int64_t column = 0; column < p.columns; column += PANEL)
+        pack_right(p, column, whole + column * p.depth);
+#pragma omp for schedule(dynamic)
+    for (int64_t first = 0; first < p.rows; first += PACK) {
+        const int64_t end = std::min(first + PACK, p.rows);
+        for (int64_t row = first; row < end; row += TALL)
+            pack_left(p, row, rows + (row - first) * p.depth);
+        for (int64_t column = 0; column < p.columns; column += PANEL)
+            for (int64_t row = first; row < end; row += TALL)
+                finish(p, row, column, {rows + (row - first) * p.depth, 1, TALL},
+                       whole + column * p.depth);
+    }
 }
 
 }  // namespace
@@ -451,45 +507,29 @@ void linear(const Linear *given)
     }
 }
 
-// 0, or 1 where there was no memory.
+// 0, or 1 where there was no memory. What is packed as a whole is the smaller factor, unless the left
+// one lies well: then it need not be.
 int product(const Product *given)
 {
     const Product &p = *given;
-    const bool as_it_is = p.left_step == 1;
-    const int64_t blocks = (p.rows + TALL - 1) / TALL, panels = (p.columns + PANEL - 1) / PANEL;
-    const int64_t room = p.depth * PANEL;
-    const int64_t left_room = as_it_is ? 0 : (blocks + blocks % 2) * TALL * p.depth;  // aligned
-    float *packed = (float *)std::aligned_alloc(
-        4 * LANES, sizeof(float) * (left_room + room * p.threads));
-    if (!packed)
+    const bool long_left = p.left_step != 1 && p.rows > p.columns;
+    const int64_t whole = long_left        ? (p.columns + PANEL - 1) / PANEL * PANEL * p.depth
+                          : p.left_step == 1 ? 0
+                                             : (p.rows + PANEL - 1) / PANEL * PANEL * p.depth;
+    const int64_t part = (long_left ? PACK : PANEL) * p.depth;
+    float *room = (float *)std::aligned_alloc(4 * LANES,
+                                              sizeof(float) * (whole + part * p.threads));
+    if (!room)
         return 1;
 #pragma omp parallel num_threads(p.threads)
     {
-        if (!as_it_is) {
-#pragma omp for schedule(static)
-            for (int64_t b = 0; b < blocks; b++)
-                pack_left(p, b * TALL, packed + b * TALL * p.depth);
-        }
-        float *panel = packed + left_room + room * omp_get_thread_num();
-#pragma omp for schedule(dynamic)
-        for (int64_t j = 0; j < panels; j++) {
-            const int64_t column = j * PANEL;
-            const int64_t columns = std::min<int64_t>(PANEL, p.columns - column);
-            alignas(4 * LANES) float block[TALL][PANEL];
-            pack_right(p, column, panel);
-            for (int64_t b = 0; b < blocks; b++) {
-                const int64_t row = b * TALL, rows = std::min<int64_t>(TALL, p.rows - row);
-                const Left left = as_it_is ? Left{p.left + row * p.left_row, p.left_row, 1}
-                                           : Left{packed + row * p.depth, 1, TALL};
-                std::memset(block, 0, sizeof block);
-                strip<2>(rows, left, p.depth, panel, PANEL, block[0], PANEL);
-                for (int64_t i = 0; i < rows; i++)
-                    std::memcpy(p.out + (row + i) * p.columns + column, block[i],
-                                sizeof(float) * columns);
-            }
-        }
+        float *mine = room + whole + part * omp_get_thread_num();
+        if (long_left)
+            by_rows(p, room, mine);
+        else
+            by_panels(p, room, mine);
     }
-    std::free(packed);
+    std::free(room);
     return 0;
 }
 

@@ -33,6 +33,7 @@ from pathlib import Path
 import torch
 from jaxtyping import Float, Float32, Int64
 from torch import Tensor
+from torch.nn import Parameter
 
 SOURCE = Path(__file__).with_name("kernels.cpp")
 FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fopenmp", "-shared", "-fPIC")
@@ -99,7 +100,7 @@ class _Product(ctypes.Structure):
             (name, ctypes.c_int64)
             for name in (
                 "rows", "columns", "depth",
-                "left_row", "left_step", "right_row", "right_step", "threads",
+                "left_row", "left_step", "right_row", "right_step", "onto", "threads",
             )
         ),
     )  # fmt: skip
@@ -229,15 +230,27 @@ def _lay_out(
         panels[whole, ..., :left] = x[-left:].movedim(0, -1)
 
 
+def multiplies(*factors: Tensor) -> bool:
+    """Whether `multiply` computes with these; a subclass of tensors may have no memory."""
+    return compiled() is not None and all(
+        type(x) in (Tensor, Parameter) and x.device.type == "cpu" and x.dtype == torch.float32
+        for x in factors
+    )
+
+
 def multiply(
-    left: Float[Tensor, "rows depth"], right: Float[Tensor, "depth columns"]
-) -> Float[Tensor, "rows columns"]:
-    """left · right, each of them laid out in any way, as a transposed view is. Records no
-    gradient."""
-    out = left.new_empty(len(left), right.shape[1])
+    left: Float32[Tensor, "rows depth"],
+    right: Float32[Tensor, "depth columns"],
+    *,
+    onto: Float32[Tensor, "rows columns"] | None = None,
+) -> Float32[Tensor, "rows columns"]:
+    """left · right, each of them laid out in any way, as a transposed view is; added to `onto` in
+    place where that is given. Records no gradient."""
+    out = left.new_empty(len(left), right.shape[1]) if onto is None else onto
+    _require(out.is_contiguous(), "a result that is not contiguous")
     given = _Product(
         left.data_ptr(), right.data_ptr(), out.data_ptr(), len(left), right.shape[1], len(right),
-        *left.stride(), *right.stride(), torch.get_num_threads(),
+        *left.stride(), *right.stride(), onto is not None, torch.get_num_threads(),
     )  # fmt: skip
     if _library().product(ctypes.byref(given)):
         raise MemoryError(f"product of {list(left.shape)} and {list(right.shape)}: no memory")

@@ -1,4 +1,4 @@
-"""Linear layers of an update on a CPU, forward and backward by products of our own.
+"""Products of an update on a CPU, forward and backward by kernels of our own.
 
     y = x Wᵀ + b,    dx = dy W,    dW = dyᵀ x,    db = Σ dy
 
@@ -14,11 +14,43 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from groupwise.models.kernels import compiled, multiply
-from groupwise.models.products import SMALLEST, plain
+from groupwise.models.kernels import compiled, multiplies, multiply
+from groupwise.models.products import SMALLEST, plain, product
+
+PIECE = 2**21
+"""Entries of a 16-bit product that are added at once."""
+
+
+def times(
+    left: Float[Tensor, "rows depth"], right: Float[Tensor, "depth columns"]
+) -> Float[Tensor, "rows columns"]:
+    """left · right. Records no gradient."""
+    return multiply(left, right) if multiplies(left, right) else product(left, right.t())
+
+
+def add_product(
+    total: Float[Tensor, "rows columns"] | None,
+    left: Float[Tensor, "rows depth"],
+    right: Float[Tensor, "depth columns"],
+) -> Float[Tensor, "rows columns"]:
+    """total + left · right, in place, and in float32 at least. Records no gradient.
+
+    Products of 16 bits are added in pieces, because PyTorch makes a float32 copy of each.
+    """
+    if multiplies(left, right):
+        return multiply(left, right, onto=total)
+    if total is not None and left.dtype == total.dtype:
+        return total.addmm_(left, right)
+    more, piece = left @ right, max(1, PIECE // right.shape[1])
+    if total is None:
+        return more.to(torch.promote_types(left.dtype, torch.float32))
+    for part, addend in zip(total.split(piece), more.split(piece), strict=True):
+        part += addend
+    return total
 
 
 @contextmanager
@@ -64,6 +96,14 @@ class _Linear(torch.autograd.Function):
         want_x, want_weight, want_bias = ctx.needs_input_grad
         return (
             multiply(grad, weight) if want_x else None,
-            multiply(grad.t(), x) if want_weight else None,
+            _gradient(weight, grad, x) if want_weight else None,
             grad.sum(0) if want_bias else None,
         )
+
+
+def _gradient(weight: Tensor, grad: Tensor, x: Tensor) -> Tensor | None:
+    """gradᵀ · x, added to the gradient that a weight has already, or handed to autograd."""
+    if weight.grad is None:
+        return multiply(grad.t(), x)
+    multiply(grad.t(), x, onto=weight.grad)
+    return None

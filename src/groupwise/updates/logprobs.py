@@ -10,12 +10,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from groupwise.models import head_product, product
+from groupwise.models import add_product, head_product, times
 
 CHUNK_BYTES = 30 * 2**20
 KEEP_BYTES = 224 * 2**20
-PIECE = 2**21
-"""Entries of a weight's gradient that are added at once in 16 bits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +28,8 @@ class Head:
         chunk_bytes: size of one float32 logits buffer; two and a half exist at a time.
         keep_bytes: probabilities kept for the backward pass up to this size, recomputed beyond it.
         wide: compute the product in float32 whatever the type of its factors.
+        adds: add the gradient of the weight to `weight.grad`, where there is one, instead of
+            handing it to autograd to be added.
     """
 
     weight: Tensor
@@ -39,10 +39,24 @@ class Head:
     chunk_bytes: int = CHUNK_BYTES
     keep_bytes: int = KEEP_BYTES
     wide: bool = False
+    adds: bool = False
+
+    def kept(self, tokens: int) -> int:
+        """Of how many tokens, the first ones, the probabilities are kept."""
+        size = self.weight.element_size()
+        # In 16 bits the backward pass rounds its gradient of the logits beside them.
+        each = len(self.weight) * (4 + size if size < 4 else size)
+        return 0 if self.softcap is not None else min(tokens, self.keep_bytes // each // 16 * 16)
 
     def chunks(self, tokens: int) -> list[slice]:
-        size = max(16, self.chunk_bytes // (4 * self.weight.shape[0]) // 16 * 16)
-        return [slice(start, min(start + size, tokens)) for start in range(0, tokens, size)]
+        """What is multiplied at once: all that is kept, and the rest in chunks."""
+        kept = self.kept(tokens)
+        return ([slice(0, kept)] if kept else []) + self.pieces(slice(kept, tokens))
+
+    def pieces(self, rows: slice) -> list[slice]:
+        """Rows split into chunks."""
+        size = max(16, self.chunk_bytes // (4 * len(self.weight)) // 16 * 16)
+        return [slice(i, min(i + size, rows.stop)) for i in range(rows.start, rows.stop, size)]
 
 
 Kept = Callable[[slice], Bool[Tensor, "chunk vocab"]]
@@ -78,24 +92,21 @@ def token_logprobs(
     return logp, (h if entropy else None)
 
 
-def _logits(hidden: Tensor, head: Head, kept: Bool[Tensor, "chunk vocab"] | None) -> Tensor:
-    """z of one chunk, before division by the temperature's effect on the kept set matters (it does
-    not)."""
+def _logits(hidden: Tensor, head: Head) -> Tensor:
+    """z of one chunk, in float32 at least."""
     z = head_product(hidden, head.weight, wide=head.wide)
     if head.bias is not None:
-        z = z + head.bias
+        z += head.bias
     if z.dtype in (torch.bfloat16, torch.float16):
         z = z.float()
     if head.softcap is not None:
         z = z.div_(head.softcap).tanh_().mul_(head.softcap)
-    if head.temperature != 1.0:
-        z = z.div_(head.temperature)
-    return z if kept is None else z.masked_fill_(~kept, float("-inf"))
+    return z if head.temperature == 1.0 else z.div_(head.temperature)
 
 
 class _TokenLogprobs(torch.autograd.Function):
     """Forward in chunks; backward recomputes the logits of a chunk, or uses its kept
-    probabilities."""
+    probabilities. What is element by element goes through a larger first chunk in pieces."""
 
     @staticmethod
     def forward(
@@ -111,26 +122,28 @@ class _TokenLogprobs(torch.autograd.Function):
         wide = torch.float64 if hidden.dtype == torch.float64 else torch.float32
         logp = torch.empty(len(hidden), dtype=wide, device=hidden.device)
         h = torch.zeros_like(logp)
-        room = head.keep_bytes if any(ctx.needs_input_grad) and head.softcap is None else 0
-        probs: list[Tensor | None] = []
+        ctx.probs = None
         for rows in head.chunks(len(hidden)):
-            z = _logits(hidden[rows], head, None if kept is None else kept(rows))
-            own = z.gather(-1, target[rows, None])
-            top, place = z.max(-1, keepdim=True)
-            p = torch.softmax(z, -1, out=z)
-            # The fused softmax is the only pass over the vocabulary that exponentiates; its own
-            # normaliser is read off where it is most precise, at the largest logit.
-            lse = top - p.gather(-1, place).log()
-            logp[rows] = (own - lse).squeeze(-1)
-            if entropy:
-                h[rows] = torch.special.entr(p).sum(-1)
-            size = p.numel() * p.element_size()
-            keep = size <= room
-            probs.append(p if keep else None)
-            room -= size if keep else 0
-            del z, p
+            whole = _logits(hidden[rows], head)
+            for part in head.pieces(rows):
+                z = _within(whole, rows, part)
+                if kept is not None:
+                    z.masked_fill_(~kept(part), float("-inf"))
+                own = z.gather(-1, target[part, None])
+                top, place = z.max(-1, keepdim=True)
+                p = torch.softmax(z, -1, out=z)
+                # The fused softmax is the only pass over the vocabulary that exponentiates; its
+                # own normaliser is read off where it is most precise, at the largest logit.
+                lse = top - p.gather(-1, place).log()
+                logp[part] = (own - lse).squeeze(-1)
+                if entropy:
+                    h[part] = torch.special.entr(p).sum(-1)
+                del z, p
+            if rows.start == 0 and head.kept(len(hidden)) and any(ctx.needs_input_grad):
+                ctx.probs = whole
+            del whole
         ctx.save_for_backward(hidden, target, h)
-        ctx.head, ctx.entropy, ctx.kept, ctx.probs = head, entropy, kept, probs
+        ctx.head, ctx.entropy, ctx.kept = head, entropy, kept
         return logp, h
 
     @staticmethod
@@ -138,68 +151,63 @@ class _TokenLogprobs(torch.autograd.Function):
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx: Any, *grads: Tensor
     ) -> tuple[Tensor | None, ...]:
-        grad, grad_h = grads
-        hidden, target, h = ctx.saved_tensors
+        hidden, _, h = ctx.saved_tensors
         head: Head = ctx.head
         want_hidden, want_weight, want_bias = ctx.needs_input_grad[:3]
         d_hidden = torch.empty_like(hidden) if want_hidden else None
-        d_weight: Tensor | None = None
-        d_bias = (
-            torch.zeros(len(head.weight), dtype=h.dtype, device=hidden.device)
-            if want_bias
-            else None
-        )
-        for index, rows in enumerate(head.chunks(len(hidden))):
-            p, slope = ctx.probs[index], None
-            ctx.probs[index] = None
-            if p is None:
-                p = _logits(hidden[rows], head, None if ctx.kept is None else ctx.kept(rows))
-                if head.softcap is not None:
-                    # d cap(x)/dx = 1 − (cap(x)/softcap)², and z·temperature is cap(x); 0 where −inf
-                    # was filled in.
-                    slope = (
-                        1 - (p * (head.temperature / head.softcap)).nan_to_num(neginf=1.0).square()
-                    )
-                p = torch.softmax(p, -1, out=p)
-            extra = None
-            if ctx.entropy:
-                extra = (torch.special.entr(p) - p * h[rows, None]) * grad_h[rows, None]
-            d = p.mul_(-grad[rows, None])
-            d.scatter_add_(1, target[rows, None], grad[rows, None].to(d.dtype))
-            if extra is not None:
-                d += extra
-            if slope is not None:
-                d *= slope
-            if head.temperature != 1.0:
-                d /= head.temperature
+        added = head.weight.grad if head.adds else None
+        d_weight = added
+        d_bias = h.new_zeros(len(head.weight)) if want_bias else None
+        for rows in head.chunks(len(hidden)):
+            d = _logits_gradient(ctx, rows, *grads)
             narrow = d.to(head.weight.dtype)
             if d_hidden is not None:
-                d_hidden[rows] = product(narrow, head.weight.t())
+                d_hidden[rows] = times(narrow, head.weight)
             if want_weight:
-                d_weight = _add_product(d_weight, narrow, hidden[rows])
+                d_weight = add_product(d_weight, narrow.t(), hidden[rows])
             if d_bias is not None:
                 d_bias += d.sum(0)
-            del p, d, narrow
+            del d, narrow
         return (
             d_hidden,
-            None if d_weight is None else d_weight.to(head.weight.dtype),
+            None if d_weight is None or d_weight is added else d_weight.to(head.weight.dtype),
             None if d_bias is None or head.bias is None else d_bias.to(head.bias.dtype),
             *(None,) * 4,
         )
 
 
-def _add_product(
-    total: Float[Tensor, "vocab hidden"] | None, d: Tensor, hidden: Tensor
-) -> Float[Tensor, "vocab hidden"]:
-    """total + dᵀ · hidden, in place, and in float32 at least.
+def _within(whole: Tensor, rows: slice, part: slice) -> Tensor:
+    """The rows of a part, of a tensor that has all of `rows`."""
+    return whole[part.start - rows.start : part.stop - rows.start]
 
-    Added in pieces, because PyTorch makes a float32 copy of what is added in 16 bits.
-    """
-    if total is not None and d.dtype == total.dtype:
-        return total.addmm_(d.t(), hidden)
-    more, piece = d.t() @ hidden, max(1, PIECE // hidden.shape[1])
-    if total is None:
-        return more.to(torch.promote_types(d.dtype, torch.float32))
-    for part, addend in zip(total.split(piece), more.split(piece), strict=True):
-        part += addend
-    return total
+
+def _logits_gradient(ctx: Any, rows: slice, grad: Tensor, grad_h: Tensor) -> Tensor:
+    """The gradient of one chunk's logits, before soft cap and temperature."""
+    _, target, h = ctx.saved_tensors
+    head: Head = ctx.head
+    whole, fresh = ctx.probs if rows.start == 0 else None, False
+    if whole is None:
+        whole, fresh = _logits(ctx.saved_tensors[0][rows], head), True
+    else:
+        ctx.probs = None
+    for part in head.pieces(rows):
+        p, slope, extra = _within(whole, rows, part), None, None
+        if fresh:
+            if ctx.kept is not None:
+                p.masked_fill_(~ctx.kept(part), float("-inf"))
+            if head.softcap is not None:
+                # d cap(x)/dx = 1 − (cap(x)/softcap)², and z·temperature is cap(x); 0 where −inf
+                # was filled in.
+                slope = 1 - (p * (head.temperature / head.softcap)).nan_to_num(neginf=1.0).square()
+            torch.softmax(p, -1, out=p)
+        if ctx.entropy:
+            extra = (torch.special.entr(p) - p * h[part, None]) * grad_h[part, None]
+        d = p.mul_(-grad[part, None])
+        d.scatter_add_(1, target[part, None], grad[part, None].to(d.dtype))
+        if extra is not None:
+            d += extra
+        if slope is not None:
+            d *= slope
+        if head.temperature != 1.0:
+            d /= head.temperature
+    return whole

@@ -201,6 +201,7 @@ class TorchLearner:
             softcap=backbone.softcap,
             temperature=self.temperature,
             wide=backbone.wide,
+            adds=True,
         )
         states = hidden.index_select(0, laid.source)
         return token_logprobs(states, laid.target, head, entropy=entropy, kept=kept)
