@@ -19,6 +19,7 @@ from groupwise.models.products import (
     laid_out_weights,
     product,
 )
+from groupwise.models.tree import tree_attend, tree_attends
 
 __all__ = [
     "Adapter",
@@ -43,6 +44,8 @@ __all__ = [
     "save_policy",
     "sees",
     "times",
+    "tree_attend",
+    "tree_attends",
     "unsupported",
     "with_adapter",
     "within_window",

@@ -45,7 +45,7 @@ PANEL = 32
 """Columns of a product that are computed at once."""
 
 
-class _Heads(ctypes.Structure):
+class Heads(ctypes.Structure):
     """[rows, heads, dim] by its strides."""
 
     _fields_ = (
@@ -55,7 +55,7 @@ class _Heads(ctypes.Structure):
     )
 
     @classmethod
-    def of(cls, x: Tensor) -> _Heads:
+    def of(cls, x: Tensor) -> Heads:
         return cls(x.data_ptr(), x.stride(0), x.stride(1))
 
 
@@ -63,7 +63,7 @@ class _Attention(ctypes.Structure):
     """`Attention` of kernels.cpp."""
 
     _fields_ = (
-        *((name, _Heads) for name in ("query", "key", "value")),
+        *((name, Heads) for name in ("query", "key", "value")),
         *(
             (name, ctypes.c_void_p)
             for name in (
@@ -160,7 +160,7 @@ def _processor() -> str:
     return "\n".join(sorted({line for line in lines if line.startswith(telling)}))
 
 
-def _library() -> ctypes.CDLL:
+def library() -> ctypes.CDLL:
     library = compiled()
     assert library is not None, "ask `compiled` first"
     return library
@@ -215,7 +215,7 @@ class Linear:
             None if onto is None else onto.data_ptr(), out.data_ptr(),
             len(x), self.depth, self.columns, self.gated, torch.get_num_threads(),
         )  # fmt: skip
-        _library().linear(ctypes.byref(given))
+        library().linear(ctypes.byref(given))
         return out
 
 
@@ -252,7 +252,7 @@ def multiply(
         left.data_ptr(), right.data_ptr(), out.data_ptr(), len(left), right.shape[1], len(right),
         *left.stride(), *right.stride(), onto is not None, torch.get_num_threads(),
     )  # fmt: skip
-    if _library().product(ctypes.byref(given)):
+    if library().product(ctypes.byref(given)):
         raise MemoryError(f"product of {list(left.shape)} and {list(right.shape)}: no memory")
     return out
 
@@ -265,7 +265,7 @@ def rms_norm(
     _require(x.shape[-1] == size, "rows of another size than the norm's")
     x = x.contiguous()
     out = torch.empty_like(x)
-    _library().rms_norm(
+    library().rms_norm(
         ctypes.c_void_p(x.data_ptr()),
         ctypes.c_void_p(weight.data_ptr()),
         ctypes.c_int64(x.numel() // size),
@@ -290,7 +290,7 @@ def turn_(
     """
     rows, heads, dim = x.shape
     _require(cos.shape[1] == sin.shape[1] == dim, "a rotation of another size than the heads")
-    _library().turn(
+    library().turn(
         ctypes.c_void_p(x.data_ptr()),
         ctypes.c_int64(rows),
         ctypes.c_int64(x.stride(0)),
@@ -358,11 +358,11 @@ def attend(
     out = query.new_empty(rows, heads, dim)
     places = (slot, sample, time, prompt_length)
     given = _Attention(
-        *(_Heads.of(x) for x in (query, key, value)),
+        *(Heads.of(x) for x in (query, key, value)),
         *(x.data_ptr() for x in (out, *prompt, *suffix, *places)),
         rows, heads, key_heads, dim, suffix[0].shape[2], prompt[0].shape[2], suffix[0].shape[3],
         window or 0, torch.get_num_threads(), scaling,
     )  # fmt: skip
-    if getattr(_library(), ATTEND[query.dtype])(ctypes.byref(given)):
+    if getattr(library(), ATTEND[query.dtype])(ctypes.byref(given)):
         raise MemoryError(f"attention of {rows} rows: no memory for their scores")
     return out

@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from groupwise.models import sees, within_window
+from groupwise.models import sees, tree_attend, tree_attends, within_window
 from groupwise.types import Batch
 
 WHOLE = 1.5
@@ -53,15 +53,19 @@ class TreeAttention:
     """Attention of a pack: prompts causal among themselves, branches to their prompt and causally
     to themselves.
 
-    Computed on rectangles, prompts × longest prompt and branches × longest branch, because fused
-    kernels want them; only attention pays for that padding, the layers see packed tokens.
+    By a kernel of our own where there is one. Elsewhere on rectangles, prompts × longest prompt and
+    branches × longest branch, because fused kernels want them; only attention pays for that
+    padding, the layers see packed tokens.
 
     Attributes:
+        spans: first token, length and owner of the prompts and then of the branches; the owner is
+            the place of the prompt, or -1.
         prompt_index, branch_index: packed position of every cell of the rectangles (0 in padding).
         prompt_length, owner: of each prompt; the prompt of each branch.
         inverse: for each packed position its cell in [prompt cells, branch cells].
     """
 
+    spans: Int[Tensor, "3 spans"]
     prompt_index: Int[Tensor, "prompt prompt_time"]
     prompt_length: Int[Tensor, "prompt"]
     branch_index: Int[Tensor, "branch branch_time"]
@@ -99,6 +103,8 @@ class TreeAttention:
         window: int | None,
         softcap: float | None,
     ) -> Float[Tensor, "packed heads dim"]:
+        if tree_attends(query, key, value, softcap=softcap):
+            return tree_attend(query, key, value, self.spans, scaling=scaling, window=window)
         prompt_mask, branch_mask = self._masks(window)
         q, k, v = (_cells(x, self.prompt_index) for x in (query, key, value))
         out = (
@@ -220,7 +226,16 @@ def _tree(
     inverse[branch_index[branch_real]] = (
         branch_real.flatten().nonzero().squeeze(-1) + prompt_index.numel()
     )
+    spans = [
+        torch.cat(pair)
+        for pair in (
+            (start, branch),
+            (prompt_length, given),
+            (torch.full_like(start, -1), owner),
+        )
+    ]
     return TreeAttention(
+        spans=torch.stack(spans).to(device),
         prompt_index=prompt_index.to(device),
         prompt_length=prompt_length.to(device),
         branch_index=branch_index.to(device),
