@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from groupwise.models import add_product, layers, own_products, times
+from groupwise.models import add_product, layers, own_layers, times
 from groupwise.models.kernels import compiled, multiply
 from groupwise.stages.base_model import small_policy
 from groupwise.types import Batch
@@ -50,7 +50,7 @@ def test_output_and_gradients_are_those_of_the_layer(bias: bool, learns: bool) -
     layer = nn.Sequential(nn.Linear(300, 260, bias=bias), nn.Tanh(), nn.Linear(260, 300))
     layer[0].requires_grad_(learns)
     x = torch.randn(2, 37, 300)
-    with own_products(layer):
+    with own_layers(layer):
         found = gradients(layer, x)
     wanted = gradients(copy.deepcopy(layer).double(), x.double())
     assert len(found) == len(wanted)
@@ -62,7 +62,7 @@ def test_output_and_gradients_are_those_of_the_layer(bias: bool, learns: bool) -
 def test_layers_are_used_where_they_suit_and_given_back() -> None:
     inside = [nn.Linear(300, 300), nn.Linear(8, 8), nn.Linear(300, 300).to(torch.bfloat16)]
     model = nn.ModuleList(inside)
-    with pytest.raises(KeyError), own_products(model):
+    with pytest.raises(KeyError), own_layers(model):
         assert ["forward" in vars(layer) for layer in model] == [True, False, False]
         raise KeyError
     assert not any("forward" in vars(layer) for layer in model)
@@ -71,7 +71,7 @@ def test_layers_are_used_where_they_suit_and_given_back() -> None:
 def test_without_a_compiler_pytorch_computes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layers, "compiled", lambda: None)
     model = nn.Sequential(nn.Linear(300, 300))
-    with own_products(model):
+    with own_layers(model):
         assert "forward" not in vars(model[0])
 
 
@@ -121,7 +121,7 @@ def test_an_update_uses_them_forward_and_backward(monkeypatch: pytest.MonkeyPatc
     assert (len(calls), sum(calls)) == (2 * (3 * products + 2 * head), products + head)
     calls.clear()
     monkeypatch.setattr(layers, "compiled", lambda: None)
-    monkeypatch.setattr(layers, "multiplies", lambda *factors: False)
+    monkeypatch.setattr(layers, "computes", lambda *factors: False)
     plain = gradient(1)
     assert not calls
     assert (own - plain).norm() <= 1e-5 * plain.norm()

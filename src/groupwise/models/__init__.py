@@ -10,8 +10,8 @@ from groupwise.models.adapters import Adapter, is_adapted
 from groupwise.models.attention import Attend, groupwise_attention, sees, within_window
 from groupwise.models.backbone import Backbone, head_product, unsupported
 from groupwise.models.fused import FusedBackbone, fusible, only_known_parts
-from groupwise.models.kernels import attend, attends
-from groupwise.models.layers import add_product, own_products, times
+from groupwise.models.kernels import attend, attends, computes, softmax_
+from groupwise.models.layers import add_product, own_layers, times
 from groupwise.models.loading import load_policy, with_adapter
 from groupwise.models.policy import Policy, make_policy, save_policy, without_bars
 from groupwise.models.products import (
@@ -30,6 +30,7 @@ __all__ = [
     "add_product",
     "attend",
     "attends",
+    "computes",
     "fusible",
     "groupwise_attention",
     "head_product",
@@ -39,10 +40,11 @@ __all__ = [
     "laid_out_weights",
     "load_policy",
     "make_policy",
-    "own_products",
+    "own_layers",
     "product",
     "save_policy",
     "sees",
+    "softmax_",
     "times",
     "tree_attend",
     "tree_attends",

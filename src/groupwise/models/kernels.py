@@ -166,6 +166,14 @@ def library() -> ctypes.CDLL:
     return library
 
 
+def _pointers(*tensors: Tensor) -> list[ctypes.c_void_p]:
+    return [ctypes.c_void_p(x.data_ptr()) for x in tensors]
+
+
+def _integers(*numbers: int) -> list[ctypes.c_int64]:
+    return [ctypes.c_int64(x) for x in numbers]
+
+
 def _require(fits: bool, what: str) -> None:
     """Refuse what a kernel would read beyond its end, as PyTorch refuses it."""
     if not fits:
@@ -230,11 +238,12 @@ def _lay_out(
         panels[whole, ..., :left] = x[-left:].movedim(0, -1)
 
 
-def multiplies(*factors: Tensor) -> bool:
-    """Whether `multiply` computes with these; a subclass of tensors may have no memory."""
+def computes(*tensors: Tensor) -> bool:
+    """Whether kernels compute with these: float32 on a CPU; a subclass of tensors may have no
+    memory."""
     return compiled() is not None and all(
         type(x) in (Tensor, Parameter) and x.device.type == "cpu" and x.dtype == torch.float32
-        for x in factors
+        for x in tensors
     )
 
 
@@ -266,15 +275,65 @@ def rms_norm(
     x = x.contiguous()
     out = torch.empty_like(x)
     library().rms_norm(
-        ctypes.c_void_p(x.data_ptr()),
-        ctypes.c_void_p(weight.data_ptr()),
-        ctypes.c_int64(x.numel() // size),
-        ctypes.c_int64(size),
-        ctypes.c_double(eps),
-        ctypes.c_void_p(out.data_ptr()),
-        ctypes.c_int64(torch.get_num_threads()),
-    )
+        *_pointers(x, weight), *_integers(x.numel() // size, size), ctypes.c_double(eps),
+        *_pointers(out), *_integers(torch.get_num_threads()),
+    )  # fmt: skip
     return out
+
+
+def rms_norm_backward(
+    x: Float32[Tensor, "*rows size"],
+    weight: Float32[Tensor, "size"],
+    eps: float,
+    grad: Float32[Tensor, "*rows size"],
+) -> tuple[Float32[Tensor, "*rows size"], Float32[Tensor, "size"]]:
+    """The gradients of x and weight from that of `rms_norm`."""
+    x, grad, threads, size = x.contiguous(), grad.contiguous(), torch.get_num_threads(), len(weight)
+    dx, d_weight = torch.empty_like(x), x.new_zeros(threads, size)
+    library().rms_norm_backward(
+        *_pointers(x, weight, grad), *_integers(x.numel() // size, size), ctypes.c_double(eps),
+        *_pointers(dx, d_weight), *_integers(threads),
+    )  # fmt: skip
+    return dx, d_weight.sum(0)
+
+
+def swiglu(
+    gate: Float32[Tensor, "*rows size"], up: Float32[Tensor, "*rows size"]
+) -> Float32[Tensor, "*rows size"]:
+    """silu(gate) ∘ up. Records no gradient."""
+    gate, up = gate.contiguous(), up.contiguous()
+    out = torch.empty_like(gate)
+    library().swiglu(
+        *_pointers(gate, up), *_integers(gate.numel()), *_pointers(out),
+        *_integers(torch.get_num_threads()),
+    )  # fmt: skip
+    return out
+
+
+def swiglu_backward(
+    gate: Float32[Tensor, "*rows size"],
+    up: Float32[Tensor, "*rows size"],
+    grad: Float32[Tensor, "*rows size"],
+) -> tuple[Float32[Tensor, "*rows size"], Float32[Tensor, "*rows size"]]:
+    """The gradients of gate and up from that of `swiglu`."""
+    gate, up, grad = gate.contiguous(), up.contiguous(), grad.contiguous()
+    d_gate, d_up = torch.empty_like(gate), torch.empty_like(up)
+    library().swiglu_backward(
+        *_pointers(gate, up, grad), *_integers(gate.numel()), *_pointers(d_gate, d_up),
+        *_integers(torch.get_num_threads()),
+    )  # fmt: skip
+    return d_gate, d_up
+
+
+def softmax_(x: Float32[Tensor, "rows size"]) -> Float32[Tensor, "rows"]:
+    """Softmax of every row, in place; returns log Σ eˣ."""
+    _require(x.is_contiguous(), "rows that do not lie one after the other")
+    norm = x.new_empty(len(x))
+    library().softmax(
+        *_pointers(x), *_integers(*x.shape), *_pointers(norm),
+        *_integers(torch.get_num_threads()),
+    )  # fmt: skip
+    return norm
 
 
 def turn_(
@@ -291,16 +350,9 @@ def turn_(
     rows, heads, dim = x.shape
     _require(cos.shape[1] == sin.shape[1] == dim, "a rotation of another size than the heads")
     library().turn(
-        ctypes.c_void_p(x.data_ptr()),
-        ctypes.c_int64(rows),
-        ctypes.c_int64(x.stride(0)),
-        ctypes.c_int64(heads),
-        ctypes.c_int64(dim),
-        ctypes.c_void_p(cos.data_ptr()),
-        ctypes.c_void_p(sin.data_ptr()),
-        ctypes.c_void_p(positions.data_ptr()),
-        ctypes.c_int64(torch.get_num_threads()),
-    )
+        *_pointers(x), *_integers(rows, x.stride(0), heads, dim),
+        *_pointers(cos, sin, positions), *_integers(torch.get_num_threads()),
+    )  # fmt: skip
 
 
 def attends(query: Tensor, key: Tensor, value: Tensor, *, softcap: float | None) -> bool:

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from groupwise.models import add_product, head_product, times
+from groupwise.models import add_product, computes, head_product, softmax_, times
 
 CHUNK_BYTES = 30 * 2**20
 KEEP_BYTES = 224 * 2**20
@@ -129,16 +129,11 @@ class _TokenLogprobs(torch.autograd.Function):
                 z = _within(whole, rows, part)
                 if kept is not None:
                     z.masked_fill_(~kept(part), float("-inf"))
-                own = z.gather(-1, target[part, None])
-                top, place = z.max(-1, keepdim=True)
-                p = torch.softmax(z, -1, out=z)
-                # The fused softmax is the only pass over the vocabulary that exponentiates; its
-                # own normaliser is read off where it is most precise, at the largest logit.
-                lse = top - p.gather(-1, place).log()
-                logp[part] = (own - lse).squeeze(-1)
+                own = z.gather(-1, target[part, None]).squeeze(-1)
+                logp[part] = own - _softmax_(z)
                 if entropy:
-                    h[part] = torch.special.entr(p).sum(-1)
-                del z, p
+                    h[part] = torch.special.entr(z).sum(-1)
+                del z
             if rows.start == 0 and head.kept(len(hidden)) and any(ctx.needs_input_grad):
                 ctx.probs = whole
             del whole
@@ -181,6 +176,17 @@ def _within(whole: Tensor, rows: slice, part: slice) -> Tensor:
     return whole[part.start - rows.start : part.stop - rows.start]
 
 
+def _softmax_(z: Float[Tensor, "rows vocab"]) -> Float[Tensor, "rows"]:
+    """Softmax in place; returns the logarithm of its normaliser."""
+    if computes(z):
+        return softmax_(z)
+    top, place = z.max(-1, keepdim=True)
+    torch.softmax(z, -1, out=z)
+    # The fused softmax is the only pass over the vocabulary that exponentiates; its normaliser is
+    # read off where it is most precise, at the largest logit.
+    return (top - z.gather(-1, place).log()).squeeze(-1)
+
+
 def _logits_gradient(ctx: Any, rows: slice, grad: Tensor, grad_h: Tensor) -> Tensor:
     """The gradient of one chunk's logits, before soft cap and temperature."""
     _, target, h = ctx.saved_tensors
@@ -199,7 +205,7 @@ def _logits_gradient(ctx: Any, rows: slice, grad: Tensor, grad_h: Tensor) -> Ten
                 # d cap(x)/dx = 1 − (cap(x)/softcap)², and z·temperature is cap(x); 0 where −inf
                 # was filled in.
                 slope = 1 - (p * (head.temperature / head.softcap)).nan_to_num(neginf=1.0).square()
-            torch.softmax(p, -1, out=p)
+            _softmax_(p)
         if ctx.entropy:
             extra = (torch.special.entr(p) - p * h[part, None]) * grad_h[part, None]
         d = p.mul_(-grad[part, None])

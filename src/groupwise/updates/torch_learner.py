@@ -19,7 +19,7 @@ from groupwise.models import (
     Policy,
     groupwise_attention,
     is_adapted,
-    own_products,
+    own_layers,
     save_policy,
     unsupported,
 )
@@ -83,6 +83,8 @@ class TorchLearner:
             if reference == "frozen"
             else None
         )
+        models = [model for model in (self.model, self.frozen) if model is not None]
+        self.own = {model: own_layers(model) for model in models}
         self.optimizer = MasterOptimizer(self.model.parameters(), optimizer)
         self.version = 0
 
@@ -104,7 +106,7 @@ class TorchLearner:
         rows = batch.mask.any(1).nonzero().squeeze(-1)
         training = self.model.training
         self.model.eval()
-        with torch.no_grad(), as_it_began, own_products(backbone.model):
+        with torch.no_grad(), as_it_began, self.own[backbone.model]:
             for part in plan(batch, rows, tokens=self.tokens_per_microbatch):
                 packed = self._laid_out(batch, part)
                 logp, _ = self._forward(packed, backbone, batch, entropy=False)
@@ -148,7 +150,7 @@ class TorchLearner:
         learning_mode(self.model)
         # Around the backward pass as well: gradient checkpointing runs the layers again there.
         attention = groupwise_attention(self.backbone.model) if self.packs else nullcontext()
-        with attention, own_products(self.model):
+        with attention, self.own[self.model]:
             for part in plan(batch, rows, tokens=self.tokens_per_microbatch):
                 packed = self._laid_out(batch, part)
                 logp, h = self._forward(packed, self.backbone, batch, entropy=entropy)
