@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
+from contextlib import nullcontext
 
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
-from groupwise.models import add_product, layers, own_layers, times
+from groupwise.models import add_product, layers, own_layers, softmax_, times
 from groupwise.models.kernels import compiled, multiply
 from groupwise.stages.base_model import small_policy
 from groupwise.types import Batch
@@ -57,6 +60,102 @@ def test_output_and_gradients_are_those_of_the_layer(bias: bool, learns: bool) -
     for one, other in zip(found, wanted, strict=True):
         assert one.dtype == torch.float32
         assert (one - other).norm() <= 1e-6 * other.norm()
+
+
+def parts() -> list[tuple[nn.Module, Tensor]]:
+    """A norm, two feed-forwards and an embedding as models have them, and what each is given."""
+    config = LlamaConfig(num_attention_heads=5, hidden_size=80, intermediate_size=136)
+    with_bias = LlamaConfig(
+        num_attention_heads=5, hidden_size=80, intermediate_size=1, mlp_bias=True
+    )
+    states = 3 * torch.randn(1, 5, 80)
+    norm = LlamaRMSNorm(80, 1e-3)
+    nn.init.normal_(norm.weight)
+    return [
+        (norm, states),
+        (LlamaMLP(config), states),
+        (LlamaMLP(with_bias), states),
+        (nn.Embedding(9, 80), torch.tensor([[3, 3, 8, 0, 3]])),
+    ]
+
+
+@pytest.mark.parametrize("index", range(4))
+def test_norms_feed_forwards_and_embeddings(index: int) -> None:
+    """Twice, as two microbatches are: gradients are added to those that are there."""
+    part, x = parts()[index]
+    wide = copy.deepcopy(part).double()
+    own = own_layers(nn.ModuleList([part]))
+    results = []
+    for module in (part, wide):
+        given = x
+        if x.is_floating_point():
+            given = x.to(next(module.parameters()).dtype, copy=True).requires_grad_()
+        with own if module is part else nullcontext():
+            assert ("forward" in vars(module)) == (module is part)
+            for factor in (1.0, -0.3):
+                out = module(given)
+                (out.square().sum() * factor).backward()
+        grads = [p.grad for p in module.parameters()]
+        results.append([out, *grads, *([given.grad] if given.requires_grad else [])])
+    for one, other in zip(*results, strict=True):
+        assert (one - other).norm() <= 1e-6 * other.norm()
+
+
+class Shifted(LlamaRMSNorm):
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        return super().forward(hidden_states) + hidden_states
+
+
+class Other(LlamaMLP):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(torch.tanh(self.gate_proj(x)) * self.up_proj(x))
+
+
+class WithAGate(LlamaMLP):
+    """A parameter that does nothing yet."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__(config)
+        self.more = nn.Parameter(torch.zeros(()))
+
+
+def test_what_computes_something_else_is_left_alone() -> None:
+    config = LlamaConfig(num_attention_heads=5, hidden_size=80, intermediate_size=136)
+    strange = [
+        Shifted(80),
+        Other(config),
+        WithAGate(config),
+        nn.Embedding(9, 80, padding_idx=0),
+        nn.Embedding(9, 80, max_norm=1.0),
+        LlamaRMSNorm(80).double(),
+        LlamaMLP(config).bfloat16(),
+    ]
+    with own_layers(nn.ModuleList(strange)):
+        assert not any("forward" in vars(module) for module in strange)
+
+
+def test_a_trial_leaves_modes_and_gradients_as_they_were() -> None:
+    model = nn.ModuleList(
+        [LlamaRMSNorm(80), LlamaMLP(LlamaConfig(num_attention_heads=5, hidden_size=80))]
+    )
+    model[0].eval()
+    own_layers(model)
+    assert [module.training for module in model] == [False, True]
+    assert all(p.grad is None and p.requires_grad for p in model.parameters())
+
+
+@pytest.mark.parametrize("size", [1, 15, 16, 17, 1000])
+def test_a_softmax_and_its_normaliser(size: int) -> None:
+    x = 20 * torch.randn(3, size)
+    x[1, size // 2 :] = float("-inf") if size > 1 else 0.0
+    wanted, norm = x.double().softmax(-1), x.double().logsumexp(-1)
+    found = x.clone()
+    torch.testing.assert_close(softmax_(found).double(), norm, atol=1e-5, rtol=1e-6)
+    torch.testing.assert_close(found.double(), wanted, atol=1e-7, rtol=1e-5)
+    assert not found[1, size // 2 :].any() or size == 1
+    x[2, 0] = float("nan")
+    assert softmax_(x)[2].isnan()
+    assert x[2].isnan().all()
 
 
 def test_layers_are_used_where_they_suit_and_given_back() -> None:

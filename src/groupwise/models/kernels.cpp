@@ -62,6 +62,49 @@ INLINE Vector exponential(Vector x)
     return p * power;
 }
 
+// Numbers of one vector whose place has the bit SIZE change with those of another one that lack it.
+template <int SIZE>
+INLINE void change(Vector &low, Vector &high)
+{
+    Integers first, second;
+    for (int i = 0; i < LANES; i++) {
+        first[i] = i & SIZE ? LANES + i - SIZE : i;
+        second[i] = i & SIZE ? LANES + i : i + SIZE;
+    }
+    const Vector kept = low;
+    low = __builtin_shuffle(kept, high, first);
+    high = __builtin_shuffle(kept, high, second);
+}
+
+template <int SIZE>
+INLINE void change_all(Vector *rows)
+{
+    for (int i = 0; i < LANES; i++)
+        if (!(i & SIZE))
+            change<SIZE>(rows[i], rows[i + SIZE]);
+}
+
+// to(k, j) = from(j, k), where rows begin so many numbers apart
+void transpose(const float *from, int64_t from_row, int64_t rows, int64_t columns, float *to,
+               int64_t to_row)
+{
+    const int64_t whole = rows / LANES * LANES;
+    for (int64_t k = 0; k < columns; k += LANES)
+        for (int64_t j = 0; j < rows; j += LANES)
+            if (k + LANES <= columns && j < whole) {
+                Vector block[LANES];
+                for (int i = 0; i < LANES; i++)
+                    block[i] = at(from + (j + i) * from_row + k);
+                change_all<1>(block), change_all<2>(block);
+                change_all<4>(block), change_all<8>(block);
+                for (int i = 0; i < LANES; i++)
+                    at(to + (k + i) * to_row + j) = block[i];
+            } else
+                for (int64_t i = j; i < std::min(j + LANES, rows); i++)
+                    for (int64_t l = k; l < std::min(k + LANES, columns); l++)
+                        to[l * to_row + i] = from[i * from_row + l];
+}
+
 // left(i, k) = data[i · row + k · step]
 struct Left {
     const float *data;
@@ -393,9 +436,7 @@ struct Asked {
     {
         if (count < columns)
             std::fill(turned, turned + t.dim * columns, 0.0f);
-        for (int64_t q = 0; q < count; q++)
-            for (int64_t d = 0; d < t.dim; d++)
-                turned[d * columns + q] = rows[q * row + d];
+        transpose(rows, row, count, t.dim, turned, columns);
     }
 
     // scores[keys, columns] = rows[keys, dim] · turned[dim, columns]
@@ -630,17 +671,12 @@ void pack(const float *from, int64_t size, int64_t step, int64_t deep, int64_t d
     size = std::min<int64_t>(size, WIDTH);
     if (size < WIDTH)
         std::fill(packed, packed + depth * WIDTH, 0.0f);
-    for (int64_t start = 0; start < depth; start += LANES) {
-        const int64_t end = std::min(start + LANES, depth);
-        if (step == 1)
-            for (int64_t k = start; k < end; k++)
-                for (int64_t j = 0; j < size; j++)
-                    packed[k * WIDTH + j] = from[k * deep + j];
-        else
+    if (deep == 1)
+        transpose(from, step, size, depth, packed, WIDTH);
+    else
+        for (int64_t k = 0; k < depth; k++)
             for (int64_t j = 0; j < size; j++)
-                for (int64_t k = start; k < end; k++)
-                    packed[k * WIDTH + j] = from[k * deep + j * step];
-    }
+                packed[k * WIDTH + j] = from[k * deep + j * step];
 }
 
 // Some columns of the right factor, as [depth, 32].

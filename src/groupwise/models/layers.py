@@ -19,6 +19,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
 
 from groupwise.models.kernels import (
     compiled,
@@ -97,6 +98,8 @@ def _own(module: Any) -> Forward | None:
     on_cpu = all(p.dtype == torch.float32 and p.device.type == "cpu" for p in module.parameters())
     if not on_cpu:
         return None
+    if type(module) is nn.Embedding:
+        return _embedding(module) if _looks_up(module) else None
     if plain(module):
         return _linear(module) if module.weight.numel() >= SMALLEST else None
     children = {name for name, _ in module.named_children()}
@@ -123,6 +126,21 @@ def _linear(layer: nn.Linear) -> Forward:
         return apply(rows, layer.weight, layer.bias).unflatten(0, x.shape[:-1])
 
     return forward
+
+
+def _looks_up(module: nn.Embedding) -> bool:
+    """Whether an embedding has none of its options."""
+    return (
+        module.padding_idx is None
+        and module.max_norm is None
+        and not module.scale_grad_by_freq
+        and not module.sparse
+    )
+
+
+def _embedding(module: nn.Embedding) -> Forward:
+    apply: Any = _Embedding.apply
+    return lambda tokens: apply(tokens, module.weight)
 
 
 def _norm(module: Any) -> Forward:
@@ -164,6 +182,23 @@ def _gradient(weight: Tensor, grad: Tensor, x: Tensor) -> Tensor | None:
     return None
 
 
+class _Embedding(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tokens: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(tokens, weight)
+        return F.embedding(tokens, weight)
+
+    @staticmethod
+    @once_differentiable
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, *grads: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        tokens, weight = ctx.saved_tensors
+        total = torch.zeros_like(weight) if weight.grad is None else weight.grad
+        total.index_add_(0, tokens.flatten(), grads[0].flatten(0, -2))
+        return None, total if weight.grad is None else None
+
+
 class _Norm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -192,4 +227,5 @@ class _SwiGLU(torch.autograd.Function):
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx: Any, *grads: Tensor
     ) -> tuple[Tensor | None, ...]:
-        return swiglu_backward(*ctx.saved_tensors, grads[0])
+        gate, up = ctx.saved_tensors
+        return swiglu_backward(gate, up, grads[0])

@@ -1,0 +1,166 @@
+"""Attention of packed groups by a kernel of our own: the numbers and gradients of the plain one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from groupwise.models import tree_attend, tree_attends
+from groupwise.models.kernels import compiled
+
+pytestmark = pytest.mark.skipif(compiled() is None, reason="there is no g++")
+
+GROUPS: dict[str, list[tuple[int, list[int]]]] = {
+    "one short": [(5, [3, 0, 1])],
+    "more than a block": [(70, [65, 130]), (1, [2])],
+    "equal": [(129, [127] * 4)],
+    "prompts without completions": [(3, []), (100, [0]), (64, [10, 20])],
+}
+
+
+@pytest.fixture(params=[1, 2, 5])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+def laid_out(groups: list[tuple[int, list[int]]]) -> Tensor:
+    """Spans of prompts and then of completions, which lie behind their prompt."""
+    prompts: list[tuple[int, int, int]] = []
+    completions: list[tuple[int, int, int]] = []
+    end = 0
+    for owner, (prompt, lengths) in enumerate(groups):
+        prompts.append((end, prompt, -1))
+        end += prompt
+        for length in lengths:
+            completions.append((end, length, owner))
+            end += length
+    return torch.tensor(prompts + completions).t().contiguous()
+
+
+def attended(
+    query: Tensor, key: Tensor, value: Tensor, spans: Tensor, scaling: float, window: int | None
+) -> Tensor:
+    """The same, span by span, with a mask."""
+    repeats = query.shape[1] // key.shape[1]
+    key, value = (x.repeat_interleave(repeats, 1) for x in (key, value))
+    parts = torch.zeros_like(query)
+    for begin, length, owner in spans.t().tolist():
+        own = torch.arange(begin, begin + length)
+        first, size = (0, 0) if owner < 0 else spans[:2, owner].tolist()
+        seen = torch.cat([torch.arange(first, first + size), own])
+        distance = torch.arange(size, size + length)[:, None] - torch.arange(size + length)
+        mask = distance < 0 if window is None else (distance < 0) | (distance >= window)
+        scores = torch.einsum("qhd,khd->hqk", query[own], key[seen]) * scaling
+        weights = scores.masked_fill(mask, float("-inf")).softmax(-1)
+        parts = parts.index_put((own,), torch.einsum("hqk,khd->qhd", weights, value[seen]))
+    return parts
+
+
+def tensors(heads: int, key_heads: int, dim: int, tokens: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(heads * dim + tokens)
+    shapes = [(tokens, heads, dim), *[(tokens, key_heads, dim)] * 2, (tokens, heads, dim)]
+    return [torch.randn(shape, generator=generator) for shape in shapes]
+
+
+def check(
+    given: list[Tensor], spans: Tensor, window: int | None, *, accuracy: float = 1e-5
+) -> None:
+    """Output and gradients against those in float64."""
+    *parts, grad = given
+    parts = [x.detach().requires_grad_() for x in parts]
+    wide = [x.detach().double().requires_grad_() for x in parts]
+    wanted = attended(*wide, spans, 0.3, window)  # pyright: ignore[reportArgumentType]
+    wanted.backward(grad.double())
+    found = tree_attend(*parts, spans, scaling=0.3, window=window)  # pyright: ignore[reportArgumentType]
+    found.backward(grad)
+    pairs = [(found, wanted), *[(x.grad, y.grad) for x, y in zip(parts, wide, strict=True)]]
+    for one, other in pairs:
+        assert one is not None
+        assert other is not None
+        assert one.dtype == parts[0].dtype
+        assert (one.double() - other).abs().max() <= accuracy * max(1.0, other.abs().max())
+
+
+@pytest.mark.parametrize("window", [None, 1, 5, 70, 200])
+@pytest.mark.parametrize("groups", GROUPS.values(), ids=list(GROUPS))
+def test_a_token_sees_its_prompt_and_its_own_past(
+    groups: list[tuple[int, list[int]]], window: int | None, threads: int
+) -> None:
+    spans = laid_out(groups)
+    check(tensors(6, 2, 32, int(spans[1].sum())), spans, window)
+
+
+@pytest.mark.parametrize(("heads", "key_heads", "dim"), [(1, 1, 16), (4, 4, 48), (8, 1, 128)])
+def test_heads_of_every_kind(heads: int, key_heads: int, dim: int, threads: int) -> None:
+    spans = laid_out([(40, [33, 7])])
+    check(tensors(heads, key_heads, dim, 80), spans, None)
+
+
+def test_inputs_that_are_views() -> None:
+    """As rotation leaves them, head by head, and as one product of all three gives them."""
+    spans = laid_out([(40, [33, 7])])
+    query, key, value, grad = tensors(4, 2, 16, 80)
+    by_head = query.transpose(0, 1).contiguous().transpose(0, 1)
+    joined = torch.cat([query, key, value], 1)
+    for given in (
+        [by_head, key, value, grad],
+        [*joined.split([4, 2, 2], 1), grad],
+        [query.mT.contiguous().mT, key, value, grad.mT.contiguous().mT],
+    ):
+        check(given, spans, None)
+
+
+def test_scores_far_apart() -> None:
+    spans = laid_out([(40, [33, 7])])
+    query, key, value, grad = tensors(2, 2, 16, 80)
+    check([100 * query, 10 * key, value, grad], spans, None, accuracy=2e-3)
+
+
+def test_in_16_bits_it_is_that_in_float32_rounded() -> None:
+    spans = laid_out([(40, [33, 7])])
+    check([x.bfloat16() for x in tensors(4, 2, 16, 80)], spans, None, accuracy=2**-8)
+
+
+def test_what_comes_later_changes_nothing() -> None:
+    """Not a bit: a completion knows nothing of its end, or of another one."""
+    spans = laid_out([(40, [33, 40]), (20, [35])])
+    query, key, value, _ = tensors(2, 2, 16, 168)
+    before = tree_attend(query, key, value, spans, scaling=0.3, window=None)
+    key[60:73], value[60:73] = 1e30, 1e30
+    after = tree_attend(query, key, value, spans, scaling=0.3, window=None)
+    assert torch.equal(before[:60], after[:60])
+    assert torch.equal(before[73:], after[73:])
+    assert not torch.equal(before[60:73], after[60:73])
+
+
+def test_the_same_bits_again(threads: int) -> None:
+    spans = laid_out([(40, [33, 40, 9, 64]), (20, [35])])
+    *parts, grad = tensors(4, 1, 16, int(spans[1].sum()))
+
+    def gradients() -> list[Tensor]:
+        leaves = [x.detach().requires_grad_() for x in parts]
+        out = tree_attend(*leaves, spans, scaling=0.3, window=None)  # pyright: ignore[reportArgumentType]
+        return list(torch.autograd.grad(out, leaves, grad))
+
+    first = gradients()
+    for _ in range(5):
+        assert all(torch.equal(x, y) for x, y in zip(first, gradients(), strict=True))
+
+
+def test_what_it_cannot_attend_is_left_to_pytorch() -> None:
+    query, key, value, _ = tensors(2, 2, 16, 8)
+    assert tree_attends(query, key, value, softcap=None)
+    assert tree_attends(query.half(), key.half(), value.half(), softcap=None)
+    assert not tree_attends(query, key, value, softcap=30.0)
+    assert not tree_attends(query.double(), key.double(), value.double(), softcap=None)
+    assert not tree_attends(query[..., :8], key[..., :8], value[..., :8], softcap=None)
+    with FakeTensorMode() as mode:
+        fake = [mode.from_tensor(x) for x in (query, key, value)]
+        assert not tree_attends(*fake, softcap=None)  # pyright: ignore[reportArgumentType]
