@@ -1,5 +1,5 @@
-"""What rollouts and updates on a CPU compute in float32, written in C++ (`kernels.cpp`); attention
-of a decoding step in bfloat16 too.
+"""What rollouts and updates on a CPU compute in float32, written in C++ (`cpp/`); attention of a
+decoding step in bfloat16 too.
 
 A decoding step of a small model is hundreds of operations of a few microseconds. PyTorch's each
 cost ten to start, and read and write everything; its attention computes what slots of different
@@ -35,7 +35,7 @@ from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 from torch.nn import Parameter
 
-SOURCE = Path(__file__).with_name("kernels.cpp")
+SOURCES = sorted(Path(__file__).with_name("cpp").iterdir())
 FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fopenmp", "-shared", "-fPIC")
 LANES = 16
 """Heads of a multiple of so many dimensions can be attended."""
@@ -60,7 +60,7 @@ class Heads(ctypes.Structure):
 
 
 class _Attention(ctypes.Structure):
-    """`Attention` of kernels.cpp."""
+    """`Attention` of decoding.cpp."""
 
     _fields_ = (
         *((name, Heads) for name in ("query", "key", "value")),
@@ -83,7 +83,7 @@ class _Attention(ctypes.Structure):
 
 
 class _Linear(ctypes.Structure):
-    """`Linear` of kernels.cpp."""
+    """`Linear` of products.cpp."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("x", "weight", "bias", "onto", "out")),
@@ -92,7 +92,7 @@ class _Linear(ctypes.Structure):
 
 
 class _Product(ctypes.Structure):
-    """`Product` of kernels.cpp."""
+    """`Product` of products.cpp."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("left", "right", "out")),
@@ -108,7 +108,7 @@ class _Product(ctypes.Structure):
 
 @cache
 def compiled() -> ctypes.CDLL | None:
-    """The functions of `kernels.cpp`; None where they cannot be compiled or loaded."""
+    """The functions of `cpp/`; None where they cannot be compiled or loaded."""
     compiler = shutil.which("g++")
     if compiler is None or not sys.platform.startswith("linux"):
         return None
@@ -131,8 +131,10 @@ def _built(compiler: str, home: Path) -> Path:
     """The shared library in a folder, compiled unless it has been for this source and processor."""
     # PyTorch's own copy of OpenMP where it brings one: two of them would each keep threads of
     # their own spinning.
-    flags = (*FLAGS, str(SOURCE), "-Wl,--as-needed", *_openmp())
-    identity = (SOURCE.read_bytes(), "\0".join(flags).encode(), _processor().encode())
+    programs = [str(path) for path in SOURCES if path.suffix == ".cpp"]
+    flags = (*FLAGS, *programs, "-Wl,--as-needed", *_openmp())
+    contents = [path.read_bytes() for path in SOURCES]
+    identity = (*contents, "\0".join(flags).encode(), _processor().encode())
     name = hashlib.sha256(b"\0".join(identity)).hexdigest()[:16]
     target = home / f"kernels-{name}.so"
     if not target.exists():

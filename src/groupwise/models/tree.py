@@ -19,7 +19,7 @@ from groupwise.models.kernels import LANES, Heads, compiled, library
 
 
 class _Tree(ctypes.Structure):
-    """`Tree` of kernels.cpp."""
+    """`Tree` of tree.cpp."""
 
     _fields_ = (
         *((name, Heads) for name in ("query", "key", "value")),

@@ -1,0 +1,66 @@
+// Products of small matrices, as parts of larger kernels.
+
+#pragma once
+
+#include "vectors.h"
+
+namespace {
+
+// left(i, k) = data[i · row + k · step]
+struct Left {
+    const float *data;
+    int64_t row, step;
+};
+
+// out[ROWS, 16 · VECTORS] += left[ROWS, depth] · right[depth, 16 · VECTORS]
+template <int ROWS, int VECTORS>
+INLINE void tile(Left left, int64_t depth, const float *right, int64_t right_row, float *out,
+                 int64_t out_row)
+{
+    Vector total[ROWS][VECTORS];
+    for (int i = 0; i < ROWS; i++)
+        for (int v = 0; v < VECTORS; v++)
+            total[i][v] = at(out + i * out_row + v * LANES);
+    for (int64_t k = 0; k < depth; k++)
+        for (int v = 0; v < VECTORS; v++) {
+            const Vector some = at(right + k * right_row + v * LANES);
+            for (int i = 0; i < ROWS; i++)
+                total[i][v] += left.data[i * left.row + k * left.step] * some;
+        }
+    for (int i = 0; i < ROWS; i++)
+        for (int v = 0; v < VECTORS; v++)
+            at(out + i * out_row + v * LANES) = total[i][v];
+}
+
+template <int VECTORS>
+INLINE void strip(int64_t rows, Left left, int64_t depth, const float *right, int64_t right_row,
+                  float *out, int64_t out_row)
+{
+    for (; rows >= TALL; rows -= TALL, left.data += TALL * left.row, out += TALL * out_row)
+        tile<TALL, VECTORS>(left, depth, right, right_row, out, out_row);
+    for (; rows >= 2; rows -= 2, left.data += 2 * left.row, out += 2 * out_row)
+        tile<2, VECTORS>(left, depth, right, right_row, out, out_row);
+    if (rows)
+        tile<1, VECTORS>(left, depth, right, right_row, out, out_row);
+}
+
+// out[rows, columns] += left[rows, depth] · right[depth, columns]; columns a multiple of 16
+inline void multiply(int64_t rows, int64_t columns, int64_t depth, Left left, const float *right,
+              int64_t right_row, float *out, int64_t out_row)
+{
+    int64_t j = 0;
+    for (; j + 2 * LANES <= columns; j += 2 * LANES)
+        strip<2>(rows, left, depth, right + j, right_row, out + j, out_row);
+    if (j < columns)
+        strip<1>(rows, left, depth, right + j, right_row, out + j, out_row);
+}
+
+// Of every row and head `dim` numbers that lie together.
+template <typename Number>
+struct Heads {
+    const Number *data;
+    int64_t row, head;
+    const Number *of(int64_t r, int64_t h) const { return data + r * row + h * head; }
+};
+
+}  // namespace

@@ -1,0 +1,181 @@
+// Products of large matrices: of a laid-out weight in a rollout, of any two in an update.
+
+#include <cstdlib>
+#include <cstring>
+#include <omp.h>
+
+#include "multiply.h"
+
+struct Linear {
+    const float *x;       // [rows, depth]
+    const float *weight;  // [panels, depth, 32]; of a gated one 16 of the gate, then 16 others
+    const float *bias;    // [panels, 32]
+    const float *onto;    // [rows, columns] to be added, or null
+    float *out;           // [rows, columns]
+    int64_t rows, depth, columns, gated, threads;
+};
+
+namespace {
+
+constexpr int64_t BLOCK = 128;        // rows that stay in the second-level cache
+constexpr int64_t PACK = 64;          // rows that are packed into it
+
+// Some rows of one panel: a tile is computed on the stack, and leaves it finished.
+void linear_panel(const Linear &l, int64_t panel, int64_t first, int64_t end)
+{
+    const int64_t wide = l.gated ? LANES : PANEL, column = panel * wide;
+    const int64_t columns = std::min(wide, l.columns - column);
+    const float *weight = l.weight + panel * l.depth * PANEL;
+    alignas(4 * LANES) float block[TALL][PANEL];
+    for (int64_t row = first; row < end; row += TALL) {
+        const int64_t rows = std::min<int64_t>(TALL, end - row);
+        for (int64_t i = 0; i < rows; i++)
+            for (int64_t j = 0; j < PANEL; j++)
+                block[i][j] = l.bias[panel * PANEL + j];
+        strip<2>(rows, {l.x + row * l.depth, l.depth, 1}, l.depth, weight, PANEL, block[0], PANEL);
+        for (int64_t i = 0; i < rows; i++) {
+            if (l.gated) {
+                const Vector gate = at(block[i]);
+                at(block[i]) = gate / (exponential(-gate) + 1.0f) * at(block[i] + LANES);
+            }
+            const int64_t place = (row + i) * l.columns + column;
+            for (int64_t j = 0; j < columns; j++)
+                l.out[place + j] = block[i][j] + (l.onto ? l.onto[place + j] : 0.0f);
+        }
+    }
+}
+
+}  // namespace
+
+// out = left · right, or added to it, where left(i, k) = left[i · left_row + k · left_step] and
+// right(k, j) = right[k · right_row + j · right_step].
+struct Product {
+    const float *left, *right;
+    float *out;  // [rows, columns]
+    int64_t rows, columns, depth, left_row, left_step, right_row, right_step, onto, threads;
+};
+
+namespace {
+
+// Some rows or columns of a factor as [depth, WIDTH], zeros after the last of them:
+// packed(k, j) = from[j · step + k · deep].
+template <int WIDTH>
+void pack(const float *from, int64_t size, int64_t step, int64_t deep, int64_t depth, float *packed)
+{
+    size = std::min<int64_t>(size, WIDTH);
+    if (size < WIDTH)
+        std::fill(packed, packed + depth * WIDTH, 0.0f);
+    if (deep == 1)
+        transpose(from, step, size, depth, packed, WIDTH);
+    else
+        for (int64_t k = 0; k < depth; k++)
+            for (int64_t j = 0; j < size; j++)
+                packed[k * WIDTH + j] = from[k * deep + j * step];
+}
+
+// Some columns of the right factor, as [depth, 32].
+void pack_right(const Product &p, int64_t column, float *panel)
+{
+    pack<PANEL>(p.right + column * p.right_step, p.columns - column, p.right_step, p.right_row,
+                p.depth, panel);
+}
+
+// Some rows of the left factor, as [depth, 8].
+void pack_left(const Product &p, int64_t row, float *packed)
+{
+    pack<TALL>(p.left + row * p.left_row, p.rows - row, p.left_row, p.left_step, p.depth, packed);
+}
+
+// A tile of the result, from where the left factor's rows are and a packed panel.
+INLINE void finish(const Product &p, int64_t row, int64_t column, Left left, const float *panel)
+{
+    const int64_t rows = std::min<int64_t>(TALL, p.rows - row);
+    const int64_t columns = std::min<int64_t>(PANEL, p.columns - column);
+    float *out = p.out + row * p.columns + column;
+    alignas(4 * LANES) float block[TALL][PANEL] = {};
+    if (p.onto)
+        for (int64_t i = 0; i < rows; i++)
+            std::memcpy(block[i], out + i * p.columns, sizeof(float) * columns);
+    strip<2>(rows, left, p.depth, panel, PANEL, block[0], PANEL);
+    for (int64_t i = 0; i < rows; i++)
+        std::memcpy(out + i * p.columns, block[i], sizeof(float) * columns);
+}
+
+// Every thread packs a panel and takes it to all rows, which are packed before, or lie well.
+void by_panels(const Product &p, float *whole, float *panel)
+{
+    const bool as_it_is = p.left_step == 1;
+#pragma omp for schedule(static)
+    for (int64_t row = 0; row < (as_it_is ? 0 : p.rows); row += TALL)
+        pack_left(p, row, whole + row * p.depth);
+#pragma omp for schedule(dynamic)
+    for (int64_t column = 0; column < p.columns; column += PANEL) {
+        pack_right(p, column, panel);
+        for (int64_t row = 0; row < p.rows; row += TALL)
+            finish(p, row, column,
+                   as_it_is ? Left{p.left + row * p.left_row, p.left_row, 1}
+                            : Left{whole + row * p.depth, 1, TALL},
+                   panel);
+    }
+}
+
+// Every thread packs some rows and takes them to all panels, which are packed before.
+void by_rows(const Product &p, float *whole, float *rows)
+{
+#pragma omp for schedule(static)
+    for (int64_t column = 0; column < p.columns; column += PANEL)
+        pack_right(p, column, whole + column * p.depth);
+#pragma omp for schedule(dynamic)
+    for (int64_t first = 0; first < p.rows; first += PACK) {
+        const int64_t end = std::min(first + PACK, p.rows);
+        for (int64_t row = first; row < end; row += TALL)
+            pack_left(p, row, rows + (row - first) * p.depth);
+        for (int64_t column = 0; column < p.columns; column += PANEL)
+            for (int64_t row = first; row < end; row += TALL)
+                finish(p, row, column, {rows + (row - first) * p.depth, 1, TALL},
+                       whole + column * p.depth);
+    }
+}
+
+}  // namespace
+
+extern "C" {
+
+void linear(const Linear *given)
+{
+    const Linear &l = *given;
+    const int64_t wide = l.gated ? LANES : PANEL, panels = (l.columns + wide - 1) / wide;
+    const int64_t blocks = (l.rows + BLOCK - 1) / BLOCK;
+#pragma omp parallel for num_threads(l.threads) schedule(static)
+    for (int64_t i = 0; i < blocks * panels; i++) {
+        const int64_t first = i / panels * BLOCK;
+        linear_panel(l, i % panels, first, std::min(first + BLOCK, l.rows));
+    }
+}
+
+// 0, or 1 where there was no memory. What is packed as a whole is the smaller factor, unless the left
+// one lies well: then it need not be.
+int product(const Product *given)
+{
+    const Product &p = *given;
+    const bool long_left = p.left_step != 1 && p.rows > p.columns;
+    const int64_t whole = long_left        ? (p.columns + PANEL - 1) / PANEL * PANEL * p.depth
+                          : p.left_step == 1 ? 0
+                                             : (p.rows + PANEL - 1) / PANEL * PANEL * p.depth;
+    const int64_t part = (long_left ? PACK : PANEL) * p.depth;
+    float *room = (float *)std::aligned_alloc(4 * LANES,
+                                              sizeof(float) * (whole + part * p.threads));
+    if (!room)
+        return 1;
+#pragma omp parallel num_threads(p.threads)
+    {
+        float *mine = room + whole + part * omp_get_thread_num();
+        if (long_left)
+            by_rows(p, room, mine);
+        else
+            by_panels(p, room, mine);
+    }
+    std::free(room);
+    return 0;
+}
+}

@@ -1,0 +1,97 @@
+// Vectors of the processor, and sizes that all kernels share.
+
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#define INLINE inline __attribute__((always_inline))
+
+namespace {
+
+constexpr int LANES = 16;             // numbers of a vector; `dim` is a multiple of it
+constexpr int TALL = 8;               // most rows of a tile
+constexpr int PANEL = 2 * LANES;      // columns of a tile
+constexpr int64_t SMALL = 1 << 14;    // fewer numbers are not worth a second thread
+
+typedef float Vector __attribute__((vector_size(4 * LANES), aligned(4)));
+typedef float Half __attribute__((vector_size(2 * LANES), aligned(4)));
+typedef float Quarter __attribute__((vector_size(LANES), aligned(4)));
+typedef int32_t Integers __attribute__((vector_size(4 * LANES)));
+
+INLINE Vector &at(float *place) { return *(Vector *)place; }
+INLINE const Vector &at(const float *place) { return *(const Vector *)place; }
+
+INLINE float sum(Vector x)
+{
+    Half h = *(Half *)&x + *((Half *)&x + 1);
+    Quarter q = *(Quarter *)&h + *((Quarter *)&h + 1);
+    return (q[0] + q[1]) + (q[2] + q[3]);
+}
+
+// e^x to 2e-7 of it, where x is beyond -87 or 88 that of -87 or 88. As 2^n · e^r with
+// |r| <= ln 2 / 2, where adding 1.5 · 2^23 rounds to the nearest integer and leaves it in the last
+// bits; 127 more make it the exponent of 2^n. A NaN stays one, whatever its last bits are.
+INLINE Vector exponential(Vector x)
+{
+    const Vector least = Vector{} - 87.0f, most = Vector{} + 88.0f;
+    const float shift = 12582912.0f + 127.0f;
+    x = x < least ? least : x;
+    x = x > most ? most : x;
+    Vector n = x * 1.44269504f + shift;
+    const Vector power = (Vector)((Integers)n << 23);
+    n -= shift;
+    Vector r = x - n * 0.693359375f + n * 2.12194440e-4f;  // ln 2 in two parts
+    Vector p = r * (1.0f / 5040) + 1.0f / 720;
+    p = p * r + 1.0f / 120;
+    p = p * r + 1.0f / 24;
+    p = p * r + 1.0f / 6;
+    p = p * r + 0.5f;
+    p = p * r * r + r + 1.0f;
+    return p * power;
+}
+
+// Numbers of one vector whose place has the bit SIZE change with those of another one that lack it.
+template <int SIZE>
+INLINE void change(Vector &low, Vector &high)
+{
+    Integers first, second;
+    for (int i = 0; i < LANES; i++) {
+        first[i] = i & SIZE ? LANES + i - SIZE : i;
+        second[i] = i & SIZE ? LANES + i : i + SIZE;
+    }
+    const Vector kept = low;
+    low = __builtin_shuffle(kept, high, first);
+    high = __builtin_shuffle(kept, high, second);
+}
+
+template <int SIZE>
+INLINE void change_all(Vector *rows)
+{
+    for (int i = 0; i < LANES; i++)
+        if (!(i & SIZE))
+            change<SIZE>(rows[i], rows[i + SIZE]);
+}
+
+// to(k, j) = from(j, k), where rows begin so many numbers apart
+inline void transpose(const float *from, int64_t from_row, int64_t rows, int64_t columns, float *to,
+               int64_t to_row)
+{
+    const int64_t whole = rows / LANES * LANES;
+    for (int64_t k = 0; k < columns; k += LANES)
+        for (int64_t j = 0; j < rows; j += LANES)
+            if (k + LANES <= columns && j < whole) {
+                Vector block[LANES];
+                for (int i = 0; i < LANES; i++)
+                    block[i] = at(from + (j + i) * from_row + k);
+                change_all<1>(block), change_all<2>(block);
+                change_all<4>(block), change_all<8>(block);
+                for (int i = 0; i < LANES; i++)
+                    at(to + (k + i) * to_row + j) = block[i];
+            } else
+                for (int64_t i = j; i < std::min(j + LANES, rows); i++)
+                    for (int64_t l = k; l < std::min(k + LANES, columns); l++)
+                        to[l * to_row + i] = from[i * from_row + l];
+}
+
+}  // namespace
