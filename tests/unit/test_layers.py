@@ -64,9 +64,9 @@ def test_output_and_gradients_are_those_of_the_layer(bias: bool, learns: bool) -
 
 def parts() -> list[tuple[nn.Module, Tensor]]:
     """A norm, two feed-forwards and an embedding as models have them, and what each is given."""
-    config = LlamaConfig(num_attention_heads=5, hidden_size=80, intermediate_size=136)
+    config = LlamaConfig(num_attention_heads=5, hidden_size=80, intermediate_size=144)
     with_bias = LlamaConfig(
-        num_attention_heads=5, hidden_size=80, intermediate_size=1, mlp_bias=True
+        num_attention_heads=5, hidden_size=80, intermediate_size=16, mlp_bias=True
     )
     states = 3 * torch.randn(1, 5, 80)
     norm = LlamaRMSNorm(80, 1e-3)
@@ -101,6 +101,27 @@ def test_norms_feed_forwards_and_embeddings(index: int) -> None:
         assert (one - other).norm() <= 1e-6 * other.norm()
 
 
+@pytest.mark.parametrize("index", range(3))
+def test_norms_and_feed_forwards_in_16_bits_round_where_the_models_do(index: int) -> None:
+    part, x = parts()[index]
+    part, x = part.bfloat16(), x.bfloat16().requires_grad_()
+    wide, wide_x = copy.deepcopy(part).double(), x.detach().double().requires_grad_()
+    wanted = part(x)
+    wide(wide_x).square().sum().backward()
+    with own_layers(nn.ModuleList([part])):
+        assert "forward" in vars(part)
+        found = part(x)
+        found.square().sum().backward()
+    # Neighbours at most, where the sum of a mean was taken in another order.
+    assert (found == wanted).float().mean() > 0.97
+    torch.testing.assert_close(found, wanted, rtol=2**-7, atol=2**-7)
+    for one, other in zip([x, *part.parameters()], [wide_x, *wide.parameters()], strict=True):
+        assert one.grad is not None
+        assert other.grad is not None
+        assert one.grad.dtype == torch.bfloat16
+        assert (one.grad.double() - other.grad).norm() <= 0.02 * other.grad.norm()
+
+
 class Shifted(LlamaRMSNorm):
     def forward(self, hidden_states: Tensor) -> Tensor:
         return super().forward(hidden_states) + hidden_states
@@ -120,7 +141,7 @@ class WithAGate(LlamaMLP):
 
 
 def test_what_computes_something_else_is_left_alone() -> None:
-    config = LlamaConfig(num_attention_heads=5, hidden_size=80, intermediate_size=136)
+    config = LlamaConfig(num_attention_heads=5, hidden_size=80, intermediate_size=144)
     strange = [
         Shifted(80),
         Other(config),
@@ -128,7 +149,10 @@ def test_what_computes_something_else_is_left_alone() -> None:
         nn.Embedding(9, 80, padding_idx=0),
         nn.Embedding(9, 80, max_norm=1.0),
         LlamaRMSNorm(80).double(),
-        LlamaMLP(config).bfloat16(),
+        LlamaMLP(config).half(),
+        LlamaMLP(LlamaConfig(num_attention_heads=5, hidden_size=80, intermediate_size=100)),
+        nn.Linear(300, 300).bfloat16(),
+        nn.Embedding(9, 80).bfloat16(),
     ]
     with own_layers(nn.ModuleList(strange)):
         assert not any("forward" in vars(module) for module in strange)

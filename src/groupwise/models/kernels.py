@@ -29,6 +29,7 @@ import sys
 import tempfile
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import Float, Float32, Int64
@@ -39,8 +40,8 @@ SOURCES = sorted(Path(__file__).with_name("cpp").iterdir())
 FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fopenmp", "-shared", "-fPIC")
 LANES = 16
 """Heads of a multiple of so many dimensions can be attended."""
-ATTEND = {torch.float32: "attend_float32", torch.bfloat16: "attend_bfloat16"}
-"""The kernel for every type that can be attended."""
+TYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+"""What the kernels for a type end in, where there is one for each."""
 PANEL = 32
 """Columns of a product that are computed at once."""
 
@@ -168,6 +169,11 @@ def library() -> ctypes.CDLL:
     return library
 
 
+def _typed(name: str, x: Tensor) -> Any:
+    """The kernel for numbers of this type."""
+    return getattr(library(), f"{name}_{TYPES[x.dtype]}")
+
+
 def _pointers(*tensors: Tensor) -> list[ctypes.c_void_p]:
     return [ctypes.c_void_p(x.data_ptr()) for x in tensors]
 
@@ -269,14 +275,14 @@ def multiply(
 
 
 def rms_norm(
-    x: Float32[Tensor, "*rows size"], weight: Float32[Tensor, "size"], eps: float
-) -> Float32[Tensor, "*rows size"]:
-    """x · weight / √(mean(x²) + ε) over the last dimension. Records no gradient."""
+    x: Float[Tensor, "*rows size"], weight: Float[Tensor, "size"], eps: float
+) -> Float[Tensor, "*rows size"]:
+    """x · weight / √(mean(x²) + ε) over the last dimension, in one type. Records no gradient."""
     size = len(weight)
     _require(x.shape[-1] == size, "rows of another size than the norm's")
     x = x.contiguous()
     out = torch.empty_like(x)
-    library().rms_norm(
+    _typed("rms_norm", x)(
         *_pointers(x, weight), *_integers(x.numel() // size, size), ctypes.c_double(eps),
         *_pointers(out), *_integers(torch.get_num_threads()),
     )  # fmt: skip
@@ -284,28 +290,29 @@ def rms_norm(
 
 
 def rms_norm_backward(
-    x: Float32[Tensor, "*rows size"],
-    weight: Float32[Tensor, "size"],
+    x: Float[Tensor, "*rows size"],
+    weight: Float[Tensor, "size"],
     eps: float,
-    grad: Float32[Tensor, "*rows size"],
-) -> tuple[Float32[Tensor, "*rows size"], Float32[Tensor, "size"]]:
+    grad: Float[Tensor, "*rows size"],
+) -> tuple[Float[Tensor, "*rows size"], Float[Tensor, "size"]]:
     """The gradients of x and weight from that of `rms_norm`."""
     x, grad, threads, size = x.contiguous(), grad.contiguous(), torch.get_num_threads(), len(weight)
-    dx, d_weight = torch.empty_like(x), x.new_zeros(threads, size)
-    library().rms_norm_backward(
+    dx, d_weight = torch.empty_like(x), torch.zeros(threads, size)
+    _typed("rms_norm_backward", x)(
         *_pointers(x, weight, grad), *_integers(x.numel() // size, size), ctypes.c_double(eps),
         *_pointers(dx, d_weight), *_integers(threads),
     )  # fmt: skip
-    return dx, d_weight.sum(0)
+    return dx, d_weight.sum(0).to(weight.dtype)
 
 
 def swiglu(
-    gate: Float32[Tensor, "*rows size"], up: Float32[Tensor, "*rows size"]
-) -> Float32[Tensor, "*rows size"]:
-    """silu(gate) ∘ up. Records no gradient."""
+    gate: Float[Tensor, "*rows size"], up: Float[Tensor, "*rows size"]
+) -> Float[Tensor, "*rows size"]:
+    """silu(gate) ∘ up, for a multiple of 16 numbers of one type. Records no gradient."""
+    _require(gate.shape == up.shape and gate.numel() % LANES == 0, "other sizes than swiglu takes")
     gate, up = gate.contiguous(), up.contiguous()
     out = torch.empty_like(gate)
-    library().swiglu(
+    _typed("swiglu", gate)(
         *_pointers(gate, up), *_integers(gate.numel()), *_pointers(out),
         *_integers(torch.get_num_threads()),
     )  # fmt: skip
@@ -313,14 +320,14 @@ def swiglu(
 
 
 def swiglu_backward(
-    gate: Float32[Tensor, "*rows size"],
-    up: Float32[Tensor, "*rows size"],
-    grad: Float32[Tensor, "*rows size"],
-) -> tuple[Float32[Tensor, "*rows size"], Float32[Tensor, "*rows size"]]:
+    gate: Float[Tensor, "*rows size"],
+    up: Float[Tensor, "*rows size"],
+    grad: Float[Tensor, "*rows size"],
+) -> tuple[Float[Tensor, "*rows size"], Float[Tensor, "*rows size"]]:
     """The gradients of gate and up from that of `swiglu`."""
     gate, up, grad = gate.contiguous(), up.contiguous(), grad.contiguous()
     d_gate, d_up = torch.empty_like(gate), torch.empty_like(up)
-    library().swiglu_backward(
+    _typed("swiglu_backward", gate)(
         *_pointers(gate, up, grad), *_integers(gate.numel()), *_pointers(d_gate, d_up),
         *_integers(torch.get_num_threads()),
     )  # fmt: skip
@@ -362,7 +369,7 @@ def attends(query: Tensor, key: Tensor, value: Tensor, *, softcap: float | None)
     memory."""
     return (
         softcap is None
-        and query.dtype in ATTEND
+        and query.dtype in TYPES
         and query.shape[-1] % LANES == 0
         and all(
             type(x) is Tensor
@@ -417,6 +424,6 @@ def attend(
         rows, heads, key_heads, dim, suffix[0].shape[2], prompt[0].shape[2], suffix[0].shape[3],
         window or 0, torch.get_num_threads(), scaling,
     )  # fmt: skip
-    if getattr(library(), ATTEND[query.dtype])(ctypes.byref(given)):
+    if _typed("attend", query)(ctypes.byref(given)):
         raise MemoryError(f"attention of {rows} rows: no memory for their scores")
     return out

@@ -11,26 +11,7 @@
 
 namespace {
 
-constexpr int64_t AHEAD = 16;         // keys that are fetched before they are needed
-
-typedef uint16_t Narrow;  // bfloat16: the upper half of a float32
-
-INLINE float wide(float x) { return x; }
-INLINE float wide(Narrow x)
-{
-    const uint32_t bits = (uint32_t)x << 16;
-    float number;
-    std::memcpy(&number, &bits, sizeof number);
-    return number;
-}
-
-INLINE void put(float x, float &place) { place = x; }
-INLINE void put(float x, Narrow &place)  // to the nearest, of two as near the even one
-{
-    uint32_t bits;
-    std::memcpy(&bits, &x, sizeof bits);
-    place = x == x ? (bits + 0x7fff + (bits >> 16 & 1)) >> 16 : 0x7fc0;
-}
+constexpr int64_t AHEAD = 16;  // keys that are fetched before they are needed
 
 // Numbers as float32: where they are, or copied to a room.
 INLINE const float *widened(const float *from, int64_t, float *) { return from; }

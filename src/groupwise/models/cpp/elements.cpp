@@ -11,15 +11,75 @@ namespace {
 
 constexpr int64_t BLOCK = 128;  // numbers whose sum is taken in float32
 
-INLINE void normalise(const float *x, const float *weight, int64_t size, float eps, float *out)
+// As Llama's: what is normalised is rounded before it is weighted.
+template <typename Number>
+void norm(const Number *x, const Number *weight, int64_t rows, int64_t size, float eps, Number *out,
+          int64_t threads)
 {
-    float squares = 0;
+#pragma omp parallel for num_threads(threads) if (rows * size > SMALL)
+    for (int64_t r = 0; r < rows; r++) {
+        const Number *of = x + r * size;
+        float squares = 0;
 #pragma omp simd reduction(+ : squares)
-    for (int64_t i = 0; i < size; i++)
-        squares += x[i] * x[i];
-    const float scale = 1.0f / std::sqrt(squares / size + eps);
-    for (int64_t i = 0; i < size; i++)
-        out[i] = x[i] * scale * weight[i];
+        for (int64_t i = 0; i < size; i++)
+            squares += wide(of[i]) * wide(of[i]);
+        const float scale = 1.0f / std::sqrt(squares / size + eps);
+        for (int64_t i = 0; i < size; i++)
+            put(rounded<Number>(wide(of[i]) * scale) * wide(weight[i]), out[r * size + i]);
+    }
+}
+
+// With r = 1 / √(mean(x²) + ε) and g = grad ∘ weight: dx = r · g - x · r³ · mean(g ∘ x),
+// d_weight = Σ grad ∘ x · r. Every thread has its own row of d_weight, to be added up.
+template <typename Number>
+void norm_backward(const Number *x, const Number *weight, const Number *grad, int64_t rows,
+                   int64_t size, float eps, Number *dx, float *d_weight, int64_t threads)
+{
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (int64_t r = 0; r < rows; r++) {
+        const Number *of = x + r * size, *g = grad + r * size;
+        float *mine = d_weight + omp_get_thread_num() * size;
+        float squares = 0, dot = 0;
+#pragma omp simd reduction(+ : squares, dot)
+        for (int64_t i = 0; i < size; i++) {
+            squares += wide(of[i]) * wide(of[i]);
+            dot += wide(g[i]) * wide(weight[i]) * wide(of[i]);
+        }
+        const float scale = 1.0f / std::sqrt(squares / size + eps);
+        const float back = scale * scale * dot / size;
+        for (int64_t i = 0; i < size; i++) {
+            mine[i] += wide(g[i]) * wide(of[i]) * scale;
+            put(scale * (wide(g[i]) * wide(weight[i]) - wide(of[i]) * back), dx[r * size + i]);
+        }
+    }
+}
+
+INLINE Vector sigmoid(Vector x) { return 1.0f / (exponential(-x) + 1.0f); }
+
+// out = silu(gate) ∘ up, for a multiple of 16 numbers; silu is rounded before it is multiplied.
+template <typename Number>
+void swiglu(const Number *gate, const Number *up, int64_t size, Number *out, int64_t threads)
+{
+#pragma omp parallel for num_threads(threads) if (size > SMALL)
+    for (int64_t i = 0; i < size; i += LANES) {
+        const Vector x = load(gate + i);
+        Number silu[LANES];
+        store(x * sigmoid(x), silu);
+        store(load(silu) * load(up + i), out + i);
+    }
+}
+
+// With s = sigmoid(gate): d_up = grad ∘ gate ∘ s, d_gate = grad ∘ up ∘ s ∘ (1 + gate ∘ (1 - s)).
+template <typename Number>
+void swiglu_backward(const Number *gate, const Number *up, const Number *grad, int64_t size,
+                     Number *d_gate, Number *d_up, int64_t threads)
+{
+#pragma omp parallel for num_threads(threads) if (size > SMALL)
+    for (int64_t i = 0; i < size; i += LANES) {
+        const Vector x = load(gate + i), g = load(grad + i), s = sigmoid(x);
+        store(g * x * s, d_up + i);
+        store(g * load(up + i) * s * (1.0f + x * (1.0f - s)), d_gate + i);
+    }
 }
 
 // What is less than e^-87 of the largest is nothing.
@@ -62,65 +122,31 @@ float soften(float *x, int64_t size)
 
 extern "C" {
 
-void rms_norm(const float *x, const float *weight, int64_t rows, int64_t size, double eps,
-              float *out, int64_t threads)
-{
-#pragma omp parallel for num_threads(threads) if (rows * size > SMALL)
-    for (int64_t r = 0; r < rows; r++)
-        normalise(x + r * size, weight, size, (float)eps, out + r * size);
-}
+#define NORM_AND_SWIGLU(name, Number)                                                              \
+    void rms_norm_##name(const Number *x, const Number *weight, int64_t rows, int64_t size,        \
+                         double eps, Number *out, int64_t threads)                                 \
+    {                                                                                              \
+        norm(x, weight, rows, size, (float)eps, out, threads);                                     \
+    }                                                                                              \
+    void rms_norm_backward_##name(const Number *x, const Number *weight, const Number *grad,       \
+                                  int64_t rows, int64_t size, double eps, Number *dx,              \
+                                  float *d_weight, int64_t threads)                                \
+    {                                                                                              \
+        norm_backward(x, weight, grad, rows, size, (float)eps, dx, d_weight, threads);             \
+    }                                                                                              \
+    void swiglu_##name(const Number *gate, const Number *up, int64_t size, Number *out,            \
+                       int64_t threads)                                                            \
+    {                                                                                              \
+        swiglu(gate, up, size, out, threads);                                                      \
+    }                                                                                              \
+    void swiglu_backward_##name(const Number *gate, const Number *up, const Number *grad,          \
+                                int64_t size, Number *d_gate, Number *d_up, int64_t threads)       \
+    {                                                                                              \
+        swiglu_backward(gate, up, grad, size, d_gate, d_up, threads);                              \
+    }
 
-// With r = 1 / √(mean(x²) + ε) and g = grad ∘ weight: dx = r · g - x · r³ · mean(g ∘ x),
-// d_weight = Σ grad ∘ x · r. Every thread has its own row of d_weight, to be added up.
-void rms_norm_backward(const float *x, const float *weight, const float *grad, int64_t rows,
-                       int64_t size, double eps, float *dx, float *d_weight, int64_t threads)
-{
-#pragma omp parallel for num_threads(threads) schedule(static)
-    for (int64_t r = 0; r < rows; r++) {
-        const float *of = x + r * size, *g = grad + r * size;
-        float *mine = d_weight + omp_get_thread_num() * size;
-        float squares = 0, dot = 0;
-#pragma omp simd reduction(+ : squares, dot)
-        for (int64_t i = 0; i < size; i++)
-            squares += of[i] * of[i], dot += g[i] * weight[i] * of[i];
-        const float scale = 1.0f / std::sqrt(squares / size + (float)eps);
-        const float back = scale * scale * dot / size;
-        for (int64_t i = 0; i < size; i++) {
-            mine[i] += g[i] * of[i] * scale;
-            dx[r * size + i] = scale * (g[i] * weight[i] - of[i] * back);
-        }
-    }
-}
-
-// out = silu(gate) ∘ up
-void swiglu(const float *gate, const float *up, int64_t size, float *out, int64_t threads)
-{
-#pragma omp parallel for num_threads(threads) if (size > SMALL)
-    for (int64_t i = 0; i < size / LANES * LANES; i += LANES) {
-        const Vector x = at(gate + i);
-        at(out + i) = x / (exponential(-x) + 1.0f) * at(up + i);
-    }
-    for (int64_t i = size / LANES * LANES; i < size; i++)
-        out[i] = gate[i] / (std::exp(-gate[i]) + 1.0f) * up[i];
-}
-
-// With s = 1 / (1 + e^-gate): d_up = grad ∘ gate ∘ s,
-// d_gate = grad ∘ up ∘ s ∘ (1 + gate ∘ (1 - s)).
-void swiglu_backward(const float *gate, const float *up, const float *grad, int64_t size,
-                     float *d_gate, float *d_up, int64_t threads)
-{
-#pragma omp parallel for num_threads(threads) if (size > SMALL)
-    for (int64_t i = 0; i < size / LANES * LANES; i += LANES) {
-        const Vector x = at(gate + i), g = at(grad + i), s = 1.0f / (exponential(-x) + 1.0f);
-        at(d_up + i) = g * x * s;
-        at(d_gate + i) = g * at(up + i) * s * (1.0f + x * (1.0f - s));
-    }
-    for (int64_t i = size / LANES * LANES; i < size; i++) {
-        const float x = gate[i], s = 1.0f / (std::exp(-x) + 1.0f);
-        d_up[i] = grad[i] * x * s;
-        d_gate[i] = grad[i] * up[i] * s * (1.0f + x * (1.0f - s));
-    }
-}
+NORM_AND_SWIGLU(float32, float)
+NORM_AND_SWIGLU(bfloat16, Narrow)
 
 // x ← e^(x - norm), norm = log Σ e^x, of every row.
 void softmax(float *x, int64_t rows, int64_t size, float *norm, int64_t threads)

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 
 #define INLINE inline __attribute__((always_inline))
 
@@ -21,6 +22,50 @@ typedef int32_t Integers __attribute__((vector_size(4 * LANES)));
 
 INLINE Vector &at(float *place) { return *(Vector *)place; }
 INLINE const Vector &at(const float *place) { return *(const Vector *)place; }
+
+typedef uint16_t Narrow;  // bfloat16: the upper half of a float32
+
+INLINE float wide(float x) { return x; }
+INLINE float wide(Narrow x)
+{
+    const uint32_t bits = (uint32_t)x << 16;
+    float number;
+    std::memcpy(&number, &bits, sizeof number);
+    return number;
+}
+
+INLINE void put(float x, float &place) { place = x; }
+INLINE void put(float x, Narrow &place)  // to the nearest, of two as near the even one
+{
+    uint32_t bits;
+    std::memcpy(&bits, &x, sizeof bits);
+    place = x == x ? (bits + 0x7fff + (bits >> 16 & 1)) >> 16 : 0x7fc0;
+}
+
+typedef Narrow Narrows __attribute__((vector_size(2 * LANES), aligned(2)));
+typedef uint32_t Bits __attribute__((vector_size(4 * LANES)));
+
+INLINE Vector load(const float *place) { return at(place); }
+INLINE Vector load(const Narrow *place)
+{
+    return (Vector)(__builtin_convertvector(*(const Narrows *)place, Bits) << 16);
+}
+
+INLINE void store(Vector x, float *place) { at(place) = x; }
+INLINE void store(Vector x, Narrow *place)
+{
+    const Bits bits = (Bits)x, rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+    *(Narrows *)place = __builtin_convertvector(x == x ? rounded : Bits{} + 0x7fc0, Narrows);
+}
+
+// A number as a Number holds it.
+template <typename Number>
+INLINE float rounded(float x)
+{
+    Number place;
+    put(x, place);
+    return wide(place);
+}
 
 INLINE float sum(Vector x)
 {
