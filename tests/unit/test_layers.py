@@ -7,15 +7,16 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+from beartype.roar import BeartypeCallHintViolation
 from torch import Tensor, nn
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
-from groupwise.models import add_product, layers, own_layers, softmax_, times
-from groupwise.models.kernels import compiled, multiply
+from groupwise.models import Policy, add_product, layers, own_layers, softmax_, times
+from groupwise.models.kernels import compiled, multiply, rms_norm, rms_norm_backward, swiglu
 from groupwise.stages.base_model import small_policy
 from groupwise.types import Batch
-from groupwise.updates import OptimizerSettings, TorchLearner
+from groupwise.updates import Head, OptimizerSettings, TorchLearner, token_logprobs
 
 pytestmark = pytest.mark.skipif(compiled() is None, reason="there is no g++")
 
@@ -64,6 +65,7 @@ def test_output_and_gradients_are_those_of_the_layer(bias: bool, learns: bool) -
 
 def parts() -> list[tuple[nn.Module, Tensor]]:
     """A norm, two feed-forwards and an embedding as models have them, and what each is given."""
+    torch.manual_seed(0)
     config = LlamaConfig(num_attention_heads=5, hidden_size=80, intermediate_size=144)
     with_bias = LlamaConfig(
         num_attention_heads=5, hidden_size=80, intermediate_size=16, mlp_bias=True
@@ -124,7 +126,7 @@ def test_norms_and_feed_forwards_in_16_bits_round_where_the_models_do(index: int
 
 class Shifted(LlamaRMSNorm):
     def forward(self, hidden_states: Tensor) -> Tensor:
-        return super().forward(hidden_states) + hidden_states
+        return super().forward(hidden_states) + 1e-3 * hidden_states
 
 
 class Other(LlamaMLP):
@@ -140,14 +142,61 @@ class WithAGate(LlamaMLP):
         self.more = nn.Parameter(torch.zeros(()))
 
 
+class Gated(LlamaRMSNorm):
+    """As in Mamba's layers; without a gate it is the plain norm."""
+
+    def forward(self, hidden_states: Tensor, gate: Tensor | None = None) -> Tensor:
+        return super().forward(hidden_states if gate is None else hidden_states * gate)
+
+
+class Mandatory(LlamaRMSNorm):
+    def forward(self, hidden_states: Tensor, gate: Tensor) -> Tensor:
+        return super().forward(hidden_states * gate)
+
+
+class Failing(LlamaRMSNorm):
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        raise RuntimeError(hidden_states.shape)
+
+
+def begun_at_nothing() -> LlamaMLP:
+    """Whatever its activation is, it gives 0."""
+    config = LlamaConfig(
+        hidden_act="gelu", num_attention_heads=5, hidden_size=80, intermediate_size=144
+    )
+    module = LlamaMLP(config)
+    nn.init.zeros_(module.down_proj.weight)
+    return module
+
+
+class Dropping(nn.Linear):
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(nn.functional.dropout(input, 0.5, self.training))
+
+
+def test_an_adapters_dropout_does_not_hide_a_feed_forward() -> None:
+    module = LlamaMLP(LlamaConfig(num_attention_heads=5, hidden_size=80, intermediate_size=144))
+    module.gate_proj = Dropping(80, 144)
+    own = own_layers(nn.ModuleList([module]))
+    assert module.gate_proj.training
+    with own:
+        assert "forward" in vars(module)
+
+
 def test_what_computes_something_else_is_left_alone() -> None:
     config = LlamaConfig(num_attention_heads=5, hidden_size=80, intermediate_size=144)
     strange = [
         Shifted(80),
         Other(config),
         WithAGate(config),
+        Gated(80),
+        Mandatory(80),
+        Failing(80),
+        begun_at_nothing(),
         nn.Embedding(9, 80, padding_idx=0),
         nn.Embedding(9, 80, max_norm=1.0),
+        nn.Embedding(9, 80, sparse=True),
+        nn.Embedding(9, 80, scale_grad_by_freq=True),
         LlamaRMSNorm(80).double(),
         LlamaMLP(config).half(),
         LlamaMLP(LlamaConfig(num_attention_heads=5, hidden_size=80, intermediate_size=100)),
@@ -156,6 +205,87 @@ def test_what_computes_something_else_is_left_alone() -> None:
     ]
     with own_layers(nn.ModuleList(strange)):
         assert not any("forward" in vars(module) for module in strange)
+
+
+def test_what_has_become_another_type_is_left_alone() -> None:
+    """A kernel for float32 would read beyond the end of half as many numbers of 16 bits."""
+    model = nn.ModuleList([nn.Linear(300, 300), LlamaRMSNorm(80), nn.Embedding(9, 80)])
+    own = own_layers(model)
+    model.double()
+    with own:
+        assert not any("forward" in vars(module) for module in model)
+    model.float()
+    with own:
+        assert all("forward" in vars(module) for module in model)
+
+
+def test_inputs_of_another_type_go_through_the_layer_itself() -> None:
+    norm, layer = LlamaRMSNorm(80), nn.Linear(300, 300)
+    narrow, wide = torch.randn(2, 80).bfloat16(), torch.randn(2, 300).double()
+    wanted = norm(narrow)
+    with own_layers(nn.ModuleList([norm, layer])):
+        found = norm(narrow)
+        with pytest.raises(RuntimeError):
+            layer(wide)
+        with pytest.raises((ValueError, TypeError, BeartypeCallHintViolation)):
+            layer(torch.randn(2, 200))
+    assert found.dtype == wanted.dtype
+    assert torch.equal(found, wanted)
+
+
+def test_a_block_inside_the_same_block_changes_nothing() -> None:
+    model = nn.ModuleList([nn.Linear(300, 300), LlamaRMSNorm(80)])
+    model[1].forward = (kept := lambda x: x)
+    own = own_layers(model)
+    with own:
+        with own:
+            assert "forward" in vars(model[0])
+        assert "forward" in vars(model[0])
+        assert vars(model[1])["forward"] is kept
+    assert "forward" not in vars(model[0])
+
+
+def test_a_copy_has_weights_of_its_own() -> None:
+    model = nn.ModuleList([nn.Linear(300, 300)])
+    own, x = own_layers(model), torch.randn(2, 300)
+    other, same = copy.deepcopy((own, model))
+    nn.init.zeros_(same[0].weight)
+    nn.init.zeros_(same[0].bias)
+    with own, other:
+        assert model[0](x).any()
+        assert not same[0](x).any()
+        assert not copy.deepcopy(same)[0](x).any()
+
+
+def test_gradients_of_a_weight_laid_out_by_columns() -> None:
+    """It has a gradient laid out like it, which is added to by PyTorch."""
+    layer = nn.Linear(300, 300, bias=False)
+    layer.weight = nn.Parameter(turned(layer.weight.detach()))
+    x = torch.randn(5, 300)
+    with own_layers(nn.ModuleList([layer])):
+        for _ in range(2):
+            layer(x).sum().backward()
+    assert layer.weight.grad is not None
+    torch.testing.assert_close(layer.weight.grad, (2 * x.sum(0)).expand(300, 300))
+
+
+def test_what_does_not_belong_together_is_refused() -> None:
+    x, other = torch.ones(4, 16), torch.ones(4, 32)
+    for call in (
+        lambda: multiply(x, other),
+        lambda: multiply(x, x.t(), onto=other),
+        lambda: multiply(x, x.t().double()),
+        lambda: swiglu(x, x.bfloat16()),
+        lambda: swiglu(x, other),
+        lambda: swiglu(x[:, :3], x[:, :3]),
+        lambda: rms_norm_backward(x, other[0], 1e-6, x),
+        lambda: rms_norm_backward(x, x[0], 1e-6, other),
+        lambda: rms_norm(x.half(), x[0].half(), 1e-6),
+        lambda: softmax_(x.double()),
+        lambda: softmax_(other[:, :16]),
+    ):
+        with pytest.raises((ValueError, TypeError, BeartypeCallHintViolation)):
+            call()
 
 
 def test_a_trial_leaves_modes_and_gradients_as_they_were() -> None:
@@ -211,7 +341,8 @@ def test_products_are_added_in_float32_at_least(dtype: torch.dtype) -> None:
     torch.testing.assert_close(times(left, right).double(), wanted, atol=1e-1, rtol=accuracy)
 
 
-def test_an_update_uses_them_forward_and_backward(monkeypatch: pytest.MonkeyPatch) -> None:
+def two_prompts() -> tuple[Policy, Batch]:
+    """A policy whose layers are large enough, and what it learns from."""
     policy = small_policy(hidden=256, layers=2, heads=2, key_value_heads=2, feed_forward=384)
     tokens = torch.randint(12, 90, (2, 9), generator=torch.Generator().manual_seed(0))
     batch = Batch(
@@ -223,6 +354,60 @@ def test_an_update_uses_them_forward_and_backward(monkeypatch: pytest.MonkeyPatc
         advantage=torch.ones(2, 9),
         weight=torch.ones(2, 9),
     )
+    return policy, batch
+
+
+def nll(logp: Tensor, entropy: Tensor | None, batch: Batch) -> Tensor:
+    return -logp
+
+
+def test_layers_may_be_computed_again_in_the_backward_pass() -> None:
+    policy, batch = two_prompts()
+    wanted = TorchLearner(policy, optimizer=OptimizerSettings()).gradient(batch, nll)
+    again = TorchLearner(policy, optimizer=OptimizerSettings(), gradient_checkpointing=True)
+    assert (again.gradient(batch, nll) - wanted).norm() <= 1e-6 * wanted.norm()
+
+
+def test_a_batch_that_was_not_finished_leaves_nothing() -> None:
+    policy, batch = two_prompts()
+    learner = TorchLearner(policy, optimizer=OptimizerSettings(), tokens_per_microbatch=20)
+    wanted, calls = learner.gradient(batch, nll), iter([True, False])
+
+    def failing(logp: Tensor, entropy: Tensor | None, batch: Batch) -> Tensor:
+        if next(calls):
+            return -logp
+        raise KeyError
+
+    with pytest.raises(KeyError):
+        learner.gradient(batch, failing)
+    assert torch.equal(learner.gradient(batch, nll), wanted)
+
+
+def test_an_objective_may_ask_for_log_probabilities() -> None:
+    policy, batch = two_prompts()
+    learner = TorchLearner(policy, optimizer=OptimizerSettings())
+
+    def asking(logp: Tensor, entropy: Tensor | None, part: Batch) -> Tensor:
+        learner.logprobs(batch)
+        return -logp
+
+    assert torch.equal(learner.gradient(batch, asking), learner.gradient(batch, nll))
+    assert not any("forward" in vars(module) for module in learner.model.modules())
+
+
+def test_log_probabilities_may_be_gone_back_from_twice() -> None:
+    """The first time spoils what was kept; the second computes it again."""
+    hidden = torch.randn(20, 24, requires_grad=True)
+    weight = nn.Parameter(torch.randn(50, 24))
+    logp, _ = token_logprobs(hidden, torch.arange(20), Head(weight=weight))
+    first = torch.autograd.grad(logp.sum(), [hidden, weight], retain_graph=True)
+    second = torch.autograd.grad(logp.sum(), [hidden, weight])
+    for one, other in zip(first, second, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_an_update_uses_them_forward_and_backward(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy, batch = two_prompts()
     calls: list[bool] = []
 
     def counted(left: Tensor, right: Tensor, *, onto: Tensor | None = None) -> Tensor:
@@ -233,7 +418,7 @@ def test_an_update_uses_them_forward_and_backward(monkeypatch: pytest.MonkeyPatc
         learner = TorchLearner(
             policy, optimizer=OptimizerSettings(), tokens_per_microbatch=40 // microbatches
         )
-        return learner.gradient(batch, lambda logp, entropy, batch: -logp)
+        return learner.gradient(batch, nll)
 
     monkeypatch.setattr(layers, "multiply", counted)
     own = gradient(1)

@@ -160,6 +160,7 @@ def test_what_it_cannot_attend_is_left_to_pytorch() -> None:
     assert tree_attends(query.half(), key.half(), value.half(), softcap=None)
     assert not tree_attends(query, key, value, softcap=30.0)
     assert not tree_attends(query.double(), key.double(), value.double(), softcap=None)
+    assert not tree_attends(query, key, value.repeat(1, 1, 2), softcap=None)
     assert not tree_attends(query[..., :8], key[..., :8], value[..., :8], softcap=None)
     with FakeTensorMode() as mode:
         fake = [mode.from_tensor(x) for x in (query, key, value)]

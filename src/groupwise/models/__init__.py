@@ -11,7 +11,7 @@ from groupwise.models.attention import Attend, groupwise_attention, sees, within
 from groupwise.models.backbone import Backbone, head_product, unsupported
 from groupwise.models.fused import FusedBackbone, fusible, only_known_parts
 from groupwise.models.kernels import attend, attends, computes, softmax_
-from groupwise.models.layers import add_product, own_layers, times
+from groupwise.models.layers import add_product, own_layers, there_already, times
 from groupwise.models.loading import load_policy, with_adapter
 from groupwise.models.policy import Policy, make_policy, save_policy, without_bars
 from groupwise.models.products import (
@@ -45,6 +45,7 @@ __all__ = [
     "save_policy",
     "sees",
     "softmax_",
+    "there_already",
     "times",
     "tree_attend",
     "tree_attends",

@@ -169,9 +169,11 @@ def library() -> ctypes.CDLL:
     return library
 
 
-def _typed(name: str, x: Tensor) -> Any:
-    """The kernel for numbers of this type."""
-    return getattr(library(), f"{name}_{TYPES[x.dtype]}")
+def _typed(name: str, *tensors: Tensor) -> Any:
+    """The kernel for numbers of their type."""
+    types = {x.dtype for x in tensors}
+    _require(len(types) == 1 and types <= set(TYPES), "other types than one of the kernel's")
+    return getattr(library(), f"{name}_{TYPES[tensors[0].dtype]}")
 
 
 def _pointers(*tensors: Tensor) -> list[ctypes.c_void_p]:
@@ -264,7 +266,10 @@ def multiply(
     """left · right, each of them laid out in any way, as a transposed view is; added to `onto` in
     place where that is given. Records no gradient."""
     out = left.new_empty(len(left), right.shape[1]) if onto is None else onto
-    _require(out.is_contiguous(), "a result that is not contiguous")
+    _require(left.shape[1] == len(right), "factors of different depth")
+    _require(out.shape == (len(left), right.shape[1]), "a sum of another size than the product")
+    _require(out.is_contiguous(), "a sum that is not contiguous")
+    _require({left.dtype, right.dtype, out.dtype} == {torch.float32}, "other types than float32")
     given = _Product(
         left.data_ptr(), right.data_ptr(), out.data_ptr(), len(left), right.shape[1], len(right),
         *left.stride(), *right.stride(), onto is not None, torch.get_num_threads(),
@@ -282,7 +287,7 @@ def rms_norm(
     _require(x.shape[-1] == size, "rows of another size than the norm's")
     x = x.contiguous()
     out = torch.empty_like(x)
-    _typed("rms_norm", x)(
+    _typed("rms_norm", x, weight)(
         *_pointers(x, weight), *_integers(x.numel() // size, size), ctypes.c_double(eps),
         *_pointers(out), *_integers(torch.get_num_threads()),
     )  # fmt: skip
@@ -297,8 +302,9 @@ def rms_norm_backward(
 ) -> tuple[Float[Tensor, "*rows size"], Float[Tensor, "size"]]:
     """The gradients of x and weight from that of `rms_norm`."""
     x, grad, threads, size = x.contiguous(), grad.contiguous(), torch.get_num_threads(), len(weight)
+    _require(x.shape == grad.shape and x.shape[-1] == size, "gradients of another size")
     dx, d_weight = torch.empty_like(x), torch.zeros(threads, size)
-    _typed("rms_norm_backward", x)(
+    _typed("rms_norm_backward", x, weight, grad)(
         *_pointers(x, weight, grad), *_integers(x.numel() // size, size), ctypes.c_double(eps),
         *_pointers(dx, d_weight), *_integers(threads),
     )  # fmt: skip
@@ -312,7 +318,7 @@ def swiglu(
     _require(gate.shape == up.shape and gate.numel() % LANES == 0, "other sizes than swiglu takes")
     gate, up = gate.contiguous(), up.contiguous()
     out = torch.empty_like(gate)
-    _typed("swiglu", gate)(
+    _typed("swiglu", gate, up)(
         *_pointers(gate, up), *_integers(gate.numel()), *_pointers(out),
         *_integers(torch.get_num_threads()),
     )  # fmt: skip
@@ -327,7 +333,7 @@ def swiglu_backward(
     """The gradients of gate and up from that of `swiglu`."""
     gate, up, grad = gate.contiguous(), up.contiguous(), grad.contiguous()
     d_gate, d_up = torch.empty_like(gate), torch.empty_like(up)
-    _typed("swiglu_backward", gate)(
+    _typed("swiglu_backward", gate, up, grad)(
         *_pointers(gate, up, grad), *_integers(gate.numel()), *_pointers(d_gate, d_up),
         *_integers(torch.get_num_threads()),
     )  # fmt: skip
@@ -337,6 +343,7 @@ def swiglu_backward(
 def softmax_(x: Float32[Tensor, "rows size"]) -> Float32[Tensor, "rows"]:
     """Softmax of every row, in place; returns log Σ eˣ."""
     _require(x.is_contiguous(), "rows that do not lie one after the other")
+    _require(x.dtype == torch.float32, "another type than float32")
     norm = x.new_empty(len(x))
     library().softmax(
         *_pointers(x), *_integers(*x.shape), *_pointers(norm),
@@ -371,6 +378,7 @@ def attends(query: Tensor, key: Tensor, value: Tensor, *, softcap: float | None)
         softcap is None
         and query.dtype in TYPES
         and query.shape[-1] % LANES == 0
+        and query.shape[-1] == key.shape[-1] == value.shape[-1]
         and all(
             type(x) is Tensor
             and x.device.type == "cpu"
@@ -424,6 +432,6 @@ def attend(
         rows, heads, key_heads, dim, suffix[0].shape[2], prompt[0].shape[2], suffix[0].shape[3],
         window or 0, torch.get_num_threads(), scaling,
     )  # fmt: skip
-    if _typed("attend", query)(ctypes.byref(given)):
+    if _typed("attend", query, key, value, *prompt, *suffix)(ctypes.byref(given)):
         raise MemoryError(f"attention of {rows} rows: no memory for their scores")
     return out

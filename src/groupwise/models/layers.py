@@ -13,7 +13,9 @@ oneDNN's, they compile nothing for a number of rows, of which no two microbatche
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable
+from types import MethodType
 from typing import Any
 
 import torch
@@ -38,7 +40,7 @@ from groupwise.models.products import SMALLEST, plain, product
 PIECE = 2**21
 """Entries of a 16-bit product that are added at once."""
 
-Forward = Callable[[Tensor], Tensor]
+Forward = Callable[[Any, Tensor], Tensor]
 
 
 def times(
@@ -69,10 +71,16 @@ def add_product(
     return total
 
 
+def there_already(weight: Tensor) -> Tensor | None:
+    """The gradient that a weight has, where another can be added to it in place."""
+    return weight.grad if weight.grad is not None and weight.grad.is_contiguous() else None
+
+
 class own_layers:
     """Inside the block, which may be entered again and again, layers of a model on a CPU compute by
     kernels of our own, and after it as before: in bfloat16 norms and feed-forwards, in float32 also
-    linear layers and embeddings.
+    linear layers and embeddings. Gradients are for `backward()`: those of weights that have one
+    already are added to it, and do not come out of `torch.autograd.grad`.
 
     Linear layers and embeddings are known by their type. Norms and feed-forwards are tried when
     this is made, and computed here only where they have no other parts and that gives what they
@@ -83,65 +91,53 @@ class own_layers:
         modules = [] if compiled() is None else list(model.modules())
         training = [module.training for module in modules]
         model.eval()  # An adapter's dropout would make of every trial another one.
-        self._forwards = {module: forward for module in modules if (forward := _own(module))}
-        for module, was in zip(modules, training, strict=True):
-            module.training = was
+        try:
+            self._found = {m: (_numbers(m), own) for m in modules if (own := _own(m))}
+        finally:
+            for module, was in zip(modules, training, strict=True):
+                module.training = was
+        self._inside: list[list[nn.Module]] = []
 
     def __enter__(self) -> None:
-        # What another block computes already stays as it is.
-        self._inside = [module for module in self._forwards if "forward" not in vars(module)]
-        for module in self._inside:
-            module.forward = self._forwards[module]
+        # What another block computes already stays as it is, and what has become another type.
+        inside = [
+            module
+            for module, (numbers, _) in self._found.items()
+            if "forward" not in vars(module) and _numbers(module) == numbers
+        ]
+        for module in inside:
+            # Bound, so that a copy of the module computes with its own weights.
+            module.forward = MethodType(self._found[module][1], module)
+        self._inside.append(inside)
 
     def __exit__(self, *error: object) -> None:
-        for module in self._inside:
+        for module in self._inside.pop():
             vars(module).pop("forward", None)
 
 
 def _own(module: Any) -> Forward | None:
     """How a module computes here, or None where it is left alone."""
-    types = {p.dtype for p in module.parameters()}
-    if len(types) != 1 or not types <= set(TYPES) or _device(module) != "cpu":
+    numbers = _numbers(module)
+    if numbers not in ({(each, "cpu")} for each in TYPES):
         return None
-    if types == {torch.float32} and type(module) is nn.Embedding:
-        return _embedding(module) if _looks_up(module) else None
-    if types == {torch.float32} and plain(module):
-        return _linear(module) if module.weight.numel() >= SMALLEST else None
+    if numbers == {(torch.float32, "cpu")} and type(module) is nn.Embedding:
+        return _embedding if _looks_up(module) else None
+    if numbers == {(torch.float32, "cpu")} and plain(module):
+        return _linear if module.weight.numel() >= SMALLEST else None
+    if len(inspect.signature(type(module).forward).parameters) != 2:  # self and what it is given
+        return None
     children = {name for name, _ in module.named_children()}
     parameters = {name for name, _ in module.named_parameters(recurse=False)}
     if (children, parameters) == (set(), {"weight"}) and hasattr(module, "variance_epsilon"):
-        return _tried(_norm, module, len(module.weight))
+        return _norm if _agrees(_norm, module) else None
     if (children, parameters) == ({"gate_proj", "up_proj", "down_proj", "act_fn"}, set()):
-        fits = module.gate_proj.out_features % LANES == 0
-        return _tried(_feed_forward, module, module.gate_proj.in_features) if fits else None
+        return _feed_forward if _agrees(_feed_forward, module) else None
     return None
 
 
-def _device(module: nn.Module) -> str:
-    return " ".join({p.device.type for p in module.parameters()})
-
-
-@torch.no_grad()
-def _tried(make: Callable[[Any], Forward], module: nn.Module, size: int) -> Forward | None:
-    """The forward pass, if it computes what the module does: in float32, where rounding hides
-    nothing."""
-    some = module if _is_float32(module) else copy.deepcopy(module).float()
-    x = torch.linspace(-3, 3, 4 * size).view(1, 4, size).square() - 1.5
-    wanted = some(x)
-    return make(module) if (make(some)(x) - wanted).norm() <= 1e-5 * wanted.norm() else None
-
-
-def _is_float32(module: nn.Module) -> bool:
-    return all(p.dtype == torch.float32 for p in module.parameters())
-
-
-def _linear(layer: nn.Linear) -> Forward:
-    def forward(x: Tensor) -> Tensor:
-        rows = x.reshape(-1, x.shape[-1])
-        apply: Any = _Linear.apply
-        return apply(rows, layer.weight, layer.bias).unflatten(0, x.shape[:-1])
-
-    return forward
+def _numbers(module: nn.Module) -> set[tuple[torch.dtype, str]]:
+    """Types of a module's parameters, and where they are."""
+    return {(p.dtype, p.device.type) for p in module.parameters()}
 
 
 def _looks_up(module: nn.Embedding) -> bool:
@@ -154,19 +150,52 @@ def _looks_up(module: nn.Embedding) -> bool:
     )
 
 
-def _embedding(module: nn.Embedding) -> Forward:
+@torch.no_grad()
+def _agrees(own: Forward, module: Any) -> bool:
+    """Whether a norm or feed-forward is what it is taken for: in float32, where rounding hides
+    nothing."""
+    try:
+        some, grid = copy.deepcopy(module).float(), torch.linspace(-20, 20, 161)
+        if own is _feed_forward:
+            # Tried by itself as well: a product with weights of 0 would hide it.
+            if not torch.allclose(some.act_fn(grid), F.silu(grid), atol=1e-6):
+                return False
+            if some.gate_proj.out_features % LANES:
+                return False
+        size = some.gate_proj.in_features if own is _feed_forward else len(some.weight)
+        x = torch.linspace(-3, 3, 4 * size).view(1, 4, size).square() - 1.5
+        wanted = some(x)
+        return 0 < wanted.norm() and bool((own(some, x) - wanted).norm() <= 1e-5 * wanted.norm())
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError):
+        return False
+
+
+def _linear(layer: Any, input: Tensor) -> Tensor:
+    if input.dtype != layer.weight.dtype:
+        return type(layer).forward(layer, input)
+    rows = input.reshape(-1, input.shape[-1])
+    apply: Any = _Linear.apply
+    return apply(rows, layer.weight, layer.bias).unflatten(0, input.shape[:-1])
+
+
+def _embedding(module: Any, input: Tensor) -> Tensor:
     apply: Any = _Embedding.apply
-    return lambda tokens: apply(tokens, module.weight)
+    return apply(input, module.weight)
 
 
-def _norm(module: Any) -> Forward:
+def _norm(module: Any, hidden_states: Tensor) -> Tensor:
+    if hidden_states.dtype != module.weight.dtype:
+        return type(module).forward(module, hidden_states)
     apply: Any = _Norm.apply
-    return lambda x: apply(x, module.weight, module.variance_epsilon)
+    return apply(hidden_states, module.weight, module.variance_epsilon)
 
 
-def _feed_forward(module: Any) -> Forward:
+def _feed_forward(module: Any, x: Tensor) -> Tensor:
+    gate, up = module.gate_proj(x), module.up_proj(x)
+    if gate.dtype not in TYPES or gate.dtype != up.dtype:
+        return module.down_proj(module.act_fn(gate) * up)
     apply: Any = _SwiGLU.apply
-    return lambda x: module.down_proj(apply(module.gate_proj(x), module.up_proj(x)))
+    return module.down_proj(apply(gate, up))
 
 
 class _Linear(torch.autograd.Function):
@@ -192,10 +221,9 @@ class _Linear(torch.autograd.Function):
 
 def _gradient(weight: Tensor, grad: Tensor, x: Tensor) -> Tensor | None:
     """gradᵀ · x, added to the gradient that a weight has already, or handed to autograd."""
-    if weight.grad is None:
-        return multiply(grad.t(), x)
-    multiply(grad.t(), x, onto=weight.grad)
-    return None
+    total = there_already(weight)
+    more = multiply(grad.t(), x, onto=total)
+    return more if total is None else None
 
 
 class _Embedding(torch.autograd.Function):
@@ -210,9 +238,10 @@ class _Embedding(torch.autograd.Function):
         ctx: Any, *grads: Tensor
     ) -> tuple[Tensor | None, ...]:
         tokens, weight = ctx.saved_tensors
-        total = torch.zeros_like(weight) if weight.grad is None else weight.grad
-        total.index_add_(0, tokens.flatten(), grads[0].flatten(0, -2))
-        return None, total if weight.grad is None else None
+        there = there_already(weight)
+        total = torch.zeros_like(weight) if there is None else there
+        total.index_add_(0, tokens.flatten(), grads[0].reshape(-1, weight.shape[1]))
+        return None, total if there is None else None
 
 
 class _Norm(torch.autograd.Function):

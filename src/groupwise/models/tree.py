@@ -45,6 +45,7 @@ def tree_attends(query: Tensor, key: Tensor, value: Tensor, *, softcap: float | 
     return (
         softcap is None
         and query.shape[-1] % LANES == 0
+        and query.shape[-1] == key.shape[-1] == value.shape[-1]
         and all(
             type(x) is Tensor
             and x.device.type == "cpu"
@@ -101,15 +102,17 @@ class _TreeAttention(torch.autograd.Function):
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx: Any, *grads: Float32[Tensor, "tokens heads dim"]
     ) -> tuple[Tensor | None, ...]:
-        query, key = ctx.saved_tensors[:2]
+        # Once: what checkpointing recomputes can be taken a single time.
+        saved = ctx.saved_tensors
+        query, key, _, spans, *_ = saved
         # Enough parts for all threads; their sums are added in order, so that they do not depend
         # on which thread was first.
-        prompts = int((ctx.saved_tensors[3][2] < 0).sum())
+        prompts = int((spans[2] < 0).sum())
         parts = -(-torch.get_num_threads() // (prompts * key.shape[1]))
         d_query = query.new_empty(query.shape)
         d_key, d_value = (key.new_zeros(parts, *key.shape) for _ in range(2))
         given = (grads[0].contiguous(), d_query, d_key, d_value)
-        _call("tree_backward", ctx.saved_tensors, ctx.scaling, ctx.window, given, parts=parts)
+        _call("tree_backward", saved, ctx.scaling, ctx.window, given, parts=parts)
         if parts > 1:
             d_key, d_value = d_key.sum(0, keepdim=True), d_value.sum(0, keepdim=True)
         return d_query, d_key[0], d_value[0], None, None, None

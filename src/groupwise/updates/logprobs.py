@@ -10,7 +10,14 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from groupwise.models import add_product, computes, head_product, softmax_, times
+from groupwise.models import (
+    add_product,
+    computes,
+    head_product,
+    softmax_,
+    there_already,
+    times,
+)
 
 CHUNK_BYTES = 30 * 2**20
 KEEP_BYTES = 224 * 2**20
@@ -150,7 +157,7 @@ class _TokenLogprobs(torch.autograd.Function):
         head: Head = ctx.head
         want_hidden, want_weight, want_bias = ctx.needs_input_grad[:3]
         d_hidden = torch.empty_like(hidden) if want_hidden else None
-        added = head.weight.grad if head.adds else None
+        added = there_already(head.weight) if head.adds else None
         d_weight = added
         d_bias = h.new_zeros(len(head.weight)) if want_bias else None
         for rows in head.chunks(len(hidden)):

@@ -114,15 +114,19 @@ class MasterOptimizer:
             self.adam.step()
             self._refresh()
         self.steps += 1
-        self.adam.zero_grad(set_to_none=True)
+        self.clear()
         return norm, rate
+
+    def clear(self) -> None:
+        """Leave no gradient: the next batch begins with none."""
+        self.adam.zero_grad(set_to_none=True)
 
     @torch.no_grad()
     def take(self) -> Tensor:
         """The gradient of all masters as one vector; 0 where none came. None is left behind."""
         self._unscale()
         grads = [torch.zeros_like(m) if m.grad is None else m.grad for m in self.masters]
-        self.adam.zero_grad(set_to_none=True)
+        self.clear()
         return torch.cat([grad.flatten() for grad in grads])
 
     @torch.no_grad()

@@ -147,6 +147,7 @@ class TorchLearner:
         computed = torch.zeros(len(batch.tokens), dtype=torch.bool)
         computed[rows] = True
         total = 0.0
+        self.optimizer.clear()  # Of a batch that was not finished.
         learning_mode(self.model)
         # Around the backward pass as well: gradient checkpointing runs the layers again there.
         attention = groupwise_attention(self.backbone.model) if self.packs else nullcontext()

@@ -54,8 +54,6 @@ void norm_backward(const Number *x, const Number *weight, const Number *grad, in
     }
 }
 
-INLINE Vector sigmoid(Vector x) { return 1.0f / (exponential(-x) + 1.0f); }
-
 // out = silu(gate) ∘ up, for a multiple of 16 numbers; silu is rounded before it is multiplied.
 template <typename Number>
 void swiglu(const Number *gate, const Number *up, int64_t size, Number *out, int64_t threads)

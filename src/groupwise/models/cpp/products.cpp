@@ -36,7 +36,7 @@ void linear_panel(const Linear &l, int64_t panel, int64_t first, int64_t end)
         for (int64_t i = 0; i < rows; i++) {
             if (l.gated) {
                 const Vector gate = at(block[i]);
-                at(block[i]) = gate / (exponential(-gate) + 1.0f) * at(block[i] + LANES);
+                at(block[i]) = gate * sigmoid(gate) * at(block[i] + LANES);
             }
             const int64_t place = (row + i) * l.columns + column;
             for (int64_t j = 0; j < columns; j++)

@@ -96,6 +96,13 @@ INLINE Vector exponential(Vector x)
     return p * power;
 }
 
+// 1 / (1 + e^-x), and nothing where that is below 1e-38.
+INLINE Vector sigmoid(Vector x)
+{
+    const Vector result = 1.0f / (exponential(-x) + 1.0f);
+    return x < -87.0f ? Vector{} : result;
+}
+
 // Numbers of one vector whose place has the bit SIZE change with those of another one that lack it.
 template <int SIZE>
 INLINE void change(Vector &low, Vector &high)
