@@ -62,6 +62,9 @@ class Step:
     scale: float = 1.0
     """Of the loss; only fp16 needs another one."""
 
+    def clear(self) -> None:
+        self.model.zero_grad()
+
     def step(self) -> tuple[float, float]:
         for name, parameter in self.model.named_parameters():
             self.gradients[name] = parameter.grad.clone()

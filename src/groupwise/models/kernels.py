@@ -57,6 +57,7 @@ class Heads(ctypes.Structure):
 
     @classmethod
     def of(cls, x: Tensor) -> Heads:
+        """Those of a tensor whose last dimension lies together."""
         return cls(x.data_ptr(), x.stride(0), x.stride(1))
 
 
@@ -164,6 +165,7 @@ def _processor() -> str:
 
 
 def library() -> ctypes.CDLL:
+    """`compiled`, where it is known that there is one."""
     library = compiled()
     assert library is not None, "ask `compiled` first"
     return library

@@ -83,8 +83,8 @@ class TorchLearner:
             if reference == "frozen"
             else None
         )
-        models = [model for model in (self.model, self.frozen) if model is not None]
-        self.own = {model: own_layers(model) for model in models}
+        self.own = own_layers(self.model)
+        self.own_frozen = None if self.frozen is None else own_layers(self.frozen)
         self.optimizer = MasterOptimizer(self.model.parameters(), optimizer)
         self.version = 0
 
@@ -95,9 +95,9 @@ class TorchLearner:
                 "model.reference = 'none': this algorithm compares with a reference; use 'auto' or "
                 "'frozen'."
             )
-        backbone = (
-            Backbone.of(self.frozen) if reference and self.frozen is not None else self.backbone
-        )
+        backbone, own = self.backbone, self.own
+        if reference and self.frozen is not None and self.own_frozen is not None:
+            backbone, own = Backbone.of(self.frozen), self.own_frozen
         adapter = reference and self.reference == "adapter"
         as_it_began = self._with(self.first) if adapter else nullcontext()
         out = torch.zeros(
@@ -106,7 +106,7 @@ class TorchLearner:
         rows = batch.mask.any(1).nonzero().squeeze(-1)
         training = self.model.training
         self.model.eval()
-        with torch.no_grad(), as_it_began, self.own[backbone.model]:
+        with torch.no_grad(), as_it_began, own:
             for part in plan(batch, rows, tokens=self.tokens_per_microbatch):
                 packed = self._laid_out(batch, part)
                 logp, _ = self._forward(packed, backbone, batch, entropy=False)
@@ -151,7 +151,7 @@ class TorchLearner:
         learning_mode(self.model)
         # Around the backward pass as well: gradient checkpointing runs the layers again there.
         attention = groupwise_attention(self.backbone.model) if self.packs else nullcontext()
-        with attention, self.own[self.model]:
+        with attention, self.own:
             for part in plan(batch, rows, tokens=self.tokens_per_microbatch):
                 packed = self._laid_out(batch, part)
                 logp, h = self._forward(packed, self.backbone, batch, entropy=entropy)
