@@ -6,7 +6,7 @@ cost ten to start, and read and write everything; its attention computes what sl
 ages do not use, and masks it. Here products take what follows them along, and one pass attends
 from all rows of a prompt to its keys and from each row to its own.
 
-The source is compiled where it is first needed, in a second, by the machine's `g++` for its
+The source is compiled where it is first needed, in a few seconds, by the machine's `g++` for its
 processor, and kept in `~/.cache/groupwise`. It runs on the threads that PyTorch has already. Where
 there is no compiler, PyTorch computes everything.
 

@@ -1,0 +1,89 @@
+"""Log-probabilities in chunks: those of the whole, with gradients, however it is cut."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from groupwise.updates import Head, token_logprobs
+
+TOKENS, VOCAB, HIDDEN = 300, 50, 24
+ROW = 4 * VOCAB
+
+
+def dense(
+    hidden: Tensor, weight: Tensor, bias: Tensor, target: Tensor, head: Head, allowed: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The same in float64, from all logits at once."""
+    z = hidden @ weight.t() + bias
+    if head.softcap is not None:
+        z = head.softcap * (z / head.softcap).tanh()
+    z = z / head.temperature
+    if allowed is not None:
+        z = z.masked_fill(~allowed, float("-inf"))
+    logp = z.log_softmax(-1)
+    spread = -(logp.exp() * logp.nan_to_num(neginf=0.0)).sum(-1)
+    return logp.gather(1, target[:, None])[:, 0], spread
+
+
+@pytest.mark.parametrize("keep", [0, 80, 208, 1000])
+@pytest.mark.parametrize("softcap", [None, 3.0])
+@pytest.mark.parametrize("truncated", [False, True])
+@pytest.mark.parametrize("entropy", [False, True])
+def test_any_cut_gives_the_whole(
+    keep: int, softcap: float | None, truncated: bool, entropy: bool
+) -> None:
+    torch.manual_seed(keep)
+    parts = [torch.randn(TOKENS, HIDDEN), torch.randn(VOCAB, HIDDEN), torch.randn(VOCAB)]
+    target = torch.randint(VOCAB, (TOKENS,))
+    allowed = torch.rand(TOKENS, VOCAB) < 0.7
+    allowed[torch.arange(TOKENS), target] = True
+    hidden, weight, bias = (nn.Parameter(x) for x in parts)
+    wide = [x.double().requires_grad_() for x in parts]
+    head = Head(
+        weight=weight, bias=bias, softcap=softcap, temperature=0.7,
+        chunk_bytes=16 * ROW, keep_bytes=keep * ROW,
+    )  # fmt: skip
+    kept = head.kept(TOKENS)
+    assert kept == (0 if softcap is not None else min(keep, TOKENS))
+    assert sum(rows.stop - rows.start for rows in head.chunks(TOKENS)) == TOKENS
+    logp, spread = token_logprobs(
+        hidden, target, head, entropy=entropy,
+        kept=(lambda rows: allowed[rows]) if truncated else None,
+    )  # fmt: skip
+    wanted, of_wanted = dense(*wide, target, head, allowed if truncated else None)  # pyright: ignore[reportArgumentType]
+    torch.testing.assert_close(logp.double(), wanted, atol=1e-5, rtol=1e-5)
+    slope = torch.randn(TOKENS)
+    loss, of_loss = (logp * slope).sum(), (wanted * slope).sum()
+    if spread is not None:
+        torch.testing.assert_close(spread.double(), of_wanted, atol=1e-5, rtol=1e-5)
+        loss, of_loss = loss + spread.square().sum(), of_loss + of_wanted.square().sum()
+    loss.backward()
+    of_loss.backward()
+    for one, other in zip((hidden, weight, bias), wide, strict=True):
+        assert one.grad is not None
+        assert other.grad is not None
+        assert (one.grad - other.grad).norm() <= 1e-5 * other.grad.norm()
+
+
+def test_gradients_are_added_where_they_are_wanted() -> None:
+    hidden, weight = torch.randn(20, 24), nn.Parameter(torch.randn(50, 24))
+    for _ in range(2):
+        logp, _ = token_logprobs(hidden, torch.arange(20), Head(weight=weight, adds=True))
+        logp.sum().backward()
+    assert weight.grad is not None
+    once = nn.Parameter(weight.detach().clone())
+    token_logprobs(hidden, torch.arange(20), Head(weight=once))[0].sum().backward()
+    assert once.grad is not None
+    torch.testing.assert_close(weight.grad, 2 * once.grad)
+
+
+def test_they_may_be_gone_back_from_twice() -> None:
+    """The first time spoils what was kept; the second computes it again."""
+    hidden, weight = torch.randn(20, 24, requires_grad=True), nn.Parameter(torch.randn(50, 24))
+    logp, _ = token_logprobs(hidden, torch.arange(20), Head(weight=weight))
+    first = torch.autograd.grad(logp.sum(), [hidden, weight], retain_graph=True)
+    second = torch.autograd.grad(logp.sum(), [hidden, weight])
+    for one, other in zip(first, second, strict=True):
+        torch.testing.assert_close(one, other)
