@@ -2,8 +2,8 @@
 
 `transformers` computes every layer; groupwise supplies the function that attends (`attention.py`),
 because that is where the completions of one prompt can share its keys and values. Written anew is
-what a CPU computes most of its time: the layers of the most common kind in a rollout (`fused.py`)
-and linear layers in an update (`layers.py`), by kernels of our own (`kernels.py`).
+what a CPU computes most of its time: the layers of the most common kind in a rollout (`fused.py`),
+layers (`layers.py`) and attention (`tree.py`) in an update, by kernels of our own (`kernels.py`).
 """
 
 from groupwise.models.adapters import Adapter, is_adapted

@@ -1,5 +1,5 @@
 """What rollouts and updates on a CPU compute in float32, written in C++ (`cpp/`); attention of a
-decoding step in bfloat16 too.
+decoding step, norms and activations in bfloat16 too.
 
 A decoding step of a small model is hundreds of operations of a few microseconds. PyTorch's each
 cost ten to start, and read and write everything; its attention computes what slots of different

@@ -32,8 +32,10 @@ class Head:
         softcap: logits become softcap · tanh(logits / softcap) where it is set.
         temperature: the sampler's; logits are divided by it, so that log-probabilities are of what
             was sampled from.
-        chunk_bytes: size of one float32 logits buffer; two and a half exist at a time.
-        keep_bytes: probabilities kept for the backward pass up to this size, recomputed beyond it.
+        chunk_bytes: size of one float32 logits buffer beside what is kept; two and a half exist at
+            a time.
+        keep_bytes: probabilities kept for the backward pass up to this size, all in one buffer, and
+            recomputed beyond it.
         wide: compute the product in float32 whatever the type of its factors.
         adds: add the gradient of the weight to `weight.grad`, where there is one, instead of
             handing it to autograd to be added.

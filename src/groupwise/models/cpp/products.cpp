@@ -17,8 +17,8 @@ struct Linear {
 
 namespace {
 
-constexpr int64_t BLOCK = 128;        // rows that stay in the second-level cache
-constexpr int64_t PACK = 64;          // rows that are packed into it
+constexpr int64_t BLOCK = 128;  // rows that stay in the second-level cache
+constexpr int64_t PACK = 64;    // rows that are packed into it
 
 // Some rows of one panel: a tile is computed on the stack, and leaves it finished.
 void linear_panel(const Linear &l, int64_t panel, int64_t first, int64_t end)
@@ -153,8 +153,8 @@ void linear(const Linear *given)
     }
 }
 
-// 0, or 1 where there was no memory. What is packed as a whole is the smaller factor, unless the left
-// one lies well: then it need not be.
+// 0, or 1 where there was no memory. Packed as a whole is the right factor where the left one is
+// longer, else the left one, unless it lies well: then it need not be.
 int product(const Product *given)
 {
     const Product &p = *given;

@@ -126,8 +126,8 @@ INLINE void change_all(Vector *rows)
 }
 
 // to(k, j) = from(j, k), where rows begin so many numbers apart
-inline void transpose(const float *from, int64_t from_row, int64_t rows, int64_t columns, float *to,
-               int64_t to_row)
+inline void transpose(const float *from, int64_t from_row, int64_t rows, int64_t columns,
+                      float *to, int64_t to_row)
 {
     const int64_t whole = rows / LANES * LANES;
     for (int64_t k = 0; k < columns; k += LANES)
