@@ -7,24 +7,26 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from types import FrameType
 
 STOP = (signal.SIGINT, signal.SIGTERM)
 SAVE = (signal.SIGUSR1, signal.SIGHUP)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Requests:
     """What signals have asked for so far.
+
+    Plain flags, because a handler interrupts the very thread that reads them: were they a
+    `threading.Event`, one that came while its lock was held would wait for that lock for ever.
 
     Attributes:
         stop: SIGINT (Ctrl-C) or SIGTERM: finish the step, write a checkpoint, end.
         save: SIGUSR1, or SIGHUP when the terminal is gone: write a checkpoint and go on.
     """
 
-    stop: threading.Event = field(default_factory=threading.Event)
-    save: threading.Event = field(default_factory=threading.Event)
+    def __init__(self) -> None:
+        self.stop = False
+        self.save = False
 
 
 @contextmanager
@@ -37,12 +39,12 @@ def requests() -> Iterator[Requests]:
     terminals = [descriptor for descriptor in (1, 2) if os.isatty(descriptor)]
 
     def note_stop(number: int, frame: FrameType | None) -> None:
-        if asked.stop.is_set():
+        if asked.stop:
             raise KeyboardInterrupt
-        asked.stop.set()
+        asked.stop = True
 
     def note_save(number: int, frame: FrameType | None) -> None:
-        asked.save.set()
+        asked.save = True
         for descriptor in terminals:
             if not os.isatty(descriptor):  # it is gone; a reward that prints would fail from now on
                 os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)

@@ -40,8 +40,8 @@ class Keeper:
 
     def due(self, done: int, asked: Requests) -> bool:
         """Whether it is time for one: a signal asked, or so many steps or minutes have passed."""
-        if asked.save.is_set():
-            asked.save.clear()
+        if asked.save:
+            asked.save = False
             return True
         every, minutes = self.settings.every_steps, self.settings.every_minutes
         by_steps = bool(every) and done - self.saved >= every

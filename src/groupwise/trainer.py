@@ -158,11 +158,11 @@ class Trainer:
                 except BaseException:
                     self._rescue(*before)
                     raise
-                if asked.stop.is_set() or self.done == self.settings.steps:
+                if asked.stop or self.done == self.settings.steps:
                     self.save(wait=True)
                 elif self.keeper is not None and self.keeper.due(self.done, asked):
                     self.save()
-                if asked.stop.is_set():
+                if asked.stop:
                     raise KeyboardInterrupt
 
     def advance(self) -> ScoredGroups:

@@ -19,12 +19,33 @@ def test_signals_are_requests_and_the_second_stop_is_at_once() -> None:
     before = signal.getsignal(signal.SIGTERM)
     with requests() as asked:
         signal.raise_signal(signal.SIGUSR1)
-        assert asked.save.is_set() and not asked.stop.is_set()
+        assert asked.save and not asked.stop
         signal.raise_signal(signal.SIGTERM)
-        assert asked.stop.is_set()
+        assert asked.stop
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_a_signal_may_come_while_the_requests_are_read() -> None:
+    """A lock in a handler would be waited for by the thread that holds it."""
+    program = """
+import os, signal, threading, time
+from groupwise.interrupts import requests
+with requests() as asked:
+    seen = 0
+    ends = time.monotonic() + 1
+    def storm():
+        while time.monotonic() < ends:
+            os.kill(os.getpid(), signal.SIGUSR1)
+            time.sleep(0.0005)
+    threading.Thread(target=storm).start()
+    while time.monotonic() < ends + 0.1:
+        seen += asked.save
+        asked.save = False
+assert seen > 10, seen
+"""
+    subprocess.run([sys.executable, "-c", program], timeout=60, check=True)
 
 
 def test_printing_goes_on_when_the_terminal_is_gone(tmp_path: Path) -> None:
@@ -34,7 +55,8 @@ import pathlib, time
 from groupwise.interrupts import requests
 with requests() as asked:
     print("ready", flush=True)
-    asked.save.wait(60)
+    while not asked.save:
+        time.sleep(0.01)
     print("nobody sees this", flush=True)
 pathlib.Path({str(tmp_path / "done")!r}).touch()
 """

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
@@ -57,7 +58,8 @@ class Crew:
             for thread in threads:
                 thread.start()
             while any(thread.is_alive() for thread in threads):
-                if asked.stop.wait(POLL_S):
+                time.sleep(POLL_S)
+                if asked.stop:
                     self.close()
                     raise KeyboardInterrupt
         if self._refused:
