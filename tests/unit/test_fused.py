@@ -81,6 +81,34 @@ def test_any_number_of_rows(sizes: int) -> None:
     torch.testing.assert_close(found, wanted, atol=2e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("name", ["qwen2", "qwen3"])
+def test_any_number_of_threads_gives_the_same_bits(name: str) -> None:
+    model, before, found = model_of(CONFIGS[name]()), torch.get_num_threads(), []
+    try:
+        for count in (1, 2, 5):
+            torch.set_num_threads(count)
+            found.append(both(model, tokens=300)[0])
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(each, found[0]) for each in found)
+
+
+@pytest.mark.parametrize(
+    "part", ["input_layernorm", "post_attention_layernorm", "self_attn.q_norm"]
+)
+def test_a_part_of_another_size_is_refused(part: str) -> None:
+    """The kernels would read beyond its end."""
+    model = model_of(CONFIGS["qwen3"]())
+    backbone = Backbone.of(model)
+    calls = fusible(backbone)
+    assert calls is not None
+    norm = backbone.decoder.layers[1].get_submodule(part)
+    norm.weight = torch.nn.Parameter(norm.weight[:-1].clone())
+    with pytest.raises(ValueError, match="do not belong together"):
+        FusedBackbone(backbone, calls, positions=5)
+    assert fusible(backbone) is None
+
+
 def test_biases_of_every_product() -> None:
     config = LlamaConfig(**SHAPE, attention_bias=True, mlp_bias=True)  # pyright: ignore[reportArgumentType]
     found, wanted = both(model_of(config))

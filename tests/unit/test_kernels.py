@@ -24,7 +24,7 @@ from transformers import (
 
 from engine_contract import check_logprobs, make_requests
 from groupwise.models import Backbone, Policy, fusible, kernels, only_known_parts
-from groupwise.models.kernels import Linear, attends, compiled, rms_norm, turn_
+from groupwise.models.kernels import Linear, attends, compiled, draw_tokens, rms_norm
 from groupwise.rollouts import GroupEngine, cache
 from groupwise.rollouts.cache import Decode, GroupCache, LayerCache
 from groupwise.types import Sampling
@@ -35,6 +35,9 @@ needs_kernels = pytest.mark.skipif(
 )
 
 
+CLOSE = {"rtol": 1e-5, "atol": 1e-9}
+
+
 def numbers(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
@@ -43,7 +46,7 @@ def gap(found: Tensor, wanted: Tensor) -> float:
     return ((found.double() - wanted.double()).abs().max() / wanted.double().abs().max()).item()
 
 
-# Products, norms, rotations
+# Products, norms
 
 
 @needs_kernels
@@ -100,17 +103,28 @@ def test_a_norm_is_the_norm(size: int) -> None:
 
 
 @needs_kernels
-@pytest.mark.parametrize(("rows", "dim"), [(1, 2), (5, 16), (9, 48), (300, 80)])
-def test_heads_are_turned_to_their_positions(rows: int, dim: int) -> None:
-    """And those beside them stay where they are."""
-    whole = numbers(rows, 5, dim)
-    before, cos, sin = whole.clone(), numbers(40, dim, seed=1), numbers(40, dim, seed=2)
-    positions = torch.arange(rows) * 7 % 40
-    turn_(whole[:, 1:4], cos, sin, positions)
-    x = before[:, 1:4].double()
-    wanted = x * cos[positions, None] + x.roll(dim // 2, -1) * sin[positions, None]
-    assert gap(whole[:, 1:4], wanted) < 1e-6
-    assert torch.equal(whole[:, ::4], before[:, ::4])
+@pytest.mark.parametrize("size", [1, 2, 15, 16, 17, 128, 129, 1000, 5000])
+@pytest.mark.parametrize("temperature", [1.0, 0.3, 2.5])
+def test_tokens_are_drawn_by_their_probabilities(size: int, temperature: float) -> None:
+    logits, uniform = 3 * numbers(400, size), torch.linspace(0, 1, 400, dtype=torch.float64)
+    logits[:, 1::3] = -torch.inf
+    uniform[-1] = 1 - 2**-53
+    tokens, logp = draw_tokens(logits, uniform, temperature=temperature)
+    probs = torch.softmax(logits.double() / temperature, -1)
+    torch.testing.assert_close(logp.double().exp(), probs.gather(1, tokens[:, None])[:, 0], **CLOSE)
+    assert (logp > -torch.inf).all()
+    after = probs.cumsum(-1).gather(1, tokens[:, None])[:, 0]
+    assert (after > uniform - 1e-6).all() and (after - logp.exp() < uniform + 1e-6).all()
+
+
+@needs_kernels
+@pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf])
+def test_logits_that_are_no_numbers_are_told_of(number: float) -> None:
+    """A row of nothing but -inf has no probabilities either; rows beside it do."""
+    logits = numbers(3, 40)
+    logits[1] = number
+    tokens, logp = draw_tokens(logits, torch.full((3,), 0.5).double(), temperature=1.0)
+    assert logp.isnan().tolist() == [False, True, False] and tokens[1] == 39
 
 
 @needs_kernels
@@ -121,7 +135,7 @@ def test_sizes_that_do_not_belong_together_are_refused() -> None:
     with pytest.raises((ValueError, TypeError)):
         rms_norm(numbers(2, 6), numbers(4), 1e-5)
     with pytest.raises((ValueError, TypeError)):
-        turn_(numbers(2, 1, 16), numbers(9, 8), numbers(9, 8), torch.arange(2))
+        draw_tokens(numbers(2, 6), torch.zeros(1).double(), temperature=1.0)
 
 
 @pytest.mark.parametrize("part", ["embed_tokens", "norm"])
@@ -320,6 +334,7 @@ def test_what_cannot_be_attended_is_left_to_pytorch() -> None:
     assert not attends(query, key, value, softcap=2.0)
     assert not attends(*(x[..., :8] for x in (query, key, value)), softcap=None)
     assert not attends(query.double(), key.double(), value.double(), softcap=None)
+    assert not attends(query, key, value.repeat(1, 1, 2), softcap=None)
     assert not attends(query, key, value.to("meta"), softcap=None)
     assert not attends(query, key, value.mT.contiguous().mT, softcap=None)
     with FakeTensorMode() as mode:
@@ -340,14 +355,13 @@ def threads() -> Iterator[None]:
 def everything() -> list[Tensor]:
     """What every kernel gives, of sizes that are worth a second thread."""
     x, weight = numbers(300, 96), numbers(200, 96, seed=1)
-    heads, table = numbers(300, 3, 32), numbers(300, 32, seed=2)
-    turn_(heads, table, table, torch.arange(300))
     decode, given = scene(
         lengths=(11, 7) * 20, ages=(18, 3) * 20, rows=tuple(range(120)), heads=8, dim=64
     )
     found, _ = both(decode, given, window=None, scaling=0.25)
     gated = Linear(weight, None, gate=(weight, None))
-    return [Linear(weight, None)(x), gated(x), rms_norm(x, weight[0], 1e-5), heads, *found]
+    drawn = draw_tokens(x, torch.linspace(0, 1, 300).double(), temperature=1.0)
+    return [Linear(weight, None)(x), gated(x), rms_norm(x, weight[0], 1e-5), *drawn, *found]
 
 
 @needs_kernels

@@ -10,7 +10,7 @@ from groupwise.models.adapters import Adapter, is_adapted
 from groupwise.models.attention import Attend, groupwise_attention, sees, within_window
 from groupwise.models.backbone import Backbone, head_product, unsupported
 from groupwise.models.fused import FusedBackbone, fusible, only_known_parts
-from groupwise.models.kernels import attend, attends, computes, softmax_
+from groupwise.models.kernels import attend, attends, computes, draw_tokens, softmax_
 from groupwise.models.layers import add_product, own_layers, there_already, times
 from groupwise.models.loading import load_policy, with_adapter
 from groupwise.models.policy import Policy, make_policy, save_policy, without_bars
@@ -19,7 +19,7 @@ from groupwise.models.products import (
     laid_out_weights,
     product,
 )
-from groupwise.models.tree import tree_attend, tree_attends
+from groupwise.models.tree import tree_attend
 
 __all__ = [
     "Adapter",
@@ -31,6 +31,7 @@ __all__ = [
     "attend",
     "attends",
     "computes",
+    "draw_tokens",
     "fusible",
     "groupwise_attention",
     "head_product",
@@ -48,7 +49,6 @@ __all__ = [
     "there_already",
     "times",
     "tree_attend",
-    "tree_attends",
     "unsupported",
     "with_adapter",
     "within_window",

@@ -1,9 +1,9 @@
-"""The most common kind of model for rollouts on a CPU, in a sixth of the operations (43 for 264 in
-a pass through four layers).
+"""The most common kind of model for rollouts on a CPU, in three calls for every layer, of which
+the one in the middle is attention; of `transformers` it is some 65 operations.
 
-`transformers` writes a layer for the reader; here the same layer is written for the machine, with
-the products of `kernels.py`: query, key and value are one, gate and up are one, and the activation
-and the residual are computed by the products that they follow.
+`transformers` writes a layer for the reader; here the same layer is written for the machine
+(`cpp/layer.cpp`): query, key and value are one product, gate and up are one, and the activation and
+the residual are computed by the products that they follow.
 
     [q k v] = norm(x) Wqkvᵀ + b,    x ← x + attend(rotate(q), rotate(k), v) Woᵀ
     h = norm(x),                    x ← x + (silu(h Wgateᵀ) · h Wupᵀ) Wdownᵀ
@@ -15,6 +15,7 @@ states that its own layers give.
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +26,7 @@ from torch.nn import functional as F
 
 from groupwise.models.attention import Attend
 from groupwise.models.backbone import Backbone, TwoRows
-from groupwise.models.kernels import Linear, compiled, rms_norm, turn_
+from groupwise.models.kernels import GivenLinear, Linear, compiled, function, require, rms_norm
 from groupwise.models.products import ROOM, plain
 
 Calls = dict[int, dict[str, Any]]
@@ -47,13 +48,15 @@ class FusedBackbone:
 
     def __init__(self, backbone: Backbone, calls: Calls, *, positions: int) -> None:
         self.backbone, decoder = backbone, backbone.decoder
-        self.layers = [_Layer.of(layer, calls[index]) for index, layer in enumerate(decoder.layers)]
         self.norm = _Norm.of(decoder.norm)
+        rotation = _rotation(decoder.rotary_emb, like=self.norm.weight, positions=positions)
+        self.layers = [
+            _Layer(layer, calls[index], rotation) for index, layer in enumerate(decoder.layers)
+        ]
         self.embed = backbone.model.get_input_embeddings()
         head = backbone.head
         fits = plain(head) and backbone.plain_head and head.weight.dtype == torch.float32
         self.head = Linear(head.weight, head.bias) if fits else None
-        self.rotation = _rotation(decoder.rotary_emb, like=self.norm.weight, positions=positions)
 
     def hidden(
         self, tokens: Int[Tensor, "tokens"], positions: Int[Tensor, "tokens"], attend: Attend
@@ -61,7 +64,7 @@ class FusedBackbone:
         """As `Backbone.hidden`."""
         x = self.embed(tokens)
         for index, layer in enumerate(self.layers):
-            x = layer(x, index, positions, self.rotation, attend)
+            x = layer(x, index, positions, attend)
         return self.norm(x)
 
     def logits(self, hidden: Float[Tensor, "tokens hidden"]) -> Float[Tensor, "tokens vocab"]:
@@ -80,77 +83,104 @@ class _Norm:
 
     @classmethod
     def of(cls, module: Any) -> _Norm:
-        return cls(weight=module.weight.detach(), eps=module.variance_epsilon)
+        return cls(weight=module.weight.detach().contiguous(), eps=module.variance_epsilon)
 
     def __call__(self, x: Tensor) -> Tensor:
         return rms_norm(x, self.weight, self.eps)
 
+    def given(self) -> _GivenNorm:
+        """What a kernel is told of it."""
+        return _GivenNorm(self.weight.data_ptr(), self.eps)
 
-@dataclass(frozen=True, kw_only=True)
+
+class _GivenNorm(ctypes.Structure):
+    """`Norm` of layer.cpp."""
+
+    _fields_ = (("weight", ctypes.c_void_p), ("eps", ctypes.c_double))
+
+
+class _GivenLayer(ctypes.Structure):
+    """`Layer` of layer.cpp."""
+
+    _fields_ = (
+        *((name, GivenLinear) for name in ("qkv", "out", "gated", "down")),
+        *((name, _GivenNorm) for name in ("before", "between", "of_query", "of_key")),
+        *((name, ctypes.c_void_p) for name in ("cos", "sin")),
+        *((name, ctypes.c_int64) for name in ("heads", "key_heads", "dim", "threads")),
+    )
+
+
 class _Layer:
     """One decoder layer.
 
-    Attributes:
-        dim: of a head.
-        turned: query and key heads, the first ones that `qkv` gives.
-        heads: query heads among them.
-        head_norms: of queries and of keys (Qwen3), or none.
+    Args:
+        layer: of the model.
         call: what its attention is called with.
+        rotation: cosines and sines of every position, [positions, dim].
+
+    Raises:
+        ValueError: its parts have sizes that do not belong together.
     """
 
-    dim: int
-    heads: int
-    turned: int
-    before: _Norm
-    qkv: Linear
-    head_norms: tuple[_Norm, ...]
-    out: Linear
-    between: _Norm
-    gated: Linear
-    down: Linear
-    call: dict[str, Any]
-
-    @classmethod
-    def of(cls, layer: Any, call: dict[str, Any]) -> _Layer:
-        linear, dim = _linear(layer), layer.self_attn.head_dim
+    def __init__(self, layer: Any, call: dict[str, Any], rotation: tuple[Tensor, Tensor]) -> None:
+        linear, self.call = _linear(layer), call
         joined = [linear[name] for name in ("query", "key", "value")]
         biases = [
             each.weight.new_zeros(len(each.weight)) if each.bias is None else each.bias.detach()
             for each in joined
         ]
-        before, between, *of_heads = (_Norm.of(norm) for norm in _norms(layer))
         out, gate, up, down = (linear[name] for name in ("out", "gate", "up", "down"))
-        return cls(
-            dim=dim,
-            heads=len(joined[0].weight) // dim,
-            turned=sum(len(each.weight) for each in joined[:2]) // dim,
-            before=before,
-            qkv=Linear(torch.cat([each.weight.detach() for each in joined]), torch.cat(biases)),
-            head_norms=tuple(of_heads),
-            out=Linear(out.weight, out.bias),
-            between=between,
-            gated=Linear(up.weight, up.bias, gate=(gate.weight, gate.bias)),
-            down=Linear(down.weight, down.bias),
-            call=call,
+        self.products = (
+            Linear(torch.cat([each.weight.detach() for each in joined]), torch.cat(biases)),
+            Linear(out.weight, out.bias),
+            Linear(up.weight, up.bias, gate=(gate.weight, gate.bias)),
+            Linear(down.weight, down.bias),
+        )
+        self.norms = [_Norm.of(norm) for norm in _norms(layer)]
+        self.rotation, self.dim = rotation, layer.self_attn.head_dim
+        self.heads, self.key_heads = (len(each.weight) // self.dim for each in joined[:2])
+        self._require_sizes()
+        self.given = _GivenLayer(
+            *(product.given() for product in self.products),
+            *(norm.given() for norm in self.norms),
+            heads=self.heads,
+            key_heads=self.key_heads,
+            dim=self.dim,
+        )
+        self.given.cos, self.given.sin = (x.data_ptr() for x in rotation)
+
+    def _require_sizes(self) -> None:
+        """The kernels look at none of them."""
+        qkv, out, gated, down = self.products
+        hidden, (before, between, *of_heads) = qkv.depth, self.norms
+        require(
+            all(len(norm.weight) == hidden for norm in (before, between))
+            and all(len(norm.weight) == self.dim for norm in of_heads)
+            and all(x.shape[1] == self.dim for x in self.rotation)
+            and qkv.columns == (self.heads + 2 * self.key_heads) * self.dim
+            and (out.depth, out.columns) == (self.heads * self.dim, hidden)
+            and (gated.depth, gated.columns) == (hidden, down.depth)
+            and down.columns == hidden,
+            "parts of a layer whose sizes do not belong together",
         )
 
-    def __call__(
-        self,
-        x: Tensor,
-        index: int,
-        positions: Tensor,
-        rotation: tuple[Tensor, Tensor],
-        attend: Attend,
-    ) -> Tensor:
-        qkv = self.qkv(self.before(x)).unflatten(1, (-1, self.dim))
-        qk, value = qkv[:, : self.turned], qkv[:, self.turned :]
-        if self.head_norms:
-            of_query, of_key = self.head_norms
-            qk = torch.cat([of_query(qk[:, : self.heads]), of_key(qk[:, self.heads :])], 1)
-        turn_(qk, *rotation, positions)
-        seen = attend(index, qk[:, : self.heads], qk[:, self.heads :], value, **self.call)
-        x = self.out(seen.flatten(1), onto=x)
-        return self.down(self.gated(self.between(x)), onto=x)
+    def __call__(self, x: Tensor, index: int, positions: Tensor, attend: Attend) -> Tensor:
+        x, positions = x.contiguous(), positions.contiguous()
+        require(x.shape[1] == self.products[0].depth, "hidden states of another size")
+        self.given.threads = torch.get_num_threads()
+        qkv = x.new_empty(len(x), self.heads + 2 * self.key_heads, self.dim)
+        self._compute("before_attention", x, len(x), positions, qkv)
+        query, key, value = qkv.split((self.heads, self.key_heads, self.key_heads), 1)
+        seen = attend(index, query, key, value, **self.call).contiguous()
+        require(seen.shape == query.shape, "attention of another size")
+        out = torch.empty_like(x)
+        self._compute("after_attention", seen, x, len(x), out)
+        return out
+
+    def _compute(self, name: str, *given: Tensor | int) -> None:
+        values = (x if isinstance(x, int) else x.data_ptr() for x in given)
+        if function(name)(ctypes.addressof(self.given), *values):
+            raise MemoryError(f"a layer of {self.heads} heads: no memory for what it computes")
 
 
 def _linear(layer: Any) -> dict[str, Any]:
@@ -175,7 +205,8 @@ def _norms(layer: Any) -> list[Any]:
 
 
 def _rotation(rotary: Any, *, like: Tensor, positions: int) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of every position, [positions, dim], as `turn_` takes them."""
+    """Cosines and sines of every position, [positions, dim], with the sign of each half in the
+    sines; elsewhere it is given to the halves themselves."""
     cos, sin = rotary(like, torch.arange(positions, device=like.device)[None])
     half = sin.shape[-1] // 2
     signed = torch.cat([-sin[0, :, :half], sin[0, :, half:]], 1)

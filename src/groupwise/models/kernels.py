@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Float, Float32, Int64
+from jaxtyping import Float, Float32, Float64, Int64
 from torch import Tensor
 from torch.nn import Parameter
 
@@ -44,6 +44,18 @@ TYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 """What the kernels for a type end in, where there is one for each."""
 PANEL = 32
 """Columns of a product that are computed at once."""
+SIGNATURES = {
+    "rms_norm": "ppnndpn",
+    "rms_norm_backward": "pppnndppn",
+    "swiglu": "ppnpn",
+    "swiglu_backward": "pppnppn",
+    "softmax": "pnnpn",
+    "draw_tokens": "pnndpppn",
+    "before_attention": "ppnpp",
+    "after_attention": "pppnp",
+}
+"""What functions that take no structure are given: pointers, int64 numbers, doubles."""
+ARGUMENTS = {"p": ctypes.c_void_p, "n": ctypes.c_int64, "d": ctypes.c_double}
 
 
 class Heads(ctypes.Structure):
@@ -58,6 +70,7 @@ class Heads(ctypes.Structure):
     @classmethod
     def of(cls, x: Tensor) -> Heads:
         """Those of a tensor whose last dimension lies together."""
+        require(x.stride(-1) == 1, "heads whose numbers do not lie side by side")
         return cls(x.data_ptr(), x.stride(0), x.stride(1))
 
 
@@ -84,8 +97,8 @@ class _Attention(ctypes.Structure):
     )  # fmt: skip
 
 
-class _Linear(ctypes.Structure):
-    """`Linear` of products.cpp."""
+class GivenLinear(ctypes.Structure):
+    """`Linear` of layer.h."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("x", "weight", "bias", "onto", "out")),
@@ -171,22 +184,23 @@ def library() -> ctypes.CDLL:
     return library
 
 
+@cache
+def function(name: str, dtype: torch.dtype | None = None) -> Any:
+    """A kernel, for numbers of a type where it has several."""
+    function = getattr(library(), name if dtype is None else f"{name}_{TYPES[dtype]}")
+    if name in SIGNATURES:
+        function.argtypes = [ARGUMENTS[kind] for kind in SIGNATURES[name]]
+    return function
+
+
 def _typed(name: str, *tensors: Tensor) -> Any:
     """The kernel for numbers of their type."""
     types = {x.dtype for x in tensors}
-    _require(len(types) == 1 and types <= set(TYPES), "other types than one of the kernel's")
-    return getattr(library(), f"{name}_{TYPES[tensors[0].dtype]}")
+    require(len(types) == 1 and types <= TYPES.keys(), "other types than one of the kernel's")
+    return function(name, tensors[0].dtype)
 
 
-def _pointers(*tensors: Tensor) -> list[ctypes.c_void_p]:
-    return [ctypes.c_void_p(x.data_ptr()) for x in tensors]
-
-
-def _integers(*numbers: int) -> list[ctypes.c_int64]:
-    return [ctypes.c_int64(x) for x in numbers]
-
-
-def _require(fits: bool, what: str) -> None:
+def require(fits: bool, what: str) -> None:
     """Refuse what a kernel would read beyond its end, as PyTorch refuses it."""
     if not fits:
         raise ValueError(what)
@@ -227,16 +241,22 @@ class Linear:
         onto: Float32[Tensor, "rows outputs"] | None = None,
     ) -> Float32[Tensor, "rows outputs"]:
         """The product, with `onto` added."""
-        _require(x.shape[1] == self.depth, "inputs of another size than the weight's")
+        require(x.shape[1] == self.depth, "inputs of another size than the weight's")
         x, onto = x.contiguous(), None if onto is None else onto.contiguous()
         out = x.new_empty(len(x), self.columns)
-        given = _Linear(
-            x.data_ptr(), self.weight.data_ptr(), self.bias.data_ptr(),
-            None if onto is None else onto.data_ptr(), out.data_ptr(),
-            len(x), self.depth, self.columns, self.gated, torch.get_num_threads(),
-        )  # fmt: skip
+        given = self.given()
+        given.x, given.rows, given.out = x.data_ptr(), len(x), out.data_ptr()
+        given.onto = None if onto is None else onto.data_ptr()
+        given.threads = torch.get_num_threads()
         library().linear(ctypes.byref(given))
         return out
+
+    def given(self) -> GivenLinear:
+        """What a kernel is told of the weight."""
+        return GivenLinear(
+            weight=self.weight.data_ptr(), bias=self.bias.data_ptr(),
+            depth=self.depth, columns=self.columns, gated=self.gated,
+        )  # fmt: skip
 
 
 def _lay_out(
@@ -268,10 +288,10 @@ def multiply(
     """left · right, each of them laid out in any way, as a transposed view is; added to `onto` in
     place where that is given. Records no gradient."""
     out = left.new_empty(len(left), right.shape[1]) if onto is None else onto
-    _require(left.shape[1] == len(right), "factors of different depth")
-    _require(out.shape == (len(left), right.shape[1]), "a sum of another size than the product")
-    _require(out.is_contiguous(), "a sum that is not contiguous")
-    _require({left.dtype, right.dtype, out.dtype} == {torch.float32}, "other types than float32")
+    require(left.shape[1] == len(right), "factors of different depth")
+    require(out.shape == (len(left), right.shape[1]), "a sum of another size than the product")
+    require(out.is_contiguous(), "a sum that is not contiguous")
+    require({left.dtype, right.dtype, out.dtype} == {torch.float32}, "other types than float32")
     given = _Product(
         left.data_ptr(), right.data_ptr(), out.data_ptr(), len(left), right.shape[1], len(right),
         *left.stride(), *right.stride(), onto is not None, torch.get_num_threads(),
@@ -286,12 +306,12 @@ def rms_norm(
 ) -> Float[Tensor, "*rows size"]:
     """x · weight / √(mean(x²) + ε) over the last dimension, in one type. Records no gradient."""
     size = len(weight)
-    _require(x.shape[-1] == size, "rows of another size than the norm's")
+    require(x.shape[-1] == size, "rows of another size than the norm's")
     x = x.contiguous()
     out = torch.empty_like(x)
     _typed("rms_norm", x, weight)(
-        *_pointers(x, weight), *_integers(x.numel() // size, size), ctypes.c_double(eps),
-        *_pointers(out), *_integers(torch.get_num_threads()),
+        x.data_ptr(), weight.data_ptr(), x.numel() // size, size, eps, out.data_ptr(),
+        torch.get_num_threads(),
     )  # fmt: skip
     return out
 
@@ -304,11 +324,11 @@ def rms_norm_backward(
 ) -> tuple[Float[Tensor, "*rows size"], Float[Tensor, "size"]]:
     """The gradients of x and weight from that of `rms_norm`."""
     x, grad, threads, size = x.contiguous(), grad.contiguous(), torch.get_num_threads(), len(weight)
-    _require(x.shape == grad.shape and x.shape[-1] == size, "gradients of another size")
+    require(x.shape == grad.shape and x.shape[-1] == size, "gradients of another size")
     dx, d_weight = torch.empty_like(x), torch.zeros(threads, size)
     _typed("rms_norm_backward", x, weight, grad)(
-        *_pointers(x, weight, grad), *_integers(x.numel() // size, size), ctypes.c_double(eps),
-        *_pointers(dx, d_weight), *_integers(threads),
+        x.data_ptr(), weight.data_ptr(), grad.data_ptr(), x.numel() // size, size, eps,
+        dx.data_ptr(), d_weight.data_ptr(), threads,
     )  # fmt: skip
     return dx, d_weight.sum(0).to(weight.dtype)
 
@@ -317,13 +337,12 @@ def swiglu(
     gate: Float[Tensor, "*rows size"], up: Float[Tensor, "*rows size"]
 ) -> Float[Tensor, "*rows size"]:
     """silu(gate) ∘ up, for a multiple of 16 numbers of one type. Records no gradient."""
-    _require(gate.shape == up.shape and gate.numel() % LANES == 0, "other sizes than swiglu takes")
+    require(gate.shape == up.shape and gate.numel() % LANES == 0, "other sizes than swiglu takes")
     gate, up = gate.contiguous(), up.contiguous()
     out = torch.empty_like(gate)
     _typed("swiglu", gate, up)(
-        *_pointers(gate, up), *_integers(gate.numel()), *_pointers(out),
-        *_integers(torch.get_num_threads()),
-    )  # fmt: skip
+        gate.data_ptr(), up.data_ptr(), gate.numel(), out.data_ptr(), torch.get_num_threads()
+    )
     return out
 
 
@@ -336,46 +355,40 @@ def swiglu_backward(
     gate, up, grad = gate.contiguous(), up.contiguous(), grad.contiguous()
     d_gate, d_up = torch.empty_like(gate), torch.empty_like(up)
     _typed("swiglu_backward", gate, up, grad)(
-        *_pointers(gate, up, grad), *_integers(gate.numel()), *_pointers(d_gate, d_up),
-        *_integers(torch.get_num_threads()),
+        gate.data_ptr(), up.data_ptr(), grad.data_ptr(), gate.numel(),
+        d_gate.data_ptr(), d_up.data_ptr(), torch.get_num_threads(),
     )  # fmt: skip
     return d_gate, d_up
 
 
 def softmax_(x: Float32[Tensor, "rows size"]) -> Float32[Tensor, "rows"]:
     """Softmax of every row, in place; returns log Σ eˣ."""
-    _require(x.is_contiguous(), "rows that do not lie one after the other")
-    _require(x.dtype == torch.float32, "another type than float32")
+    require(x.is_contiguous(), "rows that do not lie one after the other")
+    require(x.dtype == torch.float32, "another type than float32")
     norm = x.new_empty(len(x))
-    library().softmax(
-        *_pointers(x), *_integers(*x.shape), *_pointers(norm),
-        *_integers(torch.get_num_threads()),
-    )  # fmt: skip
+    function("softmax")(x.data_ptr(), *x.shape, norm.data_ptr(), torch.get_num_threads())
     return norm
 
 
-def turn_(
-    x: Float32[Tensor, "rows heads dim"],
-    cos: Float32[Tensor, "places dim"],
-    sin: Float32[Tensor, "places dim"],
-    positions: Int64[Tensor, "rows"],
-) -> None:
-    """Turn every head to its position, in place: x · cos + (x with its halves changed) · sin.
-
-    The heads of a row lie side by side. `sin` has the sign of each half; elsewhere it is given to
-    the halves themselves.
-    """
-    rows, heads, dim = x.shape
-    _require(cos.shape[1] == sin.shape[1] == dim, "a rotation of another size than the heads")
-    library().turn(
-        *_pointers(x), *_integers(rows, x.stride(0), heads, dim),
-        *_pointers(cos, sin, positions), *_integers(torch.get_num_threads()),
+def draw_tokens(
+    logits: Float32[Tensor, "rows vocab"], uniform: Float64[Tensor, "rows"], *, temperature: float
+) -> tuple[Int64[Tensor, "rows"], Float32[Tensor, "rows"]]:
+    """One token per row from softmax(logits / temperature), the first whose cumulative probability
+    exceeds the row's uniform number; and the logarithms of their probabilities."""
+    require(len(logits) == len(uniform), "another number of uniform numbers than of rows")
+    require(logits.dtype == torch.float32, "another type than float32")
+    logits, uniform = logits.contiguous(), uniform.double().contiguous()
+    tokens, logp = torch.empty(len(logits), dtype=torch.long), logits.new_empty(len(logits))
+    function("draw_tokens")(
+        logits.data_ptr(), *logits.shape, 1 / temperature, uniform.data_ptr(), tokens.data_ptr(),
+        logp.data_ptr(), torch.get_num_threads(),
     )  # fmt: skip
+    return tokens, logp
 
 
 def attends(query: Tensor, key: Tensor, value: Tensor, *, softcap: float | None) -> bool:
-    """Whether `attend` computes attention of this kind; a subclass of tensors may have no
-    memory."""
+    """Whether `attend` and `tree_attend` compute attention of this kind; a subclass of tensors may
+    have no memory."""
     return (
         softcap is None
         and query.dtype in TYPES

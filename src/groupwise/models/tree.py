@@ -15,7 +15,7 @@ from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from groupwise.models.kernels import LANES, Heads, compiled, library
+from groupwise.models.kernels import Heads, library
 
 
 class _Tree(ctypes.Structure):
@@ -40,22 +40,6 @@ class _Tree(ctypes.Structure):
     )  # fmt: skip
 
 
-def tree_attends(query: Tensor, key: Tensor, value: Tensor, *, softcap: float | None) -> bool:
-    """Whether `tree_attend` computes attention of this kind."""
-    return (
-        softcap is None
-        and query.shape[-1] % LANES == 0
-        and query.shape[-1] == key.shape[-1] == value.shape[-1]
-        and all(
-            type(x) is Tensor
-            and x.device.type == "cpu"
-            and x.dtype in (torch.float32, torch.bfloat16, torch.float16)
-            for x in (query, key, value)
-        )
-        and compiled() is not None
-    )
-
-
 def tree_attend(
     query: Float[Tensor, "tokens heads dim"],
     key: Float[Tensor, "tokens key_heads dim"],
@@ -66,7 +50,8 @@ def tree_attend(
     window: int | None,
 ) -> Float[Tensor, "tokens heads dim"]:
     """softmax(q · kᵀ · scaling) v, where a token sees those of its span up to itself and, before
-    them, those of the span's prompt. Computed in float32; differentiable.
+    them, those of the span's prompt. Takes what `attends` accepts. Computed in float32;
+    differentiable.
 
     Args:
         spans: the first token of each, how many, and which span is its prompt; -1 where it is one
@@ -89,7 +74,6 @@ class _TreeAttention(torch.autograd.Function):
         scaling: float,
         window: int | None,
     ) -> Tensor:
-        query, key, value = (_by_rows(x) for x in (query, key, value))
         out, norm = query.new_empty(query.shape), query.new_empty(query.shape[:2])
         saved = query, key, value, spans, out, norm
         _call("tree_forward", saved, scaling, window)
@@ -116,10 +100,6 @@ class _TreeAttention(torch.autograd.Function):
         if parts > 1:
             d_key, d_value = d_key.sum(0, keepdim=True), d_value.sum(0, keepdim=True)
         return d_query, d_key[0], d_value[0], None, None, None
-
-
-def _by_rows(x: Float32[Tensor, "tokens heads dim"]) -> Float32[Tensor, "tokens heads dim"]:
-    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def _call(

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from groupwise.models import computes, draw_tokens
 from groupwise.types import Sampling
 
 
@@ -35,7 +36,7 @@ def distribution(
     if sampling.temperature != 1.0:
         logits = logits / sampling.temperature
     probs = torch.softmax(logits, -1)
-    if sampling.top_k <= 0 and sampling.top_p >= 1.0 and sampling.min_p <= 0.0:
+    if not _truncates(sampling):
         return probs, None
     kept = torch.ones_like(probs, dtype=torch.bool)
     if 0 < sampling.top_k < probs.shape[-1]:
@@ -53,6 +54,10 @@ def distribution(
     return probs / probs.sum(-1, keepdim=True), kept
 
 
+def _truncates(sampling: Sampling) -> bool:
+    return sampling.top_k > 0 or sampling.top_p < 1.0 or sampling.min_p > 0.0
+
+
 def draw(
     logits: Float[Tensor, "rows vocab"], uniform: Float[Tensor, "rows"], sampling: Sampling
 ) -> Drawn:
@@ -68,6 +73,9 @@ def draw(
     if sampling.temperature == 0.0:
         tokens = logits.argmax(-1)
         logp = logits.log_softmax(-1).gather(-1, tokens[:, None]).squeeze(-1)
+        return Drawn(tokens=tokens, logp=logp, kept=None)
+    if computes(logits) and not _truncates(sampling):
+        tokens, logp = draw_tokens(logits, uniform, temperature=sampling.temperature)
         return Drawn(tokens=tokens, logp=logp, kept=None)
     probs, kept = distribution(logits, sampling)
     cdf = probs.cumsum(-1)

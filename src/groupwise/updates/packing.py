@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from groupwise.models import sees, tree_attend, tree_attends, within_window
+from groupwise.models import attends, sees, tree_attend, within_window
 from groupwise.types import Batch
 
 WHOLE = 1.5
@@ -103,7 +103,7 @@ class TreeAttention:
         window: int | None,
         softcap: float | None,
     ) -> Float[Tensor, "packed heads dim"]:
-        if tree_attends(query, key, value, softcap=softcap):
+        if attends(query, key, value, softcap=softcap):
             return tree_attend(query, key, value, self.spans, scaling=scaling, window=window)
         prompt_mask, branch_mask = self._masks(window)
         q, k, v = (_cells(x, self.prompt_index) for x in (query, key, value))

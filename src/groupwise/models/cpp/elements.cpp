@@ -1,10 +1,12 @@
-// Norms, activations, rotations and softmax.
+// Norms, activations, rotations, softmax, and tokens drawn by it.
 
 #include <cmath>
 #include <cstring>
 #include <limits>
 #include <omp.h>
+#include <vector>
 
+#include "layer.h"
 #include "vectors.h"
 
 namespace {
@@ -116,6 +118,63 @@ float soften(float *x, int64_t size)
     return top + std::log(total);
 }
 
+// A row of logits, of which tokens are drawn with probability e^((x - top) · scale) / total.
+struct Row {
+    const float *x;
+    int64_t size;
+    float scale, top = -std::numeric_limits<float>::infinity();
+    std::vector<float> sums;  // of every block
+    double total = 0;
+
+    Row(const float *x, int64_t size, float scale) : x(x), size(size), scale(scale)
+    {
+        Vector most = Vector{} + top;
+        for (int64_t i = 0; i < size; i += LANES)
+            most = some(i) > most ? some(i) : most;
+        for (int i = 0; i < LANES; i++)
+            top = most[i] > top ? most[i] : top;
+        for (int64_t start = 0; start < size; start += BLOCK) {
+            Vector weight{};
+            for (int64_t i = start; i < std::min(start + BLOCK, size); i += LANES)
+                weight += power((some(i) - top) * scale);
+            total += sums.emplace_back(sum(weight));
+        }
+    }
+
+    INLINE Vector some(int64_t i) const
+    {
+        if (i + LANES <= size)
+            return at(x + i);
+        Vector last = Vector{} - std::numeric_limits<float>::infinity();
+        std::memcpy(&last, x + i, sizeof(float) * (size - i));
+        return last;
+    }
+
+    // The first token with which the sum of weights exceeds so much of the total. Where rounding
+    // leaves none in its block, the last one there that has a weight; where logits are no numbers,
+    // the last of all.
+    int64_t token(double uniform) const
+    {
+        const double target = std::min(uniform * total, std::nextafter(total, 0.0));
+        double before = 0;
+        int64_t block = 0, count = sums.size(), found = size - 1;
+        while (block < count && !(before + sums[block] > target))
+            before += sums[block++];
+        if (block == count)
+            return found;
+        for (int64_t i = block * BLOCK; i < std::min((block + 1) * BLOCK, size); i += LANES) {
+            const Vector weight = power((some(i) - top) * scale);
+            for (int64_t j = 0; j < std::min<int64_t>(LANES, size - i); j++) {
+                before += weight[j];
+                found = weight[j] > 0 ? i + j : found;
+                if (before > target)
+                    return found;
+            }
+        }
+        return found;
+    }
+};
+
 }  // namespace
 
 extern "C" {
@@ -152,6 +211,18 @@ void softmax(float *x, int64_t rows, int64_t size, float *norm, int64_t threads)
 #pragma omp parallel for num_threads(threads) if (rows * size > SMALL)
     for (int64_t r = 0; r < rows; r++)
         norm[r] = soften(x + r * size, size);
+}
+
+// Tokens drawn from softmax(logits · scale), and the logarithms of their probabilities.
+void draw_tokens(const float *logits, int64_t rows, int64_t size, double scale,
+                 const double *uniform, int64_t *token, float *logp, int64_t threads)
+{
+#pragma omp parallel for num_threads(threads) if (rows * size > SMALL)
+    for (int64_t r = 0; r < rows; r++) {
+        const Row row(logits + r * size, size, scale);
+        token[r] = row.token(uniform[r]);
+        logp[r] = (row.x[token[r]] - row.top) * row.scale - std::log(row.total);
+    }
 }
 
 void turn(float *x, int64_t rows, int64_t row, int64_t heads, int64_t dim, const float *cos,

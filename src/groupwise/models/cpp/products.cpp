@@ -4,16 +4,8 @@
 #include <cstring>
 #include <omp.h>
 
+#include "layer.h"
 #include "multiply.h"
-
-struct Linear {
-    const float *x;       // [rows, depth]
-    const float *weight;  // [panels, depth, 32]; of a gated one 16 of the gate, then 16 others
-    const float *bias;    // [panels, 32]
-    const float *onto;    // [rows, columns] to be added, or null
-    float *out;           // [rows, columns]
-    int64_t rows, depth, columns, gated, threads;
-};
 
 namespace {
 
