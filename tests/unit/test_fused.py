@@ -106,7 +106,84 @@ def test_a_part_of_another_size_is_refused(part: str) -> None:
     norm.weight = torch.nn.Parameter(norm.weight[:-1].clone())
     with pytest.raises(ValueError, match="do not belong together"):
         FusedBackbone(backbone, calls, positions=5)
+
+
+@pytest.mark.parametrize("part", ["o_proj", "up_proj", "down_proj"])
+def test_a_product_of_another_size_is_refused(part: str) -> None:
+    backbone = Backbone.of(model_of(CONFIGS["llama"]()))
+    calls = fusible(backbone)
+    assert calls is not None
+    layer = backbone.decoder.layers[0]
+    linear = getattr(layer.self_attn if part == "o_proj" else layer.mlp, part)
+    linear.weight = torch.nn.Parameter(torch.cat([linear.weight] * 2, 1))
+    with pytest.raises((ValueError, RuntimeError, TypeError)):
+        FusedBackbone(backbone, calls, positions=5)
+
+
+def fused_backbone(name: str = "llama") -> tuple[Backbone, FusedBackbone]:
+    backbone = Backbone.of(model_of(CONFIGS[name]()))
+    calls = fusible(backbone)
+    assert calls is not None
+    return backbone, FusedBackbone(backbone, calls, positions=6)
+
+
+@pytest.mark.parametrize(
+    "positions",
+    [torch.arange(6).int(), torch.arange(5), torch.arange(1, 7), torch.arange(-1, 5)],
+    ids=["type", "count", "late", "early"],
+)
+def test_positions_that_no_rotation_is_there_for_are_refused(positions: Tensor) -> None:
+    with pytest.raises((ValueError, TypeError)):
+        fused_backbone()[1].hidden(torch.arange(6), positions, TwoRows())
+
+
+def test_states_of_another_type_are_refused() -> None:
+    """They would be read, and written, as if they were as long as float32."""
+    backbone, made = fused_backbone()
+    backbone.model.get_input_embeddings().register_forward_hook(lambda *call: call[2].bfloat16())
+    with pytest.raises(ValueError, match="float32"):
+        made.hidden(torch.arange(6), torch.arange(6), TwoRows())
     assert fusible(backbone) is None
+
+
+def test_attention_of_another_type_is_refused() -> None:
+    _, made = fused_backbone()
+    rows = TwoRows()
+    with pytest.raises(ValueError, match="attention"), torch.inference_mode():
+        made.hidden(
+            torch.arange(6), torch.arange(6), lambda *given, **call: rows(*given, **call).bfloat16()
+        )
+
+
+@pytest.mark.parametrize("part", ["norm", "rotation"])
+def test_parts_of_another_type_are_refused(part: str) -> None:
+    backbone = Backbone.of(model_of(CONFIGS["llama"]()))
+    calls = fusible(backbone)
+    assert calls is not None
+    if part == "norm":
+        backbone.decoder.layers[0].input_layernorm.to(torch.bfloat16)
+    else:
+        backbone.decoder.norm.to(torch.float64)  # whose type the rotation has
+    with pytest.raises(ValueError, match="float32"):
+        FusedBackbone(backbone, calls, positions=5)
+
+
+def test_weights_that_move_away_are_still_there() -> None:
+    """What a kernel was told of lies in memory of its own."""
+    backbone, made = fused_backbone()
+    ids, places = torch.arange(6), torch.arange(6)
+    wanted = made.hidden(ids, places, TwoRows())
+    embedding = backbone.model.get_input_embeddings().weight
+    for parameter in backbone.decoder.parameters():
+        if parameter is not embedding:
+            parameter.untyped_storage().resize_(0)
+    assert torch.equal(made.hidden(ids, places, TwoRows()), wanted)
+
+
+@pytest.mark.parametrize("dim", [2, 6, 24, 80])
+def test_heads_of_any_size_are_turned(dim: int) -> None:
+    found, wanted = both(model_of(LlamaConfig(**{**SHAPE, "head_dim": dim})))  # pyright: ignore[reportArgumentType]
+    torch.testing.assert_close(found, wanted, atol=5e-5, rtol=1e-4)
 
 
 def test_biases_of_every_product() -> None:

@@ -25,8 +25,9 @@ from transformers import (
 from engine_contract import check_logprobs, make_requests
 from groupwise.models import Backbone, Policy, fusible, kernels, only_known_parts
 from groupwise.models.kernels import Linear, attends, compiled, draw_tokens, rms_norm
-from groupwise.rollouts import GroupEngine, cache
+from groupwise.rollouts import GroupEngine, cache, sampling
 from groupwise.rollouts.cache import Decode, GroupCache, LayerCache
+from groupwise.rollouts.sampling import draw
 from groupwise.types import Sampling
 from tiny_models import SHAPE, random_model, tiny_policy
 
@@ -107,7 +108,7 @@ def test_a_norm_is_the_norm(size: int) -> None:
 @pytest.mark.parametrize("temperature", [1.0, 0.3, 2.5])
 def test_tokens_are_drawn_by_their_probabilities(size: int, temperature: float) -> None:
     logits, uniform = 3 * numbers(400, size), torch.linspace(0, 1, 400, dtype=torch.float64)
-    logits[:, 1::3] = -torch.inf
+    logits[::2, 1::3], logits[1::2, : size // 2] = -torch.inf, -torch.inf
     uniform[-1] = 1 - 2**-53
     tokens, logp = draw_tokens(logits, uniform, temperature=temperature)
     probs = torch.softmax(logits.double() / temperature, -1)
@@ -119,12 +120,49 @@ def test_tokens_are_drawn_by_their_probabilities(size: int, temperature: float) 
 
 @needs_kernels
 @pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf])
-def test_logits_that_are_no_numbers_are_told_of(number: float) -> None:
+@pytest.mark.parametrize("size", [40, 300])
+def test_logits_that_are_no_numbers_are_told_of(number: float, size: int) -> None:
     """A row of nothing but -inf has no probabilities either; rows beside it do."""
-    logits = numbers(3, 40)
+    logits = numbers(3, size)
     logits[1] = number
-    tokens, logp = draw_tokens(logits, torch.full((3,), 0.5).double(), temperature=1.0)
-    assert logp.isnan().tolist() == [False, True, False] and tokens[1] == 39
+    tokens, logp = draw_tokens(logits, torch.full((3,), 0.5), temperature=1.0)
+    assert logp.isnan().tolist() == [False, True, False] and tokens[1] == size - 1
+
+
+@needs_kernels
+@pytest.mark.parametrize("number", [torch.nan, torch.inf])
+def test_one_of_them_is_enough(number: float) -> None:
+    logits = numbers(2, 300)
+    logits[1, 200] = number
+    _, logp = draw_tokens(logits, torch.tensor([0.5, 0.1]), temperature=1.0)
+    assert logp.isnan().tolist() == [False, True]
+
+
+@needs_kernels
+def test_what_is_drawn_is_what_pytorch_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits, uniform = 3 * numbers(300, 2, 500)[:, 0], torch.rand(600, dtype=torch.float64)[::2]
+    ours = draw(logits, uniform, Sampling(max_tokens=1, temperature=0.7))
+    monkeypatch.setattr(sampling, "computes", lambda *tensors: False)
+    theirs = draw(logits, uniform, Sampling(max_tokens=1, temperature=0.7))
+    assert (ours.tokens != theirs.tokens).sum() <= 1  # where rounding decides
+    same = ours.tokens == theirs.tokens
+    torch.testing.assert_close(ours.logp[same], theirs.logp[same], atol=1e-5, rtol=1e-5)
+    assert (ours.tokens.dtype, ours.logp.dtype) == (theirs.tokens.dtype, theirs.logp.dtype)
+
+
+@needs_kernels
+@pytest.mark.parametrize("temperature", [-1.0, 0.0, torch.inf, torch.nan])
+def test_no_token_is_drawn_at_such_a_temperature(temperature: float) -> None:
+    with pytest.raises(ValueError, match="temperature"):
+        draw_tokens(numbers(2, 40), torch.zeros(2), temperature=temperature)
+
+
+@needs_kernels
+def test_no_rows_no_tokens() -> None:
+    tokens, logp = draw_tokens(numbers(0, 40), torch.zeros(0), temperature=1.0)
+    assert tokens.shape == logp.shape == (0,)
+    with pytest.raises(ValueError, match="no token"):
+        draw_tokens(numbers(2, 0), torch.zeros(2), temperature=1.0)
 
 
 @needs_kernels
@@ -132,6 +170,10 @@ def test_sizes_that_do_not_belong_together_are_refused() -> None:
     """A model is tried out by what is refused; beyond their end, weights are not to be read."""
     with pytest.raises(ValueError):
         Linear(numbers(4, 8), None)(numbers(2, 6))
+    with pytest.raises((ValueError, TypeError)):
+        Linear(numbers(4, 8), None)(numbers(2, 8), onto=numbers(1, 4))
+    with pytest.raises((ValueError, TypeError)):
+        Linear(numbers(4, 8), None)(numbers(2, 8).bfloat16())  # pyright: ignore[reportArgumentType]
     with pytest.raises((ValueError, TypeError)):
         rms_norm(numbers(2, 6), numbers(4), 1e-5)
     with pytest.raises((ValueError, TypeError)):

@@ -116,6 +116,19 @@ def test_inputs_that_are_views() -> None:
         check(given, spans, None)
 
 
+def test_heads_whose_numbers_lie_apart_are_refused() -> None:
+    query, key, value, _ = tensors(4, 2, 16, 80)
+    with pytest.raises(ValueError, match="side by side"):
+        tree_attend(
+            query.mT.contiguous().mT,
+            key,
+            value,
+            laid_out([(40, [33, 7])]),
+            scaling=1.0,
+            window=None,
+        )
+
+
 def test_scores_far_apart() -> None:
     spans = laid_out([(40, [33, 7])])
     query, key, value, grad = tensors(2, 2, 16, 80)

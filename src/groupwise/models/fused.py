@@ -26,7 +26,7 @@ from torch.nn import functional as F
 
 from groupwise.models.attention import Attend
 from groupwise.models.backbone import Backbone, TwoRows
-from groupwise.models.kernels import GivenLinear, Linear, compiled, function, require, rms_norm
+from groupwise.models.kernels import GivenLinear, Linear, compiled, library, require, rms_norm
 from groupwise.models.products import ROOM, plain
 
 Calls = dict[int, dict[str, Any]]
@@ -47,7 +47,7 @@ class FusedBackbone:
     """
 
     def __init__(self, backbone: Backbone, calls: Calls, *, positions: int) -> None:
-        self.backbone, decoder = backbone, backbone.decoder
+        self.backbone, self.positions, decoder = backbone, positions, backbone.decoder
         self.norm = _Norm.of(decoder.norm)
         rotation = _rotation(decoder.rotary_emb, like=self.norm.weight, positions=positions)
         self.layers = [
@@ -62,7 +62,13 @@ class FusedBackbone:
         self, tokens: Int[Tensor, "tokens"], positions: Int[Tensor, "tokens"], attend: Attend
     ) -> Float[Tensor, "tokens hidden"]:
         """As `Backbone.hidden`."""
-        x = self.embed(tokens)
+        x, positions = self.embed(tokens).contiguous(), positions.contiguous()
+        # A model may have been moved since, and its embeddings may have a hook.
+        require((x.dtype, x.device.type) == (torch.float32, "cpu"), "other states than float32")
+        require(x.shape == (len(positions), self.layers[0].hidden), "states of another size")
+        require(positions.dtype == torch.int64, "positions that are not int64")
+        first, last = torch.aminmax(positions)
+        require(0 <= int(first) and int(last) < self.positions, "positions beyond the longest")
         for index, layer in enumerate(self.layers):
             x = layer(x, index, positions, attend)
         return self.norm(x)
@@ -83,7 +89,7 @@ class _Norm:
 
     @classmethod
     def of(cls, module: Any) -> _Norm:
-        return cls(weight=module.weight.detach().contiguous(), eps=module.variance_epsilon)
+        return cls(weight=module.weight.detach().clone(), eps=module.variance_epsilon)
 
     def __call__(self, x: Tensor) -> Tensor:
         return rms_norm(x, self.weight, self.eps)
@@ -136,6 +142,7 @@ class _Layer:
             Linear(up.weight, up.bias, gate=(gate.weight, gate.bias)),
             Linear(down.weight, down.bias),
         )
+        self.hidden = self.products[0].depth
         self.norms = [_Norm.of(norm) for norm in _norms(layer)]
         self.rotation, self.dim = rotation, layer.self_attn.head_dim
         self.heads, self.key_heads = (len(each.weight) // self.dim for each in joined[:2])
@@ -152,34 +159,34 @@ class _Layer:
     def _require_sizes(self) -> None:
         """The kernels look at none of them."""
         qkv, out, gated, down = self.products
-        hidden, (before, between, *of_heads) = qkv.depth, self.norms
+        hidden, (before, between, *of_heads) = self.hidden, self.norms
+        numbers = [*self.rotation, *(norm.weight for norm in self.norms)]
+        require(all(x.dtype == torch.float32 for x in numbers), "other types than float32")
         require(
             all(len(norm.weight) == hidden for norm in (before, between))
             and all(len(norm.weight) == self.dim for norm in of_heads)
-            and all(x.shape[1] == self.dim for x in self.rotation)
+            and all(x.shape == (len(self.rotation[0]), self.dim) for x in self.rotation)
+            and qkv.depth == gated.depth == out.columns == down.columns
             and qkv.columns == (self.heads + 2 * self.key_heads) * self.dim
-            and (out.depth, out.columns) == (self.heads * self.dim, hidden)
-            and (gated.depth, gated.columns) == (hidden, down.depth)
-            and down.columns == hidden,
+            and out.depth == self.heads * self.dim
+            and gated.columns == down.depth,
             "parts of a layer whose sizes do not belong together",
         )
 
     def __call__(self, x: Tensor, index: int, positions: Tensor, attend: Attend) -> Tensor:
-        x, positions = x.contiguous(), positions.contiguous()
-        require(x.shape[1] == self.products[0].depth, "hidden states of another size")
         self.given.threads = torch.get_num_threads()
         qkv = x.new_empty(len(x), self.heads + 2 * self.key_heads, self.dim)
         self._compute("before_attention", x, len(x), positions, qkv)
         query, key, value = qkv.split((self.heads, self.key_heads, self.key_heads), 1)
         seen = attend(index, query, key, value, **self.call).contiguous()
-        require(seen.shape == query.shape, "attention of another size")
+        require(seen.shape == query.shape and seen.dtype == x.dtype, "attention of another kind")
         out = torch.empty_like(x)
         self._compute("after_attention", seen, x, len(x), out)
         return out
 
     def _compute(self, name: str, *given: Tensor | int) -> None:
         values = (x if isinstance(x, int) else x.data_ptr() for x in given)
-        if function(name)(ctypes.addressof(self.given), *values):
+        if getattr(library(), name)(ctypes.addressof(self.given), *values):
             raise MemoryError(f"a layer of {self.heads} heads: no memory for what it computes")
 
 
@@ -240,7 +247,7 @@ def fusible(backbone: Backbone, *, tokens: int = 12) -> Calls | None:
             found = fused.hidden(ids, places, TwoRows())
             if not (found - own).norm() <= 1e-4 * own.norm():
                 return None
-    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError):
+    except (AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError):
         return None
     finally:
         backbone.model.train(training)

@@ -32,29 +32,35 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Float, Float32, Float64, Int64
+from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 from torch.nn import Parameter
 
 SOURCES = sorted(Path(__file__).with_name("cpp").iterdir())
-FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fopenmp", "-shared", "-fPIC")
+FLAGS = (
+    "-std=gnu++17", "-O3", "-march=native", "-fno-math-errno", "-fopenmp", "-shared", "-fPIC",
+    "-Wl,-Bsymbolic",  # a function of the same name elsewhere in the process is not ours
+)  # fmt: skip
 LANES = 16
 """Heads of a multiple of so many dimensions can be attended."""
 TYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 """What the kernels for a type end in, where there is one for each."""
 PANEL = 32
 """Columns of a product that are computed at once."""
-SIGNATURES = {
+OF_EVERY_TYPE = {
     "rms_norm": "ppnndpn",
     "rms_norm_backward": "pppnndppn",
     "swiglu": "ppnpn",
     "swiglu_backward": "pppnppn",
+}
+SIGNATURES = {
+    **{f"{name}_{of}": kinds for name, kinds in OF_EVERY_TYPE.items() for of in TYPES.values()},
     "softmax": "pnnpn",
     "draw_tokens": "pnndpppn",
     "before_attention": "ppnpp",
     "after_attention": "pppnp",
 }
-"""What functions that take no structure are given: pointers, int64 numbers, doubles."""
+"""What functions that take more than one structure are given: pointers, int64 numbers, doubles."""
 ARGUMENTS = {"p": ctypes.c_void_p, "n": ctypes.c_int64, "d": ctypes.c_double}
 
 
@@ -132,10 +138,16 @@ def compiled() -> ctypes.CDLL | None:
     with tempfile.TemporaryDirectory() as own:
         for home in (_cache(), Path(own)):
             try:
-                return ctypes.CDLL(str(_built(compiler, home)))
+                return _with_signatures(ctypes.CDLL(str(_built(compiler, home))))
             except (OSError, RuntimeError, subprocess.SubprocessError):
                 continue
     return None
+
+
+def _with_signatures(library: ctypes.CDLL) -> ctypes.CDLL:
+    for name, kinds in SIGNATURES.items():
+        getattr(library, name).argtypes = [ARGUMENTS[kind] for kind in kinds]
+    return library
 
 
 def _cache() -> Path:
@@ -184,20 +196,11 @@ def library() -> ctypes.CDLL:
     return library
 
 
-@cache
-def function(name: str, dtype: torch.dtype | None = None) -> Any:
-    """A kernel, for numbers of a type where it has several."""
-    function = getattr(library(), name if dtype is None else f"{name}_{TYPES[dtype]}")
-    if name in SIGNATURES:
-        function.argtypes = [ARGUMENTS[kind] for kind in SIGNATURES[name]]
-    return function
-
-
 def _typed(name: str, *tensors: Tensor) -> Any:
     """The kernel for numbers of their type."""
     types = {x.dtype for x in tensors}
     require(len(types) == 1 and types <= TYPES.keys(), "other types than one of the kernel's")
-    return function(name, tensors[0].dtype)
+    return getattr(library(), f"{name}_{TYPES[tensors[0].dtype]}")
 
 
 def require(fits: bool, what: str) -> None:
@@ -242,6 +245,11 @@ class Linear:
     ) -> Float32[Tensor, "rows outputs"]:
         """The product, with `onto` added."""
         require(x.shape[1] == self.depth, "inputs of another size than the weight's")
+        require(onto is None or onto.shape == (len(x), self.columns), "a sum of another size")
+        require(
+            {x.dtype, torch.float32 if onto is None else onto.dtype} == {torch.float32},
+            "other types than float32",
+        )
         x, onto = x.contiguous(), None if onto is None else onto.contiguous()
         out = x.new_empty(len(x), self.columns)
         given = self.given()
@@ -273,9 +281,12 @@ def _lay_out(
 def computes(*tensors: Tensor) -> bool:
     """Whether kernels compute with these: float32 on a CPU; a subclass of tensors may have no
     memory."""
-    return compiled() is not None and all(
-        type(x) in (Tensor, Parameter) and x.device.type == "cpu" and x.dtype == torch.float32
-        for x in tensors
+    return (
+        all(
+            type(x) in (Tensor, Parameter) and x.device.type == "cpu" and x.dtype == torch.float32
+            for x in tensors
+        )
+        and compiled() is not None
     )
 
 
@@ -307,6 +318,7 @@ def rms_norm(
     """x · weight / √(mean(x²) + ε) over the last dimension, in one type. Records no gradient."""
     size = len(weight)
     require(x.shape[-1] == size, "rows of another size than the norm's")
+    require(weight.is_contiguous(), "a weight that is not contiguous")
     x = x.contiguous()
     out = torch.empty_like(x)
     _typed("rms_norm", x, weight)(
@@ -325,7 +337,8 @@ def rms_norm_backward(
     """The gradients of x and weight from that of `rms_norm`."""
     x, grad, threads, size = x.contiguous(), grad.contiguous(), torch.get_num_threads(), len(weight)
     require(x.shape == grad.shape and x.shape[-1] == size, "gradients of another size")
-    dx, d_weight = torch.empty_like(x), torch.zeros(threads, size)
+    require(weight.is_contiguous(), "a weight that is not contiguous")
+    dx, d_weight = torch.empty_like(x), torch.zeros(threads, size, dtype=torch.float32)
     _typed("rms_norm_backward", x, weight, grad)(
         x.data_ptr(), weight.data_ptr(), grad.data_ptr(), x.numel() // size, size, eps,
         dx.data_ptr(), d_weight.data_ptr(), threads,
@@ -352,6 +365,8 @@ def swiglu_backward(
     grad: Float[Tensor, "*rows size"],
 ) -> tuple[Float[Tensor, "*rows size"], Float[Tensor, "*rows size"]]:
     """The gradients of gate and up from that of `swiglu`."""
+    require(gate.shape == up.shape == grad.shape, "gradients of another size")
+    require(gate.numel() % LANES == 0, "other sizes than swiglu takes")
     gate, up, grad = gate.contiguous(), up.contiguous(), grad.contiguous()
     d_gate, d_up = torch.empty_like(gate), torch.empty_like(up)
     _typed("swiglu_backward", gate, up, grad)(
@@ -366,23 +381,28 @@ def softmax_(x: Float32[Tensor, "rows size"]) -> Float32[Tensor, "rows"]:
     require(x.is_contiguous(), "rows that do not lie one after the other")
     require(x.dtype == torch.float32, "another type than float32")
     norm = x.new_empty(len(x))
-    function("softmax")(x.data_ptr(), *x.shape, norm.data_ptr(), torch.get_num_threads())
+    library().softmax(x.data_ptr(), *x.shape, norm.data_ptr(), torch.get_num_threads())
     return norm
 
 
 def draw_tokens(
-    logits: Float32[Tensor, "rows vocab"], uniform: Float64[Tensor, "rows"], *, temperature: float
+    logits: Float32[Tensor, "rows vocab"], uniform: Float[Tensor, "rows"], *, temperature: float
 ) -> tuple[Int64[Tensor, "rows"], Float32[Tensor, "rows"]]:
     """One token per row from softmax(logits / temperature), the first whose cumulative probability
     exceeds the row's uniform number; and the logarithms of their probabilities."""
-    require(len(logits) == len(uniform), "another number of uniform numbers than of rows")
+    require(uniform.shape == logits.shape[:1], "another number of uniform numbers than of rows")
+    require(logits.shape[1] > 0, "no token to draw")
     require(logits.dtype == torch.float32, "another type than float32")
+    require(uniform.device == logits.device, "uniform numbers on another device than the logits")
+    require(0 < temperature < torch.inf, "a temperature that is not above 0 and finite")
     logits, uniform = logits.contiguous(), uniform.double().contiguous()
-    tokens, logp = torch.empty(len(logits), dtype=torch.long), logits.new_empty(len(logits))
-    function("draw_tokens")(
+    logp = logits.new_empty(len(logits))
+    tokens = logits.new_empty(len(logits), dtype=torch.long)
+    if library().draw_tokens(
         logits.data_ptr(), *logits.shape, 1 / temperature, uniform.data_ptr(), tokens.data_ptr(),
         logp.data_ptr(), torch.get_num_threads(),
-    )  # fmt: skip
+    ):  # fmt: skip
+        raise MemoryError(f"tokens of {list(logits.shape)} logits: no memory for sums")
     return tokens, logp
 
 

@@ -74,7 +74,7 @@ def draw(
         tokens = logits.argmax(-1)
         logp = logits.log_softmax(-1).gather(-1, tokens[:, None]).squeeze(-1)
         return Drawn(tokens=tokens, logp=logp, kept=None)
-    if computes(logits) and not _truncates(sampling):
+    if not _truncates(sampling) and computes(logits):
         tokens, logp = draw_tokens(logits, uniform, temperature=sampling.temperature)
         return Drawn(tokens=tokens, logp=logp, kept=None)
     probs, kept = distribution(logits, sampling)

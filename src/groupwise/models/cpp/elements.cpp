@@ -1,10 +1,10 @@
 // Norms, activations, rotations, softmax, and tokens drawn by it.
 
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <limits>
 #include <omp.h>
-#include <vector>
 
 #include "layer.h"
 #include "vectors.h"
@@ -123,10 +123,11 @@ struct Row {
     const float *x;
     int64_t size;
     float scale, top = -std::numeric_limits<float>::infinity();
-    std::vector<float> sums;  // of every block
+    float *sums;  // of every block
     double total = 0;
 
-    Row(const float *x, int64_t size, float scale) : x(x), size(size), scale(scale)
+    Row(const float *x, int64_t size, float scale, float *sums)
+        : x(x), size(size), scale(scale), sums(sums)
     {
         Vector most = Vector{} + top;
         for (int64_t i = 0; i < size; i += LANES)
@@ -137,9 +138,11 @@ struct Row {
             Vector weight{};
             for (int64_t i = start; i < std::min(start + BLOCK, size); i += LANES)
                 weight += power((some(i) - top) * scale);
-            total += sums.emplace_back(sum(weight));
+            total += sums[start / BLOCK] = sum(weight);
         }
     }
+
+    static int64_t blocks(int64_t size) { return (size + BLOCK - 1) / BLOCK; }
 
     INLINE Vector some(int64_t i) const
     {
@@ -157,7 +160,7 @@ struct Row {
     {
         const double target = std::min(uniform * total, std::nextafter(total, 0.0));
         double before = 0;
-        int64_t block = 0, count = sums.size(), found = size - 1;
+        int64_t block = 0, count = blocks(size), found = size - 1;
         while (block < count && !(before + sums[block] > target))
             before += sums[block++];
         if (block == count)
@@ -213,16 +216,23 @@ void softmax(float *x, int64_t rows, int64_t size, float *norm, int64_t threads)
         norm[r] = soften(x + r * size, size);
 }
 
-// Tokens drawn from softmax(logits · scale), and the logarithms of their probabilities.
-void draw_tokens(const float *logits, int64_t rows, int64_t size, double scale,
-                 const double *uniform, int64_t *token, float *logp, int64_t threads)
+// Tokens drawn from softmax(logits · scale), and the logarithms of their probabilities. 0, or 1
+// where there was no memory.
+int draw_tokens(const float *logits, int64_t rows, int64_t size, double scale,
+                const double *uniform, int64_t *token, float *logp, int64_t threads)
 {
+    const int64_t blocks = Row::blocks(size);
+    float *sums = (float *)std::malloc(sizeof(float) * blocks * threads);
+    if (!sums)
+        return 1;
 #pragma omp parallel for num_threads(threads) if (rows * size > SMALL)
     for (int64_t r = 0; r < rows; r++) {
-        const Row row(logits + r * size, size, scale);
+        const Row row(logits + r * size, size, scale, sums + blocks * omp_get_thread_num());
         token[r] = row.token(uniform[r]);
         logp[r] = (row.x[token[r]] - row.top) * row.scale - std::log(row.total);
     }
+    std::free(sums);
+    return 0;
 }
 
 void turn(float *x, int64_t rows, int64_t row, int64_t heads, int64_t dim, const float *cos,
