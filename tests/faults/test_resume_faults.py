@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
@@ -297,7 +298,11 @@ def test_when_no_worker_can_be_started_any_more_nothing_is_lost(tmp_path: Path) 
     whole.close()
     run = prepared(tmp_path / "run", *more, functions=[letters])
     run.trainer.advance()
-    run.scorer._nursery.process.kill()  # type: ignore[attr-defined]
+    nursery = psutil.Process(run.scorer._nursery.process.pid)  # type: ignore[attr-defined]
+    gone = [nursery, *nursery.children(recursive=True)]
+    nursery.kill()
+    run.scorer._nursery.process.wait()  # type: ignore[attr-defined]
+    assert psutil.wait_procs(gone, timeout=30)[1] == []  # a worker may still answer until it dies
     with pytest.raises(RewardError, match="no reward worker could be started"):
         run.trainer.run()
     run.close()
