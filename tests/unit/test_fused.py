@@ -120,8 +120,8 @@ def test_a_product_of_another_size_is_refused(part: str) -> None:
         FusedBackbone(backbone, calls, positions=5)
 
 
-def fused_backbone(name: str = "llama") -> tuple[Backbone, FusedBackbone]:
-    backbone = Backbone.of(model_of(CONFIGS[name]()))
+def fused_backbone() -> tuple[Backbone, FusedBackbone]:
+    backbone = Backbone.of(model_of(CONFIGS["llama"]()))
     calls = fusible(backbone)
     assert calls is not None
     return backbone, FusedBackbone(backbone, calls, positions=6)

@@ -36,9 +36,6 @@ needs_kernels = pytest.mark.skipif(
 )
 
 
-CLOSE = {"rtol": 1e-5, "atol": 1e-9}
-
-
 def numbers(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
@@ -112,10 +109,21 @@ def test_tokens_are_drawn_by_their_probabilities(size: int, temperature: float) 
     uniform[-1] = 1 - 2**-53
     tokens, logp = draw_tokens(logits, uniform, temperature=temperature)
     probs = torch.softmax(logits.double() / temperature, -1)
-    torch.testing.assert_close(logp.double().exp(), probs.gather(1, tokens[:, None])[:, 0], **CLOSE)
+    found = probs.gather(1, tokens[:, None])[:, 0]
+    torch.testing.assert_close(logp.double().exp(), found, rtol=1e-5, atol=1e-9)
     assert (logp > -torch.inf).all()
     after = probs.cumsum(-1).gather(1, tokens[:, None])[:, 0]
     assert (after > uniform - 1e-6).all() and (after - logp.exp() < uniform + 1e-6).all()
+
+
+@needs_kernels
+@pytest.mark.parametrize("size", [100, 1000])
+def test_the_largest_number_below_one_draws_what_can_be_drawn(size: int) -> None:
+    """The sum of a block, rounded, may be more than that of its tokens one by one."""
+    logits, uniform = numbers(400, size), torch.full((400,), 1 - 2**-53, dtype=torch.float64)
+    logits[:, size - 30 :] = -torch.inf
+    _, logp = draw_tokens(logits, uniform, temperature=1.0)
+    assert (logp > -torch.inf).all()
 
 
 @needs_kernels

@@ -158,7 +158,8 @@ struct Row {
     // the last of all.
     int64_t token(double uniform) const
     {
-        const double target = std::min(uniform * total, std::nextafter(total, 0.0));
+        // Less than the total: rounding a number below 1 times it never gives it.
+        const double target = uniform * total;
         double before = 0;
         int64_t block = 0, count = blocks(size), found = size - 1;
         while (block < count && !(before + sums[block] > target))
