@@ -12,8 +12,10 @@ from transformers import (
     GraniteConfig,
     LlamaConfig,
     Ministral3Config,
+    MistralConfig,
     PreTrainedConfig,
     PreTrainedModel,
+    Qwen3Config,
 )
 
 from engine_contract import make_requests
@@ -21,6 +23,7 @@ from groupwise.models import (
     Adapter,
     Backbone,
     FusedBackbone,
+    GroupCache,
     fused,
     fusible,
     products,
@@ -29,6 +32,7 @@ from groupwise.models import (
 from groupwise.models.backbone import TwoRows
 from groupwise.models.kernels import compiled
 from groupwise.rollouts import GroupEngine
+from groupwise.rollouts.cache import Decode, Prefill
 from groupwise.types import Sampling
 from groupwise.updates.torch_learner import recompute_activations
 from tiny_models import CONFIGS, SHAPE, letter_tokenizer, random_model, tiny_model, tiny_policy
@@ -153,6 +157,109 @@ def test_attention_of_another_type_is_refused() -> None:
         made.hidden(
             torch.arange(6), torch.arange(6), lambda *given, **call: rows(*given, **call).bfloat16()
         )
+
+
+GROUP, STEPS = 3, 20
+
+
+def grid() -> GroupCache:
+    """Room for two prompts and their completions."""
+    return GroupCache(
+        slots=2, group=GROUP, prompt_capacity=7, suffix_capacity=STEPS, device=torch.device("cpu")
+    )
+
+
+def decoding_step(cache: GroupCache, clock: int, rows: Tensor) -> tuple[Decode, Tensor, Tensor]:
+    """How it attends; its tokens and positions."""
+    slot, time = rows // GROUP, torch.full_like(rows, clock)
+    decode = Decode(
+        cache=cache, slot=slot, sample=rows % GROUP, time=time, used=2, rows=rows, clock=clock,
+        prompt=7, suffix=clock + 1, aligned=False,
+    )  # fmt: skip
+    return decode, (rows + 7 * clock) % 97, cache.prompt_length[slot] + time
+
+
+@torch.inference_mode()
+def written(made: FusedBackbone) -> tuple[list[Tensor], GroupCache]:
+    """States of two prompts and of all steps, from which rows drop out; and the cache after it."""
+    cache = grid()
+    cache.prompt_length[:] = torch.tensor([7, 4])
+    prefill = Prefill(cache=cache, slots=torch.arange(2), time=7)
+    states = [made.hidden(torch.arange(14), torch.arange(7).repeat(2), prefill)]
+    for clock in range(STEPS):
+        rows = torch.tensor([0, 1, 2, 3, 4, 5] if clock < 9 else [1, 3, 4])
+        attend, tokens, positions = decoding_step(cache, clock, rows)
+        states.append(made.hidden(tokens, positions, attend))
+    return states, cache
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        LlamaConfig(**SHAPE, head_dim=32),
+        Qwen3Config(**{**SHAPE, "head_dim": 16}),  # pyright: ignore[reportArgumentType]
+        MistralConfig(**SHAPE, head_dim=16, sliding_window=5),
+    ],
+    ids=["llama", "qwen3", "mistral"],
+)
+def test_a_step_in_one_call_is_that_of_its_layers(config: PreTrainedConfig) -> None:
+    backbone = Backbone.of(model_of(config))
+    calls = fusible(backbone)
+    assert calls is not None
+    made = FusedBackbone(backbone, calls, positions=7 + STEPS)
+    assert made.attends
+    made.attends = False
+    wanted, kept = written(made)
+    made.attends, caches = True, []  # which live on
+    for _ in range(2):
+        found, held = written(made)
+        caches.append(held)
+        for one, other in zip(found, wanted, strict=True):
+            torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
+        for layer, cached in kept.layers.items():
+            for one, other in zip(held.layers[layer].tensors(), cached.tensors(), strict=True):
+                torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
+
+
+def step_backbone(dim: int = 16) -> FusedBackbone:
+    backbone = Backbone.of(model_of(LlamaConfig(**SHAPE, head_dim=dim)))
+    calls = fusible(backbone)
+    assert calls is not None
+    return FusedBackbone(backbone, calls, positions=6)
+
+
+def test_heads_that_the_kernel_does_not_attend_are_attended_apart() -> None:
+    assert step_backbone(16).attends
+    assert not step_backbone(8).attends
+
+
+@pytest.mark.parametrize(
+    "like", [torch.zeros(1, 2, 32), torch.zeros(1, 1, 16), torch.zeros(1, 2, 16).double()]
+)
+def test_a_step_refuses_keys_of_another_kind(like: Tensor) -> None:
+    """It would read and write beyond them."""
+    made, cache = step_backbone(), grid()
+    assert (made.layers[0].key_heads, made.layers[0].dim) == (2, 16)
+    for index in range(len(made.layers)):
+        cache.layer(index, like)
+    attend, tokens, positions = decoding_step(cache, 0, torch.arange(6))
+    with pytest.raises(ValueError, match="another kind"), torch.inference_mode():
+        made.hidden(tokens, positions, attend)
+
+
+@pytest.mark.parametrize("part", ["slot", "time"])
+def test_a_step_refuses_places_of_another_kind(part: str) -> None:
+    made, cache = step_backbone(), grid()
+    for index in range(len(made.layers)):
+        cache.layer(index, torch.zeros(1, 2, 16))
+    attend, tokens, positions = decoding_step(cache, 0, torch.arange(6))
+    with torch.inference_mode():
+        made.hidden(tokens, positions, attend)
+    for changed in (getattr(attend, part)[:5], getattr(attend, part).int()):
+        with pytest.raises((ValueError, TypeError)), torch.inference_mode():
+            made.hidden(tokens, positions, replace(attend, **{part: changed}))
+    with pytest.raises(ValueError, match="rows"), torch.inference_mode():
+        made.hidden(tokens[:5], positions[:5], attend)
 
 
 @pytest.mark.parametrize("part", ["norm", "rotation"])

@@ -23,10 +23,18 @@ from transformers import (
 )
 
 from engine_contract import check_logprobs, make_requests
-from groupwise.models import Backbone, Policy, fusible, kernels, only_known_parts
+from groupwise.models import (
+    Backbone,
+    GroupCache,
+    LayerCache,
+    Policy,
+    fusible,
+    kernels,
+    only_known_parts,
+)
 from groupwise.models.kernels import Linear, attends, compiled, draw_tokens, rms_norm
 from groupwise.rollouts import GroupEngine, cache, sampling
-from groupwise.rollouts.cache import Decode, GroupCache, LayerCache
+from groupwise.rollouts.cache import Decode, Prefill
 from groupwise.rollouts.sampling import draw
 from groupwise.types import Sampling
 from tiny_models import SHAPE, random_model, tiny_policy
@@ -268,6 +276,29 @@ def check(
 def test_attention_of_slots_that_differ(window: int | None) -> None:
     """Windows that end in a suffix, at its first token, in a prompt and before it."""
     check(*scene(), window=window)
+
+
+@needs_kernels
+@pytest.mark.parametrize("window", [None, 1, 4, 7, 30])
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+def test_new_prompts_attend_as_pytorch_lets_them(window: int | None, kind: torch.dtype) -> None:
+    found = []
+    for ours in (True, False):
+        grid = GroupCache(
+            slots=4, group=2, prompt_capacity=9, suffix_capacity=1, device=torch.device("cpu")
+        )
+        attend = Prefill(cache=grid, slots=torch.tensor([3, 0, 2]), time=7)
+        query = numbers(21, 4, 16).to(kind)
+        key, value = (numbers(21, 2, 16, seed=seed).to(kind) for seed in (1, 2))
+        with pytest.MonkeyPatch.context() as patch:
+            if not ours:
+                patch.setattr(cache, "attends", lambda *args, **kwargs: False)
+            out = attend(0, query, key, value, scaling=0.2, window=window, softcap=None)
+        assert out.dtype == kind
+        found.append((out, *grid.layers[0].tensors()))
+    exact = kind == torch.float32
+    torch.testing.assert_close(found[0][0], found[1][0], atol=3e-6 if exact else 1e-2, rtol=1e-5)
+    assert all(map(torch.equal, found[0][1:], found[1][1:]))
 
 
 def narrow(grid: GroupCache) -> GroupCache:

@@ -16,8 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from groupwise.config import Config
-from groupwise.models import Backbone, groupwise_attention
-from groupwise.rollouts.cache import Decode, GroupCache, Prefill
+from groupwise.models import Backbone, GroupCache, groupwise_attention
+from groupwise.rollouts.cache import Decode, Prefill
 from groupwise.rollouts.group import PREFILL_TOKENS
 from groupwise.rollouts.sampling import draw
 from groupwise.types import Batch

@@ -9,8 +9,9 @@ layers (`layers.py`) and attention (`tree.py`) in an update, by kernels of our o
 from groupwise.models.adapters import Adapter, is_adapted
 from groupwise.models.attention import Attend, groupwise_attention, sees, within_window
 from groupwise.models.backbone import Backbone, head_product, unsupported
+from groupwise.models.decoding import GroupCache, LayerCache, Rows, attend_rows
 from groupwise.models.fused import FusedBackbone, fusible, only_known_parts
-from groupwise.models.kernels import attend, attends, computes, draw_tokens, softmax_
+from groupwise.models.kernels import attends, computes, draw_tokens, softmax_
 from groupwise.models.layers import add_product, own_layers, there_already, times
 from groupwise.models.loading import load_policy, with_adapter
 from groupwise.models.policy import Policy, make_policy, save_policy, without_bars
@@ -26,9 +27,12 @@ __all__ = [
     "Attend",
     "Backbone",
     "FusedBackbone",
+    "GroupCache",
+    "LayerCache",
     "Policy",
+    "Rows",
     "add_product",
-    "attend",
+    "attend_rows",
     "attends",
     "computes",
     "draw_tokens",

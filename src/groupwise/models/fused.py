@@ -1,5 +1,6 @@
-"""The most common kind of model for rollouts on a CPU, in three calls for every layer, of which
-the one in the middle is attention; of `transformers` it is some 65 operations.
+"""The most common kind of model for rollouts on a CPU: a decoding step is one call, and other
+layers are three, of which the one in the middle is attention; of `transformers` a layer is some 65
+operations.
 
 `transformers` writes a layer for the reader; here the same layer is written for the machine
 (`cpp/layer.cpp`): query, key and value are one product, gate and up are one, and the activation and
@@ -26,7 +27,16 @@ from torch.nn import functional as F
 
 from groupwise.models.attention import Attend
 from groupwise.models.backbone import Backbone, TwoRows
-from groupwise.models.kernels import GivenLinear, Linear, compiled, library, require, rms_norm
+from groupwise.models.decoding import GivenCache, LayerCache, Rows
+from groupwise.models.kernels import (
+    LANES,
+    GivenLinear,
+    Linear,
+    compiled,
+    library,
+    require,
+    rms_norm,
+)
 from groupwise.models.products import ROOM, plain
 
 Calls = dict[int, dict[str, Any]]
@@ -53,6 +63,9 @@ class FusedBackbone:
         self.layers = [
             _Layer(layer, calls[index], rotation) for index, layer in enumerate(decoder.layers)
         ]
+        self.given = (_GivenLayer * len(self.layers))(*(layer.given for layer in self.layers))
+        self.attends = all(layer.attends for layer in self.layers)
+        self.caches: dict[int, LayerCache] | None = None
         self.embed = backbone.model.get_input_embeddings()
         head = backbone.head
         fits = plain(head) and backbone.plain_head and head.weight.dtype == torch.float32
@@ -69,9 +82,34 @@ class FusedBackbone:
         require(positions.dtype == torch.int64, "positions that are not int64")
         first, last = torch.aminmax(positions)
         require(0 <= int(first) and int(last) < self.positions, "positions beyond the longest")
+        if isinstance(attend, Rows) and self.attends:
+            return self.norm(self._decoded(x, positions, attend))
         for index, layer in enumerate(self.layers):
             x = layer(x, index, positions, attend)
         return self.norm(x)
+
+    def _decoded(self, x: Tensor, positions: Tensor, rows: Rows) -> Tensor:
+        """States after all layers."""
+        if self.caches is not rows.cache.layers:
+            self._attend_to(rows.cache.layers)
+        x, places = x.clone(), rows.given()
+        require(places.rows == len(x), "another number of rows than of states")
+        if library().decode(
+            ctypes.addressof(self.given), len(self.layers), ctypes.addressof(places),
+            positions.data_ptr(), x.data_ptr(), torch.get_num_threads(),
+        ):  # fmt: skip
+            raise MemoryError(f"a decoding step of {len(x)} rows: no memory for its states")
+        return x
+
+    def _attend_to(self, caches: dict[int, LayerCache]) -> None:
+        for index, (layer, given) in enumerate(zip(self.layers, self.given, strict=True)):
+            given.cache = cache = caches[index].given()
+            require(
+                (cache.key_heads, cache.dim) == (layer.key_heads, layer.dim)
+                and all(x.dtype == torch.float32 for x in caches[index].tensors()),
+                "keys and values of another kind than the layer's",
+            )
+        self.caches = caches
 
     def logits(self, hidden: Float[Tensor, "tokens hidden"]) -> Float[Tensor, "tokens vocab"]:
         """As `Backbone.logits`."""
@@ -112,7 +150,9 @@ class _GivenLayer(ctypes.Structure):
         *((name, GivenLinear) for name in ("qkv", "out", "gated", "down")),
         *((name, _GivenNorm) for name in ("before", "between", "of_query", "of_key")),
         *((name, ctypes.c_void_p) for name in ("cos", "sin")),
-        *((name, ctypes.c_int64) for name in ("heads", "key_heads", "dim", "threads")),
+        *((name, ctypes.c_int64) for name in ("heads", "key_heads", "dim", "window")),
+        ("scaling", ctypes.c_double),
+        ("cache", GivenCache),
     )
 
 
@@ -153,7 +193,10 @@ class _Layer:
             heads=self.heads,
             key_heads=self.key_heads,
             dim=self.dim,
+            window=call["window"] or 0,
+            scaling=call["scaling"],
         )
+        self.attends = call["softcap"] is None and self.dim % LANES == 0
         self.given.cos, self.given.sin = (x.data_ptr() for x in rotation)
 
     def _require_sizes(self) -> None:
@@ -174,7 +217,6 @@ class _Layer:
         )
 
     def __call__(self, x: Tensor, index: int, positions: Tensor, attend: Attend) -> Tensor:
-        self.given.threads = torch.get_num_threads()
         qkv = x.new_empty(len(x), self.heads + 2 * self.key_heads, self.dim)
         self._compute("before_attention", x, len(x), positions, qkv)
         query, key, value = qkv.split((self.heads, self.key_heads, self.key_heads), 1)
@@ -186,7 +228,8 @@ class _Layer:
 
     def _compute(self, name: str, *given: Tensor | int) -> None:
         values = (x if isinstance(x, int) else x.data_ptr() for x in given)
-        if getattr(library(), name)(ctypes.addressof(self.given), *values):
+        threads = torch.get_num_threads()
+        if getattr(library(), name)(ctypes.addressof(self.given), *values, threads):
             raise MemoryError(f"a layer of {self.heads} heads: no memory for what it computes")
 
 

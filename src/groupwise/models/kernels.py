@@ -57,8 +57,9 @@ SIGNATURES = {
     **{f"{name}_{of}": kinds for name, kinds in OF_EVERY_TYPE.items() for of in TYPES.values()},
     "softmax": "pnnpn",
     "draw_tokens": "pnndpppn",
-    "before_attention": "ppnpp",
-    "after_attention": "pppnp",
+    "before_attention": "ppnppn",
+    "after_attention": "pppnpn",
+    "decode": "pnpppn",
 }
 """What functions that take more than one structure are given: pointers, int64 numbers, doubles."""
 ARGUMENTS = {"p": ctypes.c_void_p, "n": ctypes.c_int64, "d": ctypes.c_double}
@@ -78,29 +79,6 @@ class Heads(ctypes.Structure):
         """Those of a tensor whose last dimension lies together."""
         require(x.stride(-1) == 1, "heads whose numbers do not lie side by side")
         return cls(x.data_ptr(), x.stride(0), x.stride(1))
-
-
-class _Attention(ctypes.Structure):
-    """`Attention` of decoding.cpp."""
-
-    _fields_ = (
-        *((name, Heads) for name in ("query", "key", "value")),
-        *(
-            (name, ctypes.c_void_p)
-            for name in (
-                "out", "prompt_key", "prompt_value", "suffix_key", "suffix_value",
-                "slot", "sample", "time", "prompt_length",
-            )
-        ),
-        *(
-            (name, ctypes.c_int64)
-            for name in (
-                "rows", "heads", "key_heads", "dim", "group",
-                "prompt_capacity", "suffix_capacity", "window", "threads",
-            )
-        ),
-        ("scaling", ctypes.c_double),
-    )  # fmt: skip
 
 
 class GivenLinear(ctypes.Structure):
@@ -196,7 +174,7 @@ def library() -> ctypes.CDLL:
     return library
 
 
-def _typed(name: str, *tensors: Tensor) -> Any:
+def typed(name: str, *tensors: Tensor) -> Any:
     """The kernel for numbers of their type."""
     types = {x.dtype for x in tensors}
     require(len(types) == 1 and types <= TYPES.keys(), "other types than one of the kernel's")
@@ -321,7 +299,7 @@ def rms_norm(
     require(weight.is_contiguous(), "a weight that is not contiguous")
     x = x.contiguous()
     out = torch.empty_like(x)
-    _typed("rms_norm", x, weight)(
+    typed("rms_norm", x, weight)(
         x.data_ptr(), weight.data_ptr(), x.numel() // size, size, eps, out.data_ptr(),
         torch.get_num_threads(),
     )  # fmt: skip
@@ -339,7 +317,7 @@ def rms_norm_backward(
     require(x.shape == grad.shape and x.shape[-1] == size, "gradients of another size")
     require(weight.is_contiguous(), "a weight that is not contiguous")
     dx, d_weight = torch.empty_like(x), torch.zeros(threads, size, dtype=torch.float32)
-    _typed("rms_norm_backward", x, weight, grad)(
+    typed("rms_norm_backward", x, weight, grad)(
         x.data_ptr(), weight.data_ptr(), grad.data_ptr(), x.numel() // size, size, eps,
         dx.data_ptr(), d_weight.data_ptr(), threads,
     )  # fmt: skip
@@ -353,7 +331,7 @@ def swiglu(
     require(gate.shape == up.shape and gate.numel() % LANES == 0, "other sizes than swiglu takes")
     gate, up = gate.contiguous(), up.contiguous()
     out = torch.empty_like(gate)
-    _typed("swiglu", gate, up)(
+    typed("swiglu", gate, up)(
         gate.data_ptr(), up.data_ptr(), gate.numel(), out.data_ptr(), torch.get_num_threads()
     )
     return out
@@ -369,7 +347,7 @@ def swiglu_backward(
     require(gate.numel() % LANES == 0, "other sizes than swiglu takes")
     gate, up, grad = gate.contiguous(), up.contiguous(), grad.contiguous()
     d_gate, d_up = torch.empty_like(gate), torch.empty_like(up)
-    _typed("swiglu_backward", gate, up, grad)(
+    typed("swiglu_backward", gate, up, grad)(
         gate.data_ptr(), up.data_ptr(), grad.data_ptr(), gate.numel(),
         d_gate.data_ptr(), d_up.data_ptr(), torch.get_num_threads(),
     )  # fmt: skip
@@ -407,8 +385,8 @@ def draw_tokens(
 
 
 def attends(query: Tensor, key: Tensor, value: Tensor, *, softcap: float | None) -> bool:
-    """Whether `attend` and `tree_attend` compute attention of this kind; a subclass of tensors may
-    have no memory."""
+    """Whether `attend_rows` and `tree_attend` compute attention of this kind; a subclass of tensors
+    may have no memory."""
     return (
         softcap is None
         and query.dtype in TYPES
@@ -423,50 +401,3 @@ def attends(query: Tensor, key: Tensor, value: Tensor, *, softcap: float | None)
         )
         and compiled() is not None
     )
-
-
-def attend(
-    query: Float[Tensor, "rows heads dim"],
-    key: Float[Tensor, "rows key_heads dim"],
-    value: Float[Tensor, "rows key_heads dim"],
-    *,
-    prompt: tuple[
-        Float[Tensor, "slots key_heads prompt dim"], Float[Tensor, "slots key_heads prompt dim"]
-    ],
-    suffix: tuple[
-        Float[Tensor, "slots key_heads group suffix dim"],
-        Float[Tensor, "slots key_heads group suffix dim"],
-    ],
-    slot: Int64[Tensor, "rows"],
-    sample: Int64[Tensor, "rows"],
-    time: Int64[Tensor, "rows"],
-    prompt_length: Int64[Tensor, "slots"],
-    scaling: float,
-    window: int | None,
-) -> Float[Tensor, "rows heads dim"]:
-    """Attention of one new token per row to the prompt of its slot and to its own suffix.
-
-        softmax(q · [prompt keys; suffix keys]ᵀ · scaling) [prompt values; suffix values]
-
-    Writes the new keys and values into the suffix first, at `time`. Records no gradient. Cost is
-    that of the tokens that are there, whatever the capacity and whatever the other slots hold.
-
-    Args:
-        prompt, suffix: keys and values.
-        slot, sample, time: where each row stands, in the order of slots; the rows of a slot have
-            one time.
-        prompt_length: tokens in the prompt of every slot.
-        window: the last tokens that a row sees, its own included; None for all.
-    """
-    (rows, heads, dim), key_heads = query.shape, key.shape[1]
-    out = query.new_empty(rows, heads, dim)
-    places = (slot, sample, time, prompt_length)
-    given = _Attention(
-        *(Heads.of(x) for x in (query, key, value)),
-        *(x.data_ptr() for x in (out, *prompt, *suffix, *places)),
-        rows, heads, key_heads, dim, suffix[0].shape[2], prompt[0].shape[2], suffix[0].shape[3],
-        window or 0, torch.get_num_threads(), scaling,
-    )  # fmt: skip
-    if _typed("attend", query, key, value, *prompt, *suffix)(ctypes.byref(given)):
-        raise MemoryError(f"attention of {rows} rows: no memory for their scores")
-    return out

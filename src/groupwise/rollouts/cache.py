@@ -1,9 +1,4 @@
-"""Keys and values of a rollout: each prompt's once, and a suffix for every completion.
-
-The cache is a grid of slots × G: a slot holds one prompt, its G completions grow in step. Slots in
-use are always the first ones, so a decoding step works on a view of the grid and nothing is
-gathered. With S slots, K key heads, P prompt tokens, T completion tokens and dimension D, a layer
-holds prompt keys [S, K, P, D] and suffix keys [S, K, G, T, D].
+"""Attention of a rollout to the grid of its cache: of new prompts, and of a decoding step.
 
     scores = [ q · promptᵀ | q · suffixᵀ ] · scaling      [S, K, G·heads/K, P + T]
     out    = softmax(scores + mask) [prompt values; suffix values]
@@ -19,67 +14,15 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from groupwise.models import attend, attends, sees, within_window
-
-
-@dataclass(kw_only=True)
-class LayerCache:
-    """Keys and values of one layer."""
-
-    prompt_key: Tensor
-    prompt_value: Tensor
-    suffix_key: Tensor
-    suffix_value: Tensor
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        return (self.prompt_key, self.prompt_value, self.suffix_key, self.suffix_value)
-
-
-@dataclass(kw_only=True)
-class GroupCache:
-    """The grid. Capacities in tokens; `prompt_length[s]` and `start[s]` say what slot s holds:
-    a prompt of that length, and completions that began at that tick of the clock."""
-
-    slots: int
-    group: int
-    prompt_capacity: int
-    suffix_capacity: int
-    device: torch.device
-    layers: dict[int, LayerCache] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.prompt_length = torch.zeros(self.slots, dtype=torch.long, device=self.device)
-        self.start = torch.zeros(self.slots, dtype=torch.long, device=self.device)
-
-    def layer(self, index: int, like: Float[Tensor, "tokens key_heads dim"]) -> LayerCache:
-        """A layer's storage, made when its first keys arrive."""
-        if index not in self.layers:
-            heads, dim = like.shape[1:]
-            prompt = (self.slots, heads, self.prompt_capacity, dim)
-            suffix = (self.slots, heads, self.group, self.suffix_capacity, dim)
-            self.layers[index] = LayerCache(
-                prompt_key=like.new_zeros(prompt),
-                prompt_value=like.new_zeros(prompt),
-                suffix_key=like.new_zeros(suffix),
-                suffix_value=like.new_zeros(suffix),
-            )
-        return self.layers[index]
-
-    def move(self, sources: list[int], targets: list[int], *, prompt: int, suffix: int) -> None:
-        """Copy what some slots hold over others; keeps the used slots the first ones.
-
-        Args:
-            prompt, suffix: tokens of the longest prompt and of the longest completion among them.
-        """
-        self.prompt_length[targets] = self.prompt_length[sources]
-        self.start[targets] = self.start[sources]
-        # One at a time: an index would copy what it finds first, and take several times as long.
-        for layer in self.layers.values():
-            for source, target in zip(sources, targets, strict=True):
-                for tensor in layer.tensors()[:2]:
-                    tensor[target, :, :prompt] = tensor[source, :, :prompt]
-                for tensor in layer.tensors()[2:]:
-                    tensor[target, :, :, :suffix] = tensor[source, :, :, :suffix]
+from groupwise.models import (
+    GroupCache,
+    Rows,
+    attend_rows,
+    attends,
+    sees,
+    tree_attend,
+    within_window,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,6 +48,11 @@ class Prefill:
         store = self.cache.layer(layer, key)
         store.prompt_key[self.slots, :, : self.time] = k
         store.prompt_value[self.slots, :, : self.time] = v
+        if attends(query, key, value, softcap=softcap):
+            first = torch.arange(0, len(query), self.time)
+            alone = torch.full_like(first, -1)
+            spans = torch.stack([first, torch.full_like(first, self.time), alone])
+            return tree_attend(query, key, value, spans, scaling=scaling, window=window)
         mask = None
         if window is not None and window < self.time:
             place = torch.arange(self.time, device=query.device)
@@ -116,25 +64,19 @@ class Prefill:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Decode:
+class Decode(Rows):
     """Attention of one new token per live completion to its prompt and its own suffix.
 
     Attributes:
-        cache: the grid.
         used: slots in use.
         rows: index slot · G + sample of every live completion, ascending.
-        slot, sample, time: of each row; `time` is where its new key is written.
         clock: the tick that this step is.
         prompt, suffix: longest prompt and longest completion in use, the new token included.
         aligned: all slots hold prompts of one length at one tick, so no mask is needed.
     """
 
-    cache: GroupCache
     used: int
     rows: Int[Tensor, "rows"]
-    slot: Int[Tensor, "rows"]
-    sample: Int[Tensor, "rows"]
-    time: Int[Tensor, "rows"]
     clock: int
     prompt: int
     suffix: int
@@ -181,19 +123,7 @@ class Decode:
     ) -> Float[Tensor, "rows heads dim"]:
         store, used, group = self.cache.layer(layer, key), self.used, self.cache.group
         if attends(query, key, value, softcap=softcap):
-            return attend(
-                query,
-                key,
-                value,
-                prompt=(store.prompt_key, store.prompt_value),
-                suffix=(store.suffix_key, store.suffix_value),
-                slot=self.slot,
-                sample=self.sample,
-                time=self.time,
-                prompt_length=self.cache.prompt_length,
-                scaling=scaling,
-                window=window,
-            )
+            return attend_rows(self, store, query, key, value, scaling=scaling, window=window)
         (rows, heads, dim), key_heads = query.shape, key.shape[1]
         repeats, keys = heads // key_heads, self.prompt + self.suffix
         place = self._place(key_heads)

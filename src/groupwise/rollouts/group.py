@@ -21,13 +21,14 @@ from groupwise.errors import ModelError
 from groupwise.models import (
     Backbone,
     FusedBackbone,
+    GroupCache,
     Policy,
     fusible,
     laid_out_weights,
     only_known_parts,
     unsupported,
 )
-from groupwise.rollouts.cache import Decode, GroupCache, Prefill
+from groupwise.rollouts.cache import Decode, Prefill
 from groupwise.rollouts.limits import budget, check
 from groupwise.rollouts.sampling import draw
 from groupwise.rollouts.streams import uniforms

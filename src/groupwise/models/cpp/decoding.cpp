@@ -1,4 +1,4 @@
-// Attention of a decoding step: one new token of every row, in float32 or bfloat16.
+// Attention of a decoding step, in float32 or bfloat16.
 
 #include <cstdlib>
 #include <cstring>
@@ -7,11 +7,9 @@
 #include <utility>
 #include <vector>
 
-#include "multiply.h"
+#include "decoding.h"
 
 namespace {
-
-constexpr int64_t AHEAD = 16;  // keys that are fetched before they are needed
 
 // Numbers as float32: where they are, or copied to a room.
 INLINE const float *widened(const float *from, int64_t, float *) { return from; }
@@ -22,24 +20,6 @@ INLINE const float *widened(const Narrow *from, int64_t size, float *room)
     return room;
 }
 
-}  // namespace
-
-template <typename Number>
-struct Attention {
-    Heads<Number> query, key, value;
-    Number *out;                              // [rows, heads, dim]
-    const Number *prompt_key, *prompt_value;  // [slots, key_heads, prompt_capacity, dim]
-    Number *suffix_key, *suffix_value;        // [slots, key_heads, group, suffix_capacity, dim]
-    const int64_t *slot, *sample, *time;      // [rows], in the order of slots
-    const int64_t *prompt_length;             // [slots]
-    int64_t rows, heads, key_heads, dim, group, prompt_capacity, suffix_capacity;
-    int64_t window;  // the last tokens that are seen, or 0 for all
-    int64_t threads;
-    double scaling;
-};
-
-namespace {
-
 // The rows of one slot, with one key head: what they see, and room to compute it.
 //
 // Queries are the rows times the heads that share the key head. For the prompt they are the columns
@@ -47,6 +27,8 @@ namespace {
 template <typename Number>
 struct Share {
     const Attention<Number> &a;
+    const Cache<Number> &cache;
+    const Places &places;
     int64_t first, rows, repeats, queries, columns;  // columns: queries up to a multiple of 16
     int64_t hidden_prompt, hidden_suffix;            // tokens before the window
     int64_t prompt, suffix, width;  // tokens in it; width: suffix up to a multiple of 16
@@ -59,9 +41,11 @@ struct Share {
     float *copy;                  // keys or values in float32
 
     Share(const Attention<Number> &a, int64_t begin, int64_t end)
-        : a(a), first(begin), rows(end - begin), repeats(a.heads / a.key_heads)
+        : a(a), cache(a.cache), places(a.places), first(begin), rows(end - begin),
+          repeats(a.heads / cache.key_heads)
     {
-        const int64_t length = a.prompt_length[a.slot[begin]], own = a.time[begin] + 1;
+        const int64_t length = places.prompt_length[places.slot[begin]];
+        const int64_t own = places.time[begin] + 1;
         const int64_t hidden = a.window ? std::max<int64_t>(0, length + own - a.window) : 0;
         queries = rows * repeats;
         columns = (queries + LANES - 1) / LANES * LANES;
@@ -73,74 +57,95 @@ struct Share {
     // Divides a room, if there is one yet, among what is computed for a key head; returns its size.
     int64_t take(float *room, int64_t head)
     {
-        key_head = head, cell = a.slot[first] * a.key_heads + head;
+        key_head = head, cell = places.slot[first] * cache.key_heads + head;
         int64_t size = 0;
         const auto part = [&](int64_t numbers) {
             const int64_t start = std::exchange(size, size + numbers);
             return room ? room + start : nullptr;
         };
-        asked = part(queries * a.dim), turned = part(columns * a.dim);
+        asked = part(queries * cache.dim), turned = part(columns * cache.dim);
         to_prompt = part(columns * prompt), to_suffix = part(queries * width);
-        top = part(columns), total = part(columns), result = part(queries * a.dim);
-        copy = part(sizeof(Number) < sizeof(float) ? std::max(prompt, suffix) * a.dim : 0);
+        top = part(columns), total = part(columns), result = part(queries * cache.dim);
+        copy = part(sizeof(Number) < sizeof(float) ? std::max(prompt, suffix) * cache.dim : 0);
         return size;
     }
 
-    int64_t of_prompt() const { return (cell * a.prompt_capacity + hidden_prompt) * a.dim; }
+    int64_t of_prompt() const { return (cell * cache.prompt_capacity + hidden_prompt) * cache.dim; }
 
     int64_t of_suffix(int64_t row) const
     {
-        return (cell * a.group + a.sample[row]) * a.suffix_capacity * a.dim;
+        return (cell * cache.group + places.sample[row]) * cache.suffix_capacity * cache.dim;
     }
 
     void score_prompt()
     {
-        std::fill(turned, to_suffix, 0.0f);
+        const int64_t dim = cache.dim;
         for (int64_t q = 0; q < queries; q++) {
             const Number *query = a.query.of(first + q / repeats, key_head * repeats + q % repeats);
-            for (int64_t d = 0; d < a.dim; d++) {
-                asked[q * a.dim + d] = wide(query[d]) * (float)a.scaling;
-                turned[d * columns + q] = asked[q * a.dim + d];
-            }
+            for (int64_t d = 0; d < dim; d += LANES)
+                at(asked + q * dim + d) = load(query + d) * (float)a.scaling;
         }
-        const float *key = widened(a.prompt_key + of_prompt(), prompt * a.dim, copy);
-        multiply(prompt, columns, a.dim, {key, a.dim, 1}, turned, columns, to_prompt, columns);
+        if (queries < columns)
+            std::fill(turned, to_prompt, 0.0f);
+        transpose(asked, dim, queries, dim, turned, columns);
+        const float *key = widened(cache.prompt_key + of_prompt(), prompt * dim, copy);
+        std::fill(to_prompt, to_suffix, 0.0f);
+        multiply(prompt, columns, dim, {key, dim, 1}, turned, columns, to_prompt, columns);
         std::fill(top, total, -std::numeric_limits<float>::infinity());
         for (int64_t t = 0; t < prompt; t++)
-            for (int64_t q = 0; q < columns; q += LANES) {
-                const Vector x = at(to_prompt + t * columns + q), most = at(top + q);
-                at(top + q) = x > most ? x : most;
-            }
+            for (int64_t q = 0; q < columns; q += LANES)
+                at(top + q) = larger(at(to_prompt + t * columns + q), at(top + q));
     }
 
     // Notes the new keys and values first.
     void score_suffix()
     {
+        const int64_t dim = cache.dim;
         for (int64_t r = 0; r < rows; r++) {
-            const int64_t begin = of_suffix(first + r), last = begin + a.time[first + r] * a.dim;
-            const int64_t start = begin + hidden_suffix * a.dim;
-            std::memcpy(a.suffix_key + last, a.key.of(first + r, key_head), sizeof(Number) * a.dim);
-            std::memcpy(a.suffix_value + last, a.value.of(first + r, key_head),
-                        sizeof(Number) * a.dim);
-            const float *keys = widened(a.suffix_key + start, suffix * a.dim, copy);
-            for (int64_t t = 0; t < suffix; t++) {
-                const float *key = keys + t * a.dim;
-                for (int64_t d = 0; d < a.dim; d += LANES) {
-                    __builtin_prefetch(key + AHEAD * a.dim + d);
-                    __builtin_prefetch(a.suffix_value + start + t * a.dim + d);
+            const int64_t begin = of_suffix(first + r), last = begin + places.time[first + r] * dim;
+            const int64_t start = begin + hidden_suffix * dim;
+            const size_t size = sizeof(Number) * dim;
+            std::memcpy(cache.suffix_key + last, a.key.of(first + r, key_head), size);
+            std::memcpy(cache.suffix_value + last, a.value.of(first + r, key_head), size);
+            const float *keys = widened(cache.suffix_key + start, suffix * dim, copy);
+            for (int64_t t = 0; t < suffix; t += LANES) {
+                const int64_t some = std::min<int64_t>(LANES, suffix - t);
+                for (int64_t d = 0; d < some * dim; d += LANES) {
+                    __builtin_prefetch(keys + (t + LANES) * dim + d);
+                    __builtin_prefetch(cache.suffix_value + start + t * dim + d);
                 }
-                for (int64_t q = r * repeats; q < (r + 1) * repeats; q++) {
-                    Vector product{};
-                    for (int64_t d = 0; d < a.dim; d += LANES)
-                        product += at(asked + q * a.dim + d) * at(key + d);
-                    const float x = sum(product);
-                    to_suffix[q * width + t] = x;
-                    top[q] = x > top[q] ? x : top[q];
-                }
+                for (int64_t q = r * repeats; q < (r + 1) * repeats; q++)
+                    score(asked + q * dim, keys + t * dim, some, to_suffix + q * width + t);
             }
-            for (int64_t q = r * repeats; q < (r + 1) * repeats; q++)
-                std::fill(to_suffix + q * width + suffix, to_suffix + (q + 1) * width,
+            for (int64_t q = r * repeats; q < (r + 1) * repeats; q++) {
+                float *of_query = to_suffix + q * width;
+                std::fill(of_query + suffix, of_query + width,
                           -std::numeric_limits<float>::infinity());
+                Vector most = Vector{} + top[q];
+                for (int64_t t = 0; t < width; t += LANES)
+                    most = larger(at(of_query + t), most);
+                top[q] = largest(most);
+            }
+        }
+    }
+
+    // Products of a query with 16 keys or fewer.
+    INLINE void score(const float *query, const float *keys, int64_t count, float *scores) const
+    {
+        const int64_t dim = cache.dim;
+        Vector products[LANES] = {};
+        if (count == LANES) {
+            for (int64_t d = 0; d < dim; d += LANES)
+                for (int i = 0; i < LANES; i++)
+                    products[i] += at(query + d) * at(keys + i * dim + d);
+            at(scores) = sums(products);
+            return;
+        }
+        for (int64_t i = 0; i < count; i++) {
+            Vector product{};
+            for (int64_t d = 0; d < dim; d += LANES)
+                product += at(query + d) * at(keys + i * dim + d);
+            scores[i] = sum(product);
         }
     }
 
@@ -167,19 +172,19 @@ struct Share {
 
     void choose()
     {
-        const int64_t dim = a.dim;
+        const int64_t dim = cache.dim;
         std::fill(result, result + queries * dim, 0.0f);
-        const float *seen = widened(a.prompt_value + of_prompt(), prompt * dim, copy);
+        const float *seen = widened(cache.prompt_value + of_prompt(), prompt * dim, copy);
         multiply(queries, dim, prompt, {to_prompt, 1, columns}, seen, dim, result, dim);
         for (int64_t r = 0; r < rows; r++) {
             const int64_t q = r * repeats, start = of_suffix(first + r) + hidden_suffix * dim;
-            const float *own = widened(a.suffix_value + start, suffix * dim, copy);
+            const float *own = widened(cache.suffix_value + start, suffix * dim, copy);
             multiply(repeats, dim, suffix, {to_suffix + q * width, width, 1}, own, dim,
                      result + q * dim, dim);
             Number *out = a.out + ((first + r) * a.heads + key_head * repeats) * dim;
             for (int64_t h = 0; h < repeats; h++)
-                for (int64_t d = 0; d < dim; d++)
-                    put(result[(q + h) * dim + d] / total[q + h], out[h * dim + d]);
+                for (int64_t d = 0; d < dim; d += LANES)
+                    store(at(result + (q + h) * dim + d) / total[q + h], out + h * dim + d);
         }
     }
 };
@@ -187,10 +192,11 @@ struct Share {
 template <typename Number>
 int attend(const Attention<Number> &a)
 {
+    const Places &places = a.places;
     std::vector<Share<Number>> shares;
     int64_t most = 0;
-    for (int64_t begin = 0, end = 0; begin < a.rows; begin = end) {
-        while (end < a.rows && a.slot[end] == a.slot[begin])
+    for (int64_t begin = 0, end = 0; begin < places.rows; begin = end) {
+        while (end < places.rows && places.slot[end] == places.slot[begin])
             end++;
         shares.emplace_back(a, begin, end);
         most = std::max(most, shares.back().take(nullptr, 0));
@@ -199,14 +205,14 @@ int attend(const Attention<Number> &a)
     float *room = (float *)std::aligned_alloc(4 * LANES, sizeof(float) * most * a.threads);
     if (!room)
         return 1;
-    const int64_t units = shares.size() * a.key_heads;
+    const int64_t units = shares.size() * a.cache.key_heads;
 #pragma omp parallel num_threads(a.threads)
     {
         float *mine = room + most * omp_get_thread_num();
 #pragma omp for schedule(dynamic)
         for (int64_t i = 0; i < units; i++) {
-            Share<Number> share = shares[i / a.key_heads];
-            share.take(mine, i % a.key_heads);
+            Share<Number> share = shares[i / a.cache.key_heads];
+            share.take(mine, i % a.cache.key_heads);
             share.score_prompt();
             share.score_suffix();
             share.weigh();
@@ -221,7 +227,6 @@ int attend(const Attention<Number> &a)
 
 extern "C" {
 
-// 0, or 1 where there was no memory.
 int attend_float32(const Attention<float> *given) { return attend(*given); }
 int attend_bfloat16(const Attention<Narrow> *given) { return attend(*given); }
 }

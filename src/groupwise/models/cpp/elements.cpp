@@ -98,11 +98,8 @@ float soften(float *x, int64_t size)
     Vector last = Vector{} + lowest, most = last;
     std::memcpy(&last, x + whole, sizeof(float) * (size - whole));
     for (int64_t i = 0; i < whole; i += LANES)
-        most = at(x + i) > most ? at(x + i) : most;
-    most = last > most ? last : most;
-    float top = lowest;
-    for (int i = 0; i < LANES; i++)
-        top = most[i] > top ? most[i] : top;
+        most = larger(at(x + i), most);
+    const float top = largest(larger(last, most));
     last = power(last - top);
     double total = sum(last);
     for (int64_t start = 0; start < whole; start += BLOCK) {
@@ -131,9 +128,8 @@ struct Row {
     {
         Vector most = Vector{} + top;
         for (int64_t i = 0; i < size; i += LANES)
-            most = some(i) > most ? some(i) : most;
-        for (int i = 0; i < LANES; i++)
-            top = most[i] > top ? most[i] : top;
+            most = larger(some(i), most);
+        top = largest(most);
         for (int64_t start = 0; start < size; start += BLOCK) {
             Vector weight{};
             for (int64_t i = start; i < std::min(start + BLOCK, size); i += LANES)

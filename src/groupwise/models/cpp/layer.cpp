@@ -1,7 +1,7 @@
-// A layer of a rollout, but for its attention.
+// The layers of a rollout.
 
+#include "decoding.h"
 #include "layer.h"
-#include "vectors.h"
 
 #include <memory>
 #include <new>
@@ -15,7 +15,10 @@ struct Layer {
     Linear qkv, out, gated, down;
     Norm before, between, of_query, of_key;
     const float *cos, *sin;  // [positions, dim]
-    int64_t heads, key_heads, dim, threads;
+    int64_t heads, key_heads, dim;
+    int64_t window;  // of its attention
+    double scaling;
+    Cache<float> cache;  // where a decoding step attends
 };
 
 namespace {
@@ -46,36 +49,60 @@ void norm_heads(const Norm &norm, float *x, int64_t rows, int64_t row, int64_t h
 
 extern "C" {
 
-// Queries, keys and values of x [rows, hidden], the first two turned to their positions. 0, or 1
-// where there was no memory.
+// All functions: 0, or 1 where there was no memory.
+
+// Queries, keys and values of x [rows, hidden], the first two turned to their positions.
 int before_attention(const Layer *layer, const float *x, int64_t rows, const int64_t *position,
-                     float *qkv)
+                     float *qkv, int64_t threads)
 {
     const Layer &l = *layer;
     const int64_t hidden = l.qkv.depth, row = l.qkv.columns;
     const auto normed = room(rows * hidden);
     if (!normed)
         return 1;
-    rms_norm_float32(x, l.before.weight, rows, hidden, l.before.eps, normed.get(), l.threads);
-    product(l.qkv, normed.get(), rows, nullptr, qkv, l.threads);
-    norm_heads(l.of_query, qkv, rows, row, l.heads, l.dim, l.threads);
-    norm_heads(l.of_key, qkv + l.heads * l.dim, rows, row, l.key_heads, l.dim, l.threads);
-    turn(qkv, rows, row, l.heads + l.key_heads, l.dim, l.cos, l.sin, position, l.threads);
+    rms_norm_float32(x, l.before.weight, rows, hidden, l.before.eps, normed.get(), threads);
+    product(l.qkv, normed.get(), rows, nullptr, qkv, threads);
+    norm_heads(l.of_query, qkv, rows, row, l.heads, l.dim, threads);
+    norm_heads(l.of_key, qkv + l.heads * l.dim, rows, row, l.key_heads, l.dim, threads);
+    turn(qkv, rows, row, l.heads + l.key_heads, l.dim, l.cos, l.sin, position, threads);
     return 0;
 }
 
-// out = y + feed_forward(y), y = x + what was seen · Woᵀ. 0, or 1 where there was no memory.
-int after_attention(const Layer *layer, const float *seen, const float *x, int64_t rows, float *out)
+// out = y + feed_forward(y), y = x + what was seen · Woᵀ; out may be x.
+int after_attention(const Layer *layer, const float *seen, const float *x, int64_t rows, float *out,
+                    int64_t threads)
 {
     const Layer &l = *layer;
     const int64_t hidden = l.out.columns;
     const auto normed = room(rows * hidden), inner = room(rows * l.gated.columns);
     if (!normed || !inner)
         return 1;
-    product(l.out, seen, rows, x, out, l.threads);
-    rms_norm_float32(out, l.between.weight, rows, hidden, l.between.eps, normed.get(), l.threads);
-    product(l.gated, normed.get(), rows, nullptr, inner.get(), l.threads);
-    product(l.down, inner.get(), rows, out, out, l.threads);
+    product(l.out, seen, rows, x, out, threads);
+    rms_norm_float32(out, l.between.weight, rows, hidden, l.between.eps, normed.get(), threads);
+    product(l.gated, normed.get(), rows, nullptr, inner.get(), threads);
+    product(l.down, inner.get(), rows, out, out, threads);
+    return 0;
+}
+
+// A decoding step in place: x [rows, hidden] through so many layers.
+int decode(const Layer *layers, int64_t count, const Places *places, const int64_t *position,
+           float *x, int64_t threads)
+{
+    const int64_t rows = places->rows;
+    for (const Layer *l = layers; l < layers + count; l++) {
+        const int64_t row = l->qkv.columns, of_queries = l->heads * l->dim;
+        const int64_t of_keys = l->key_heads * l->dim;
+        const auto qkv = room(rows * row), seen = room(rows * of_queries);
+        if (!qkv || !seen || before_attention(l, x, rows, position, qkv.get(), threads))
+            return 1;
+        const float *key = qkv.get() + of_queries, *value = key + of_keys;
+        const Attention<float> attention{
+            {qkv.get(), row, l->dim}, {key, row, l->dim}, {value, row, l->dim}, seen.get(),
+            l->cache, *places, l->heads, l->window, threads, l->scaling,
+        };
+        if (attend_float32(&attention) || after_attention(l, seen.get(), x, rows, x, threads))
+            return 1;
+    }
     return 0;
 }
 }

@@ -121,7 +121,7 @@ struct Asked {
             Vector most = Vector{} - std::numeric_limits<float>::infinity(), sum{};
             for (int64_t k = 0; k < keys; k++) {
                 const Vector x = at(scores + k * columns + q) * scaling;
-                most = x > most ? x : most;
+                most = larger(x, most);
             }
             for (int64_t k = 0; k < keys; k++) {
                 Vector &x = at(scores + k * columns + q);

@@ -74,6 +74,17 @@ INLINE float sum(Vector x)
     return (q[0] + q[1]) + (q[2] + q[3]);
 }
 
+// b where either is a NaN.
+INLINE Vector larger(Vector a, Vector b) { return a > b ? a : b; }
+
+INLINE float largest(Vector x)
+{
+    float most = x[0];
+    for (int i = 1; i < LANES; i++)
+        most = x[i] > most ? x[i] : most;
+    return most;
+}
+
 // e^x to 2e-7 of it, where x is beyond -87 or 88 that of -87 or 88. As 2^n · e^r with
 // |r| <= ln 2 / 2, where adding 1.5 · 2^23 rounds to the nearest integer and leaves it in the last
 // bits; 127 more make it the exponent of 2^n. A NaN stays one, whatever its last bits are.
@@ -123,6 +134,22 @@ INLINE void change_all(Vector *rows)
     for (int i = 0; i < LANES; i++)
         if (!(i & SIZE))
             change<SIZE>(rows[i], rows[i + SIZE]);
+}
+
+template <int SIZE>
+INLINE void add_pairs(Vector *rows)
+{
+    for (int i = 0; i < LANES; i += 2 * SIZE) {
+        change<SIZE>(rows[i], rows[i + SIZE]);
+        rows[i] += rows[i + SIZE];
+    }
+}
+
+// The sum of every row, which are as many as a row has numbers.
+INLINE Vector sums(Vector *rows)
+{
+    add_pairs<1>(rows), add_pairs<2>(rows), add_pairs<4>(rows), add_pairs<8>(rows);
+    return rows[0];
 }
 
 // to(k, j) = from(j, k), where rows begin so many numbers apart
