@@ -2,10 +2,11 @@
 
     python benchmarks/step.py --json benchmarks/results/step.json
 
-TRL has an environment of its own: .venv-trl, or GROUPWISE_TRL_PYTHON. Both sides get the same
-weights, prompts, reward function, lengths and learning rate, and the same loss (the row `grpo@trl`
-of the table of algorithms). Memory is the peak of each process above what it held with its
-libraries imported and no model loaded. The first step of each side is not counted.
+TRL has an environment of its own: .venv-trl, or GROUPWISE_TRL_PYTHON; cases with LoRA need peft in
+it, and those with weights in 4 bits bitsandbytes on both sides. Both sides get the same weights,
+prompts, reward function, lengths and learning rate, and the same loss (the row `grpo@trl` of the
+table of algorithms). Memory is the peak of each process above what it held with its libraries
+imported and no model loaded. The first step of each side is not counted.
 
 The cases ending in @one-pass give TRL its whole batch at once; in all others it takes 8 rows per
 pass, its default. "recommended" is bfloat16 with float32 masters here, and TRL's defaults there:
@@ -42,6 +43,8 @@ class Case:
         precision: of our weights in the computation; masters are float32.
         ours: sections of our configuration that differ from its defaults.
         peer: settings of GRPOConfig that differ from its defaults, and `rows_per_pass`.
+        rank: of a LoRA adapter that is trained in place of the weights, on both sides.
+        quantized: weights in 4 bits (NF4), on both sides.
     """
 
     shape: str
@@ -52,6 +55,8 @@ class Case:
     completion: int
     ours: dict[str, Any] = field(default_factory=dict)
     peer: dict[str, Any] = field(default_factory=dict)
+    rank: int | None = None
+    quantized: bool = False
 
 
 def _cases() -> dict[str, Case]:
@@ -64,6 +69,14 @@ def _cases() -> dict[str, Case]:
     )
     long = replace(medium, group=16, prompt=512)
     recommended = {"precision": "bfloat16", "peer": {}}
+    card = {
+        f"gpu-{shape}-g{group}": Case(
+            shape=f"qwen2.5-{shape}", precision="bfloat16", prompts=128 // group, group=group,
+            prompt=256, completion=512,
+        )
+        for shape in ("0.5b", "1.5b", "3b")
+        for group in (8, 16)
+    }  # fmt: skip
     return {
         "embedded": embedded,
         "embedded@8-rows": replace(embedded, peer=FP32),
@@ -78,15 +91,11 @@ def _cases() -> dict[str, Case]:
         ),
         "long-prompt-fp32": long,
         "long-prompt-recommended": replace(long, **recommended),
-        **{
-            f"gpu-{shape}-g{group}": Case(
-                shape=f"qwen2.5-{shape}", precision="bfloat16", prompts=128 // group, group=group,
-                prompt=256, completion=512,
-            )
-            for shape in ("0.5b", "1.5b", "3b")
-            for group in (8, 16)
-        },
-    }  # fmt: skip
+        "medium-lora": replace(medium, **recommended, rank=16),
+        **card,
+        "gpu-1.5b-g8-lora": replace(card["gpu-1.5b-g8"], rank=16),
+        "gpu-3b-g8-qlora": replace(card["gpu-3b-g8"], rank=16, quantized=True),
+    }
 
 
 CASES = _cases()
@@ -114,6 +123,8 @@ def specification(case: Case, folder: str, *, threads: int) -> dict[str, Any]:
         "learning_rate": 1e-6,  # so small that the lengths of completions stay what they are
         "threads": threads,
         "seed": 0,
+        "rank": case.rank,
+        "quantized": case.quantized,
     }
     if case.shape == "bundled":
         problems = word_problems_of_bundled(case.prompts)

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
 from allocations import peak, traced
 from channel import MB, Channel, Memory, versions
-from policies import DTYPES, PACKAGES, policy_of
+from policies import PACKAGES, policy_of
 from tasks import REWARDS
-from transformers import AutoModelForCausalLM
 
 from groupwise.config import Config, build
 from groupwise.execution import memory_plan
-from groupwise.models import Adapter, Policy, with_adapter
-from groupwise.models.loading import four_bits
+from groupwise.models import Adapter, Policy
 from groupwise.run import Prepared, prepare
 from groupwise.types import Prompt
 from groupwise.updates import TorchLearner
@@ -51,16 +48,14 @@ def configured(spec: dict[str, Any]) -> Config:
 def policy_of_run(config: Config) -> Policy:
     """The policy of a configuration, which no token that it can write ends."""
     section = config.model
-    policy = policy_of(section.path, precision=section.dtype, endless=True)
-    if section.quantization is not None:
-        dtype = DTYPES[section.dtype]
-        small: Any = AutoModelForCausalLM.from_pretrained(
-            section.path, dtype=dtype, quantization_config=four_bits(dtype)
-        )
-        policy = replace(policy, model=small)
-    if section.adapter is not None:
-        policy = with_adapter(policy, Adapter(**section.adapter.model_dump()))
-    return policy
+    adapter = None if section.adapter is None else Adapter(**section.adapter.model_dump())
+    return policy_of(
+        section.path,
+        precision=section.dtype,
+        endless=True,
+        adapter=adapter,
+        quantized=section.quantization is not None,
+    )
 
 
 def prepared(config: Config, texts: list[str]) -> Prepared:

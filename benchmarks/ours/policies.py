@@ -10,32 +10,48 @@ from tasks import tokenizer_of
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from groupwise.execution.heap import keep_freed_memory
-from groupwise.models import Policy, load_policy, make_policy
+from groupwise.models import Adapter, Policy, load_policy, make_policy, with_adapter
+from groupwise.models.loading import four_bits
 from groupwise.types import Batch
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 PACKAGES = ("torch", "transformers", "groupwise")
 
 
-def policy_of(folder: str, *, precision: str, endless: bool) -> Policy:
+def policy_of(
+    folder: str,
+    *,
+    precision: str,
+    endless: bool,
+    adapter: Adapter | None = None,
+    quantized: bool = False,
+) -> Policy:
     """The policy of a model folder.
 
     Args:
         endless: no token that the model can produce ends a completion, so that all have the same
             length.
+        adapter: trained in place of the weights.
+        quantized: weights in 4 bits.
     """
-    device = "cuda" if torch.cuda.is_available() else "cpu"
     keep_freed_memory()  # As every run does.
-    if not endless:
+    if endless:
+        policy = _endless(folder, DTYPES[precision], quantized=quantized)
+    else:
         policy = load_policy(folder, dtype=precision)
-        policy.model.to(device)
-        return policy
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES[precision])
+    if not quantized:  # Such a model is on its device already.
+        policy.model.to("cuda" if torch.cuda.is_available() else "cpu")
+    return policy if adapter is None else with_adapter(policy, adapter)
+
+
+def _endless(folder: str, dtype: torch.dtype, *, quantized: bool) -> Policy:
+    small = {"quantization_config": four_bits(dtype)} if quantized else {}
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **small)
     whole: Any = tokenizer_of(folder, endless=True)
     plain = PreTrainedTokenizerFast(
         tokenizer_file=f"{folder}/tokenizer.json", pad_token="w0", eos_token="w1"
     )
-    policy = make_policy(model.to(device), plain)
+    policy = make_policy(model, plain)
     return replace(policy, end_tokens=frozenset({whole.eos_token_id}))
 
 

@@ -16,6 +16,7 @@ from policies import PACKAGES, batch_of, policy_of
 from tasks import REWARDS
 
 from groupwise.config import build
+from groupwise.models import Adapter
 from groupwise.run import prepare
 from groupwise.types import Prompt
 
@@ -41,7 +42,17 @@ class Steps:
     def __init__(self, spec: dict[str, Any]) -> None:
         self.memory = Memory()
         self.memory.reset()
-        policy = policy_of(spec["model"], precision=spec["precision"], endless=spec["endless"])
+        rank, quantized = spec["rank"], spec["quantized"]
+        policy = policy_of(
+            spec["model"],
+            precision=spec["precision"],
+            endless=spec["endless"],
+            adapter=None if rank is None else Adapter(rank=rank, alpha=2 * rank),
+            quantized=quantized,
+        )
+        trained = {} if rank is None else {"adapter": {"rank": rank, "alpha": 2 * rank}}
+        if quantized:
+            trained["quantization"] = "nf4"
         config = build(
             {
                 "steps": 1_000_000,
@@ -50,7 +61,7 @@ class Steps:
                 "group_size": spec["group"],
                 "output": spec["folder"],
                 "threads": spec["threads"],
-                "model": {"path": spec["model"], "dtype": spec["precision"]},
+                "model": {"path": spec["model"], "dtype": spec["precision"], **trained},
                 "algorithm": {"name": "grpo@trl"},
                 "sampling": {"max_tokens": spec["max_tokens"]},
                 "optimizer": {"learning_rate": spec["learning_rate"]},

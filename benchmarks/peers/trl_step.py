@@ -13,7 +13,7 @@ import torch
 from channel import Channel, Memory, versions
 from datasets import Dataset
 from tasks import REWARDS, tokenizer_of
-from transformers import AutoModelForCausalLM, TrainerCallback
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 
@@ -80,6 +80,25 @@ class Turns(TrainerCallback):
         return control
 
 
+def low_rank(rank: int) -> Any:
+    """An adapter of every linear layer but the head."""
+    from peft import LoraConfig
+
+    return LoraConfig(
+        r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM"
+    )
+
+
+def four_bits() -> Any:
+    """QLoRA's storage: normal-float 4 with doubly quantised scales."""
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=torch.bfloat16,
+    )
+
+
 def main() -> None:
     channel = Channel()
     spec, memory = channel.spec, Memory()
@@ -104,7 +123,10 @@ def main() -> None:
         **spec["settings"],
     )
     # Weights in float32, as TRL loads them by default; lower precision is autocast's.
-    model = AutoModelForCausalLM.from_pretrained(spec["model"], dtype=torch.float32)
+    stored = {"dtype": torch.float32}
+    if spec["quantized"]:
+        stored = {"dtype": torch.bfloat16, "quantization_config": four_bits()}
+    model = AutoModelForCausalLM.from_pretrained(spec["model"], **stored)
     turns = Turns(channel, memory)
     turns.trainer = Timed(
         model=model,
@@ -116,6 +138,7 @@ def main() -> None:
                 for text, answer in zip(spec["prompts"], spec["answers"], strict=True)
             ]
         ),
+        peft_config=None if spec["rank"] is None else low_rank(spec["rank"]),
         processing_class=tokenizer_of(spec["model"], endless=spec["endless"]),
         callbacks=[turns],
     )

@@ -4,12 +4,14 @@
 because that is where the completions of one prompt can share its keys and values. Written anew is
 what a CPU computes most of its time: the layers of the most common kind in a rollout (`fused.py`),
 layers (`layers.py`) and attention (`tree.py`) in an update, by kernels of our own (`kernels.py`).
+On a card an update attends by FlexAttention (`flex.py`).
 """
 
 from groupwise.models.adapters import Adapter, is_adapted
 from groupwise.models.attention import Attend, groupwise_attention, sees, within_window
 from groupwise.models.backbone import Backbone, head_product, unsupported
 from groupwise.models.decoding import GroupCache, LayerCache, Rows, attend_rows
+from groupwise.models.flex import flex_attend, flexes, tree_blocks
 from groupwise.models.fused import FusedBackbone, fusible, only_known_parts
 from groupwise.models.kernels import attends, computes, draw_tokens, softmax_
 from groupwise.models.layers import add_product, own_layers, there_already, times
@@ -36,6 +38,8 @@ __all__ = [
     "attends",
     "computes",
     "draw_tokens",
+    "flex_attend",
+    "flexes",
     "fusible",
     "groupwise_attention",
     "head_product",
@@ -53,6 +57,7 @@ __all__ = [
     "there_already",
     "times",
     "tree_attend",
+    "tree_blocks",
     "unsupported",
     "with_adapter",
     "within_window",

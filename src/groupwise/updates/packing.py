@@ -17,8 +17,17 @@ from dataclasses import dataclass, field
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask
 
-from groupwise.models import attends, sees, tree_attend, within_window
+from groupwise.models import (
+    attends,
+    flex_attend,
+    flexes,
+    sees,
+    tree_attend,
+    tree_blocks,
+    within_window,
+)
 from groupwise.types import Batch
 
 WHOLE = 1.5
@@ -53,9 +62,9 @@ class TreeAttention:
     """Attention of a pack: prompts causal among themselves, branches to their prompt and causally
     to themselves.
 
-    By a kernel of our own where there is one. Elsewhere on rectangles, prompts × longest prompt and
-    branches × longest branch, because fused kernels want them; only attention pays for that
-    padding, the layers see packed tokens.
+    On a CPU by a kernel of our own, on a card by FlexAttention, where they are to be had. Elsewhere
+    on rectangles, prompts × longest prompt and branches × longest branch, because fused kernels
+    want them; only attention pays for that padding, the layers see packed tokens.
 
     Attributes:
         spans: first token, length and owner of the prompts and then of the branches; the owner is
@@ -72,6 +81,13 @@ class TreeAttention:
     owner: Int[Tensor, "branch"]
     inverse: Int[Tensor, "packed"]
     masks: dict[int | None, tuple[Tensor | None, Tensor]] = field(default_factory=dict)
+    blocks: dict[int | None, BlockMask] = field(default_factory=dict)
+
+    def _blocks(self, window: int | None) -> BlockMask:
+        """The blocks of the packed row that are computed; made once per window width."""
+        if window not in self.blocks:
+            self.blocks[window] = tree_blocks(self.spans, window=window)
+        return self.blocks[window]
 
     def _masks(
         self, window: int | None
@@ -105,6 +121,9 @@ class TreeAttention:
     ) -> Float[Tensor, "packed heads dim"]:
         if attends(query, key, value, softcap=softcap):
             return tree_attend(query, key, value, self.spans, scaling=scaling, window=window)
+        if flexes(query, key, softcap=softcap):
+            blocks = self._blocks(window)
+            return flex_attend(query, key, value, blocks, scaling=scaling, softcap=softcap)
         prompt_mask, branch_mask = self._masks(window)
         q, k, v = (_cells(x, self.prompt_index) for x in (query, key, value))
         out = (

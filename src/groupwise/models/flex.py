@@ -1,0 +1,188 @@
+"""Attention of packed groups on a card, by PyTorch's FlexAttention.
+
+Of the square of a packed row, tokens × tokens, a tree fills few blocks of 128 × 128. These are
+computed and no others, and nothing is copied or padded as it is for rectangles. The kernels are
+compiled where they are first needed, which takes half a minute, and used where a trial has given
+the outputs and gradients of plain attention.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+
+from groupwise.models.attention import sees
+
+BLOCK = 128
+BACKEND = "inductor"
+"""What compiles the kernels."""
+TRIALS = ((300, None), (500, 90))
+"""Tokens and window of the rows that are tried; after the second, any number is compiled for."""
+WITHIN = {torch.float32: 1e-3, torch.bfloat16: 2e-2, torch.float16: 2e-2}
+"""How far from plain attention, relative to its norm, a kernel may be in a type."""
+
+
+def tree_blocks(spans: Int[Tensor, "3 spans"], *, window: int | None) -> BlockMask:
+    """Which blocks of a packed row are to be computed, and what is seen in them.
+
+    Args:
+        spans: the first token of each, how many, and which span is its prompt; -1 where it is one
+            itself. Together they are all tokens.
+        window: the last tokens that a token sees, itself included; None for all.
+    """
+    span, prompt, position = _of_tokens(spans)
+    reach = len(span) if window is None else window
+    return _blocks(
+        len(span),
+        spans.device,
+        lambda _batch, _head, query, key: (
+            (key <= query)
+            & ((span[key] == span[query]) | (span[key] == prompt[query]))
+            & (position[query] - position[key] < reach)
+        ),
+    )
+
+
+def _blocks(tokens: int, device: torch.device, seen: Callable[..., Tensor]) -> BlockMask:
+    """Those in which something is seen."""
+    some, whole = [], []
+    place = torch.arange(tokens, device=device)
+    for rows in place.split(BLOCK):
+        blocks = seen(None, None, rows[:, None], place).unflatten(1, (-1, BLOCK))
+        some.append(blocks.any(2).any(0))
+        whole.append(blocks.all(2).all(0))
+    all_seen = torch.stack(whole)
+    partly = torch.stack(some) & ~all_seen
+    listed = (*_listed(partly), *_listed(all_seen))
+    return BlockMask.from_kv_blocks(*listed, BLOCK_SIZE=BLOCK, mask_mod=seen)
+
+
+def _of_tokens(spans: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Of every token its span, that of its prompt and its position; up to a whole block with tokens
+    that are a span of their own."""
+    begin, length, owner = spans
+    order = begin.argsort(stable=True)
+    padding = torch.full_like(begin[:1], -int(length.sum()) % BLOCK)
+    length = torch.cat([length[order], padding])
+    prompt = torch.where(owner < 0, torch.arange(len(owner), device=owner.device), owner)
+    before = torch.where(owner < 0, 0, spans[1][prompt])
+    last = torch.full_like(begin[:1], len(begin))
+    of_span = [torch.cat(pair) for pair in ((order, last), (prompt[order], last))]
+    first = length.cumsum(0) - length - torch.cat([before[order], torch.zeros_like(last)])
+    span, of_prompt, shift = (x.repeat_interleave(length) for x in (*of_span, first))
+    return span, of_prompt, torch.arange(len(span), device=span.device) - shift
+
+
+def _listed(blocks: Bool[Tensor, "rows columns"]) -> tuple[Tensor, Tensor]:
+    """How many blocks each row has, and which: those first."""
+    order = blocks.to(torch.int8).argsort(dim=-1, descending=True, stable=True)
+    return blocks.sum(-1, dtype=torch.int32)[None, None], order.to(torch.int32)[None, None]
+
+
+def flex_attend(
+    query: Float[Tensor, "tokens heads dim"],
+    key: Float[Tensor, "tokens key_heads dim"],
+    value: Float[Tensor, "tokens key_heads dim"],
+    blocks: BlockMask,
+    *,
+    scaling: float,
+    softcap: float | None,
+) -> Float[Tensor, "tokens heads dim"]:
+    """softmax(cap(q · kᵀ · scaling)) v over what `tree_blocks` says that a token sees, where
+    cap(s) = softcap · tanh(s / softcap). Differentiable. Takes what `flexes` accepts."""
+    tokens, padding = len(query), -len(query) % BLOCK
+    rows = (F.pad(x, (0, 0, 0, 0, 0, padding)) for x in (query, key, value))
+    q, k, v = (x.transpose(0, 1)[None] for x in rows)
+    capped = None if softcap is None else lambda x, *_: softcap * torch.tanh(x / softcap)
+    out = _kernel()(
+        q, k, v, score_mod=capped, block_mask=blocks, scale=scaling,
+        enable_gqa=q.shape[1] != k.shape[1],
+    )  # fmt: skip
+    return out[0].transpose(0, 1)[:tokens]
+
+
+@cache
+def _kernel() -> Any:
+    # Whole, so that what cannot be compiled is an error, and not attention of the whole square.
+    return torch.compile(flex_attention, fullgraph=True, backend=BACKEND)
+
+
+def flexes(query: Tensor, key: Tensor, *, softcap: float | None) -> bool:
+    """Whether `flex_attend` is to be used for attention of this kind: on a card, and where it has
+    been tried with heads like these."""
+    return (
+        type(query) is Tensor
+        and query.is_cuda
+        and query.dtype in WITHIN
+        and _works(query.device, query.dtype, (*query.shape[1:], key.shape[1]), softcap)
+    )
+
+
+@cache
+def _works(
+    device: torch.device, kind: torch.dtype, sizes: tuple[int, int, int], softcap: float | None
+) -> bool:
+    """Whether outputs and gradients are those of plain attention."""
+    # What a trial saves for its backward pass is not the business of a checkpoint around it.
+    own = torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x)
+    try:
+        with torch.inference_mode(False), torch.enable_grad(), own:
+            gaps = [
+                _gap(device, kind, sizes, softcap, tokens=tokens, window=window)
+                for tokens, window in TRIALS
+            ]
+        reason = None if max(gaps) <= WITHIN[kind] else f"it is off by {max(gaps):.1g}"
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"
+    if reason is not None:
+        warnings.warn(
+            f"FlexAttention is not used on {device} ({reason}); updates attend on rectangles, "
+            "which takes more time and memory.",
+            stacklevel=2,
+        )
+    return reason is None
+
+
+def _gap(
+    device: torch.device,
+    kind: torch.dtype,
+    sizes: tuple[int, int, int],
+    softcap: float | None,
+    *,
+    tokens: int,
+    window: int | None,
+) -> float:
+    """How far the kernel is from plain attention on two prompts with two branches each."""
+    heads, dim, key_heads = sizes
+    part = tokens // 10
+    lengths = torch.tensor([3, 1, 2, 2, 1, 1]) * part
+    lengths[-1] += tokens - int(lengths.sum())
+    spans = torch.stack([lengths.cumsum(0) - lengths, lengths, torch.tensor([-1, 0, 0, -1, 3, 3])])
+    blocks = tree_blocks(spans.to(device), window=window)
+    place = torch.arange(tokens, device=device)
+    seen: Any = blocks.mask_mod
+    mask = seen(None, None, place[:, None], place)[None, None]
+    random = torch.Generator().manual_seed(0)
+    given = [
+        torch.randn(tokens, each, dim, generator=random).to(device, kind).requires_grad_()
+        for each in (heads, key_heads, key_heads, heads)
+    ]
+    *qkv, grad = given
+    q, k, v = (x.transpose(0, 1)[None] for x in qkv)
+    plain = sees(q, k, v, mask=mask, scaling=dim**-0.5, softcap=softcap)[0].transpose(0, 1)
+    query, key, value = qkv
+    found = flex_attend(query, key, value, blocks, scaling=dim**-0.5, softcap=softcap)
+    wanted = [plain, *torch.autograd.grad(plain, qkv, grad)]
+    made = [found, *torch.autograd.grad(found, qkv, grad)]
+    pairs = zip(made, wanted, strict=True)
+    return max(((a - b).float().norm() / b.float().norm()).item() for a, b in pairs)
