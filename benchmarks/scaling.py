@@ -87,6 +87,8 @@ def measure(point: Point, options: argparse.Namespace, report: Report) -> dict[s
             "learning_rate": 1e-6,
             "threads": options.threads,
             "seed": 0,
+            "rank": None,
+            "quantized": False,
             "settings": {},
         }
         worker, versions = harness.start(stack, "ours/step.py", spec)

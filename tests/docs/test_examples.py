@@ -9,7 +9,17 @@ from types import ModuleType
 
 import pytest
 
+from groupwise import ADVANTAGES
+from groupwise.algorithms import ALGORITHMS
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.fixture(autouse=True)
+def registries_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an example registers is not there for the tests after it."""
+    monkeypatch.setattr(ADVANTAGES, "_functions", dict(ADVANTAGES._functions))
+    monkeypatch.setattr(ALGORITHMS, "_rows", dict(ALGORITHMS._rows))
 
 
 def example(name: str) -> ModuleType:

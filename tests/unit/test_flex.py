@@ -102,14 +102,27 @@ def test_the_number_of_tokens_is_compiled_for_but_twice(monkeypatch: pytest.Monk
     assert compiled.frame_count == 2
 
 
+def test_every_kind_of_pack_of_a_model_finds_its_kernel() -> None:
+    """More of them than are compiled for where nobody says how many there may be."""
+    for tokens in (300, 500, 40, 128, 700):
+        for window in (None, 30, 70, 200):
+            for trained in (True, False):
+                given = [x.requires_grad_(trained) for x in tensors(4, 2, 16, tokens)[:3]]
+                spans = torch.tensor([[0], [tokens], [-1]])
+                for softcap in (None, 2.0):
+                    blocks = tree_blocks(spans, window=window)
+                    out = flex_attend(*given, blocks, scaling=0.3, softcap=softcap)  # pyright: ignore[reportArgumentType]
+                    assert out.requires_grad == trained
+
+
 def works() -> bool:
-    return flex._works(torch.device("cpu"), torch.float32, (4, 16, 2), 3.0)
+    return flex._works(torch.device("cpu"), torch.float32, (4, 16, 2), 0.3, 3.0)
 
 
 def test_it_is_tried_with_heads_like_those_of_the_model() -> None:
     assert works()
     with torch.inference_mode():
-        assert flex._works(torch.device("cpu"), torch.bfloat16, (4, 32, 4), None)
+        assert flex._works(torch.device("cpu"), torch.bfloat16, (4, 32, 4), 0.2, None)
 
 
 def broken(*given: Any, **call: Any) -> Tensor:
@@ -120,8 +133,26 @@ def of_no_prompt(query: Tensor, key: Tensor, value: Tensor, **call: Any) -> Tens
     return query + key.sum() + value.sum()
 
 
+def without_gradient(query: Tensor, key: Tensor, value: Tensor, **call: Any) -> Tensor:
+    """Right, but what flows back is no number."""
+    out = torch.compile(library.flex_attention, backend="aot_eager")(query, key, value, **call)
+    if out.requires_grad:
+        out.register_hook(lambda grad: grad * float("nan"))
+    return out
+
+
+def silent(*given: Any, **call: Any) -> Tensor:
+    raise RuntimeError
+
+
 @pytest.mark.parametrize(
-    ("kernel", "reason"), [(broken, "no compiler"), (of_no_prompt, "it is off by")]
+    ("kernel", "reason"),
+    [
+        (broken, "no compiler"),
+        (silent, "RuntimeError"),
+        (of_no_prompt, "it is off by"),
+        (without_gradient, "it is off by nan"),
+    ],
 )
 def test_what_does_not_work_is_said_once_and_not_used(
     kernel: Callable[..., Tensor], reason: str, monkeypatch: pytest.MonkeyPatch
@@ -153,5 +184,5 @@ def test_a_trial_is_not_the_business_of_a_checkpoint_around_it() -> None:
 
 
 def test_on_a_cpu_it_is_not_asked_for() -> None:
-    query, key, *_ = tensors(4, 2, 16, 8)
-    assert not flexes(query, key, softcap=None)
+    query, key, value, _ = tensors(4, 2, 16, 8)
+    assert not flexes(query, key, value, scaling=0.3, softcap=None)

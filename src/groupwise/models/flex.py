@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch._dynamo import config as dynamo_config
 from torch.nn import functional as F
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
@@ -24,6 +25,8 @@ from groupwise.models.attention import sees
 BLOCK = 128
 BACKEND = "inductor"
 """What compiles the kernels."""
+VARIANTS = 64
+"""Of the compiled kernel: lengths fixed or not, with gradients and without, every window."""
 TRIALS = ((300, None), (500, 90))
 """Tokens and window of the rows that are tried; after the second, any number is compiled for."""
 WITHIN = {torch.float32: 1e-3, torch.bfloat16: 2e-2, torch.float16: 2e-2}
@@ -102,10 +105,11 @@ def flex_attend(
     rows = (F.pad(x, (0, 0, 0, 0, 0, padding)) for x in (query, key, value))
     q, k, v = (x.transpose(0, 1)[None] for x in rows)
     capped = None if softcap is None else lambda x, *_: softcap * torch.tanh(x / softcap)
-    out = _kernel()(
-        q, k, v, score_mod=capped, block_mask=blocks, scale=scaling,
-        enable_gqa=q.shape[1] != k.shape[1],
-    )  # fmt: skip
+    with dynamo_config.patch(recompile_limit=VARIANTS):
+        out = _kernel()(
+            q, k, v, score_mod=capped, block_mask=blocks, scale=scaling,
+            enable_gqa=q.shape[1] != k.shape[1],
+        )  # fmt: skip
     return out[0].transpose(0, 1)[:tokens]
 
 
@@ -115,20 +119,28 @@ def _kernel() -> Any:
     return torch.compile(flex_attention, fullgraph=True, backend=BACKEND)
 
 
-def flexes(query: Tensor, key: Tensor, *, softcap: float | None) -> bool:
+def flexes(
+    query: Tensor, key: Tensor, value: Tensor, *, scaling: float, softcap: float | None
+) -> bool:
     """Whether `flex_attend` is to be used for attention of this kind: on a card, and where it has
     been tried with heads like these."""
     return (
         type(query) is Tensor
         and query.is_cuda
+        and query.dtype == key.dtype == value.dtype
         and query.dtype in WITHIN
-        and _works(query.device, query.dtype, (*query.shape[1:], key.shape[1]), softcap)
+        and query.shape[-1] == value.shape[-1]
+        and _works(query.device, query.dtype, (*query.shape[1:], key.shape[1]), scaling, softcap)
     )
 
 
 @cache
 def _works(
-    device: torch.device, kind: torch.dtype, sizes: tuple[int, int, int], softcap: float | None
+    device: torch.device,
+    kind: torch.dtype,
+    sizes: tuple[int, int, int],
+    scaling: float,
+    softcap: float | None,
 ) -> bool:
     """Whether outputs and gradients are those of plain attention."""
     # What a trial saves for its backward pass is not the business of a checkpoint around it.
@@ -136,14 +148,15 @@ def _works(
     try:
         with torch.inference_mode(False), torch.enable_grad(), own:
             gaps = [
-                _gap(device, kind, sizes, softcap, tokens=tokens, window=window)
+                _gap(device, kind, sizes, scaling, softcap, tokens=tokens, window=window)
                 for tokens, window in TRIALS
             ]
-        reason = None if max(gaps) <= WITHIN[kind] else f"it is off by {max(gaps):.1g}"
+        worst = torch.stack(gaps).max().item()  # a NaN where there is one
+        reason = None if worst <= WITHIN[kind] else f"it is off by {worst:.1g}"
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
-        reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"
+        reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}"
     if reason is not None:
         warnings.warn(
             f"FlexAttention is not used on {device} ({reason}); updates attend on rectangles, "
@@ -157,11 +170,12 @@ def _gap(
     device: torch.device,
     kind: torch.dtype,
     sizes: tuple[int, int, int],
+    scaling: float,
     softcap: float | None,
     *,
     tokens: int,
     window: int | None,
-) -> float:
+) -> Tensor:
     """How far the kernel is from plain attention on two prompts with two branches each."""
     heads, dim, key_heads = sizes
     part = tokens // 10
@@ -179,10 +193,13 @@ def _gap(
     ]
     *qkv, grad = given
     q, k, v = (x.transpose(0, 1)[None] for x in qkv)
-    plain = sees(q, k, v, mask=mask, scaling=dim**-0.5, softcap=softcap)[0].transpose(0, 1)
+    plain = sees(q, k, v, mask=mask, scaling=scaling, softcap=softcap)[0].transpose(0, 1)
     query, key, value = qkv
-    found = flex_attend(query, key, value, blocks, scaling=dim**-0.5, softcap=softcap)
-    wanted = [plain, *torch.autograd.grad(plain, qkv, grad)]
-    made = [found, *torch.autograd.grad(found, qkv, grad)]
+    found = flex_attend(query, key, value, blocks, scaling=scaling, softcap=softcap)
+    with torch.no_grad():
+        alone = flex_attend(query, key, value, blocks, scaling=scaling, softcap=softcap)
+    wanted = [plain, plain, *torch.autograd.grad(plain, qkv, grad)]
+    made = [alone, found, *torch.autograd.grad(found, qkv, grad)]
     pairs = zip(made, wanted, strict=True)
-    return max(((a - b).float().norm() / b.float().norm()).item() for a, b in pairs)
+    gaps = [(a - b).detach().float().norm() / b.detach().float().norm() for a, b in pairs]
+    return torch.stack(gaps).max().cpu()

@@ -102,6 +102,7 @@ class FusedBackbone:
         return x
 
     def _attend_to(self, caches: dict[int, LayerCache]) -> None:
+        self.caches = None  # if these are refused, what kernels were told of is of no cache
         for index, (layer, given) in enumerate(zip(self.layers, self.given, strict=True)):
             given.cache = cache = caches[index].given()
             require(

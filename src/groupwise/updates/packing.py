@@ -121,7 +121,7 @@ class TreeAttention:
     ) -> Float[Tensor, "packed heads dim"]:
         if attends(query, key, value, softcap=softcap):
             return tree_attend(query, key, value, self.spans, scaling=scaling, window=window)
-        if flexes(query, key, softcap=softcap):
+        if flexes(query, key, value, scaling=scaling, softcap=softcap):
             blocks = self._blocks(window)
             return flex_attend(query, key, value, blocks, scaling=scaling, softcap=softcap)
         prompt_mask, branch_mask = self._masks(window)
