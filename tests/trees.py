@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -58,3 +60,26 @@ def tensors(heads: int, key_heads: int, dim: int, tokens: int) -> list[Tensor]:
     generator = torch.Generator().manual_seed(heads * dim + tokens)
     shapes = [(tokens, heads, dim), *[(tokens, key_heads, dim)] * 2, (tokens, heads, dim)]
     return [torch.randn(shape, generator=generator) for shape in shapes]
+
+
+def check_attention(
+    attend: Callable[..., Tensor],
+    plain: Callable[..., Tensor],
+    given: list[Tensor],
+    *,
+    accuracy: float = 1e-5,
+) -> None:
+    """Output and gradients against those of the plain one in float64."""
+    *parts, grad = given
+    parts = [x.detach().requires_grad_() for x in parts]
+    wide = [x.detach().double().requires_grad_() for x in parts]
+    wanted = plain(*wide)
+    wanted.backward(grad.double())
+    found = attend(*parts)
+    found.backward(grad)
+    pairs = [(found, wanted), *[(x.grad, y.grad) for x, y in zip(parts, wide, strict=True)]]
+    for one, other in pairs:
+        assert one is not None
+        assert other is not None
+        assert one.dtype == parts[0].dtype
+        assert (one.double() - other).abs().max() <= accuracy * max(1.0, other.abs().max())

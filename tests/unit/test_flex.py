@@ -14,7 +14,7 @@ from torch.nn.attention import flex_attention as library
 
 from groupwise.models import flex, flex_attend, flexes, tree_blocks
 from groupwise.updates import TreeAttention, packing
-from trees import GROUPS, attended, laid_out, tensors
+from trees import GROUPS, attended, check_attention, laid_out, tensors
 
 
 @pytest.fixture(autouse=True)
@@ -39,19 +39,12 @@ def test_a_token_sees_its_prompt_and_its_own_past(
     groups: list[tuple[int, list[int]]], window: int | None, softcap: float | None
 ) -> None:
     spans = laid_out(groups)
-    *parts, grad = tensors(6, 2, 32, int(spans[1].sum()))
-    parts = [x.requires_grad_() for x in parts]
-    wide = [x.detach().double().requires_grad_() for x in parts]
-    wanted = attended(*wide, spans, 0.3, window, softcap)  # pyright: ignore[reportArgumentType]
-    wanted.backward(grad.double())
     blocks = tree_blocks(spans, window=window)
-    found = flex_attend(*parts, blocks, scaling=0.3, softcap=softcap)  # pyright: ignore[reportArgumentType]
-    found.backward(grad)
-    pairs = [(found, wanted), *[(x.grad, y.grad) for x, y in zip(parts, wide, strict=True)]]
-    for one, other in pairs:
-        assert one is not None
-        assert other is not None
-        assert (one.double() - other).abs().max() <= 1e-5 * max(1.0, other.abs().max())
+    check_attention(
+        lambda *qkv: flex_attend(*qkv, blocks, scaling=0.3, softcap=softcap),
+        lambda *qkv: attended(*qkv, spans, 0.3, window, softcap),
+        tensors(6, 2, 32, int(spans[1].sum())),
+    )
 
 
 def test_blocks_that_nobody_sees_are_not_computed() -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from groupwise.models import tree_attend
 from groupwise.models.kernels import compiled
-from trees import GROUPS, attended, laid_out, tensors
+from trees import GROUPS, attended, check_attention, laid_out, tensors
 
 pytestmark = pytest.mark.skipif(compiled() is None, reason="there is no g++")
 
@@ -26,20 +26,12 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
 def check(
     given: list[Tensor], spans: Tensor, window: int | None, *, accuracy: float = 1e-5
 ) -> None:
-    """Output and gradients against those in float64."""
-    *parts, grad = given
-    parts = [x.detach().requires_grad_() for x in parts]
-    wide = [x.detach().double().requires_grad_() for x in parts]
-    wanted = attended(*wide, spans, 0.3, window)  # pyright: ignore[reportArgumentType]
-    wanted.backward(grad.double())
-    found = tree_attend(*parts, spans, scaling=0.3, window=window)  # pyright: ignore[reportArgumentType]
-    found.backward(grad)
-    pairs = [(found, wanted), *[(x.grad, y.grad) for x, y in zip(parts, wide, strict=True)]]
-    for one, other in pairs:
-        assert one is not None
-        assert other is not None
-        assert one.dtype == parts[0].dtype
-        assert (one.double() - other).abs().max() <= accuracy * max(1.0, other.abs().max())
+    check_attention(
+        lambda *qkv: tree_attend(*qkv, spans, scaling=0.3, window=window),
+        lambda *qkv: attended(*qkv, spans, 0.3, window),
+        given,
+        accuracy=accuracy,
+    )
 
 
 @pytest.mark.parametrize("window", [None, 1, 5, 70, 200])

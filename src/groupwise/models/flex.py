@@ -1,9 +1,9 @@
 """Attention of packed groups on a card, by PyTorch's FlexAttention.
 
 Of the square of a packed row, tokens × tokens, a tree fills few blocks of 128 × 128. These are
-computed and no others, and nothing is copied or padded as it is for rectangles. The kernels are
-compiled where they are first needed, which takes half a minute, and used where a trial has given
-the outputs and gradients of plain attention.
+computed and no others: prompts are not copied, and only the end of the row is padded. The kernels
+are compiled where they are first needed and used where a trial has given the outputs and gradients
+of plain attention.
 """
 
 from __future__ import annotations
