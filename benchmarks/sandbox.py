@@ -19,8 +19,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from groupwise.rewards.code import code_asserts, code_function
-from groupwise.rewards.sandbox import Suite, Verdict, run_inputs, run_tests, unavailable
+from groupwise.rewards.code.reward import code_asserts, code_function
+from groupwise.rewards.code.sandbox import Suite, Verdict, run_inputs, run_tests, unavailable
 
 PROGRAM = "import math\n\ndef solve(x):\n    return math.isqrt(x)\n"
 SUITE = Suite(sources=["assert solve(16) == 4", "assert solve(17) == 4", "assert solve(0) == 0"])

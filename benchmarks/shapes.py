@@ -114,7 +114,7 @@ def word_problems_of_bundled(count: int) -> Problems:
     """The first training problems, through the chat template of the bundled model."""
     from groupwise.models import load_policy
     from groupwise.models.loading import resolve
-    from groupwise.prompts.word_problems import word_problems
+    from groupwise.prompts.generators.word_problems import word_problems
 
     policy = load_policy("bundled")
     prompts = word_problems(count)

@@ -10,9 +10,9 @@ learns the format and solves few problems; on a card take a real one, whose reci
 
 import sys
 
-from groupwise.assessment import assess
 from groupwise.config import load
-from groupwise.run import train_config
+from groupwise.evaluation.evaluate import assess
+from groupwise.training.run import train_config
 
 
 def main(train: str, test: str, *settings: str):

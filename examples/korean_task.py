@@ -10,8 +10,9 @@ Korean, it only shows that everything fits. `groupwise train korean-norms` takes
 import sys
 
 from groupwise.config import load
-from groupwise.data import load_train
-from groupwise.run import make_scorer, train_config
+from groupwise.config.connect import make_scorer
+from groupwise.config.data import load_train
+from groupwise.training.run import train_config
 from groupwise.types import Completion, Group
 
 

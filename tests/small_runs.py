@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from groupwise.config import Config, load
-from groupwise.logs import read_lines
 from groupwise.models import Policy
-from groupwise.run import Prepared, prepare
-from groupwise.stages.base_model import small_policy
+from groupwise.rundir.files import read_lines
+from groupwise.training.run import Prepared, prepare
+from groupwise.training.stages.base_model import small_policy
 
 CLOCK = ("seconds", "tokens_per_second", "memory_mb")
 """Beginnings of the names of metrics that no two runs share."""

@@ -19,7 +19,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from groupwise.models import Policy, load_policy
-from groupwise.stages.base_model import small_policy
+from groupwise.training.stages.base_model import small_policy
 
 ENDS = tuple(range(100, 140))
 

@@ -11,9 +11,9 @@ from policies import PACKAGES, policy_of
 from tasks import REWARDS
 
 from groupwise.config import Config, build
-from groupwise.execution import memory_plan
+from groupwise.config.memory import memory_plan
 from groupwise.models import Adapter, Policy
-from groupwise.run import Prepared, prepare
+from groupwise.training.run import Prepared, prepare
 from groupwise.types import Prompt
 from groupwise.updates import TorchLearner
 

@@ -13,7 +13,8 @@ from torch import nn
 
 from groupwise.algorithms import bind
 from groupwise.config import Config
-from groupwise.models import Backbone, product
+from groupwise.kernels.onednn import product
+from groupwise.models import Backbone
 from groupwise.rollouts import GroupEngine
 from groupwise.types import Prompt, Request, Sampling
 from groupwise.updates import OptimizerSettings, TorchLearner, pack

@@ -6,11 +6,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from groupwise.advantages import ADVANTAGES
     from groupwise.algorithms import ALGORITHMS
-    from groupwise.filters import FILTERS
-    from groupwise.losses import CORRECTIONS, DIVERGENCES, RATIOS, SURROGATES, WEIGHTINGS
-    from groupwise.run import train
+    from groupwise.algorithms.advantages import ADVANTAGES
+    from groupwise.algorithms.filters import FILTERS
+    from groupwise.algorithms.losses import CORRECTIONS, DIVERGENCES, RATIOS, SURROGATES, WEIGHTINGS
+    from groupwise.training.run import train
 
 __version__ = "0.1.0"
 
@@ -28,15 +28,15 @@ __all__ = [
 
 # Imported on first use, so that `import groupwise` stays quick.
 _HOME = {
-    "ADVANTAGES": "groupwise.advantages",
+    "ADVANTAGES": "groupwise.algorithms.advantages",
     "ALGORITHMS": "groupwise.algorithms",
-    "CORRECTIONS": "groupwise.losses",
-    "DIVERGENCES": "groupwise.losses",
-    "FILTERS": "groupwise.filters",
-    "RATIOS": "groupwise.losses",
-    "SURROGATES": "groupwise.losses",
-    "WEIGHTINGS": "groupwise.losses",
-    "train": "groupwise.run",
+    "CORRECTIONS": "groupwise.algorithms.losses",
+    "DIVERGENCES": "groupwise.algorithms.losses",
+    "FILTERS": "groupwise.algorithms.filters",
+    "RATIOS": "groupwise.algorithms.losses",
+    "SURROGATES": "groupwise.algorithms.losses",
+    "WEIGHTINGS": "groupwise.algorithms.losses",
+    "train": "groupwise.training.run",
 }
 
 

@@ -6,6 +6,7 @@ Everything is frozen and keyword-only; nothing here imports more than torch.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -13,6 +14,12 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+
+Beat = Callable[[], None]
+"""Reports progress of a watched wait; its time limit counts from the last call."""
+
+Watch = Callable[[str], AbstractContextManager[Beat]]
+"""From the name of a wait to a context that watches it."""
 
 Finish = Literal["stop", "length", "error"]
 Metrics = dict[str, float]
@@ -303,6 +310,11 @@ class Source(Protocol):
     def state(self) -> dict[str, Any]: ...
 
     def restore(self, state: Mapping[str, Any]) -> None: ...
+
+
+def unwatched(name: str) -> AbstractContextManager[Beat]:
+    """A `Watch` without a time limit."""
+    return nullcontext(lambda: None)
 
 
 def nan_like(values: Tensor) -> Tensor:

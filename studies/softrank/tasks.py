@@ -22,7 +22,13 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from groupwise.prompts.word_problems import NAMES, THINGS, Demonstrations, Problem, problem
+from groupwise.prompts.generators.word_problems import (
+    NAMES,
+    THINGS,
+    Demonstrations,
+    Problem,
+    problem,
+)
 
 HERE = Path(__file__).parent
 COUNTS = {"worked": 12_000, "train": 1024, "held_out": 128}

@@ -11,7 +11,7 @@ import pytest
 
 from groupwise.cli import main
 from groupwise.config import load, packaged
-from groupwise.run import make_scorer
+from groupwise.config.connect import make_scorer
 from groupwise.types import Completion, Group, Prompt
 
 ROOT = Path(__file__).parents[2]

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from groupwise.cli import main
-from groupwise.logs import read_lines
-from groupwise.stages.base_model import small_policy
-from groupwise.stages.sft import save
+from groupwise.rundir.files import read_lines
+from groupwise.training.stages.base_model import small_policy
+from groupwise.training.stages.sft import save
 
 pytestmark = pytest.mark.slow
 

@@ -14,8 +14,8 @@ from torch import Tensor
 from groupwise import train
 from groupwise.config import build
 from groupwise.errors import RunError, UsageError
-from groupwise.run import Prepared, Run
-from groupwise.stages.sft import save
+from groupwise.training.run import Prepared, Run
+from groupwise.training.stages.sft import save
 from groupwise.types import Batch
 from groupwise.updates import assemble, sequences
 from small_runs import Quiet, letters, prepared, timeless, tiny

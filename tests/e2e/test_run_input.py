@@ -19,7 +19,7 @@ import pytest
 from groupwise import train as train_function
 from groupwise.cli import main
 from groupwise.errors import GroupwiseError, RewardError, UsageError
-from groupwise.stages.sft import save
+from groupwise.training.stages.sft import save
 from small_runs import Quiet, prepared, settings, timeless, tiny
 
 REWARD = ('rewards=[{name="token_repetition", ngram=1}]', "sampling.max_tokens=24")

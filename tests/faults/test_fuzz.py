@@ -21,7 +21,7 @@ from groupwise.config import build, flat, load
 from groupwise.config.sections import Config
 from groupwise.errors import UsageError
 from groupwise.rewards import extract_answer, math_equal
-from groupwise.rewards.format import (
+from groupwise.rewards.builtin.format import (
     integer_answer,
     ordered_tags,
     reasoning_answer,

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from groupwise.errors import RunError
-from groupwise.logs import read_lines
-from groupwise.run import Prepared, train_config
+from groupwise.rundir.files import read_lines
+from groupwise.training.run import Prepared, train_config
 from small_runs import Quiet, config, letters, prepared, timeless, tiny
 
 
@@ -323,9 +323,9 @@ import torch
 torch.set_num_threads(1)
 from groupwise.cli import main
 from small_runs import settings
-import groupwise.run as run
+import groupwise.training.run as run
 from small_runs import tiny
-from groupwise.stages.sft import save
+from groupwise.training.stages.sft import save
 save(tiny(), {str(tmp_path / "model")!r})
 plain = run.prepare
 def prepare(*a, **k):
@@ -374,7 +374,7 @@ def test_changed_settings_are_listed_and_refused_where_they_change_the_mathemati
 
 
 def test_a_schedule_that_depends_on_the_steps_makes_them_mathematics(tmp_path: Path) -> None:
-    from groupwise.resuming import changes, plain
+    from groupwise.training.resume import changes, plain
 
     cosine = plain(config(tmp_path, "optimizer.schedule=cosine"))
     longer = {**cosine, "steps": 9}

@@ -18,8 +18,8 @@ from collections.abc import Callable
 import psutil
 import pytest
 
-from groupwise.rewards.sandbox import Limits, Outcome, Suite, Verdict, run_inputs, run_tests
-from groupwise.rewards.sandbox import unavailable as why_unavailable
+from groupwise.rewards.code.sandbox import Limits, Outcome, Suite, Verdict, run_inputs, run_tests
+from groupwise.rewards.code.sandbox import unavailable as why_unavailable
 
 LIMITS = Limits(seconds=20.0, memory_mb=128, disk_mb=4, output_kb=64, threads=4)
 SHORT = Limits(seconds=1.0, memory_mb=128, disk_mb=4, output_kb=64, threads=4)
@@ -504,7 +504,7 @@ def test_nothing_is_left_after_attacks_in_parallel() -> None:
 
 def test_a_killed_caller_takes_its_sandbox_along() -> None:
     script = (
-        "from groupwise.rewards.sandbox import *\n"
+        "from groupwise.rewards.code.sandbox import *\n"
         "print(unavailable(), flush=True)\n"
         "run_tests('import time\\ndef f(): time.sleep(60)', Suite(sources=['f()']),"
         " limits=Limits(seconds=60))"

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from groupwise import ADVANTAGES
-from groupwise.advantages import RewardRangeWarning, penalised
+from groupwise.algorithms.advantages import RewardRangeWarning, penalised
 from groupwise.errors import UsageError
 
 ATOL = 5e-6

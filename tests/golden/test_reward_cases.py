@@ -10,8 +10,8 @@ import pytest
 
 from data_folder import data_file
 from groupwise.rewards import REWARDS
-from groupwise.rewards.math import exact_answer
-from groupwise.rewards.shaping import cosine, kimi_length, soft_overlong
+from groupwise.rewards.builtin.shaping import cosine, kimi_length, soft_overlong
+from groupwise.rewards.math.reward import exact_answer
 
 WORDS = "a reference in words is compared as words here; there it cannot be judged"
 DEVIATIONS = {

@@ -6,7 +6,7 @@ import pytest
 
 from groupwise.errors import UsageError
 from groupwise.rewards import dropped_tags
-from groupwise.rewards.format import (
+from groupwise.rewards.builtin.format import (
     code_format,
     integer_answer,
     language_consistency,
@@ -20,7 +20,7 @@ from groupwise.rewards.format import (
     think_format,
     token_repetition,
 )
-from groupwise.rewards.shaping import (
+from groupwise.rewards.builtin.shaping import (
     concise,
     cosine,
     kimi_length,

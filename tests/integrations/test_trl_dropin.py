@@ -14,8 +14,8 @@ from transformers import AutoTokenizer
 
 from groupwise.errors import RewardError, UsageError
 from groupwise.integrations.trl import GRPOTrainer
-from groupwise.logs import read_lines
 from groupwise.prompts.templates import render
+from groupwise.rundir.files import read_lines
 from small_runs import tiny
 from trl_scripts import QUESTIONS, Notebook, arguments, letters
 from vllm_peer import saved_policy, served

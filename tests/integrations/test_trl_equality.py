@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from groupwise.algorithms import Rules, bind
-from groupwise.filters import FILTERS
+from groupwise.algorithms.filters import FILTERS
 from groupwise.integrations.trl import GRPOConfig
 from groupwise.integrations.trl.settings import configuration
 from groupwise.models import Policy, load_policy

@@ -20,12 +20,12 @@ import torch
 
 import engine_contract as contract
 from groupwise.errors import RunError
-from groupwise.logs import read_lines
 from groupwise.models import Adapter, Policy
 from groupwise.models.loading import with_adapter
 from groupwise.rollouts import VllmEngine, VllmSettings
-from groupwise.rollouts.vllm.files import WeightFiles
-from groupwise.rollouts.vllm.process import OwnServer
+from groupwise.rollouts.engines.vllm.files import WeightFiles
+from groupwise.rollouts.engines.vllm.process import OwnServer
+from groupwise.rundir.files import read_lines
 from groupwise.types import Sampling
 from small_runs import prepared
 from vllm_peer import saved_policy

@@ -17,17 +17,25 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "groupwise"
-ADVANTAGE_TESTS = ("golden/test_advantage_values.py", "contract/test_advantages.py")
-LOSS_TESTS = ("golden/test_loss_values.py", "contract/test_losses.py")
-TABLE_TESTS = ("unit/test_algorithms.py", "golden/test_loss_values.py")
-FIGURE_TESTS = ("unit/test_diagnostics.py",)
+ADVANTAGE_TESTS = ("golden/test_advantage_values.py", "algorithms/test_advantage_properties.py")
+LOSS_TESTS = ("golden/test_loss_values.py", "algorithms/test_loss_properties.py")
+TABLE_TESTS = ("algorithms/test_table.py", "golden/test_loss_values.py")
+FIGURE_TESTS = ("training/test_metrics.py",)
 
-SOFTRANK, STATISTICS = "advantages/softrank.py", "advantages/statistics.py"
-BASELINES, BATCH, BEST = "advantages/baselines.py", "advantages/batch.py", "advantages/best.py"
-SURROGATES, WEIGHTING = "losses/surrogates.py", "losses/weighting.py"
-DIVERGENCES, CORRECTIONS = "losses/divergences.py", "losses/corrections.py"
-OBJECTIVE, MASKING, RATIOS = "losses/objective.py", "losses/masking.py", "losses/ratios.py"
-ROWS, BINDING = "algorithms/rows.py", "algorithms/binding.py"
+SOFTRANK, STATISTICS = "algorithms/advantages/softrank.py", "algorithms/advantages/statistics.py"
+BASELINES, BATCH, BEST = (
+    "algorithms/advantages/baselines.py",
+    "algorithms/advantages/batch.py",
+    "algorithms/advantages/best.py",
+)
+SURROGATES, WEIGHTING = "algorithms/losses/surrogates.py", "algorithms/losses/weighting.py"
+DIVERGENCES, CORRECTIONS = "algorithms/losses/divergences.py", "algorithms/losses/corrections.py"
+OBJECTIVE, MASKING, RATIOS = (
+    "algorithms/losses/objective.py",
+    "algorithms/losses/masking.py",
+    "algorithms/losses/ratios.py",
+)
+ROWS, BINDING = "algorithms/table.py", "algorithms/binding.py"
 
 # (file, what is there, what is put in its place, which tests should notice)
 MUTANTS: list[tuple[str, str, str, tuple[str, ...]]] = [
@@ -44,7 +52,12 @@ MUTANTS: list[tuple[str, str, str, tuple[str, ...]]] = [
     (OBJECTIVE, "loss + self.coefficient", "loss - self.coefficient", LOSS_TESTS),
     (RATIOS, "inside(logp - old_logp, mask)", "inside(old_logp - logp, mask)", LOSS_TESTS),
     (CORRECTIONS, "(old_logp - sampler_logp)", "(sampler_logp - old_logp)", LOSS_TESTS),
-    ("advantages/penalty.py", "rewards - coefficient", "rewards + coefficient", ADVANTAGE_TESTS),
+    (
+        "algorithms/advantages/penalty.py",
+        "rewards - coefficient",
+        "rewards + coefficient",
+        ADVANTAGE_TESTS,
+    ),
     # min and max
     (SURROGATES, "-torch.minimum(ratio * a", "-torch.maximum(ratio * a", LOSS_TESTS),
     (SURROGATES, "torch.minimum(loss, -bound * a)", "torch.maximum(loss, -bound * a)", LOSS_TESTS),
@@ -133,7 +146,7 @@ MUTANTS: list[tuple[str, str, str, tuple[str, ...]]] = [
         "(count(v, r) == 1) & v, 0 * r",
         ADVANTAGE_TESTS,
     ),
-    ("filters.py", "~torch.isnan(correct) | ~v", "~torch.isnan(correct)", LOSS_TESTS),
+    ("algorithms/filters.py", "~torch.isnan(correct) | ~v", "~torch.isnan(correct)", LOSS_TESTS),
     # defaults and rows
     (SOFTRANK, "tau: float = 0.5", "tau: float = 1.0", ADVANTAGE_TESTS),
     (BASELINES, "ddof: int = 0", "ddof: int = 1", ADVANTAGE_TESTS),
@@ -143,8 +156,13 @@ MUTANTS: list[tuple[str, str, str, tuple[str, ...]]] = [
     (BINDING, 'if name == "k1" and row.divergence_in == "loss"', "if False", TABLE_TESTS),
     (BINDING, 'beta * data["kl"]', 'data["kl"]', TABLE_TESTS),
     # figures
-    ("diagnostics.py", "(a < 0) & (ratio < low)", "(a > 0) & (ratio < low)", FIGURE_TESTS),
-    ("diagnostics.py", "torch.expm1(-x) + x", "torch.expm1(x) - x", FIGURE_TESTS),
+    (
+        "training/monitor/metrics.py",
+        "(a < 0) & (ratio < low)",
+        "(a > 0) & (ratio < low)",
+        FIGURE_TESTS,
+    ),
+    ("training/monitor/metrics.py", "torch.expm1(-x) + x", "torch.expm1(x) - x", FIGURE_TESTS),
 ]
 
 

@@ -7,6 +7,6 @@ projects use live here and nowhere else.
 
 from groupwise.algorithms.binding import SLOTS, Algorithm, Rules, bind
 from groupwise.algorithms.describe import describe, table
-from groupwise.algorithms.rows import ALGORITHMS
+from groupwise.algorithms.table import ALGORITHMS
 
 __all__ = ["ALGORITHMS", "SLOTS", "Algorithm", "Rules", "bind", "describe", "table"]

@@ -11,10 +11,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from groupwise.advantages import ADVANTAGES, penalised
-from groupwise.errors import UsageError, suggest
-from groupwise.filters import FILTERS
-from groupwise.losses import (
+from groupwise.algorithms.advantages import ADVANTAGES, penalised
+from groupwise.algorithms.filters import FILTERS
+from groupwise.algorithms.losses import (
     CORRECTIONS,
     DIVERGENCES,
     RATIOS,
@@ -22,7 +21,8 @@ from groupwise.losses import (
     WEIGHTINGS,
     PolicyObjective,
 )
-from groupwise.losses.surrogates import RATIO_CLIPS
+from groupwise.algorithms.losses.surrogates import RATIO_CLIPS
+from groupwise.errors import UsageError, suggest
 from groupwise.registry import Bound, Part, Registry, part
 
 SLOTS: Mapping[str, Registry] = {
@@ -141,8 +141,8 @@ class Rules:
         """Advantages of a batch of groups, 0 where not judged.
 
         Args:
-            data: by the names that `groupwise.advantages` lists; `rewards` always. With a
-                divergence in the reward also `kl`: k1 per token [prompt, group, time], plain, and
+            data: by the names that `groupwise.algorithms.advantages` lists; `rewards` always. With
+                a divergence in the reward also `kl`: k1 per token [prompt, group, time], plain, and
                 it is taken off here, token by token where the advantage takes `kl` itself.
 
         Raises:

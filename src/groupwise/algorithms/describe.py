@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from groupwise.algorithms.binding import SLOTS, Algorithm, settings_of
-from groupwise.algorithms.rows import ALGORITHMS
+from groupwise.algorithms.table import ALGORITHMS
 from groupwise.registry import Part, Registry
 
 WIDTH = 100

@@ -12,8 +12,8 @@ from groupwise.evaluation.measure import Measurement
 from groupwise.evaluation.passk import best_of_k, majority_at_k
 from groupwise.rewards import extract_answer
 from groupwise.rewards.extract import Style
-from groupwise.rewards.math import exact_answer
-from groupwise.rewards.numbers import plain_number
+from groupwise.rewards.math.numbers import plain_number
+from groupwise.rewards.math.reward import exact_answer
 from groupwise.types import Group, Prompt
 
 DIFFICULTY = ("level", "difficulty", "people")

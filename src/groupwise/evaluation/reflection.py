@@ -23,7 +23,7 @@ from groupwise.evaluation.measure import answered, correctness
 from groupwise.evaluation.paired import reflection_rates
 from groupwise.prompts.examples import gsm8k_tagged
 from groupwise.rewards import Scorer
-from groupwise.rewards.countdown import evaluate
+from groupwise.rewards.builtin.countdown import evaluate
 from groupwise.types import Engine, Prompt, Sampling
 
 TRIGGERS: Mapping[str, str] = {"reflection": "", "reflection_after_wait": " Wait, "}

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from groupwise.algorithms import Rules
 from groupwise.errors import UsageError
-from groupwise.trainer import evidence
+from groupwise.training.trainer import evidence
 from groupwise.types import Batch, ScoredGroups
 from groupwise.updates import TorchLearner, assemble, sequences
 

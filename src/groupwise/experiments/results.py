@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 from groupwise.config import Config
 from groupwise.errors import RunError, UsageError
-from groupwise.logs import read_lines
 from groupwise.report import RunData
+from groupwise.rundir.files import read_lines
 
 FORMAT = 1
 

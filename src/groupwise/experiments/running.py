@@ -14,14 +14,14 @@ from typing import Any
 from groupwise.config import load
 from groupwise.errors import UsageError
 from groupwise.experiments.analysis import Analysis, analyse, choices
-from groupwise.experiments.board import Board
-from groupwise.experiments.crew import Crew
 from groupwise.experiments.jobs import Job
 from groupwise.experiments.plan import Arm, Plan, Tuning, make_plan, read_plan, toml
+from groupwise.experiments.progress_table import Board
 from groupwise.experiments.results import Result, hash_of, place, read_results
 from groupwise.experiments.tuning import Choice
-from groupwise.lock import RunLock
+from groupwise.experiments.worker_pool import Crew
 from groupwise.report import write_comparison_report, write_png
+from groupwise.rundir.lock import RunLock
 
 
 @dataclass(frozen=True, kw_only=True)

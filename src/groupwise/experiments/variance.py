@@ -17,19 +17,18 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from groupwise.advantages import ADVANTAGES
 from groupwise.algorithms import ALGORITHMS, Rules, bind
+from groupwise.algorithms.advantages import ADVANTAGES
 from groupwise.config import Config
-from groupwise.data import load_train, rendered
-from groupwise.diagnostics import advantage_shares, effective_samples
+from groupwise.config.connect import Reward, connect, make_scorer
+from groupwise.config.data import load_train, rendered
 from groupwise.errors import UsageError
-from groupwise.execution import connect
 from groupwise.experiments.gradients import Products, coefficients, products
-from groupwise.experiments.noise import Signal, finite, signal
+from groupwise.experiments.signal_to_noise import Signal, finite, signal
 from groupwise.models import Policy
-from groupwise.run import Reward, make_scorer
-from groupwise.source import RolloutSource, joined
-from groupwise.trainer import evidence
+from groupwise.rollouts.source import RolloutSource, joined
+from groupwise.training.monitor.metrics import advantage_shares, effective_samples
+from groupwise.training.trainer import evidence
 from groupwise.types import ScoredGroups
 from groupwise.updates import TorchLearner, assemble, sequences
 

@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from groupwise.config import Config, load
-from groupwise.data import load_eval, rendered
+from groupwise.config.data import load_eval, rendered
 from groupwise.errors import UsageError
 from groupwise.experiments.jobs import Job
 from groupwise.experiments.results import Result, digest, hash_of, read_curve
-from groupwise.logs import read_lines, surroundings
-from groupwise.resuming import plain
-from groupwise.run import Prepared, evaluation_row, prepare
+from groupwise.rundir.files import read_lines, surroundings
+from groupwise.training.resume import plain
+from groupwise.training.run import Prepared, evaluation_row, prepare
 from groupwise.types import Metrics
 
 SHOWN = ("accuracy", "reward")

@@ -7,22 +7,22 @@ layers (`layers.py`) and attention (`tree.py`) in an update, by kernels of our o
 On a card an update attends by FlexAttention (`flex.py`).
 """
 
-from groupwise.models.adapters import Adapter, is_adapted
-from groupwise.models.attention import Attend, groupwise_attention, sees, within_window
-from groupwise.models.backbone import Backbone, head_product, unsupported
-from groupwise.models.decoding import GroupCache, LayerCache, Rows, attend_rows
-from groupwise.models.flex import flex_attend, flexes, tree_blocks
-from groupwise.models.fused import FusedBackbone, fusible, only_known_parts
-from groupwise.models.kernels import attends, computes, draw_tokens, softmax_
-from groupwise.models.layers import add_product, own_layers, there_already, times
-from groupwise.models.loading import load_policy, with_adapter
-from groupwise.models.policy import Policy, make_policy, save_policy, without_bars
-from groupwise.models.products import (
+from groupwise.kernels.cpu import attends, computes, draw_tokens, softmax_
+from groupwise.kernels.cpu_layers import add_product, own_layers, there_already, times
+from groupwise.kernels.decoding import GroupCache, LayerCache, Rows, attend_rows
+from groupwise.kernels.flex import flex_attend, flexes, tree_blocks
+from groupwise.kernels.fused import FusedBackbone, fusible, only_known_parts
+from groupwise.kernels.onednn import (
     laid_out_layers,
     laid_out_weights,
     product,
 )
-from groupwise.models.tree import tree_attend
+from groupwise.kernels.tree_attention import tree_attend
+from groupwise.models.adapters import Adapter, is_adapted
+from groupwise.models.attention import Attend, groupwise_attention, sees, within_window
+from groupwise.models.backbone import Backbone, head_product, unsupported
+from groupwise.models.loading import load_policy, with_adapter
+from groupwise.models.policy import Policy, make_policy, save_policy, without_bars
 
 __all__ = [
     "Adapter",

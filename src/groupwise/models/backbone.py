@@ -14,8 +14,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from groupwise.kernels.onednn import product
 from groupwise.models.attention import Attend, groupwise_attention, sees, within_window
-from groupwise.models.products import product
 
 
 @dataclass(frozen=True, kw_only=True)

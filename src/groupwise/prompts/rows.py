@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from groupwise.errors import UsageError, suggest
-from groupwise.prompts.large import LARGE_BYTES, line_rows, table_rows
+from groupwise.prompts.lazy import LARGE_BYTES, line_rows, table_rows
 
 Row = Mapping[str, Any]
 

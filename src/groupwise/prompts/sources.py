@@ -16,11 +16,11 @@ from typing import Any, get_args
 from groupwise.errors import UsageError, suggest
 from groupwise.prompts.answers import ANSWERS
 from groupwise.prompts.examples import COMPLETIONS, Example
-from groupwise.prompts.korean_norms import korean_norms
-from groupwise.prompts.large import Drawn, drawn_prompts
-from groupwise.prompts.puzzles import countdown, knights_knaves, reasoning_gym
+from groupwise.prompts.generators.korean_norms import korean_norms
+from groupwise.prompts.generators.puzzles import countdown, knights_knaves, reasoning_gym
+from groupwise.prompts.generators.word_problems import Split, word_problems
+from groupwise.prompts.lazy import Drawn, drawn_prompts
 from groupwise.prompts.rows import Row, read_rows
-from groupwise.prompts.word_problems import Split, word_problems
 from groupwise.registry import Bound, Registry, part
 from groupwise.types import Prompt
 

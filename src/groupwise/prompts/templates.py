@@ -13,7 +13,7 @@ from typing import Literal
 from transformers import PreTrainedTokenizerBase
 
 from groupwise.errors import ModelError, UsageError
-from groupwise.prompts.large import Drawn
+from groupwise.prompts.lazy import Drawn
 from groupwise.types import Prompt
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from groupwise.evaluation.tables import shown, title_of
-from groupwise.logs import read_lines
 from groupwise.report.comparison import results_table
 from groupwise.report.data import RunData
+from groupwise.rundir.files import read_lines
 
 CARD = "README.md"
 

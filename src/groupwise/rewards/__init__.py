@@ -9,24 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from groupwise.rewards import (
-    code,
-    countdown,
-    format,
-    judge,
-    korean,
-    logic,
-    math,
-    reasoning,
-    reward_model,
-    rouge,
-    search,
-    shaping,
-    similarity,
-    text,
-)
-from groupwise.rewards.combine import COMBINATIONS, combination
-from groupwise.rewards.contract import (
+from groupwise.rewards.base import (
     GROUP_DATA,
     REWARDS,
     SAMPLE_DATA,
@@ -34,13 +17,38 @@ from groupwise.rewards.contract import (
     in_process,
     verifier,
 )
+from groupwise.rewards.builtin import (
+    countdown,
+    format,
+    korean,
+    logic,
+    reasoning,
+    rouge,
+    search,
+    shaping,
+    text,
+)
+from groupwise.rewards.builtin.format import dropped_tags
+from groupwise.rewards.code import (
+    reward as code,
+)
+from groupwise.rewards.compose import COMBINATIONS, combination
 from groupwise.rewards.extract import extract_answer
-from groupwise.rewards.format import dropped_tags
-from groupwise.rewards.math import math_equal
+from groupwise.rewards.judges import (
+    llm_judge as judge,
+)
+from groupwise.rewards.judges import (
+    reward_model,
+    similarity,
+)
+from groupwise.rewards.math import (
+    reward as math,
+)
+from groupwise.rewards.math.reward import math_equal
 
 if TYPE_CHECKING:
-    from groupwise.rewards.pool import PoolScorer
-    from groupwise.rewards.scorer import (
+    from groupwise.rewards.scoring.pool import PoolScorer
+    from groupwise.rewards.scoring.scorer import (
         InlineScorer,
         RewardPart,
         Scorer,
@@ -70,15 +78,15 @@ MODULES = (
 """The modules whose rewards are registered, for the pages that list them by subject."""
 
 _LATER = {
-    "InlineScorer": "scorer",
-    "PoolScorer": "pool",
-    "RewardPart": "scorer",
-    "Scorer": "scorer",
-    "Ticket": "scorer",
-    "alarm": "scorer",
-    "build_scorer": "scorer",
-    "from_functions": "scorer",
-    "stack": "scorer",
+    "InlineScorer": "scoring.scorer",
+    "PoolScorer": "scoring.pool",
+    "RewardPart": "scoring.scorer",
+    "Scorer": "scoring.scorer",
+    "Ticket": "scoring.scorer",
+    "alarm": "scoring.scorer",
+    "build_scorer": "scoring.scorer",
+    "from_functions": "scoring.scorer",
+    "stack": "scoring.scorer",
 }
 
 __all__ = [

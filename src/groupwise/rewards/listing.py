@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 
-from groupwise.rewards.contract import REWARDS
+from groupwise.rewards.base import REWARDS
 
 
 def listing() -> dict[str, str]:

@@ -7,13 +7,13 @@ draw from the same keyed streams (`streams.py`). `vllm/` brings the weights to v
 or behind HTTP.
 """
 
-from groupwise.rollouts.engines import make_engine
-from groupwise.rollouts.fallback import GenerateEngine
-from groupwise.rollouts.group import GroupEngine
+from groupwise.rollouts.engines.generate import GenerateEngine
+from groupwise.rollouts.engines.group import GroupEngine
+from groupwise.rollouts.engines.registry import make_engine
+from groupwise.rollouts.engines.scripted import ScriptedEngine
+from groupwise.rollouts.engines.vllm import VllmEngine, VllmSettings
 from groupwise.rollouts.sampling import Drawn, distribution, draw
-from groupwise.rollouts.scripted import ScriptedEngine
 from groupwise.rollouts.streams import uniforms
-from groupwise.rollouts.vllm import VllmEngine, VllmSettings
 
 __all__ = [
     "Drawn",

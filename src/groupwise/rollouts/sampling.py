@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from groupwise.models import computes, draw_tokens
+from groupwise.kernels.cpu import computes, draw_tokens
 from groupwise.types import Sampling
 
 

@@ -7,10 +7,10 @@ together.
 """
 
 from groupwise.updates.assemble import assemble, sequences
+from groupwise.updates.learner import TorchLearner
 from groupwise.updates.logprobs import Head, token_logprobs
 from groupwise.updates.optimizer import MasterOptimizer, OptimizerSettings, learning_rate
 from groupwise.updates.packing import Pack, TreeAttention, pack, plan
-from groupwise.updates.torch_learner import TorchLearner
 
 __all__ = [
     "Head",

@@ -10,14 +10,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from groupwise.models import (
-    add_product,
-    computes,
-    head_product,
-    softmax_,
-    there_already,
-    times,
-)
+from groupwise.kernels.cpu import computes, softmax_
+from groupwise.kernels.cpu_layers import add_product, there_already, times
+from groupwise.models import head_product
 
 CHUNK_BYTES = 30 * 2**20
 KEEP_BYTES = 224 * 2**20

@@ -19,15 +19,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
-from groupwise.models import (
-    attends,
-    flex_attend,
-    flexes,
-    sees,
-    tree_attend,
-    tree_blocks,
-    within_window,
-)
+from groupwise.kernels.cpu import attends
+from groupwise.kernels.flex import flex_attend, flexes, tree_blocks
+from groupwise.kernels.tree_attention import tree_attend
+from groupwise.models import sees, within_window
 from groupwise.types import Batch
 
 WHOLE = 1.5

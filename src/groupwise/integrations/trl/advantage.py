@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from groupwise.advantages import ADVANTAGES
+from groupwise.algorithms.advantages import ADVANTAGES
 from groupwise.errors import UsageError
 from groupwise.registry import Bound, Part
 

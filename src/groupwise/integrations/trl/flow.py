@@ -15,8 +15,8 @@ from groupwise.integrations.trl import figures
 from groupwise.integrations.trl.config import GRPOConfig
 from groupwise.integrations.trl.rewards import Notes
 from groupwise.integrations.trl.settings import CLIPPED
-from groupwise.logs import Progress
-from groupwise.trainer import Trainer
+from groupwise.training.monitor.progress import Progress
+from groupwise.training.trainer import Trainer
 from groupwise.types import Metrics, ScoredGroups, Source
 
 STATE = "trainer_state.json"

@@ -16,9 +16,9 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from groupwise.errors import UsageError
 from groupwise.rewards import combination
-from groupwise.rewards.adapters import Place, function_name, place_of
-from groupwise.rewards.judging import Compiled, Composition, ContractError
-from groupwise.rewards.scorer import InlineScorer, Ticket, stack
+from groupwise.rewards.scoring.adapters import Place, function_name, place_of
+from groupwise.rewards.scoring.pipeline import Compiled, Composition, ContractError
+from groupwise.rewards.scoring.scorer import InlineScorer, Ticket, stack
 from groupwise.types import Group, Scores
 
 

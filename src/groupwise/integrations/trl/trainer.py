@@ -13,18 +13,18 @@ from transformers import TrainerCallback, TrainerControl, TrainerState
 from transformers.trainer_callback import CallbackHandler, DefaultFlowCallback
 from transformers.trainer_utils import TrainOutput
 
-from groupwise.checkpoint import newest
 from groupwise.config import Config
+from groupwise.config.connect import best_device, configured_engine
 from groupwise.errors import UsageError
-from groupwise.execution import best_device, configured_engine
 from groupwise.integrations.trl import figures, loading, rewards, settings
 from groupwise.integrations.trl.config import GRPOConfig
 from groupwise.integrations.trl.data import prompts
 from groupwise.integrations.trl.flow import Flow
-from groupwise.logs import Progress, show_progress
 from groupwise.models import Policy
 from groupwise.prompts.templates import fix_variables, render, render_all
-from groupwise.run import Prepared, prepare
+from groupwise.training.checkpoint.files import newest
+from groupwise.training.monitor.progress import Progress, show_progress
+from groupwise.training.run import Prepared, prepare
 from groupwise.types import Engine, Group, Prompt, Request, ScoredGroups
 
 NOT_HERE = {

@@ -1,0 +1,143 @@
+"""Commands that answer questions about algorithms: which one is better, and how sure that is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from groupwise.cli.options import JsonFile, Overrides, Recipe, write_json
+from groupwise.errors import UsageError
+
+MaybeRecipe = Annotated[
+    str | None, typer.Argument(help="A packaged recipe by name, or the path of a TOML file.")
+]
+Rows = Annotated[
+    str, typer.Option(metavar="A,B", help="Rows of the table; NAME=ROW gives one another name.")
+]
+ExperimentFile = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="An experiment file in place of all of the above."),
+]
+
+
+def compare(
+    context: typer.Context,
+    recipe: MaybeRecipe = None,
+    algorithms: Rows = "softrank,grpo",
+    seeds: Annotated[int, typer.Option(min=1, help="Paired runs of each.")] = 5,
+    match: Annotated[
+        str, typer.Option(help="Give runs the same samples, tokens or seconds.")
+    ] = "samples",
+    tune_lr: Annotated[
+        bool, typer.Option("--tune-lr", help="Choose each one's learning rate on two other seeds.")
+    ] = False,
+    matched_rms: Annotated[
+        bool, typer.Option("--matched-rms", help="Scale advantages to a root mean square of 1.")
+    ] = False,
+    against: Annotated[
+        str | None, typer.Option(metavar="A", help="Compare the others with it; the last if unset.")
+    ] = None,
+    threshold: Annotated[float, typer.Option(help="Accuracy that counts as learned.")] = 0.6,
+    overrides: Overrides = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Runs at once; one per core if unset.")
+    ] = None,
+    plan: ExperimentFile = None,
+    output: Annotated[
+        Path, typer.Option(metavar="DIR", help="Folder; an experiment in it goes on.")
+    ] = Path("runs/compare"),
+    json_file: JsonFile = None,
+) -> None:
+    """Compare algorithms on paired seeds: what differs, and what cannot be told apart."""
+    from rich.console import Console
+
+    from groupwise import experiments
+    from groupwise.evaluation import terminal_table
+
+    if (plan is None) == (recipe is None):
+        raise UsageError("compare: must be given either a recipe or --plan FILE.")
+    if plan is not None:
+        _refuse_beside_plan(context)
+        found = experiments.run_plan(experiments.read_plan(plan), output=output, jobs=jobs)
+    else:
+        found = experiments.compare(
+            str(recipe),
+            algorithms=[name.strip() for name in algorithms.split(",")],
+            seeds=seeds,
+            match=match,
+            tune_lr=tune_lr,
+            matched_rms=matched_rms,
+            against=against,
+            threshold=threshold,
+            overrides=overrides or [],
+            output=output,
+            jobs=jobs,
+        )
+    analysis = found.analysis
+    said = [*analysis.comparison.verdicts, *analysis.remarks()]
+    Console().print(terminal_table(analysis.table(), verdicts=said))
+    print(f"\nreport  {found.folder / 'report.html'}")
+    write_json(json_file, analysis.as_dict())
+
+
+def variance(
+    recipe: Recipe,
+    advantages: Annotated[
+        str | None, typer.Option(metavar="A,B", help="Advantages to measure; all if unset.")
+    ] = None,
+    algorithms: Annotated[
+        str | None, typer.Option(metavar="A,B", help="Rows of the table to measure, or all.")
+    ] = None,
+    prompts: Annotated[int, typer.Option(min=2, help="Groups to measure on.")] = 64,
+    group: Annotated[
+        int | None, typer.Option(min=2, help="Completions of each; the recipe's if unset.")
+    ] = None,
+    batches: Annotated[
+        int, typer.Option(min=2, help="Steps of other rollouts behind the reference gradient.")
+    ] = 16,
+    overrides: Overrides = None,
+    json_file: JsonFile = None,
+    picture: Annotated[
+        Path | None, typer.Option("--png", metavar="FILE", help="Draw it (png, svg or pdf).")
+    ] = None,
+) -> None:
+    """Measure signal and noise of gradient estimators at a fixed policy.
+
+    All of them on the same rollouts, with exact gradients of the model; nothing is trained.
+    """
+    from rich.console import Console
+
+    from groupwise.config import load
+    from groupwise.experiments.variance import variance
+    from groupwise.experiments.variance_view import variance_table, write_variance_png
+
+    sized = [*(overrides or []), *([f"group_size={group}"] if group else [])]
+    console = Console(stderr=True)
+    with console.status("loading") as status:
+        found = variance(
+            load(recipe, sized),
+            advantages=_names(advantages) or ([] if algorithms else ["all"]),
+            algorithms=_names(algorithms),
+            prompts=prompts,
+            batches=batches,
+            beat=status.update,
+        )
+    Console().print(variance_table(found))
+    if picture is not None:
+        print(f"\npicture  {write_variance_png(found, picture)}")
+    write_json(json_file, found.as_dict())
+
+
+def _names(listed: str | None) -> list[str]:
+    return [name.strip() for name in (listed or "").split(",") if name.strip()]
+
+
+def _refuse_beside_plan(context: typer.Context) -> None:
+    """The experiment file says everything about the runs; nothing may seem to change it."""
+    for name in context.params.keys() - {"plan", "jobs", "output", "json_file"}:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            option = {"overrides": "set"}.get(name, name).replace("_", "-")
+            raise UsageError(f"--{option}: stands in the experiment file; leave it out.")

@@ -1,0 +1,171 @@
+"""Everything in this process, on one device: the engine and the learner share one model."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from groupwise.algorithms import Rules
+from groupwise.config import Config
+from groupwise.errors import UsageError
+from groupwise.kernels.heap import keep_freed_memory
+from groupwise.models import Adapter, Policy, is_adapted, load_policy
+from groupwise.prompts.templates import fix_variables
+from groupwise.rewards import REWARDS, Scorer, build_scorer, from_functions
+from groupwise.rollouts import VllmSettings, make_engine
+from groupwise.types import Engine
+from groupwise.updates import OptimizerSettings, TorchLearner
+
+
+@dataclass(frozen=True, kw_only=True)
+class Connected:
+    """Who writes and who learns."""
+
+    policy: Policy
+    engine: Engine
+    learner: TorchLearner
+
+
+def connect(config: Config, rules: Rules, *, policy: Policy | None = None) -> Connected:
+    """Load the policy of a configuration and build the engine and the learner around it.
+
+    Args:
+        policy: a model at hand; None loads `config.model`.
+
+    Raises:
+        UsageError: the model cannot be loaded, or cannot be trained as asked.
+    """
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    if best_device().type == "cpu":
+        keep_freed_memory()
+        if config.optimizer.offload:
+            warnings.warn(
+                "optimizer.offload = true: changes nothing here, where there is no CUDA card and "
+                "everything is in the memory of the CPU.",
+                stacklevel=2,
+            )
+    policy = policy or load_configured(config)
+    if config.model.quantization is None:
+        policy.model.to(best_device())
+    learner = TorchLearner(
+        policy,
+        optimizer=optimizer_settings(config),
+        tokens_per_microbatch=config.update.tokens_per_microbatch,
+        temperature=config.sampling.temperature,
+        reference=reference_kind(config, rules, policy.model),
+        gradient_checkpointing=config.update.gradient_checkpointing,
+        skip_inert_rows=config.update.skip_zero_rows,
+    )
+    if config.model.head_dtype == "float32" and not learner.packs:
+        raise UsageError(
+            "model.head_dtype = 'float32': this model cannot be taken apart at its head; set "
+            "model.head_dtype = 'model'."
+        )
+    engine = configured_engine(config, policy)
+    return Connected(policy=policy, engine=engine, learner=learner)
+
+
+def configured_engine(config: Config, policy: Policy) -> Engine:
+    """The engine of the engine section."""
+    section, longest = config.engine, config.data.max_prompt_tokens
+    return make_engine(
+        policy,
+        name=section.name,
+        max_rows=section.max_rows,
+        vllm=VllmSettings(
+            server=section.server,
+            python=section.python,
+            weights=section.weights,
+            arguments=section.arguments,
+            memory_share=section.memory_share,
+            sleep=section.sleep,
+            canary_limit=section.canary_limit,
+            patience_s=60 * section.patience_minutes,
+            length=None if longest is None else longest + config.sampling.max_tokens,
+        ),
+    )
+
+
+def load_configured(config: Config) -> Policy:
+    """The policy of the model section, adapter and quantisation included."""
+    section, adapter = config.model, None
+    if section.adapter is not None:
+        adapter = Adapter(**section.adapter.model_dump())
+    policy = load_policy(
+        section.path,
+        dtype=section.dtype,
+        trust_remote_code=section.trust_remote_code,
+        adapter=adapter,
+        quantization=section.quantization,
+        attention=section.attention,
+        head_dtype=section.head_dtype,
+    )
+    fix_variables(policy.tokenizer, config.data.chat_template_kwargs)
+    return policy
+
+
+def best_device() -> torch.device:
+    """A CUDA card where there is one, else the CPU."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def optimizer_settings(config: Config) -> OptimizerSettings:
+    """The optimizer section, with the number of optimiser steps that the run will take."""
+    section = config.optimizer
+    return OptimizerSettings(
+        name=section.name,
+        offload=section.offload,
+        learning_rate=section.learning_rate,
+        betas=section.betas,
+        eps=section.eps,
+        weight_decay=section.weight_decay,
+        max_grad_norm=section.max_grad_norm,
+        warmup_steps=section.warmup_steps,
+        schedule=section.schedule,
+        total_steps=config.steps * config.update.epochs * config.update.minibatches,
+        final_fraction=section.final_fraction,
+    )
+
+
+def reference_kind(config: Config, rules: Rules, model: Any) -> Any:
+    """Where π_ref comes from, if it is needed at all."""
+    wanted = config.model.reference
+    if wanted == "none" and rules.needs_reference:
+        raise UsageError(
+            f"model.reference = 'none': algorithm {config.algorithm.name!r} has a KL term; set "
+            "model.reference = 'auto', or algorithm.divergence.name = 'none'."
+        )
+    if wanted == "none" or (wanted == "auto" and not rules.needs_reference):
+        return "none"
+    return "adapter" if is_adapted(model) else "frozen"
+
+
+Reward = str | Callable[..., Any]
+
+
+def make_scorer(config: Config, functions: Sequence[Reward] = ()) -> Scorer:
+    """The scorer of a configuration, or of functions in its place.
+
+    Raises:
+        UsageError: there is no reward at all.
+    """
+    pool = config.reward_pool
+    limits: dict[str, Any] = {
+        "workers": pool.workers,
+        "timeout_s": pool.timeout_s,
+        "memory_mb": pool.memory_mb,
+        "max_tokens": config.sampling.max_tokens,
+    }
+    if functions:
+        return from_functions(list(functions), **limits)
+    if not config.rewards:
+        raise UsageError(
+            "rewards = []: a run needs at least one; add a section [[rewards]] with a name. "
+            f"Known: {', '.join(REWARDS.names())}."
+        )
+    return build_scorer(config.rewards, combine=config.combine, **limits)

@@ -1,0 +1,244 @@
+"""What a run holds in memory at its peak, found out before anything is loaded.
+
+Nothing is estimated by the kind of a model. The model is made of tensors that have a shape and no
+content, and the largest step of the rollout and of the update is run on it with the code that runs
+later; whatever is alive at the same time is added up. What kernels use inside themselves, and what
+an allocator cannot use again, comes on top.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers import AutoModelForCausalLM, PretrainedConfig
+
+from groupwise.algorithms import Rules, bind
+from groupwise.config import Config, build
+from groupwise.config.connect import best_device, optimizer_settings, reference_kind
+from groupwise.config.dry_run import (
+    microbatches,
+    place_without_content,
+    rollout_bytes,
+    update_bytes,
+)
+from groupwise.errors import UsageError
+from groupwise.kernels.onednn import laid_out_layers
+from groupwise.models import Adapter
+from groupwise.models.adapters import new_adapter
+from groupwise.models.loading import DTYPES, configuration
+from groupwise.updates import MasterOptimizer
+from groupwise.updates.learner import recompute_activations
+
+GIB = 2**30
+PROMPT = 256
+"""Tokens of a prompt, where `data.max_prompt_tokens` does not say it."""
+NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
+"""Of a weight in 4 bits: itself, a scale of 8 bits for 64, one of 32 bits for 256 of these."""
+MOMENT_BYTES = {"adamw": 8, "adamw_8bit": 2}
+"""Of a weight that learns: two moments."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryPlan:
+    """Bytes of a run.
+
+    Attributes:
+        held: what is there all the time, by name.
+        rollout, update: what the two phases of a step need beside that at their peaks.
+            Empty where the model cannot be attended group by group, which is only known later.
+        prompt: tokens of a prompt that were assumed.
+        parameters, trained: how many there are, and how many of them learn.
+    """
+
+    held: Mapping[str, int]
+    rollout: Mapping[str, int]
+    update: Mapping[str, int]
+    prompt: int
+    parameters: int
+    trained: int
+
+    @property
+    def phase(self) -> str:
+        """The one with the peak."""
+        update = sum(self.update.values()) >= sum(self.rollout.values())
+        return "update" if update else "rollout"
+
+    @property
+    def peak(self) -> int:
+        """The most that is held at one time."""
+        return sum(self.held.values()) + sum(getattr(self, self.phase).values())
+
+    def __str__(self) -> str:
+        parts = {**self.held, **getattr(self, self.phase)}
+        listed = ", ".join(f"{name} {size / GIB:.2f}" for name, size in parts.items() if size)
+        whole = "" if self.update else "; rollouts and updates of this model are not planned"
+        return f"{self.peak / GIB:.2f} GiB at the peak, in the {self.phase} ({listed}){whole}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Relief:
+    """A setting that lowers the peak."""
+
+    setting: str
+    value: Any
+    peak: int
+
+    def __str__(self) -> str:
+        shown = str(self.value).lower() if isinstance(self.value, bool) else repr(self.value)
+        return f"{self.setting} = {shown} ({self.peak / GIB:.2f} GiB)"
+
+
+UNPLANNED = (AttributeError, TypeError, ValueError, RuntimeError, KeyError)
+"""What a model raises whose layers cannot be run group by group."""
+
+
+def memory_plan(config: Config, *, sizes: PretrainedConfig | None = None) -> MemoryPlan:
+    """The memory of a run at its peak, every completion as long as it may become.
+
+    Args:
+        sizes: configuration of the model; None reads that of `model.path`, and nothing else of it.
+
+    Raises:
+        UsageError: the model's configuration is not there.
+    """
+    trusted = config.model.trust_remote_code
+    sizes = sizes or configuration(config.model.path, trust_remote_code=trusted)
+    context = getattr(sizes.get_text_config(), "max_position_embeddings", None) or 1 << 30
+    longest = config.data.max_prompt_tokens or PROMPT
+    prompt = max(1, min(longest, context - config.sampling.max_tokens))
+    candidates = microbatches(config, prompt=prompt)
+    device = best_device()
+    rules = bind(config.algorithm.name, config.algorithm.overrides())
+    with torch.device("meta"):
+        model = _model(config, sizes)
+    with FakeTensorMode() as mode, device:
+        place_without_content(model, device)
+        plain = replace(optimizer_settings(config), name="adamw", offload=False)
+        optimizer = MasterOptimizer(model.parameters(), plain)
+        held = _held(config, rules, model, optimizer)
+        rollout, update = {}, {}
+        with suppress(*UNPLANNED):
+            if config.engine.name != "vllm":  # That has memory of its own.
+                rollout = rollout_bytes(config, model, prompt=prompt, device=device)
+            for laid, several in candidates:
+                found = update_bytes(model, laid, several=several, mode=mode, device=device)
+                update = max(update, found, key=lambda parts: sum(parts.values()))
+                optimizer.adam.zero_grad(set_to_none=True)
+    if rollout and config.engine.name == "group":
+        rollout["laid-out weights"] = _laid_out(config, model)
+    if update and config.model.quantization is not None:
+        update["a matrix of more than 4 bits"] = max(weight.nbytes for weight in _four_bit(model))
+    return MemoryPlan(
+        held=held,
+        rollout=rollout,
+        update=update,
+        prompt=prompt,
+        parameters=model.num_parameters(),
+        trained=sum(master.numel() for master in optimizer.masters),
+    )
+
+
+def reliefs(config: Config, *, room: float = 0.0) -> Iterator[Relief]:
+    """Settings that make a run smaller, each on top of those before it, until it fits into `room`
+    bytes. Those that change no result come first."""
+    sizes = configuration(config.model.path, trust_remote_code=config.model.trust_remote_code)
+    peak = memory_plan(config, sizes=sizes).peak
+    for setting, value in _candidates(config):
+        if peak <= room:
+            break
+        try:
+            smaller = _with(config, setting, value)
+        except UsageError:
+            continue  # It cannot work together with the other settings.
+        lower = memory_plan(smaller, sizes=sizes).peak
+        if lower < 0.98 * peak:
+            yield Relief(setting=setting, value=value, peak=lower)
+            config, peak = smaller, lower
+
+
+def _candidates(config: Config) -> Iterator[tuple[str, Any]]:
+    section = config.model
+    yield "update.gradient_checkpointing", True
+    for part in (2, 4, 8):
+        yield "update.tokens_per_microbatch", max(1, config.update.tokens_per_microbatch // part)
+    for part in (2, 4):
+        yield "engine.max_rows", max(config.group_size, config.engine.max_rows // part)
+    if best_device().type != "cpu":
+        yield "optimizer.offload", True
+    if section.dtype == "float32":
+        yield "model.dtype", "bfloat16"
+    if section.adapter is None:
+        yield "optimizer.name", "adamw_8bit"
+        yield "model.adapter", {"rank": 16}
+    if section.quantization is None:
+        yield "model.quantization", "nf4"
+
+
+def _with(config: Config, path: str, value: Any) -> Config:
+    """The configuration with one setting replaced."""
+    section, name = path.split(".")
+    values = config.model_dump()
+    values[section][name] = value
+    return build(values)
+
+
+def _model(config: Config, sizes: PretrainedConfig) -> Any:
+    """The model as it will learn, without content."""
+    section = config.model
+    model = AutoModelForCausalLM.from_config(
+        sizes, dtype=DTYPES[section.dtype], trust_remote_code=section.trust_remote_code
+    )
+    if section.head_dtype != "model":
+        model.config.head_dtype = section.head_dtype
+    if section.adapter is not None:
+        model = new_adapter(model, Adapter(**section.adapter.model_dump()))
+    if config.update.gradient_checkpointing:
+        recompute_activations(model, preserve_rng_state=False)
+    return model
+
+
+def _held(config: Config, rules: Rules, model: Any, optimizer: MasterOptimizer) -> dict[str, int]:
+    adapter = {n: p for n, p in model.named_parameters() if "lora_" in n}
+    base = {n: p for n, p in model.named_parameters() if n not in adapter}
+    weights = sum(p.nbytes for p in base.values())
+    if config.model.quantization is not None:
+        small = _four_bit(model)
+        weights += sum(math.ceil(p.numel() * NF4_BYTES) - p.nbytes for p in small)
+    own = [m for m, p in zip(optimizer.masters, optimizer.parameters, strict=True) if m is not p]
+    trained = sum(master.numel() for master in optimizer.masters)
+    here = not config.optimizer.offload or best_device().type == "cpu"
+    held = {
+        "weights": weights,
+        "adapter": sum(p.nbytes for p in adapter.values()),
+        "float32 masters": here * sum(master.nbytes for master in own),
+        "moments": here * trained * MOMENT_BYTES[config.optimizer.name],
+        "reference": 0,
+    }
+    kind = reference_kind(config, rules, model)
+    if kind != "none":
+        held["reference"] = weights if kind == "frozen" else held["adapter"]
+    return held
+
+
+def _laid_out(config: Config, model: Any) -> int:
+    """Copies of weights in the layout of oneDNN."""
+    four = _four_bit(model) if config.model.quantization is not None else []
+    layers = laid_out_layers(model)
+    return sum(layer.weight.nbytes for layer in layers if not any(layer.weight is w for w in four))
+
+
+def _four_bit(model: Any) -> list[Tensor]:
+    """The matrices that nf4 takes: those of all linear layers but the head."""
+    head = model.get_output_embeddings()
+    return [
+        module.weight
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear) and module is not head and "lora_" not in name
+    ]

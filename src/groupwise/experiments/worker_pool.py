@@ -1,0 +1,159 @@
+"""Worker processes that do the runs of an experiment, several at once."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import IO, Any
+
+from groupwise.errors import UsageError
+from groupwise.experiments.jobs import Job
+from groupwise.experiments.progress_table import Board
+from groupwise.training.signals import requests
+
+POLL_S = 0.2
+PATIENCE_S = 60.0
+"""How long a worker that is told to stop may take over its step and its checkpoint."""
+
+COMMAND = (sys.executable, "-m", "groupwise.experiments.worker")
+
+
+class Crew:
+    """Does jobs in worker processes, each of which trains on one thread.
+
+    Args:
+        count: processes at once.
+        folder: for the log of what they print.
+        board: shows what they do.
+    """
+
+    def __init__(self, count: int, *, folder: Path, board: Board) -> None:
+        self.count, self.folder, self.board = count, folder, board
+        self._workers = [Worker(folder / f"worker-{number}.log") for number in range(count)]
+        self._stopping = threading.Event()
+        self._refused = ""
+
+    def do(self, jobs: Sequence[Job]) -> None:
+        """Do every job; one that fails is reported by its result, and the others go on.
+
+        Raises:
+            UsageError: a run cannot work as it is set up, and so the others would not either.
+            KeyboardInterrupt: after Ctrl-C or SIGTERM, once every run in hand has a checkpoint.
+        """
+        waiting = deque(jobs)
+        threads = [
+            threading.Thread(target=self._serve, args=(worker, waiting), daemon=True)
+            for worker in self._workers[: len(jobs)]
+        ]
+        with requests() as asked:
+            for thread in threads:
+                thread.start()
+            while any(thread.is_alive() for thread in threads):
+                time.sleep(POLL_S)
+                if asked.stop:
+                    self.close()
+                    raise KeyboardInterrupt
+        if self._refused:
+            raise UsageError(self._refused)
+
+    def _serve(self, worker: Worker, waiting: deque[Job]) -> None:
+        """Give one worker job after job."""
+        while not self._stopping.is_set():
+            try:
+                job = waiting.popleft()
+            except IndexError:
+                return
+            self.board.started(job)
+            ended, error = worker.do(job, self.board)
+            if self._stopping.is_set():
+                return
+            if ended == "refused":
+                waiting.clear()
+                self._refused = self._refused or error
+                return
+            if ended == "failed" and not job.place.exists():
+                replace(job.result, status="failed", error=error).write(job.place)
+            self.board.ended(job, error)
+
+    def close(self) -> None:
+        """End the processes; runs in hand finish their step and write a checkpoint first."""
+        self._stopping.set()
+        for worker in self._workers:
+            worker.stop()
+        for worker in self._workers:
+            worker.wait()
+
+
+class Worker:
+    """A worker process that is started when there is a job for it, and again if it dies.
+
+    Args:
+        log: file for whatever it prints.
+    """
+
+    def __init__(self, log: Path) -> None:
+        self.log = log
+        self._process: subprocess.Popen[str] | None = None
+
+    def do(self, job: Job, board: Board) -> tuple[str, str]:
+        """How a job ended ("finished", "failed" or "refused"), and the error in words if any."""
+        process = self._running()
+        stdin, stdout = _pipes(process)
+        try:
+            print(job.line(), file=stdin, flush=True)
+            for line in stdout:
+                message = json.loads(line)
+                if "ended" in message:
+                    return message["ended"], message["error"] or ""
+                board.step(job, message["step"], message["metrics"])
+        except BrokenPipeError:
+            pass
+        code = process.wait()
+        self._process = None
+        return "failed", f"the worker process ended with code {code}; see {self.log}"
+
+    def _running(self) -> subprocess.Popen[str]:
+        if self._process is None:
+            self.log.parent.mkdir(parents=True, exist_ok=True)
+            with open(self.log, "a", encoding="utf-8") as log:
+                # In a session of its own, so that Ctrl-C reaches it by way of this process, once.
+                self._process = subprocess.Popen(
+                    COMMAND,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    text=True,
+                    encoding="utf-8",
+                    env={**os.environ, "OMP_NUM_THREADS": "1"},
+                    start_new_session=True,
+                )
+        return self._process
+
+    def stop(self) -> None:
+        """Ask the process to end."""
+        if (process := self._process) is not None:
+            process.send_signal(signal.SIGTERM)
+
+    def wait(self) -> None:
+        """Until the process has ended; one that takes too long is killed."""
+        if (process := self._process) is not None:
+            try:
+                process.wait(PATIENCE_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _pipes(process: subprocess.Popen[Any]) -> tuple[IO[str], IO[str]]:
+    if process.stdin is None or process.stdout is None:
+        raise ValueError("a worker needs pipes at both ends")
+    return process.stdin, process.stdout

@@ -1,0 +1,1 @@
+"""Compute kernels: C++ on a CPU, oneDNN and FlexAttention."""

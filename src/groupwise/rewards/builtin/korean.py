@@ -1,0 +1,260 @@
+"""Rewards of the Korean orthography task: `"{sentence}"이/가 옳다. {reason}`.
+
+The task: choose or correct a sentence, say in that form which one is right, and give the reason.
+The published score is (exact match of the first part + mean of three similarities of reasons)/2.
+How the published rules can be gamed or go wrong, as their code shows, and what is done here:
+
+* The particle is part of what must match: a right sentence with the wrong one is wrong.
+  `korean_format` tells this apart.
+* "가 옳다" is looked for before "이 옳다", so `"X"이 옳다. "Y"가 옳다는 …` is cut at the later
+  place and is wrong.
+* Reasons are compared only where both sides have one, so leaving out hard reasons raises the
+  average. Here a missing reason earns 0.
+* Curly quotes stay under the published rules and are removed under the team's (`rules`).
+* A reference with `#` between alternatives and a particle after the last one only never matches the
+  others.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from typing import Any, Literal
+
+from groupwise.rewards.base import REWARDS, verifier
+from groupwise.rewards.builtin.rouge import Kind, Tokens, rouge_score
+from groupwise.rewards.builtin.text import Source, final_answer
+
+Rules = Literal["official", "team"]
+
+_STRICT = re.compile(
+    r'^"(?P<sentence>[^"]+)"(?P<particle>이|가) 옳다\. (?P<reason>\S.*)$', re.DOTALL
+)
+_LENIENT = re.compile(r'^"[^"]+"[이가] 옳다[.]?')
+_ENDINGS = ("가 옳다", "이 옳다")
+_QUOTES = str.maketrans(dict.fromkeys("\"'“”„‟«»‘’‚‛‹›"))
+_ASCII_QUOTES = str.maketrans(dict.fromkeys("\"'"))
+_FIRST, _LAST = 0xAC00, 0xD7A3
+_RIEUL = 8
+_LETTERS_WITH_FINAL = frozenset("LMNR")
+"""Capital letters whose Korean name ends in a consonant: 엘, 엠, 엔, 알."""
+
+
+def final_consonant(character: str) -> int | None:
+    """The number of a syllable's final consonant, 0 for none; None for what is no Hangul syllable.
+
+    (code point - U+AC00) mod 28
+
+    Example:
+        >>> final_consonant("을"), final_consonant("과"), final_consonant("A")
+        (8, 0, None)
+    """
+    if len(character) != 1 or not _FIRST <= ord(character) <= _LAST:
+        return None
+    return (ord(character) - _FIRST) % 28
+
+
+def _last_letter(text: str) -> str:
+    letters = [character for character in text if character.isalnum()]
+    return letters[-1] if letters else ""
+
+
+def particle(word: str, pair: str = "이/가") -> str | None:
+    """The form of a particle that follows a word, by the final consonant of its last letter; None
+    where that is unknown.
+
+    Args:
+        word: what it follows; closing marks and brackets are skipped. The last of several capital
+            letters counts by its Korean name (URL: 엘); other foreign words and digits have no
+            known reading.
+        pair: the form after a consonant and the form after a vowel: "이/가", "은/는", "을/를",
+            "와/과" (written in that order too), "으로/로" and its compounds, which take the second
+            form after ㄹ.
+
+    Example:
+        >>> particle("가을"), particle("사과"), particle("지하철", "으로/로"), particle("cat")
+        ('이', '가', '로', None)
+
+    Source: 한국어 어문 규범, as every school grammar gives it.
+    """
+    consonant, vowel = pair.split("/")
+    if pair == "와/과":
+        consonant, vowel = vowel, consonant
+    last = _last_letter(word)
+    final = final_consonant(last)
+    if final is None:
+        if not re.search(r"[A-Z]{2,}\W*$", word):
+            return None
+        final = (_RIEUL if last == "L" else 1) if last in _LETTERS_WITH_FINAL else 0
+    if pair.startswith("으로") and final == _RIEUL:
+        return vowel
+    return consonant if final else vowel
+
+
+def split_answer(text: str) -> tuple[str, str]:
+    """(answer, reason) by the published rule: the answer ends with the first "가 옳다", or else the
+    first "이 옳다".
+
+    Example:
+        >>> split_answer('"가을"이 옳다. 까닭은 이렇다.')
+        ('"가을"이 옳다', '까닭은 이렇다.')
+        >>> split_answer("모르겠다")
+        ('모르겠다', '')
+
+    Source: the competition's `evaluation.py` (teddysum/korean_evaluation).
+    """
+    for ending in _ENDINGS:
+        at = text.find(ending)
+        if at >= 0:
+            end = at + len(ending)
+            return text[:end].strip(), text[end:].strip().lstrip("., ")
+    return text.strip(), ""
+
+
+def normalise_answer(text: str, *, rules: Rules = "official") -> str:
+    """The answer as it is compared: "official" deletes ASCII quotes; "team" NFKC, deletes all
+    quotes, joins white space.
+
+    Example:
+        >>> normalise_answer('“가을”이  옳다'), normalise_answer('“가을”이  옳다', rules="team")
+        ('“가을”이  옳다', '가을이 옳다')
+
+    Source: the competition's `evaluation.py`; the team's `reward.py` (Korean_QA_RAG_2025).
+    """
+    if rules == "official":
+        return text.translate(_ASCII_QUOTES).strip()
+    return " ".join(unicodedata.normalize("NFKC", text).translate(_QUOTES).split())
+
+
+def official_score(*, exact: float, rouge: float, bertscore: float, bleurt: float) -> float:
+    """The published score: (EM + (ROUGE-1 + BERTScore + BLEURT)/3)/2.
+
+    Example:
+        >>> round(official_score(exact=0.5, rouge=0.4, bertscore=0.75, bleurt=0.6), 6)
+        0.541667
+
+    Source: the competition's `evaluation.py`.
+    """
+    return (exact + (rouge + bertscore + bleurt) / 3) / 2
+
+
+def team_score(*, exact: float, format: float, rouge: float, bertscore: float) -> float:
+    """The team's reward: (BERTScore + EM + (Format + 3·ROUGE)/2)/3, at most 4/3.
+
+    In a recipe the same is a weighted sum: bertscore 1/3, exact match 1/3, format 1/6, ROUGE 1/2.
+
+    Example:
+        >>> round(team_score(exact=1.0, format=1.0, rouge=0.4, bertscore=0.75), 6)
+        0.95
+
+    Source: the team's `reward.py` (Korean_QA_RAG_2025).
+    """
+    return (bertscore + exact + (format + 3 * rouge) / 2) / 3
+
+
+def _reasons(text: str, answer: Any, source: Source) -> tuple[str, str] | None:
+    """(reason given, reason wanted); None where the reference has none."""
+    wanted = split_answer(str(answer))[1] if answer is not None else ""
+    return (split_answer(final_answer(text, source=source) or "")[1], wanted) if wanted else None
+
+
+@REWARDS.register
+def korean_format(text: str, *, strict: bool = True, source: Source = "final") -> float:
+    """1 for the form `"{sentence}"이/가 옳다. {reason}`.
+
+    Args:
+        text: the completion.
+        strict: the whole answer must have the form, with a reason, and the particle must fit the
+            sentence's last letter (both are accepted after what is no Hangul syllable). Otherwise
+            the team's pattern: the answer begins with it, the particle is not checked and no reason
+            is needed.
+        source: what counts as the answer, see `groupwise.rewards.builtin.text`.
+
+    How it is gamed: any quoted sentence earns it, right or wrong, and one letter is reason enough;
+        give it a small weight.
+
+    Example:
+        >>> korean_format('"가을"이 옳다. 까닭'), korean_format('"가을"가 옳다. 까닭')
+        (1.0, 0.0)
+        >>> korean_format('"가을"가 옳다', strict=False)
+        1.0
+
+    Source: the team's `reward.py` (lenient).
+    """
+    said = (final_answer(text, source=source) or "").strip()
+    if not strict:
+        return float(_LENIENT.match(said) is not None)
+    found = _STRICT.match(said)
+    if found is None:
+        return 0.0
+    fitting = (
+        particle(found["sentence"])
+        if final_consonant(_last_letter(found["sentence"])) is not None
+        else None
+    )
+    return float(fitting in (None, found["particle"]))
+
+
+@verifier
+@REWARDS.register
+def korean_exact_match(
+    text: str, answer: Any, *, rules: Rules = "official", source: Source = "final"
+) -> float | None:
+    """1 if the first part of the answer equals that of the reference, or one of its alternatives
+    between `#`.
+
+    How it is gamed: hardly; but see the top of this module for right answers that the published
+        rules call wrong.
+
+    Args:
+        text: the completion.
+        answer: the reference, in the form of an answer.
+        rules: see `normalise_answer`.
+        source: what counts as the answer, see `groupwise.rewards.builtin.text`.
+
+    Example:
+        >>> korean_exact_match('"가을"이 옳다. 다른 까닭', '"가을"이 옳다. 까닭')
+        1.0
+        >>> korean_exact_match('"가을"가 옳다. 까닭', '"가을"이 옳다. 까닭')
+        0.0
+
+    Source: the competition's `evaluation.py`; "team": `reward.py`.
+    """
+    if answer is None:
+        return None
+    said = normalise_answer(split_answer(final_answer(text, source=source) or "")[0], rules=rules)
+    wanted = normalise_answer(split_answer(str(answer))[0], rules=rules)
+    return float(any(said == choice.strip() for choice in wanted.split("#")))
+
+
+@REWARDS.register
+def korean_reason(
+    text: str,
+    answer: Any,
+    *,
+    kind: Kind = "1",
+    tokens: Tokens = "characters",
+    source: Source = "final",
+) -> float | None:
+    """ROUGE F1 between the reasons, 0 where the answer gives none.
+
+    How it is gamed: by repeating the terms that reasons share ("어간", "받침", "한글 맞춤법"), and
+    with `kind` "1" by any Korean text; kind "2" or "L" is harder to please.
+
+    Args:
+        text: the completion.
+        answer: the reference, in the form of an answer.
+        kind, tokens: see `groupwise.rewards.builtin.rouge`.
+        source: what counts as the answer, see `groupwise.rewards.builtin.text`.
+
+    Returns:
+        From 0 to 1; None where the reference has no reason.
+
+    Example:
+        >>> korean_reason('"가을"이 옳다. 받침이 있다.', '"가을"이 옳다. 받침이 있다.')
+        1.0
+
+    Source: the competition's `evaluation.py`, which uses Mecab morphemes (`tokens="mecab"`).
+    """
+    reasons = _reasons(text, answer, source)
+    return None if reasons is None else rouge_score(*reasons, kind=kind, tokens=tokens)

@@ -1,0 +1,200 @@
+"""Rewards of the two papers that teach a model to call a search engine: ReSearch and
+R1-Searcher."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from groupwise.rewards.base import REWARDS
+from groupwise.rewards.builtin.text import between, f1, normalise, references
+from groupwise.rewards.extract import boxes
+
+_QUERY = ("<|begin_of_query|>", "<|end_of_query|>")
+_DOCUMENTS = ("<|begin_of_documents|>", "<|end_of_documents|>")
+_CALLS = (
+    *_QUERY,
+    *_DOCUMENTS,
+    "<|begin_of_documents|>\n",
+    "<|end_of_documents|>\n\n",
+    "<|begin_of_documents|>\n(1)",
+)
+"""Seven strings that occur equally often where every query was answered by one well-formed block of
+documents."""
+_CHINESE = re.compile("[\u4e00-\u9fff]")
+_LONGEST_ANSWER = 10
+"""Words that the strict format allows in an answer."""
+_READ = 2000
+"""Characters of an answer, from its end, in which a box is looked for."""
+
+
+def _pairs_in_order(text: str, tags: tuple[str, ...]) -> bool:
+    """Whether the tags come round and round in the given order, complete, from start to end."""
+    found = re.findall("|".join(re.escape(tag) for tag in tags), text)
+    return len(found) % len(tags) == 0 and all(
+        tag == tags[i % len(tags)] for i, tag in enumerate(found)
+    )
+
+
+def _answers(text: str) -> list[str]:
+    return between(text, "<answer>", "</answer>")
+
+
+def _own_words(text: str) -> str:
+    """The text without the documents that were put into it."""
+    for document in between(text, *_DOCUMENTS):
+        text = text.replace(document, "", 1)
+    return text
+
+
+def _research_format(text: str) -> bool:
+    opened, closed = text.count("<think>"), text.count("</think>")
+    one_answer = text.count("<answer>") == 1 == text.count("</answer>")
+    calls = _pairs_in_order(text, ("<search>", "</search>", "<result>", "</result>"))
+    blocks = _answers(text)
+    return (
+        opened == closed >= 1
+        and one_answer
+        and calls
+        and len(blocks) == 1
+        and bool(boxes(blocks[0][-_READ:]))
+    )
+
+
+@REWARDS.register
+def research(
+    text: str, answer: Any, finish: str | None = "stop", *, format_only: float = 0.1
+) -> float | None:
+    """ReSearch: 0 for a bad format, F1 of the boxed answer if it is above 0, else `format_only`.
+
+    The format: as many `<think>` as `</think>` and at least one; exactly one `<answer>` pair with a
+    `\\boxed{}` in it; every `<search>` closed and followed by a closed `<result>`. A completion
+    that did not end by itself has no format either.
+
+    Args:
+        text: the whole completion, injected results included.
+        answer: one or several references.
+        finish: "stop" unless the budget ran out.
+        format_only: what a right format with a wrong answer earns.
+
+    Returns:
+        A number from 0 to 1. An F1 below `format_only` earns less than an F1 of 0, as in the
+        original.
+
+    Example:
+        >>> research("<think>a</think><answer>\\\\boxed{Barack Obama}</answer>", "Barack Obama")
+        1.0
+        >>> research("<think>a</think><answer>\\\\boxed{Rome}</answer>", "Paris")
+        0.1
+
+    Source: ReSearch (2503.19470), section 2.2; its code, `re_search.py`.
+    Elsewhere: the original compares the last token with the end-of-sequence token; `finish` says
+        the same.
+    """
+    golds = references(answer)
+    if not golds:
+        return None
+    if finish != "stop" or not _research_format(text):
+        return 0.0
+    said = boxes(_answers(text)[0][-_READ:])[-1][2]
+    best = max(f1(said, gold, rules="research") for gold in golds)
+    return best if best > 0 else format_only
+
+
+def _searches(text: str) -> int | None:
+    """How many well-formed searches a text holds; None where the seven counts disagree."""
+    counts = {text.count(mark) for mark in _CALLS}
+    return counts.pop() if len(counts) == 1 else None
+
+
+def _searcher_format(text: str, *, strict: bool) -> bool:
+    """One closed block of reasoning (its opening tag is pre-filled by the prompt) and one
+    answer."""
+    answers = _answers(text)
+    one_answer = text.count("<answer>") == 1 == text.count("</answer>") and len(answers) == 1
+    if (
+        "<think>" in text
+        or text.count("</think>") != 1
+        or not one_answer
+        or _searches(text) is None
+    ):
+        return False
+    if not strict:
+        return True
+    said = answers[0]
+    return (
+        "assistant" not in text.lower()
+        and not any(mark in said for mark in (*_QUERY, *_DOCUMENTS))
+        and len(said.split()) <= _LONGEST_ANSWER
+        and not _CHINESE.search(_own_words(text))
+    )
+
+
+def covers(answer: str, reference: str) -> bool:
+    """Cover exact match: every word of the reference occurs in the answer, in any order.
+
+    Example:
+        >>> covers("It was Obama, Barack", "Barack Obama"), covers("Obama", "Barack Obama")
+        (True, False)
+    """
+    wanted = normalise(reference, rules="r1searcher").split()
+    return bool(wanted) and set(wanted) <= set(normalise(answer, rules="r1searcher").split())
+
+
+@REWARDS.register
+def r1searcher_call(text: str, answer: Any = None, *, answer_weight: float = 0.0) -> float | None:
+    """R1-Searcher, stage 1 (learn to call): ½ for at least one search, ½ for the format, plus
+    ±`answer_weight`.
+
+    Args:
+        text: the completion after a prompt that ends in `<think>`, injected documents included.
+        answer: one or several references; needed only where `answer_weight` is not 0.
+        answer_weight: 0 as in the paper; 1 as in the released code, which adds 1 where every word
+            of a reference occurs in the answer and takes 1 away where not, so that totals lie in
+            {-1, -½, 0, 1, 1½, 2}.
+
+    Example:
+        >>> r1searcher_call("I know.</think><answer>Rome</answer>")
+        0.5
+
+    Source: R1-Searcher (2503.05592), section 3.3; its code, `reward_server_llama_stage1.py`.
+    """
+    score = 0.5 * ((_searches(text) or 0) >= 1) + 0.5 * _searcher_format(text, strict=False)
+    if answer_weight == 0:
+        return score
+    golds = references(answer)
+    if not golds:
+        return None
+    said = "".join(_answers(text)[-1:])
+    return score + (answer_weight if any(covers(said, gold) for gold in golds) else -answer_weight)
+
+
+@REWARDS.register
+def r1searcher_answer(
+    text: str, answer: Any, *, penalty: float = -2.0, strict: bool = True
+) -> float | None:
+    """R1-Searcher, stage 2 (learn to use): F1 of the answer, plus `penalty` where the format is
+    wrong.
+
+    Args:
+        text: the completion after a prompt that ends in `<think>`, injected documents included.
+        answer: one or several references.
+        penalty: -2 in the paper and for Qwen, -1 in the released code for Llama.
+        strict: as for Qwen, the format also forbids the word "assistant", call tags inside the
+            answer, answers of more than ten words, and Chinese outside the documents. Searching not
+            at all is allowed.
+
+    Example:
+        >>> r1searcher_answer("I know.</think><answer>Barack Obama</answer>", "Barack Obama")
+        1.0
+        >>> r1searcher_answer("Barack Obama", "Barack Obama")
+        -2.0
+
+    Source: R1-Searcher (2503.05592), equation of stage 2; its code, `reward_server_qwen_zero.py`.
+    """
+    golds = references(answer)
+    if not golds:
+        return None
+    said = _answers(text)[-1:]
+    score = max(f1(said[0], gold, rules="r1searcher") for gold in golds) if said else 0.0
+    return score + (0.0 if _searcher_format(text, strict=strict) else penalty)

@@ -1,0 +1,1 @@
+"""Rewards for programs, judged by running them in a sandbox."""

@@ -1,0 +1,138 @@
+"""Programs that read standard input and write standard output: one process per input.
+
+Nothing here knows an expected output: what the program wrote leaves the sandbox and is compared
+outside.
+"""
+
+import _signal  # pyright: ignore[reportMissingImports]
+import marshal
+import os
+import sys
+import time
+
+from groupwise.rewards.code.inside.codec import (
+    ERROR,
+    FLOODED,
+    OUTPUT,
+    READY,
+    TIMEOUT,
+    read_frame,
+    write_frame,
+)
+from groupwise.rewards.code.inside.confine import become_program
+from groupwise.rewards.code.inside.rpc import ending, load_program
+
+_DETAIL = 1000
+
+
+def run_inputs(job, out) -> None:
+    """Run the program once per input; what it wrote, or why there is nothing."""
+    write_frame(out, READY)
+    while (frame := read_frame(0)) is not None:
+        verdict, detail = run_once(job, *marshal.loads(frame))
+        write_frame(out, verdict + detail)
+
+
+class Stopped(Exception):
+    """A limit was reached; the argument is the verdict."""
+
+
+def run_once(job, given, seconds):
+    """(verdict, what the program wrote or the end of what it complained) for one input."""
+    (source, feed), (wrote, sink), (complained, drain) = os.pipe(), os.pipe(), os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            become_program(job, (source, sink, drain), ())
+            os._exit(run_main(job["program"]))
+        finally:
+            os._exit(70)
+    for fd in (source, sink, drain):
+        os.close(fd)
+    deadline = time.monotonic() + seconds
+    try:
+        output, errors = converse(given, feed, wrote, complained, deadline, job["output"])
+        status = wait(pid, deadline)
+    except Stopped as why:
+        os.kill(pid, _signal.SIGKILL)
+        os.waitpid(pid, 0)
+        return why.args[0], b""
+    if status == 0:
+        return OUTPUT, bytes(output)
+    return ERROR, bytes(errors[-_DETAIL:]) or ending(status).encode()
+
+
+def converse(given, feed, wrote, complained, deadline, limit):
+    """Feed a program, collect what it writes on both streams until it closes them, close all."""
+    import select
+
+    os.set_blocking(feed, False)
+    poll = select.poll()
+    poll.register(feed, select.POLLOUT)
+    poll.register(wrote, select.POLLIN)
+    poll.register(complained, select.POLLIN)
+    texts = {wrote: bytearray(), complained: bytearray()}
+    rest, registered = memoryview(given), {feed, wrote, complained}
+    try:
+        while registered & texts.keys():
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise Stopped(TIMEOUT)
+            for fd, _ in poll.poll(left * 1000):
+                if fd == feed:
+                    rest = feed_some(feed, rest)
+                    ended = not rest
+                else:
+                    part = os.read(fd, 1 << 16)
+                    texts[fd] += part
+                    ended = not part
+                if ended:
+                    poll.unregister(fd)
+                    registered.remove(fd)
+                    os.close(fd)
+            if sum(map(len, texts.values())) > limit:
+                raise Stopped(FLOODED)
+    finally:
+        for fd in registered:
+            os.close(fd)
+    return texts[wrote], texts[complained]
+
+
+def feed_some(feed, rest):
+    """Write what fits; what is left, nothing when nobody reads it any more."""
+    try:
+        return rest[os.write(feed, rest) :] if rest else rest
+    except BlockingIOError:
+        return rest
+    except BrokenPipeError:
+        return b""
+
+
+def wait(pid, deadline) -> int:
+    """The wait status of a process that has closed its output, so should end soon."""
+    while True:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            return status
+        if time.monotonic() > deadline:
+            raise Stopped(TIMEOUT)
+        time.sleep(0.001)
+
+
+def run_main(source) -> int:
+    """Run a program as `python program.py` would, exit handlers and threads included."""
+    status = 0
+    try:
+        load_program(source, "__main__")
+    except SystemExit as leaving:
+        status = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
+    except BaseException as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+        status = 1
+    if "threading" in sys.modules:
+        sys.modules["threading"]._shutdown()
+    if "atexit" in sys.modules:
+        sys.modules["atexit"]._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return status & 0xFF

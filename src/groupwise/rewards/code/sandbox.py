@@ -1,0 +1,477 @@
+"""A sandbox for Python programs that nobody has read: bubblewrap, seccomp, limits, a wall clock.
+
+Every program gets a sandbox of its own: no network, no file of the host but Python's own library
+and the shared libraries it needs (read-only), no environment, a /tmp of fixed size, no second
+process, limits on memory, processor time, output and wall-clock time. The last is held out here,
+where the program cannot reach. See docs/sandbox.md for what each layer is for.
+
+What goes wrong is told apart by whose fault it is. Whatever the program does, hanging included, is
+a `Verdict`. A sandbox that does not start raises `SandboxError`; one that cannot be had at all
+raises `UsageError`, and nothing is run.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import marshal
+import os
+import platform
+import secrets
+import select
+import shutil
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from groupwise.errors import RewardError, UsageError
+from groupwise.rewards.code import (
+    seccomp,
+)
+from groupwise.rewards.code.inside import codec
+
+_INSIDE = ("codec", "rpc", "confine", "inputs", "judge")  # in the order they import each other
+_BOOT = """
+import marshal, os, sys
+def read(size, data=b""):
+    while len(data) < size:
+        data += os.read(0, size - len(data)) or sys.exit("no job")
+    return data
+for name, code in marshal.loads(read(int.from_bytes(read(8), "big"))):
+    module = sys.modules[name] = type(sys)(name)
+    exec(code, module.__dict__)
+module.main()
+"""
+_INSTALL = (
+    "install it (`apt-get install bubblewrap`, `dnf install bubblewrap`, `pacman -S bubblewrap`)"
+)
+_PERMIT = (
+    "bubblewrap needs user namespaces (sysctl kernel.unprivileged_userns_clone = 1 or "
+    "kernel.apparmor_restrict_unprivileged_userns = 0), or root with CAP_SYS_ADMIN, which "
+    "`docker run --privileged` gives"
+)
+_START_SECONDS = 30.0
+_NO_ONE = range(61184, 65520)  # user ids for services without an account
+
+
+class SandboxError(RewardError):
+    """The sandbox failed, not the program: nothing is known of the program."""
+
+
+class Verdict(str, Enum):
+    """What became of one test."""
+
+    PASSED = "passed"
+    FAILED = "failed"  # wrong output, or an assertion that does not hold
+    ERROR = "error"  # the program raised, exited early or crashed
+    TIMEOUT = "timeout"  # still running when its wall-clock time was over
+    FLOODED = "flooded"  # wrote more than it may
+    UNJUDGEABLE = "unjudgeable"  # the test is at fault: it does not compile, or cannot be put
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """One test: its verdict, and a line on why."""
+
+    verdict: Verdict
+    detail: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What a program may use.
+
+    Attributes:
+        seconds: wall-clock time for all tests of a program, from the moment the sandbox stands.
+        memory_mb: address space, MiB.
+        disk_mb: size of /tmp and of any file, MiB.
+        output_kb: what one run may write to standard output and standard error together, KiB.
+        threads: how many more threads it may start.
+    """
+
+    seconds: float = 10.0
+    memory_mb: int = 512
+    disk_mb: int = 8
+    output_kb: int = 1024
+    threads: int = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Suite:
+    """Tests that call a program: Python source that passes unless it raises.
+
+    Names that a test uses and does not define are the program's (functions, classes), except that
+    builtins and modules of the standard library are always the real ones.
+
+    Attributes:
+        sources: the tests, each run in a namespace of its own.
+        setup: source that runs before them, once, in the judge's process.
+        entry: a name that is the program's even though `setup` defines it.
+        counted: a test reports by calling `__count__(bool)`, any number of times.
+        stop: leave out the tests after the first one that does not pass.
+    """
+
+    sources: Sequence[str]
+    setup: str = ""
+    entry: str = ""
+    counted: bool = False
+    stop: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Job:
+    """One start of a sandbox, and the line to the judge in it."""
+
+    process: subprocess.Popen[bytes]
+    unsent: bytearray = field(default_factory=bytearray)
+    unread: bytearray = field(default_factory=bytearray)
+
+    def send(self, frame: bytes) -> None:
+        self.unsent.extend(len(frame).to_bytes(8, "big") + frame)
+
+    def receive(self, deadline: float) -> bytes | None:
+        """The next frame, or None when there will be none. Raises TimeoutError at the deadline."""
+        while (frame := self._complete()) is None:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError
+            if not self._exchange(left):
+                return None
+        return frame
+
+    def _complete(self) -> bytes | None:
+        size = int.from_bytes(self.unread[:8], "big")
+        if len(self.unread) < 8 + size or len(self.unread) < 8:
+            return None
+        frame = bytes(self.unread[8 : 8 + size])
+        del self.unread[: 8 + size]
+        return frame
+
+    def _exchange(self, seconds: float) -> bool:
+        """Wait for the judge and read or write once; False at the end of what it has to say."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        poll = select.poll()
+        poll.register(self.process.stdout, select.POLLIN)
+        if self.unsent:
+            poll.register(self.process.stdin, select.POLLOUT)
+        for fd, _ in poll.poll(max(seconds * 1000, 1)):
+            if fd == self.process.stdout.fileno():
+                part = os.read(fd, 1 << 20)
+                self.unread.extend(part)
+                return bool(part) and len(self.unread) <= codec.LONGEST
+            try:
+                del self.unsent[: os.write(fd, self.unsent)]
+            except BrokenPipeError:
+                self.unsent.clear()
+        return True
+
+
+def run_tests(
+    program: str, tests: Suite, *, limits: Limits | None = None, allow_unsandboxed: bool = False
+) -> list[Outcome]:
+    """Run a program and the tests that call its functions.
+
+    The tests run in another process than the program, which sees only the arguments of the calls.
+
+    Args:
+        program: Python source.
+        tests: what has to hold.
+        limits: see `Limits`.
+        allow_unsandboxed: where there is no sandbox, run the program with the rights of this one.
+
+    Returns:
+        One outcome per test, in order, fewer after the last one that ran if `tests.stop`; for
+        counted tests one per count and one more for a test that raised.
+
+    Raises:
+        UsageError: there is no sandbox on this machine.
+        SandboxError: the sandbox did not start.
+
+    Example:
+        >>> if not unavailable():
+        ...     outcomes = run_tests("def f(x): return x + 1", Suite(sources=["assert f(1) == 2"]))
+        ...     assert [o.verdict.value for o in outcomes] == ["passed"]
+    """
+    plain = _must_be_plain(allow_unsandboxed)
+    return _run_tests(program, tests, limits or Limits(), plain=plain)
+
+
+def _run_tests(program: str, tests: Suite, limits: Limits, *, plain: bool) -> list[Outcome]:
+    nonce = secrets.token_bytes(16)
+    payload = {
+        "nonce": nonce,
+        "tests": list(tests.sources),
+        "setup": tests.setup,
+        "entry": tests.entry,
+        "counted": tests.counted,
+        "all": not tests.stop,
+    }
+    outcomes: list[Outcome] = []
+    with _started("tests", program, limits, plain=plain) as job:
+        job.send(marshal.dumps(payload))
+        deadline = time.monotonic() + limits.seconds
+        try:
+            while (frame := job.receive(deadline)) is not None:
+                if not frame.startswith(nonce):
+                    outcomes.append(Outcome(verdict=Verdict.ERROR, detail="verdict without nonce"))
+                    break
+                outcomes.append(_outcome(frame[len(nonce) :]))
+                if not tests.counted and len(outcomes) == len(tests.sources):
+                    break
+        except TimeoutError:
+            outcomes.append(_timeout(limits.seconds))
+    return _complete(outcomes, tests)
+
+
+def run_inputs(
+    program: str,
+    inputs: Sequence[str],
+    *,
+    limits: Limits | None = None,
+    allow_unsandboxed: bool = False,
+) -> Generator[str | Outcome]:
+    """Run a program once per standard input; lazily, so that a caller may stop early.
+
+    Args:
+        program: Python source, run as a main program.
+        inputs: text for standard input.
+        limits: see `Limits`.
+        allow_unsandboxed: where there is no sandbox, run the program with the rights of this one.
+
+    Returns:
+        For each input what the program wrote to standard output, or the outcome that kept it from
+        ending with status 0.
+
+    Raises:
+        UsageError: there is no sandbox on this machine.
+        SandboxError: the sandbox did not start.
+
+    Example:
+        >>> if not unavailable():
+        ...     assert list(run_inputs("print(int(input()) * 2)", ["4", "5"])) == ["8\\n", "10\\n"]
+    """
+    limits = limits or Limits()
+    plain = _must_be_plain(allow_unsandboxed)
+    with _started("inputs", program, limits, plain=plain) as job:
+        deadline = time.monotonic() + limits.seconds
+        for given in inputs:
+            left = max(deadline - time.monotonic(), 0.0)
+            job.send(marshal.dumps((given.encode("utf-8", "surrogateescape"), left)))
+            try:  # the judge inside stops the program in time; this clock is for the judge
+                frame = job.receive(deadline + 2.0)
+            except TimeoutError:
+                frame = codec.TIMEOUT
+            if frame is None:
+                yield Outcome(verdict=Verdict.ERROR, detail="the judge's process ended")
+                return
+            if frame.startswith(codec.OUTPUT):
+                yield frame[1:].decode("utf-8", "replace")
+            elif frame == codec.TIMEOUT:
+                yield _timeout(limits.seconds)
+            else:
+                yield _outcome(frame)
+
+
+_VERDICTS = {
+    codec.PASSED: Verdict.PASSED,
+    codec.FAILED: Verdict.FAILED,
+    codec.ERROR: Verdict.ERROR,
+    codec.FLOODED: Verdict.FLOODED,
+    codec.UNJUDGEABLE: Verdict.UNJUDGEABLE,
+}
+
+
+def _outcome(frame: bytes) -> Outcome:
+    verdict = _VERDICTS.get(frame[:1], Verdict.ERROR)
+    return Outcome(verdict=verdict, detail=frame[1:].decode("utf-8", "replace").strip())
+
+
+def _timeout(seconds: float) -> Outcome:
+    return Outcome(verdict=Verdict.TIMEOUT, detail=f"still running after {seconds:g} s")
+
+
+def _complete(outcomes: list[Outcome], tests: Suite) -> list[Outcome]:
+    """Tests without a verdict get that of the test which kept them from running."""
+    missing = 0 if tests.counted else len(tests.sources) - len(outcomes)
+    stopped = bool(outcomes) and outcomes[-1].verdict is not Verdict.PASSED
+    if stopped:
+        return outcomes + [outcomes[-1]] * (0 if tests.stop else missing)
+    ended = Outcome(verdict=Verdict.ERROR, detail="the judge's process ended")
+    return outcomes + [ended] * (min(missing, 1) if tests.stop else missing)
+
+
+# Starting one -------------------------------------------------------------------------------------
+
+
+def _must_be_plain(allow_unsandboxed: bool) -> bool:
+    """Whether to run without a sandbox: there is none, and the caller has said that it is fine."""
+    reason = unavailable()
+    if reason and not allow_unsandboxed:
+        raise UsageError(
+            f"code sandbox: {reason}. Untrusted programs are not run without it; "
+            "allow_unsandboxed = true would run them with your rights, on your files."
+        )
+    return reason is not None
+
+
+@contextmanager
+def _started(mode: str, program: str, limits: Limits, *, plain: bool) -> Iterator[_Job]:
+    """A sandbox that stands: its judge has dropped every right and waits for tests."""
+    with _process(limits, plain=plain) as process:
+        job = _Job(process=process)
+        job.send(_code())
+        job.send(marshal.dumps(_settings(mode, program, limits, plain=plain)))
+        try:
+            greeting = job.receive(time.monotonic() + _START_SECONDS)
+        except TimeoutError:
+            raise SandboxError(
+                f"code sandbox: did not start in {_START_SECONDS:g} s; is the machine overloaded?"
+            ) from None
+        if greeting != codec.READY:
+            raise SandboxError(f"code sandbox: it does not start ({_complaint(process)})")
+        yield job
+
+
+@contextmanager
+def _process(limits: Limits, *, plain: bool) -> Iterator[subprocess.Popen[bytes]]:
+    """The process, killed with everything in it when the block is left, however it is left."""
+    read_end, write_end = os.pipe()
+    try:
+        with os.fdopen(write_end, "wb") as pipe:
+            pipe.write(b"" if plain else seccomp.outer_filter())
+        python = [_interpreter(), "-I", "-S", "-B", "-X", "utf8", "-c", _BOOT]
+        process = subprocess.Popen(
+            python if plain else [*_bubblewrap(limits, read_end), *python],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            pass_fds=() if plain else (read_end,),
+            env={},
+            cwd="/",
+            start_new_session=True,
+        )
+    finally:
+        os.close(read_end)
+    assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+    try:
+        os.set_blocking(process.stdin.fileno(), False)
+        os.set_blocking(process.stderr.fileno(), False)
+        yield process
+    finally:
+        try:
+            os.killpg(process.pid, 9)
+        except ProcessLookupError:
+            pass
+        process.wait()
+        for stream in (process.stdin, process.stdout, process.stderr):
+            stream.close()
+
+
+def _settings(mode: str, program: str, limits: Limits, *, plain: bool) -> dict[str, Any]:
+    as_root = os.geteuid() == 0 and not plain
+    return {
+        "mode": mode,
+        "program": program,
+        "uid": secrets.choice(_NO_ONE) if as_root else None,
+        "memory": limits.memory_mb << 20,
+        "disk": limits.disk_mb << 20,
+        "cpu": int(limits.seconds) + 2,
+        "output": limits.output_kb << 10,
+        "threads": None if plain else limits.threads + 2,
+        "filter": b"" if plain else seccomp.inner_filter(),
+    }
+
+
+def _complaint(process: subprocess.Popen[bytes]) -> str:
+    process.kill()
+    process.wait()
+    assert process.stderr is not None
+    return (process.stderr.read() or b"").decode("utf-8", "replace").strip()[-2000:] or "no reason"
+
+
+@functools.cache
+def _code() -> bytes:
+    """What runs inside, compiled: the sandbox runs the same interpreter."""
+    modules = [importlib.import_module(f"groupwise.rewards.code.inside.{name}") for name in _INSIDE]
+    return marshal.dumps(
+        [(m.__name__, compile(inspect.getsource(m), f"<{m.__name__}>", "exec")) for m in modules]
+    )
+
+
+@functools.cache
+def _interpreter() -> str:
+    """The interpreter itself, not the link to it in a virtual environment."""
+    return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
+
+
+@functools.cache
+def _files() -> tuple[str, ...]:
+    """Options that show the program Python and the libraries it is linked to, and nothing else."""
+    library = Path(sysconfig.get_path("stdlib")).parent
+    shown = {Path(_interpreter()), Path("/etc/ld.so.cache"), library, Path("/usr/lib")}
+    shown |= {Path("/lib"), Path("/lib64"), Path("/usr/lib64")}
+    shown = {p for p in shown if p.exists() and not shown & set(p.parents)}
+    options: list[str] = []
+    for folder in sorted({above for path in shown for above in path.parents} - {Path("/")}):
+        options += ["--perms", "0755", "--dir", str(folder)]
+    for path in sorted(shown):
+        target = os.readlink(path) if path.is_symlink() else str(path)
+        options += ["--symlink" if path.is_symlink() else "--ro-bind", target, str(path)]
+    return tuple(options)
+
+
+def _bubblewrap(limits: Limits, filter_fd: int) -> list[str]:
+    """The command up to the program to run. Root needs no user namespace, and drops root inside."""
+    options = [shutil.which("bwrap") or "bwrap", "--unshare-pid", "--unshare-net", "--unshare-ipc"]
+    options += ["--unshare-uts", "--unshare-cgroup-try", "--hostname", "sandbox"]
+    if os.geteuid() == 0:
+        options += ["--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
+    else:
+        options += ["--unshare-user", "--uid", str(_NO_ONE[0]), "--gid", str(_NO_ONE[0])]
+    options += [*_files(), "--perms", "0755", "--dir", "/dev"]
+    options += ["--dev-bind", "/dev/null", "/dev/null"]
+    options += ["--perms", "1777", "--size", str(limits.disk_mb << 20), "--tmpfs", "/tmp"]
+    options += ["--remount-ro", "/", "--chdir", "/tmp", "--clearenv", "--die-with-parent"]
+    return [*options, "--new-session", "--seccomp", str(filter_fd), "--"]
+
+
+_PROBE = """
+import os
+def probe():
+    for attempt in (os.fork, lambda: os.listdir("/proc"), lambda: open("/etc/passwd")):
+        try:
+            attempt()
+        except OSError:
+            continue
+        return "open"
+    alone = os.getpid() == 3 and os.environ.keys() <= {"PWD", "LC_CTYPE"}
+    return "closed" if alone else "not alone"
+"""
+
+
+@functools.cache
+def unavailable() -> str | None:
+    """Why programs cannot be sandboxed on this machine, or None: they can. Tried out once.
+
+    Example:
+        >>> unavailable() is None or isinstance(unavailable(), str)
+        True
+    """
+    if not seccomp.supported():
+        return f"there is no filter of system calls for {platform.system()} {platform.machine()}"
+    if shutil.which("bwrap") is None:
+        return f"the program bwrap is not installed; {_INSTALL}"
+    try:
+        tests = Suite(sources=["assert probe() == 'closed', probe()"])
+        [outcome] = _run_tests(_PROBE, tests, Limits(), plain=False)
+    except SandboxError as error:
+        return f"{str(error).removeprefix('code sandbox: ')}; {_PERMIT}"
+    return None if outcome.verdict is Verdict.PASSED else f"it leaks: {outcome.detail}"

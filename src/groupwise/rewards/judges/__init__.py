@@ -1,0 +1,1 @@
+"""Rewards computed by models: encoders, reward models, language-model judges."""

@@ -1,0 +1,1 @@
+"""Mathematical equality of answers."""

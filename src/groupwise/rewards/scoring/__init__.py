@@ -1,0 +1,1 @@
+"""Scoring of groups, in process or in a pool of workers."""

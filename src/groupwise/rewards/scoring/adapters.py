@@ -1,0 +1,217 @@
+"""Functions of every accepted form, brought to one: called with data by name, here or in a worker.
+
+Accepted are rewards of the registry; functions of a group; functions of one completion whose
+parameters name data or columns of the row; and TRL's form, which gets lists and keyword arguments.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from groupwise.errors import UsageError, suggest
+from groupwise.registry import Part
+from groupwise.rewards.base import GROUP_DATA, REWARDS, SAMPLE_DATA, Trait, traits
+
+PER_COMPLETION = frozenset({"text", "tokens", "finish", "length", "correct"})
+Place = Literal["anywhere", "in_process", "async"]
+
+
+class MissingData(Exception):
+    """The row lacks what the reward needs."""
+
+
+class Callee(Protocol):
+    """A reward in the one form that is run: `names` of data in, a value or a list of values out."""
+
+    @property
+    def names(self) -> tuple[str, ...]: ...
+
+    @property
+    def whole_group(self) -> bool: ...
+
+    @property
+    def place(self) -> Place: ...
+
+    def __call__(self, data: Mapping[str, Any]) -> Any: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Named:
+    """A function whose positional parameters are names of data; the rest are fixed settings."""
+
+    function: Callable[..., Any]
+    names: tuple[str, ...]
+    required: frozenset[str]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def whole_group(self) -> bool:
+        return any(name in GROUP_DATA for name in self.names)
+
+    @property
+    def place(self) -> Place:
+        return place_of(self.function)
+
+    def __call__(self, data: Mapping[str, Any]) -> Any:
+        """Call with the data asked for; a sample without a required one cannot be judged."""
+        for name in self.required:
+            if data.get(name) is None:
+                if name in ("answer", "solution", "correct"):
+                    return None if not self.whole_group else [None] * _count(data)
+                known = (*SAMPLE_DATA, *GROUP_DATA, "completions")
+                raise MissingData(
+                    f"the row has no {name!r}, and it is no name of what a reward is given; "
+                    + suggest(name, known)
+                )
+        given = {name: data[name] for name in self.names if name in data}
+        return self.function(**given, **self.settings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Whole:
+    """A function of a `Group`."""
+
+    function: Callable[..., Any]
+    names: tuple[str, ...] = ("group",)
+    whole_group: bool = True
+
+    @property
+    def place(self) -> Place:
+        return place_of(self.function)
+
+    def __call__(self, data: Mapping[str, Any]) -> Any:
+        return self.function(data["group"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trl:
+    """A function of TRL's form: lists of prompts, completions, token ids and columns."""
+
+    function: Callable[..., Any]
+    names: tuple[str, ...] = ("group",)
+    whole_group: bool = True
+
+    @property
+    def place(self) -> Place:
+        return place_of(self.function)
+
+    def __call__(self, data: Mapping[str, Any]) -> Any:
+        group = data["group"]
+        count, prompt = len(group), group.prompt
+        chat = bool(prompt.messages)
+        texts = [completion.text for completion in group.completions]
+        given: dict[str, Any] = {
+            "prompts": [list(prompt.messages) if chat else str(prompt)] * count,
+            "completions": (
+                [[{"role": "assistant", "content": text}] for text in texts] if chat else texts
+            ),
+            "completion_ids": [list(completion.tokens) for completion in group.completions],
+            "answer": [prompt.answer] * count,
+            "solution": [prompt.answer] * count,
+            "trainer_state": None,
+            "log_extra": _ignore,
+            "log_metric": _ignore,
+        }
+        given.update({name: [value] * count for name, value in prompt.columns.items()})
+        parameters = inspect.signature(self.function).parameters.values()
+        if any(p.kind is p.VAR_KEYWORD for p in parameters):
+            named = {p.name for p in parameters}
+            unasked = {"log_extra", "log_metric"} - named
+            return self.function(**{n: v for n, v in given.items() if n not in unasked})
+        asked = [p for p in parameters if p.name in given]
+        missing = [p.name for p in parameters if p.name not in given and p.default is p.empty]
+        if missing:
+            known = ", ".join(sorted(prompt.columns)) or "none"
+            raise MissingData(f"the row has no {missing[0]!r}; columns: {known}")
+        return self.function(**{p.name: given[p.name] for p in asked})
+
+
+def _ignore(*_: Any, **__: Any) -> None:
+    """Takes the place of TRL's logging callbacks: parts are logged by name here."""
+
+
+def _count(data: Mapping[str, Any]) -> int:
+    for name in ("texts", "lengths", "corrects", "group"):
+        if name in data:
+            return len(data[name])
+    return 0
+
+
+def place_of(function: Callable[..., Any]) -> Place:
+    """Where a function may run: async ones on the event loop, marked ones in this process."""
+    inner = function
+    while isinstance(inner, functools.partial):
+        inner = inner.func
+    if inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(
+        getattr(inner, "__call__", None)  # noqa: B004
+    ):
+        return "async"
+    return "in_process" if Trait.IN_PROCESS in traits(inner) else "anywhere"
+
+
+def registered(chosen: Part, *, where: str = "reward") -> Named:
+    """A reward of the registry with its settings checked.
+
+    Raises:
+        UsageError: unknown name or setting, or data of single completions in a group reward.
+    """
+    bound = REWARDS.bind(chosen, where=where)
+    callee = Named(
+        function=bound.function,
+        names=bound.inputs,
+        required=bound.required,
+        settings=dict(chosen.settings),
+    )
+    return _checked(callee, chosen.name)
+
+
+def adapted(function: Callable[..., Any]) -> Callee:
+    """A Python function of any accepted form.
+
+    Raises:
+        UsageError: its parameters fit no form.
+    """
+    name = function_name(function)
+    if not callable(function):
+        raise UsageError(f"reward = {function!r}: must be a function or the name of a reward.")
+    parameters = list(inspect.signature(function).parameters.values())
+    names = [p.name for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+    needed = [p for p in parameters if p.default is p.empty and p.name in names]
+    open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    if "completions" in names or "prompts" in names or (open_ended and not names):
+        return Trl(function=function)
+    if names[:1] == ["group"] and len(needed) == 1:
+        return Whole(function=function)
+    data = [p for p in parameters if p.kind is not p.KEYWORD_ONLY and p.name in names]
+    if not any(p.name in SAMPLE_DATA + GROUP_DATA for p in data):
+        raise UsageError(
+            f"reward {name}({', '.join(names)}): must take `group`, or TRL's `completions`, or at "
+            f"least one of {', '.join(SAMPLE_DATA + GROUP_DATA)}; other names are columns."
+        )
+    callee = Named(
+        function=function,
+        names=tuple(p.name for p in data),
+        required=frozenset(p.name for p in data if p.default is p.empty),
+    )
+    return _checked(callee, name)
+
+
+def _checked(callee: Named, name: str) -> Named:
+    single = sorted(PER_COMPLETION.intersection(callee.names))
+    if callee.whole_group and single:
+        raise UsageError(
+            f"reward {name}: asks for {single[0]!r} of one completion beside data of the group; "
+            f"use {', '.join(GROUP_DATA)}."
+        )
+    return callee
+
+
+def function_name(function: Any) -> str:
+    """A name for the log: of the function, of what a partial wraps, or of the class."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return getattr(function, "__name__", type(function).__name__)

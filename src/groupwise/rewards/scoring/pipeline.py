@@ -1,0 +1,346 @@
+"""How one group is judged, apart from where the calls run: stages, calls, outcomes, totals.
+
+`judging` is a generator: it yields the calls of a stage, is sent their outcomes, and returns the
+`GroupScore`. Whoever drives it decides whether the calls run in this process, in workers that can
+be killed, or on an event loop. This module imports no torch: workers load it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import time
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from groupwise.errors import RewardError
+from groupwise.rewards.base import GroupScore, as_correct
+from groupwise.rewards.compose import Combination
+from groupwise.rewards.scoring.adapters import MissingData
+
+if TYPE_CHECKING:
+    from groupwise.rewards.scoring.adapters import Callee
+    from groupwise.types import Completion, Group
+
+Place = Literal["anywhere", "in_process", "async"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compiled:
+    """One part of a composed reward, ready to be called.
+
+    Attributes:
+        label: its name in `Scores.parts`, unique within the composition.
+        callee: what is called, with the names of the data that it asks for.
+        weight: handed to the combination.
+        verifies: its value, cut to 0 … 1, is the raw correctness.
+        optional: None means "does not apply here" instead of "cannot be judged".
+    """
+
+    label: str
+    callee: Callee
+    weight: float = 1.0
+    verifies: bool = False
+    optional: bool = False
+
+    @property
+    def whole_group(self) -> bool:
+        return self.callee.whole_group
+
+    @property
+    def place(self) -> Place:
+        return self.callee.place
+
+
+@dataclass(frozen=True, kw_only=True)
+class Composition:
+    """All parts of a reward in their order, and how their values become one total."""
+
+    parts: tuple[Compiled, ...]
+    combination: Combination
+    max_tokens: int | None = None
+
+    @property
+    def stages(self) -> tuple[tuple[Compiled, ...], ...]:
+        """Neighbouring parts that run in the same place, and over the same unit, go together."""
+        stages: list[list[Compiled]] = []
+        for part in self.parts:
+            last = stages[-1][-1] if stages else None
+            alone = part.whole_group or part.place == "async"
+            if last and not alone and (last.whole_group, last.place) == (False, part.place):
+                stages[-1].append(part)
+            else:
+                stages.append([part])
+        return tuple(map(tuple, stages))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """Some parts to be run on the data of one completion, or one part on those of a group."""
+
+    stage: int
+    indices: tuple[int, ...]
+    data: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What came of a call. `failure` is (status, message); parts before it keep their values."""
+
+    values: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    failure: tuple[str, str] | None = None
+
+
+class ContractError(Exception):
+    """A reward broke its contract in a way that concerns the whole run."""
+
+
+def run(parts: Sequence[Compiled], call: Call, *, first: bool = False) -> Outcome:
+    """Run the parts of a call one after the other, in this thread; never raises.
+
+    A part sees the raw correctness that an earlier one found. With `first`, a value ends the call:
+    later parts are not reached.
+    """
+    values: dict[str, Sequence[float | None]] = {}
+    seconds: dict[str, float] = {}
+    failure = None
+    data = dict(call.data)
+    for part in parts:
+        start = time.perf_counter()
+        try:
+            returned = part.callee(data)
+            outcome = check(part, returned, call, first=first)
+        except Exception as error:
+            outcome = failed(part, error)
+        seconds[part.label] = time.perf_counter() - start
+        values.update(outcome.values)
+        failure = outcome.failure
+        value = None if part.whole_group else outcome.values.get(part.label, [None])[0]
+        if part.verifies and value is not None:
+            data["correct"] = as_correct(value)
+        if failure is not None or (first and value is not None):
+            break
+    return Outcome(values=values, seconds=seconds, failure=failure)
+
+
+async def run_async(part: Compiled, call: Call, *, first: bool = False) -> Outcome:
+    """Await one async part; never raises, except to be cancelled."""
+    start = time.perf_counter()
+    try:
+        returned = part.callee(call.data)
+        if inspect.isawaitable(returned):
+            returned = await returned
+        outcome = check(part, returned, call, first=first)
+    except Exception as error:
+        outcome = failed(part, error)
+    spent = {part.label: time.perf_counter() - start}
+    return Outcome(values=outcome.values, seconds=spent, failure=outcome.failure)
+
+
+def failed(part: Compiled, error: Exception) -> Outcome:
+    """The outcome of a call that raised."""
+    if isinstance(error, ContractError):
+        return Outcome(failure=("contract", str(error)))
+    if isinstance(error, MemoryError):
+        return Outcome(failure=("error", f"{part.label}: out of memory"))
+    said = str(error) if isinstance(error, MissingData) else f"{type(error).__name__}: {error}"
+    return Outcome(failure=("error", f"{part.label}: {said}"[:500]))
+
+
+def check(part: Compiled, returned: Any, call: Call, *, first: bool = False) -> Outcome:
+    """The values that a part returned, as floats, or what is wrong with them.
+
+    Raises:
+        ContractError: not one value per completion.
+    """
+    checked: list[float | None] = []
+    for item in _items(part, returned, len(call.indices)):
+        try:
+            value = None if item is None else float(item)
+        except (TypeError, ValueError):
+            wrong = f"{part.label}: must return a number or None, got {type(item).__name__}"
+            return Outcome(failure=("error", wrong))
+        if value is not None and not math.isfinite(value):
+            return Outcome(failure=("error", f"{part.label}: returned {value}"))
+        checked.append(value)
+    lost = not part.whole_group and checked[0] is None and not (part.optional or first)
+    failure = ("unjudgeable", _unjudged(part, call)) if lost else None
+    return Outcome(values={part.label: checked}, failure=failure)
+
+
+def _unjudged(part: Compiled, call: Call) -> str:
+    """What is said of a completion for which a part has no value."""
+    asked = {"answer", "solution"} & getattr(part.callee, "required", frozenset())
+    if any(call.data.get(name) is None for name in asked):
+        return f"{part.label}: the row has no answer; data.answer_column names its column"
+    return f"{part.label}: cannot be judged"
+
+
+def _items(part: Compiled, returned: Any, count: int) -> Sequence[Any]:
+    if not part.whole_group:
+        return [returned]
+    if isinstance(returned, str | bytes | Mapping) or not hasattr(returned, "__len__"):
+        raise ContractError(
+            f"{part.label}: a group reward must return one value per completion, "
+            f"got {type(returned).__name__}."
+        )
+    if len(returned) != count:
+        raise ContractError(f"{part.label}: returned {len(returned)} values for {count} samples.")
+    return list(returned)
+
+
+def judging(
+    composition: Composition, group: Group
+) -> Generator[tuple[tuple[Compiled, ...], list[Call]], list[Outcome], GroupScore]:
+    """Judge a group: yields (parts, calls) of a stage and is sent the outcomes in that order."""
+    from groupwise.types import Status
+
+    size = len(group)
+    table: dict[str, list[float | None]] = {p.label: [None] * size for p in composition.parts}
+    failures: list[tuple[str, str] | None] = [
+        ("error", "the sampler failed") if c.finish == "error" else None for c in group.completions
+    ]
+    correct: list[float | None] = [None] * size
+    seconds: dict[str, float] = dict.fromkeys(table, 0.0)
+    first = composition.combination.stops_at_first
+    for number, parts in enumerate(composition.stages):
+        alive = [i for i in range(size) if failures[i] is None]
+        if first:
+            alive = [i for i in alive if all(row[i] is None for row in table.values())]
+        if not alive:
+            break
+        calls = _calls(composition, group, number, parts, alive, correct)
+        outcomes = yield parts, calls
+        for call, outcome in zip(calls, outcomes, strict=True):
+            for label, spent in outcome.seconds.items():
+                seconds[label] += spent
+            _record(parts, call, outcome, table, correct, failures, first=first)
+    for i in range(size):
+        if failures[i] is None and all(row[i] is None for row in table.values()):
+            failures[i] = ("unjudgeable", "no part of the reward applies")
+    valid = [i for i in range(size) if failures[i] is None]
+    total = [math.nan] * size
+    combined = composition.combination(
+        [[table[part.label][i] for i in valid] for part in composition.parts],
+        weights=[part.weight for part in composition.parts],
+        labels=[part.label for part in composition.parts],
+    )
+    for i, value in zip(valid, combined, strict=True):
+        total[i] = value
+    return GroupScore(
+        total=total,
+        correct=[_number(c) if failures[i] is None else math.nan for i, c in enumerate(correct)],
+        parts={label: [_number(value) for value in row] for label, row in table.items()},
+        status=[Status(failure[0]) if failure else Status.OK for failure in failures],
+        errors=[failure[1] if failure else None for failure in failures],
+        seconds=seconds,
+    )
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value
+
+
+def _record(
+    parts: Sequence[Compiled],
+    call: Call,
+    outcome: Outcome,
+    table: dict[str, list[float | None]],
+    correct: list[float | None],
+    failures: list[tuple[str, str] | None],
+    *,
+    first: bool,
+) -> None:
+    """Enter the values of a call, and what they mean for correctness and status."""
+    for part in parts:
+        for place, value in zip(call.indices, outcome.values.get(part.label, ()), strict=False):
+            table[part.label][place] = value
+            if part.verifies and value is not None and correct[place] is None:
+                correct[place] = as_correct(value)
+            if part.whole_group and value is None and not (part.optional or first):
+                failures[place] = ("unjudgeable", _unjudged(part, call))
+    if outcome.failure is not None:
+        if outcome.failure[0] == "contract":
+            raise RewardError(outcome.failure[1])
+        for place in call.indices:
+            failures[place] = outcome.failure
+
+
+def _calls(
+    composition: Composition,
+    group: Group,
+    stage: int,
+    parts: Sequence[Compiled],
+    alive: list[int],
+    correct: list[float | None],
+) -> list[Call]:
+    wanted = {name for part in parts for name in part.callee.names}
+    if parts[0].whole_group:
+        data = _group_data(composition, group, alive, correct, wanted)
+        return [Call(stage=stage, indices=tuple(alive), data=data)]
+    calls = []
+    for i in alive:
+        data = _sample_data(composition, group, group.completions[i], wanted)
+        if correct[i] is not None:
+            data["correct"] = correct[i]
+        calls.append(Call(stage=stage, indices=(i,), data=data))
+    return calls
+
+
+def _shared(composition: Composition, group: Group, wanted: set[str]) -> dict[str, Any]:
+    """What is the same for every completion of a group; rows of data under their own names."""
+    prompt = group.prompt
+    data: dict[str, Any] = {
+        "answer": prompt.answer,
+        "columns": prompt.columns,
+        "max_tokens": composition.max_tokens,
+    }
+    if "prompt" in wanted:
+        data["prompt"] = str(prompt)
+    if "solution" in wanted and "solution" not in prompt.columns:
+        data["solution"] = prompt.answer
+    data.update({k: v for k, v in prompt.columns.items() if k in wanted and k not in data})
+    return {name: value for name, value in data.items() if name in wanted}
+
+
+def _sample_data(
+    composition: Composition, group: Group, completion: Completion, wanted: set[str]
+) -> dict[str, Any]:
+    data = _shared(composition, group, wanted)
+    found = {
+        "text": completion.text,
+        "finish": completion.finish,
+        "length": len(completion.tokens),
+    }
+    data.update({name: value for name, value in found.items() if name in wanted})
+    if "tokens" in wanted:
+        data["tokens"] = list(completion.tokens)
+    return data
+
+
+def _group_data(
+    composition: Composition,
+    group: Group,
+    alive: list[int],
+    correct: list[float | None],
+    wanted: set[str],
+) -> dict[str, Any]:
+    data = _shared(composition, group, wanted)
+    kept = [group.completions[i] for i in alive]
+    if "group" in wanted:
+        data["group"] = group if len(kept) == len(group) else _restricted(group, kept)
+    if "texts" in wanted:
+        data["texts"] = [completion.text for completion in kept]
+    if "lengths" in wanted:
+        data["lengths"] = [len(completion.tokens) for completion in kept]
+    if "corrects" in wanted:
+        data["corrects"] = [_number(correct[i]) for i in alive]
+    return data
+
+
+def _restricted(group: Group, kept: list[Completion]) -> Group:
+    import dataclasses
+
+    return dataclasses.replace(group, completions=tuple(kept))

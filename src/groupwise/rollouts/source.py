@@ -1,0 +1,265 @@
+"""Prompts in, scored groups out: the source of a run that samples from its own policy.
+
+It owns what may have to go round again. Under dynamic sampling a group without signal is dropped
+and another prompt drawn, until the batch is full or the stated number of rounds is used up.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from groupwise.errors import RunError, UsageError
+from groupwise.prompts.order import PromptOrder
+from groupwise.rewards import Scorer
+from groupwise.rewards.cache import Journal
+from groupwise.types import (
+    Engine,
+    Group,
+    Prompt,
+    Request,
+    Sampling,
+    ScoredGroups,
+    Scores,
+    Watch,
+    unwatched,
+)
+
+Filter = Callable[[Mapping[str, Any]], Bool[Tensor, "prompt group"]]
+
+
+class RolloutSource:
+    """Samples completions, has them judged while others are still being written, and fills the
+    batch.
+
+    Args:
+        prompts, tokens: the data and how the model sees it.
+        engine, scorer: who writes and who judges.
+        keep: the filter of the algorithm; a group of which it keeps nothing is drawn again.
+        group: completions per prompt.
+        sampling: how they are drawn.
+        seed: of the order of prompts and of every random stream.
+        max_draws: rounds of drawing before a batch goes on unfilled.
+        journal: remembers verdicts for a run that is resumed; None judges everything anew.
+        watch: watches each wait for rollouts and for rewards.
+    """
+
+    def __init__(
+        self,
+        prompts: Sequence[Prompt],
+        tokens: Sequence[Sequence[int]],
+        *,
+        engine: Engine,
+        scorer: Scorer,
+        keep: Filter,
+        group: int,
+        sampling: Sampling,
+        seed: int,
+        max_draws: int = 10,
+        journal: Journal | None = None,
+        watch: Watch = unwatched,
+    ) -> None:
+        self.prompts, self.tokens = prompts, tokens
+        self.engine, self.scorer, self.keep = engine, scorer, keep
+        self.group, self.sampling, self.seed, self.max_draws = group, sampling, seed, max_draws
+        self.journal, self.watch = journal, watch
+        self.order = PromptOrder(len(prompts), seed=seed)
+        self._data = _fingerprint(prompts)
+
+    def take(self, count: int, *, step: int) -> ScoredGroups:
+        """`count` groups that the filter keeps something of; fewer only when `max_draws` rounds did
+        not give them.
+
+        Raises:
+            RunError: not a single group was worth keeping.
+        """
+        groups: list[Group] = []
+        scores: list[Scores] = []
+        keeps: list[Tensor] = []
+        drawn, valid, errors = 0, 0, Counter[str]()
+        seconds = {"rollout": 0.0, "reward": 0.0}
+        for draw in range(self.max_draws):
+            missing = count - len(groups)
+            made, judged = self._sample(missing, stream=(self.seed, step, draw), seconds=seconds)
+            drawn, valid = drawn + missing, valid + int(judged.valid.sum())
+            errors.update(judged.errors)
+            keep = self.keep(_evidence(made, judged))
+            chosen = keep.any(1).nonzero().squeeze(-1).tolist()
+            groups += [made[index] for index in chosen]
+            scores.append(_rows(judged, chosen))
+            keeps.append(keep[chosen])
+            if len(groups) == count:
+                break
+        if not groups:
+            raise RunError(self._nothing(drawn, valid, errors))
+        return ScoredGroups(
+            groups=tuple(groups),
+            scores=joined(scores),
+            keep=torch.cat(keeps),
+            drawn=drawn,
+            seconds=seconds,
+        )
+
+    def _nothing(self, drawn: int, valid: int, errors: Counter[str]) -> str:
+        """Why there is no batch."""
+        if not valid:
+            reasons = "; ".join(message for message, _ in errors.most_common(3)) or "no reason"
+            return (
+                f"rewards: not one completion of {drawn} prompts could be judged ({reasons}), so "
+                "there is nothing to learn from."
+            )
+        return (
+            f"algorithm.filter: kept none of {drawn} groups in {self.max_draws} rounds; the "
+            "rewards of each prompt's answers are all equal, so there is nothing to learn from. "
+            "Look at `groupwise report`, or choose easier or harder prompts, or "
+            "algorithm.filter.name = 'all'."
+        )
+
+    def _sample(
+        self, count: int, *, stream: tuple[int, int, int], seconds: dict[str, float]
+    ) -> tuple[list[Group], Scores]:
+        """Complete and judge the next `count` prompts; groups come back in the order of the
+        prompts."""
+        start = time.perf_counter()
+        requests = [
+            Request(prompt=prompt, tokens=tokens, group=self.group, stream=(*stream, place))
+            for place, (prompt, tokens) in enumerate(self._drawn(count))
+        ]
+        groups: dict[int, Group] = {}
+        tickets: dict[int, Any] = {}
+        recalled: dict[int, Scores] = {}
+        with self.watch(f"rollouts of {count} prompts") as beat:
+            for group in self.engine.generate(requests, self.sampling):
+                beat()
+                place, group = group.stream[-1], _sound(group)
+                groups[place] = group
+                known = self.journal.recall(group) if self.journal else None
+                if known is None:
+                    tickets[place] = self.scorer.submit(group)
+                else:
+                    recalled[place] = known
+        written = time.perf_counter()
+        made = [groups[place] for place in range(count)]
+        with self.watch(f"rewards of {len(tickets)} prompts"):
+            scores = self._judged(made, tickets, recalled)
+        seconds["rollout"] += written - start
+        seconds["reward"] += time.perf_counter() - written
+        return made, scores
+
+    def _drawn(self, count: int) -> list[tuple[Prompt, Sequence[int]]]:
+        """The next prompts; of a data set that is rendered as it is drawn, those too long are
+        passed over.
+
+        Raises:
+            RunError: a whole round of the data has none that fits.
+        """
+        found: list[tuple[Prompt, Sequence[int]]] = []
+        passed_over = 0
+        while len(found) < count:
+            for place in self.order.next(count - len(found)):
+                tokens = self.tokens[place]
+                if tokens:
+                    found.append((self.prompts[place], tokens))
+                else:
+                    passed_over += 1
+            if passed_over >= len(self.prompts) and not found:
+                raise RunError(f"prompts: none of {passed_over} is short enough for the context.")
+        return found
+
+    def _judged(
+        self, groups: Sequence[Group], tickets: Mapping[int, Any], recalled: Mapping[int, Scores]
+    ) -> Scores:
+        """The verdicts that were asked for now, noted in the journal, among those remembered."""
+        asked = sorted(tickets)
+        fresh = self.scorer.gather([tickets[place] for place in asked])
+        if self.journal is not None:
+            self.journal.keep([groups[place] for place in asked], fresh)
+        if not recalled:
+            return fresh
+        rows = {place: _rows(fresh, [row]) for row, place in enumerate(asked)}
+        rows = {place: replace(one, errors=()) for place, one in rows.items()} | dict(recalled)
+        every = joined([rows[place] for place in range(len(groups))])
+        return replace(every, errors=(*fresh.errors, *every.errors))
+
+    def state(self) -> dict[str, Any]:
+        """What `restore` needs to draw the same prompts from here on."""
+        return {"order": self.order.state(), "data": self._data}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state.
+
+        Raises:
+            UsageError: the prompts or the seed are not those of the state.
+        """
+        self.order.restore(state["order"])
+        if state.get("data", self._data) != self._data:
+            raise UsageError(
+                "prompts: are not those of the run to resume, though there are as many; put the "
+                "data back as it was, or start a new run by --set output=FOLDER."
+            )
+
+
+def _fingerprint(prompts: Sequence[Prompt]) -> str:
+    """Of about a hundred prompts from all over the data, which may be too large to read whole."""
+    chosen = (prompts[place] for place in range(0, len(prompts), max(1, len(prompts) // 100)))
+    text = repr([(str(prompt), prompt.answer) for prompt in chosen])
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def _sound(group: Group) -> Group:
+    """The group with completions whose probabilities are not finite marked as failed: the model
+    was broken when it wrote them, and nothing may be learnt from them."""
+    if all(math.isfinite(sum(c.logprobs)) for c in group.completions):
+        return group
+    completions = tuple(
+        c
+        if math.isfinite(sum(c.logprobs))
+        else replace(c, finish="error", logprobs=[0.0] * len(c.tokens))
+        for c in group.completions
+    )
+    return replace(group, completions=completions)
+
+
+def _evidence(groups: Sequence[Group], scores: Scores) -> dict[str, Any]:
+    """What a filter may look at."""
+    truncated = torch.tensor(
+        [[c.finish == "length" for c in group.completions] for group in groups]
+    )
+    return {
+        "rewards": scores.total,
+        "correct": scores.correct,
+        "valid": scores.valid,
+        "truncated": truncated,
+    }
+
+
+def _rows(scores: Scores, rows: list[int]) -> Scores:
+    return Scores(
+        total=scores.total[rows],
+        correct=scores.correct[rows],
+        parts={name: values[rows] for name, values in scores.parts.items()},
+        status=tuple(scores.status[row] for row in rows),
+        valid=scores.valid[rows],
+        errors=scores.errors,
+    )
+
+
+def joined(scores: Sequence[Scores]) -> Scores:
+    """The scores of several batches of groups as those of one."""
+    return Scores(
+        total=torch.cat([s.total for s in scores]),
+        correct=torch.cat([s.correct for s in scores]),
+        parts={name: torch.cat([s.parts[name] for s in scores]) for name in scores[0].parts},
+        status=tuple(row for s in scores for row in s.status),
+        valid=torch.cat([s.valid for s in scores]),
+        errors=tuple(error for s in scores for error in s.errors),
+    )

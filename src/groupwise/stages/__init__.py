@@ -1,1 +1,0 @@
-"""The steps of a pipeline that come before and after reinforcement learning."""

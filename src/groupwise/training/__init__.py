@@ -1,0 +1,1 @@
+"""Training: the loop, its stages, checkpoints, monitoring and the run directory."""

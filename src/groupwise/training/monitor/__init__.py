@@ -1,0 +1,1 @@
+"""Metrics, alerts, the divergence guard, the watchdog, progress and trackers."""

@@ -1,0 +1,202 @@
+"""Progress of one or several runs: a live table on a terminal, plain lines everywhere else."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, TextIO, runtime_checkable
+
+from rich.console import Console
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from groupwise.rundir.files import printable
+from groupwise.training.monitor.non_blocking import Steadfast, steadfast
+
+SHOWN = {
+    "loss": ("supervised_loss", "{:.3f}"),
+    "reward": ("reward", "{:.3f}"),
+    "accuracy": ("accuracy", "{:.3f}"),
+    "signal": ("signal_share", "{:.2f}"),
+    "grad norm": ("grad_norm", "{:.3g}"),
+    "tokens/s": ("tokens_per_second", "{:,.0f}"),
+}
+"""Column → metric and how its value is written."""
+
+RECENT = 20
+"""The time left follows the pace of this many recent steps."""
+
+
+@runtime_checkable
+class Progress(Protocol):
+    """Shows how runs are going."""
+
+    def step(self, run: str, step: int, metrics: Mapping[str, float]) -> None:
+        """A run has finished a step (counted from 1)."""
+        ...
+
+    def say(self, text: str) -> None:
+        """Show a line of text."""
+        ...
+
+    def close(self) -> None:
+        """Leave the last state standing."""
+        ...
+
+
+def show_progress(
+    totals: Mapping[str, int], *, stream: TextIO | None = None, every: int | None = None
+) -> Progress:
+    """A live table where the stream is a terminal, plain lines elsewhere.
+
+    Args:
+        totals: steps of each run, by the run's name; one row each.
+        stream: where to write; standard error unless given, so that results can be piped.
+        every: steps between plain lines; None prints about 20 lines per run.
+    """
+    chosen: Any = steadfast(stream or sys.stderr)
+    if chosen.isatty() and os.environ.get("TERM") != "dumb":
+        return LiveProgress(totals, stream=chosen)
+    return PlainProgress(totals, stream=chosen, every=every)
+
+
+class Pace:
+    """Estimates the time left from the steps finished lately; what came before them is no step."""
+
+    def __init__(self, total: int, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.total = total
+        self.clock = clock
+        self.done = 0
+        self.times: deque[tuple[int, float]] = deque(maxlen=RECENT + 1)
+
+    def step(self, step: int) -> None:
+        """Note that a step has finished now; the first one of a resumed run is not step 1."""
+        self.done = step
+        self.times.append((step, self.clock()))
+
+    def left(self) -> float | None:
+        """Seconds left; None before two steps have finished."""
+        if len(self.times) < 2:
+            return None
+        (first, start), (last, end) = self.times[0], self.times[-1]
+        return (self.total - self.done) * (end - start) / max(last - first, 1)
+
+
+class PlainProgress:
+    """One line every few steps. A reader that goes away ends the lines, not the run."""
+
+    def __init__(
+        self, totals: Mapping[str, int], *, stream: TextIO, every: int | None = None
+    ) -> None:
+        self.stream = stream
+        self.paces = {run: Pace(total) for run, total in totals.items()}
+        self.every = {run: every or max(1, total // 20) for run, total in totals.items()}
+
+    def step(self, run: str, step: int, metrics: Mapping[str, float]) -> None:
+        """Print the step if it is the first, the last, or one of every few."""
+        pace = self.paces[run]
+        pace.step(step)
+        if step % self.every[run] and step not in (1, pace.total):
+            return
+        shown = "  ".join(f"{name} {value}" for name, value in _values(metrics).items())
+        self.say(f"{run}  step {step}/{pace.total}  {shown}  left {duration(pace.left())}")
+
+    def say(self, text: str) -> None:
+        """Print a line."""
+        try:
+            print(printable(text), file=self.stream, flush=True)
+        except BrokenPipeError:
+            # Later lines, and Python's own flush when it exits, go nowhere instead of failing.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
+
+    def close(self) -> None:
+        """Let the reader take the last lines."""
+        if isinstance(self.stream, Steadfast):
+            self.stream.close()
+
+
+class LiveProgress:
+    """A table with one row per run that is redrawn in place."""
+
+    def __init__(self, totals: Mapping[str, int], *, stream: TextIO) -> None:
+        self.stream = stream
+        self.paces = {run: Pace(total) for run, total in totals.items()}
+        self.metrics: dict[str, Mapping[str, float]] = {run: {} for run in totals}
+        self.live = Live(
+            console=Console(file=stream), get_renderable=self.table, refresh_per_second=4
+        )
+        self.live.start()
+
+    def step(self, run: str, step: int, metrics: Mapping[str, float]) -> None:
+        """Show the newest metrics of a run."""
+        self.paces[run].step(step)
+        self.metrics[run] = dict(metrics)
+
+    def say(self, text: str) -> None:
+        """Print a line above the table."""
+        self.live.console.print(Text(printable(text)))
+
+    def close(self) -> None:
+        """Draw the table once more and give the terminal back."""
+        self.live.stop()
+        if isinstance(self.stream, Steadfast):
+            self.stream.close()
+
+    def table(self) -> Table:
+        """The table as it stands."""
+        seen = {key for metrics in self.metrics.values() for key in metrics}
+        columns = [name for name, (key, _) in SHOWN.items() if key in seen]
+        if all(
+            m.get("accuracy", m.get("reward")) == m.get("reward") for m in self.metrics.values()
+        ):
+            columns = [name for name in columns if name != "accuracy"]
+        table = Table(box=None, pad_edge=False)
+        for heading in ("run", "step", "", *columns, "left"):
+            # Where the terminal is narrow, the bar is what gets shorter.
+            table.add_column(
+                heading,
+                justify="left" if heading in ("run", "") else "right",
+                no_wrap=heading != "",
+            )
+        for run, pace in self.paces.items():
+            values = _values(self.metrics[run])
+            table.add_row(
+                Text(printable(run)),
+                f"{pace.done}/{pace.total}",
+                ProgressBar(total=max(pace.total, 1), completed=pace.done, width=20),
+                *(values.get(name, "–") for name in columns),
+                duration(pace.left()),
+            )
+        return table
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds as people say them.
+
+    Example:
+        >>> duration(4.2), duration(75), duration(3700), duration(None)
+        ('4s', '1m 15s', '1h 01m', '–')
+    """
+    if seconds is None or not math.isfinite(seconds):
+        return "–"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m {whole % 60:02d}s"
+    return f"{whole // 3600}h {whole % 3600 // 60:02d}m"
+
+
+def _values(metrics: Mapping[str, float]) -> dict[str, str]:
+    """The metrics that are shown, written out."""
+    return {
+        name: pattern.format(metrics[key])
+        for name, (key, pattern) in SHOWN.items()
+        if key in metrics
+    }

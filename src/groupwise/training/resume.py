@@ -1,0 +1,177 @@
+"""Going on with a run: from which checkpoint, and whether with the same settings."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from groupwise.config import Config
+from groupwise.errors import UsageError
+from groupwise.rundir.files import surroundings, without_secrets
+from groupwise.training.checkpoint import files as checkpoint
+from groupwise.training.checkpoint.files import Checkpoint
+
+FREE = (
+    "steps",
+    "output",
+    "threads",
+    "checkpoint",
+    "evaluation",
+    "logging",
+    "alarms",
+    "guards",
+    "watchdog",
+    "reward_pool",
+    "data.eval",
+    "data.eval_split",
+    "engine.max_rows",
+    "engine.server",
+    "engine.python",
+    "engine.weights",
+    "engine.arguments",
+    "engine.memory_share",
+    "engine.sleep",
+    "engine.canary_limit",
+    "engine.patience_minutes",
+    "update.tokens_per_microbatch",
+    "update.gradient_checkpointing",
+    "update.skip_zero_rows",
+    "model.trust_remote_code",
+)
+"""Settings, or sections, that a resumed run may change: what is computed stays the same, up to
+rounding."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """A setting that differs from when the checkpoint was written."""
+
+    path: str
+    before: Any
+    now: Any
+    mathematical: bool
+
+    def __str__(self) -> str:
+        return f"{self.path}: {_shown(self.before)} → {_shown(self.now)}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resumed:
+    """What a run goes on from.
+
+    Attributes:
+        saved: the newest checkpoint that is whole; None starts the run.
+        start: the one before the first step, where a warm-up or a rollback needed one.
+    """
+
+    saved: Checkpoint | None = None
+    start: Checkpoint | None = None
+
+    @property
+    def step(self) -> int:
+        """Steps that are done."""
+        return 0 if self.saved is None else self.saved.step
+
+
+def find(config: Config, *, allow_changes: bool, say: Callable[[str], None]) -> Resumed:
+    """The newest whole checkpoint of a run directory, with the same settings.
+
+    What is skipped, and which settings have changed, is said. The thread count is set to that of
+    the checkpoint unless the configuration has one: sums of floating-point numbers depend on it.
+
+    Raises:
+        UsageError: settings have changed that change the mathematics, and that is not allowed.
+        RunError: the checkpoint is of a format that this version does not know.
+    """
+    folder = Path(config.output) / "checkpoints"
+    if folder.exists():
+        checkpoint.tidy(folder)
+    for name in ("best", "final"):
+        checkpoint.recover_folder(Path(config.output) / name)
+    saved, skipped = checkpoint.newest(folder)
+    for line in skipped:
+        say(f"skipped {line}")
+    if saved is None:
+        if skipped:
+            say("no checkpoint is whole, so the run starts again from step 0")
+        return Resumed()
+    about = saved.about
+    found = changes(about.get("config", {}), plain(config)) if "config" in about else []
+    _refuse(found, step=saved.step, allowed=allow_changes)
+    for change in found:
+        say(f"changed {change}")
+    for name, version in about.get("versions", {}).items():
+        now = surroundings()["versions"].get(name)
+        if now != version:
+            say(f"changed {name}: {version} → {now}; results may differ by rounding")
+    if config.threads is None and "threads" in about:
+        torch.set_num_threads(int(about["threads"]))
+    start = folder / "step-000000"
+    return Resumed(saved=saved, start=checkpoint.load(start) if start.exists() else None)
+
+
+def about(config: Config) -> dict[str, Any]:
+    """What a checkpoint remembers, so that a resumed run can be compared with it."""
+    return {
+        "config": plain(config),
+        "versions": surroundings()["versions"],
+        "threads": torch.get_num_threads(),
+    }
+
+
+def plain(config: Config) -> dict[str, Any]:
+    """Every setting as JSON has it, without secrets of the environment."""
+    return json.loads(without_secrets(config.to_json()))
+
+
+def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
+    """The settings that differ, each with whether it changes the mathematics.
+
+    Example:
+        >>> found = changes({"steps": 5, "seed": 0}, {"steps": 9, "seed": 1})
+        >>> [(str(change), change.mathematical) for change in found]
+        [('seed: 0 → 1', True), ('steps: 5 → 9', False)]
+    """
+    old, new = _flat(before), _flat(now)
+    decays = new.get("optimizer.schedule", "constant") != "constant"
+    found = []
+    for path in sorted(old.keys() | new.keys()):
+        if old.get(path) == new.get(path) or (path not in old and not before):
+            continue
+        free = any(path == name or path.startswith(name + ".") for name in FREE)
+        mathematical = not free or (path == "steps" and decays)
+        found.append(
+            Change(path=path, before=old.get(path), now=new.get(path), mathematical=mathematical)
+        )
+    return found
+
+
+def _refuse(found: list[Change], *, step: int, allowed: bool) -> None:
+    serious = [change for change in found if change.mathematical]
+    if serious and not allowed:
+        raise UsageError(
+            f"--resume: {len(serious)} settings that change the mathematics differ from the "
+            f"checkpoint at step {step}: {'; '.join(map(str, serious))}. Take them back, or "
+            "confirm them by --allow-changes."
+        )
+
+
+def _flat(values: Any, path: str = "") -> dict[str, Any]:
+    if isinstance(values, Mapping) and values:
+        return {
+            inner: value
+            for key, each in values.items()
+            for inner, value in _flat(each, f"{path}.{key}" if path else str(key)).items()
+        }
+    if isinstance(values, list) and any(isinstance(value, Mapping) for value in values):
+        return _flat({str(place): value for place, value in enumerate(values)}, path)
+    return {path: values}
+
+
+def _shown(value: Any) -> str:
+    return "not set" if value is None else json.dumps(value, ensure_ascii=False)

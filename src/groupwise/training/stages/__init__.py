@@ -1,0 +1,1 @@
+"""Stages other than reinforcement learning: supervised fine-tuning, warm-up, merging."""

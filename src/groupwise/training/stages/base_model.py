@@ -1,0 +1,129 @@
+"""The embedded base model: a small Qwen2 made from nothing by supervised training in phases."""
+
+from __future__ import annotations
+
+import importlib.resources
+import inspect
+import tomllib
+from collections.abc import Callable, Mapping, Set
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from groupwise.errors import UsageError, suggest
+from groupwise.models.loading import Policy, make_policy
+from groupwise.prompts.generators.small_tokenizer import END, small_tokenizer
+from groupwise.prompts.generators.word_problems import Demonstrations
+from groupwise.prompts.templates import pad_token
+from groupwise.training.stages.sft import fit, save
+from groupwise.types import Update
+
+RECIPE = "word-problems-base"
+
+OnPhaseStep = Callable[[int, int, Update], None]
+
+
+def small_policy(
+    *,
+    hidden: int = 128,
+    layers: int = 3,
+    heads: int = 4,
+    key_value_heads: int = 2,
+    feed_forward: int = 384,
+    context: int = 1024,
+    seed: int = 0,
+) -> Policy:
+    """A fresh model of the Qwen2 architecture with the small tokenizer; 0.66 M parameters by
+    default.
+
+    Args:
+        hidden, feed_forward: widths of the residual stream and of the gated layer.
+        heads, key_value_heads: of attention; the second must divide the first.
+        context: longest sequence in tokens.
+        seed: of the initial weights.
+    """
+    tokenizer = small_tokenizer()
+    config = Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=hidden,
+        intermediate_size=feed_forward,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=key_value_heads,
+        max_position_embeddings=context,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.convert_tokens_to_ids(END),  # pyright: ignore[reportArgumentType]
+        pad_token_id=pad_token(tokenizer),
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = Qwen2ForCausalLM(config)
+    return make_policy(model, tokenizer)
+
+
+def word_problems_recipe() -> Mapping[str, Any]:
+    """The plain values of the packaged recipe."""
+    path = importlib.resources.files("groupwise") / "recipes" / f"{RECIPE}.toml"
+    return tomllib.loads(path.read_text(encoding="utf-8"))
+
+
+def make_word_problems_base(
+    output: str | Path,
+    *,
+    recipe: Mapping[str, Any] | None = None,
+    on_step: OnPhaseStep | None = None,
+) -> Policy:
+    """Make the base model that ships with the package, and save it as a Hugging Face folder.
+
+    Args:
+        output: the folder.
+        recipe: seed, model and phases; None takes the packaged recipe.
+        on_step: called after each optimiser step with the phase and the step in it, both from 1.
+
+    Returns:
+        The trained policy.
+
+    Raises:
+        UsageError: a setting that the recipe lacks or that is not known.
+    """
+    plan = word_problems_recipe() if recipe is None else recipe
+    _check(plan, required={"seed", "model", "phases"}, where="recipe")
+    _check(plan["model"], required=set(), optional=_settings(small_policy), where="model")
+    needed = {"slip", "steps", "batch_size", "seed"}
+    for number, phase in enumerate(plan["phases"]):
+        _check(phase, required=needed, optional=_settings(fit), where=f"phases.{number}")
+    policy = small_policy(seed=plan["seed"], **plan["model"])
+    for number, phase in enumerate(plan["phases"], start=1):
+        settings = {key: value for key, value in phase.items() if key != "slip"}
+        examples = Demonstrations(
+            size=phase["steps"] * phase["batch_size"], slip=phase["slip"], seed=phase["seed"]
+        )
+        for step, update in enumerate(fit(policy, examples, **settings), start=1):
+            if on_step is not None:
+                on_step(number, step, update)
+    save(policy, output)
+    return policy
+
+
+def _settings(function: Callable[..., Any]) -> set[str]:
+    parameters = inspect.signature(function).parameters.values()
+    return {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+
+def _check(
+    table: Mapping[str, Any],
+    *,
+    required: Set[str],
+    optional: Set[str] = frozenset(),
+    where: str,
+) -> None:
+    """Every required setting and no unknown one."""
+    for name in sorted(required - set(table)):
+        raise UsageError(f"{where}.{name}: must be given.")
+    for name in table:
+        if name not in required | optional:
+            known = suggest(name, required | optional)
+            raise UsageError(f"{where}.{name} = {table[name]!r}: no such setting; {known}")

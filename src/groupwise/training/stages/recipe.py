@@ -1,0 +1,55 @@
+"""Supervised training by a recipe, as the command `groupwise sft` runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from groupwise.config import load, read
+from groupwise.config.connect import load_configured
+from groupwise.errors import UsageError
+from groupwise.training.monitor.progress import show_progress
+from groupwise.training.stages.base_model import make_word_problems_base
+from groupwise.training.stages.sft import save
+from groupwise.training.stages.warmup import warm_up
+from groupwise.types import Update
+
+
+def supervise(recipe: str, overrides: Sequence[str] = (), *, output: str | None = None) -> Path:
+    """Train by the `[warmup]` section of a recipe, or by the phases of `word-problems-base`.
+
+    Args:
+        recipe: path or name.
+        overrides: `section.field=value`, for a recipe with a warm-up.
+        output: folder of the model; `sft` in the run directory of the recipe where None.
+
+    Returns:
+        The folder, a plain Hugging Face model.
+
+    Raises:
+        UsageError: the recipe has neither, or cannot be used.
+    """
+    values = read(recipe)
+    if "phases" not in values:
+        config = load(recipe, overrides)
+        folder = Path(output or Path(config.output) / "sft")
+        progress = show_progress({})
+        policy = load_configured(config)
+        warm_up(config, policy, progress=progress)
+        save(policy, folder)
+        progress.close()
+        return folder
+    if overrides:
+        raise UsageError(f"--set = {overrides[0]!r}: {recipe} takes no settings; copy and edit it.")
+    phases = values["phases"]
+    folder = Path(output or f"runs/{Path(recipe).stem}")
+    totals = {f"phase {n}": phase["steps"] for n, phase in enumerate(phases, start=1)}
+    progress = show_progress(totals)
+
+    def on_step(phase: int, step: int, update: Update) -> None:
+        shown = {"supervised_loss": update.loss, "grad_norm": update.grad_norm}
+        progress.step(f"phase {phase}", step, shown)
+
+    make_word_problems_base(folder, recipe=values, on_step=on_step)
+    progress.close()
+    return folder

@@ -1,0 +1,68 @@
+"""The supervised warm-up of a run: a model that lacks the format learns it from worked answers."""
+
+from __future__ import annotations
+
+from groupwise.config import Config
+from groupwise.errors import UsageError
+from groupwise.models import Policy
+from groupwise.prompts.examples import COMPLETIONS, Example
+from groupwise.prompts.sources import load_prompts
+from groupwise.registry import part
+from groupwise.training.monitor.progress import Progress
+from groupwise.training.stages.sft import fit
+
+
+def warm_up(config: Config, policy: Policy, *, progress: Progress) -> None:
+    """Train a policy in place on the worked answers of the training data.
+
+    Raises:
+        UsageError: the configuration has no warm-up, or its data no worked answers.
+    """
+    if config.warmup is None:
+        raise UsageError("warmup: is not set; add a section [warmup].")
+    examples = worked_examples(config, policy)
+    every = max(1, config.warmup.steps // 10)
+    updates = fit(
+        policy,
+        examples,
+        steps=config.warmup.steps,
+        batch_size=config.warmup.batch_size,
+        learning_rate=config.warmup.learning_rate,
+        warmup_steps=config.warmup.rise_steps,
+        tokens_per_microbatch=config.update.tokens_per_microbatch,
+        seed=config.seed,
+    )
+    for step, update in enumerate(updates, start=1):
+        if step % every == 0:
+            progress.say(f"warm-up {step}/{config.warmup.steps}: loss {update.loss:.3f}")
+
+
+def worked_examples(config: Config, policy: Policy) -> list[Example]:
+    """Prompts of the training data with the completions to learn; those too long are left out."""
+    data, settings = config.data, config.warmup
+    column = (settings.column if settings else None) or data.answer_column or "answer"
+    style = COMPLETIONS.bind(part(settings.style if settings else "as_written"))
+    prompts = load_prompts(
+        data.train,
+        split=data.train_split,
+        subset=data.subset,
+        prompt_column=data.prompt_column,
+        answer_column=data.answer_column,
+        answer_style=data.answer_style,
+        system=data.system,
+        wording=data.wording,
+        chat=data.chat,
+        limit=settings.limit if settings else None,
+    )
+    room = config.sampling.max_tokens
+    examples = []
+    for prompt in prompts:
+        completion = style({"text": str(prompt.columns.get(column, ""))})
+        if completion is not None and len(policy.tokenizer(completion).input_ids) < room:
+            examples.append(Example(prompt=prompt, completion=completion))
+    if not examples:
+        raise UsageError(
+            f"warmup.column = {column!r}: holds no worked answer of style "
+            f"{style.part.name!r} shorter than sampling.max_tokens = {room}."
+        )
+    return examples

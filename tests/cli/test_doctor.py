@@ -1,0 +1,104 @@
+"""The preflight: finds what would go wrong, says what to do, and moves nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from groupwise.cli import main
+from groupwise.cli.doctor import Check, examine, passed
+from groupwise.config import load
+from groupwise.training.stages.sft import save
+from small_runs import settings, tiny
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    save(tiny(), folder)
+    return folder
+
+
+def looked(model: Path, output: Path, *more: str) -> dict[str, Check]:
+    given = settings(output, f"model.path={model}", *more)
+    return {check.name: check for check in examine(load("word-problems", given))}
+
+
+def test_a_run_that_can_start_passes_every_check_and_leaves_nothing(
+    model: Path, tmp_path: Path
+) -> None:
+    checks = looked(model, tmp_path / "run")
+    assert passed(list(checks.values())), [str(check) for check in checks.values()]
+    assert len(checks) == 10 and not (tmp_path / "run").exists()
+    assert "reference answers earn 1 to 1" in checks["reward"].found
+    assert "nothing moved" in checks["a step at learning rate 0"].found
+
+
+def test_the_command_prints_the_checks_and_fails_with_them(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "checks.json"
+    given = settings(tmp_path / "run", f"model.path={model}", "data.train=/nowhere/x.jsonl")
+    words = [w for setting in given for w in ("--set", setting)]
+    assert main(["doctor", "word-problems", *words, "--json", str(file)]) == 1
+    shown = capsys.readouterr().out
+    assert "FAIL  data: data.train = '/nowhere/x.jsonl': no such file" in shown and "→ " in shown
+    found = {check["name"]: check["passed"] for check in json.loads(file.read_text())}
+    assert found["data"] is False and found["model"] is True
+    assert found["tokenizer"] is None, "what a failure makes impossible is not tried"
+    assert main(["doctor"]) == 0
+
+
+@pytest.mark.parametrize(
+    "name, more, says",
+    [
+        ("reward", ['rewards=[{name="token_repetition"}]'], "wrong earns"),
+        ("data", ["data.eval=word_problems", "data.eval_split=train", "data.train_split=held_out",
+                  "evaluation.prompts=20", "data.eval=SAME", "data.train=SAME"], "held-out"),
+        ("data", ["data.max_prompt_tokens=3"], "at most 3 leave room"),
+        ("memory", ["model.path=/nowhere/model"], "/nowhere/model"),
+        ("run directory", ["output=/dev/null/run"], "cannot be written"),
+    ],
+)  # fmt: skip
+def test_each_failure_is_found_where_it_is(
+    name: str, more: list[str], says: str, model: Path, tmp_path: Path
+) -> None:
+    same = tmp_path / "same.jsonl"
+    rows = [{"prompt": f"{n}+{n}?", "answer": str(2 * n)} for n in range(5)]
+    same.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    checks = looked(model, tmp_path / "run", *(m.replace("SAME", str(same)) for m in more))
+    assert checks[name].passed is False and says in checks[name].found
+    assert checks[name].advice
+
+
+def test_too_little_memory_and_disk(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import shutil
+
+    usage, memory = shutil.disk_usage(tmp_path), psutil.virtual_memory()
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory._replace(available=100_000))
+    checks = looked(model, tmp_path / "run")
+    assert checks["disk"].passed is False and "keep fewer" in checks["disk"].advice
+    assert checks["memory"].passed is False
+    assert "update.gradient_checkpointing = true" in checks["memory"].advice
+
+
+def test_tags_that_decoding_drops(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def special(config: Any) -> Any:
+        policy = tiny()
+        policy.tokenizer.add_special_tokens({"additional_special_tokens": ["<answer>"]})
+        policy.model.resize_token_embeddings(len(policy.tokenizer))
+        return policy
+
+    monkeypatch.setattr("groupwise.cli.doctor.load_configured", special)
+    check = looked(model, tmp_path / "run")["tokenizer"]
+    assert check.passed is False and "<answer>" in check.found
+    assert "special=False" in check.advice

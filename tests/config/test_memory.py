@@ -1,0 +1,187 @@
+"""The memory of a run, planned from the sizes of its model alone."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from groupwise.cli import main
+from groupwise.cli.doctor import examine
+from groupwise.config import Config
+from groupwise.config.dry_run import Live
+from groupwise.config.memory import MemoryPlan, memory_plan, reliefs
+from groupwise.errors import UsageError
+from groupwise.kernels.onednn import laid_out_weights
+from groupwise.models import save_policy
+from groupwise.training.stages.base_model import small_policy
+from small_runs import config, settings, tiny
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    save_policy(tiny(), folder)
+    (folder / "model.safetensors").unlink()
+    return folder
+
+
+def planned(model: Path, *more: str) -> tuple[MemoryPlan, Config]:
+    """Of a model whose weights are not even there."""
+    found = config(Path("unused"), f"model.path={model}", "data.max_prompt_tokens=20", *more)
+    return memory_plan(found), found
+
+
+def test_what_is_alive_at_the_same_time_is_added_up() -> None:
+    """1000 and 500 numbers of 4 bytes; a view holds nothing, and what is gone does not count."""
+    with FakeTensorMode(), Live() as live:
+        first = torch.zeros(1000)
+        view = first.view(10, 100)
+        assert live.now == 4000
+        del first
+        assert live.now == 4000
+        half = view[0].repeat(5)
+        assert live.now == live.peak == 6000
+        del view
+        assert (live.now, live.peak) == (2000, 6000)
+        assert half.shape == (500,)
+
+
+def counted(model: Path) -> int:
+    """Parameters of a layer of width 32 with 2 heads, 1 key head of 16 and 64 inside, and tied
+    embeddings: q and its bias, k and v and theirs, o; three matrices; three norms."""
+    vocab = json.loads((model / "config.json").read_text())["vocab_size"]
+    attention = 32 * 32 + 32 + 2 * (32 * 16 + 16) + 32 * 32
+    return vocab * 32 + attention + 3 * 32 * 64 + 3 * 32
+
+
+def test_what_a_run_always_holds(model: Path) -> None:
+    """float32 learns in place; bf16 has masters; an adapter of rank 2 has 2 · (in + out) numbers
+    for each of 7 matrices, and they alone have moments."""
+    n = counted(model)
+    assert planned(model)[0].held == {
+        "weights": 4 * n, "adapter": 0, "float32 masters": 0, "moments": 8 * n, "reference": 0,
+    }  # fmt: skip
+    kl = 'algorithm.divergence={name="k3", coefficient=0.1, in="loss"}'
+    assert planned(model, "model.dtype=bfloat16", kl)[0].held == {
+        "weights": 2 * n, "adapter": 0, "float32 masters": 4 * n, "moments": 8 * n,
+        "reference": 2 * n,
+    }  # fmt: skip
+    learn = 2 * (2 * (32 + 32) + 2 * (32 + 16) + 3 * (32 + 64))
+    plan, _ = planned(model, "model.adapter={rank=2}", kl)
+    assert plan.held == {
+        "weights": 4 * n, "adapter": 4 * learn, "float32 masters": 0, "moments": 8 * learn,
+        "reference": 4 * learn,
+    }  # fmt: skip
+    assert (plan.parameters, plan.trained) == (n + learn, learn)
+
+
+def test_matrices_in_4_bits(model: Path) -> None:
+    """All but the embedding, biases and norms: half a byte, a byte for 64, four for 256 · 64."""
+    matrices = 2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 64
+    plan, _ = planned(model, "model.adapter={rank=2}", "model.quantization=nf4")
+    wanted = 4 * (counted(model) - matrices) + matrices * (0.5 + 1 / 64 + 4 / (64 * 256))
+    assert abs(plan.held["weights"] - wanted) < 7
+
+
+def test_a_full_cache_of_the_rollout(model: Path) -> None:
+    """Keys and values of 1 layer with 1 head of 16: 3 prompts of 20 tokens, each once, and 12
+    completions of 8."""
+    plan, _ = planned(model)
+    assert plan.rollout["keys and values"] == 2 * 4 * 16 * (3 * 20 + 12 * 8)
+
+
+def test_weights_that_a_rollout_lays_out(tmp_path: Path) -> None:
+    """Of matrices of 2^16 entries and more: q and o (256 · 256), three of the feed-forward
+    (256 · 512) and the head, not k and v (256 · 128); in 4 bits only the head is left."""
+    policy = small_policy(hidden=256, layers=1, heads=2, key_value_heads=1, feed_forward=512)
+    save_policy(policy, tmp_path)
+    head = 256 * policy.model.config.vocab_size
+    with laid_out_weights(policy.model, rows=8):
+        copied = sum("forward" in vars(layer) for layer in policy.model.modules())
+    laid_out = "laid-out weights"
+    if not copied:
+        pytest.skip("this build of PyTorch has no oneDNN for the CPU")
+    assert copied == 6
+    assert planned(tmp_path)[0].rollout[laid_out] == 4 * (2 * 2**16 + 3 * 2**17 + head)
+    small = planned(tmp_path, "model.adapter={rank=2}", "model.quantization=nf4")[0]
+    assert small.rollout[laid_out] == 4 * head
+    assert laid_out not in planned(tmp_path, "engine.name=generate")[0].rollout
+
+
+def test_settings_that_save_memory_are_planned_to(model: Path) -> None:
+    """Activations follow the tokens of a microbatch; a run of one has no gradients at its start."""
+    big = ("prompts_per_step=64", "sampling.max_tokens=100", "update.tokens_per_microbatch=16384")
+    whole, wide = planned(model, *big)
+    half, _ = planned(model, *big, "update.tokens_per_microbatch=8192")
+    assert 0.4 < half.update["activations"] / whole.update["activations"] < 0.6
+    again, _ = planned(model, *big, "update.gradient_checkpointing=true")
+    assert again.update["activations"] < 0.3 * whole.update["activations"]
+    single, _ = planned(model)
+    assert single.update["gradients"] == 0
+    # Groups of 20 + 4 · 8 tokens, 2 of which fit. Of 3, the second microbatch finds gradients and
+    # has half the activations, so the first has the peak; of 6, others are as large.
+    three, six = (
+        planned(model, "update.tokens_per_microbatch=110", f"prompts_per_step={n}")[0].update
+        for n in (3, 6)
+    )
+    assert three["activations"] == pytest.approx(six["activations"], rel=0.01)
+    assert three["gradients"] == 0 and six["gradients"] >= 4 * counted(model)
+    found = list(reliefs(wide, room=0.5 * whole.peak))
+    assert found[0].setting == "update.gradient_checkpointing"
+    assert found[-1].peak <= 0.5 * whole.peak < whole.peak
+    assert str(found[0]).startswith("update.gradient_checkpointing = true (")
+
+
+def test_a_model_whose_sizes_are_not_there(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(UsageError, match=r"no config\.json could be read"):
+        memory_plan(config(tmp_path / "run", f"model.path={tmp_path}"))
+
+
+def test_the_doctor_says_what_fits_a_card(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = settings(
+        tmp_path / "run", f"model.path={model}", "prompts_per_step=400", "group_size=40",
+        "sampling.max_tokens=100", "update.tokens_per_microbatch=131072",
+    )  # fmt: skip
+    words = [w for setting in given for w in ("--set", setting)]
+    main(["doctor", "word-problems", *words, "--memory-gb", "0.1"])
+    shown = capsys.readouterr().out
+    assert "FAIL  memory: 0.0 M parameters" in shown and "0.1 GiB are given" in shown
+    assert "→ set, one on top of the other: update.gradient_checkpointing = true" in shown
+
+
+def test_the_heap_of_a_cpu_is_left_more_room_than_a_card(model: Path) -> None:
+    """Three quarters of what is free fit a card of that size, and not this machine."""
+    if torch.cuda.is_available():
+        pytest.skip("there is a card")
+
+    def wide(prompts: int) -> tuple[MemoryPlan, Config]:
+        sizes = ("group_size=100", "sampling.max_tokens=1000", f"prompts_per_step={prompts}")
+        return planned(model, *sizes, f"engine.max_rows={100 * prompts}")
+
+    free = psutil.virtual_memory().available
+    _, given = wide(round(10 * 0.75 * free / wide(10)[0].peak))
+    for memory_gb, fits in ((None, False), (free / 2**30, True)):
+        (check,) = (c for c in examine(given, memory_gb=memory_gb) if c.name == "memory")
+        assert check.passed is fits, check
+
+
+@pytest.mark.verify
+def test_the_plan_is_within_15_percent_of_the_tensors_of_a_run(tmp_path: Path) -> None:
+    file = tmp_path / "memory.json"
+    command = [sys.executable, str(REPOSITORY / "benchmarks" / "memory.py"), "--threads", "1"]
+    cases = ["--cases", "full-fp32,lora-bf16"]
+    subprocess.run([*command, *cases, "--json", str(file)], check=True)
+    for found in json.loads(file.read_text())["cases"]:
+        assert 0.85 < found["plan_over_tensors"] < 1.15, found

@@ -1,0 +1,427 @@
+"""Linear layers of an update by products of our own: the numbers and gradients of PyTorch's."""
+
+from __future__ import annotations
+
+import copy
+from contextlib import nullcontext
+
+import pytest
+import torch
+from beartype.roar import BeartypeCallHintViolation
+from torch import Tensor, nn
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
+
+from groupwise.kernels import cpu_layers as layers
+from groupwise.kernels.cpu import compiled, multiply, rms_norm, rms_norm_backward, softmax_, swiglu
+from groupwise.kernels.cpu_layers import add_product, own_layers, times
+from groupwise.models import Policy
+from groupwise.training.stages.base_model import small_policy
+from groupwise.types import Batch
+from groupwise.updates import OptimizerSettings, TorchLearner
+
+pytestmark = pytest.mark.skipif(compiled() is None, reason="there is no g++")
+
+
+def turned(x: Tensor) -> Tensor:
+    """The same matrix, laid out by columns."""
+    return x.t().contiguous().t()
+
+
+@pytest.mark.parametrize("rows", [1, 17, 130])
+@pytest.mark.parametrize("columns", [1, 32, 70])
+@pytest.mark.parametrize("depth", [1, 16, 37])
+def test_a_product_of_any_size_in_any_layout(rows: int, columns: int, depth: int) -> None:
+    left, right = torch.randn(rows, depth), torch.randn(depth, columns)
+    wanted = (left.double() @ right.double()).float()
+    for one in (left, turned(left), torch.randn(rows, 2 * depth)[:, ::2].copy_(left)):
+        for other in (right, turned(right)):
+            torch.testing.assert_close(multiply(one, other), wanted, atol=1e-5, rtol=1e-5)
+            total = torch.ones(rows, columns)
+            assert multiply(one, other, onto=total) is total
+            torch.testing.assert_close(total, wanted + 1, atol=1e-5, rtol=1e-5)
+
+
+def gradients(layer: nn.Module, x: Tensor) -> list[Tensor]:
+    """Output, and gradients of x and of the parameters that learn."""
+    x = x.detach().requires_grad_()
+    out = layer(x)
+    weights = [p for p in layer.parameters() if p.requires_grad]
+    return [out.detach(), *torch.autograd.grad(out.square().sum(), [x, *weights])]
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("learns", [True, False])
+def test_output_and_gradients_are_those_of_the_layer(bias: bool, learns: bool) -> None:
+    layer = nn.Sequential(nn.Linear(300, 260, bias=bias), nn.Tanh(), nn.Linear(260, 300))
+    layer[0].requires_grad_(learns)
+    x = torch.randn(2, 37, 300)
+    with own_layers(layer):
+        found = gradients(layer, x)
+    wanted = gradients(copy.deepcopy(layer).double(), x.double())
+    assert len(found) == len(wanted)
+    for one, other in zip(found, wanted, strict=True):
+        assert one.dtype == torch.float32
+        assert (one - other).norm() <= 1e-6 * other.norm()
+
+
+def parts() -> list[tuple[nn.Module, Tensor]]:
+    """A norm, two feed-forwards and an embedding as models have them, and what each is given."""
+    torch.manual_seed(0)
+    config = LlamaConfig(num_attention_heads=5, hidden_size=80, intermediate_size=144)
+    with_bias = LlamaConfig(
+        num_attention_heads=5, hidden_size=80, intermediate_size=16, mlp_bias=True
+    )
+    states = 3 * torch.randn(1, 5, 80)
+    norm = LlamaRMSNorm(80, 1e-3)
+    nn.init.normal_(norm.weight)
+    return [
+        (norm, states),
+        (LlamaMLP(config), states),
+        (LlamaMLP(with_bias), states),
+        (nn.Embedding(9, 80), torch.tensor([[3, 3, 8, 0, 3]])),
+    ]
+
+
+@pytest.mark.parametrize("index", range(4))
+def test_norms_feed_forwards_and_embeddings(index: int) -> None:
+    """Twice, as two microbatches are: gradients are added to those that are there."""
+    part, x = parts()[index]
+    wide = copy.deepcopy(part).double()
+    own = own_layers(nn.ModuleList([part]))
+    results = []
+    for module in (part, wide):
+        given = x
+        if x.is_floating_point():
+            given = x.to(next(module.parameters()).dtype, copy=True).requires_grad_()
+        with own if module is part else nullcontext():
+            assert ("forward" in vars(module)) == (module is part)
+            for factor in (1.0, -0.3):
+                out = module(given)
+                (out.square().sum() * factor).backward()
+        grads = [p.grad for p in module.parameters()]
+        results.append([out, *grads, *([given.grad] if given.requires_grad else [])])
+    for one, other in zip(*results, strict=True):
+        assert (one - other).norm() <= 1e-6 * other.norm()
+
+
+@pytest.mark.parametrize("index", range(3))
+def test_norms_and_feed_forwards_in_16_bits_round_where_the_models_do(index: int) -> None:
+    part, x = parts()[index]
+    part, x = part.bfloat16(), x.bfloat16().requires_grad_()
+    wide, wide_x = copy.deepcopy(part).double(), x.detach().double().requires_grad_()
+    wanted = part(x)
+    wide(wide_x).square().sum().backward()
+    with own_layers(nn.ModuleList([part])):
+        assert "forward" in vars(part)
+        found = part(x)
+        found.square().sum().backward()
+    # Neighbours at most, where the sum of a mean was taken in another order.
+    assert (found == wanted).float().mean() > 0.97
+    torch.testing.assert_close(found, wanted, rtol=2**-7, atol=2**-7)
+    for one, other in zip([x, *part.parameters()], [wide_x, *wide.parameters()], strict=True):
+        assert one.grad is not None
+        assert other.grad is not None
+        assert one.grad.dtype == torch.bfloat16
+        assert (one.grad.double() - other.grad).norm() <= 0.02 * other.grad.norm()
+
+
+class Shifted(LlamaRMSNorm):
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        return super().forward(hidden_states) + 1e-3 * hidden_states
+
+
+class Other(LlamaMLP):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(torch.tanh(self.gate_proj(x)) * self.up_proj(x))
+
+
+class WithAGate(LlamaMLP):
+    """A parameter that does nothing yet."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__(config)
+        self.more = nn.Parameter(torch.zeros(()))
+
+
+class Gated(LlamaRMSNorm):
+    """As in Mamba's layers; without a gate it is the plain norm."""
+
+    def forward(self, hidden_states: Tensor, gate: Tensor | None = None) -> Tensor:
+        return super().forward(hidden_states if gate is None else hidden_states * gate)
+
+
+class Mandatory(LlamaRMSNorm):
+    def forward(self, hidden_states: Tensor, gate: Tensor) -> Tensor:
+        return super().forward(hidden_states * gate)
+
+
+class Failing(LlamaRMSNorm):
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        raise RuntimeError(hidden_states.shape)
+
+
+def begun_at_nothing() -> LlamaMLP:
+    """Whatever its activation is, it gives 0."""
+    config = LlamaConfig(
+        hidden_act="gelu", num_attention_heads=5, hidden_size=80, intermediate_size=144
+    )
+    module = LlamaMLP(config)
+    nn.init.zeros_(module.down_proj.weight)
+    return module
+
+
+class Dropping(nn.Linear):
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(nn.functional.dropout(input, 0.5, self.training))
+
+
+def test_an_adapters_dropout_does_not_hide_a_feed_forward() -> None:
+    module = LlamaMLP(LlamaConfig(num_attention_heads=5, hidden_size=80, intermediate_size=144))
+    module.gate_proj = Dropping(80, 144)
+    own = own_layers(nn.ModuleList([module]))
+    assert module.gate_proj.training
+    with own:
+        assert "forward" in vars(module)
+
+
+def test_what_computes_something_else_is_left_alone() -> None:
+    config = LlamaConfig(num_attention_heads=5, hidden_size=80, intermediate_size=144)
+    strange = [
+        Shifted(80),
+        Other(config),
+        WithAGate(config),
+        Gated(80),
+        Mandatory(80),
+        Failing(80),
+        begun_at_nothing(),
+        nn.Embedding(9, 80, padding_idx=0),
+        nn.Embedding(9, 80, max_norm=1.0),
+        nn.Embedding(9, 80, sparse=True),
+        nn.Embedding(9, 80, scale_grad_by_freq=True),
+        LlamaRMSNorm(80).double(),
+        LlamaMLP(config).half(),
+        LlamaMLP(LlamaConfig(num_attention_heads=5, hidden_size=80, intermediate_size=100)),
+        nn.Linear(300, 300).bfloat16(),
+        nn.Embedding(9, 80).bfloat16(),
+    ]
+    with own_layers(nn.ModuleList(strange)):
+        assert not any("forward" in vars(module) for module in strange)
+
+
+def test_what_has_become_another_type_is_left_alone() -> None:
+    """A kernel for float32 would read beyond the end of half as many numbers of 16 bits."""
+    model = nn.ModuleList([nn.Linear(300, 300), LlamaRMSNorm(80), nn.Embedding(9, 80)])
+    own = own_layers(model)
+    model.double()
+    with own:
+        assert not any("forward" in vars(module) for module in model)
+    model.float()
+    with own:
+        assert all("forward" in vars(module) for module in model)
+
+
+def test_inputs_of_another_type_go_through_the_layer_itself() -> None:
+    norm, layer = LlamaRMSNorm(80), nn.Linear(300, 300)
+    narrow, wide = torch.randn(2, 80).bfloat16(), torch.randn(2, 300).double()
+    wanted = norm(narrow)
+    with own_layers(nn.ModuleList([norm, layer])):
+        found = norm(narrow)
+        with pytest.raises(RuntimeError):
+            layer(wide)
+        with pytest.raises((ValueError, TypeError, BeartypeCallHintViolation)):
+            layer(torch.randn(2, 200))
+    assert found.dtype == wanted.dtype
+    assert torch.equal(found, wanted)
+
+
+def test_a_block_inside_the_same_block_changes_nothing() -> None:
+    model = nn.ModuleList([nn.Linear(300, 300), LlamaRMSNorm(80)])
+    model[1].forward = (kept := lambda x: x)
+    own = own_layers(model)
+    with own:
+        with own:
+            assert "forward" in vars(model[0])
+        assert "forward" in vars(model[0])
+        assert vars(model[1])["forward"] is kept
+    assert "forward" not in vars(model[0])
+
+
+def test_a_copy_has_weights_of_its_own() -> None:
+    model = nn.ModuleList([nn.Linear(300, 300)])
+    own, x = own_layers(model), torch.randn(2, 300)
+    other, same = copy.deepcopy((own, model))
+    nn.init.zeros_(same[0].weight)
+    nn.init.zeros_(same[0].bias)
+    with own, other:
+        assert model[0](x).any()
+        assert not same[0](x).any()
+        assert not copy.deepcopy(same)[0](x).any()
+
+
+def test_gradients_of_a_weight_laid_out_by_columns() -> None:
+    """It has a gradient laid out like it, which is added to by PyTorch."""
+    layer = nn.Linear(300, 300, bias=False)
+    layer.weight = nn.Parameter(turned(layer.weight.detach()))
+    x = torch.randn(5, 300)
+    with own_layers(nn.ModuleList([layer])):
+        for _ in range(2):
+            layer(x).sum().backward()
+    assert layer.weight.grad is not None
+    torch.testing.assert_close(layer.weight.grad, (2 * x.sum(0)).expand(300, 300))
+
+
+def test_what_does_not_belong_together_is_refused() -> None:
+    x, other = torch.ones(4, 16), torch.ones(4, 32)
+    for call in (
+        lambda: multiply(x, other),
+        lambda: multiply(x, x.t(), onto=other),
+        lambda: multiply(x, x.t().double()),
+        lambda: swiglu(x, x.bfloat16()),
+        lambda: swiglu(x, other),
+        lambda: swiglu(x[:, :3], x[:, :3]),
+        lambda: rms_norm_backward(x, other[0], 1e-6, x),
+        lambda: rms_norm_backward(x, x[0], 1e-6, other),
+        lambda: rms_norm(x.half(), x[0].half(), 1e-6),
+        lambda: softmax_(x.double()),
+        lambda: softmax_(other[:, :16]),
+    ):
+        with pytest.raises((ValueError, TypeError, BeartypeCallHintViolation)):
+            call()
+
+
+def test_a_trial_leaves_modes_and_gradients_as_they_were() -> None:
+    model = nn.ModuleList(
+        [LlamaRMSNorm(80), LlamaMLP(LlamaConfig(num_attention_heads=5, hidden_size=80))]
+    )
+    model[0].eval()
+    own_layers(model)
+    assert [module.training for module in model] == [False, True]
+    assert all(p.grad is None and p.requires_grad for p in model.parameters())
+
+
+@pytest.mark.parametrize("size", [1, 15, 16, 17, 1000])
+def test_a_softmax_and_its_normaliser(size: int) -> None:
+    x = 20 * torch.randn(3, size)
+    x[1, size // 2 :] = float("-inf") if size > 1 else 0.0
+    wanted, norm = x.double().softmax(-1), x.double().logsumexp(-1)
+    found = x.clone()
+    torch.testing.assert_close(softmax_(found).double(), norm, atol=1e-5, rtol=1e-6)
+    torch.testing.assert_close(found.double(), wanted, atol=1e-7, rtol=1e-5)
+    assert not found[1, size // 2 :].any() or size == 1
+    x[2, 0] = float("nan")
+    assert softmax_(x)[2].isnan()
+    assert x[2].isnan().all()
+
+
+def test_layers_are_used_where_they_suit_and_given_back() -> None:
+    inside = [nn.Linear(300, 300), nn.Linear(8, 8), nn.Linear(300, 300).to(torch.bfloat16)]
+    model = nn.ModuleList(inside)
+    with pytest.raises(KeyError), own_layers(model):
+        assert ["forward" in vars(layer) for layer in model] == [True, False, False]
+        raise KeyError
+    assert not any("forward" in vars(layer) for layer in model)
+
+
+def test_without_a_compiler_pytorch_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layers, "compiled", lambda: None)
+    model = nn.Sequential(nn.Linear(300, 300))
+    with own_layers(model):
+        assert "forward" not in vars(model[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_products_are_added_in_float32_at_least(dtype: torch.dtype) -> None:
+    left, right = torch.randn(40, 24).to(dtype), torch.randn(24, 300).to(dtype)
+    wanted = left.double() @ right.double()
+    total = add_product(None, left, right)
+    again = add_product(total, left, right)
+    assert again is total
+    assert total.dtype == torch.promote_types(dtype, torch.float32)
+    accuracy = 1e-2 if dtype == torch.bfloat16 else 1e-5
+    torch.testing.assert_close(total.double(), 2 * wanted, atol=accuracy, rtol=accuracy)
+    torch.testing.assert_close(times(left, right).double(), wanted, atol=1e-1, rtol=accuracy)
+
+
+def two_prompts() -> tuple[Policy, Batch]:
+    """A policy whose layers are large enough, and what it learns from."""
+    policy = small_policy(hidden=256, layers=2, heads=2, key_value_heads=2, feed_forward=384)
+    tokens = torch.randint(12, 90, (2, 9), generator=torch.Generator().manual_seed(0))
+    batch = Batch(
+        prompts=(tokens[0, :5], tokens[1, :4]),
+        group=torch.tensor([0, 1]),
+        tokens=tokens,
+        length=torch.tensor([9, 9]),
+        mask=torch.ones(2, 9, dtype=torch.bool),
+        advantage=torch.ones(2, 9),
+        weight=torch.ones(2, 9),
+    )
+    return policy, batch
+
+
+def nll(logp: Tensor, entropy: Tensor | None, batch: Batch) -> Tensor:
+    return -logp
+
+
+def test_layers_may_be_computed_again_in_the_backward_pass() -> None:
+    policy, batch = two_prompts()
+    wanted = TorchLearner(policy, optimizer=OptimizerSettings()).gradient(batch, nll)
+    again = TorchLearner(policy, optimizer=OptimizerSettings(), gradient_checkpointing=True)
+    assert (again.gradient(batch, nll) - wanted).norm() <= 1e-6 * wanted.norm()
+
+
+def test_a_batch_that_was_not_finished_leaves_nothing() -> None:
+    policy, batch = two_prompts()
+    learner = TorchLearner(policy, optimizer=OptimizerSettings(), tokens_per_microbatch=20)
+    wanted, calls = learner.gradient(batch, nll), iter([True, False])
+
+    def failing(logp: Tensor, entropy: Tensor | None, batch: Batch) -> Tensor:
+        if next(calls):
+            return -logp
+        raise KeyError
+
+    with pytest.raises(KeyError):
+        learner.gradient(batch, failing)
+    assert torch.equal(learner.gradient(batch, nll), wanted)
+
+
+def test_an_objective_may_ask_for_log_probabilities() -> None:
+    policy, batch = two_prompts()
+    learner = TorchLearner(policy, optimizer=OptimizerSettings())
+
+    def asking(logp: Tensor, entropy: Tensor | None, part: Batch) -> Tensor:
+        learner.logprobs(batch)
+        return -logp
+
+    assert torch.equal(learner.gradient(batch, asking), learner.gradient(batch, nll))
+    assert not any("forward" in vars(module) for module in learner.model.modules())
+
+
+def test_an_update_uses_them_forward_and_backward(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy, batch = two_prompts()
+    calls: list[bool] = []
+
+    def counted(left: Tensor, right: Tensor, *, onto: Tensor | None = None) -> Tensor:
+        calls.append(onto is not None)
+        return multiply(left, right, onto=onto)
+
+    def gradient(microbatches: int) -> Tensor:
+        learner = TorchLearner(
+            policy, optimizer=OptimizerSettings(), tokens_per_microbatch=40 // microbatches
+        )
+        return learner.gradient(batch, nll)
+
+    monkeypatch.setattr(layers, "multiply", counted)
+    own = gradient(1)
+    products, head = 7 * 2, 1  # 7 of a layer
+    assert (len(calls), sum(calls)) == (3 * products + 2 * head, 0)
+    calls.clear()
+    in_two = gradient(2)
+    assert (len(calls), sum(calls)) == (2 * (3 * products + 2 * head), products + head)
+    calls.clear()
+    monkeypatch.setattr(layers, "compiled", lambda: None)
+    monkeypatch.setattr(layers, "computes", lambda *factors: False)
+    plain = gradient(1)
+    assert not calls
+    assert (own - plain).norm() <= 1e-5 * plain.norm()
+    assert (in_two - plain).norm() <= 1e-5 * plain.norm()

@@ -1,0 +1,200 @@
+"""Adapters as folders: loaded, trained on, merged, and refused where they do not belong."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from groupwise.cli import main
+from groupwise.cli.chat import chat
+from groupwise.errors import RunError, UsageError
+from groupwise.models import Adapter, Policy, is_adapted, load_policy, save_policy
+from groupwise.training.stages.base_model import small_policy
+from groupwise.training.stages.merge import merge, push
+from groupwise.types import Sampling
+from small_runs import prepared, settings, timeless, tiny
+
+TOKENS = torch.arange(12)[None]
+
+
+def logits(policy: Policy) -> Tensor:
+    with torch.no_grad():
+        return policy.model.eval()(TOKENS).logits
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    save_policy(tiny(), tmp_path / "base")
+    return tmp_path / "base"
+
+
+def adapted(base: Path, *, scale: float = 0.3, rank: int = 4) -> Policy:
+    """A policy whose adapter does something."""
+    policy = load_policy(base, adapter=Adapter(rank=rank, alpha=8.0))
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in policy.model.parameters():
+            if parameter.requires_grad:
+                parameter.normal_(0, scale)
+    return policy
+
+
+@pytest.fixture
+def adapter(base: Path, tmp_path: Path) -> Path:
+    save_policy(adapted(base), tmp_path / "adapter")
+    return tmp_path / "adapter"
+
+
+def test_a_folder_with_an_adapter_is_the_model_that_was_saved(
+    base: Path, adapter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From wherever it is loaded, with what it was trained with, ready to be trained on."""
+    first = adapted(base)
+    monkeypatch.chdir(adapter)
+    again = load_policy(".")
+    assert torch.equal(logits(again), logits(first))
+    assert float((logits(again) - logits(load_policy(base))).abs().max()) > 0.1
+    learn = [n for n, p in again.model.named_parameters() if p.requires_grad]
+    assert learn and all("lora_" in name for name in learn)
+    assert again.tokenizer.chat_template == first.tokenizer.chat_template
+    assert again.end_tokens == first.end_tokens
+
+
+def test_the_tokenizer_of_the_base_serves_an_adapter_without_one(base: Path, adapter: Path) -> None:
+    for path in [*adapter.glob("tokenizer*"), *adapter.glob("*.jinja")]:
+        path.unlink()
+    assert load_policy(adapter).tokenizer.get_vocab() == load_policy(base).tokenizer.get_vocab()
+
+
+@pytest.mark.parametrize("dtype, limit", [("float32", 1e-5), ("bfloat16", 0.05)])
+def test_a_merged_model_computes_what_base_and_adapter_compute(
+    dtype: str, limit: float, base: Path, adapter: Path, tmp_path: Path
+) -> None:
+    """Within rounding: float32 has 24 bits; bf16 has 8, of logits of about 1 to 4."""
+    wanted = logits(load_policy(adapter))
+    folder = merge(adapter, tmp_path / "merged", dtype=dtype)
+    merged = load_policy(folder)
+    assert not is_adapted(merged.model)
+    assert float((logits(merged) - wanted).abs().max()) < limit
+    assert json.loads((folder / "config.json").read_text())["dtype"] == dtype
+    assert json.loads((folder / "generation_config.json").read_text())["eos_token_id"] == sorted(
+        merged.end_tokens
+    )
+    assert (folder / "chat_template.jinja").exists()
+
+
+def test_what_a_run_with_an_adapter_writes_is_measured_talked_to_merged_and_trained_on(
+    base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    given = settings(run, f"model.path={base}", "model.adapter={rank=2, alpha=4.0}", "steps=2")
+    first = prepared(run, *given)
+    first.trainer.run()
+    first.trainer.finish()
+    first.close()
+    wanted = logits(first.policy)
+    assert torch.equal(logits(load_policy(run / "final")), wanted)
+    words = [w for each in settings(run, "evaluation.prompts=1") for w in ("--set", each)]
+    assert main(["eval", str(run / "final"), "--against", str(base), *words]) == 0
+    (answer,) = chat(str(run / "final"), ["1 + 1?"], sampling=Sampling(max_tokens=3))
+    assert isinstance(answer, str)
+    assert main(["merge", str(run), "--output", str(tmp_path / "merged")]) == 0
+    assert str(tmp_path / "merged") in capsys.readouterr().out
+    assert float((logits(load_policy(tmp_path / "merged")) - wanted).abs().max()) < 1e-5
+
+
+def test_training_goes_on_with_an_adapter_and_is_resumed_to_the_bit(
+    adapter: Path, tmp_path: Path
+) -> None:
+    """The KL of the first step is 0: the reference is the model with the adapter as it was, and
+    not the base, from which it is far. A break between two checkpoints changes nothing."""
+    more = (f"model.path={adapter}", "checkpoint.every_steps=2", "steps=5")
+    more = (*more, 'algorithm.divergence={name="k3", coefficient=0.1, in="loss"}')
+    weights = []
+    for name, stop in (("whole", 5), ("parts", 3)):
+        run = prepared(tmp_path / name, *more)
+        for _ in range(stop):
+            run.trainer.advance()
+            if run.trainer.done == 2:
+                run.trainer.save(wait=True)
+        run.close()
+        weights.append(run.trainer.learner.trained())
+    again = prepared(tmp_path / "parts", *more, resume=True)
+    assert again.trainer.done == 2
+    again.trainer.run()
+    again.close()
+    whole, parts = weights[0], again.trainer.learner.trained()
+    assert all(torch.equal(weight, parts[name]) for name, weight in whole.items())
+    assert timeless(tmp_path / "whole") == timeless(tmp_path / "parts")
+    kl = [row["kl"] for row in timeless(tmp_path / "whole")]
+    assert abs(kl[0]) < 1e-6 < kl[-1]
+
+
+def test_a_recipe_goes_on_with_the_adapter_it_describes_and_no_other(adapter: Path) -> None:
+    policy = load_policy(adapter, adapter=Adapter(rank=4, alpha=8.0, dropout=0.5))
+    dropouts = [m.p for n, m in policy.model.named_modules() if n.endswith("lora_dropout.default")]
+    assert set(dropouts) == {0.5}
+    for wanted, says in [
+        (Adapter(rank=8, alpha=8.0), "adapter.rank = 8: the adapter .* has 4"),
+        (Adapter(rank=4, alpha=9.0), "adapter.alpha = 9.0: the adapter .* has 8.0"),
+        (Adapter(rank=4, alpha=8.0, targets=("q_proj",)), "adapter.targets"),
+    ]:
+        with pytest.raises(UsageError, match=says):
+            load_policy(adapter, adapter=wanted)
+
+
+def test_an_adapter_of_another_model_is_refused_by_name(base: Path, adapter: Path) -> None:
+    """Another model of the same shape is found out by its weights, one of another by its shape."""
+    save_policy(tiny(seed=1), base)
+    with pytest.raises(UsageError, match=f"adapter of '{base}' .* weights there have changed"):
+        load_policy(adapter)
+    (adapter / "base_model.json").unlink()
+    wider = small_policy(hidden=48, layers=1, heads=2, key_value_heads=1, feed_forward=64)
+    save_policy(wider, base)
+    with pytest.raises(UsageError, match=f"adapter of '{base}', and does not fit"):
+        load_policy(adapter)
+    shutil.rmtree(adapter)
+    save_policy(tiny(), base)
+    save_policy(load_policy(base, adapter=Adapter(targets=("q_proj",))), adapter)
+    (adapter / "base_model.json").unlink()
+    deeper = small_policy(hidden=32, layers=2, heads=2, key_value_heads=1, feed_forward=64)
+    save_policy(deeper, base)
+    with pytest.raises(UsageError, match=r"layers\.1\..*is not in both"):
+        load_policy(adapter)
+    shutil.rmtree(base)
+    with pytest.raises(UsageError, match=f"'{base}', which is not there; write"):
+        load_policy(adapter)
+
+
+def test_adapter_folders_that_cannot_be_used(base: Path, adapter: Path) -> None:
+    weights = adapter / "adapter_model.safetensors"
+    weights.rename(adapter / "adapter_model.bin")
+    with pytest.raises(UsageError, match="without adapter_model.safetensors"):
+        load_policy(adapter)
+    (adapter / "adapter_config.json").write_text("{")
+    with pytest.raises(UsageError, match="cannot be read"):
+        load_policy(adapter)
+
+
+def test_what_cannot_be_merged_or_pushed(
+    base: Path, adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UsageError, match="holds no adapter"):
+        merge(base, tmp_path / "out")
+    with pytest.raises(UsageError, match="is in use"):
+        merge(adapter, base)
+    with pytest.raises(UsageError, match="--dtype = 'int4': no such type. Known: float32"):
+        merge(adapter, tmp_path / "out", dtype="int4")
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(UsageError, match="--push = 'not a name'"):
+        push(base, "not a name")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(
+        RunError, match=f"could not be uploaded .*The model is in {base}; hf upload"
+    ):
+        push(base, "someone/model")

@@ -1,0 +1,183 @@
+"""The Korean orthography task: particles, form of the answer, scores, and the items that ship."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from data_folder import data_file
+from groupwise.errors import UsageError
+from groupwise.prompts.generators.korean_norms import korean_norms, read_korean_norms
+from groupwise.rewards.builtin.korean import (
+    final_consonant,
+    korean_exact_match,
+    korean_format,
+    korean_reason,
+    normalise_answer,
+    official_score,
+    particle,
+    split_answer,
+    team_score,
+)
+
+GOLD = '"가을"이 옳다. 받침이 있으면 이를 쓴다.'
+
+
+@pytest.mark.parametrize(
+    "text, lenient, strict",
+    [  # the lenient column is what the team's pattern gives, run on these strings
+        ('"가을"이 옳다. 이유', 1, 1),
+        ('"가을"이 옳다', 1, 0),
+        ('"가을"가 옳다.', 1, 0),
+        ('"가을"가 옳다. 이유', 1, 0),
+        (' "가을"이 옳다.', 1, 0),
+        (' "가을"이 옳다. 이유 ', 1, 1),
+        ("“가을”이 옳다.", 0, 0),
+        ("가을이 옳다.", 0, 0),
+        ('"가을" 이 옳다.', 0, 0),
+        ('"가을"이옳다.', 0, 0),
+        ('정답: "가을"이 옳다.', 0, 0),
+        ('""이 옳다.', 0, 0),
+        ("'가을'이 옳다.", 0, 0),
+        ('"사과"가 옳다. 이유\n둘째 줄', 1, 1),
+        ('"사과"이 옳다. 이유', 1, 0),
+        ('"가을이다."가 옳다. 이유', 1, 1),
+        ('"가을이다."이 옳다. 이유', 1, 0),
+        ('"ABC"가 옳다. 이유', 1, 1),
+        ('"ABC"이 옳다. 이유', 1, 1),
+    ],
+)
+def test_the_form_of_an_answer(text: str, lenient: int, strict: int) -> None:
+    assert korean_format(text, strict=False) == lenient
+    assert korean_format(text) == strict
+    assert korean_format(f"<think>{GOLD}</think>{text}") == strict
+
+
+def test_final_consonants_by_the_external_cases() -> None:
+    seen = 0
+    for line in data_file("korean_norms/es_hangul_cases.jsonl").read_text().splitlines():
+        case = json.loads(line)
+        if case["function"] == "hasBatchim" and len(case["args"]) == 1:
+            final = final_consonant(case["args"][0][-1:])
+            assert bool(final) is case["expected"], case["id"]
+            seen += 1
+    assert seen == 10
+
+
+def test_particles_by_the_external_cases() -> None:
+    seen = 0
+    for line in data_file("korean_norms/es_hangul_cases.jsonl").read_text().splitlines():
+        case = json.loads(line)
+        if case["function"] != "josa" or not case["args"][0]:
+            continue
+        word, pair = case["args"]
+        assert word + str(particle(word, pair)) == case["expected"], case["id"]
+        seen += 1
+    assert seen == 52
+
+
+def test_particles_where_the_reading_is_unknown() -> None:
+    assert particle("cat") is None
+    assert particle("7") is None
+    assert particle("") is None
+    assert particle("그는 갔다.)") == "가"
+
+
+def test_the_published_split_cuts_at_ga_before_i() -> None:
+    assert split_answer(GOLD) == ('"가을"이 옳다', "받침이 있으면 이를 쓴다.")
+    # "이 옳다" comes first in the text, "가 옳다" first in the list: the cut is at the later place.
+    assert split_answer('"X"이 옳다. "Y"가 옳다는 것은 아니다.') == (
+        '"X"이 옳다. "Y"가 옳다',
+        "는 것은 아니다.",
+    )
+    assert split_answer("모른다") == ("모른다", "")
+
+
+def test_exact_match_by_the_published_rules_and_their_pitfalls() -> None:
+    assert korean_exact_match('"가을"이 옳다. 다르게 말하면', GOLD) == 1.0
+    assert korean_exact_match("'가을'이 옳다", GOLD) == 1.0
+    assert korean_exact_match("가을이 옳다", GOLD) == 1.0
+    assert korean_exact_match('"가을"가 옳다.', GOLD) == 0.0
+    assert korean_exact_match("“가을”이 옳다.", GOLD) == 0.0
+    assert korean_exact_match("“가을”이 옳다.", GOLD, rules="team") == 1.0
+    assert korean_exact_match('"맑은  가을"이 옳다', '"맑은 가을"이 옳다', rules="team") == 1.0
+    assert korean_exact_match("", GOLD) == 0.0
+    assert korean_exact_match("x", None) is None
+
+
+def test_alternatives_between_hashes() -> None:
+    both = '"가을"이 옳다#"겨울"이 옳다. 까닭'
+    # The reference is cut at its first "이 옳다" too: the second alternative is in the reason.
+    assert korean_exact_match('"가을"이 옳다', both) == 1.0
+    assert korean_exact_match('"겨울"이 옳다', both) == 0.0
+    # Alternatives with one particle behind the last: only the last can be met.
+    last = '"가을#겨울"이 옳다. 까닭'
+    assert korean_exact_match('"겨울"이 옳다', last) == 1.0
+    assert korean_exact_match('"가을"이 옳다', last) == 0.0
+
+
+def test_normalisation_of_both_rules() -> None:
+    assert normalise_answer(" \"가\"'나' ") == "가나"
+    assert normalise_answer("「가」“나”\u3000ＡＢ", rules="team") == "「가」나 AB"
+
+
+def test_reasons() -> None:
+    assert korean_reason(GOLD, GOLD) == 1.0
+    assert korean_reason('"가을"이 옳다', GOLD) == 0.0
+    assert korean_reason(GOLD, '"가을"이 옳다') is None
+    assert korean_reason(GOLD, None) is None
+    # reasons "가나다라" and "가나마": 2 common characters, P = 1/2, R = 2/3, F1 = 4/7
+    assert korean_reason('"A"이 옳다. 가나다라', '"A"이 옳다. 가나마') == pytest.approx(4 / 7)
+
+
+def test_scores_worked() -> None:
+    assert team_score(exact=1.0, format=1.0, rouge=0.4, bertscore=0.75) == pytest.approx(0.95)
+    assert team_score(exact=1.0, format=1.0, rouge=1.0, bertscore=1.0) == pytest.approx(4 / 3)
+    # descriptive (.4 + .75 + .6)/3 = .583333; final (.5 + .583333)/2 = .541667
+    assert official_score(exact=0.5, rouge=0.4, bertscore=0.75, bleurt=0.6) == pytest.approx(
+        0.541667, abs=1e-6
+    )
+
+
+def test_items_are_in_the_form_that_is_asked_for() -> None:
+    items = korean_norms(1000) + korean_norms(1000, split="held_out")
+    assert len({item.id for item in items}) == len(items) >= 60
+    for item in items:
+        question, answer = item.columns["question"], item.answer
+        assert answer is not None
+        assert korean_format(answer) == 1.0, answer
+        before, _, rest = question.partition("{")
+        choices, _, after = rest.partition("}")
+        chosen = [
+            f"{before}{choice}{after}".split('" ')[0].strip('"') for choice in choices.split("/")
+        ]
+        assert sum(answer.startswith(f'"{sentence}"') for sentence in chosen) == 1, question
+
+
+def test_the_first_choice_is_not_always_right() -> None:
+    items = korean_norms(1000) + korean_norms(1000, split="held_out")
+    first = [
+        i for i in items if _first_choice(i.columns["question"]) in str(i.answer).split('"')[1]
+    ]
+    assert 0.4 < len(first) / len(items) < 0.6
+
+
+def _first_choice(question: str) -> str:
+    return question.partition("{")[2].partition("/")[0]
+
+
+def test_files_of_the_schema(tmp_path: Path) -> None:
+    item = {"id": "1", "input": {"question_type": "선택형", "question": "{가/나}?"}}
+    path = tmp_path / "items.json"
+    path.write_text(json.dumps([item | {"output": {"answer": GOLD}}, item | {"id": "2"}]))
+    prompts = read_korean_norms(path)
+    assert [p.answer for p in prompts] == [GOLD, None]
+    assert prompts[0].columns["question_type"] == "선택형"
+    assert prompts[0].messages[0]["content"].startswith("{가/나}?\n\n")
+    path.write_text(json.dumps({"id": "1", "question": "?"}))
+    with pytest.raises(UsageError, match="item 1: must be an object"):
+        read_korean_norms(path)
+    with pytest.raises(UsageError, match="cannot be read"):
+        read_korean_norms(tmp_path / "missing.json")

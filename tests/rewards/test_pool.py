@@ -1,0 +1,247 @@
+"""Rewards that hang, crash, leak or lie, in worker processes: everything else goes on, in order."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections import Counter
+from pathlib import Path
+
+import psutil
+import pytest
+
+import pool_rewards
+from groupwise.errors import RewardError, UsageError
+from groupwise.rewards import Scorer, from_functions
+from groupwise.types import Completion, Group, Prompt, Status
+
+OK, ERROR, LATE = Status.OK, Status.ERROR, Status.TIMEOUT
+HERE = Path(__file__).resolve().parent.parent
+
+
+def group(*texts: str, name: str = "p") -> Group:
+    completions = tuple(
+        Completion(tokens=[1], mask=[True], logprobs=[0.0], text=text, finish="stop")
+        for text in texts
+    )
+    prompt = Prompt(id=name, text="q", answer="5")
+    return Group(prompt=prompt, prompt_tokens=[1], completions=completions)
+
+
+def pool(*functions, workers: int = 2, timeout_s: float = 0.5, memory_mb: int = 64) -> Scorer:
+    return from_functions(
+        list(functions) or [pool_rewards.obedient],
+        workers=workers,
+        timeout_s=timeout_s,
+        memory_mb=memory_mb,
+    )
+
+
+def family() -> list[psutil.Process]:
+    return psutil.Process().children(recursive=True)
+
+
+def settled(count: int) -> int:
+    """Children left, once those that are dying have gone."""
+    for _ in range(50):
+        if len(family()) <= count:
+            break
+        time.sleep(0.1)
+    return len(family())
+
+
+def test_every_kind_of_misbehaviour_costs_one_completion() -> None:
+    texts = ["5", "4", "hang", "regex", "exit", "crash", "memory", "raise", "stdout", "5"]
+    with pool(timeout_s=2.0) as scorer:
+        scores = scorer.gather([scorer.submit(group(*texts))])
+    status = [OK, OK, LATE, LATE, ERROR, ERROR, ERROR, ERROR, OK, OK]
+    assert list(scores.status[0]) == status
+    assert scores.total[0][scores.valid[0]].tolist() == [1.0, 0.0, 0.0, 1.0]
+    assert bool(scores.total[0][~scores.valid[0]].isnan().all())
+    errors = " | ".join(scores.errors)
+    for what in ("within 2 s", "exit code 3", "SIGSEGV", "out of memory", "ValueError: as told"):
+        assert what in errors
+    assert settled(0) == 0
+
+
+def misbehaving(count: int) -> list[str]:
+    """1 % each hang, crash and eat memory; the rest are right or wrong in turn."""
+    special = {7: "hang", 33: "exit", 71: "memory"}
+    return [special.get(i % 100, f"{4 + i % 2} {i}") for i in range(count)]
+
+
+def score_many(count: int, *, timeout_s: float) -> None:
+    texts = misbehaving(count)
+    before = settled(0), psutil.Process().num_fds()
+    with pool(timeout_s=timeout_s) as scorer:
+        scorer.gather([scorer.submit(group("5"))])
+        gc.collect()
+        memory = psutil.Process().memory_info().rss
+        tickets = [
+            scorer.submit(group(*texts[i : i + 10], name=str(i))) for i in range(0, count, 10)
+        ]
+        scores = scorer.gather(tickets)
+        gc.collect()
+        grown = psutil.Process().memory_info().rss - memory
+    flat = [status for row in scores.status for status in row]
+    totals = scores.total.flatten().tolist()
+    for text, status, total in zip(texts, flat, totals, strict=True):
+        if text in ("hang", "exit", "memory"):
+            assert status is (LATE if text == "hang" else ERROR), text
+        else:
+            assert (status, total) == (OK, float(text[0] == "5")), text
+    assert Counter(flat)[OK] == count - 3 * count // 100
+    assert (settled(0), psutil.Process().num_fds()) == before
+    assert grown < 50 * 2**20
+
+
+def test_hundreds_of_scorings_with_misbehaviour() -> None:
+    score_many(400, timeout_s=1.0)
+
+
+@pytest.mark.verify
+def test_ten_thousand_scorings_with_misbehaviour() -> None:
+    score_many(10_000, timeout_s=1.0)
+
+
+def test_a_hang_does_not_stop_the_other_workers() -> None:
+    with pool(workers=2, timeout_s=3.0) as scorer:
+        scorer.gather([scorer.submit(group("5", "5"))])
+        slow = scorer.submit(group("hang"))
+        start = time.perf_counter()
+        scorer.gather([scorer.submit(group("5", "4", "5", "4")) for _ in range(20)])
+        assert time.perf_counter() - start < 2.0 and not slow.done()
+
+
+def test_what_a_killed_reward_started_is_killed_too() -> None:
+    with pool() as scorer:
+        scores = scorer.gather([scorer.submit(group("child", "5"))])
+        assert scores.status[0][0] is LATE
+        left = [p for p in family() if "time.sleep(600)" in " ".join(p.cmdline())]
+        assert left == []
+
+
+def test_group_rewards_have_the_same_limit_and_see_judged_completions_only() -> None:
+    with pool(pool_rewards.obedient, pool_rewards.whole, timeout_s=2.0) as scorer:
+        scores = scorer.gather(
+            [
+                scorer.submit(group("5", "raise", "444")),
+                scorer.submit(group("5", "4", "group hang")),
+            ]
+        )
+    assert scores.status == ((OK, ERROR, OK), (LATE, LATE, LATE))
+    assert scores.parts["whole"][0, ::2].tolist() == [1.0, 3.0]
+    assert scores.parts["whole"][0, 1].isnan()
+
+
+def test_where_rewards_run() -> None:
+    functions = [getattr(pool_rewards, n) for n in ("process", "own_process", "waits", "threads")]
+    with pool(*functions, pool_rewards.loads_torch) as scorer:
+        scores = scorer.gather([scorer.submit(group("a"))])
+    here = float(os.getpid())
+    parts = {name: values.item() for name, values in scores.parts.items()}
+    assert parts["own_process"] == parts["waits"] == here != parts["process"]
+    assert parts["threads"] == 1.0 and parts["loads_torch"] == 0.0
+
+
+def test_async_rewards_have_the_same_limit() -> None:
+    with pool(pool_rewards.waits) as scorer:
+        scores = scorer.gather([scorer.submit(group("a", "async hang"))])
+    assert scores.status == ((OK, LATE),)
+
+
+def test_submitting_blocks_when_too_much_waits() -> None:
+    from groupwise.rewards import PoolScorer
+
+    with pool() as other:
+        composition = other.composition  # type: ignore[attr-defined]
+    with PoolScorer(composition, workers=1, timeout_s=0.5, pending=2) as scorer:
+        scorer.submit(group("hang")), scorer.submit(group("hang"))
+        start = time.perf_counter()
+        last = scorer.submit(group("5"))
+        assert time.perf_counter() - start > 0.2
+        assert scorer.gather([last]).total.item() == 1.0
+
+
+def test_functions_that_cannot_be_sent() -> None:
+    inside = from_functions  # any local name
+
+    def local(text: str) -> float:
+        return float(inside is None)
+
+    with pytest.raises(UsageError, match="top level of a module, or .* workers = 0"):
+        pool(local)
+    with pytest.raises(UsageError, match="workers = 0"):
+        pool(lambda text: 1.0)
+    assert settled(0) == 0
+
+
+def test_a_module_that_workers_cannot_import(monkeypatch: pytest.MonkeyPatch) -> None:
+    import types
+
+    ghost = types.ModuleType("ghost_rewards")
+    exec("def reward(text):\n    return 1.0", ghost.__dict__)
+    monkeypatch.setitem(sys.modules, "ghost_rewards", ghost)
+    with pytest.raises(RewardError, match="could not load the reward: ModuleNotFoundError"):
+        pool(ghost.reward)
+    assert settled(0) == 0
+
+
+def test_closing_in_the_middle_leaves_nothing() -> None:
+    files = psutil.Process().num_fds()
+    scorer = pool(timeout_s=60.0)
+    for _ in range(20):
+        scorer.submit(group("hang", "5"))
+    time.sleep(0.3)
+    start = time.perf_counter()
+    scorer.close()
+    scorer.close()
+    assert time.perf_counter() - start < 5.0
+    assert (settled(0), psutil.Process().num_fds()) == (0, files)
+    with pytest.raises(RewardError, match="closed"):
+        scorer.submit(group("5"))
+
+
+def test_workers_die_with_a_trainer_that_is_killed() -> None:
+    script = textwrap.dedent("""
+        import sys, time
+        import pool_rewards, test_pool as t
+        scorer = t.pool(timeout_s=600.0)
+        for _ in range(2):
+            scorer.submit(t.group("regex"))
+        time.sleep(0.5)
+        print("ready", flush=True)
+        time.sleep(600)
+    """)
+    paths = [str(HERE), str(HERE / "rewards"), *sys.path]
+    trainer = subprocess.Popen(
+        [sys.executable, "-c", script],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+    )
+    assert trainer.stdout is not None and trainer.stdout.readline() == b"ready\n"
+    workers = psutil.Process(trainer.pid).children(recursive=True)
+    assert len(workers) == 3  # the one that forks, and two that hang with the lock held
+    trainer.send_signal(signal.SIGKILL)
+    trainer.wait()
+    trainer.stdout.close()
+    assert psutil.wait_procs(workers, timeout=10)[1] == []
+
+
+def test_workers_die_with_the_process_that_forks_them() -> None:
+    with pool(timeout_s=600.0) as scorer:
+        hanging = [scorer.submit(group("regex")) for _ in range(2)]
+        while len(workers := family()) < 3:
+            time.sleep(0.05)
+        (forker,) = psutil.Process().children()
+        forker.kill()
+        assert psutil.wait_procs([w for w in workers if w != forker], timeout=10)[1] == []
+        with pytest.raises(RewardError, match="none of 2 .* the worker process died"):
+            scorer.gather(hanging)
+        with pytest.raises(RewardError, match="no reward worker could be started"):
+            scorer.gather([scorer.submit(group("5"))])

@@ -1,0 +1,400 @@
+"""What crosses the line between tests and program, and whose fault is what."""
+
+from __future__ import annotations
+
+import struct
+import textwrap
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from groupwise.errors import UsageError
+from groupwise.rewards.code import (
+    sandbox,
+    seccomp,
+)
+from groupwise.rewards.code.inside import codec
+from groupwise.rewards.code.sandbox import (
+    Limits,
+    Outcome,
+    SandboxError,
+    Suite,
+    Verdict,
+    run_inputs,
+    run_tests,
+    unavailable,
+)
+
+LIMITS = Limits(seconds=20.0)
+
+sandboxed = pytest.mark.skipif(unavailable() is not None, reason=f"no sandbox: {unavailable()}")
+
+
+def verdicts(program: str, *tests: str, setup: str = "", stop: bool = False) -> list[str]:
+    sources = [textwrap.dedent(test) for test in tests]
+    suite = Suite(sources=sources, setup=textwrap.dedent(setup), stop=stop)
+    return [o.verdict.value for o in run_tests(textwrap.dedent(program), suite, limits=LIMITS)]
+
+
+# Values -------------------------------------------------------------------------------------------
+
+plain = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.complex_numbers(allow_nan=False)
+    | st.text(st.characters(exclude_categories=[]))
+    | st.binary(),
+    lambda inner: (
+        st.lists(inner)
+        | st.lists(inner).map(tuple)
+        | st.dictionaries(st.integers() | st.text(), inner)
+    ),
+    max_leaves=20,
+)
+
+
+def refuse(*what: object) -> Any:
+    raise AssertionError(what)
+
+
+@given(plain)
+def test_plain_values_arrive_as_they_were(value: object) -> None:
+    out: list[bytes] = []
+    codec.encode(value, refuse, out)
+    data = b"".join(out)
+    back, end = codec.decode(data, 0, refuse)
+    assert back == value and type(back) is type(value) and end == len(data)
+    assert repr(back) == repr(value)  # tells 1, 1.0 and True apart at any depth
+
+
+@given(st.binary(max_size=200))
+def test_bytes_that_are_no_message_never_become_code(data: bytes) -> None:
+    loaded: list[tuple[bytes, str]] = []
+    try:
+        value, _ = codec.decode(data, 0, lambda tag, text: loaded.append((tag, text)))
+    except (codec.Malformed, ValueError, TypeError, KeyError, OverflowError, RecursionError):
+        return
+    assert not callable(value) or isinstance(value, type)
+
+
+@sandboxed
+def test_value_types_of_the_standard_library_arrive_as_values() -> None:
+    program = """
+        from array import array
+        from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
+        from datetime import date, timedelta
+        from decimal import Decimal
+        from fractions import Fraction
+        P = namedtuple("P", "x y")
+        def made():
+            return [Counter("aab"), OrderedDict(a=1), defaultdict(int, b=2), deque([1, 2]),
+                    P(1, 2), date(2020, 1, 2), timedelta(3), Decimal("1.50"), Fraction(1, 3),
+                    array("i", [1]), range(3), {1, 2}, frozenset({3}), b"x", 1 << 100, 2j]
+        def same(x): return x
+        """
+    test = """
+        from array import array
+        from collections import deque
+        from datetime import date, timedelta
+        from decimal import Decimal
+        from fractions import Fraction
+        expected = [{"a": 2, "b": 1}, {"a": 1}, {"b": 2}, deque([1, 2]), (1, 2), date(2020, 1, 2),
+                    timedelta(3), Decimal("1.5"), Fraction(1, 3), array("i", [1]), range(3),
+                    {1, 2}, frozenset({3}), b"x", 1 << 100, 2j]
+        assert made() == expected, made()
+        assert same(expected) == expected
+        assert same(int) is int and same(deque) is deque
+        """
+    assert verdicts(program, test) == ["passed"]
+
+
+# Objects that stay on their side ------------------------------------------------------------------
+
+
+@sandboxed
+def test_objects_of_the_program_can_be_used_as_usual() -> None:
+    program = """
+        class Node:
+            def __init__(self, value):
+                self.value, self.next = value, None
+        class Vector:
+            def __init__(self, x): self.x = x
+            def __eq__(self, other): return self.x == other.x
+            def __add__(self, other): return Vector(self.x + other.x)
+            def __mul__(self, k): return Vector(self.x * k)
+            def __len__(self): return 3
+            def __getitem__(self, i): return self.x * i
+            def __repr__(self): return f"V{self.x}"
+        def total(node):
+            return node.value + (total(node.next) if node.next else 0)
+        def naturals():
+            n = 0
+            while True:
+                yield n
+                n += 1
+        """
+    use = """
+        head = Node(1)
+        head.next = Node(2)
+        assert total(head) == 3 and head.next.value == 2
+        assert isinstance(head, Node) and not isinstance(head, Vector) and not isinstance(3, Node)
+        assert Vector(1) + Vector(2) == Vector(3) and Vector(2) * 2 == Vector(4)
+        assert Vector(1) != Vector(2) and not Vector(1) == 1
+        assert len(Vector(1)) == 3 and Vector(5)[2] == 10 and repr(Vector(7)) == "V7"
+        assert [n for n, _ in zip(naturals(), range(3))] == [0, 1, 2]
+        assert [Node(1)] != [Node(1)]
+        """
+    assert verdicts(program, use) == ["passed"]
+
+
+@sandboxed
+def test_arguments_changed_in_place_are_changed_in_the_test() -> None:
+    program = """
+        def sort(xs, seen, names):
+            xs.sort(); seen.add(9); names["a"] = [1]
+        """
+    test = """
+        xs, seen, names, same = [3, 1, 2], {1}, {}, None
+        sort(xs, seen, names)
+        assert xs == [1, 2, 3] and seen == {1, 9} and names == {"a": [1]}
+        """
+    assert verdicts(program, test) == ["passed"]
+
+
+@sandboxed
+def test_functions_of_the_test_can_be_called_by_the_program() -> None:
+    program = """
+        def twice(f, x): return f(f(x))
+        def compose(f, g): return lambda x: f(g(x))
+        def apply(f, xs): return [f(x) for x in xs]
+        def double(x): return 2 * x
+        """
+    assert (
+        verdicts(
+            program,
+            "assert twice(lambda x: x * 3, 2) == 18",
+            "assert compose(lambda x: x + 1, lambda x: x * 2)(5) == 11",
+            "assert apply(len, ['a', 'bb']) == [1, 2] and apply(str, [1]) == ['1']",
+            "assert twice(lambda x: double(x), 1) == 4",  # the program, the test, the program again
+        )
+        == ["passed"] * 4
+    )
+
+
+@sandboxed
+def test_exceptions_of_the_program_arrive_by_name_and_base() -> None:
+    program = """
+        class Custom(ValueError): pass
+        def fail(which): raise {"v": ValueError("bad"), "c": Custom("own"), "k": KeyError("x"),
+                                "u": UnicodeDecodeError("utf8", b"", 0, 1, "no")}[which]
+        """
+    test = """
+        def caught(kind, which):
+            try:
+                fail(which)
+            except kind as error:
+                return str(error)
+        assert caught(ValueError, "v") == "bad"
+        assert caught(Custom, "c") == "own" and caught(ValueError, "c") == "own"
+        assert caught(KeyError, "k") and caught(UnicodeError, "u")
+        try:
+            fail("k")
+            assert False
+        except ValueError:
+            assert False
+        except LookupError:
+            pass
+        """
+    assert verdicts(program, test) == ["passed"]
+
+
+@sandboxed
+def test_names_of_builtins_are_the_program_s_only_where_nothing_else_is() -> None:
+    # MBPP has a task whose function is called `sum`
+    assert verdicts("def sum(a, b): return a * b", "assert sum(3, 4) == 12") == ["passed"]
+    program = "import math\ndef sum(xs): return 0\ndef f(x): return [x, x]"
+    assert (
+        verdicts(program, "assert sum(f(3)) == 6", "assert math.sqrt(4) == f(2)[0]")
+        == ["passed"] * 2
+    )
+
+
+# Verdicts -----------------------------------------------------------------------------------------
+
+
+@sandboxed
+def test_each_test_gets_its_verdict_and_setup_runs_before() -> None:
+    program = "class Node:\n    def __init__(self, v): self.v = v\ndef get(n): return n.v"
+    setup = "root = Node(4)"
+    tests = (
+        "assert get(root) == 4",
+        "assert get(root) == 5",
+        "get(None)",
+        "missing()",
+        "root = None",  # its own namespace: the next test still sees the root of the setup
+        "assert get(root) == 4",
+    )
+    expected = ["passed", "failed", "error", "error", "passed", "passed"]
+    assert verdicts(program, *tests, setup=setup) == expected
+    assert verdicts(program, *tests, setup=setup, stop=True) == ["passed", "failed"]
+
+
+@sandboxed
+def test_a_hanging_test_takes_the_verdict_of_those_behind_it() -> None:
+    suite = Suite(sources=["f(0)", "f(1)", "f(0)"], stop=False)
+    program = "def f(x):\n    while x: pass"
+    outcomes = run_tests(program, suite, limits=Limits(seconds=1.0))
+    assert [o.verdict.value for o in outcomes] == ["passed", "timeout", "timeout"]
+    assert outcomes[1].detail == "still running after 1 s"
+
+
+@sandboxed
+def test_a_program_that_does_not_load_fails_every_test() -> None:
+    for program in (
+        "def f(:",
+        "import numpy_is_not_here",
+        "1 / 0",
+        "exit()",
+        "x = '\ud800'; y = ]",
+    ):
+        assert verdicts(program, "assert True", "assert True") == ["error"] * 2
+
+
+@sandboxed
+def test_a_test_at_fault_is_not_the_program_s_fault() -> None:
+    program = "def f(x): return x"
+    assert verdicts(program, "assert f(1) ==") == ["unjudgeable"]
+    assert verdicts(program, "class A: pass\nassert f(A())") == ["unjudgeable"]
+    assert verdicts(program, "assert f(1)", setup="def") == ["unjudgeable"] * 1
+
+
+@sandboxed
+def test_inputs_are_answered_lazily_and_share_the_time() -> None:
+    runs = run_inputs(
+        "import time\nn = float(input())\ntime.sleep(n)\nprint(n)",
+        ["0", "30", "0"],
+        limits=Limits(seconds=2.0),
+    )
+    assert next(runs) == "0.0\n"
+    second, third = next(runs), next(runs)
+    assert isinstance(second, Outcome) and second.verdict is Verdict.TIMEOUT
+    assert isinstance(third, Outcome) and third.verdict is Verdict.TIMEOUT
+
+
+@sandboxed
+def test_a_main_program_behaves_as_under_python() -> None:
+    program = """
+        import atexit, sys, threading
+        if __name__ == "__main__":
+            atexit.register(lambda: print("last"))
+            threading.Thread(target=lambda: print(sys.stdin.read().upper())).start()
+            sys.setrecursionlimit(5000)
+            raise SystemExit
+        """
+    [wrote] = run_inputs(textwrap.dedent(program), ["é\n" * 3], limits=LIMITS)
+    assert wrote == "É\nÉ\nÉ\n\nlast\n"
+
+
+@sandboxed
+def test_long_inputs_and_outputs_do_not_block_each_other() -> None:
+    text = "x" * 70_000 + "\n"
+    program = "import sys\nfor line in sys.stdin: sys.stdout.write(line)"
+    limits = Limits(seconds=20.0, output_kb=4096)
+    assert list(run_inputs(program, [text * 20, text], limits=limits)) == [text * 20, text]
+
+
+# Where there is no sandbox ------------------------------------------------------------------------
+
+
+def test_without_bubblewrap_nothing_runs_and_the_message_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    reason = unavailable.__wrapped__()
+    assert reason and "apt-get install bubblewrap" in reason
+    monkeypatch.setattr(sandbox, "unavailable", lambda: reason)
+    suite = Suite(sources=["assert f() == 1"])
+    with pytest.raises(UsageError, match=r"bwrap is not installed.*allow_unsandboxed"):
+        run_tests("def f(): return 1", suite)
+    with pytest.raises(UsageError, match="apt-get install bubblewrap"):
+        next(run_inputs("print(1)", [""]))
+
+
+def test_running_without_a_sandbox_has_to_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandbox, "unavailable", lambda: "none here")
+    suite = Suite(sources=["assert f() == 1", "assert f() == 2"], stop=False)
+    outcomes = run_tests("def f(): return 1", suite, limits=LIMITS, allow_unsandboxed=True)
+    assert [o.verdict.value for o in outcomes] == ["passed", "failed"]
+    assert list(run_inputs("print(1)", [""], limits=LIMITS, allow_unsandboxed=True)) == ["1\n"]
+
+
+@sandboxed
+def test_a_sandbox_that_does_not_start_is_an_error_not_a_wrong_program(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sandbox, "_bubblewrap", lambda limits, fd: ["/bin/sh", "-c", "echo no>&2"])
+    with pytest.raises(SandboxError, match=r"does not start \(no\)"):
+        run_tests("def f(): return 1", Suite(sources=["assert f() == 1"]))
+
+
+# The filters --------------------------------------------------------------------------------------
+
+
+def decision(code: bytes, number: int, *, arch: int, argument: int = 0) -> int:
+    """What a filter says to a system call, by the rules of classic BPF."""
+    data = struct.pack("=iIQ6Q", number, arch, 0, argument, 0, 0, 0, 0, 0)
+    lines = list(struct.iter_unpack("=HBBI", code))
+    at, accumulator = 0, 0
+    while True:
+        kind, if_true, if_false, constant = lines[at]
+        at += 1
+        if kind == 0x20:
+            accumulator = struct.unpack_from("=I", data, constant)[0]
+        elif kind == 0x06:
+            return constant
+        else:
+            holds = {
+                0x15: accumulator == constant,
+                0x35: accumulator >= constant,
+                0x45: bool(accumulator & constant),
+            }[kind]
+            at += if_true if holds else if_false
+
+
+@pytest.mark.parametrize(("machine", "column"), [("x86_64", 0), ("aarch64", 1)])
+def test_the_filters_refuse_what_they_list_and_little_else(
+    machine: str, column: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    arch = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}[machine]
+    read, clone = {"x86_64": (0, 56), "aarch64": (63, 220)}[machine]
+    outer, inner = seccomp.outer_filter(), seccomp.inner_filter()
+    allow, kill, refuse, missing = 0x7FFF0000, 0x80000000, 0x00050001, 0x00050026
+    for numbers in seccomp._NUMBERS.values():
+        if numbers[column] is not None:
+            assert decision(outer, numbers[column], arch=arch) == refuse
+    for numbers in seccomp._PROCESS_NUMBERS.values():
+        if numbers[column] is not None:
+            assert decision(inner, numbers[column], arch=arch) == refuse
+            assert decision(outer, numbers[column], arch=arch) == allow
+    assert decision(outer, read, arch=arch) == decision(inner, read, arch=arch) == allow
+    assert decision(outer, read, arch=0x40000003) == kill  # 32-bit x86
+    assert decision(outer, 435, arch=arch) == missing  # clone3: libc falls back to clone
+    assert decision(outer, 500, arch=arch) == missing  # calls that nobody has thought of yet
+    assert decision(outer, 436, arch=arch) == allow
+    thread, process, user_namespace = 0x003D0F00, 0x01200011, 0x10000000
+    assert decision(inner, clone, arch=arch, argument=thread) == allow
+    assert decision(inner, clone, arch=arch, argument=process) == refuse
+    assert decision(outer, clone, arch=arch, argument=process) == allow
+    assert decision(outer, clone, arch=arch, argument=process | user_namespace) == refuse
+
+
+def test_a_machine_without_a_table_has_no_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "riscv64")
+    assert "riscv64" in (unavailable.__wrapped__() or "")
+    with pytest.raises(UsageError, match="riscv64"):
+        seccomp.outer_filter()

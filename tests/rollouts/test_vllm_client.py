@@ -1,0 +1,321 @@
+"""The vLLM engine over HTTP, against a server that speaks the protocol (tests/vllm_peer.py)."""
+
+from __future__ import annotations
+
+import copy
+import math
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import engine_contract as contract
+from groupwise.config import build
+from groupwise.errors import RunError, UsageError
+from groupwise.models import Adapter, Policy, load_policy
+from groupwise.models.loading import with_adapter
+from groupwise.rollouts import VllmEngine, VllmSettings
+from groupwise.rollouts.engines.vllm.contract import Weights
+from groupwise.rollouts.engines.vllm.files import WeightFiles, disturbed
+from groupwise.rollouts.engines.vllm.process import OwnServer
+from groupwise.rundir.files import read_lines
+from groupwise.types import Sampling
+from small_runs import prepared, tiny
+from vllm_peer import Server, saved_policy, served
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("policy")
+    saved_policy(folder)
+    return folder
+
+
+@pytest.fixture
+def policy(folder: Path) -> Policy:
+    return saved_policy(folder)
+
+
+def engine_of(server: Server, policy: Policy, **settings: object) -> VllmEngine:
+    given = VllmSettings(**{"server": server.url, "patience_s": 5.0, **settings})  # pyright: ignore[reportArgumentType]
+    return VllmEngine(policy, max_rows=16, settings=given)
+
+
+def move(policy: Policy, *, by: float = 0.05) -> None:
+    """What an update does: other weights."""
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in policy.model.parameters():
+            parameter.add_(by * torch.randn(parameter.shape, generator=generator))
+
+
+def test_the_contract_of_engines(policy: Policy) -> None:
+    with served(policy.model.name_or_path) as server:
+        engine = engine_of(server, policy)
+        contract.check_contract(engine, policy)
+        contract.check_samples(engine, policy, count=600)
+        assert engine.capabilities == {"stop_strings"}, "vLLM draws from streams of its own"
+
+
+def test_every_draw_of_a_prompt_has_a_seed_of_its_own(policy: Policy) -> None:
+    """Otherwise a prompt would get the same answers in every step that draws it."""
+    request = contract.make_requests(1, group=8)[0]
+    streams = [(0, step, 0, place) for step in (0, 1) for place in (0, 1)]
+    with served(policy.model.name_or_path) as server:
+        engine = engine_of(server, policy)
+        drawn = [
+            [
+                tuple(one.tokens)
+                for group in engine.generate([replace(request, stream=s)], Sampling(max_tokens=8))
+                for one in group.completions
+            ]
+            for s in (*streams, streams[0])
+        ]
+    assert drawn[0] == drawn[4]
+    assert len({tuple(answers) for answers in drawn}) == 4
+
+
+def test_after_an_update_the_server_writes_with_the_new_weights(policy: Policy) -> None:
+    with served(policy.model.name_or_path) as server:
+        engine = engine_of(server, policy)
+        before = list(engine.generate(contract.make_requests(2), Sampling(max_tokens=4)))
+        assert {c.versions for group in before for c in group.completions} == {((0, 0),)}
+        for version in (1, 2):
+            move(policy)
+            figures = engine.load({}, version=version)
+            assert figures["canary_gap"] < 1e-4
+            assert engine.way == "reload" and server.said[-1] == "/v1/completions"
+            contract.check_logprobs(engine, policy)
+            after = next(iter(engine.generate(contract.make_requests(1), Sampling(max_tokens=4))))
+            assert {c.versions for c in after.completions} == {((0, version),)}
+
+
+@pytest.mark.parametrize("fault", ["ignored", "scrambled", "stale_cache"])
+def test_an_update_that_went_wrong_without_a_word_is_found(policy: Policy, fault: str) -> None:
+    with served(policy.model.name_or_path, reload=fault) as server:
+        engine = engine_of(server, policy)
+        # Something has been written, so the cache of prefixes holds what the canary asks about.
+        list(engine.generate(contract.make_requests(4), Sampling(max_tokens=4)))
+        server.cached = server.model if fault == "stale_cache" else None
+        with pytest.raises(RunError, match="does not take over new weights by 'reload'"):
+            engine.load({}, version=1)
+
+
+def test_a_way_that_breaks_later_stops_the_run(policy: Policy) -> None:
+    with served(policy.model.name_or_path) as server:
+        engine = engine_of(server, policy)
+        move(policy)
+        engine.load({}, version=1)
+        server.reload = "ignored"
+        move(policy)
+        with pytest.raises(RunError, match="engine.canary_limit = 0.1: after new weights"):
+            engine.load({}, version=2)
+
+
+def test_weights_of_an_earlier_run_are_replaced(policy: Policy) -> None:
+    with served(policy.model.name_or_path) as server:
+        move(policy)  # The run goes on from a checkpoint; the server has the model of the start.
+        engine = engine_of(server, policy)
+        contract.check_logprobs(engine, policy)
+
+
+def test_a_server_with_another_model_is_refused_by_name(policy: Policy, tmp_path: Path) -> None:
+    other = saved_policy(tmp_path / "other", seed=1).model.name_or_path
+    with served(other) as server, pytest.raises(UsageError, match="log-probabilities differ") as no:
+        engine_of(server, policy)
+    assert f"serves {other!r}" in str(no.value)
+    assert repr(policy.model.name_or_path) in str(no.value)
+
+
+def test_a_server_with_another_tokenizer_is_refused(policy: Policy) -> None:
+    with served(policy.model.name_or_path) as server:
+        server.tokenizer = _swapped(server.tokenizer)
+        with pytest.raises(UsageError, match="whose tokenizer is not that of"):
+            engine_of(server, policy)
+
+
+def _swapped(tokenizer: object) -> object:
+    """The tokenizer with two letters exchanged, as another model of the family may have it."""
+    from tokenizers import Tokenizer
+
+    changed = copy.deepcopy(tokenizer)
+    text = tokenizer.backend_tokenizer.to_str()  # pyright: ignore[reportAttributeAccessIssue]
+    text = text.replace('"h":', '"\\u0000":').replace('"t":', '"h":').replace('"\\u0000":', '"t":')
+    changed._tokenizer = Tokenizer.from_str(text)  # pyright: ignore[reportAttributeAccessIssue]
+    return changed
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ({"version": "0.9.1"}, "is vLLM 0.9.1; at least 0.15 is needed"),
+        ({"raw": True}, "processed_logprobs"),
+    ],
+)
+def test_a_server_that_cannot_serve_is_refused(
+    policy: Policy, settings: dict[str, object], message: str
+) -> None:
+    with served(policy.model.name_or_path, **settings) as server:
+        with pytest.raises((UsageError, RunError), match=message):
+            engine = engine_of(server, policy)
+            list(engine.generate(contract.make_requests(1), Sampling(max_tokens=2)))
+
+
+def test_what_to_start_a_server_with_is_said(policy: Policy) -> None:
+    with served(policy.model.name_or_path, developer=False) as server:
+        engine = engine_of(server, policy)
+        with pytest.raises(RunError, match="VLLM_SERVER_DEV_MODE=1"):
+            engine.load({}, version=1)
+    with served(policy.model.name_or_path, context=40) as server:
+        engine = engine_of(server, policy)
+        with pytest.raises(UsageError, match="larger --max-model-len"):
+            list(engine.generate(contract.make_requests(1), Sampling(max_tokens=64)))
+
+
+def test_a_dead_server_is_named_with_what_to_type(policy: Policy) -> None:
+    with served(policy.model.name_or_path) as server:
+        server.die()
+        with pytest.raises(RunError, match="does not answer") as dead:
+            engine_of(server, policy, patience_s=0.3)
+    assert "vllm serve" in str(dead.value) and "engine.patience_minutes" in str(dead.value)
+
+
+def test_a_server_that_dies_and_comes_back_gets_the_newest_weights(policy: Policy) -> None:
+    with served(policy.model.name_or_path) as server:
+        engine = engine_of(server, policy)
+        move(policy)
+        engine.load({}, version=1)
+        alone = {
+            group.prompt.id: [tuple(one.tokens) for one in group.completions]
+            for group in engine.generate(contract.make_requests(), Sampling(max_tokens=8))
+        }
+        server.dies_after = 3
+        found = {}
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            for group in engine.generate(contract.make_requests(), Sampling(max_tokens=8)):
+                found[group.prompt.id] = [tuple(one.tokens) for one in group.completions]
+        # The seeds are those of the requests, so what is asked again is drawn again.
+        assert found == alone
+        assert any("brought back with the newest weights" in str(one.message) for one in said)
+        contract.check_logprobs(engine, policy)
+
+
+def test_a_disturbed_model_is_exactly_itself_again(policy: Policy) -> None:
+    adapted = with_adapter(saved_policy(Path(policy.model.name_or_path)), Adapter(rank=4))
+    for model in (policy.model, adapted.model):
+        before = {name: p.detach().clone() for name, p in model.named_parameters()}
+        with disturbed(model):
+            learning = {name: p for name, p in model.named_parameters() if p.requires_grad}
+            same = [name for name, p in learning.items() if torch.equal(p, before[name])]
+            assert learning and not same
+        assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
+
+
+def test_files_with_a_head_of_its_own_are_the_same_model(policy: Policy) -> None:
+    assert policy.model.config.tie_word_embeddings
+    files = WeightFiles(policy, untied=True)
+    again = load_policy(files.write(version=3).folder)
+    files.close()
+    assert policy.model.config.tie_word_embeddings
+    assert not again.model.config.tie_word_embeddings
+    head, embedding = again.model.get_output_embeddings(), again.model.get_input_embeddings()
+    assert head.weight is not embedding.weight and torch.equal(head.weight, embedding.weight)
+    ids = torch.arange(12, 40)[None]
+    with torch.no_grad():
+        assert torch.equal(again.model(ids).logits, policy.model(ids).logits)
+
+
+def test_gaps_that_are_no_numbers_are_infinite(policy: Policy) -> None:
+    with served(policy.model.name_or_path) as server:
+        engine = engine_of(server, policy)
+        assert engine.canary.gap(engine.sampler) < 1e-4
+        with torch.no_grad():
+            policy.model.get_input_embeddings().weight.fill_(float("nan"))
+        assert engine.canary.gap(engine.sampler) == math.inf
+
+
+def test_memory_is_given_back_while_the_model_learns(policy: Policy) -> None:
+    with served(policy.model.name_or_path) as server:
+        engine = engine_of(server, policy, sleep=True)
+        list(engine.generate(contract.make_requests(1), Sampling(max_tokens=2)))
+        assert server.said[-1] == "/sleep?level=1"
+        asked = len(server.said)
+        engine.load({}, version=1)
+        assert server.said[asked] == "/wake_up"
+
+
+def test_a_run_corrects_for_what_the_sampler_reports(tmp_path: Path) -> None:
+    """The server reports probabilities 1.2 times too small, so every ratio of the learner's own
+    probability to the sampler's is 1.2, and with `tis` the gradient is 1.2 times as long."""
+    folder, policy = str(tmp_path / "model"), tiny()
+    policy.model.save_pretrained(folder)
+    policy.tokenizer.save_pretrained(folder)
+    norms = {}
+    for correction in ("none", "tis"):
+        output = tmp_path / correction
+        with served(folder, context=policy.context, skew=-math.log(1.2)) as server:
+            ready = prepared(
+                output,
+                f"model.path={folder}",
+                "steps=2",
+                "engine.name=vllm",
+                f"engine.server={server.url}",
+                "engine.canary_limit=0.5",
+                f"algorithm.correction.name={correction}",
+            )
+            ready.trainer.run()
+            ready.close()
+        first, _ = read_lines(output / "metrics.jsonl")
+        norms[correction] = first["grad_norm"]
+        assert first["sampler_ratio_gap"] == pytest.approx(0.2, abs=1e-4)
+        assert first["sampler_gap"] == pytest.approx(math.log(1.2), abs=1e-4)
+        assert first["sampler_ess"] == pytest.approx(1.0), "all ratios are equal"
+        assert first["canary_gap"] == pytest.approx(math.log(1.2), abs=1e-3)
+    assert norms["tis"] == pytest.approx(1.2 * norms["none"], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ({"engine": {"python": "x"}}, "engine.python = 'x': is a setting of vLLM"),
+        (
+            {"engine": {"name": "vllm", "python": "x", "server": "y"}},
+            "engine.server = 'y': cannot be combined with engine.python",
+        ),
+        (
+            {"engine": {"name": "vllm"}, "sampling": {"top_p": 0.9}},
+            "sampling.top_p = 0.9: vLLM does not say which tokens it left out",
+        ),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        build(settings)
+
+
+def test_a_server_that_ends_at_its_start_says_how(policy: Policy, tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\n[ $1 = -c ] && exec echo 0.32.0\necho OSError: full; exit 3\n")
+    python.chmod(0o755)
+    server = OwnServer(policy, VllmSettings(python=str(python)), max_rows=4)
+    weights = Weights(folder=tmp_path, base=None, rank=0, dtype="float32", version=0)
+    with pytest.raises(RunError, match=r"ended with status 3 .*\n.*OSError: full"):
+        server.start(weights)
+    server.close()
+
+
+def test_ways_that_cannot_be_are_refused(policy: Policy, folder: Path) -> None:
+    with served(policy.model.name_or_path) as server:
+        with pytest.raises(UsageError, match="engine.weights = 'restart': not possible here"):
+            engine_of(server, policy, weights="restart")
+    with pytest.raises(UsageError, match="is no Python that can be run"):
+        OwnServer(policy, VllmSettings(python=str(folder / "python")), max_rows=4)
+    with pytest.raises(UsageError, match="vLLM is not installed in this environment"):
+        VllmEngine(policy)
+    nowhere = with_adapter(policy, Adapter(rank=4))
+    nowhere.model.peft_config["default"].base_model_name_or_path = None
+    with served(str(folder)) as server, pytest.raises(UsageError, match="model.path"):
+        engine_of(server, replace(policy, model=nowhere.model))

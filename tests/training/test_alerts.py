@@ -1,0 +1,212 @@
+"""Alarms: each sounds beyond its threshold, once, and says what to do."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from groupwise.config.sections import AlarmsSection
+from groupwise.rundir.files import read_lines
+from groupwise.training.monitor.alerts import KINDS, Alarms, observations, watch_movement
+from made_up import one_group
+from small_runs import Quiet, letters, prepared
+
+CALM = {
+    "reward": 0.5,
+    "reward_std": 0.5,
+    "signal_share": 0.6,
+    "valid_share": 1.0,
+    "length": 20.0,
+    "truncated_share": 0.0,
+    "entropy": 0.7,
+    "kl": 0.01,
+    "parts_correlation": 0.2,
+    "sampler_gap": 1e-6,
+    "still_share": 0.0,
+    "duplicate_share": 0.1,
+}
+LOUD = {
+    "equal_rewards": {"reward_std": 0.0},
+    "no_signal": {"signal_share": 0.05},
+    "length_growth": {"length": 61.0},
+    "truncated": {"truncated_share": 0.51},
+    "entropy": {"entropy": 0.01},
+    "kl": {"kl": 1.1},
+    "parts_against": {"parts_correlation": -0.6},
+    "sampler_gap": {"sampler_gap": 0.03},
+    "still_parameters": {"still_share": 0.1},
+    "duplicates": {"duplicate_share": 0.9},
+    "not_judged": {"valid_share": 0.8},
+}
+
+
+def names(alarms: Any) -> list[str]:
+    return [alarm.kind.threshold for alarm in alarms]
+
+
+def test_every_alarm_has_a_threshold_that_is_a_setting_and_three_causes() -> None:
+    thresholds = AlarmsSection.model_fields.keys() - {"patience"}
+    assert {kind.threshold for kind in KINDS} == thresholds
+    assert {*LOUD, "hacking"} == thresholds
+    assert all(len(set(kind.causes)) == 3 for kind in KINDS)
+
+
+def test_a_calm_run_is_silent() -> None:
+    alarms = Alarms()
+    assert [a for _ in range(10) for a in alarms.hear(CALM)] == []
+
+
+@pytest.mark.parametrize("name", sorted(LOUD))
+def test_each_alarm_sounds_once_after_its_patience(name: str) -> None:
+    alarms, kind = Alarms(), next(kind for kind in KINDS if kind.threshold == name)
+    for _ in range(3):
+        assert alarms.hear(CALM) == []
+    sounded = [names(alarms.hear({**CALM, **LOUD[name]})) for _ in range(6)]
+    first = 0 if kind.at_once else 2
+    assert sounded == [[name] if step == first else [] for step in range(6)]
+    assert alarms.hear(CALM) == []
+    again = [names(alarms.hear({**CALM, **LOUD[name]})) for _ in range(3)]
+    assert [name] in again, "an alarm that had gone must sound again"
+
+
+def test_an_alarm_that_is_switched_off_is_silent() -> None:
+    alarms = Alarms(thresholds=AlarmsSection(truncated=None, patience=1))
+    assert alarms.hear({**CALM, "truncated_share": 1.0}) == []
+
+
+def test_what_was_not_measured_sets_off_nothing() -> None:
+    alarms = Alarms(thresholds=AlarmsSection(patience=1))
+    assert alarms.hear({"reward": math.nan, "entropy": math.nan}) == []
+
+
+def test_an_alarm_names_metric_threshold_causes_and_what_to_try() -> None:
+    alarms = Alarms(thresholds=AlarmsSection(patience=1, truncated=0.25))
+    (alarm,) = alarms.hear({**CALM, "truncated_share": 0.5})
+    text = str(alarm)
+    assert "truncated_share = 0.5, above alarms.truncated = 0.25" in text
+    assert all(f"({n}) " in text for n in (1, 2, 3)) and "Try a larger sampling.max_tokens" in text
+
+
+def test_a_reward_that_rises_while_accuracy_falls_is_suspicious() -> None:
+    alarms = Alarms()
+    alarms.hear({**CALM, "reward": 0.2})
+    assert alarms.hear_evaluation(math.nan) == [], "nothing could be judged"
+    assert alarms.hear_evaluation(0.6) == []
+    for _ in range(20):
+        alarms.hear({**CALM, "reward": 0.9})
+    assert names(alarms.hear_evaluation(0.4)) == ["hacking"]
+
+
+def test_a_reward_that_falls_with_accuracy_is_not() -> None:
+    alarms = Alarms()
+    alarms.hear({**CALM, "reward": 0.9})
+    alarms.hear_evaluation(0.6)
+    for _ in range(20):
+        alarms.hear({**CALM, "reward": 0.2})
+    assert alarms.hear_evaluation(0.4) == []
+
+
+def test_alarms_go_on_after_a_resume() -> None:
+    whole, first, second = Alarms(), Alarms(), Alarms()
+    steps = [CALM] * 3 + [{**CALM, "truncated_share": 0.9, "length": 90.0}] * 5
+    expected = [names(whole.hear(step)) for step in steps]
+    found = [names(first.hear(step)) for step in steps[:5]]
+    second.restore(first.state())
+    assert found + [names(second.hear(step)) for step in steps[5:]] == expected
+
+
+def test_parts_that_pull_against_each_other() -> None:
+    """(0, 1, 2, 3) against (3, 2, 1, 0) has correlation −1; a constant part has none."""
+    tokens = [[1], [2], [1], [1]]
+    parts = {"a": [0.0, 1, 2, 3], "b": [3.0, 2, 1, 0], "c": [1.0] * 4}
+    found = observations(one_group(parts, tokens))
+    assert found["parts_correlation"] == pytest.approx(-1.0)
+    assert found["duplicate_share"] == 0.5  # of four, [1] is there three times and [2] once
+    assert "parts_correlation" not in observations(one_group({"a": [0.0, 1, 2, 3]}, tokens))
+
+
+def test_answers_that_are_all_the_same_are_a_finding_only_where_they_are_not_right() -> None:
+    """Four equal completions: three repeat the first, so 3/4; but not of a group that is right."""
+    same = one_group({"a": [1.0] * 4}, [[1]] * 4)
+    for correct, expected in ([1.0] * 4, 0.0), ([1.0, 1.0, 0.0, 1.0], 0.75), ([math.nan] * 4, 0.75):
+        scores = replace(same.scores, correct=torch.tensor([correct]))
+        assert observations(replace(same, scores=scores))["duplicate_share"] == expected
+    unjudged = replace(
+        same.scores,
+        correct=torch.tensor([[1.0, 1.0, 1.0, math.nan]]),
+        valid=torch.tensor([[True, True, True, False]]),
+    )
+    assert observations(replace(same, scores=unjudged))["duplicate_share"] == 0.0
+
+
+def test_entropy_is_compared_with_that_of_the_first_steps() -> None:
+    """A tenth of 0.04 is 0.004: a small model that always was that sure has lost nothing."""
+    alarms = Alarms()
+    heard = [0.04, 0.03, 0.05, 0.005, 0.005, 0.005, 0.004, 0.0039, 0.003]
+    sounded = [names(alarms.hear({**CALM, "entropy": value})) for value in heard]
+    assert sounded == [[]] * 8 + [["entropy"]]
+
+
+def test_parameters_that_did_not_move() -> None:
+    parameters = [torch.zeros(3), torch.ones(2)]
+    still = watch_movement(parameters)
+    assert still() == 1.0
+    parameters[0] += 1e-6
+    assert still() == 0.5
+
+
+def test_every_metric_that_is_watched_is_one_that_runs_have(tmp_path: Path) -> None:
+    run = prepared(
+        tmp_path,
+        "algorithm.name=grpo",
+        'algorithm.divergence={name="k3", coefficient=0.1}',
+        functions=[letters, blanks],
+    )
+    _, _, metrics = run.trainer.step()
+    run.close()
+    measured = metrics.keys() | run.trainer.alarms._changes(metrics).keys() | {"hacking"}
+    assert {kind.metric for kind in KINDS} <= measured
+
+
+def blanks(text: str) -> float:
+    return float(text.count(" "))
+
+
+def test_an_alarm_says_of_which_run_and_step_it_is_and_is_written_down(tmp_path: Path) -> None:
+    """A model made of noise hardly ever ends its 8 tokens; the third step exhausts the patience."""
+    progress = Quiet()
+    run = prepared(tmp_path, progress=progress, name="softrank #1")
+    run.trainer.run()
+    run.close()
+    (said,) = [text for text in progress.said if "alarm truncated" in text]
+    assert said.startswith("softrank #1, step 3: alarm truncated: many completions run out of")
+    (line,) = [row for row in read_lines(tmp_path / "alarms.jsonl") if row["alarm"] == "truncated"]
+    assert line["step"] == 3 and said.endswith(line["text"])
+
+
+def test_what_alarms_tell_to_try_exists() -> None:
+    import re
+
+    from groupwise import ALGORITHMS, CORRECTIONS, FILTERS
+    from groupwise.config import flat, load
+    from groupwise.rewards import COMBINATIONS
+
+    registries = {
+        "algorithm.name": ALGORITHMS,
+        "algorithm.correction.name": CORRECTIONS,
+        "algorithm.filter.name": FILTERS,
+        "combine": COMBINATIONS,
+    }
+    named = [m for kind in KINDS for m in re.findall(r"([\w.]+) = '(\w+)'", kind.attempt)]
+    assert {path for path, _ in named} >= set(registries)
+    for path, name in named:
+        assert path not in registries or name in registries[path], (path, name)
+    known = {path.partition(".")[0] for path in flat(load("word-problems"))}
+    for kind in KINDS:
+        for section in re.findall(r"\b([a-z_]+)\.[a-z_]+", kind.attempt):
+            assert section in known, (kind.threshold, section)

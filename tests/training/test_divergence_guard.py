@@ -1,0 +1,79 @@
+"""Steps that went wrong: counted, left out, rolled back, or the end of the run."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from groupwise.config.sections import GuardsSection
+from groupwise.training.monitor.divergence_guard import Guard, skipped, suspects
+from groupwise.types import Batch, Update
+from made_up import one_group
+
+FINE = {"grad_norm": 1.0, "skipped_updates": 0.0, "valid_share": 1.0}
+LOST = {"grad_norm": math.nan, "skipped_updates": 1.0, "valid_share": 1.0}
+MUTE = {"grad_norm": 0.0, "skipped_updates": 0.0, "valid_share": 0.0}
+
+
+def test_lost_steps_on_end_stop_the_run() -> None:
+    guard = Guard(settings=GuardsSection(lost_steps=3))
+    found = [guard.judge(step) for step in (LOST, MUTE, FINE, LOST, LOST, MUTE)]
+    assert found == ["lost", "lost", "fine", "lost", "lost", "stop"]
+    assert "3 steps on end (guards.lost_steps = 3)" in guard.reason
+
+
+def test_a_spike_is_one_against_the_usual_norm() -> None:
+    guard = Guard(settings=GuardsSection(spike=5.0, rollbacks=1))
+    assert guard.judge({**FINE, "grad_norm": 100.0}) == "fine", "nothing is usual yet"
+    for _ in range(12):
+        assert guard.judge(FINE) == "fine"
+    assert guard.judge({**FINE, "grad_norm": 4.9}) == "fine"
+    assert guard.judge({**FINE, "grad_norm": 5.1}) == "spike"
+    assert guard.judge({**FINE, "grad_norm": 5.1}) == "stop"
+    assert "2 gradient spikes" in guard.reason
+
+
+def test_without_the_option_nothing_is_a_spike() -> None:
+    guard = Guard()
+    assert {guard.judge(FINE) for _ in range(12)} == {"fine"}
+    assert guard.judge({**FINE, "grad_norm": 1e9}) == "fine"
+
+
+def test_the_guard_goes_on_after_a_resume() -> None:
+    first, second = Guard(), Guard()
+    first.judge(LOST), first.judge(LOST)
+    second.restore(first.state())
+    assert second.judge(LOST) == "stop"
+
+
+def update(norm: float, logp: torch.Tensor) -> Update:
+    return Update(
+        version=1,
+        logp=logp,
+        entropy=torch.full_like(logp, math.nan),
+        computed=torch.ones(len(logp), dtype=torch.bool),
+        loss=0.0,
+        grad_norm=norm,
+        learning_rate=0.1,
+    )
+
+
+def test_the_completion_that_broke_the_gradient_is_named() -> None:
+    scored = one_group({"a": [0.0, 1.0, 2.0]}, [[1, 2], [3], [4, 5]], texts=["x", "y", "z"])
+    logp = torch.tensor([[-1.0, -1.0], [math.nan, 0.0], [-1.0, -1.0]])
+    batch = Batch(
+        prompts=(torch.tensor([1]),),
+        group=torch.zeros(3, dtype=torch.long),
+        tokens=torch.tensor([[1, 2], [3, 0], [4, 5]]),
+        length=torch.tensor([2, 1, 2]),
+        mask=torch.tensor([[True, True], [True, False], [True, True]]),
+        advantage=torch.ones(3, 2),
+        weight=torch.ones(3, 2),
+    )
+    updates = [update(math.nan, logp)]
+    assert skipped(updates) == 1.0
+    found = suspects(scored, [batch], updates)
+    assert found == [{"prompt": "a", "text": "y", "not_finite": "log-probability"}]
+    everything = suspects(scored, [batch], [update(math.inf, torch.full((3, 2), -1.0))])
+    assert [row["text"] for row in everything] == ["x", "y", "z"]

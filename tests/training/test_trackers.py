@@ -1,0 +1,49 @@
+"""Experiment trackers, the real ones: what a run hands them can be read back from their files."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from groupwise.training.monitor.trackers import make_trackers
+
+SETTINGS = {"seed": 3, "model": {"path": "bundled"}}
+
+
+def test_tensorboard_files_hold_every_figure_and_the_settings(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="needs tensorboard: pip install 'groupwise[dev]'")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    (tracker,) = make_trackers(["tensorboard"], tmp_path, settings=SETTINGS)
+    tracker.log(1, {"reward": 0.25, "completions/length": 12.0})
+    tracker.log(2, {"reward": 0.5})
+    tracker.close()
+    read = EventAccumulator(str(tmp_path / "tensorboard"))
+    read.Reload()
+    assert [(e.step, e.value) for e in read.Scalars("reward")] == [(1, 0.25), (2, 0.5)]
+    assert [(e.step, e.value) for e in read.Scalars("completions/length")] == [(1, 12.0)]
+    (text,) = read.Tensors("config/text_summary")
+    assert b"seed = 3" in text.tensor_proto.string_val[0]
+
+
+@pytest.mark.verify
+def test_weights_and_biases_writes_a_run_without_the_network(tmp_path: Path) -> None:
+    """In a process of its own: wandb leaves a service and hooks behind in the one that loads it."""
+    pytest.importorskip("wandb", reason="needs wandb: pip install 'groupwise[trackers]'")
+    program = (
+        "from groupwise.training.monitor.trackers import make_trackers\n"
+        f"(tracker,) = make_trackers(['wandb'], {str(tmp_path)!r}, settings={SETTINGS!r})\n"
+        "tracker.log(1, {'reward': 0.25, 'grad_norm': 2.0})\n"
+        "tracker.log(2, {'reward': 0.5, 'grad_norm': 1.0})\n"
+        "tracker.close()\n"
+    )
+    offline = {**os.environ, "WANDB_MODE": "offline", "WANDB_SILENT": "true"}
+    done = subprocess.run([sys.executable, "-c", program], env=offline, capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()[-2000:]
+    (written,) = (tmp_path / "wandb").glob("offline-run-*/run-*.wandb")
+    content = written.read_bytes()
+    assert all(name in content for name in (b"grad_norm", b"reward", b"bundled", b"0.25"))
