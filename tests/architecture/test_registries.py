@@ -1,11 +1,10 @@
-"""Every registered function explains itself, the mathematics with formula and source."""
+"""Every registered function documents itself; the mathematics states formula and source."""
 
 from __future__ import annotations
 
 import inspect
 import re
-
-import pytest
+from collections.abc import Callable, Iterable, Iterator
 
 import groupwise
 from groupwise.prompts.answers import ANSWERS
@@ -13,40 +12,90 @@ from groupwise.prompts.sources import GENERATORS
 from groupwise.registry import Registry
 from groupwise.rewards import REWARDS
 
-MATHEMATICS = [name for name in groupwise.__all__ if name.isupper() and name != "ALGORITHMS"]
-OTHERS = {"REWARDS": REWARDS, "ANSWERS": ANSWERS, "GENERATORS": GENERATORS}
+MATHEMATICS = {
+    name: getattr(groupwise, name)
+    for name in groupwise.__all__
+    if name.isupper() and name != "ALGORITHMS"
+}
+ALL = MATHEMATICS | {"REWARDS": REWARDS, "ANSWERS": ANSWERS, "GENERATORS": GENERATORS}
 
 
-def registered(names: list[str]) -> list[tuple[str, str]]:
-    return [(kind, name) for kind in names for name in registry(kind).names()]
+def offenders(
+    check: Callable[[Registry, str], Iterable[str]], registries: dict[str, Registry]
+) -> list[str]:
+    """What a check finds in registered functions, each with its registry and name."""
+    return [
+        f"{kind} {name}: {found}"
+        for kind, registry in registries.items()
+        for name in registry.names()
+        for found in check(registry, name)
+    ]
 
 
-def registry(kind: str) -> Registry:
-    return OTHERS[kind] if kind in OTHERS else getattr(groupwise, kind)
+def docstring(registry: Registry, name: str) -> str:
+    return inspect.getdoc(registry.get(name)) or ""
+
+
+def undocumented(registry: Registry, name: str) -> Iterator[str]:
+    if not docstring(registry, name):
+        yield "no docstring"
+
+
+def untyped_settings(registry: Registry, name: str) -> Iterator[str]:
+    for setting, parameter in registry.settings(name).items():
+        if parameter.annotation is parameter.empty:
+            yield f"the setting {setting} has no type"
+
+
+def without_formula_or_source(registry: Registry, name: str) -> Iterator[str]:
+    text = docstring(registry, name)
+    if not re.search(r"^Source:", text, flags=re.MULTILINE):
+        yield "no section `Source:`"
+    if not re.search(r"[=≥≤∈]", text):
+        yield "no formula"
+    if not text.partition("\n")[0].rstrip().endswith((".", ":")):
+        yield "the first line is not a sentence"
+
+
+def unexplained_settings(registry: Registry, name: str) -> Iterator[str]:
+    for setting in registry.settings(name):
+        if not re.search(rf"\b{setting}\b", docstring(registry, name)):
+            yield f"the docstring does not name the setting {setting}"
 
 
 def test_the_registries_of_the_mathematics_are_filled() -> None:
     assert {"ADVANTAGES", "RATIOS", "SURROGATES", "DIVERGENCES", "WEIGHTINGS"} <= set(MATHEMATICS)
-    assert all(registry(kind).names() for kind in MATHEMATICS)
+    assert [kind for kind, registry in ALL.items() if not registry.names()] == []
 
 
-@pytest.mark.parametrize("kind, name", registered(MATHEMATICS))
-def test_mathematics_states_formula_and_source(kind: str, name: str) -> None:
-    text = inspect.getdoc(registry(kind).get(name)) or ""
-    assert re.search(r"^Source:", text, flags=re.MULTILINE), "no section `Source:`"
-    assert re.search(r"[=≥≤∈]", text), "no formula"
-    assert text.splitlines()[0].rstrip().endswith((".", ":")), "the first line is no sentence"
+def test_every_function_has_a_docstring() -> None:
+    assert offenders(undocumented, ALL) == []
 
 
-@pytest.mark.parametrize("kind, name", registered(MATHEMATICS))
-def test_settings_of_the_mathematics_are_explained(kind: str, name: str) -> None:
-    text = inspect.getdoc(registry(kind).get(name)) or ""
-    for setting in registry(kind).settings(name):
-        assert re.search(rf"\b{setting}\b", text), f"the docstring does not name {setting}"
+def test_every_setting_has_a_type() -> None:
+    assert offenders(untyped_settings, ALL) == []
 
 
-@pytest.mark.parametrize("kind, name", registered([*MATHEMATICS, *OTHERS]))
-def test_every_function_has_a_docstring_and_typed_settings(kind: str, name: str) -> None:
-    assert inspect.getdoc(registry(kind).get(name)), "no docstring"
-    for setting, parameter in registry(kind).settings(name).items():
-        assert parameter.annotation is not parameter.empty, f"{setting} has no type"
+def test_mathematics_states_formula_and_source() -> None:
+    assert offenders(without_formula_or_source, MATHEMATICS) == []
+
+
+def test_settings_of_the_mathematics_are_explained() -> None:
+    assert offenders(unexplained_settings, MATHEMATICS) == []
+
+
+def test_the_checks_can_fail() -> None:
+    registry = Registry("thing", ("rewards",))
+
+    @registry.register
+    def bare(rewards, *, scale=1.0): ...
+
+    @registry.register
+    def vague(rewards, *, scale: float = 1.0):
+        """Some numbers"""
+
+    kinds = {"THINGS": registry}
+    assert offenders(undocumented, kinds) == ["THINGS bare: no docstring"]
+    assert offenders(untyped_settings, kinds) == ["THINGS bare: the setting scale has no type"]
+    assert len(offenders(without_formula_or_source, kinds)) == 6
+    assert len(offenders(unexplained_settings, kinds)) == 2
