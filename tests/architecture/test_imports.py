@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
@@ -13,6 +14,7 @@ import pytest
 import groupwise
 
 PACKAGE = Path(groupwise.__file__).parent
+ARCHITECTURE = Path(__file__).parents[2] / "ARCHITECTURE.md"
 
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"errors", "registry", "types"}),
@@ -147,6 +149,22 @@ def cycles(graph: Mapping[str, Iterable[str]]) -> list[list[str]]:
 def test_imports_point_to_lower_layers() -> None:
     files = [path for path in SOURCES if path != PACKAGE / "__init__.py"]
     assert [line for path in files for line in wrong_imports(path.read_text(), path)] == []
+
+
+def documented_layers(page: str) -> list[frozenset[str]]:
+    """The rows of the table in section "Layers", from the bottom up."""
+    section = page.partition("\n## Layers\n")[2].partition("\n## ")[0]
+    rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
+    return [frozenset(re.findall(r"`(\w+)`", row)) for row in reversed(rows)]
+
+
+def test_the_picture_of_the_layers_is_the_one_that_is_tested() -> None:
+    assert documented_layers(ARCHITECTURE.read_text(encoding="utf-8")) == list(LAYERS)
+
+
+def test_every_package_is_in_one_layer() -> None:
+    packages = {owner(path) for path in SOURCES} - {"__init__"}
+    assert sorted(name for names in LAYERS for name in names) == sorted(packages)
 
 
 def test_there_are_no_import_circles() -> None:
