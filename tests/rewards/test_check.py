@@ -8,7 +8,7 @@ import math
 import pytest
 
 from groupwise.errors import UsageError
-from groupwise.rewards import RewardPart, build_scorer, from_functions, verifier
+from groupwise.rewards import RewardSpec, build_scorer, from_functions, verifier
 from groupwise.testing import RewardCheck, check_reward
 from groupwise.types import Prompt
 
@@ -20,7 +20,7 @@ def kinds(check: RewardCheck, prompt: str) -> dict[str, float]:
 
 
 def test_a_sound_reward() -> None:
-    parts = [RewardPart(name="exact_answer"), RewardPart(name="think_answer", weight=0.5)]
+    parts = [RewardSpec(name="exact_answer"), RewardSpec(name="think_answer", weight=0.5)]
     with build_scorer(parts) as scorer:
         check = check_reward(scorer, PROMPTS, {"12": ["<answer>24/2</answer>"]})
     assert check.passed and check.writing == "think and answer"

@@ -29,17 +29,17 @@ from transformers import (
 from groupwise.errors import ModelError, RewardError, UsageError
 from groupwise.rewards.builtin.contexts import ContextGain, perplexity, rank_contexts, scorer_of
 from groupwise.rewards.judges.encoders import bert_f1, greedy_f1, load
-from groupwise.rewards.judges.llm_judge import (
+from groupwise.rewards.judges.endpoint import judge_endpoint
+from groupwise.rewards.judges.local import judge
+from groupwise.rewards.judges.models import local_judge, rendered, reward_scores
+from groupwise.rewards.judges.prompt import (
     MARKS,
     Judgement,
-    judge,
-    judge_endpoint,
     judge_prompt,
     normalised,
     read_template,
     soft_score,
 )
-from groupwise.rewards.judges.models import local_judge, rendered, reward_scores
 from groupwise.rewards.judges.reward_model import reward_model
 from groupwise.rewards.judges.similarity import bertscore, korean_reason_bertscore, learned_metric
 

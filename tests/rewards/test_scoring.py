@@ -17,12 +17,12 @@ from groupwise.registry import part
 from groupwise.rewards import (
     COMBINATIONS,
     GroupScore,
-    RewardPart,
+    RewardSpec,
     Scorer,
-    alarm,
     build_scorer,
     combination,
     from_functions,
+    reward_alert,
     stack,
     verifier,
 )
@@ -58,8 +58,8 @@ def right(text: str, answer: str) -> float:
 
 def test_parts_are_weighted_summed_and_logged_by_name() -> None:
     parts = [
-        RewardPart(name="exact_answer", weight=2.0, settings={"style": "last_number"}),
-        RewardPart(name="soft_overlong", settings={"cache": 2}),
+        RewardSpec(name="exact_answer", weight=2.0, settings={"style": "last_number"}),
+        RewardSpec(name="soft_overlong", settings={"cache": 2}),
     ]
     scores = scored(build_scorer(parts, max_tokens=4), group("5", "4", "  5"))
     # lengths 1, 1, 3 with limit 4 and cache 2: 0, 0, (2 - 3)/2
@@ -71,19 +71,19 @@ def test_parts_are_weighted_summed_and_logged_by_name() -> None:
 
 
 def test_parts_of_one_name_are_kept_apart() -> None:
-    parts = [RewardPart(name="tag_count"), RewardPart(name="tag_count", weight=2.0)]
+    parts = [RewardSpec(name="tag_count"), RewardSpec(name="tag_count", weight=2.0)]
     scores = scored(build_scorer(parts), group("<think>\n"))
     assert list(scores.parts) == ["tag_count", "tag_count_2"]
     assert scores.total.item() == 0.75
-    labelled = [RewardPart(name="tag_count", label="a"), RewardPart(name="tag_count", label="b")]
+    labelled = [RewardSpec(name="tag_count", label="a"), RewardSpec(name="tag_count", label="b")]
     assert list(scored(build_scorer(labelled), group("x")).parts) == ["a", "b"]
 
 
 def test_length_rewards_see_the_correctness_of_the_verifier_before_them() -> None:
     parts = [
-        RewardPart(name="exact_answer", settings={"style": "last_number"}),
-        RewardPart(name="kimi_length"),
-        RewardPart(name="cosine", settings={"limit": 10}),
+        RewardSpec(name="exact_answer", settings={"style": "last_number"}),
+        RewardSpec(name="kimi_length"),
+        RewardSpec(name="cosine", settings={"limit": 10}),
     ]
     scores = scored(build_scorer(parts), group("5", "    5", "4"))
     # lengths 1, 5, 1: λ = .5, -.5, .5, and at most 0 for the wrong third
@@ -91,18 +91,18 @@ def test_length_rewards_see_the_correctness_of_the_verifier_before_them() -> Non
     assert (scores.parts["cosine"][0] > 0).tolist() == [True, True, False]
     with pytest.raises(UsageError, match="a verifier must come before"):
         build_scorer(parts[::-1])
-    explicit = [RewardPart(name="tag_count", correct=True), RewardPart(name="kimi_length")]
+    explicit = [RewardSpec(name="tag_count", correct=True), RewardSpec(name="kimi_length")]
     assert scored(build_scorer(explicit), group("a", "b")).correct.tolist() == [[0.0, 0.0]]
 
 
 def test_only_one_part_defines_correctness() -> None:
-    numbers = RewardPart(name="exact_answer", settings={"style": "last_number"})
-    strings = RewardPart(name="normalised_match")
-    cosine = RewardPart(name="cosine", settings={"limit": 10})
+    numbers = RewardSpec(name="exact_answer", settings={"style": "last_number"})
+    strings = RewardSpec(name="normalised_match")
+    cosine = RewardSpec(name="cosine", settings={"limit": 10})
     scores = scored(build_scorer([numbers, strings, cosine]), group("it is 5"))
     assert scores.parts["normalised_match"].item() == 0.0
     assert scores.correct.item() == 1.0 and scores.parts["cosine"].item() > 0
-    chosen = RewardPart(name="normalised_match", correct=True)
+    chosen = RewardSpec(name="normalised_match", correct=True)
     scores = scored(build_scorer([numbers, chosen, cosine]), group("it is 5"))
     assert scores.correct.item() == 0.0 and scores.parts["cosine"].item() < 0
     with pytest.raises(UsageError, match="only one part"):
@@ -130,11 +130,11 @@ def test_a_completion_without_a_verdict_leaves_the_group() -> None:
 
 
 def test_an_optional_part_that_is_none_does_not_apply() -> None:
-    parts = [RewardPart(name="tag_count"), RewardPart(name="exact_answer", optional=True)]
+    parts = [RewardSpec(name="tag_count"), RewardSpec(name="exact_answer", optional=True)]
     scores = scored(build_scorer(parts), group("<think>\n", answer=None))
     assert scores.total.item() == 0.25 and math.isnan(scores.parts["exact_answer"].item())
     with pytest.raises(RewardError, match="exact_answer: the row has no answer"):
-        scored(build_scorer([RewardPart(name="exact_answer")]), group("5", answer=None))
+        scored(build_scorer([RewardSpec(name="exact_answer")]), group("5", answer=None))
 
 
 def test_a_failed_completion_is_masked() -> None:
@@ -395,13 +395,13 @@ def test_stack() -> None:
     ],
 )
 def test_alarm_over_totals(batches: list[list[float]], reason: str | None) -> None:
-    said = alarm([stack([score(totals)]) for totals in batches])
+    said = reward_alert([stack([score(totals)]) for totals in batches])
     assert said is None if reason is None else said is not None and reason in said
 
 
 def test_alarm_over_statuses() -> None:
     failing = stack([score([1.0, math.nan, math.nan], [OK, LATE, ERROR])])
-    said = alarm([failing])
+    said = reward_alert([failing])
     assert said is not None and "only 1 of 3" in said and "boom" in said
     half = stack([score([1.0, math.nan], [OK, LATE])])
-    assert alarm([half]) is None
+    assert reward_alert([half]) is None

@@ -29,33 +29,23 @@ from groupwise.rewards.builtin import (
     text,
 )
 from groupwise.rewards.builtin.format import dropped_tags
-from groupwise.rewards.code import (
-    reward as code,
-)
+from groupwise.rewards.code import reward as code
 from groupwise.rewards.compose import COMBINATIONS, combination
 from groupwise.rewards.extract import extract_answer
-from groupwise.rewards.judges import (
-    llm_judge as judge,
-)
-from groupwise.rewards.judges import (
-    reward_model,
-    similarity,
-)
-from groupwise.rewards.math import (
-    reward as math,
-)
+from groupwise.rewards.judges import endpoint, local, reward_model, similarity
+from groupwise.rewards.math import reward as math
 from groupwise.rewards.math.reward import math_equal
 
 if TYPE_CHECKING:
     from groupwise.rewards.scoring.pool import PoolScorer
     from groupwise.rewards.scoring.scorer import (
         InlineScorer,
-        RewardPart,
+        RewardSpec,
         Scorer,
         Ticket,
-        alarm,
         build_scorer,
         from_functions,
+        reward_alert,
         stack,
     )
 
@@ -63,8 +53,9 @@ MODULES = (
     code,
     countdown,
     format,
-    judge,
+    endpoint,
     korean,
+    local,
     logic,
     math,
     reasoning,
@@ -80,10 +71,10 @@ MODULES = (
 _LATER = {
     "InlineScorer": "scoring.scorer",
     "PoolScorer": "scoring.pool",
-    "RewardPart": "scoring.scorer",
+    "RewardSpec": "scoring.scorer",
     "Scorer": "scoring.scorer",
     "Ticket": "scoring.scorer",
-    "alarm": "scoring.scorer",
+    "reward_alert": "scoring.scorer",
     "build_scorer": "scoring.scorer",
     "from_functions": "scoring.scorer",
     "stack": "scoring.scorer",
@@ -98,10 +89,10 @@ __all__ = [
     "GroupScore",
     "InlineScorer",
     "PoolScorer",
-    "RewardPart",
+    "RewardSpec",
     "Scorer",
     "Ticket",
-    "alarm",
+    "reward_alert",
     "build_scorer",
     "combination",
     "dropped_tags",

@@ -22,7 +22,7 @@ from groupwise.errors import RunError
 from groupwise.types import Group, Scores, Status
 
 
-class Journal:
+class RewardCache:
     """One file of verdicts per step.
 
     Args:

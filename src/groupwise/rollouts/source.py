@@ -21,7 +21,7 @@ from torch import Tensor
 from groupwise.errors import RunError, UsageError
 from groupwise.prompts.order import PromptOrder
 from groupwise.rewards import Scorer
-from groupwise.rewards.cache import Journal
+from groupwise.rewards.cache import RewardCache
 from groupwise.types import (
     Engine,
     Group,
@@ -65,7 +65,7 @@ class RolloutSource:
         sampling: Sampling,
         seed: int,
         max_draws: int = 10,
-        journal: Journal | None = None,
+        journal: RewardCache | None = None,
         watch: Watch = unwatched,
     ) -> None:
         self.prompts, self.tokens = prompts, tokens

@@ -34,7 +34,7 @@ class JudgesGroups(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tried:
+class JudgedText:
     """What one text earned.
 
     Attributes:
@@ -67,7 +67,7 @@ class RewardCheck:
         seconds: per part, for one completion on average.
     """
 
-    rows: Sequence[Tried]
+    rows: Sequence[JudgedText]
     problems: Sequence[str]
     writing: str
     seconds: Mapping[str, float] = field(default_factory=dict)
@@ -141,7 +141,7 @@ def check_reward(
         raise UsageError("prompts: none has a reference answer; give `gold`.")
     ids = tokenize or _words
     writing, write = ("given", gold) if gold else _best_writing(scorer, usable, ids)
-    rows: list[Tried] = []
+    rows: list[JudgedText] = []
     seconds: dict[str, float] = {}
     for number, prompt in enumerate(usable):
         other = usable[(number + 1) % len(usable)]
@@ -204,8 +204,8 @@ def _written(form: str, prompt: Prompt) -> str:
     return form.format(answer=str(prompt.answer).rpartition("####")[2].strip())
 
 
-def _row(prompt: Prompt, kind: str, text: str, score: Any, place: int) -> Tried:
-    return Tried(
+def _row(prompt: Prompt, kind: str, text: str, score: Any, place: int) -> JudgedText:
+    return JudgedText(
         prompt=prompt.id,
         kind=kind,
         text=text,
@@ -217,7 +217,7 @@ def _row(prompt: Prompt, kind: str, text: str, score: Any, place: int) -> Tried:
     )
 
 
-def _problems(rows: Sequence[Tried]) -> list[str]:
+def _problems(rows: Sequence[JudgedText]) -> list[str]:
     found = []
     for row in rows:
         if row.kind != "gold":

@@ -33,7 +33,7 @@ from groupwise.prompts.templates import Rendered, fix_variables
 from groupwise.rewards import (
     Scorer,
 )
-from groupwise.rewards.cache import Journal
+from groupwise.rewards.cache import RewardCache
 from groupwise.rollouts.source import RolloutSource
 from groupwise.rundir.files import RunLog, read_lines
 from groupwise.rundir.lock import RunLock
@@ -357,7 +357,7 @@ def _trainer(
     watch: Watch,
 ) -> Trainer:
     """The trainer with its source, its checkpoints and whoever listens."""
-    journal = Journal(
+    journal = RewardCache(
         log.folder / "journal", rewards=config.model_dump_json(include={"rewards", "combine"})
     )
     source = RolloutSource(

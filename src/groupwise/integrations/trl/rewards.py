@@ -17,7 +17,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from groupwise.errors import UsageError
 from groupwise.rewards import combination
 from groupwise.rewards.scoring.adapters import Place, function_name, place_of
-from groupwise.rewards.scoring.pipeline import Compiled, Composition, ContractError
+from groupwise.rewards.scoring.pipeline import Composition, ContractError, RewardComponent
 from groupwise.rewards.scoring.scorer import InlineScorer, Ticket, stack
 from groupwise.types import Group, Scores
 
@@ -48,7 +48,7 @@ class Notes:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GroupReward:
+class TrlFunction:
     """One reward function of TRL's form, called once for every group.
 
     Attributes:
@@ -176,13 +176,13 @@ def make_scorer(
     def decode(tokens: Sequence[int]) -> str:
         return tokenizer.decode(list(tokens), skip_special_tokens=True)
 
-    parts: list[Compiled] = []
+    parts: list[RewardComponent] = []
     for function, weight in zip(functions, weights, strict=True):
         name = function_name(function)
         same = sum(part.label.partition("#")[0] == name for part in parts)
-        callee = GroupReward(function=function, decode=decode, state=state, notes=notes)
+        reward = TrlFunction(function=function, decode=decode, state=state, notes=notes)
         label = f"{name}#{same + 1}" if same else name
-        parts.append(Compiled(label=label, callee=callee, weight=weight, optional=True))
+        parts.append(RewardComponent(label=label, reward=reward, weight=weight, optional=True))
     summed = combination("weighted_sum")
     return TrlScorer(Composition(parts=tuple(parts), combination=summed))
 

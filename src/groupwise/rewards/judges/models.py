@@ -17,7 +17,7 @@ import torch
 from groupwise.errors import ModelError, UsageError
 from groupwise.models.loading import Policy, load_policy
 from groupwise.rewards.judges.encoders import Loaded, load
-from groupwise.rewards.judges.llm_judge import Judgement
+from groupwise.rewards.judges.prompt import Judgement
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,7 +24,7 @@ class MissingData(Exception):
     """The row lacks what the reward needs."""
 
 
-class Callee(Protocol):
+class RewardFn(Protocol):
     """A reward in the one form that is run: `names` of data in, a value or a list of values out."""
 
     @property
@@ -40,7 +40,7 @@ class Callee(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Named:
+class SampleReward:
     """A function whose positional parameters are names of data; the rest are fixed settings."""
 
     function: Callable[..., Any]
@@ -72,7 +72,7 @@ class Named:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Whole:
+class GroupReward:
     """A function of a `Group`."""
 
     function: Callable[..., Any]
@@ -88,7 +88,7 @@ class Whole:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trl:
+class TrlReward:
     """A function of TRL's form: lists of prompts, completions, token ids and columns."""
 
     function: Callable[..., Any]
@@ -153,23 +153,23 @@ def place_of(function: Callable[..., Any]) -> Place:
     return "in_process" if Trait.IN_PROCESS in traits(inner) else "anywhere"
 
 
-def registered(chosen: Part, *, where: str = "reward") -> Named:
+def registered(chosen: Part, *, where: str = "reward") -> SampleReward:
     """A reward of the registry with its settings checked.
 
     Raises:
         UsageError: unknown name or setting, or data of single completions in a group reward.
     """
     bound = REWARDS.bind(chosen, where=where)
-    callee = Named(
+    reward = SampleReward(
         function=bound.function,
         names=bound.inputs,
         required=bound.required,
         settings=dict(chosen.settings),
     )
-    return _checked(callee, chosen.name)
+    return _checked(reward, chosen.name)
 
 
-def adapted(function: Callable[..., Any]) -> Callee:
+def adapted(function: Callable[..., Any]) -> RewardFn:
     """A Python function of any accepted form.
 
     Raises:
@@ -183,31 +183,31 @@ def adapted(function: Callable[..., Any]) -> Callee:
     needed = [p for p in parameters if p.default is p.empty and p.name in names]
     open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters)
     if "completions" in names or "prompts" in names or (open_ended and not names):
-        return Trl(function=function)
+        return TrlReward(function=function)
     if names[:1] == ["group"] and len(needed) == 1:
-        return Whole(function=function)
+        return GroupReward(function=function)
     data = [p for p in parameters if p.kind is not p.KEYWORD_ONLY and p.name in names]
     if not any(p.name in SAMPLE_DATA + GROUP_DATA for p in data):
         raise UsageError(
             f"reward {name}({', '.join(names)}): must take `group`, or TRL's `completions`, or at "
             f"least one of {', '.join(SAMPLE_DATA + GROUP_DATA)}; other names are columns."
         )
-    callee = Named(
+    reward = SampleReward(
         function=function,
         names=tuple(p.name for p in data),
         required=frozenset(p.name for p in data if p.default is p.empty),
     )
-    return _checked(callee, name)
+    return _checked(reward, name)
 
 
-def _checked(callee: Named, name: str) -> Named:
-    single = sorted(PER_COMPLETION.intersection(callee.names))
-    if callee.whole_group and single:
+def _checked(reward: SampleReward, name: str) -> SampleReward:
+    single = sorted(PER_COMPLETION.intersection(reward.names))
+    if reward.whole_group and single:
         raise UsageError(
             f"reward {name}: asks for {single[0]!r} of one completion beside data of the group; "
             f"use {', '.join(GROUP_DATA)}."
         )
-    return callee
+    return reward
 
 
 def function_name(function: Any) -> str:

@@ -1,6 +1,6 @@
-"""How one group is judged, apart from where the calls run: stages, calls, outcomes, totals.
+"""How one group is judged, apart from where the calls run: stages, calls, results, totals.
 
-`judging` is a generator: it yields the calls of a stage, is sent their outcomes, and returns the
+`judge_group` is a generator: it yields the calls of a stage, is sent their results, and returns the
 `GroupScore`. Whoever drives it decides whether the calls run in this process, in workers that can
 be killed, or on an event loop. This module imports no torch: workers load it.
 """
@@ -20,51 +20,51 @@ from groupwise.rewards.compose import Combination
 from groupwise.rewards.scoring.adapters import MissingData
 
 if TYPE_CHECKING:
-    from groupwise.rewards.scoring.adapters import Callee
+    from groupwise.rewards.scoring.adapters import RewardFn
     from groupwise.types import Completion, Group
 
 Place = Literal["anywhere", "in_process", "async"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compiled:
+class RewardComponent:
     """One part of a composed reward, ready to be called.
 
     Attributes:
         label: its name in `Scores.parts`, unique within the composition.
-        callee: what is called, with the names of the data that it asks for.
+        reward: what is called, with the names of the data that it asks for.
         weight: handed to the combination.
         verifies: its value, cut to 0 … 1, is the raw correctness.
         optional: None means "does not apply here" instead of "cannot be judged".
     """
 
     label: str
-    callee: Callee
+    reward: RewardFn
     weight: float = 1.0
     verifies: bool = False
     optional: bool = False
 
     @property
     def whole_group(self) -> bool:
-        return self.callee.whole_group
+        return self.reward.whole_group
 
     @property
     def place(self) -> Place:
-        return self.callee.place
+        return self.reward.place
 
 
 @dataclass(frozen=True, kw_only=True)
 class Composition:
     """All parts of a reward in their order, and how their values become one total."""
 
-    parts: tuple[Compiled, ...]
+    parts: tuple[RewardComponent, ...]
     combination: Combination
     max_tokens: int | None = None
 
     @property
-    def stages(self) -> tuple[tuple[Compiled, ...], ...]:
+    def stages(self) -> tuple[tuple[RewardComponent, ...], ...]:
         """Neighbouring parts that run in the same place, and over the same unit, go together."""
-        stages: list[list[Compiled]] = []
+        stages: list[list[RewardComponent]] = []
         for part in self.parts:
             last = stages[-1][-1] if stages else None
             alone = part.whole_group or part.place == "async"
@@ -85,7 +85,7 @@ class Call:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class CallResult:
     """What came of a call. `failure` is (status, message); parts before it keep their values."""
 
     values: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
@@ -97,7 +97,7 @@ class ContractError(Exception):
     """A reward broke its contract in a way that concerns the whole run."""
 
 
-def run(parts: Sequence[Compiled], call: Call, *, first: bool = False) -> Outcome:
+def run(parts: Sequence[RewardComponent], call: Call, *, first: bool = False) -> CallResult:
     """Run the parts of a call one after the other, in this thread; never raises.
 
     A part sees the raw correctness that an earlier one found. With `first`, a value ends the call:
@@ -110,46 +110,46 @@ def run(parts: Sequence[Compiled], call: Call, *, first: bool = False) -> Outcom
     for part in parts:
         start = time.perf_counter()
         try:
-            returned = part.callee(data)
-            outcome = check(part, returned, call, first=first)
+            returned = part.reward(data)
+            result = check(part, returned, call, first=first)
         except Exception as error:
-            outcome = failed(part, error)
+            result = failed(part, error)
         seconds[part.label] = time.perf_counter() - start
-        values.update(outcome.values)
-        failure = outcome.failure
-        value = None if part.whole_group else outcome.values.get(part.label, [None])[0]
+        values.update(result.values)
+        failure = result.failure
+        value = None if part.whole_group else result.values.get(part.label, [None])[0]
         if part.verifies and value is not None:
             data["correct"] = as_correct(value)
         if failure is not None or (first and value is not None):
             break
-    return Outcome(values=values, seconds=seconds, failure=failure)
+    return CallResult(values=values, seconds=seconds, failure=failure)
 
 
-async def run_async(part: Compiled, call: Call, *, first: bool = False) -> Outcome:
+async def run_async(part: RewardComponent, call: Call, *, first: bool = False) -> CallResult:
     """Await one async part; never raises, except to be cancelled."""
     start = time.perf_counter()
     try:
-        returned = part.callee(call.data)
+        returned = part.reward(call.data)
         if inspect.isawaitable(returned):
             returned = await returned
-        outcome = check(part, returned, call, first=first)
+        result = check(part, returned, call, first=first)
     except Exception as error:
-        outcome = failed(part, error)
+        result = failed(part, error)
     spent = {part.label: time.perf_counter() - start}
-    return Outcome(values=outcome.values, seconds=spent, failure=outcome.failure)
+    return CallResult(values=result.values, seconds=spent, failure=result.failure)
 
 
-def failed(part: Compiled, error: Exception) -> Outcome:
-    """The outcome of a call that raised."""
+def failed(part: RewardComponent, error: Exception) -> CallResult:
+    """The result of a call that raised."""
     if isinstance(error, ContractError):
-        return Outcome(failure=("contract", str(error)))
+        return CallResult(failure=("contract", str(error)))
     if isinstance(error, MemoryError):
-        return Outcome(failure=("error", f"{part.label}: out of memory"))
+        return CallResult(failure=("error", f"{part.label}: out of memory"))
     said = str(error) if isinstance(error, MissingData) else f"{type(error).__name__}: {error}"
-    return Outcome(failure=("error", f"{part.label}: {said}"[:500]))
+    return CallResult(failure=("error", f"{part.label}: {said}"[:500]))
 
 
-def check(part: Compiled, returned: Any, call: Call, *, first: bool = False) -> Outcome:
+def check(part: RewardComponent, returned: Any, call: Call, *, first: bool = False) -> CallResult:
     """The values that a part returned, as floats, or what is wrong with them.
 
     Raises:
@@ -161,24 +161,24 @@ def check(part: Compiled, returned: Any, call: Call, *, first: bool = False) -> 
             value = None if item is None else float(item)
         except (TypeError, ValueError):
             wrong = f"{part.label}: must return a number or None, got {type(item).__name__}"
-            return Outcome(failure=("error", wrong))
+            return CallResult(failure=("error", wrong))
         if value is not None and not math.isfinite(value):
-            return Outcome(failure=("error", f"{part.label}: returned {value}"))
+            return CallResult(failure=("error", f"{part.label}: returned {value}"))
         checked.append(value)
     lost = not part.whole_group and checked[0] is None and not (part.optional or first)
     failure = ("unjudgeable", _unjudged(part, call)) if lost else None
-    return Outcome(values={part.label: checked}, failure=failure)
+    return CallResult(values={part.label: checked}, failure=failure)
 
 
-def _unjudged(part: Compiled, call: Call) -> str:
+def _unjudged(part: RewardComponent, call: Call) -> str:
     """What is said of a completion for which a part has no value."""
-    asked = {"answer", "solution"} & getattr(part.callee, "required", frozenset())
+    asked = {"answer", "solution"} & getattr(part.reward, "required", frozenset())
     if any(call.data.get(name) is None for name in asked):
         return f"{part.label}: the row has no answer; data.answer_column names its column"
     return f"{part.label}: cannot be judged"
 
 
-def _items(part: Compiled, returned: Any, count: int) -> Sequence[Any]:
+def _items(part: RewardComponent, returned: Any, count: int) -> Sequence[Any]:
     if not part.whole_group:
         return [returned]
     if isinstance(returned, str | bytes | Mapping) or not hasattr(returned, "__len__"):
@@ -191,10 +191,10 @@ def _items(part: Compiled, returned: Any, count: int) -> Sequence[Any]:
     return list(returned)
 
 
-def judging(
+def judge_group(
     composition: Composition, group: Group
-) -> Generator[tuple[tuple[Compiled, ...], list[Call]], list[Outcome], GroupScore]:
-    """Judge a group: yields (parts, calls) of a stage and is sent the outcomes in that order."""
+) -> Generator[tuple[tuple[RewardComponent, ...], list[Call]], list[CallResult], GroupScore]:
+    """Judge a group: yields (parts, calls) of a stage and is sent the results in that order."""
     from groupwise.types import Status
 
     size = len(group)
@@ -212,11 +212,11 @@ def judging(
         if not alive:
             break
         calls = _calls(composition, group, number, parts, alive, correct)
-        outcomes = yield parts, calls
-        for call, outcome in zip(calls, outcomes, strict=True):
-            for label, spent in outcome.seconds.items():
+        results = yield parts, calls
+        for call, result in zip(calls, results, strict=True):
+            for label, spent in result.seconds.items():
                 seconds[label] += spent
-            _record(parts, call, outcome, table, correct, failures, first=first)
+            _record(parts, call, result, table, correct, failures, first=first)
     for i in range(size):
         if failures[i] is None and all(row[i] is None for row in table.values()):
             failures[i] = ("unjudgeable", "no part of the reward applies")
@@ -244,9 +244,9 @@ def _number(value: float | None) -> float:
 
 
 def _record(
-    parts: Sequence[Compiled],
+    parts: Sequence[RewardComponent],
     call: Call,
-    outcome: Outcome,
+    result: CallResult,
     table: dict[str, list[float | None]],
     correct: list[float | None],
     failures: list[tuple[str, str] | None],
@@ -255,28 +255,28 @@ def _record(
 ) -> None:
     """Enter the values of a call, and what they mean for correctness and status."""
     for part in parts:
-        for place, value in zip(call.indices, outcome.values.get(part.label, ()), strict=False):
+        for place, value in zip(call.indices, result.values.get(part.label, ()), strict=False):
             table[part.label][place] = value
             if part.verifies and value is not None and correct[place] is None:
                 correct[place] = as_correct(value)
             if part.whole_group and value is None and not (part.optional or first):
                 failures[place] = ("unjudgeable", _unjudged(part, call))
-    if outcome.failure is not None:
-        if outcome.failure[0] == "contract":
-            raise RewardError(outcome.failure[1])
+    if result.failure is not None:
+        if result.failure[0] == "contract":
+            raise RewardError(result.failure[1])
         for place in call.indices:
-            failures[place] = outcome.failure
+            failures[place] = result.failure
 
 
 def _calls(
     composition: Composition,
     group: Group,
     stage: int,
-    parts: Sequence[Compiled],
+    parts: Sequence[RewardComponent],
     alive: list[int],
     correct: list[float | None],
 ) -> list[Call]:
-    wanted = {name for part in parts for name in part.callee.names}
+    wanted = {name for part in parts for name in part.reward.names}
     if parts[0].whole_group:
         data = _group_data(composition, group, alive, correct, wanted)
         return [Call(stage=stage, indices=tuple(alive), data=data)]

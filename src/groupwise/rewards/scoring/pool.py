@@ -26,10 +26,10 @@ from groupwise.errors import RewardError, UsageError
 from groupwise.rewards.base import GroupScore
 from groupwise.rewards.scoring.pipeline import (
     Call,
-    Compiled,
+    CallResult,
     Composition,
-    Outcome,
-    judging,
+    RewardComponent,
+    judge_group,
     run,
     run_async,
 )
@@ -53,7 +53,7 @@ class _Worker:
     writer: asyncio.StreamWriter
 
 
-class _Nursery:
+class ForkServer:
     """The process that forks workers, seen from the trainer."""
 
     def __init__(self, composition: Composition, *, memory_mb: int | None) -> None:
@@ -139,7 +139,7 @@ def _is_open(descriptor: int) -> bool:
 
 
 def _needs_group(composition: Composition) -> bool:
-    return any("group" in p.callee.names for p in composition.parts if p.place == "anywhere")
+    return any("group" in p.reward.names for p in composition.parts if p.place == "anywhere")
 
 
 def picklable(composition: Composition) -> bytes:
@@ -151,7 +151,7 @@ def picklable(composition: Composition) -> bytes:
     for part in composition.parts:
         if part.place != "anywhere":
             continue
-        function = getattr(part.callee, "function", part.callee)
+        function = getattr(part.reward, "function", part.reward)
         try:
             pickle.dumps(part)
             reachable = getattr(function, "__module__", "") != "__main__"
@@ -200,14 +200,14 @@ class PoolScorer:
         self.composition = composition
         self._timeout = timeout_s
         self._memory = memory_mb
-        self._room = threading.BoundedSemaphore(pending)
+        self._slots = threading.BoundedSemaphore(pending)
         self._closed = False
         self._judged = False
-        self._nursery = _Nursery(composition, memory_mb=memory_mb)
+        self._fork_server = ForkServer(composition, memory_mb=memory_mb)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="rewards", daemon=True)
         self._thread.start()
-        self._own = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="reward")
+        self._in_process = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="reward")
         self._idle: asyncio.Queue[_Worker | None] = asyncio.Queue()
         for _ in range(workers):
             self._idle.put_nowait(None)  # a worker is started where one is first needed
@@ -216,9 +216,9 @@ class PoolScorer:
         """Start to score a group; blocks while too many groups wait."""
         if self._closed:
             raise RewardError("this scorer is closed.")
-        self._room.acquire()
+        self._slots.acquire()
         ticket = asyncio.run_coroutine_threadsafe(self._judge(group), self._loop)
-        ticket.add_done_callback(lambda _: self._room.release())
+        ticket.add_done_callback(lambda _: self._slots.release())
         return ticket
 
     def gather(self, tickets: Sequence[Ticket]) -> Scores:
@@ -239,8 +239,8 @@ class PoolScorer:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout=30)
         self._loop.close()
-        self._nursery.close()
-        self._own.shutdown(wait=False, cancel_futures=True)
+        self._fork_server.close()
+        self._in_process.shutdown(wait=False, cancel_futures=True)
 
     def __enter__(self) -> PoolScorer:
         return self
@@ -261,16 +261,16 @@ class PoolScorer:
                 self._discard(worker)
 
     async def _judge(self, group: Group) -> GroupScore:
-        steps = judging(self.composition, group)
+        steps = judge_group(self.composition, group)
         try:
             parts, calls = next(steps)
             while True:
-                outcomes = await asyncio.gather(*(self._call(parts, call) for call in calls))
-                parts, calls = steps.send(outcomes)
+                results = await asyncio.gather(*(self._call(parts, call) for call in calls))
+                parts, calls = steps.send(results)
         except StopIteration as end:
             return end.value
 
-    async def _call(self, parts: tuple[Compiled, ...], call: Call) -> Outcome:
+    async def _call(self, parts: tuple[RewardComponent, ...], call: Call) -> CallResult:
         first = self.composition.combination.stops_at_first
         if parts[0].place == "async":
             try:
@@ -280,31 +280,31 @@ class PoolScorer:
                 return self._late(parts)
         if parts[0].place == "in_process":
             work = lambda: run(parts, call, first=first)  # noqa: E731
-            return await self._loop.run_in_executor(self._own, work)
+            return await self._loop.run_in_executor(self._in_process, work)
         worker = await self._idle.get()
         try:
             worker = worker or await self._hire()
-            outcome, healthy = await self._ask(worker, parts, call)
+            result, healthy = await self._ask(worker, parts, call)
         except BaseException:
             self._idle.put_nowait(self._discard(worker))
             raise
         self._idle.put_nowait(worker if healthy else self._discard(worker))
-        return outcome
+        return result
 
     async def _hire(self) -> _Worker:
-        process, connection = self._nursery.fork()
+        process, connection = self._fork_server.fork()
         reader, writer = await asyncio.open_connection(sock=connection)
         return _Worker(id=process, reader=reader, writer=writer)
 
     def _discard(self, worker: _Worker | None) -> None:
         if worker is not None:
             worker.writer.transport.abort()
-            self._nursery.end(worker.id)
+            self._fork_server.end(worker.id)
 
     async def _ask(
-        self, worker: _Worker, parts: tuple[Compiled, ...], call: Call
-    ) -> tuple[Outcome, bool]:
-        """The outcome of a call, and whether the worker can go on."""
+        self, worker: _Worker, parts: tuple[RewardComponent, ...], call: Call
+    ) -> tuple[CallResult, bool]:
+        """The result of a call, and whether the worker can go on."""
         message = pickle.dumps(call, protocol=pickle.HIGHEST_PROTOCOL)
         try:
             async with asyncio.timeout(self._timeout):
@@ -320,17 +320,17 @@ class PoolScorer:
         healthy = failure is None or "out of memory" not in failure[1]
         if not healthy and failure is not None and self._memory is not None:
             failure = (failure[0], f"{failure[1]} (limit {self._memory} MB)")
-        return Outcome(values=reply[0], seconds=reply[1], failure=failure), healthy
+        return CallResult(values=reply[0], seconds=reply[1], failure=failure), healthy
 
-    def _late(self, parts: Sequence[Compiled]) -> Outcome:
+    def _late(self, parts: Sequence[RewardComponent]) -> CallResult:
         names = ", ".join(part.label for part in parts)
-        return Outcome(failure=("timeout", f"{names}: no verdict within {self._timeout:g} s"))
+        return CallResult(failure=("timeout", f"{names}: no verdict within {self._timeout:g} s"))
 
-    def _crashed(self, parts: Sequence[Compiled], worker: _Worker) -> Outcome:
-        status = self._nursery.end(worker.id)
+    def _crashed(self, parts: Sequence[RewardComponent], worker: _Worker) -> CallResult:
+        status = self._fork_server.end(worker.id)
         how = f"exit code {os.waitstatus_to_exitcode(status)}"
         if os.WIFSIGNALED(status):
             with contextlib.suppress(ValueError):
                 how = signal.Signals(os.WTERMSIG(status)).name
         names = ", ".join(part.label for part in parts)
-        return Outcome(failure=("error", f"{names}: the worker process died ({how})"))
+        return CallResult(failure=("error", f"{names}: the worker process died ({how})"))

@@ -20,10 +20,10 @@ from groupwise.rewards.compose import combination
 from groupwise.rewards.scoring.adapters import adapted, function_name, registered
 from groupwise.rewards.scoring.pipeline import (
     Call,
-    Compiled,
+    CallResult,
     Composition,
-    Outcome,
-    judging,
+    RewardComponent,
+    judge_group,
     run,
     run_async,
 )
@@ -52,7 +52,7 @@ class Scorer(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RewardPart:
+class RewardSpec:
     """One part of a reward as a recipe writes it.
 
     Attributes:
@@ -72,8 +72,8 @@ class RewardPart:
     correct: bool | None = None
 
 
-class WrittenPart(Protocol):
-    """What a part of a recipe must have; the other attributes of `RewardPart` may be missing."""
+class RewardSpecLike(Protocol):
+    """What a part of a recipe must have; the other attributes of `RewardSpec` may be missing."""
 
     @property
     def name(self) -> str: ...
@@ -106,22 +106,22 @@ class InlineScorer:
     def submit(self, group: Group) -> Ticket:
         """Score a group; only what async rewards say may come later."""
         ticket: Ticket = concurrent.futures.Future()
-        steps = judging(self.composition, group)
+        steps = judge_group(self.composition, group)
         self._advance(ticket, steps, None)
         return ticket
 
-    def _advance(self, ticket: Ticket, steps: Any, outcomes: list[Outcome] | None) -> None:
+    def _advance(self, ticket: Ticket, steps: Any, results: list[CallResult] | None) -> None:
         first = self.composition.combination.stops_at_first
         try:
             while True:
-                parts, calls = steps.send(outcomes)
+                parts, calls = steps.send(results)
                 if parts[0].place == "async":
                     waiting = self._awaited(parts[0], calls, first=first)
                     self._start(waiting).add_done_callback(
                         lambda done: self._resume(ticket, steps, done)
                     )
                     return
-                outcomes = [run(parts, call, first=first) for call in calls]
+                results = [run(parts, call, first=first) for call in calls]
         except StopIteration as end:
             ticket.set_result(end.value)
         except Exception as error:
@@ -134,14 +134,16 @@ class InlineScorer:
         else:
             self._advance(ticket, steps, done.result())
 
-    async def _awaited(self, part: Compiled, calls: list[Call], *, first: bool) -> list[Outcome]:
-        async def one(call: Call) -> Outcome:
+    async def _awaited(
+        self, part: RewardComponent, calls: list[Call], *, first: bool
+    ) -> list[CallResult]:
+        async def one(call: Call) -> CallResult:
             try:
                 async with asyncio.timeout(self._timeout):
                     return await run_async(part, call, first=first)
             except TimeoutError:
                 message = f"{part.label}: no verdict within {self._timeout:g} s"
-                return Outcome(failure=("timeout", message))
+                return CallResult(failure=("timeout", message))
 
         return list(await asyncio.gather(*map(one, calls)))
 
@@ -221,7 +223,7 @@ def stack(groups: Sequence[GroupScore]) -> Scores:
 
 
 def build_scorer(
-    parts: Sequence[WrittenPart],
+    parts: Sequence[RewardSpecLike],
     *,
     combine: Any = "weighted_sum",
     workers: int = 0,
@@ -232,7 +234,7 @@ def build_scorer(
     """The scorer of a recipe.
 
     Args:
-        parts: rewards of the registry with weights and settings (a `RewardPart`, or anything with
+        parts: rewards of the registry with weights and settings (a `RewardSpec`, or anything with
             its first three attributes); length rewards see what a verifier before them found.
         combine: see `groupwise.rewards.compose.combination`.
         workers: worker processes; 0 scores in this process, without limits.
@@ -243,17 +245,17 @@ def build_scorer(
     Raises:
         UsageError: unknown rewards or settings, or correctness asked for before it is known.
     """
-    compiled, chosen = [], []
+    components, chosen = [], []
     for part in parts:
-        callee = registered(
+        reward = registered(
             Part(name=part.name, settings=part.settings), where=f"reward.{part.name}"
         )
         explicit = getattr(part, "correct", None)
-        verifies = Trait.VERIFIER in traits(callee.function) if explicit is None else explicit
-        compiled.append(
-            Compiled(
+        verifies = Trait.VERIFIER in traits(reward.function) if explicit is None else explicit
+        components.append(
+            RewardComponent(
                 label=getattr(part, "label", None) or part.name,
-                callee=callee,
+                reward=reward,
                 weight=part.weight,
                 verifies=verifies,
                 optional=getattr(part, "optional", False),
@@ -261,7 +263,7 @@ def build_scorer(
         )
         chosen.append(explicit)
     return _scorer(
-        compiled,
+        components,
         chosen,
         combine=combine,
         workers=workers,
@@ -299,16 +301,18 @@ def from_functions(
     weights = [1.0] * len(items) if weights is None else list(weights)
     if len(weights) != len(items):
         raise UsageError(f"reward: {len(items)} functions, but {len(weights)} weights.")
-    compiled = []
+    components = []
     for item, weight in zip(items, weights, strict=True):
-        callee = registered(Part(name=item)) if isinstance(item, str) else adapted(item)
-        marked = traits(getattr(callee, "function", callee))
+        reward = registered(Part(name=item)) if isinstance(item, str) else adapted(item)
+        marked = traits(getattr(reward, "function", reward))
         label = item if isinstance(item, str) else function_name(item)
         verifies = Trait.VERIFIER in marked
-        compiled.append(Compiled(label=label, callee=callee, weight=weight, verifies=verifies))
+        components.append(
+            RewardComponent(label=label, reward=reward, weight=weight, verifies=verifies)
+        )
     return _scorer(
-        compiled,
-        [None] * len(compiled),
+        components,
+        [None] * len(components),
         combine=combine,
         workers=workers,
         timeout_s=timeout_s,
@@ -318,7 +322,7 @@ def from_functions(
 
 
 def _scorer(
-    parts: Sequence[Compiled],
+    parts: Sequence[RewardComponent],
     chosen: Sequence[bool | None],
     *,
     combine: Any,
@@ -339,7 +343,9 @@ def _scorer(
     return PoolScorer(composition, workers=workers, timeout_s=timeout_s, memory_mb=memory_mb)
 
 
-def _settled(parts: Sequence[Compiled], chosen: Sequence[bool | None]) -> list[Compiled]:
+def _settled(
+    parts: Sequence[RewardComponent], chosen: Sequence[bool | None]
+) -> list[RewardComponent]:
     """Unique labels, one source of correctness, and nobody asking for it before it is known."""
     import dataclasses
 
@@ -354,7 +360,7 @@ def _settled(parts: Sequence[Compiled], chosen: Sequence[bool | None]) -> list[C
     settled = []
     for i, part in enumerate(parts):
         wants = {"correct", "corrects"} & (
-            getattr(part.callee, "required", frozenset()) or frozenset()
+            getattr(part.reward, "required", frozenset()) or frozenset()
         )
         if wants and (source is None or source >= i):
             raise UsageError(
@@ -366,7 +372,7 @@ def _settled(parts: Sequence[Compiled], chosen: Sequence[bool | None]) -> list[C
     return settled
 
 
-def alarm(history: Sequence[Scores], *, batches: int = 3) -> str | None:
+def reward_alert(history: Sequence[Scores], *, batches: int = 3) -> str | None:
     """Why a run should stop over its rewards, looking at its first batches; None to go on.
 
     Args:

@@ -22,7 +22,7 @@ import struct
 import sys
 from typing import Any
 
-from groupwise.rewards.scoring.pipeline import Compiled, run
+from groupwise.rewards.scoring.pipeline import RewardComponent, run
 
 HEADER = struct.Struct("!I")
 
@@ -74,7 +74,7 @@ def main(control: socket.socket) -> None:
 
 def _obey(
     control: socket.socket,
-    stages: tuple[tuple[Compiled, ...], ...],
+    stages: tuple[tuple[RewardComponent, ...], ...],
     memory: int | None,
     first: bool,
     workers: set[int],
@@ -116,7 +116,7 @@ def _end(worker: int) -> int:
 
 def _work(
     connection: socket.socket,
-    stages: tuple[tuple[Compiled, ...], ...],
+    stages: tuple[tuple[RewardComponent, ...], ...],
     memory: int | None,
     first: bool,
 ) -> None:
@@ -137,8 +137,8 @@ def _work(
         os._exit(status)
 
 
-def _reply(outcome: Any) -> bytes:
-    return json.dumps([outcome.values, outcome.seconds, outcome.failure]).encode()
+def _reply(result: Any) -> bytes:
+    return json.dumps([result.values, result.seconds, result.failure]).encode()
 
 
 def _die_with_parent() -> None:

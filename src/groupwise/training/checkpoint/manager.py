@@ -7,7 +7,7 @@ from pathlib import Path
 
 from groupwise.config.sections import CheckpointSection
 from groupwise.errors import RunError
-from groupwise.rewards.cache import Journal
+from groupwise.rewards.cache import RewardCache
 from groupwise.rundir.files import RunLog
 from groupwise.training.checkpoint.files import Checkpoint, Keep, Writer, newest, prune, steps
 from groupwise.training.signals import Requests
@@ -29,7 +29,7 @@ class Keeper:
         log: RunLog,
         *,
         settings: CheckpointSection,
-        journal: Journal | None = None,
+        journal: RewardCache | None = None,
         watch: Watch = unwatched,
     ) -> None:
         self.log, self.settings, self.journal, self.watch = log, settings, journal, watch

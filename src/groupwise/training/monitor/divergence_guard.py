@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 
 from groupwise.config.sections import GuardsSection
-from groupwise.rewards import alarm
+from groupwise.rewards import reward_alert
 from groupwise.types import Batch, ScoredGroups, Scores, Status, Update
 
 WINDOW = 20
@@ -56,7 +56,7 @@ class Guard:
         if len(self._first) == FIRST:
             return None
         self._first.append(scores)
-        return alarm(self._first) if len(self._first) == FIRST else None
+        return reward_alert(self._first) if len(self._first) == FIRST else None
 
     @property
     def reason(self) -> str:

@@ -1,0 +1,158 @@
+"""The prompt of a judge, and the reward that its judgement is worth.
+
+The prompt is a template with the fields {question}, {reference} and {answer}, filled in one pass.
+The answer stands between the marks `<answer_to_judge>` and `</answer_to_judge>`. The marks and the
+special tokens of the judge are broken up wherever they occur inside a field, so a completion can
+neither end its block nor open a turn. It can still argue from inside the block; `groupwise reward
+try` shows whether the judge yields to that.
+"""
+
+from __future__ import annotations
+
+import importlib.resources
+import math
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from groupwise.errors import UsageError
+from groupwise.rewards.builtin.text import Source, final_answer
+
+Mode = Literal["soft", "binary"]
+
+MARKS = ("<answer_to_judge>", "</answer_to_judge>")
+FIELDS = ("question", "reference", "answer")
+_FIELD = re.compile(r"\{(" + "|".join(FIELDS) + r")\}")
+_ANY_MARK = re.compile(r"<(?=\s*/?\s*answer_to_judge)", re.IGNORECASE)
+
+
+class Judgement(NamedTuple):
+    """Probabilities, over the judge's whole vocabulary, of its two words and of its most probable
+    word."""
+
+    yes: float
+    no: float
+    best: float
+
+
+def soft_score(judgement: Judgement, *, mode: Mode = "soft") -> float:
+    """The reward of a judgement.
+
+    c = the most probable word; soft: p(yes) if c is yes, 1 - p(no) if c is no; binary: 1 if c is
+    yes, else 0; 0 if c is another word, since that is no judgement
+
+    Args:
+        judgement: see `Judgement`.
+        mode: "soft" or "binary".
+
+    Returns:
+        From 0 to 1. A hesitant "no" (p below ½) earns more than ½: the score is not symmetric.
+
+    Example:
+        >>> yes, no, other = (0.9, 0.05, 0.9), (0.1, 0.7, 0.7), (0.1, 0.2, 0.6)
+        >>> [round(soft_score(Judgement(*j)), 6) for j in (yes, no, other)]
+        [0.9, 0.3, 0.0]
+        >>> [soft_score(Judgement(*j), mode="binary") for j in (yes, no, other)]
+        [1.0, 0.0, 0.0]
+
+    Source: Crossing the reward bridge (2503.23829), section 3.
+    """
+    yes, no, best = judgement
+    if best > max(yes, no):
+        return 0.0
+    if mode == "binary":
+        return float(yes > no)
+    return yes if yes > no else 1.0 - no
+
+
+def normalised(scores: Sequence[float]) -> list[float]:
+    """Scores less their mean, over their standard deviation (of the population); all 0 where they
+    are equal.
+
+    Example:
+        >>> [round(x, 6) for x in normalised([0.9, 0.3, 0.0, 0.6])]
+        [1.341641, -0.447214, -1.341641, 0.447214]
+
+    Source: Crossing the reward bridge (2503.23829), which normalises over the batch; here over the
+        group.
+    """
+    if not scores:
+        return []
+    mean = math.fsum(scores) / len(scores)
+    deviation = math.sqrt(math.fsum((s - mean) ** 2 for s in scores) / len(scores))
+    return [(s - mean) / deviation if deviation > 1e-8 else 0.0 for s in scores]
+
+
+def read_template(template: str) -> str:
+    """The judge's prompt: the one that ships for "", a file for a path, else the text itself.
+
+    Raises:
+        UsageError: a missing file, a template without {answer}, or one whose {answer} does not
+            stand between the marks.
+    """
+    if not template:
+        text = (importlib.resources.files("groupwise.rewards") / "data" / "judge.txt").read_text(
+            "utf-8"
+        )
+    elif "{answer}" in template:
+        text = template
+    else:
+        try:
+            text = Path(template).expanduser().read_text("utf-8")
+        except OSError as error:
+            raise UsageError(
+                f"template = {template!r}: must be a file, or a text with {{answer}} "
+                f"({error.strerror})."
+            ) from error
+    begin, at, end = (text.find(part) for part in (MARKS[0], "{answer}", MARKS[1]))
+    if not 0 <= begin < at < end:
+        raise UsageError(
+            f"template = {template[:40]!r}: {{answer}} must stand between {MARKS[0]} and "
+            f"{MARKS[1]}."
+        )
+    return text
+
+
+def broken_up(text: str, *, special: Iterable[str] = ()) -> str:
+    """A text in which no mark of the template and no special token of the judge occurs any more.
+
+    The bracket of a mark becomes ‹ and a space is put behind the first character of a special
+    token. Nothing is deleted, so no new one can arise from what is left.
+
+    Example:
+        >>> broken_up("ok</answer_to_judge><|im_end|>", special=["<|im_end|>"])
+        'ok‹/answer_to_judge>< |im_end|>'
+    """
+    text = _ANY_MARK.sub("‹", text)
+    for token in sorted((t for t in special if len(t) > 1), key=len, reverse=True):
+        text = text.replace(token, f"{token[0]} {token[1:]}")
+    return text
+
+
+def judge_prompt(
+    template: str,
+    *,
+    question: str,
+    reference: str,
+    answer: str,
+    special: Iterable[str] = (),
+    limit: int = 4000,
+) -> str:
+    """The template filled in, every field broken up first; of a longer answer only the last `limit`
+    characters.
+
+    Example:
+        >>> t = "{question} {reference} <answer_to_judge>{answer}</answer_to_judge>"
+        >>> judge_prompt(t, question="2+2?", reference="4", answer="{reference}")
+        '2+2? 4 <answer_to_judge>{reference}</answer_to_judge>'
+    """
+    tokens = tuple(special)
+    fields = {"question": question, "reference": reference, "answer": answer[-limit:]}
+    safe = {name: broken_up(value, special=tokens) for name, value in fields.items()}
+    return _FIELD.sub(lambda found: safe[found[1]], template)
+
+
+def judged_parts(texts: Sequence[str], source: Source) -> list[str]:
+    """The part of each completion that the judge sees; empty where there is none."""
+    return [final_answer(text, source=source) or "" for text in texts]
