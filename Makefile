@@ -9,7 +9,7 @@ PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HU
 # torch goes in first and is pinned by the constraints, so that no later requirement replaces it.
 TORCH  := $(shell sed -n 's/^\(torch==[^ ]*\).*/\1/p' constraints.txt)
 
-.PHONY: demo test verify audit lint types format base-model study study-models study-runs vllm-env trl-env dist clean
+.PHONY: demo test verify audit lint types format api base-model study study-models study-runs vllm-env trl-env dist clean
 
 demo: .venv/.runtime
 	$(BIN)/groupwise demo
@@ -36,6 +36,10 @@ types: .venv/.dev
 format: .venv/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# docs/api.md, from the code.
+api: .venv/.runtime
+	$(BIN)/python docs/api.py
 
 base-model: .venv/.runtime
 	$(BIN)/groupwise sft word-problems-base

@@ -22,7 +22,9 @@ Watch = Callable[[str], AbstractContextManager[Beat]]
 """From the name of a wait to a context that watches it."""
 
 Finish = Literal["stop", "length", "error"]
+"""Why a completion ended."""
 Metrics = dict[str, float]
+"""Figures of a step by name, as a line of `metrics.jsonl`."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,7 +24,9 @@ WRITINGS: Mapping[str, str] = {
 """Ways to write down an answer; the one that earns most is taken for the reference answers."""
 
 GARBAGE = "Lorem ipsum dolor sit amet, qwzx 17 vbnm; the of and to."
+"""A text that earns nothing from a sound reward."""
 LONG_WORDS = 20_000
+"""Words of the longest text that is judged."""
 
 
 class JudgesGroups(Protocol):
