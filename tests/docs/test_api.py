@@ -26,7 +26,7 @@ def api() -> ModuleType:
 
 def test_public_names_are_those_of_the_page(api: ModuleType) -> None:
     page = (DOCS / "api.md").read_text(encoding="utf-8")
-    assert page == api.page(), "public names or their settings changed: if that is meant, `make api`"
+    assert page == api.page(), "public names or settings changed: if intended, run `make api`"
 
 
 def test_every_public_name_is_described(api: ModuleType) -> None:
