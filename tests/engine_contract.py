@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from groupwise.models import Policy
-from groupwise.types import Engine, Group, Prompt, Request, Sampling
+from groupwise.types import Engine, Group, Prompt, PublishedWeights, Request, Sampling
 
 
 def make_requests(count: int = 7, *, group: int = 4, vocab: int = 97) -> list[Request]:
@@ -18,6 +18,11 @@ def make_requests(count: int = 7, *, group: int = 4, vocab: int = 97) -> list[Re
         tokens = torch.randint(12, vocab, (length,), generator=generator).tolist()
         requests.append(Request(prompt=Prompt(id=str(place), text=""), tokens=tokens, group=group))
     return requests
+
+
+def published(policy: Policy, *, version: int) -> PublishedWeights:
+    """The policy's present weights as a version."""
+    return PublishedWeights(version=version, named=dict(policy.model.named_parameters()))
 
 
 def plain_logits(model: torch.nn.Module, group: Group, tokens: list[int]) -> torch.Tensor:

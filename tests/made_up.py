@@ -14,7 +14,6 @@ def one_group(
     tokens: Sequence[list[int]],
     *,
     texts: Sequence[str] | None = None,
-    stream: tuple[int, ...] = (0, 0, 0, 0),
 ) -> ScoredGroups:
     """One prompt "a" with a completion per list of tokens; the total is the sum of the parts."""
     count = len(tokens)
@@ -22,7 +21,7 @@ def one_group(
         Completion(tokens=t, mask=[True] * len(t), logprobs=[0.0] * len(t), text=x, finish="stop")
         for t, x in zip(tokens, texts or [""] * count, strict=True)
     )
-    group = Group(prompt=Prompt(id="a"), prompt_tokens=[1], completions=completions, stream=stream)
+    group = Group(prompt=Prompt(id="a"), prompt_tokens=[1], completions=completions)
     table = {name: torch.tensor([values]) for name, values in parts.items()}
     total = torch.stack(list(table.values())).sum(0)
     scores = Scores(

@@ -10,7 +10,7 @@ from channel import Channel, Memory, versions
 from policies import PACKAGES, policy_of
 
 from groupwise.rollouts import GroupEngine
-from groupwise.types import Prompt, Request, Sampling
+from groupwise.types import Prompt, Request, Sampling, Stream
 
 
 class Rollouts:
@@ -43,7 +43,7 @@ class Rollouts:
                 prompt=Prompt(id=str(place), text=""),
                 tokens=tokens,
                 group=group,
-                stream=(seed, 0, 0, place),
+                stream=Stream(seed, 0, 0, place),
             )
             for place, tokens in enumerate(prompts)
         ]
@@ -52,7 +52,7 @@ class Rollouts:
         start = time.perf_counter()
         groups = list(engine.generate(requests, sampling))
         seconds = time.perf_counter() - start
-        groups.sort(key=lambda made: made.stream[-1])
+        groups.sort(key=lambda made: made.stream.place)
         made = [list(one.tokens) for each in groups for one in each.completions]
         return {
             "seconds": seconds,

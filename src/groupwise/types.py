@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -25,6 +25,22 @@ Finish = Literal["stop", "length", "error"]
 """Why a completion ended."""
 Metrics = dict[str, float]
 """Figures of a step by name, as a line of `metrics.jsonl`."""
+
+
+class Stream(NamedTuple):
+    """Names the random numbers of a request.
+
+    Attributes:
+        seed: of the run.
+        step: of training; negative for evaluations.
+        draw: round of drawing within the step.
+        place: index of the request within the round.
+    """
+
+    seed: int = 0
+    step: int = 0
+    draw: int = 0
+    place: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +102,7 @@ class Group:
     prompt: Prompt
     prompt_tokens: Sequence[int]
     completions: tuple[Completion, ...]
-    stream: tuple[int, ...] = ()
+    stream: Stream = Stream()
 
     def __len__(self) -> int:
         return len(self.completions)
@@ -245,14 +261,74 @@ class Request:
     """G completions wanted of one prompt.
 
     `stream` keys the random numbers together with the sample's index and the position, so what is
-    sampled depends neither on the other requests nor on who computes it: (seed, step, draw, place)
-    for training.
+    sampled depends neither on the other requests nor on the engine.
     """
 
     prompt: Prompt
     tokens: Sequence[int]
     group: int
-    stream: tuple[int, ...] = (0, 0, 0)
+    stream: Stream = Stream()
+
+
+class TensorInfo(NamedTuple):
+    """Shape and type of a published tensor."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@runtime_checkable
+class WeightsRef(Protocol):
+    """A published version of a policy's weights, handed over by reference: whoever needs the
+    tensors reads them."""
+
+    @property
+    def version(self) -> int:
+        """The number of optimizer steps behind these weights."""
+        ...
+
+    @property
+    def manifest(self) -> Mapping[str, TensorInfo]:
+        """Every tensor by name."""
+        ...
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """The tensors in the order of the manifest."""
+        ...
+
+    def digest(self, name: str) -> int:
+        """A checksum of one tensor's bytes that depends on their order; computed on demand."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishedWeights:
+    """Weights of a learner in the same process.
+
+    Attributes:
+        version: the number of optimizer steps behind them.
+        named: the live tensors; a reader sees what they hold when it reads.
+    """
+
+    version: int
+    named: Mapping[str, Tensor]
+
+    @property
+    def manifest(self) -> Mapping[str, TensorInfo]:
+        return {name: TensorInfo(tuple(t.shape), t.dtype) for name, t in self.named.items()}
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in self.named.items():
+            yield name, tensor.detach()
+
+    def digest(self, name: str) -> int:
+        """Σ byteᵢ · (2i + 1) modulo 2⁶⁴."""
+        data, total = self.named[name].detach().contiguous().flatten().view(torch.uint8), 0
+        for first in range(0, len(data), 1 << 20):
+            part = data[first : first + (1 << 20)].long()
+            place = torch.arange(first, first + len(part), device=part.device)
+            total += int((part * (2 * place + 1)).sum())
+        return total % 2**64
 
 
 @runtime_checkable
@@ -260,15 +336,11 @@ class Engine(Protocol):
     """Makes rollouts. Groups are yielded as they finish, in any order; every request yields exactly
     one group."""
 
-    @property
-    def capabilities(self) -> frozenset[str]:
-        """Of "common_random_numbers", "kept_sets", "shares_weights", "stop_strings"."""
-        ...
-
     def generate(self, requests: Iterable[Request], sampling: Sampling) -> Iterator[Group]: ...
 
-    def load(self, weights: Mapping[str, Tensor], *, version: int) -> Metrics:
-        """Take over new weights; returns figures about that, such as how far both sides differ."""
+    def publish(self, weights: WeightsRef) -> Metrics:
+        """Sample from new weights from now on; returns metrics, such as how far both sides
+        differ."""
         ...
 
     def close(self) -> None: ...

@@ -93,8 +93,6 @@ def test_several_seeds_are_more_samples_and_a_spread():
 class Noting:
     """The scripted engine, last prompt first, with what it was asked for."""
 
-    capabilities = ScriptedEngine.capabilities
-
     def __init__(self, answer):
         self.engine, self.asked = ScriptedEngine(answer), []
 

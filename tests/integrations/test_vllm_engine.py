@@ -80,7 +80,7 @@ def test_the_contract_of_engines(engine: VllmEngine, policy: Policy) -> None:
     contract.check_samples(engine, policy)
     for version in (1, 2):
         move(policy, seed=version)
-        figures = engine.load({}, version=version)
+        figures = engine.publish(contract.published(policy, version=version))
         assert engine.way == "reload" and figures["canary_gap"] < 1e-3
         contract.check_logprobs(engine, policy)
     group = next(iter(engine.generate(contract.make_requests(1), Sampling(max_tokens=2))))
@@ -98,7 +98,7 @@ def test_more_prompts_than_fit_into_one_batch_of_tokens(engine: VllmEngine) -> N
 
 def test_a_server_killed_while_it_writes(engine: VllmEngine, policy: Policy) -> None:
     move(policy, seed=1)
-    engine.load({}, version=1)
+    engine.publish(contract.published(policy, version=1))
     groups = []
     with pytest.warns(UserWarning, match="brought back with the newest weights"):
         for group in engine.generate(contract.make_requests(40), Sampling(max_tokens=200)):
@@ -131,9 +131,9 @@ def test_a_head_that_keeps_its_old_weights_is_found(policy: Policy) -> None:
         contract.check_logprobs(engine, policy)
         engine.files.untied = False
         with pytest.raises(RunError, match="does not take over new weights by 'reload'"):
-            engine.load({}, version=1)
+            engine.publish(contract.published(policy, version=1))
         engine.files.untied = True
-        assert engine.load({}, version=2)["canary_gap"] < 1e-3
+        assert engine.publish(contract.published(policy, version=2))["canary_gap"] < 1e-3
     finally:
         server.close()
         files.close()
@@ -144,10 +144,10 @@ def test_what_does_not_reload_is_started_again(policy: Policy) -> None:
     engine.files.untied = False
     try:
         with pytest.warns(UserWarning, match="'restart' is used"):
-            assert engine.load({}, version=1)["canary_gap"] < 1e-3
+            assert engine.publish(contract.published(policy, version=1))["canary_gap"] < 1e-3
         assert engine.way == "restart"
         move(policy, seed=1)
-        assert engine.load({}, version=2)["canary_gap"] < 1e-3
+        assert engine.publish(contract.published(policy, version=2))["canary_gap"] < 1e-3
         contract.check_logprobs(engine, policy)
     finally:
         engine.close()
@@ -161,7 +161,7 @@ def test_a_server_that_somebody_else_started(policy: Policy, tmp_path: Path) -> 
         engine = VllmEngine(policy, settings=VllmSettings(server=url))
         contract.check_contract(engine, policy)
         move(policy, seed=1)
-        assert engine.load({}, version=1)["canary_gap"] < 1e-3
+        assert engine.publish(contract.published(policy, version=1))["canary_gap"] < 1e-3
         contract.check_logprobs(engine, policy)
         other = saved_policy(tmp_path / "other", seed=1)
         with pytest.raises(ValueError, match="log-probabilities differ"):
@@ -177,7 +177,7 @@ def test_adapters_are_brought_over_under_new_names(policy: Policy) -> None:
         contract.check_logprobs(engine, adapted)
         for version in (1, 2, 3):
             move(adapted, seed=version)
-            assert engine.load({}, version=version)["canary_gap"] < 1e-3
+            assert engine.publish(contract.published(policy, version=version))["canary_gap"] < 1e-3
         assert engine.way == "adapter"
         contract.check_logprobs(engine, adapted)
     finally:

@@ -28,7 +28,7 @@ from groupwise.models import Adapter, Backbone, with_adapter
 from groupwise.models.backbone import TwoRows
 from groupwise.rollouts import GroupEngine
 from groupwise.rollouts.engines.attention import Decode, Prefill
-from groupwise.types import Sampling
+from groupwise.types import PublishedWeights, Sampling
 from groupwise.updates.learner import recompute_activations
 from tiny_models import CONFIGS, SHAPE, letter_tokenizer, random_model, tiny_model, tiny_policy
 
@@ -437,7 +437,7 @@ def test_an_engine_follows_the_weights() -> None:
     with torch.no_grad():
         for parameter in policy.model.parameters():
             parameter.mul_(1.1)
-    engine.load({}, version=1)
+    engine.publish(PublishedWeights(version=1, named={}))
     after = written()
     assert before != after
     engine = GroupEngine(policy)

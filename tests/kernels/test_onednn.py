@@ -16,7 +16,7 @@ from groupwise.kernels.onednn import laid_out_weights, product
 from groupwise.models import Policy
 from groupwise.rollouts import GroupEngine
 from groupwise.training.stages.base_model import small_policy
-from groupwise.types import Batch, Sampling
+from groupwise.types import Batch, PublishedWeights, Sampling
 from groupwise.updates import MasterOptimizer, OptimizerSettings, TorchLearner
 
 pytestmark = pytest.mark.skipif(
@@ -224,7 +224,7 @@ def test_while_a_rollout_waits_the_model_is_its_callers() -> None:
     ids = torch.arange(12)[None]
     ours.model(ids).logits.square().mean().backward()
     optimizer.step()
-    engine.load({}, version=1)
+    engine.publish(PublishedWeights(version=1, named={}))
     with torch.no_grad():
         assert not torch.allclose(before(ids).logits, ours.model(ids).logits, atol=0.1)
     # A group at a time, so that the last two began after the step.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from groupwise.rollouts import uniforms
-from groupwise.types import Prompt, Request, ScoredGroups
+from groupwise.types import Prompt, Request, ScoredGroups, Stream
 from small_runs import prepared
 
 
-def request(name: str = "a", *, stream: tuple[int, ...] = (0, 3, 0, 1), group: int = 4) -> Request:
-    return Request(prompt=Prompt(id=name, text=""), tokens=[1], group=group, stream=stream)
+def request(name: str = "a", *, stream: Sequence[int] = (0, 3, 0, 1), group: int = 4) -> Request:
+    return Request(prompt=Prompt(id=name, text=""), tokens=[1], group=group, stream=Stream(*stream))
 
 
 def split_mix(name: str, position: int) -> float:
@@ -104,7 +105,7 @@ def test_two_algorithms_see_the_same_first_batch(tmp_path: Path) -> None:
 def test_one_prompt_drawn_again_in_a_batch_is_answered_anew(tmp_path: Path, repeated: int) -> None:
     found = first_batch(tmp_path, "data.limit=1", f"prompts_per_step={repeated}")
     assert len({g.prompt.id for g in found.groups}) == 1
-    assert [g.stream[-1] for g in found.groups] == list(range(repeated))
+    assert [g.stream.place for g in found.groups] == list(range(repeated))
     answers = [tuple(c.tokens) for g in found.groups for c in g.completions]
     assert len(set(answers)) > 0.9 * len(answers)
 

@@ -21,7 +21,7 @@ from groupwise.rollouts.engines.vllm.contract import Weights
 from groupwise.rollouts.engines.vllm.files import WeightFiles, disturbed
 from groupwise.rollouts.engines.vllm.process import OwnServer
 from groupwise.rundir.files import read_lines
-from groupwise.types import Sampling
+from groupwise.types import Sampling, Stream
 from small_runs import prepared, tiny
 from vllm_peer import Server, saved_policy, served
 
@@ -56,13 +56,12 @@ def test_the_contract_of_engines(policy: Policy) -> None:
         engine = engine_of(server, policy)
         contract.check_contract(engine, policy)
         contract.check_samples(engine, policy, count=600)
-        assert engine.capabilities == {"stop_strings"}, "vLLM draws from streams of its own"
 
 
 def test_every_draw_of_a_prompt_has_a_seed_of_its_own(policy: Policy) -> None:
     """Otherwise a prompt would get the same answers in every step that draws it."""
     request = contract.make_requests(1, group=8)[0]
-    streams = [(0, step, 0, place) for step in (0, 1) for place in (0, 1)]
+    streams = [Stream(step=step, place=place) for step in (0, 1) for place in (0, 1)]
     with served(policy.model.name_or_path) as server:
         engine = engine_of(server, policy)
         drawn = [
@@ -84,7 +83,7 @@ def test_after_an_update_the_server_writes_with_the_new_weights(policy: Policy) 
         assert {c.versions for group in before for c in group.completions} == {((0, 0),)}
         for version in (1, 2):
             move(policy)
-            figures = engine.load({}, version=version)
+            figures = engine.publish(contract.published(policy, version=version))
             assert figures["canary_gap"] < 1e-4
             assert engine.way == "reload" and server.said[-1] == "/v1/completions"
             contract.check_logprobs(engine, policy)
@@ -100,18 +99,18 @@ def test_an_update_that_went_wrong_without_a_word_is_found(policy: Policy, fault
         list(engine.generate(contract.make_requests(4), Sampling(max_tokens=4)))
         server.cached = server.model if fault == "stale_cache" else None
         with pytest.raises(RunError, match="does not take over new weights by 'reload'"):
-            engine.load({}, version=1)
+            engine.publish(contract.published(policy, version=1))
 
 
 def test_a_way_that_breaks_later_stops_the_run(policy: Policy) -> None:
     with served(policy.model.name_or_path) as server:
         engine = engine_of(server, policy)
         move(policy)
-        engine.load({}, version=1)
+        engine.publish(contract.published(policy, version=1))
         server.reload = "ignored"
         move(policy)
         with pytest.raises(RunError, match="engine.canary_limit = 0.1: after new weights"):
-            engine.load({}, version=2)
+            engine.publish(contract.published(policy, version=2))
 
 
 def test_weights_of_an_earlier_run_are_replaced(policy: Policy) -> None:
@@ -167,7 +166,7 @@ def test_what_to_start_a_server_with_is_said(policy: Policy) -> None:
     with served(policy.model.name_or_path, developer=False) as server:
         engine = engine_of(server, policy)
         with pytest.raises(RunError, match="VLLM_SERVER_DEV_MODE=1"):
-            engine.load({}, version=1)
+            engine.publish(contract.published(policy, version=1))
     with served(policy.model.name_or_path, context=40) as server:
         engine = engine_of(server, policy)
         with pytest.raises(UsageError, match="larger --max-model-len"):
@@ -186,7 +185,7 @@ def test_a_server_that_dies_and_comes_back_gets_the_newest_weights(policy: Polic
     with served(policy.model.name_or_path) as server:
         engine = engine_of(server, policy)
         move(policy)
-        engine.load({}, version=1)
+        engine.publish(contract.published(policy, version=1))
         alone = {
             group.prompt.id: [tuple(one.tokens) for one in group.completions]
             for group in engine.generate(contract.make_requests(), Sampling(max_tokens=8))
@@ -217,7 +216,7 @@ def test_a_disturbed_model_is_exactly_itself_again(policy: Policy) -> None:
 def test_files_with_a_head_of_its_own_are_the_same_model(policy: Policy) -> None:
     assert policy.model.config.tie_word_embeddings
     files = WeightFiles(policy, untied=True)
-    again = load_policy(files.write(version=3).folder)
+    again = load_policy(files.write(contract.published(policy, version=3)).folder)
     files.close()
     assert policy.model.config.tie_word_embeddings
     assert not again.model.config.tie_word_embeddings
@@ -243,7 +242,7 @@ def test_memory_is_given_back_while_the_model_learns(policy: Policy) -> None:
         list(engine.generate(contract.make_requests(1), Sampling(max_tokens=2)))
         assert server.said[-1] == "/sleep?level=1"
         asked = len(server.said)
-        engine.load({}, version=1)
+        engine.publish(contract.published(policy, version=1))
         assert server.said[asked] == "/wake_up"
 
 

@@ -8,7 +8,7 @@ from groupwise.errors import UsageError
 from groupwise.models import load_policy
 from groupwise.prompts.templates import render
 from groupwise.rollouts import make_engine
-from groupwise.types import Prompt, Request, Sampling
+from groupwise.types import Prompt, Request, Sampling, Stream
 
 
 def chat(
@@ -55,7 +55,7 @@ def chat(
             turns = turns[2:]
             prompt = Prompt(id=prompt.id, messages=(*start, *turns))
             tokens = render(prompt, policy.tokenizer)
-        request = Request(prompt=prompt, tokens=tokens, group=1, stream=(seed, number, 0))
+        request = Request(prompt=prompt, tokens=tokens, group=1, stream=Stream(seed, number))
         (group,) = engine.generate([request], sampling)
         answer = group.completions[0].text
         turns = [*turns, {"role": "assistant", "content": answer}]

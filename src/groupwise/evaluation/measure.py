@@ -11,7 +11,7 @@ from groupwise.errors import UsageError
 from groupwise.evaluation.intervals import Estimate, prompt_mean, wilson
 from groupwise.evaluation.passk import pass_at_k
 from groupwise.rewards import Scorer
-from groupwise.types import Engine, Group, Prompt, Request, Sampling, Scores
+from groupwise.types import Engine, Group, Prompt, Request, Sampling, Scores, Stream
 
 STREAM = -1
 """The step that keys evaluation's random streams, so that it never shares numbers with training."""
@@ -152,13 +152,13 @@ def answered(
     of them.
     """
     requests = [
-        Request(prompt=prompt, tokens=ids, group=group, stream=(seed, STREAM, 0, place))
+        Request(prompt=prompt, tokens=ids, group=group, stream=Stream(seed, STREAM, 0, place))
         for place, (prompt, ids) in enumerate(zip(prompts, tokens, strict=True))
     ]
     answers: dict[int, Group] = {}
     tickets = {}
     for made in engine.generate(requests, sampling):
-        place = made.stream[-1]
+        place = made.stream.place
         if begun:
             made = _continued(made, begun[place])
         answers[place], tickets[place] = made, scorer.submit(made)

@@ -37,7 +37,7 @@ class RewardCache:
 
     def recall(self, group: Group) -> Scores | None:
         """The verdicts on exactly these completions, if there are any from an earlier attempt."""
-        step = group.stream[1]
+        step = group.stream.step
         if step != self._step:
             self._step, self._found = step, self._read(step)
         found = self._found.get(fingerprint(group, self.rewards))
@@ -57,7 +57,7 @@ class RewardCache:
         )
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            with open(self._path(groups[0].stream[1]), "a", encoding="utf-8") as file:
+            with open(self._path(groups[0].stream.step), "a", encoding="utf-8") as file:
                 file.write(lines)
         except OSError as error:
             raise RunError(f"{self.folder}: cannot be written ({error.strerror}).") from None
@@ -93,7 +93,7 @@ class RewardCache:
 def fingerprint(group: Group, rewards: str) -> str:
     """Of who judges, the prompt, the place in the run, and every token of the completions."""
     tokens = [list(completion.tokens) for completion in group.completions]
-    text = repr((rewards, group.prompt.id, group.stream, tokens))
+    text = repr((rewards, group.prompt.id, tuple(group.stream), tokens))
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 

@@ -30,6 +30,7 @@ from groupwise.types import (
     Sampling,
     ScoredGroups,
     Scores,
+    Stream,
     Watch,
     unwatched,
 )
@@ -89,7 +90,9 @@ class RolloutSource:
         seconds = {"rollout": 0.0, "reward": 0.0}
         for draw in range(self.max_draws):
             missing = count - len(groups)
-            made, judged = self._sample(missing, stream=(self.seed, step, draw), seconds=seconds)
+            made, judged = self._sample(
+                missing, stream=Stream(self.seed, step, draw), seconds=seconds
+            )
             drawn, valid = drawn + missing, valid + int(judged.valid.sum())
             errors.update(judged.errors)
             keep = self.keep(_evidence(made, judged))
@@ -125,13 +128,15 @@ class RolloutSource:
         )
 
     def _sample(
-        self, count: int, *, stream: tuple[int, int, int], seconds: dict[str, float]
+        self, count: int, *, stream: Stream, seconds: dict[str, float]
     ) -> tuple[list[Group], Scores]:
         """Complete and judge the next `count` prompts; groups come back in the order of the
         prompts."""
         start = time.perf_counter()
         requests = [
-            Request(prompt=prompt, tokens=tokens, group=self.group, stream=(*stream, place))
+            Request(
+                prompt=prompt, tokens=tokens, group=self.group, stream=stream._replace(place=place)
+            )
             for place, (prompt, tokens) in enumerate(self._drawn(count))
         ]
         groups: dict[int, Group] = {}
@@ -140,7 +145,7 @@ class RolloutSource:
         with self.watch(f"rollouts of {count} prompts") as beat:
             for group in self.engine.generate(requests, self.sampling):
                 beat()
-                place, group = group.stream[-1], _sound(group)
+                place, group = group.stream.place, _sound(group)
                 groups[place] = group
                 known = self.journal.recall(group) if self.journal else None
                 if known is None:

@@ -31,7 +31,16 @@ from groupwise.training.monitor.metrics import diagnose
 from groupwise.training.monitor.progress import Progress
 from groupwise.training.monitor.trackers import Tracker
 from groupwise.training.signals import requests
-from groupwise.types import Batch, Engine, Metrics, ScoredGroups, Update, Watch, unwatched
+from groupwise.types import (
+    Batch,
+    Engine,
+    Metrics,
+    PublishedWeights,
+    ScoredGroups,
+    Update,
+    Watch,
+    unwatched,
+)
 from groupwise.updates import TorchLearner, assemble, sequences
 
 Evaluate = Callable[[int], Mapping[str, Any]]
@@ -113,7 +122,7 @@ class Trainer:
         with self.watch("the update") as beat:
             updates = [self._update(each, beat) for each in batches]
         with self.watch("the engine to take over new weights"):
-            loaded = self.engine.load(self.learner.weights(), version=updates[-1].version)
+            loaded = self._publish()
         metrics = loaded | diagnose(scored, advantages, batches, updates, rules=self.rules)
         metrics |= {**observations(scored), "skipped_updates": skipped(updates)}
         if still is not None and metrics["grad_norm"] > 0 and updates[-1].learning_rate > 0:
@@ -291,7 +300,12 @@ class Trainer:
     def _take_over(self, saved: Checkpoint) -> None:
         self.learner.set_trained(saved.weights)
         self.learner.restore(saved.state["learner"])
-        self.engine.load(self.learner.weights(), version=self.learner.version)
+        self._publish()
+
+    def _publish(self) -> Metrics:
+        """Hand the learner's present weights to the engine."""
+        named = self.learner.weights()
+        return self.engine.publish(PublishedWeights(version=self.learner.version, named=named))
 
     def finish(self) -> Path | None:
         """Write the trained model as a plain folder, with a card of what it is."""

@@ -25,7 +25,7 @@ from groupwise.prompts.templates import fix_variables, render, render_all
 from groupwise.training.checkpoint.files import newest
 from groupwise.training.monitor.progress import Progress, show_progress
 from groupwise.training.run import Prepared, prepare
-from groupwise.types import Engine, Group, Prompt, Request, ScoredGroups
+from groupwise.types import Engine, Group, Prompt, Request, ScoredGroups, Stream
 
 NOT_HERE = {
     "optimizers": "the optimiser is AdamW; set learning_rate and its kin in GRPOConfig",
@@ -320,7 +320,7 @@ class GRPOTrainer:
                 prompt=prompt,
                 tokens=render(prompt, tokenizer),
                 group=count,
-                stream=(args.seed, STREAM, 0, place),
+                stream=Stream(args.seed, STREAM, 0, place),
             )
             for place, prompt in enumerate(held_out)
         ]
@@ -330,7 +330,7 @@ class GRPOTrainer:
         with self._engine() as engine, self.scorer() as scorer:
             for first in range(0, len(requests), size):
                 for group in engine.generate(requests[first : first + size], sampling):
-                    groups[group.stream[-1]] = group
+                    groups[group.stream.place] = group
             ordered = tuple(groups[place] for place in range(len(requests)))
             scores = scorer.gather([scorer.submit(group) for group in ordered])
         return ScoredGroups(groups=ordered, scores=scores, keep=scores.valid, drawn=len(ordered))

@@ -8,7 +8,7 @@ log-probabilities are the same as the group engine's.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -28,15 +28,11 @@ from groupwise.rollouts.limits import budget, check
 from groupwise.rollouts.sampling import draw
 from groupwise.rollouts.streams import uniforms
 from groupwise.rollouts.text import Ending, completions_of
-from groupwise.types import Group, Metrics, Request, Sampling
+from groupwise.types import Group, Metrics, Request, Sampling, WeightsRef
 
 
 class GenerateEngine:
     """Rollouts through `model.generate`, several prompts at a time, padded on the left."""
-
-    capabilities = frozenset(
-        {"common_random_numbers", "kept_sets", "shares_weights", "stop_strings"}
-    )
 
     def __init__(self, policy: Policy, *, max_rows: int = 128) -> None:
         self.policy, self.max_rows, self.version = policy, max_rows, 0
@@ -127,9 +123,9 @@ class GenerateEngine:
             )
         return groups
 
-    def load(self, weights: Mapping[str, Tensor], *, version: int) -> Metrics:
-        """Nothing to copy: the learner changes the weights in place."""
-        self.version = version
+    def publish(self, weights: WeightsRef) -> Metrics:
+        """Stamp what follows with the new version; the tensors are shared with the learner."""
+        self.version = weights.version
         return {}
 
     def close(self) -> None:

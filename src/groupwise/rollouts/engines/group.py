@@ -9,7 +9,7 @@ no second copy of the weights and nothing to synchronise.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields, replace
 
@@ -27,7 +27,7 @@ from groupwise.rollouts.limits import budget, check
 from groupwise.rollouts.sampling import draw
 from groupwise.rollouts.streams import uniforms
 from groupwise.rollouts.text import Ending, completions_of
-from groupwise.types import Group, Metrics, Request, Sampling
+from groupwise.types import Group, Metrics, Request, Sampling, WeightsRef
 
 PREFILL_TOKENS = 8192
 
@@ -42,10 +42,6 @@ class GroupEngine:
     Raises:
         ModelError: the model cannot be attended group by group; the message says why.
     """
-
-    capabilities = frozenset(
-        {"common_random_numbers", "kept_sets", "shares_weights", "stop_strings"}
-    )
 
     def __init__(self, policy: Policy, *, max_rows: int = 128) -> None:
         reason = unsupported(policy.model)
@@ -90,9 +86,9 @@ class GroupEngine:
         rollout.backbone = FusedBackbone(backbone, self.calls, positions=rollout.longest)
         return nullcontext()
 
-    def load(self, weights: Mapping[str, Tensor], *, version: int) -> Metrics:
-        """Nothing to copy: the learner changes the weights in place. Only the version moves on."""
-        self.version = version
+    def publish(self, weights: WeightsRef) -> Metrics:
+        """Stamp what follows with the new version; the tensors are shared with the learner."""
+        self.version = weights.version
         return {}
 
     def close(self) -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from torch import Tensor
-
-from groupwise.types import Completion, Group, Metrics, Prompt, Request, Sampling
+from groupwise.types import Completion, Group, Metrics, Prompt, Request, Sampling, WeightsRef
 
 
 class ScriptedEngine:
@@ -17,14 +15,12 @@ class ScriptedEngine:
         encode: from a text to token ids; one token per UTF-8 byte by default.
 
     Example:
-        >>> from groupwise.types import Prompt, Request, Sampling
+        >>> from groupwise.types import Prompt, Request, Sampling, WeightsRef
         >>> engine = ScriptedEngine(lambda prompt, sample: f"{prompt.text}{sample}")
         >>> request = Request(prompt=Prompt(id="a", text="x"), tokens=[1], group=2)
         >>> [c.text for c in next(engine.generate([request], Sampling())).completions]
         ['x0', 'x1']
     """
-
-    capabilities = frozenset({"common_random_numbers", "shares_weights"})
 
     def __init__(
         self,
@@ -62,9 +58,9 @@ class ScriptedEngine:
             versions=((0, self.version),),
         )
 
-    def load(self, weights: Mapping[str, Tensor], *, version: int) -> Metrics:
-        """Weights change nothing here; the version is stamped on what follows."""
-        self.version = version
+    def publish(self, weights: WeightsRef) -> Metrics:
+        """Stamp what follows with the new version."""
+        self.version = weights.version
         return {}
 
     def close(self) -> None:

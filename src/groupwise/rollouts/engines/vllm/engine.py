@@ -11,11 +11,10 @@ import hashlib
 import math
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from groupwise.errors import RunError, UsageError
 from groupwise.models import Policy
@@ -36,7 +35,7 @@ from groupwise.rollouts.engines.vllm.process import OwnServer
 from groupwise.rollouts.engines.vllm.server import VllmServer
 from groupwise.rollouts.limits import budget, check
 from groupwise.rollouts.text import Ending, completions_of
-from groupwise.types import Group, Metrics, Request, Sampling
+from groupwise.types import Group, Metrics, PublishedWeights, Request, Sampling, WeightsRef
 
 RETURNS = 3
 """A sampler that goes away so many times on end without an answer between is given up."""
@@ -55,8 +54,6 @@ class VllmEngine:
         RunError: the server does not answer.
     """
 
-    capabilities = frozenset({"stop_strings"})
-
     def __init__(
         self,
         policy: Policy,
@@ -65,7 +62,9 @@ class VllmEngine:
         settings: VllmSettings | None = None,
     ) -> None:
         self.policy, self.settings = policy, settings or VllmSettings()
-        self.version = 0
+        self.weights: WeightsRef = PublishedWeights(
+            version=0, named=dict(policy.model.named_parameters())
+        )
         self.sampler = _sampler(policy, self.settings, max_rows=max_rows)
         self.canary = Canary(policy)
         self.files = WeightFiles(policy, untied=not torch.accelerator.is_available())
@@ -108,22 +107,22 @@ class VllmEngine:
             self.sampler.sleep()
             self.asleep = True
 
-    def load(self, weights: Mapping[str, Tensor], *, version: int) -> Metrics:
-        """Bring the learner's weights to the sampler, and compare both sides.
+    def publish(self, weights: WeightsRef) -> Metrics:
+        """Bring new weights to the sampler, and compare both sides.
 
         Args:
-            weights: the policy's own parameters, which are written as they stand.
-            version: stamped on every completion from now on.
+            weights: the policy's parameters by name; their version is stamped on every completion
+                from now on.
 
         Returns:
             "canary_gap": mean difference of log-probabilities of known tokens, in nats;
-            "seconds.weights": what it took.
+            "seconds.weights": the time it took.
 
         Raises:
             RunError: both sides differ by more than the limit.
         """
         start = time.perf_counter()
-        self.version = version
+        self.weights = weights
         self._wake()
         returns = 0
         while True:
@@ -145,14 +144,14 @@ class VllmEngine:
     def _begin(self) -> None:
         """The first completions are wanted: a sampler with the weights as they are now. A server
         that runs may have those of an earlier run, which are replaced."""
-        self.sampler.start(self.files.write(version=self.version))
+        self.sampler.start(self.files.write(self.weights))
         self.ready = True
         if self.canary.gap(self.sampler) > self.settings.canary_limit:
-            self.load({}, version=self.version)
+            self.publish(self.weights)
 
     def _bring(self, way: Way) -> None:
         """The weights as they are now; a sampler that does not run is started with them."""
-        weights, runs = self.files.write(version=self.version), self.ready
+        weights, runs = self.files.write(self.weights), self.ready
         if not runs:
             self.sampler.start(weights)
             self.ready = True
@@ -240,7 +239,7 @@ class VllmEngine:
         """A sampler that went away: wait for it or start it, with the newest weights."""
         warnings.warn(f"{gone} It is brought back with the newest weights.", stacklevel=2)
         self.ready = False
-        self.load({}, version=self.version)
+        self.publish(self.weights)
 
     def _wake(self) -> None:
         """Awake, or known to be gone."""
@@ -295,7 +294,7 @@ class VllmEngine:
             [one.tokens[:end] for one, end in zip(written, ends, strict=True)],
             [one.logprobs[:end] for one, end in zip(written, ends, strict=True)],
             stopped=[end is not None for end in ends],
-            version=self.version,
+            version=self.weights.version,
             kept=[None] * len(ends),
         )
         return Group(

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from groupwise.errors import UsageError
+from groupwise.errors import RunError, UsageError
 from groupwise.models import Policy, without_bars
 from groupwise.rollouts.engines.vllm.contract import Weights
+from groupwise.types import WeightsRef
 
 
 class WeightFiles:
@@ -36,15 +38,17 @@ class WeightFiles:
         self._count = 0
         self._base, self._rank = _base(policy.model)
 
-    def write(self, *, version: int) -> Weights:
-        """The weights as they are now, under a path that was not used before."""
+    def write(self, weights: WeightsRef) -> Weights:
+        """Write published weights to a new folder."""
         self._count += 1
-        folder = Path(self._place.name) / f"{version:06}-{self._count}"
+        folder = Path(self._place.name) / f"{weights.version:06}-{self._count}"
+        model = self.policy.model
+        state = _state(model, weights)
         with without_bars():
-            if self.untied and self._base is None and self.policy.model.config.tie_word_embeddings:
-                _save_untied(self.policy.model, folder)
+            if self.untied and self._base is None and model.config.tie_word_embeddings:
+                _save_untied(model, folder, state)
             else:
-                self.policy.model.save_pretrained(folder)
+                model.save_pretrained(folder, state_dict=state)
         if self._base is None:
             self.policy.tokenizer.save_pretrained(folder)
         before, self._newest = self._newest, folder
@@ -55,7 +59,7 @@ class WeightFiles:
             base=self._base,
             rank=self._rank,
             dtype=str(self.policy.model.dtype).removeprefix("torch."),
-            version=version,
+            version=weights.version,
         )
 
     def close(self) -> None:
@@ -63,10 +67,30 @@ class WeightFiles:
         self._place.cleanup()
 
 
-def _save_untied(model: Any, folder: Path) -> None:
+def _state(model: Any, weights: WeightsRef) -> dict[str, Tensor]:
+    """The model's state with published parameters in place of its own, tied ones included.
+
+    Raises:
+        RunError: the published names are not those of the model's parameters.
+    """
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    given = dict(weights.tensors())
+    if given.keys() != set(names.values()):
+        raise RunError(
+            f"published weights: have other names than the model's parameters: "
+            f"{', '.join(sorted(given.keys() ^ set(names.values()))[:5])}."
+        )
+    state = model.state_dict(keep_vars=True)
+    return {
+        key: given[names[id(value)]] if id(value) in names else value
+        for key, value in state.items()
+    }
+
+
+def _save_untied(model: Any, folder: Path, state: dict[str, Tensor]) -> None:
     head = model.get_output_embeddings()
     name = next(name for name, module in model.named_modules() if module is head)
-    state = {**model.state_dict(), f"{name}.weight": head.weight.detach().clone()}
+    state[f"{name}.weight"] = state[f"{name}.weight"].clone()
     model.config.tie_word_embeddings = False
     try:
         model.save_pretrained(folder, state_dict=state)
