@@ -11,7 +11,7 @@ learns the format and solves few problems; on a card take a real one, whose reci
 import sys
 
 from groupwise.config import load
-from groupwise.evaluation.evaluate import assess
+from groupwise.evaluation.evaluate import evaluate
 from groupwise.training.run import train_config
 
 
@@ -20,7 +20,7 @@ def main(train: str, test: str, *settings: str):
     config = load("gsm8k-offline", [f"data.train={train}", f"data.eval={test}", *settings])
     run = train_config(config)
     # One table, strict answers and an interval beside every figure. (`groupwise eval` prints it.)
-    found = assess(config, [config.model.path, str(run.folder / "final")])
+    found = evaluate(config, [config.model.path, str(run.folder / "final")])
     for model, measurement in found.measurements.items():
         for name, figure in measurement.figures.items():
             print(f"{model}: {name} {figure}")

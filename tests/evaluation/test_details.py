@@ -14,7 +14,7 @@ from groupwise.evaluation.measure import Measurement, measure
 from groupwise.models import load_policy
 from groupwise.models.hub import check_on_hub
 from groupwise.prompts.contamination import shared_prompts
-from groupwise.prompts.lazy import Drawn
+from groupwise.prompts.lazy import LazySequence
 from groupwise.rewards import from_functions
 from groupwise.rollouts import ScriptedEngine
 from groupwise.training.run import evaluation_row
@@ -133,7 +133,7 @@ def by_hand(sampled, *, seeds=1):
         sampled=sampled,
         rewards=sampled,
         lengths=np.ones_like(sampled),
-        cut_off=np.zeros_like(sampled, dtype=bool),
+        truncations=np.zeros_like(sampled, dtype=bool),
         greedy_groups=groups,
         groups=groups,
         seeds=seeds,
@@ -184,7 +184,7 @@ def test_shared_prompts_are_found_whatever_their_dress():
         Prompt(id="z", text="What is 1*1?"),
     ]
     assert shared_prompts(train, held_out) == 2
-    assert shared_prompts(Drawn(3, train.__getitem__), held_out[:2]) == 1
+    assert shared_prompts(LazySequence(3, train.__getitem__), held_out[:2]) == 1
     assert shared_prompts([], held_out) == 0
 
 

@@ -1,4 +1,4 @@
-"""Reasoning begun with an error: made wrong all the way, judged with what follows."""
+"""Reasoning prefix with an error: made wrong all the way, judged with what follows."""
 
 from __future__ import annotations
 
@@ -6,7 +6,13 @@ import re
 
 import pytest
 
-from groupwise.evaluation.reflection import TRIGGERS, misled, misled_prompts, recovery, reflects
+from groupwise.evaluation.reflection import (
+    TRIGGERS,
+    corrupted_items,
+    corrupted_solution,
+    recovery,
+    reflects,
+)
 from groupwise.prompts.generators.word_problems import problem, word_problems
 from groupwise.rewards import from_functions
 from groupwise.rollouts import ScriptedEngine
@@ -22,7 +28,9 @@ GSM8K = (
 @pytest.mark.parametrize("index", range(40))
 def test_word_problems_go_wrong_once_and_stay_consistent(index):
     solved = problem(index)
-    text = misled(solved.prompt().columns["solution"], str(solved.answer), key=str(index))
+    text = corrupted_solution(
+        solved.prompt().columns["solution"], str(solved.answer), key=str(index)
+    )
     assert text is not None and text.startswith("<reasoning>") and "</" not in text
     steps = [
         (*map(int, re.findall(r"\d+", step)), step)
@@ -40,21 +48,21 @@ def test_word_problems_go_wrong_once_and_stay_consistent(index):
 def test_an_error_in_a_gsm8k_solution_is_carried_through():
     prompt = Prompt(id="n", text="?", answer="72", columns={"answer": GSM8K})
     tokenizer = tiny().tokenizer
-    (item,) = misled_prompts([prompt], [(1, 2)], tokenizer, column="answer", limit=400)
-    month, total = map(int, re.findall(r"= (\d+) clips", item.begun))
-    assert item.begun.startswith("<reasoning>Natalia") and "####" not in item.begun
+    (item,) = corrupted_items([prompt], [(1, 2)], tokenizer, column="answer", limit=400)
+    month, total = map(int, re.findall(r"= (\d+) clips", item.prefix))
+    assert item.prefix.startswith("<reasoning>Natalia") and "####" not in item.prefix
     assert total != 72 and total == 48 + month or month == 24
-    assert item.begun.endswith("in 2 months."), "numbers of the story stay"
-    assert item.tokens[:2] == (1, 2) and tokenizer.decode(item.tokens[2:]) == item.begun
-    waiting = misled_prompts([prompt], [(1,)], tokenizer, trigger=" Wait, ", limit=400)
-    assert waiting[0].begun == item.begun + " Wait, "
-    assert misled_prompts([prompt], [(1,)], tokenizer, limit=5) == []
+    assert item.prefix.endswith("in 2 months."), "numbers of the story stay"
+    assert item.tokens[:2] == (1, 2) and tokenizer.decode(item.tokens[2:]) == item.prefix
+    waiting = corrupted_items([prompt], [(1,)], tokenizer, trigger=" Wait, ", limit=400)
+    assert waiting[0].prefix == item.prefix + " Wait, "
+    assert corrupted_items([prompt], [(1,)], tokenizer, limit=5) == []
 
 
 def test_an_error_is_carried_through_every_later_step():
     operate = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__}
     for key in map(str, range(10)):
-        text = misled("2+3=5; 5*4=20; 20-6=14", "14", key=key) or ""
+        text = corrupted_solution("2+3=5; 5*4=20; 20-6=14", "14", key=key) or ""
         steps = [re.fullmatch(r"(\d+)(.)(\d+)=(\d+)", step) for step in text.split("; ")]
         found = [(int(s[1]), s[2], int(s[3]), int(s[4])) for s in steps if s]
         assert [operate[sign](a, b) != c for a, sign, b, c in found].count(True) == 1
@@ -64,17 +72,19 @@ def test_an_error_is_carried_through_every_later_step():
 def test_an_error_that_changes_nothing_in_the_end_is_no_error():
     """Whatever 3 + 4 is said to be, times 0 it is 0: only the last result can be made wrong."""
     for key in map(str, range(20)):
-        assert re.fullmatch(r"3\+4=7; 7\*0=\d+", misled("3+4=7; 7*0=0", "0", key=key) or "")
-    assert misled("3+4=7; 7*0=0; 5", "5") is None
+        assert re.fullmatch(
+            r"3\+4=7; 7\*0=\d+", corrupted_solution("3+4=7; 7*0=0", "0", key=key) or ""
+        )
+    assert corrupted_solution("3+4=7; 7*0=0; 5", "5") is None
 
 
 @pytest.mark.parametrize("solution", ["The answer is plain.\n#### 3", "", "7 = 7"])
 def test_a_solution_without_equations_is_left_out(solution):
-    assert misled(solution, "3") is None
+    assert corrupted_solution(solution, "3") is None
 
 
 @pytest.mark.parametrize(
-    "text, begun, says",
+    "text, prefix, says",
     [
         ("Wait, 7*2 is 14.", "", True),
         ("That should be 14.", "", True),
@@ -84,14 +94,14 @@ def test_a_solution_without_equations_is_left_out(solution):
         ("The waiter is rightly there.", "", False),
     ],
 )
-def test_saying_so_is_told_from_doing_so(text, begun, says):
-    assert reflects(text, begun=begun) is says
+def test_saying_so_is_told_from_doing_so(text, prefix, says):
+    assert reflects(text, prefix=prefix) is says
 
 
 def test_recovery_counts_items():
     prompts = word_problems(5)
     tokenizer = tiny().tokenizer
-    items = misled_prompts(prompts, [(1,)] * 5, tokenizer, limit=1000)
+    items = corrupted_items(prompts, [(1,)] * 5, tokenizer, limit=1000)
     right = [p.answer for p in prompts]
     said = [
         f"; wait, no.</reasoning><answer>{right[0]}</answer>",  # recovers, and says so

@@ -18,7 +18,7 @@ from groupwise.evaluation import (
     Figure,
     best_of_k,
     best_of_n_kl_bound,
-    compare,
+    compare_curves,
     expected_max,
     expected_max_plugin,
     figure_table,
@@ -278,7 +278,7 @@ def test_a_verdict_claims_what_its_interval_carries():
     swap = [0.01, -0.01, 0.01, -0.01, 0.005]
     a = {s: curve(steps=20.0 + [0, -1, 1, 0, 0][s], final=0.9 + jitter[s]) for s in range(5)}
     b = {s: curve(steps=29.0, final=0.9 + swap[s], area=0.6 + jitter[s]) for s in range(5)}
-    found = compare({"A": a, "B": b}, against="B", threshold=0.6)
+    found = compare_curves({"A": a, "B": b}, against="B", threshold=0.6)
     assert found.verdicts[0] == "A reaches 60 % earlier than B by 9 [8.1, 9.9] steps."
     assert found.verdicts[1].startswith("A and B are not distinguishable in mean accuracy")
     assert "final training accuracy (" in found.verdicts[1]
@@ -289,8 +289,8 @@ def test_a_verdict_turns_round_with_its_order():
     jitter = [0.00, 0.01, -0.01, 0.005, -0.005]
     high = {s: curve(final=0.9 + jitter[s]) for s in range(5)}
     low = {s: curve(final=0.8) for s in range(5)}
-    up = compare({"A": high, "B": low}, against="B", threshold=0.6).verdicts[0]
-    down = compare({"A": low, "B": high}, against="B", threshold=0.6).verdicts[0]
+    up = compare_curves({"A": high, "B": low}, against="B", threshold=0.6).verdicts[0]
+    down = compare_curves({"A": low, "B": high}, against="B", threshold=0.6).verdicts[0]
     assert up == "A ends at a higher training accuracy than B by 10 [9, 11] pp."
     assert down == "A ends at a lower training accuracy than B by 10 [9, 11] pp."
 
@@ -299,7 +299,7 @@ def test_correction_takes_back_a_lone_small_p():
     # p = .044 for the final value alone (.04/.01378 = 2.902, 4 degrees of freedom), not after four
     a = {s: curve(final=0.90 + [0.0, 0.05, 0.05, 0.02, 0.08][s]) for s in range(5)}
     b = {s: curve(final=0.90) for s in range(5)}
-    found = compare({"A": a, "B": b}, against="B", threshold=0.6)
+    found = compare_curves({"A": a, "B": b}, against="B", threshold=0.6)
     final = next(c for c in found.contrasts if c.figure.key == "final")
     assert final.result.difference.excludes(0.0) and not final.distinct
     assert "alone, " in found.verdicts[0] and "higher" not in found.verdicts[0]
@@ -315,16 +315,18 @@ def test_a_difference_needs_its_interval_and_its_test():
 def test_censored_runs_are_named():
     a = {s: curve(steps=20.0 + s) for s in range(3)}
     b = {s: curve(steps=[60.0, 80.0, 80.0][s], reached=s == 0) for s in range(3)}
-    text = " ".join(compare({"A": a, "B": b}, against="B", threshold=0.6).verdicts)
+    text = " ".join(compare_curves({"A": a, "B": b}, against="B", threshold=0.6).verdicts)
     assert "(not reached by B in 2 of 3 seeds; counted as the last step)" in text
     never = {s: curve(steps=80.0, reached=False, final=0.1 * s) for s in range(3)}
-    found = compare({"A": never, "B": never}, against="B", threshold=0.6)
+    found = compare_curves({"A": never, "B": never}, against="B", threshold=0.6)
     assert all(c.figure.key != "steps_to_threshold" for c in found.contrasts)
     assert found.verdicts[-1] == "No run reaches the threshold."
 
 
 def test_one_seed_is_called_an_illustration():
-    found = compare({"A": {0: curve()}, "B": {0: curve(final=0.1)}}, against="B", threshold=0.6)
+    found = compare_curves(
+        {"A": {0: curve()}, "B": {0: curve(final=0.1)}}, against="B", threshold=0.6
+    )
     assert found.contrasts == ()
     assert found.verdicts[0].startswith("One seed is an illustration, not a comparison")
     for word in ("higher", "earlier", "better", "gains"):
@@ -334,11 +336,11 @@ def test_one_seed_is_called_an_illustration():
 def test_only_shared_seeds_are_paired():
     a = {s: curve(final=0.9) for s in (0, 1, 2)}
     b = {s: curve(final=0.8) for s in (1, 2, 3)}
-    assert compare({"A": a, "B": b}, against="B", threshold=0.6).seeds == (1, 2)
-    apart = compare({"A": {0: curve()}, "B": {1: curve()}}, against="B", threshold=0.6)
+    assert compare_curves({"A": a, "B": b}, against="B", threshold=0.6).seeds == (1, 2)
+    apart = compare_curves({"A": {0: curve()}, "B": {1: curve()}}, against="B", threshold=0.6)
     assert apart.verdicts == ("The runs share no seed, so there is nothing to pair.",)
     with pytest.raises(UsageError, match="did you mean grpo"):
-        compare({"grpo": a}, against="gpro", threshold=0.6)
+        compare_curves({"grpo": a}, against="gpro", threshold=0.6)
 
 
 def test_item_verdict_needs_both_tests():
@@ -474,6 +476,6 @@ def test_an_algorithm_against_itself_is_rarely_called_different(seeds):
             }
             for name in ("A", "B")
         }
-        found = compare(runs, against="B", threshold=0.6)
+        found = compare_curves(runs, against="B", threshold=0.6)
         called += any(contrast.distinct for contrast in found.contrasts)
     assert called / experiments <= 0.05

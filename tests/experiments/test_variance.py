@@ -16,7 +16,7 @@ from groupwise.algorithms import bind
 from groupwise.cli import main
 from groupwise.errors import UsageError
 from groupwise.experiments import gradients
-from groupwise.experiments.gradients import Products, coefficients, products
+from groupwise.experiments.gradients import InnerProducts, coefficients, inner_products
 from groupwise.experiments.signal_to_noise import signal
 from groupwise.experiments.variance import (
     BINS,
@@ -85,7 +85,7 @@ def test_groups_have_the_gradients_of_autograd(rollouts, name):
     direct = by_autograd(learner, scored, coefficient)
     assert direct.norm() > 0
     other = torch.randn(direct.shape[1], generator=torch.Generator().manual_seed(1))
-    found = products(learner, sequences(scored), others=[other])
+    found = inner_products(learner, sequences(scored), others=[other])
     gram, pull = group_gram(found, coefficient)
     assert found.exact and found.parameters == direct.shape[1]
     scale = float(direct.norm() ** 2)
@@ -108,7 +108,7 @@ def test_the_mean_over_groups_is_the_gradient_of_the_step(rollouts, name):
     step = replace(step, ref_logp=learner.logprobs(step))
     uphill = -learner.gradient(step, rules.objective)
     coefficient = coefficients(rules, scored)
-    found = products(learner, batch, others=[uphill])
+    found = inner_products(learner, batch, others=[uphill])
     gram, pull = group_gram(found, coefficient)
     size = float(uphill.norm() ** 2)
     assert size > 0
@@ -146,7 +146,7 @@ def test_one_text_after_two_prompts_has_two_gradients(rollouts):
     tokens = batch.tokens[:1].expand(2, -1)
     twins = replace(batch, tokens=tokens, mask=batch.mask[:1].expand(2, -1),
                     length=batch.length[:1].expand(2))  # fmt: skip
-    gram = products(learner, twins).scores
+    gram = inner_products(learner, twins).scores
     one, other = (
         learner.gradient(
             replace(twins.rows(torch.tensor([n])), weight=twins.mask[:1].float()), logp
@@ -169,7 +169,7 @@ def test_made_up_gradients_by_hand(rollouts):
     c = np.array([[1.0, 1, 1, 1], [1, 1, 1, 1], [-1, 2, 0, 0]])
     others = np.zeros((12, 2))
     others[0, 0], others[5, 1] = 3, 4
-    found = Products(
+    found = InnerProducts(
         scores=np.eye(12), others=others, among=np.diag([9.0, 16.0]), parameters=12, exact=True
     )
     judged = {"down": [-c] * 4, "up": [c, 2 * c, 4 * c, c / 2]}
@@ -198,7 +198,7 @@ def test_every_pass_rate_is_in_one_bin():
 def test_measuring_moves_nothing(rollouts):
     learner, scored = rollouts
     before = [p.detach().clone() for p in learner.model.parameters()]
-    products(learner, sequences(scored))
+    inner_products(learner, sequences(scored))
     assert all(map(torch.equal, before, learner.model.parameters()))
     assert all(p.grad is None for p in learner.model.parameters())
 
@@ -206,11 +206,11 @@ def test_measuring_moves_nothing(rollouts):
 def test_gradients_too_long_to_keep_are_projected(rollouts, monkeypatch):
     learner, scored = rollouts
     batch = sequences(scored)
-    whole = products(learner, batch)
+    whole = inner_products(learner, batch)
     # Entries that all have one sign: without random ones their sums would grow, not their squares.
     ones = torch.ones(whole.parameters)
     monkeypatch.setattr(gradients, "MEMORY_BYTES", 4 * 13 * 4000)
-    less = products(learner, batch, others=[ones])
+    less = inner_products(learner, batch, others=[ones])
     assert less.among[0, 0] / whole.parameters == pytest.approx(1.0, abs=5 * 0.0224)
     assert whole.exact and not less.exact and less.parameters == whole.parameters
     norms = np.sqrt(np.diag(whole.scores))

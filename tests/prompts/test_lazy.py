@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from groupwise.errors import RunError, UsageError
-from groupwise.prompts.lazy import Drawn, line_rows
+from groupwise.prompts.lazy import LazySequence, line_rows
 from groupwise.prompts.sources import load_prompts
 from groupwise.prompts.templates import render_all
 from small_runs import letters, prepared, tiny
@@ -46,7 +46,7 @@ def test_a_large_file_gives_the_prompts_of_a_small_one(
     small = load_prompts(str(file), prompt_column="question")
     monkeypatch.setattr("groupwise.prompts.rows.LARGE_BYTES", 1)
     large = load_prompts(str(file), prompt_column="question")
-    assert isinstance(large, Drawn) and len(large) == len(small) == 50
+    assert isinstance(large, LazySequence) and len(large) == len(small) == 50
     for place, prompt in enumerate(small):
         other = large[place]
         assert other.messages == prompt.messages and other.answer == prompt.answer

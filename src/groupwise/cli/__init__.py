@@ -210,10 +210,10 @@ def evaluate(
     from rich.console import Console
 
     from groupwise.evaluation import terminal_table
-    from groupwise.evaluation.evaluate import assess
+    from groupwise.evaluation.evaluate import evaluate
 
     models = [model, *([against] if against else [])]
-    found = assess(config, models, seeds=seeds, reflection=reflection)
+    found = evaluate(config, models, seeds=seeds, reflection=reflection)
     Console().print(terminal_table(found.table(), verdicts=found.verdicts))
     write_json(json_file, found.as_dict())
 

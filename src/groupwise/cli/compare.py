@@ -122,7 +122,7 @@ def variance(
             algorithms=_names(algorithms),
             prompts=prompts,
             batches=batches,
-            beat=status.update,
+            heartbeat=status.update,
         )
     Console().print(variance_table(found))
     if picture is not None:

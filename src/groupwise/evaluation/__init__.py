@@ -32,7 +32,7 @@ from groupwise.evaluation.verdicts import (
     Comparison,
     Contrast,
     Figure,
-    compare,
+    compare_curves,
     item_verdict,
     sentence,
 )
@@ -49,7 +49,7 @@ __all__ = [
     "SeedDifference",
     "best_of_k",
     "best_of_n_kl_bound",
-    "compare",
+    "compare_curves",
     "expected_max",
     "expected_max_plugin",
     "figure_table",

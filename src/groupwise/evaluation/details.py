@@ -47,7 +47,7 @@ def details(
     plain, k = measured.figures, measured.samples
     figures = {name: plain[name] for name in ("greedy", "sampled", f"pass_at_{k}") if name in plain}
     if style is not None:
-        figures |= _as_read(measured, prompts, style=style)
+        figures |= _answer_figures(measured, prompts, style=style)
     judged = ~np.isnan(measured.sampled).any(1) & ~np.isnan(measured.rewards).any(1)
     if k > 1 and judged.any():
         pairs = zip(measured.rewards[judged], measured.sampled[judged], strict=True)
@@ -58,7 +58,7 @@ def details(
     if "reward" in plain:
         figures["reward"] = plain["reward"]
     figures["length"] = prompt_mean(measured.lengths)
-    figures["truncated"] = prompt_mean(measured.cut_off)
+    figures["truncated"] = prompt_mean(measured.truncations)
     if measured.seeds > 1 and "sampled" in plain:
         by_seed = np.nanmean(measured.sampled.reshape(-1, measured.seeds, k), axis=(0, 2))
         unknown = float("nan")
@@ -86,7 +86,7 @@ def by_difficulty(prompts: Sequence[Prompt]) -> dict[str, list[int]]:
     return {}
 
 
-def _as_read(
+def _answer_figures(
     measured: Measurement, prompts: Sequence[Prompt], *, style: Style
 ) -> dict[str, Estimate]:
     """Figures that depend on where an answer is looked for."""

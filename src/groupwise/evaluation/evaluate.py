@@ -25,9 +25,9 @@ from groupwise.evaluation import (
 )
 from groupwise.evaluation.details import by_difficulty, details
 from groupwise.evaluation.measure import Measurement, measure
-from groupwise.evaluation.reflection import TRIGGERS, misled_prompts, recovery
+from groupwise.evaluation.reflection import TRIGGERS, corrupted_items, recovery
 from groupwise.models import Policy, load_policy
-from groupwise.prompts.contamination import shared_prompts, told_apart
+from groupwise.prompts.contamination import contamination_warning, shared_prompts
 from groupwise.prompts.templates import Rendered, fix_variables
 from groupwise.rewards import Scorer
 from groupwise.rewards.extract import Style
@@ -35,7 +35,7 @@ from groupwise.types import Engine, Prompt
 
 
 @dataclass(frozen=True, kw_only=True)
-class Assessment:
+class EvaluationResult:
     """What some models can do.
 
     Attributes:
@@ -75,9 +75,9 @@ class Assessment:
         }
 
 
-def assess(
+def evaluate(
     config: Config, models: Sequence[str], *, seeds: int = 1, reflection: bool = False
-) -> Assessment:
+) -> EvaluationResult:
     """Measure models with the prompts, rewards and sampling of a recipe.
 
     All of them answer the same prompts with the same random numbers.
@@ -100,15 +100,15 @@ def assess(
         )
     shared = _shared(config, prompts)
     if shared:
-        warnings.warn(told_apart(shared, len(prompts)), stacklevel=2)
+        warnings.warn(contamination_warning(shared, len(prompts)), stacklevel=2)
     measurements: dict[str, Measurement] = {}
     figures: dict[str, Mapping[str, Mapping[str, Estimate]]] = {}
     for name, model in zip(short_names(models), models, strict=True):
         measurements[name], figures[name] = _measured(
-            config, model, prompts, seeds=seeds, reflecting=reflection
+            config, model, prompts, seeds=seeds, reflection=reflection
         )
     *others, last = measurements
-    return Assessment(
+    return EvaluationResult(
         measurements=measurements,
         figures=figures,
         split=config.data.eval_split,
@@ -134,7 +134,7 @@ def short_names(models: Sequence[str]) -> list[str]:
 
 
 def _measured(
-    config: Config, model: str, prompts: Sequence[Prompt], *, seeds: int, reflecting: bool
+    config: Config, model: str, prompts: Sequence[Prompt], *, seeds: int, reflection: bool
 ) -> tuple[Measurement, dict[str, dict[str, Estimate]]]:
     """What a model answers, and the figures of that by section."""
     policy = load_policy(
@@ -160,19 +160,19 @@ def _measured(
         style = _style(config)
         sections = {config.data.eval_split: details(measured, ready.prompts, style=style)}
         for level, places in by_difficulty(ready.prompts).items():
-            sections[level] = _in_short(measured.part(places))
-        if reflecting:
-            sections |= _reflecting(config, policy, ready, engine, scorer)
+            sections[level] = _brief_figures(measured.part(places))
+        if reflection:
+            sections |= _reflection_figures(config, policy, ready, engine, scorer)
         return measured, sections
 
 
-def _in_short(measured: Measurement) -> dict[str, Estimate]:
+def _brief_figures(measured: Measurement) -> dict[str, Estimate]:
     """Figures of a part of the prompts."""
     lengths = {"length": prompt_mean(measured.lengths)}
     return {k: v for k, v in measured.figures.items() if k != "reward"} | lengths
 
 
-def _reflecting(
+def _reflection_figures(
     config: Config, policy: Policy, ready: Rendered, engine: Engine, scorer: Scorer
 ) -> dict[str, dict[str, Estimate]]:
     """Recovery from wrong solutions, without a word and after "Wait".
@@ -182,7 +182,7 @@ def _reflecting(
     """
     found = {}
     for name, trigger in TRIGGERS.items():
-        items = misled_prompts(
+        items = corrupted_items(
             ready.prompts,
             ready.tokens,
             policy.tokenizer,

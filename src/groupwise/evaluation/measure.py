@@ -26,7 +26,7 @@ class Measurement:
         sampled: [prompt, sample], likewise; the samples of all seeds stand side by side.
         rewards: of the sampled answers, [prompt, sample]; NaN where not judged.
         lengths: tokens of the sampled answers, [prompt, sample].
-        cut_off: which sampled answers ran out of tokens, [prompt, sample].
+        truncations: which sampled answers ran out of tokens, [prompt, sample].
         greedy_groups, groups: the answers themselves, by prompt.
         seeds: how often `sampled` was drawn anew.
     """
@@ -35,7 +35,7 @@ class Measurement:
     sampled: np.ndarray
     rewards: np.ndarray
     lengths: np.ndarray
-    cut_off: np.ndarray
+    truncations: np.ndarray
     greedy_groups: tuple[Group, ...]
     groups: tuple[Group, ...]
     seeds: int = 1
@@ -43,7 +43,7 @@ class Measurement:
     @property
     def truncated(self) -> float:
         """Share of sampled answers that ran out of tokens."""
-        return float(self.cut_off.mean())
+        return float(self.truncations.mean())
 
     @property
     def samples(self) -> int:
@@ -81,7 +81,7 @@ class Measurement:
             sampled=self.sampled[index],
             rewards=self.rewards[index],
             lengths=self.lengths[index],
-            cut_off=self.cut_off[index],
+            truncations=self.truncations[index],
             greedy_groups=tuple(self.greedy_groups[i] for i in index),
             groups=tuple(self.groups[i] for i in index),
         )
@@ -117,8 +117,8 @@ def measure(
         raise UsageError("evaluation.prompts = 0: there is nothing to measure on.")
     plain = Sampling(max_tokens=sampling.max_tokens, temperature=0.0, stop=sampling.stop)
     ask = (engine, scorer, prompts, tokens)
-    greedy_groups, greedy = answered(*ask, plain, group=1, seed=seed)
-    drawn = [answered(*ask, sampling, group=samples, seed=seed + n) for n in range(seeds)]
+    greedy_groups, greedy = generate_and_score(*ask, plain, group=1, seed=seed)
+    drawn = [generate_and_score(*ask, sampling, group=samples, seed=seed + n) for n in range(seeds)]
     groups = [
         replace(same[0], completions=tuple(c for group in same for c in group.completions))
         for same in zip(*(groups for groups, _ in drawn), strict=True)
@@ -128,14 +128,14 @@ def measure(
         sampled=np.concatenate([correctness(scores) for _, scores in drawn], 1),
         rewards=np.concatenate([scores.total.double().numpy() for _, scores in drawn], 1),
         lengths=np.array([[len(c.tokens) for c in group.completions] for group in groups]),
-        cut_off=np.array([[c.finish == "length" for c in g.completions] for g in groups]),
+        truncations=np.array([[c.finish == "length" for c in g.completions] for g in groups]),
         greedy_groups=tuple(greedy_groups),
         groups=tuple(groups),
         seeds=seeds,
     )
 
 
-def answered(
+def generate_and_score(
     engine: Engine,
     scorer: Scorer,
     prompts: Sequence[Prompt],
@@ -144,12 +144,12 @@ def answered(
     *,
     group: int,
     seed: int,
-    begun: Sequence[str] = (),
+    prefix: Sequence[str] = (),
 ) -> tuple[list[Group], Scores]:
     """A group of answers to every prompt, in the order of the prompts, and what they scored.
 
-    Where answers have been `begun` for the model, `tokens` end with that, and it is judged as part
-    of them.
+    `prefix` holds the start of each answer where the prompt already contains it: `tokens` end with
+    it, and the scorer sees it as part of the answer.
     """
     requests = [
         Request(prompt=prompt, tokens=ids, group=group, stream=Stream(seed, STREAM, 0, place))
@@ -159,16 +159,16 @@ def answered(
     tickets = {}
     for made in engine.generate(requests, sampling):
         place = made.stream.place
-        if begun:
-            made = _continued(made, begun[place])
+        if prefix:
+            made = _continued(made, prefix[place])
         answers[place], tickets[place] = made, scorer.submit(made)
     scores = scorer.gather([tickets[place] for place in range(len(requests))])
     return [answers[place] for place in range(len(requests))], scores
 
 
-def _continued(group: Group, begun: str) -> Group:
+def _continued(group: Group, prefix: str) -> Group:
     return replace(
-        group, completions=tuple(replace(c, text=begun + c.text) for c in group.completions)
+        group, completions=tuple(replace(c, text=prefix + c.text) for c in group.completions)
     )
 
 

@@ -1,4 +1,4 @@
-"""Reflection: does a model recover when its reasoning has been begun with an error in it?
+"""Reflection: does a model recover from an error planted in its reasoning?
 
 The model is made to go on from a worked solution in which one result is wrong and everything after
 it follows from that. It corrects itself where its answer is right all the same: explicitly, if it
@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from groupwise.evaluation.intervals import Estimate, wilson
-from groupwise.evaluation.measure import answered, correctness
+from groupwise.evaluation.measure import correctness, generate_and_score
 from groupwise.evaluation.paired import reflection_rates
 from groupwise.prompts.examples import gsm8k_tagged
 from groupwise.rewards import Scorer
@@ -46,7 +46,7 @@ _WORDS = re.compile(
 )
 
 
-def misled(solution: str, answer: str, *, key: str = "") -> str | None:
+def corrupted_solution(solution: str, answer: str, *, key: str = "") -> str | None:
     """A worked solution up to its answer, with one result wrong and the rest following from it.
 
     Args:
@@ -58,7 +58,8 @@ def misled(solution: str, answer: str, *, key: str = "") -> str | None:
         None where no equation can be made wrong so that the last number is wrong, too.
 
     Example:
-        >>> misled("<reasoning>3+4=7; 7*2=14</reasoning><answer>14</answer>", "14", key="f")
+        >>> solution = "<reasoning>3+4=7; 7*2=14</reasoning><answer>14</answer>"
+        >>> corrupted_solution(solution, "14", key="f")
         '<reasoning>3+4=6; 6*2=12'
 
     Source: adversarial chains of thought of "Rethinking reflection in pre-training" (2504.04022),
@@ -74,43 +75,44 @@ def misled(solution: str, answer: str, *, key: str = "") -> str | None:
         for offset in generator.permutation(np.array(OFFSETS)):
             if not right.isdigit() or int(right) + int(offset) < 1:
                 continue
-            found = _followed(text, equations[place], str(int(right) + int(offset)))
+            found = _propagated(text, equations[place], str(int(right) + int(offset)))
             last = _NUMBER.findall(found)[-1].rstrip(",").replace(",", "")
             if last != answer.replace(",", ""):
                 return found
     return None
 
 
-def reflects(text: str, *, begun: str = "") -> bool:
+def reflects(text: str, *, prefix: str = "") -> bool:
     """Whether a text says that something before was wrong.
 
     Args:
         text: what the model wrote.
-        begun: what had been written for it; an equation of it that comes back with another result
+        prefix: what had been written for it; an equation of it that comes back with another result
             says so, too.
 
     Example:
         >>> reflects("No, that is wrong."), reflects("So the answer is 6."), reflects("Await it.")
         (True, False, False)
-        >>> reflects("; 7*2=14", begun="3+4=7; 7*2=15")
+        >>> reflects("; 7*2=14", prefix="3+4=7; 7*2=15")
         True
     """
-    before = {_bare(e["left"]): e["result"] for e in _EQUATION.finditer(begun)}
+    before = {_normalised(e["left"]): e["result"] for e in _EQUATION.finditer(prefix)}
     return bool(_WORDS.search(text)) or any(
-        before.get(_bare(e["left"]), e["result"]) != e["result"] for e in _EQUATION.finditer(text)
+        before.get(_normalised(e["left"]), e["result"]) != e["result"]
+        for e in _EQUATION.finditer(text)
     )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Misled:
+class CorruptedItem:
     """A question and the wrong solution that the model has to go on from."""
 
     prompt: Prompt
     tokens: tuple[int, ...]
-    begun: str
+    prefix: str
 
 
-def misled_prompts(
+def corrupted_items(
     prompts: Sequence[Prompt],
     tokens: Sequence[Sequence[int]],
     tokenizer: Any,
@@ -119,7 +121,7 @@ def misled_prompts(
     tagged: bool = True,
     trigger: str = "",
     limit: int,
-) -> list[Misled]:
+) -> list[CorruptedItem]:
     """The prompts that have a worked solution which can be made wrong.
 
     Args:
@@ -137,25 +139,30 @@ def misled_prompts(
         if not isinstance(solution, str) or prompt.answer is None:
             continue
         solution = (gsm8k_tagged(solution) if tagged else None) or solution
-        begun = misled(solution, prompt.answer, key=prompt.id)
-        if begun is None:
+        prefix = corrupted_solution(solution, prompt.answer, key=prompt.id)
+        if prefix is None:
             continue
-        begun += trigger
-        whole = (*ids, *tokenizer(begun, add_special_tokens=False).input_ids)
+        prefix += trigger
+        whole = (*ids, *tokenizer(prefix, add_special_tokens=False).input_ids)
         if len(whole) <= limit:
-            found.append(Misled(prompt=prompt, tokens=whole, begun=begun))
+            found.append(CorruptedItem(prompt=prompt, tokens=whole, prefix=prefix))
     return found
 
 
 def recovery(
-    engine: Engine, scorer: Scorer, items: Sequence[Misled], *, sampling: Sampling, seed: int = 0
+    engine: Engine,
+    scorer: Scorer,
+    items: Sequence[CorruptedItem],
+    *,
+    sampling: Sampling,
+    seed: int = 0,
 ) -> dict[str, Estimate]:
     """How often a model recovers from wrong solutions, in greedy answers.
 
     Args:
         engine, scorer: who answers and who judges; a wrong solution is judged together with what
             the model makes of it.
-        items: what `misled_prompts` found.
+        items: what `corrupted_items` found.
         sampling: for the budget and the stop strings.
         seed: of engines that need one to be greedy.
 
@@ -168,7 +175,7 @@ def recovery(
     Elsewhere: there a language model decides whether an answer reflects.
     """
     plain = Sampling(max_tokens=sampling.max_tokens, temperature=0.0, stop=sampling.stop)
-    groups, scores = answered(
+    groups, scores = generate_and_score(
         engine,
         scorer,
         [item.prompt for item in items],
@@ -176,13 +183,13 @@ def recovery(
         plain,
         group=1,
         seed=seed,
-        begun=[item.begun for item in items],
+        prefix=[item.prefix for item in items],
     )
     right = correctness(scores)[:, 0]
     texts = [group.completions[0].text for group in groups]
     said = np.array(
         [
-            reflects(text[len(item.begun) :], begun=item.begun)
+            reflects(text[len(item.prefix) :], prefix=item.prefix)
             for text, item in zip(texts, items, strict=True)
         ]
     )
@@ -202,7 +209,7 @@ def recovery(
     }
 
 
-def _followed(text: str, equation: re.Match[str], wrong: str) -> str:
+def _propagated(text: str, equation: re.Match[str], wrong: str) -> str:
     """The text with another result of one equation, and with what follows from it."""
     start, end = equation.span("result")
     changed = {equation["result"].replace(",", ""): wrong}
@@ -227,5 +234,5 @@ def _followed(text: str, equation: re.Match[str], wrong: str) -> str:
         rest = rest[following.end("result") :]
 
 
-def _bare(expression: str) -> str:
+def _normalised(expression: str) -> str:
     return re.sub(r"[$,()\s]", "", expression)

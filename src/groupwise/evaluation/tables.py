@@ -15,10 +15,10 @@ from rich.text import Text
 from groupwise.evaluation.intervals import Estimate, seed_mean
 
 ACCENTS = ("dim", "bold cyan", "bold dark_orange", "bold magenta", "bold green")
-GAP = 2
+COLUMN_GAP = 2
 """Blank columns between two models."""
 
-Evaluation = Mapping[str, Mapping[str, Estimate]]
+FiguresBySplit = Mapping[str, Mapping[str, Estimate]]
 """Figures by split and name: `{"held_out": {"greedy": Estimate(…)}}`."""
 
 
@@ -44,7 +44,7 @@ class FigureTable:
         return is_share(figure, values)
 
 
-def figure_table(evaluations: Mapping[str, Sequence[Evaluation]]) -> FigureTable:
+def figure_table(evaluations: Mapping[str, Sequence[FiguresBySplit]]) -> FigureTable:
     """Collect evaluations of several models, one per seed, into one table.
 
     Args:
@@ -85,7 +85,7 @@ def figure_table(evaluations: Mapping[str, Sequence[Evaluation]]) -> FigureTable
         for split, figure in rows:
             found = [run[split][figure] for run in runs if figure in run.get(split, {})]
             if found:
-                cells[model, split, figure] = _pooled(figure, found)
+                cells[model, split, figure] = _over_seeds(figure, found)
     return FigureTable(
         models=tuple(evaluations),
         rows=tuple(sorted(rows, key=lambda row: splits[row[0]])),
@@ -94,7 +94,7 @@ def figure_table(evaluations: Mapping[str, Sequence[Evaluation]]) -> FigureTable
     )
 
 
-def _pooled(figure: str, cells: Sequence[Estimate]) -> Estimate:
+def _over_seeds(figure: str, cells: Sequence[Estimate]) -> Estimate:
     """The mean over seeds; the interval of a share ends where shares do."""
     values = [cell.value for cell in cells]
     pooled = seed_mean(values)
@@ -134,11 +134,11 @@ def title_of(key: str) -> str:
     return re.sub(r"_at_(\d+)$", r"@\1", key).replace("held_out", "held-out").replace("_", " ")
 
 
-def shown(cell: Estimate | None, *, percent: bool) -> tuple[str, str]:
+def format_cell(cell: Estimate | None, *, percent: bool) -> tuple[str, str]:
     """Value and interval of a cell as text; empty strings for what is not known.
 
     Example:
-        >>> shown(Estimate(value=.862, low=.831, high=.889), percent=True)
+        >>> format_cell(Estimate(value=.862, low=.831, high=.889), percent=True)
         ('86.2', '[83.1, 88.9]')
 
     Source: none; shares are shown in percent with one digit, other figures with three.
@@ -189,7 +189,7 @@ class _Sections:
         labels, cells = _texts(table)
         first = max(map(cell_len, labels.values()), default=0)
         # Where the terminal is narrower than the columns, their cells fold.
-        share = max((options.max_width - first) // max(len(names), 1) - GAP, 1)
+        share = max((options.max_width - first) // max(len(names), 1) - COLUMN_GAP, 1)
         widths = [
             min(
                 share,
@@ -205,7 +205,7 @@ class _Sections:
 
 
 def _grid(rows: Sequence[Sequence[str | Text]], first: int, widths: Sequence[int]) -> Table:
-    grid = Table.grid(padding=(0, GAP, 0, 0))
+    grid = Table.grid(padding=(0, COLUMN_GAP, 0, 0))
     grid.add_column(width=first, no_wrap=True)
     for width in widths:
         grid.add_column(width=width, justify="right")
@@ -223,7 +223,7 @@ def _texts(
         percent = table.percent(figure)
         labels[split, figure] = f"  {title_of(figure)}{' %' if percent else ''}"
         pairs = (
-            shown(table.cells.get((model, split, figure)), percent=percent)
+            format_cell(table.cells.get((model, split, figure)), percent=percent)
             for model in table.models
         )
         cells[split, figure] = [Text.assemble(v, " ", (interval, "dim")) for v, interval in pairs]

@@ -106,7 +106,7 @@ class _Values:
     unreached: Mapping[str, int] = field(default_factory=dict)
 
 
-def compare(
+def compare_curves(
     curves: Curves,
     *,
     against: str,
@@ -138,7 +138,7 @@ def compare(
         ...     return CurveSummary(area=.5, steps_to_threshold=steps, reached=True, final=final,
         ...                         oscillation=.0, draw_down=.0)
         >>> runs = {"a": {0: run(20.0, .9)}, "b": {0: run(30.0, .8)}}
-        >>> print(compare(runs, against="b", threshold=.6).verdicts[0].partition(": ")[2])
+        >>> print(compare_curves(runs, against="b", threshold=.6).verdicts[0].partition(": ")[2])
         a ended at 90 %, b at 80 % (training accuracy, mean of the last tenth).
 
     Source: paired Student t and Holm 1979; the rule that claims follow intervals.
@@ -185,14 +185,13 @@ def sentence(contrast: Contrast) -> str:
     Source: the rule that claims follow intervals.
     """
     if not contrast.distinct:
-        return (
-            f"{contrast.first} and {contrast.second} are not distinguishable in {_open(contrast)}"
-        )
+        pair = f"{contrast.first} and {contrast.second}"
+        return f"{pair} are not distinguishable in {_undecided(contrast)}"
     value, low, high, unit = _scaled(contrast)
     verb = contrast.figure.more if value > 0 else contrast.figure.less
     low, high = (low, high) if value > 0 else (-high, -low)
-    size = f"{_plain(abs(value))} [{_plain(low)}, {_plain(high)}]{unit}"
-    return f"{contrast.first} {verb} {contrast.second} by {size}{_missed(contrast)}"
+    size = f"{_rounded(abs(value))} [{_rounded(low)}, {_rounded(high)}]{unit}"
+    return f"{contrast.first} {verb} {contrast.second} by {size}{_not_reached(contrast)}"
 
 
 def item_verdict(first: str, second: str, result: ItemDifference) -> str:
@@ -214,7 +213,7 @@ def item_verdict(first: str, second: str, result: ItemDifference) -> str:
     if d.excludes(0.0) and result.p <= SIGNIFICANCE:
         verb, low, high = ("gains", low, high) if value > 0 else ("loses", -high, -low)
         against = "over" if value > 0 else "against"
-        size = f"{_plain(abs(value))} [{_plain(low)}, {_plain(high)}] pp"
+        size = f"{_rounded(abs(value))} [{_rounded(low)}, {_rounded(high)}] pp"
         return f"{head} {verb} {size} {against} {second} ({flips})."
     return (
         f"{head} and {second} are not distinguishable "
@@ -322,7 +321,7 @@ def _verdicts(
     for first in dict.fromkeys(contrast.first for contrast in contrasts):
         mine = [contrast for contrast in contrasts if contrast.first == first]
         told = [sentence(contrast) for contrast in mine if contrast.distinct]
-        rest = [_open(contrast) for contrast in mine if not contrast.distinct]
+        rest = [_undecided(contrast) for contrast in mine if not contrast.distinct]
         sentences += [f"{'; '.join(told)}."] if told else []
         pair = f"{first} and {mine[0].second}"
         more = f"; and in {len(rest) - NAMED} more figures" if len(rest) > NAMED else ""
@@ -333,7 +332,7 @@ def _verdicts(
     return tuple(sentences)
 
 
-def _open(contrast: Contrast) -> str:
+def _undecided(contrast: Contrast) -> str:
     """A figure that decides nothing, with what is known of it."""
     value, low, high, unit = _scaled(contrast)
     if not contrast.result.difference.known:
@@ -341,7 +340,7 @@ def _open(contrast: Contrast) -> str:
     text = f"{_signed(value)} [{_signed(low)}, {_signed(high)}]{unit}"
     if contrast.result.difference.excludes(0.0):
         text += f", {_p(contrast.result.p)} alone, {_p(contrast.p_holm)} after correction"
-    return f"{contrast.figure.name} ({text}){_missed(contrast)}"
+    return f"{contrast.figure.name} ({text}){_not_reached(contrast)}"
 
 
 def _scaled(contrast: Contrast) -> tuple[float, float, float, str]:
@@ -351,7 +350,7 @@ def _scaled(contrast: Contrast) -> tuple[float, float, float, str]:
     return scale * d.value, scale * d.low, scale * d.high, f" {unit}" if unit else ""
 
 
-def _missed(contrast: Contrast) -> str:
+def _not_reached(contrast: Contrast) -> str:
     """Who never got to the threshold: a censored time, so the difference is restricted."""
     missed = [
         f"{name} in {count} of {contrast.result.seeds} seeds"
@@ -384,10 +383,10 @@ def _unit(metric: str) -> str:
 
 
 def _level(value: float, metric: str) -> str:
-    return f"{_plain(100 * value)} %" if _unit(metric) else _plain(value)
+    return f"{_rounded(100 * value)} %" if _unit(metric) else _rounded(value)
 
 
-def _plain(value: float) -> str:
+def _rounded(value: float) -> str:
     """One digit after the point, more below a tenth, so that no end is rounded to 0."""
     if abs(value) >= 0.1 or not value:
         return f"{value:.1f}".removesuffix(".0").replace("-", "−")
@@ -395,7 +394,7 @@ def _plain(value: float) -> str:
 
 
 def _signed(value: float) -> str:
-    return f"+{_plain(value)}" if value > 0 else _plain(value)
+    return f"+{_rounded(value)}" if value > 0 else _rounded(value)
 
 
 def _p(value: float) -> str:

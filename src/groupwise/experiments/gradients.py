@@ -25,12 +25,12 @@ from groupwise.updates import TorchLearner, assemble, sequences
 MEMORY_BYTES = 4 * 2**30
 """The gradients of all completions may take so much; longer ones are projected."""
 
-COLUMNS = 2**16
+CHUNK = 2**16
 """Entries of the gradients that are multiplied at once, in float32; their sums are float64."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Products:
+class InnerProducts:
     """Inner products of the gradients of log π of completions, and with other vectors.
 
     Attributes:
@@ -48,13 +48,13 @@ class Products:
     exact: bool
 
 
-def products(
+def inner_products(
     learner: TorchLearner,
     batch: Batch,
     *,
     others: Sequence[Float[Tensor, "parameters"]] = (),
     each: Callable[[], None] = lambda: None,
-) -> Products:
+) -> InnerProducts:
     """The inner products of s_i = ∇ Σ_t log π(token t of completion i), for every row of a batch.
 
     Args:
@@ -80,7 +80,7 @@ def products(
         place.append(distinct.setdefault(key, len(distinct)))
     parameters = sum(p.numel() for p in learner.optimizer.masters)
     size = min(parameters, MEMORY_BYTES // (4 * (len(first) + len(others))))
-    shorten = _Projection.of(parameters, size)
+    shorten = _CountSketch.of(parameters, size)
     vectors = torch.zeros(len(first) + len(others), size)
     for index, row in enumerate(first):
         each()
@@ -90,10 +90,10 @@ def products(
     for index, vector in enumerate(others):
         vectors[len(first) + index] = shorten(vector)
     gram = np.zeros((len(vectors), len(vectors)))
-    for part in vectors.split(COLUMNS, dim=1):
+    for part in vectors.split(CHUNK, dim=1):
         gram += (part @ part.T).numpy()
     own, rest = np.array(place), np.arange(len(first), len(vectors))
-    return Products(
+    return InnerProducts(
         scores=gram[np.ix_(own, own)],
         others=gram[np.ix_(own, rest)],
         among=gram[np.ix_(rest, rest)],
@@ -147,7 +147,7 @@ def _log_likelihood(logp: Tensor, entropy: Tensor | None, batch: Batch) -> Tenso
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Projection:
+class _CountSketch:
     """Vectors made shorter: every entry is added, with a random sign, to a random place."""
 
     size: int
@@ -155,7 +155,7 @@ class _Projection:
     sign: Float[Tensor, "parameters"] | None
 
     @classmethod
-    def of(cls, length: int, size: int) -> _Projection:
+    def of(cls, length: int, size: int) -> _CountSketch:
         if size == length:
             return cls(size=size, place=None, sign=None)
         generator = torch.Generator().manual_seed(0)

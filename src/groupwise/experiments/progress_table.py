@@ -19,7 +19,7 @@ from groupwise.experiments.jobs import Job
 from groupwise.training.monitor.progress import duration
 
 
-class Board:
+class ProgressTable:
     """A live table of the runs in hand on a terminal; a line for every finished run elsewhere.
 
     Args:

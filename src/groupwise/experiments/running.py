@@ -16,10 +16,10 @@ from groupwise.errors import UsageError
 from groupwise.experiments.analysis import Analysis, analyse, choices
 from groupwise.experiments.jobs import Job
 from groupwise.experiments.plan import Arm, Plan, Tuning, make_plan, read_plan, toml
-from groupwise.experiments.progress_table import Board
+from groupwise.experiments.progress_table import ProgressTable
 from groupwise.experiments.results import Result, hash_of, place, read_results
 from groupwise.experiments.tuning import Choice
-from groupwise.experiments.worker_pool import Crew
+from groupwise.experiments.worker_pool import WorkerPool
 from groupwise.report import write_comparison_report, write_png
 from groupwise.rundir.lock import RunLock
 
@@ -111,10 +111,10 @@ def run_plan(plan: Plan, *, output: str | Path, jobs: int | None = None) -> Expe
     folder = Path(output)
     with closing(RunLock(folder)):
         _fix(plan, folder)
-        with closing(Board()) as board:
-            crew = Crew(jobs or _cores(), folder=folder / "logs", board=board)
-            with closing(crew):
-                _Runner(plan=plan, folder=folder, crew=crew, board=board).run()
+        with closing(ProgressTable()) as progress:
+            pool = WorkerPool(jobs or _cores(), folder=folder / "logs", progress=progress)
+            with closing(pool):
+                _Runner(plan=plan, folder=folder, pool=pool, progress=progress).run()
         return report(folder)
 
 
@@ -146,15 +146,17 @@ def report(folder: str | Path) -> Experiment:
 class _Runner:
     """Does what is missing of an experiment."""
 
-    def __init__(self, *, plan: Plan, folder: Path, crew: Crew, board: Board) -> None:
-        self.plan, self.folder, self.crew, self.board = plan, folder, crew, board
+    def __init__(
+        self, *, plan: Plan, folder: Path, pool: WorkerPool, progress: ProgressTable
+    ) -> None:
+        self.plan, self.folder, self.pool, self.progress = plan, folder, pool, progress
         self.configs = {arm.label: plan.config(arm) for arm in plan.arms}
 
     def run(self) -> None:
         """Tune, then compare; a reference arm that sets the budgets goes first."""
         plan = self.plan
         ahead = [self._job(arm, seed, 0.0) for arm in plan.arms for seed in plan.seeds]
-        self.board.expect([job for job in ahead if not _finished(job)])
+        self.progress.expect([job for job in ahead if not _finished(job)])
         rates = self._rates()
         arms = [arm for arm in plan.arms if arm.label in rates]
         if plan.match == "samples":
@@ -255,8 +257,8 @@ class _Runner:
             if job not in missing:
                 _check(Result.read(job.place), job)
         if not expected:
-            self.board.expect(missing)
-        self.crew.do(missing)
+            self.progress.expect(missing)
+        self.pool.do(missing)
         return [Result.read(job.place) for job in jobs]
 
 

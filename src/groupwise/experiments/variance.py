@@ -23,7 +23,7 @@ from groupwise.config import Config
 from groupwise.config.connect import Reward, connect, make_scorer
 from groupwise.config.data import load_train, rendered
 from groupwise.errors import UsageError
-from groupwise.experiments.gradients import Products, coefficients, products
+from groupwise.experiments.gradients import InnerProducts, coefficients, inner_products
 from groupwise.experiments.signal_to_noise import Signal, finite, signal
 from groupwise.models import Policy
 from groupwise.rollouts.source import RolloutSource, joined
@@ -90,7 +90,7 @@ class Variance:
         pass_rate: mean over the groups measured.
         reference: completions behind the reference gradient.
         agreement: cosine of the gradients of its two halves.
-        parameters, exact: of the gradients; see `gradients.Products`.
+        parameters, exact: of the gradients; see `gradients.InnerProducts`.
     """
 
     estimators: tuple[Estimator, ...]
@@ -123,7 +123,7 @@ def variance(
     batches: int = 16,
     policy: Policy | None = None,
     functions: Sequence[Reward] = (),
-    beat: Callable[[str], None] = lambda stage: None,
+    heartbeat: Callable[[str], None] = lambda stage: None,
 ) -> Variance:
     """Measure estimators of the gradient at a fixed policy, all on the same rollouts.
 
@@ -136,7 +136,7 @@ def variance(
         batches: further steps of rollouts behind the reference, the gradient of the expected
             reward; they share nothing with the groups measured.
         policy, functions: a model and rewards in place of the configured ones.
-        beat: is told, again and again, what is being done.
+        heartbeat: is told, again and again, what is being done.
 
     Returns:
         KL terms and entropy bonuses are left out: the policy is its own reference.
@@ -164,16 +164,16 @@ def variance(
             seed=config.seed,
         )
         size = config.prompts_per_step
-        beat("rollouts")
+        heartbeat("rollouts")
         steps = [source.take(size, step=step) for step in range(max(1, -(-prompts // size)))]
-        halves = _reference(connected.learner, source, plain, batches, len(steps), size, beat)
+        halves = _reference(connected.learner, source, plain, batches, len(steps), size, heartbeat)
     judged, left_out = _judged(chosen, steps)
-    whole = _together(steps)
-    found = products(
+    whole = _concatenated(steps)
+    found = inner_products(
         connected.learner,
         sequences(whole),
         others=halves,
-        each=lambda: beat("gradients"),
+        each=lambda: heartbeat("gradients"),
     )
     return _measured(judged, left_out, whole, found, step=size, batches=batches)
 
@@ -213,12 +213,12 @@ def _reference(
     batches: int,
     start: int,
     size: int,
-    beat: Callable[[str], None],
+    heartbeat: Callable[[str], None],
 ) -> list[Float[Tensor, "parameters"]]:
     """The gradient of the expected reward, uphill, by each half of some fresh batches."""
     halves: list[Tensor] = [torch.zeros(()), torch.zeros(())]
     for number in range(batches):
-        beat("reference gradient")
+        heartbeat("reference gradient")
         scored = source.take(size, step=start + number)
         batch = sequences(scored)
         [step] = assemble(batch, rules.advantage(evidence(scored, batch)), rules.weighting)
@@ -258,7 +258,7 @@ def _changed(scored: ScoredGroups, change: Callable[[Tensor], Tensor]) -> Scored
     return replace(scored, scores=replace(scores, total=change(scores.total), parts=parts))
 
 
-def _together(steps: Sequence[ScoredGroups]) -> ScoredGroups:
+def _concatenated(steps: Sequence[ScoredGroups]) -> ScoredGroups:
     """All groups as those of one step."""
     return replace(
         steps[0],
@@ -272,7 +272,7 @@ def _measured(
     judged: Mapping[str, Sequence[np.ndarray]],
     left_out: Mapping[str, str],
     whole: ScoredGroups,
-    found: Products,
+    found: InnerProducts,
     *,
     step: int,
     batches: int,
@@ -280,9 +280,9 @@ def _measured(
     passed, valid = _pass_rates(whole), whole.scores.valid
     group = valid.shape[1]
     norm = math.sqrt(max(0.0, found.among.sum()))
-    toward = found.others.sum(1) / norm if norm > 0 else found.others.sum(1) * math.nan
+    direction = found.others.sum(1) / norm if norm > 0 else found.others.sum(1) * math.nan
     estimators = [
-        _estimator(name, given, found.scores, toward, valid, passed, step)
+        _estimator(name, given, found.scores, direction, valid, passed, step)
         for name, given in judged.items()
     ]
     first, second = np.diag(found.among)
@@ -304,13 +304,13 @@ def _estimator(
     name: str,
     given: Sequence[np.ndarray],
     scores: np.ndarray,
-    toward: np.ndarray,
+    direction: np.ndarray,
     valid: Tensor,
     passed: np.ndarray,
     size: int,
 ) -> Estimator:
     real, constant, shifted, doubled = given
-    gram, pull = _of_groups(real, scores), (real * toward.reshape(real.shape)).sum(1)
+    gram, pull = _group_gram(real, scores), (real * direction.reshape(real.shape)).sum(1)
     power = float(np.trace(gram))
 
     def against(other: np.ndarray) -> float:
@@ -345,7 +345,7 @@ def _estimator(
     )
 
 
-def _of_groups(coefficient: np.ndarray, scores: np.ndarray) -> np.ndarray:
+def _group_gram(coefficient: np.ndarray, scores: np.ndarray) -> np.ndarray:
     """Inner products of the gradients of groups, from those of their completions."""
     prompts, group = coefficient.shape
     spread = np.zeros((prompts, prompts * group))
@@ -356,7 +356,7 @@ def _of_groups(coefficient: np.ndarray, scores: np.ndarray) -> np.ndarray:
 
 def _power(coefficient: np.ndarray, scores: np.ndarray) -> float:
     """Sum over groups of the squared norm of the gradient."""
-    return max(0.0, float(np.trace(_of_groups(coefficient, scores)))) if coefficient.any() else 0.0
+    return max(0.0, float(np.trace(_group_gram(coefficient, scores)))) if coefficient.any() else 0.0
 
 
 def _pass_rates(scored: ScoredGroups) -> np.ndarray:

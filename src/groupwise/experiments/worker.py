@@ -79,7 +79,7 @@ class Budget:
         """Whether nothing is left."""
         return self.limit is not None and self.used >= self.limit
 
-    def hear(self, metrics: Metrics) -> bool:
+    def observe(self, metrics: Metrics) -> bool:
         """Count a step; returns whether it was the last one."""
         self.used += metrics[self.axis]
         return self.spent
@@ -178,7 +178,7 @@ def _trained(job: Job, config: Config, reporter: Reporter) -> bool:
             evaluator.before()
         used = read_curve(Path(config.output) / "metrics.jsonl").get(job.axis) or [0.0]
         budget = Budget(job.axis, limit=job.budget, used=used[-1] or 0.0)
-        trainer.enough = budget.hear
+        trainer.enough = budget.observe
         if evaluator.ready:
             trainer.evaluate = evaluator.after
         if not budget.spent:

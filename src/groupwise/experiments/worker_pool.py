@@ -17,27 +17,27 @@ from typing import IO, Any
 
 from groupwise.errors import UsageError
 from groupwise.experiments.jobs import Job
-from groupwise.experiments.progress_table import Board
+from groupwise.experiments.progress_table import ProgressTable
 from groupwise.training.signals import requests
 
 POLL_S = 0.2
-PATIENCE_S = 60.0
+STOP_TIMEOUT_S = 60.0
 """How long a worker that is told to stop may take over its step and its checkpoint."""
 
 COMMAND = (sys.executable, "-m", "groupwise.experiments.worker")
 
 
-class Crew:
+class WorkerPool:
     """Does jobs in worker processes, each of which trains on one thread.
 
     Args:
         count: processes at once.
         folder: for the log of what they print.
-        board: shows what they do.
+        progress: shows what they do.
     """
 
-    def __init__(self, count: int, *, folder: Path, board: Board) -> None:
-        self.count, self.folder, self.board = count, folder, board
+    def __init__(self, count: int, *, folder: Path, progress: ProgressTable) -> None:
+        self.count, self.folder, self.progress = count, folder, progress
         self._workers = [Worker(folder / f"worker-{number}.log") for number in range(count)]
         self._stopping = threading.Event()
         self._refused = ""
@@ -72,8 +72,8 @@ class Crew:
                 job = waiting.popleft()
             except IndexError:
                 return
-            self.board.started(job)
-            ended, error = worker.do(job, self.board)
+            self.progress.started(job)
+            ended, error = worker.do(job, self.progress)
             if self._stopping.is_set():
                 return
             if ended == "refused":
@@ -82,7 +82,7 @@ class Crew:
                 return
             if ended == "failed" and not job.place.exists():
                 replace(job.result, status="failed", error=error).write(job.place)
-            self.board.ended(job, error)
+            self.progress.ended(job, error)
 
     def close(self) -> None:
         """End the processes; runs in hand finish their step and write a checkpoint first."""
@@ -104,7 +104,7 @@ class Worker:
         self.log = log
         self._process: subprocess.Popen[str] | None = None
 
-    def do(self, job: Job, board: Board) -> tuple[str, str]:
+    def do(self, job: Job, progress: ProgressTable) -> tuple[str, str]:
         """How a job ended ("finished", "failed" or "refused"), and the error in words if any."""
         process = self._running()
         stdin, stdout = _pipes(process)
@@ -114,7 +114,7 @@ class Worker:
                 message = json.loads(line)
                 if "ended" in message:
                     return message["ended"], message["error"] or ""
-                board.step(job, message["step"], message["metrics"])
+                progress.step(job, message["step"], message["metrics"])
         except BrokenPipeError:
             pass
         code = process.wait()
@@ -147,7 +147,7 @@ class Worker:
         """Until the process has ended; one that takes too long is killed."""
         if (process := self._process) is not None:
             try:
-                process.wait(PATIENCE_S)
+                process.wait(STOP_TIMEOUT_S)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()

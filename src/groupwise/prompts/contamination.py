@@ -6,7 +6,7 @@ import re
 import unicodedata
 from collections.abc import Sequence
 
-from groupwise.prompts.lazy import Drawn
+from groupwise.prompts.lazy import LazySequence
 from groupwise.types import Prompt
 
 LOOKED_AT = 20_000
@@ -39,12 +39,12 @@ def shared_prompts(train: Sequence[Prompt], held_out: Sequence[Prompt]) -> int:
         1
     """
     known = {_question(prompt) for prompt in held_out}
-    seen = train[:LOOKED_AT] if isinstance(train, Drawn) else train
+    seen = train[:LOOKED_AT] if isinstance(train, LazySequence) else train
     found = known & {_question(prompt) for prompt in seen}
     return sum(_question(prompt) in found for prompt in held_out)
 
 
-def told_apart(shared: int, held_out: int) -> str:
+def contamination_warning(shared: int, held_out: int) -> str:
     """What to say where held-out prompts are training prompts."""
     return (
         f"{shared} of {held_out} held-out prompts are training prompts as well, so figures on them "

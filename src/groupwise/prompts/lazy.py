@@ -25,7 +25,7 @@ CHUNK = 2**24
 T = TypeVar("T")
 
 
-class Drawn(Sequence[T], Generic[T]):
+class LazySequence(Sequence[T], Generic[T]):
     """A sequence whose items are made when they are asked for, and not kept.
 
     Args:
@@ -42,11 +42,11 @@ class Drawn(Sequence[T], Generic[T]):
     @overload
     def __getitem__(self, place: int) -> T: ...
     @overload
-    def __getitem__(self, place: slice) -> Drawn[T]: ...
-    def __getitem__(self, place: int | slice) -> T | Drawn[T]:
+    def __getitem__(self, place: slice) -> LazySequence[T]: ...
+    def __getitem__(self, place: int | slice) -> T | LazySequence[T]:
         if isinstance(place, slice):
             chosen = range(self.length)[place]
-            return Drawn(len(chosen), lambda i: self.make(chosen[i]))
+            return LazySequence(len(chosen), lambda i: self.make(chosen[i]))
         if not -self.length <= place < self.length:
             raise IndexError(place)
         return self.make(place % self.length)
@@ -55,7 +55,7 @@ class Drawn(Sequence[T], Generic[T]):
         return (self.make(place) for place in range(self.length))
 
 
-def line_rows(path: Path) -> Drawn[Mapping[str, Any]]:
+def line_rows(path: Path) -> LazySequence[Mapping[str, Any]]:
     """The rows of a file with one JSON object per line; empty lines are left out.
 
     Raises:
@@ -82,7 +82,7 @@ def line_rows(path: Path) -> Drawn[Mapping[str, Any]]:
             )
         return found
 
-    return Drawn(len(starts), row)
+    return LazySequence(len(starts), row)
 
 
 def _lines(path: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -99,18 +99,20 @@ def _lines(path: Path) -> tuple[np.ndarray, np.ndarray]:
     return starts[used], ends[used]
 
 
-def table_rows(table: Any) -> Drawn[Mapping[str, Any]]:
+def table_rows(table: Any) -> LazySequence[Mapping[str, Any]]:
     """The rows of a data set of `datasets`, which are mapped from disk."""
-    return Drawn(len(table), lambda place: table[place])
+    return LazySequence(len(table), lambda place: table[place])
 
 
-def drawn_prompts(
-    rows: Drawn[Mapping[str, Any]], make: Callable[[Mapping[str, Any], str], Prompt], where: str
-) -> Drawn[Prompt]:
+def lazy_prompts(
+    rows: LazySequence[Mapping[str, Any]],
+    make: Callable[[Mapping[str, Any], str], Prompt],
+    where: str,
+) -> LazySequence[Prompt]:
     """Prompts of rows. Their ids end in the number of the row, which keeps equal rows apart."""
 
     def prompt(place: int) -> Prompt:
         made = make(rows[place], f"{where}, row {place + 1}")
         return replace(made, id=f"{made.id}-{place}")
 
-    return Drawn(len(rows), prompt)
+    return LazySequence(len(rows), prompt)

@@ -19,7 +19,7 @@ from groupwise.prompts.examples import COMPLETIONS, Example
 from groupwise.prompts.generators.korean_norms import korean_norms
 from groupwise.prompts.generators.puzzles import countdown, knights_knaves, reasoning_gym
 from groupwise.prompts.generators.word_problems import Split, word_problems
-from groupwise.prompts.lazy import Drawn, drawn_prompts
+from groupwise.prompts.lazy import LazySequence, lazy_prompts
 from groupwise.prompts.rows import Row, read_rows
 from groupwise.registry import Bound, Registry, part
 from groupwise.types import Prompt
@@ -106,7 +106,7 @@ def load_prompts(
             raise UsageError("prompts = []: must hold at least one prompt.")
     given = given[:limit]
     rows: Sequence[Row]
-    if isinstance(given, Drawn):
+    if isinstance(given, LazySequence):
         rows = given
     elif all(isinstance(item, Prompt) for item in given):
         ready = [item for item in given if isinstance(item, Prompt)]
@@ -125,8 +125,8 @@ def load_prompts(
         chat=chat,
     )
     _check_columns(columns, list(rows[0]), where)
-    if isinstance(rows, Drawn):
-        return drawn_prompts(rows, lambda row, place: _prompt(row, columns, place), where)
+    if isinstance(rows, LazySequence):
+        return lazy_prompts(rows, lambda row, place: _prompt(row, columns, place), where)
     prompts = [
         _prompt(row, columns, f"{where}, row {number}") for number, row in enumerate(rows, start=1)
     ]

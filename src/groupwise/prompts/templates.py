@@ -13,7 +13,7 @@ from typing import Literal
 from transformers import PreTrainedTokenizerBase
 
 from groupwise.errors import ModelError, UsageError
-from groupwise.prompts.lazy import Drawn
+from groupwise.prompts.lazy import LazySequence
 from groupwise.types import Prompt
 
 
@@ -82,8 +82,8 @@ def render_all(
             "(data.too_long = 'drop')."
         )
 
-    if isinstance(prompts, Drawn):
-        drawn = Drawn(len(prompts), lambda place: fitting(prompts[place]))
+    if isinstance(prompts, LazySequence):
+        drawn = LazySequence(len(prompts), lambda place: fitting(prompts[place]))
         return Rendered(prompts=prompts, tokens=drawn)
     kept: list[Prompt] = []
     tokens: list[tuple[int, ...]] = []

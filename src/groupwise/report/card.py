@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from groupwise.evaluation.tables import shown, title_of
+from groupwise.evaluation.tables import format_cell, title_of
 from groupwise.report.comparison import results_table
 from groupwise.report.data import RunData
 from groupwise.rundir.files import read_lines
@@ -108,7 +108,9 @@ def _evaluation(config: Mapping[str, Any], evaluations: list[dict[str, Any]]) ->
     ]
     for split, figure in table.rows:
         cells = [
-            " ".join(shown(table.cells.get((m, split, figure)), percent=table.percent(figure)))
+            " ".join(
+                format_cell(table.cells.get((m, split, figure)), percent=table.percent(figure))
+            )
             for m in table.models
         ]
         lines.append(f"| {title_of(split)} | {title_of(figure)} | {' | '.join(cells)} |")

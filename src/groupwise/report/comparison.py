@@ -9,7 +9,7 @@ from groupwise.evaluation import (
     Comparison,
     CurveSummary,
     FigureTable,
-    compare,
+    compare_curves,
     figure_table,
     is_share,
     summarise,
@@ -61,7 +61,7 @@ def compare_runs(
         for key, values in finals.items()
         if is_share(key, [v for by_seed in values.values() for v in by_seed.values()])
     }
-    return compare(
+    return compare_curves(
         curves,
         against=against or labels[-1],
         threshold=threshold,

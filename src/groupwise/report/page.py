@@ -11,7 +11,7 @@ from typing import Any
 
 from groupwise.errors import RunError, UsageError
 from groupwise.evaluation import FigureTable, title_of
-from groupwise.evaluation.tables import shown
+from groupwise.evaluation.tables import format_cell
 from groupwise.report import sections
 from groupwise.report.comparison import compare_runs, results_table
 from groupwise.report.curves import (
@@ -198,7 +198,7 @@ def _changes(table: FigureTable) -> list[str]:
         cells = [table.cells.get((model, split, figure)) for model in ("base", *after[:1])]
         if len(cells) == 2 and all(cells):
             percent = table.percent(figure)
-            texts = [" ".join(shown(cell, percent=percent)).strip() for cell in cells]
+            texts = [" ".join(format_cell(cell, percent=percent)).strip() for cell in cells]
             unit = " %" if percent else ""
             name = f"{title_of(figure)}, {title_of(split)}"
             sentences.append(f"{name[:1].upper()}{name[1:]}: {texts[0]} → {texts[1]}{unit}.")

@@ -10,7 +10,7 @@ import numpy as np
 
 from groupwise.errors import RunError, UsageError
 from groupwise.evaluation import FigureTable, title_of
-from groupwise.evaluation.tables import shown
+from groupwise.evaluation.tables import format_cell
 from groupwise.report.comparison import results_table
 from groupwise.report.curves import Chart, labels_of, metric_charts, seeds_of
 from groupwise.report.data import RunData
@@ -166,7 +166,7 @@ def _tabulate(axes: Axes, table: FigureTable, labels: tuple[str, ...], rows: int
         name = f"{title_of(visible(figure))}{' %' if percent else ''}"
         axes.text(0.015, y + 0.5, name, va="center", color=INK)
         for x, model in zip(place, table.models, strict=True):
-            value, interval = shown(table.cells.get((model, split, figure)), percent=percent)
+            value, interval = format_cell(table.cells.get((model, split, figure)), percent=percent)
             axes.text(x - 0.115, y + 0.5, value, ha="right", va="center", color=INK)
             axes.text(x, y + 0.5, interval, ha="right", va="center", color=SOFT, size=7.5)
         y += 1

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from groupwise.evaluation import Estimate, FigureTable, title_of
-from groupwise.evaluation.tables import shown
+from groupwise.evaluation.tables import format_cell
 from groupwise.report.curves import labels_of, seeds_of, stage_seconds
 from groupwise.report.data import Row, RunData, estimate
 from groupwise.report.rollouts import Payload
@@ -257,7 +257,7 @@ def _probability(value: float | None) -> str:
 
 
 def _cell(cell: Estimate | None, percent: bool) -> str:
-    value, interval = shown(cell, percent=percent)
+    value, interval = format_cell(cell, percent=percent)
     return f'<td class="figure"><b>{value}</b> <span>{interval}</span></td>'
 
 

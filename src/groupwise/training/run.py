@@ -28,7 +28,7 @@ from groupwise.config.memory import memory_plan, reliefs
 from groupwise.errors import GroupwiseError, RunError, UsageError
 from groupwise.evaluation.measure import Measurement, measure
 from groupwise.models import Policy, make_policy
-from groupwise.prompts.contamination import shared_prompts, told_apart
+from groupwise.prompts.contamination import contamination_warning, shared_prompts
 from groupwise.prompts.templates import Rendered, fix_variables
 from groupwise.rewards import (
     Scorer,
@@ -394,7 +394,7 @@ def _tell(train_on: Rendered, measure_on: Rendered | None, *, say: Callable[[str
     if train_on.dropped:
         say(f"{train_on.dropped} prompts are too long and were left out")
     if measure_on and (shared := shared_prompts(train_on.prompts, measure_on.prompts)):
-        say(told_apart(shared, len(measure_on.prompts)))
+        say(contamination_warning(shared, len(measure_on.prompts)))
 
 
 def _held_out(config: Config, policy: Policy, prompts: Sequence[Prompt] | None) -> Rendered | None:
