@@ -13,7 +13,7 @@ import torch
 
 from groupwise import ADVANTAGES, ALGORITHMS, train
 from groupwise.algorithms import Algorithm
-from groupwise.registry import part
+from groupwise.registry import spec
 
 
 @ADVANTAGES.register
@@ -30,8 +30,8 @@ ALGORITHMS.register(
     Algorithm(
         name="median",
         paper="none: an example",
-        advantage=part("median_centered", scale=2.0),
-        weighting=part("batch_token_mean"),
+        advantage=spec("median_centered", scale=2.0),
+        weighting=spec("batch_token_mean"),
     )
 )
 

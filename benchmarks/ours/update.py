@@ -61,8 +61,8 @@ class Measured:
         self.policy = policy_of(spec["model"], precision=spec["precision"], endless=True)
         self.policy.model.train()
         self.backbone = Backbone.of(self.policy.model)
-        rules = bind("grpo@trl", {})
-        self.objective = rules.objective
+        algorithm = bind("grpo@trl", {})
+        self.objective = algorithm.objective
         self.learner = TorchLearner(
             self.policy,
             optimizer=OptimizerSettings(),

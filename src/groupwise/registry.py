@@ -26,7 +26,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class FunctionSpec:
     """A registered function with some of its settings given: one slot of an algorithm, or one
     reward of a recipe."""
 
@@ -38,17 +38,17 @@ class Part:
         return f"{self.name}({inside})" if inside else self.name
 
 
-def part(name: str, **settings: Any) -> Part:
-    """Shorthand: `part("softrank", tau=0.5)`."""
-    return Part(name=name, settings=settings)
+def spec(name: str, **settings: Any) -> FunctionSpec:
+    """Shorthand: `spec("softrank", tau=0.5)`."""
+    return FunctionSpec(name=name, settings=settings)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bound:
+class BoundFunction:
     """A registered function with every setting fixed; called with a mapping of the data it may ask
     for."""
 
-    part: Part
+    spec: FunctionSpec
     function: Callable[..., Any]
     inputs: tuple[str, ...]
     required: frozenset[str]
@@ -57,10 +57,10 @@ class Bound:
         missing = [name for name in self.required if data.get(name) is None]
         if missing:
             raise UsageError(
-                f"{self.part}: needs {', '.join(missing)}, which this run does not compute."
+                f"{self.spec}: needs {', '.join(missing)}, which this run does not compute."
             )
         given = {name: data[name] for name in self.inputs if name in data}
-        return self.function(**given, **self.part.settings)
+        return self.function(**given, **self.spec.settings)
 
 
 class Registry:
@@ -118,7 +118,7 @@ class Registry:
         parameters = inspect.signature(self.get(name)).parameters
         return {key: value for key, value in parameters.items() if value.kind is value.KEYWORD_ONLY}
 
-    def bind(self, chosen: Part, *, where: str | None = None) -> Bound:
+    def bind(self, chosen: FunctionSpec, *, where: str | None = None) -> BoundFunction:
         """Check a part's settings against the function's signature and fix them.
 
         Raises:
@@ -145,8 +145,8 @@ class Registry:
             )
         parameters = inspect.signature(function).parameters.values()
         data = [p for p in parameters if p.kind is not p.KEYWORD_ONLY]
-        return Bound(
-            part=chosen,
+        return BoundFunction(
+            spec=chosen,
             function=function,
             inputs=tuple(p.name for p in data),
             required=frozenset(p.name for p in data if p.default is p.empty),

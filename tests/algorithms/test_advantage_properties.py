@@ -1,6 +1,6 @@
-"""Laws of every registered advantage, found by enumeration.
+"""Properties of every registered advantage, found by enumeration.
 
-A function that breaks a law by design says so (`groupwise.algorithms.properties`), and is then
+A function that lacks a property by design says so (`groupwise.algorithms.properties`), and is then
 tested to break it.
 """
 
@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from groupwise import ADVANTAGES
-from groupwise.algorithms.properties import LAWS, breaks, broken
-from groupwise.registry import part
+from groupwise.algorithms.properties import PROPERTIES, breaks, broken
+from groupwise.registry import spec
 
 P, G, T = 3, 6, 5
 NAMES = ADVANTAGES.names()
@@ -47,7 +47,7 @@ def chosen(data: dict[str, Any], prompts: slice, samples: Any) -> dict[str, Any]
 
 
 def call(name: str, data: dict[str, Any], **settings: Any) -> torch.Tensor:
-    return ADVANTAGES.bind(part(name, **settings))(data)
+    return ADVANTAGES.bind(spec(name, **settings))(data)
 
 
 def equal_rewards(data: dict[str, Any], value: float) -> dict[str, Any]:
@@ -218,8 +218,8 @@ def test_injected_tokens_are_stepped_over() -> None:
     torch.testing.assert_close(one[solid], two[holed])
 
 
-def test_laws_are_declared_by_name() -> None:
-    declared = {law for name in NAMES for law in broken(ADVANTAGES.get(name))}
-    assert declared <= set(LAWS)
+def test_broken_properties_are_known() -> None:
+    declared = {broke for name in NAMES for broke in broken(ADVANTAGES.get(name))}
+    assert declared <= set(PROPERTIES)
     with pytest.raises(ValueError, match="did you mean zero_without_signal"):
         breaks("zero_without_signals")

@@ -1,4 +1,4 @@
-"""Laws of every registered part of a loss, and of every row of the table, found by enumeration."""
+"""Properties of every registered part of a loss and of every row of the table, by enumeration."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from groupwise import (
     SURROGATES,
     WEIGHTINGS,
 )
-from groupwise.algorithms import Rules, bind
+from groupwise.algorithms import BoundAlgorithm, bind
 from groupwise.algorithms.properties import broken
-from groupwise.registry import Registry, part
+from groupwise.registry import Registry, spec
 from groupwise.types import Batch
 
 B, T = 4, 5
@@ -81,7 +81,7 @@ def value_and_slope(
 @pytest.mark.parametrize(("kind", "name"), EVERY)
 def test_shape_and_finite(kind: str, name: str) -> None:
     data = made()
-    values, slopes = value_and_slope(REGISTRY[kind].bind(part(name)), data, torch.ones(B, T))
+    values, slopes = value_and_slope(REGISTRY[kind].bind(spec(name)), data, torch.ones(B, T))
     assert values.shape == (B, T)
     assert torch.isfinite(values).all()
     assert torch.isfinite(slopes).all()
@@ -94,7 +94,7 @@ def test_shape_and_finite(kind: str, name: str) -> None:
 def test_what_the_mask_hides_reaches_nothing(kind: str, name: str, poison: float) -> None:
     if name == "none":
         pytest.skip("depends on no value")
-    function, data = REGISTRY[kind].bind(part(name)), made(1)
+    function, data = REGISTRY[kind].bind(spec(name)), made(1)
     weight = MASK.double()
     clean, slopes = value_and_slope(function, data, weight)
     for hidden in ({"logp"}, data.keys() - {"mask"}):
@@ -112,7 +112,7 @@ def test_huge_log_ratios_stay_finite(kind: str, name: str) -> None:
         data["log_ratio"] = torch.where(MASK, size, 0.0).double()
         for key in ("old_logp", "ref_logp", "sampler_logp"):
             data[key] = data["logp"] - size
-        values, slopes = value_and_slope(REGISTRY[kind].bind(part(name)), data, torch.ones(B, T))
+        values, slopes = value_and_slope(REGISTRY[kind].bind(spec(name)), data, torch.ones(B, T))
         assert torch.isfinite(values).all()
         assert torch.isfinite(slopes).all()
 
@@ -120,7 +120,7 @@ def test_huge_log_ratios_stay_finite(kind: str, name: str) -> None:
 @pytest.mark.parametrize(("kind", "name"), EVERY)
 def test_rows_do_not_see_each_other(kind: str, name: str) -> None:
     data, other = made(3), made(4)
-    function = REGISTRY[kind].bind(part(name))
+    function = REGISTRY[kind].bind(spec(name))
     mixed = {k: v if k == "mask" else torch.cat([v[:2], other[k][2:]]) for k, v in data.items()}
     torch.testing.assert_close(function(mixed)[:2], function(data)[:2], rtol=0, atol=0)
 
@@ -128,7 +128,7 @@ def test_rows_do_not_see_each_other(kind: str, name: str) -> None:
 @pytest.mark.parametrize(("kind", "name"), EVERY)
 def test_padding_does_not_matter(kind: str, name: str) -> None:
     data = made(5)
-    function = REGISTRY[kind].bind(part(name))
+    function = REGISTRY[kind].bind(spec(name))
 
     def padded(values: Tensor) -> Tensor:
         extra = torch.zeros(B, 3, dtype=values.dtype)
@@ -142,15 +142,15 @@ def test_padding_does_not_matter(kind: str, name: str) -> None:
 def test_corrections_are_constants_and_one_without_a_gap(name: str) -> None:
     data = made(6)
     data["old_logp"].requires_grad_()
-    got = CORRECTIONS.bind(part(name))(data)
+    got = CORRECTIONS.bind(spec(name))(data)
     assert not got.requires_grad or name == "none"
-    same = CORRECTIONS.bind(part(name))({**data, "sampler_logp": data["old_logp"]})
+    same = CORRECTIONS.bind(spec(name))({**data, "sampler_logp": data["old_logp"]})
     assert (same == 1).all()
 
 
 @pytest.mark.parametrize("name", list(WEIGHTINGS))
 def test_weights_sum_what_they_say(name: str) -> None:
-    weight = WEIGHTINGS.bind(part(name, **REQUIRED.get(name, {})))({"mask": MASK, "group": GROUP})
+    weight = WEIGHTINGS.bind(spec(name, **REQUIRED.get(name, {})))({"mask": MASK, "group": GROUP})
     assert weight.shape == MASK.shape
     assert (weight[MASK] > 0).all()
     assert (weight[~MASK] == 0).all()
@@ -160,7 +160,7 @@ def test_weights_sum_what_they_say(name: str) -> None:
 
 @pytest.mark.parametrize("name", list(WEIGHTINGS))
 def test_weights_are_constant_in_a_row_and_follow_it(name: str) -> None:
-    function = WEIGHTINGS.bind(part(name, **REQUIRED.get(name, {})))
+    function = WEIGHTINGS.bind(spec(name, **REQUIRED.get(name, {})))
     weight = function({"mask": MASK, "group": GROUP})
     for row, mask in zip(weight, MASK, strict=True):
         assert len(row[mask].unique()) <= 1
@@ -169,7 +169,7 @@ def test_weights_are_constant_in_a_row_and_follow_it(name: str) -> None:
     torch.testing.assert_close(moved, weight[order], rtol=0, atol=0)
 
 
-def batch_of(rules: Rules, data: dict[str, Tensor], **changes: Any) -> Batch:
+def batch_of(algorithm: BoundAlgorithm, data: dict[str, Tensor], **changes: Any) -> Batch:
     return Batch(
         prompts=(torch.tensor([1]), torch.tensor([2])),
         group=GROUP,
@@ -177,7 +177,7 @@ def batch_of(rules: Rules, data: dict[str, Tensor], **changes: Any) -> Batch:
         length=torch.tensor([5, 3, 5, 5]),
         mask=MASK,
         advantage=data["advantage"],
-        weight=rules.weighting(MASK, GROUP),
+        weight=algorithm.weighting(MASK, GROUP),
         **{
             "ref_logp": data["ref_logp"],
             "sampler_logp": data["sampler_logp"],
@@ -189,11 +189,13 @@ def batch_of(rules: Rules, data: dict[str, Tensor], **changes: Any) -> Batch:
 PLAIN = {"divergence": {"name": "none"}, "correction": {"name": "none"}}
 
 
-def row_slope(rules: Rules, data: dict[str, Tensor], **changes: Any) -> tuple[Tensor, Batch]:
+def row_slope(
+    algorithm: BoundAlgorithm, data: dict[str, Tensor], **changes: Any
+) -> tuple[Tensor, Batch]:
     """The gradient of a step's loss by logp."""
     logp = data["logp"].clone().requires_grad_()
-    batch = batch_of(rules, data, **changes)
-    loss = (batch.weight * rules.objective(logp, None, batch)).sum()
+    batch = batch_of(algorithm, data, **changes)
+    loss = (batch.weight * algorithm.objective(logp, None, batch)).sum()
     return torch.autograd.grad(loss, logp)[0], batch
 
 
@@ -207,9 +209,9 @@ def test_on_policy_gradient_is_minus_weight_times_advantage(name: str, ratio: st
             "ratio": {"name": ratio},
             "weighting": {"name": weighting},
         }
-        rules, data = bind("grpo", changes), made(7)
+        algorithm, data = bind("grpo", changes), made(7)
         for old in (None, data["logp"]):
-            slope, batch = row_slope(rules, data, old_logp=old)
+            slope, batch = row_slope(algorithm, data, old_logp=old)
             wanted = torch.where(MASK, -batch.weight * batch.advantage, 0)
             holds = torch.allclose(slope, wanted, rtol=0, atol=1e-9)
             assert holds is ("on_policy_gradient" not in broken(SURROGATES.get(name)))
@@ -217,21 +219,21 @@ def test_on_policy_gradient_is_minus_weight_times_advantage(name: str, ratio: st
 
 def test_on_policy_gradient_of_token_advantages() -> None:
     for name in ("ppo_clip", "reinforce", "cispo", "sapo", "dppo", "importance", "dual_clip"):
-        rules, data = bind("grpo", {**PLAIN, "surrogate": {"name": name}}), made(8)
+        algorithm, data = bind("grpo", {**PLAIN, "surrogate": {"name": name}}), made(8)
         data["advantage"] = torch.rand(B, T, dtype=torch.float64) - 0.5
-        slope, batch = row_slope(rules, data)
+        slope, batch = row_slope(algorithm, data)
         wanted = torch.where(MASK, -batch.weight * batch.advantage, 0)
         torch.testing.assert_close(slope, wanted, rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", list(SURROGATES))
 def test_zero_advantage_means_zero_gradient(name: str) -> None:
-    rules, data = bind("grpo", {**PLAIN, "surrogate": {"name": name}}), made(9)
+    algorithm, data = bind("grpo", {**PLAIN, "surrogate": {"name": name}}), made(9)
     data["advantage"][1] = 0
-    slope, _ = row_slope(rules, data, old_logp=data["old_logp"])
+    slope, _ = row_slope(algorithm, data, old_logp=data["old_logp"])
     still = bool((slope[1] == 0).all())
     assert still is ("zero_at_zero_advantage" not in broken(SURROGATES.get(name)))
-    assert still is rules.skips_zero_advantage
+    assert still is algorithm.skips_zero_advantage
 
 
 @pytest.mark.parametrize("name", list(SURROGATES))
@@ -241,43 +243,43 @@ def test_objective_ignores_what_the_mask_hides(name: str) -> None:
         "correction": {"name": "tis"},
         "divergence": {"name": "k3_weighted", "coefficient": 0.1},
     }
-    rules, data = bind("grpo", changes), made(10)
-    clean, _ = row_slope(rules, data, old_logp=data["old_logp"])
+    algorithm, data = bind("grpo", changes), made(10)
+    clean, _ = row_slope(algorithm, data, old_logp=data["old_logp"])
     for poison in POISON:
         dirty = {
             k: torch.where(MASK, v, poison) if v.is_floating_point() else v for k, v in data.items()
         }
-        slope, _ = row_slope(rules, dirty, old_logp=dirty["old_logp"])
+        slope, _ = row_slope(algorithm, dirty, old_logp=dirty["old_logp"])
         torch.testing.assert_close(slope, clean, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("name", list(ALGORITHMS))
 def test_any_split_of_a_batch_gives_the_same_gradient(name: str) -> None:
-    rules, data = bind(name), made(11)
-    whole, batch = row_slope(rules, data, old_logp=data["old_logp"])
+    algorithm, data = bind(name), made(11)
+    whole, batch = row_slope(algorithm, data, old_logp=data["old_logp"])
     logp = data["logp"].clone().requires_grad_()
     for rows in ([2], [0, 3], [1]):
         index = torch.tensor(rows)
         part_of = batch.rows(index)
         time = part_of.mask.shape[-1]
-        loss = rules.objective(logp[index, :time], None, part_of)
+        loss = algorithm.objective(logp[index, :time], None, part_of)
         (part_of.weight * loss).sum().backward()
     torch.testing.assert_close(logp.grad, whole, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", list(ALGORITHMS))
 def test_every_row_says_what_it_needs(name: str) -> None:
-    rules, data = bind(name), made(12)
+    algorithm, data = bind(name), made(12)
     lacking = {
-        "ref_logp": data["ref_logp"] if rules.objective.needs_reference else None,
-        "sampler_logp": data["sampler_logp"] if rules.needs_sampler else None,
+        "ref_logp": data["ref_logp"] if algorithm.objective.needs_reference else None,
+        "sampler_logp": data["sampler_logp"] if algorithm.needs_sampler else None,
     }
-    slope, _ = row_slope(rules, data, old_logp=data["old_logp"], **lacking)
+    slope, _ = row_slope(algorithm, data, old_logp=data["old_logp"], **lacking)
     assert torch.isfinite(slope).all()
     assert slope.abs().sum() > 0
-    if rules.objective.needs_reference:
+    if algorithm.objective.needs_reference:
         with pytest.raises(ValueError, match="ref_logp"):
-            row_slope(rules, data, **{**lacking, "ref_logp": None})
+            row_slope(algorithm, data, **{**lacking, "ref_logp": None})
 
 
 def test_needs_follow_from_the_parts() -> None:

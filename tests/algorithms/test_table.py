@@ -11,7 +11,7 @@ import torch
 from groupwise import ALGORITHMS
 from groupwise.algorithms import SLOTS, Algorithm, bind, describe, table
 from groupwise.errors import UsageError
-from groupwise.registry import part
+from groupwise.registry import spec
 
 PROMISED = {
     *("softrank", "softrank@kaist", "softrank_centered", "softrank_loo", "softrank_zero_sum"),
@@ -98,17 +98,17 @@ def test_defaults_of_the_functions_that_rows_rely_on() -> None:
 
 
 def test_overrides_change_one_setting_and_keep_the_others() -> None:
-    rules = bind("grpo@trl", {"advantage": {"ddof": 0}, "divergence": {"coefficient": 0.1}})
-    assert rules.algorithm.advantage == part("zscore", ddof=0, eps=1e-4)
-    assert rules.objective.coefficient == 0.1
-    assert ALGORITHMS.get("grpo@trl").advantage == part("zscore", ddof=1, eps=1e-4)
+    algorithm = bind("grpo@trl", {"advantage": {"ddof": 0}, "divergence": {"coefficient": 0.1}})
+    assert algorithm.row.advantage == spec("zscore", ddof=0, eps=1e-4)
+    assert algorithm.objective.coefficient == 0.1
+    assert ALGORITHMS.get("grpo@trl").advantage == spec("zscore", ddof=1, eps=1e-4)
 
 
 def test_another_function_drops_the_settings_of_the_old_one() -> None:
-    rules = bind("grpo@trl", {"advantage": {"name": "softrank", "tau": 1}})
-    assert rules.algorithm.advantage == part("softrank", tau=1)
+    algorithm = bind("grpo@trl", {"advantage": {"name": "softrank", "tau": 1}})
+    assert algorithm.row.advantage == spec("softrank", tau=1)
     same = bind("grpo@trl", {"advantage": {"name": "zscore", "eps": 0.5}})
-    assert same.algorithm.advantage == part("zscore", ddof=1, eps=0.5)
+    assert same.row.advantage == spec("zscore", ddof=1, eps=0.5)
 
 
 def test_no_divergence_needs_no_coefficient() -> None:
@@ -116,14 +116,14 @@ def test_no_divergence_needs_no_coefficient() -> None:
 
 
 def test_place_of_the_divergence() -> None:
-    rules = bind("grpo", {"divergence": {"name": "k1", "in": "reward"}})
-    assert rules.kl_in_reward == 0.04
-    assert not rules.objective.needs_reference
+    algorithm = bind("grpo", {"divergence": {"name": "k1", "in": "reward"}})
+    assert algorithm.kl_in_reward == 0.04
+    assert not algorithm.objective.needs_reference
 
 
 def test_whole_numbers_are_accepted_where_floats_are_meant() -> None:
-    rules = bind("softrank", {"advantage": {"tau": 1}, "entropy": {"coefficient": 1}})
-    got = rules.advantage({"rewards": torch.tensor([[1.0, 0.0]])})
+    algorithm = bind("softrank", {"advantage": {"tau": 1}, "entropy": {"coefficient": 1}})
+    got = algorithm.advantage({"rewards": torch.tensor([[1.0, 0.0]])})
     assert got[0, 0].item() == pytest.approx(1 / (1 + 2.718281828**-2))
 
 
@@ -174,13 +174,13 @@ def test_unknown_row() -> None:
 
 
 def test_rows_of_ones_own() -> None:
-    row = Algorithm(name="mine", paper="none", advantage=part("centered"))
-    rules = bind(row)
-    got = rules.advantage({"rewards": torch.tensor([[1.0, 0.0]])})
+    row = Algorithm(name="mine", paper="none", advantage=spec("centered"))
+    algorithm = bind(row)
+    got = algorithm.advantage({"rewards": torch.tensor([[1.0, 0.0]])})
     assert got.tolist() == [[0.5, -0.5]]
     with pytest.raises(UsageError, match="registered already"):
         ALGORITHMS.register(ALGORITHMS.get("grpo"))
-    wrong = Algorithm(name="wrong", paper="none", advantage=part("centered", tau=1.0))
+    wrong = Algorithm(name="wrong", paper="none", advantage=spec("centered", tau=1.0))
     with pytest.raises(UsageError, match="wrong.advantage.tau"):
         ALGORITHMS.register(wrong)
     assert "wrong" not in ALGORITHMS

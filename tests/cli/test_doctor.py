@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from groupwise.cli import main
-from groupwise.cli.doctor import Check, examine, passed
+from groupwise.cli.doctor import CheckResult, examine, passed
 from groupwise.config import load
 from groupwise.training.stages.sft import save
 from small_runs import settings, tiny
@@ -23,7 +23,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def looked(model: Path, output: Path, *more: str) -> dict[str, Check]:
+def looked(model: Path, output: Path, *more: str) -> dict[str, CheckResult]:
     given = settings(output, f"model.path={model}", *more)
     return {check.name: check for check in examine(load("word-problems", given))}
 

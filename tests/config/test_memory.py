@@ -16,7 +16,7 @@ from groupwise.cli import main
 from groupwise.cli.doctor import examine
 from groupwise.config import Config
 from groupwise.config.dry_run import Live
-from groupwise.config.memory import MemoryPlan, memory_plan, reliefs
+from groupwise.config.memory import MemoryPlan, memory_plan, memory_savings
 from groupwise.errors import UsageError
 from groupwise.kernels.onednn import laid_out_weights
 from groupwise.models import save_policy
@@ -135,7 +135,7 @@ def test_settings_that_save_memory_are_planned_to(model: Path) -> None:
     )
     assert three["activations"] == pytest.approx(six["activations"], rel=0.01)
     assert three["gradients"] == 0 and six["gradients"] >= 4 * counted(model)
-    found = list(reliefs(wide, room=0.5 * whole.peak))
+    found = list(memory_savings(wide, room=0.5 * whole.peak))
     assert found[0].setting == "update.gradient_checkpointing"
     assert found[-1].peak <= 0.5 * whole.peak < whole.peak
     assert str(found[0]).startswith("update.gradient_checkpointing = true (")

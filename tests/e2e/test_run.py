@@ -38,7 +38,7 @@ class Watched:
 
 def watched(run: Prepared, monkeypatch: pytest.MonkeyPatch) -> Watched:
     """Let every update of a run go through an objective that takes notes."""
-    notes = Watched(run.trainer.rules.objective)
+    notes = Watched(run.trainer.algorithm.objective)
     update = run.trainer.learner.update
     monkeypatch.setattr(run.trainer.learner, "update", lambda batch, _: update(batch, notes))
     return notes
@@ -147,7 +147,12 @@ def test_minibatches_hold_every_completion_once_per_epoch(tmp_path: Path) -> Non
     scored = run.trainer.source.take(3, step=0)
     batch = sequences(scored)
     steps = assemble(
-        batch, torch.ones(3, 4), run.trainer.rules.weighting, minibatches=3, epochs=2, seed=(0, 0)
+        batch,
+        torch.ones(3, 4),
+        run.trainer.algorithm.weighting,
+        minibatches=3,
+        epochs=2,
+        seed=(0, 0),
     )
     assert [len(step.tokens) for step in steps] == [4] * 6
     for epoch in (steps[:3], steps[3:]):

@@ -183,13 +183,13 @@ def test_a_budget_ends_at_the_first_step_that_has_used_it() -> None:
 def test_advantages_scaled_to_a_root_mean_square_over_what_was_judged() -> None:
     # Centred (1, 0, 0, 0) is (.75, −.25, −.25, −.25): squares .5625 + 3 · .0625 = .75. The second
     # group has no verdict and counts for nothing, so the mean square is .75/4 and the root .4330.
-    rules = bind("dr_grpo", {"advantage": {"rms": 1.0}})
+    algorithm = bind("dr_grpo", {"advantage": {"rms": 1.0}})
     rewards = torch.tensor([[1.0, 0.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0]])
     valid = torch.tensor([[True] * 4, [False] * 4])
-    found = rules.advantage({"rewards": rewards, "valid": valid})
+    found = algorithm.advantage({"rewards": rewards, "valid": valid})
     assert found[0].tolist() == pytest.approx([3**0.5, *[-(3**-0.5)] * 3], rel=1e-6)
     assert found[1].tolist() == [0.0] * 4
-    same = rules.advantage({"rewards": torch.ones(1, 4)})
+    same = algorithm.advantage({"rewards": torch.ones(1, 4)})
     assert same.tolist() == [[0.0] * 4]
 
 

@@ -98,16 +98,16 @@ def test_groups_have_the_gradients_of_autograd(rollouts, name):
 @pytest.mark.parametrize("name", ROWS)
 def test_the_mean_over_groups_is_the_gradient_of_the_step(rollouts, name):
     learner, scored = rollouts
-    rules = bind(name, {"filter": {"name": "all"}})
+    algorithm = bind(name, {"filter": {"name": "all"}})
     batch = sequences(scored)
     kl = torch.zeros(*scored.scores.total.shape, batch.tokens.shape[1])
     [step] = assemble(
-        batch, rules.advantage({**evidence(scored, batch), "kl": kl}), rules.weighting
+        batch, algorithm.advantage({**evidence(scored, batch), "kl": kl}), algorithm.weighting
     )
     # The policy as its own reference: the learner's log-probabilities, as the loss sees them.
     step = replace(step, ref_logp=learner.logprobs(step))
-    uphill = -learner.gradient(step, rules.objective)
-    coefficient = coefficients(rules, scored)
+    uphill = -learner.gradient(step, algorithm.objective)
+    coefficient = coefficients(algorithm, scored)
     found = inner_products(learner, batch, others=[uphill])
     gram, pull = group_gram(found, coefficient)
     size = float(uphill.norm() ** 2)
@@ -132,10 +132,10 @@ def test_the_reference_goes_uphill_on_steps_of_its_own(rollouts):
             taken.append(step)
             return scored
 
-    rules = bind("rloo")
-    halves = _reference(learner, Source(), rules, 3, 5, 3, lambda stage: None)
+    algorithm = bind("rloo")
+    halves = _reference(learner, Source(), algorithm, 3, 5, 3, lambda stage: None)
     assert taken == [5, 6, 7], "steps 0 to 4 were those measured"
-    one = by_autograd(learner, scored, coefficients(rules, scored)).mean(0)
+    one = by_autograd(learner, scored, coefficients(algorithm, scored)).mean(0)
     for half, steps in zip(halves, (2, 1), strict=True):
         torch.testing.assert_close(half, steps * one, atol=1e-5 * float(one.norm()), rtol=1e-3)
 
@@ -220,9 +220,9 @@ def test_gradients_too_long_to_keep_are_projected(rollouts, monkeypatch):
 
 
 def test_tokens_of_different_weight_are_refused(rollouts):
-    rules = bind("reinforce++", {"advantage": {"gamma": 0.5}})
+    algorithm = bind("reinforce++", {"advantage": {"gamma": 0.5}})
     with pytest.raises(UsageError, match="tokens of one completion"):
-        coefficients(rules, rollouts[1])
+        coefficients(algorithm, rollouts[1])
 
 
 def test_signal_and_noise_by_hand():

@@ -35,7 +35,7 @@ def same(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
 
 def poison(run: Prepared, monkeypatch: pytest.MonkeyPatch, when: Callable[[int], bool]) -> None:
     """Make the loss of some updates not a number."""
-    update, objective = run.trainer.learner.update, run.trainer.rules.objective
+    update, objective = run.trainer.learner.update, run.trainer.algorithm.objective
 
     def broken(logp: Tensor, entropy: Tensor | None, batch: Any) -> Tensor:
         return objective(logp, entropy, batch) * math.nan
@@ -131,7 +131,7 @@ def test_a_spike_goes_back_to_the_last_checkpoint_and_leaves_its_batches_out(
         "checkpoint.every_steps=6",
         progress=progress,
     )
-    objective, update = run.trainer.rules.objective, run.trainer.learner.update
+    objective, update = run.trainer.algorithm.objective, run.trainer.learner.update
 
     def loud(logp: Tensor, entropy: Tensor | None, batch: Any) -> Tensor:
         return objective(logp, entropy, batch) * 1000

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from groupwise import ADVANTAGES
 from groupwise.algorithms import bind
-from groupwise.registry import Part, part
+from groupwise.registry import FunctionSpec, spec
 from groupwise.types import Batch
 
 DATA = Path(os.environ.get("GROUPWISE_DATA", Path(__file__).parents[2] / "../shared/data"))
@@ -92,18 +92,18 @@ def advantage(case: dict[str, Any]) -> None:
     assert (found[alone] == 0).all()
 
 
-ADVANTAGE_CASES: dict[str, Callable[[dict], Part]] = {
+ADVANTAGE_CASES: dict[str, Callable[[dict], FunctionSpec]] = {
     "grpo": lambda p: (
-        part("zscore", ddof=1, eps=1e-6, raw_singletons=True)
+        spec("zscore", ddof=1, eps=1e-6, raw_singletons=True)
         if p["norm_adv_by_std_in_grpo"]
-        else part("centered")
+        else spec("centered")
     ),
-    "rloo": lambda p: part("leave_one_out"),
-    "opo": lambda p: part("length_weighted"),
-    "reinforce_plus_plus_baseline": lambda p: part("centered_whitened"),
-    "reinforce_plus_plus": lambda p: part("discounted_whitened", gamma=p["gamma"]),
-    "gpg": lambda p: part("signal_scaled", counting="rewards"),
-    "grpo_passk": lambda p: part("leader_minus_second", divide_by_std=p["norm"]),
+    "rloo": lambda p: spec("leave_one_out"),
+    "opo": lambda p: spec("length_weighted"),
+    "reinforce_plus_plus_baseline": lambda p: spec("centered_whitened"),
+    "reinforce_plus_plus": lambda p: spec("discounted_whitened", gamma=p["gamma"]),
+    "gpg": lambda p: spec("signal_scaled", counting="rewards"),
+    "grpo_passk": lambda p: spec("leader_minus_second", divide_by_std=p["norm"]),
 }
 
 
@@ -134,8 +134,8 @@ WEIGHTING_CASES = {
 
 def weighting(case: dict[str, Any]) -> None:
     values, mask = tensor(case["inputs"]["loss_mat"]), tensor(case["inputs"]["mask"]) > 0
-    rules = bind("grpo", {"weighting": WEIGHTING_CASES[case["fn"]](mask.shape[-1])})
-    weight = rules.weighting(mask, torch.zeros(len(mask), dtype=torch.long))
+    algorithm = bind("grpo", {"weighting": WEIGHTING_CASES[case["fn"]](mask.shape[-1])})
+    weight = algorithm.weighting(mask, torch.zeros(len(mask), dtype=torch.long))
     scale = max(1.0, abs(case["outputs"]))
     found = (weight.double() * torch.where(mask, values, 0)).sum().item()
     assert abs(found - case["outputs"]) < TOLERANCE * scale
@@ -179,7 +179,7 @@ def policy_loss(case: dict[str, Any]) -> None:
         "weighting": WEIGHTING_CASES[mode](mask.shape[-1]),
         **SURROGATE_CASES[case["fn"]](params),
     }
-    rules = bind("grpo", overrides)
+    algorithm = bind("grpo", overrides)
     group = torch.zeros(len(mask), dtype=torch.long)
     logp = tensor(inputs["log_prob"]).requires_grad_()
     batch = Batch(
@@ -189,10 +189,10 @@ def policy_loss(case: dict[str, Any]) -> None:
         length=mask.sum(-1),
         mask=mask,
         advantage=tensor(inputs["advantages"]),
-        weight=rules.weighting(mask, group),
+        weight=algorithm.weighting(mask, group),
         old_logp=tensor(inputs["old_log_prob"]),
     )
-    loss = (batch.weight * rules.objective(logp, None, batch)).sum()
+    loss = (batch.weight * algorithm.objective(logp, None, batch)).sum()
     assert abs(loss.item() - case["outputs"]["loss"]) < TOLERANCE * max(1, abs(loss.item()))
     slope = torch.autograd.grad(loss, logp)[0]
     wanted = tensor(case["outputs"]["grad_log_prob"])

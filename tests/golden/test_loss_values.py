@@ -18,7 +18,7 @@ from groupwise import (
 )
 from groupwise.algorithms import bind
 from groupwise.errors import UsageError
-from groupwise.registry import part
+from groupwise.registry import spec
 from groupwise.types import Batch
 
 ATOL = 5e-6
@@ -57,7 +57,7 @@ def surrogate(name: str, ratio: list[float], advantage: list[float], **settings)
         "advantage": torch.tensor([advantage], dtype=torch.float64),
         "mask": torch.ones_like(x, dtype=torch.bool),
     }
-    return SURROGATES.bind(part(name, **settings))(data)
+    return SURROGATES.bind(spec(name, **settings))(data)
 
 
 PPO_RATIOS = [0.5, 1.5, 4.0, 0.5, 0.9, 1.5, 4.0]
@@ -192,7 +192,7 @@ def test_divergence_is_the_number_worked_by_hand(name, extra, expected) -> None:
         "log_ratio": torch.full_like(X4, extra.get("log_ratio", 0.0)),
         "mask": torch.ones_like(X4, dtype=torch.bool),
     }
-    close(DIVERGENCES.bind(part(name))(data), *expected)
+    close(DIVERGENCES.bind(spec(name))(data), *expected)
 
 
 def enumerated_divergence(name: str) -> tuple[float, list[float]]:
@@ -209,7 +209,7 @@ def enumerated_divergence(name: str) -> tuple[float, list[float]]:
         "log_ratio": logp - logp.detach(),
         "mask": torch.ones(1, 3, dtype=torch.bool),
     }
-    values = DIVERGENCES.bind(part(name))(data)
+    values = DIVERGENCES.bind(spec(name))(data)
     expected = (logp.detach().exp() * values).sum()
     return expected.item(), torch.autograd.grad(expected, logits)[0][0].tolist()
 
@@ -250,9 +250,9 @@ CORRECTION_VALUES = [
 @pytest.mark.parametrize(("name", "settings", "expected"), CORRECTION_VALUES)
 def test_correction_is_the_number_worked_by_hand(name, settings, expected) -> None:
     old = row(0.3, 0.5, 1, 2, 3, 6).log().requires_grad_()
-    rules = bind("grpo", {"correction": {"name": name, **settings}})
+    algorithm = bind("grpo", {"correction": {"name": name, **settings}})
     data = {"old_logp": old, "sampler_logp": torch.zeros_like(old), "mask": old < 9}
-    got = rules.objective.correction(data)
+    got = algorithm.objective.correction(data)
     assert not got.requires_grad
     close(got, *expected)
 
@@ -281,8 +281,8 @@ WEIGHTING_VALUES = [
 
 @pytest.mark.parametrize(("name", "settings", "group", "expected"), WEIGHTING_VALUES)
 def test_weighting_is_the_number_worked_by_hand(name, settings, group, expected) -> None:
-    rules = bind("grpo", {"weighting": {"name": name, **settings}})
-    weight = rules.weighting(TWO_ANSWERS, torch.tensor(group))
+    algorithm = bind("grpo", {"weighting": {"name": name, **settings}})
+    weight = algorithm.weighting(TWO_ANSWERS, torch.tensor(group))
     assert weight.dtype == torch.float32
     assert (weight * VALUES).sum().item() == pytest.approx(expected, abs=1e-6)
     assert (weight[~TWO_ANSWERS] == 0).all()
@@ -290,12 +290,12 @@ def test_weighting_is_the_number_worked_by_hand(name, settings, group, expected)
 
 @pytest.mark.parametrize(("name", "settings"), [case[:2] for case in WEIGHTING_VALUES])
 def test_rows_without_tokens_count_for_nothing(name, settings) -> None:
-    rules = bind("grpo", {"weighting": {"name": name, **settings}})
+    algorithm = bind("grpo", {"weighting": {"name": name, **settings}})
     extra = torch.cat([TWO_ANSWERS, torch.zeros(2, 3, dtype=torch.bool)])
-    plain = rules.weighting(TWO_ANSWERS, torch.tensor([0, 0]))
-    padded = rules.weighting(extra, torch.tensor([0, 0, 0, 7]))
+    plain = algorithm.weighting(TWO_ANSWERS, torch.tensor([0, 0]))
+    padded = algorithm.weighting(extra, torch.tensor([0, 0, 0, 7]))
     torch.testing.assert_close(padded[:2], plain)
-    empty = rules.weighting(torch.zeros(2, 3, dtype=torch.bool), torch.tensor([0, 1]))
+    empty = algorithm.weighting(torch.zeros(2, 3, dtype=torch.bool), torch.tensor([0, 1]))
     assert (empty == 0).all()
 
 
@@ -309,9 +309,9 @@ def test_rows_without_tokens_count_for_nothing(name, settings) -> None:
     ],
 )
 def test_rows_without_tokens_can_be_counted(name, settings, expected) -> None:
-    rules = bind("grpo", {"weighting": {"name": name, "empty_rows": True, **settings}})
+    algorithm = bind("grpo", {"weighting": {"name": name, "empty_rows": True, **settings}})
     mask = torch.cat([TWO_ANSWERS, torch.zeros(1, 3, dtype=torch.bool)])
-    weight = rules.weighting(mask, torch.tensor([0, 0, 0]))
+    weight = algorithm.weighting(mask, torch.tensor([0, 0, 0]))
     assert (weight[:2] * VALUES).sum().item() == pytest.approx(expected, abs=1e-6)
     assert (weight[2] == 0).all()
 
@@ -349,9 +349,9 @@ OLD = torch.tensor([[-1.1, -0.8, -1.9], [-0.3, 0, 0]], dtype=torch.float64)
 REF = torch.tensor([[-1.2, -0.6, -2], [-0.5, 0, 0]], dtype=torch.float64)
 
 
-def step_loss(rules, rewards: list[float], **changes) -> float:
+def step_loss(algorithm, rewards: list[float], **changes) -> float:
     """The loss of a step on the two answers above, by the same calls as a trainer makes."""
-    advantage = rules.advantage({"rewards": torch.tensor([rewards], dtype=torch.float64)})
+    advantage = algorithm.advantage({"rewards": torch.tensor([rewards], dtype=torch.float64)})
     group = torch.tensor([0, 0])
     batch = Batch(
         prompts=(torch.tensor([1]),),
@@ -360,48 +360,50 @@ def step_loss(rules, rewards: list[float], **changes) -> float:
         length=torch.tensor([3, 1]),
         mask=TWO_ANSWERS,
         advantage=advantage[0, :, None].expand(2, 3),
-        weight=rules.weighting(TWO_ANSWERS, group),
+        weight=algorithm.weighting(TWO_ANSWERS, group),
         **{"old_logp": OLD, "ref_logp": REF, **changes},
     )
-    return (batch.weight * rules.objective(LOGP, None, batch)).sum().item()
+    return (batch.weight * algorithm.objective(LOGP, None, batch)).sum().item()
 
 
 @pytest.mark.parametrize(("name", "settings", "expected"), LOSS_TABLE)
 def test_loss_of_a_step(name, settings, expected) -> None:
     for (weighting, length), wanted in zip(WEIGHTED, expected, strict=True):
-        rules = bind(
+        algorithm = bind(
             "grpo",
             {
                 "advantage": {"name": name, **settings},
                 "weighting": {"name": weighting, **length},
             },
         )
-        assert step_loss(rules, [1.0, 0.0]) == pytest.approx(wanted, abs=ATOL)
+        assert step_loss(algorithm, [1.0, 0.0]) == pytest.approx(wanted, abs=ATOL)
 
 
 def test_softrank_row_is_the_equation_of_its_paper() -> None:
     # the first cell of the table above, with β = .04 given: one prompt, so 1/Σ|o_i| is its own
-    rules = bind("softrank", {"divergence": {"coefficient": 0.04}})
-    assert step_loss(rules, [1.0, 0.0]) == pytest.approx(-0.787618, abs=ATOL)
+    algorithm = bind("softrank", {"divergence": {"coefficient": 0.04}})
+    assert step_loss(algorithm, [1.0, 0.0]) == pytest.approx(-0.787618, abs=ATOL)
 
 
 def test_loss_with_a_correction_scales_the_policy_gradient_only() -> None:
     # sampler = old − log 2 everywhere, so every weight is 2 (tis caps at 2): twice the surrogate,
     # once the KL: 2 · (−.602052 − .04 · .044971/4) + .04 · .044971/4
-    rules = bind("grpo", {"weighting": {"name": "batch_token_mean"}, "correction": {"name": "tis"}})
+    algorithm = bind(
+        "grpo", {"weighting": {"name": "batch_token_mean"}, "correction": {"name": "tis"}}
+    )
     kl = 0.04 * (0.018731 + 0.004837 + 0.021403) / 4
-    got = step_loss(rules, [1.0, 0.0], sampler_logp=OLD - math.log(2))
+    got = step_loss(algorithm, [1.0, 0.0], sampler_logp=OLD - math.log(2))
     assert got == pytest.approx(2 * (-0.602052 - kl) + kl, abs=ATOL)
 
 
 def test_gspo_ratio_is_clipped_as_a_sequence() -> None:
     # e^(mean of .1, −.2, .3) = 1.068939, clipped to 1.0004
-    rules = bind("gspo")
+    algorithm = bind("gspo")
     data = {"logp": X3, "old_logp": torch.zeros_like(X3), "mask": YES3}
-    x = rules.objective.ratio(data)
+    x = algorithm.objective.ratio(data)
     assert x.exp()[0, 0].item() == pytest.approx(1.068939, abs=ATOL)
     close(
-        rules.objective.surrogate({"log_ratio": x, "advantage": row(1, 1, 1), "mask": YES3}),
+        algorithm.objective.surrogate({"log_ratio": x, "advantage": row(1, 1, 1), "mask": YES3}),
         *[-1.0004] * 3,
     )
 
@@ -412,8 +414,8 @@ def test_entropy_bonus_raises_the_entropy() -> None:
     logp = torch.log_softmax(z, -1)
     entropy = -(logp.exp() * logp).sum()[None, None]
     assert entropy.item() == pytest.approx(0.832396, abs=ATOL)
-    rules = bind("dapo", {"entropy": {"coefficient": 0.01}})
-    assert rules.needs_entropy
+    algorithm = bind("dapo", {"entropy": {"coefficient": 0.01}})
+    assert algorithm.needs_entropy
     batch = Batch(
         prompts=(torch.tensor([1]),),
         group=torch.tensor([0]),
@@ -423,12 +425,12 @@ def test_entropy_bonus_raises_the_entropy() -> None:
         advantage=torch.zeros(1, 1),
         weight=torch.ones(1, 1),
     )
-    loss = rules.objective(logp[None, :1], entropy, batch)
+    loss = algorithm.objective(logp[None, :1], entropy, batch)
     assert loss.item() == pytest.approx(-0.01 * 0.832396, abs=1e-7)
     slope = torch.autograd.grad(loss.sum(), z)[0] / -0.01
     assert slope.tolist() == pytest.approx([-0.282587, 0.140770, 0.141817], abs=ATOL)
     with pytest.raises(UsageError, match="entropy"):
-        rules.objective(logp[None, :1].detach(), None, batch)
+        algorithm.objective(logp[None, :1].detach(), None, batch)
 
 
 def test_supervised_loss_is_the_mean_negative_log_likelihood() -> None:
@@ -473,21 +475,21 @@ def test_filters_drop_what_was_not_judged_and_what_was_cut_off() -> None:
 
 def test_kl_penalty_of_the_reward() -> None:
     # β .1, x = (.2, −.1, .5): 1 − .06 = .94 against 0 − 0: leave-one-out ±.94
-    rules = bind("rloo", {"divergence": {"coefficient": 0.1}})
-    assert rules.kl_in_reward == 0.1
-    assert rules.needs_reference
+    algorithm = bind("rloo", {"divergence": {"coefficient": 0.1}})
+    assert algorithm.kl_in_reward == 0.1
+    assert algorithm.needs_reference
     kl = torch.zeros(1, 2, 3, dtype=torch.float64)
     kl[0, 0] = row(0.2, -0.1, 0.5)
     data = {"rewards": row(1, 0), "kl": kl, "mask": torch.ones(1, 2, 3, dtype=torch.bool)}
-    close(rules.advantage(data), 0.94, -0.94)
+    close(algorithm.advantage(data), 0.94, -0.94)
     with pytest.raises(UsageError, match="kl"):
-        rules.advantage({"rewards": row(1, 0)})
+        algorithm.advantage({"rewards": row(1, 0)})
 
 
 def test_token_penalty_goes_to_its_token() -> None:
     # β .5 makes penalties (.5, 0 | 0, 0) of k1 = (1, 0 | 0, 0); worked among the advantages
-    rules = bind("reinforce++", {"divergence": {"coefficient": 0.5}})
+    algorithm = bind("reinforce++", {"divergence": {"coefficient": 0.5}})
     kl = torch.tensor([[[1.0, 0.0], [0.0, 0.0]]], dtype=torch.float64)
     mask = torch.ones(1, 2, 2, dtype=torch.bool)
-    got = rules.advantage({"rewards": row(1, 0), "kl": kl, "mask": mask})
+    got = algorithm.advantage({"rewards": row(1, 0), "kl": kl, "mask": mask})
     close(got.reshape(1, 4), 0.261116, 1.305582, -0.783349, -0.783349)

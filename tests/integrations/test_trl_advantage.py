@@ -13,7 +13,7 @@ from groupwise import ADVANTAGES
 from groupwise.errors import UsageError
 from groupwise.integrations.trl import with_advantage
 from groupwise.integrations.trl.advantage import _relog, group_advantages
-from groupwise.registry import part
+from groupwise.registry import spec
 from trl_peer import REWARDS, fixed, require_trl, rows, trl_trainer
 
 
@@ -105,7 +105,7 @@ def test_totals_are_weighted_sums_of_what_was_said(name: str, wanted: list[float
     nan = float("nan")
     rewards = table((1.0, 0.0, nan, 1.0), (nan, 1.0, nan, 0.5))
     got = group_advantages(
-        ADVANTAGES.bind(part(name)),
+        ADVANTAGES.bind(spec(name)),
         rewards,
         torch.tensor([2.0, 1.0]),
         names=["a", "b"],
@@ -122,13 +122,13 @@ def test_parts_and_lengths_reach_the_advantage() -> None:
         "group": 4,
     }
     rewards = table((1.0, 0.0, 0.0, 0.0), (0.1, 0.1, 0.0, 0.0))
-    parts = group_advantages(ADVANTAGES.bind(part("parts_zscore")), rewards, torch.ones(2), **given)
+    parts = group_advantages(ADVANTAGES.bind(spec("parts_zscore")), rewards, torch.ones(2), **given)
     alone = ADVANTAGES.get("parts_zscore")(
         {"a": rewards[None, :, 0], "b": rewards[None, :, 1]}, lengths=given["lengths"][None]
     )
     torch.testing.assert_close(parts, alone.flatten())
     weighted = group_advantages(
-        ADVANTAGES.bind(part("length_weighted")), rewards, torch.ones(2), **given
+        ADVANTAGES.bind(spec("length_weighted")), rewards, torch.ones(2), **given
     )
     # baseline: rewards (1.1, .1, 0, 0) weighted by lengths: 1.2 / 6
     assert weighted.tolist() == pytest.approx([0.9, -0.1, -0.2, -0.2], abs=1e-6)

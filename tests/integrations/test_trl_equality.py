@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from groupwise.algorithms import Rules, bind
+from groupwise.algorithms import BoundAlgorithm, bind
 from groupwise.algorithms.filters import FILTERS
 from groupwise.integrations.trl import GRPOConfig
 from groupwise.integrations.trl.settings import configuration
@@ -72,7 +72,7 @@ class Step:
 
 
 def scored(
-    rollouts: Fixed, rewards: Sequence[Sequence[float]], rules: Rules, policy: Policy
+    rollouts: Fixed, rewards: Sequence[Sequence[float]], algorithm: BoundAlgorithm, policy: Policy
 ) -> ScoredGroups:
     """The fixed rollouts with their rewards, filtered as the algorithm says."""
     groups = []
@@ -93,7 +93,7 @@ def scored(
         )
     total = torch.tensor(rewards)
     truncated = torch.tensor([[end == "length" for end in row] for row in rollouts.finish])
-    keep = rules.filter({"rewards": total, "valid": total == total, "truncated": truncated})
+    keep = algorithm.filter({"rewards": total, "valid": total == total, "truncated": truncated})
     return ScoredGroups(
         groups=tuple(groups),
         scores=Scores(
@@ -118,8 +118,8 @@ def moved(model: Any) -> None:
 
 def drifted(rollouts: Fixed) -> list[list[float]]:
     """Log-probabilities of every token from a sampler that is not quite the learner."""
-    policy, rules = load_policy(rollouts.folder), bind("grpo@trl", {})
-    batch = sequences(scored(rollouts, REWARDS, rules, policy))
+    policy, algorithm = load_policy(rollouts.folder), bind("grpo@trl", {})
+    batch = sequences(scored(rollouts, REWARDS, algorithm, policy))
     own = TorchLearner(policy, optimizer=OptimizerSettings()).logprobs(batch)
     noise = 0.3 * torch.randn(own.shape, generator=torch.Generator().manual_seed(2))
     return [row[:n].tolist() for row, n in zip(own + noise, batch.length.tolist(), strict=True)]
@@ -142,18 +142,18 @@ def ours(
         }
     )
     config = configuration(args)
-    rules = bind(config.algorithm.name, config.algorithm.overrides())
+    algorithm = bind(config.algorithm.name, config.algorithm.overrides())
     policy = load_policy(rollouts.folder)
     learner = TorchLearner(
         policy,
         optimizer=OptimizerSettings(),
         tokens_per_microbatch=config.update.tokens_per_microbatch,
         temperature=config.sampling.temperature,
-        reference="frozen" if rules.needs_reference else "none",
+        reference="frozen" if algorithm.needs_reference else "none",
     )
-    found = scored(rollouts, REWARDS, rules, policy)
+    found = scored(rollouts, REWARDS, algorithm, policy)
     batch = sequences(found)
-    if rules.needs_reference:
+    if algorithm.needs_reference:
         moved(policy.model)
         batch = replace(batch, ref_logp=learner.logprobs(batch, reference=True))
     if sampler is not None:
@@ -162,11 +162,11 @@ def ours(
     if off_policy:
         batch = replace(batch, old_logp=learner.logprobs(batch))
         moved(policy.model)
-    advantage = rules.advantage({"rewards": found.scores.total, "valid": found.scores.valid})
-    (step,) = assemble(batch, advantage, rules.weighting)
+    advantage = algorithm.advantage({"rewards": found.scores.total, "valid": found.scores.valid})
+    (step,) = assemble(batch, advantage, algorithm.weighting)
     kept = Step(model=policy.model, gradients={})
     learner.optimizer = kept  # pyright: ignore[reportAttributeAccessIssue]
-    return learner.update(step, rules.objective).loss, kept.gradients
+    return learner.update(step, algorithm.objective).loss, kept.gradients
 
 
 def theirs(

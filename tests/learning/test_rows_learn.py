@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from groupwise import ALGORITHMS
-from groupwise.algorithms import Rules, bind
+from groupwise.algorithms import BoundAlgorithm, bind
 from groupwise.types import Batch
 
 P, G, T, V = 4, 8, 3, 4
@@ -68,15 +68,17 @@ def evidence(tokens: Tensor, mask: Tensor, kl: Tensor) -> dict[str, Any]:
     }
 
 
-def step(rules: Rules, logits: Tensor, start: Tensor, generator: torch.Generator) -> Batch | None:
+def step(
+    algorithm: BoundAlgorithm, logits: Tensor, start: Tensor, generator: torch.Generator
+) -> Batch | None:
     """The batch of one step; None where the filter keeps nothing."""
     tokens, mask = sample(logits, generator)
     old, ref = logprobs(logits, tokens).detach(), logprobs(start, tokens).detach()
     data = evidence(tokens, mask, old - ref)
-    kept = rules.filter(data)
+    kept = algorithm.filter(data)
     if not kept.any():
         return None
-    advantage = rules.advantage(data).flatten(0, 1)
+    advantage = algorithm.advantage(data).flatten(0, 1)
     rows = (mask & kept[..., None]).flatten(0, 1)
     group = torch.arange(P).repeat_interleave(G)
     return Batch(
@@ -86,7 +88,7 @@ def step(rules: Rules, logits: Tensor, start: Tensor, generator: torch.Generator
         length=mask.sum(-1).flatten(),
         mask=rows,
         advantage=advantage if advantage.ndim == 2 else advantage[:, None].expand(-1, T),
-        weight=rules.weighting(rows, group),
+        weight=algorithm.weighting(rows, group),
         old_logp=old,
         sampler_logp=old,
         ref_logp=ref,
@@ -95,20 +97,20 @@ def step(rules: Rules, logits: Tensor, start: Tensor, generator: torch.Generator
 
 def trained(name: str, overrides: dict[str, Any] | None = None) -> float:
     """Success after training from uniform logits, two optimiser steps per batch."""
-    rules = bind(name, overrides or {})
+    algorithm = bind(name, overrides or {})
     start = torch.zeros(P, T, V, dtype=torch.float64)
     logits = start.clone().requires_grad_()
     optimizer = torch.optim.Adam([logits], lr=0.08)
     generator = torch.Generator().manual_seed(0)
     for _ in range(STEPS):
-        batch = step(rules, logits, start, generator)
+        batch = step(algorithm, logits, start, generator)
         if batch is None:
             continue
         for _ in range(2):
             table = torch.log_softmax(logits, -1)
             entropy = -(table.exp() * table).sum(-1).repeat_interleave(G, 0)
             logp = logprobs(logits, batch.tokens.view(P, G, T))
-            loss = (batch.weight * rules.objective(logp, entropy, batch)).sum()
+            loss = (batch.weight * algorithm.objective(logp, entropy, batch)).sum()
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

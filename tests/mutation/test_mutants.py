@@ -50,7 +50,7 @@ MUTANTS: list[tuple[str, str, str, tuple[str, ...]]] = [
     (DIVERGENCES, "bounded_exp(-x) - 1 + x", "bounded_exp(x) - 1 - x", LOSS_TESTS),
     (OBJECTIVE, "loss - self.entropy", "loss + self.entropy", LOSS_TESTS),
     (OBJECTIVE, "loss + self.coefficient", "loss - self.coefficient", LOSS_TESTS),
-    (RATIOS, "inside(logp - old_logp, mask)", "inside(old_logp - logp, mask)", LOSS_TESTS),
+    (RATIOS, "apply_mask(logp - old_logp, mask)", "apply_mask(old_logp - logp, mask)", LOSS_TESTS),
     (CORRECTIONS, "(old_logp - sampler_logp)", "(sampler_logp - old_logp)", LOSS_TESTS),
     (
         "algorithms/advantages/penalty.py",
@@ -86,7 +86,7 @@ MUTANTS: list[tuple[str, str, str, tuple[str, ...]]] = [
     ),
     (
         SURROGATES,
-        "return -inside(advantage, mask) * inside(logp, mask)",
+        "return -apply_mask(advantage, mask) * apply_mask(logp, mask)",
         "return -advantage * logp",
         LOSS_TESTS,
     ),
@@ -152,7 +152,7 @@ MUTANTS: list[tuple[str, str, str, tuple[str, ...]]] = [
     (BASELINES, "ddof: int = 0", "ddof: int = 1", ADVANTAGE_TESTS),
     (SURROGATES, "high: float = 0.2", "high: float = 0.28", LOSS_TESTS),
     (ROWS, "low=3e-4, high=4e-4", "low=4e-4, high=3e-4", TABLE_TESTS),
-    (ROWS, 'filter=part("spread")', 'filter=part("all")', TABLE_TESTS),
+    (ROWS, 'filter=spec("spread")', 'filter=spec("all")', TABLE_TESTS),
     (BINDING, 'if name == "k1" and row.divergence_in == "loss"', "if False", TABLE_TESTS),
     (BINDING, 'beta * data["kl"]', 'data["kl"]', TABLE_TESTS),
     # figures

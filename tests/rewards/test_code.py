@@ -18,7 +18,7 @@ from groupwise.config import load
 from groupwise.config.connect import make_scorer
 from groupwise.config.data import load_eval, load_train
 from groupwise.errors import UsageError
-from groupwise.registry import part
+from groupwise.registry import spec
 from groupwise.rewards import REWARDS
 from groupwise.rewards.code.reward import code_asserts, code_function, code_stdio, extract_code
 from groupwise.rewards.code.sandbox import unavailable
@@ -159,7 +159,7 @@ def test_a_missing_column_is_named() -> None:
 
 @sandboxed
 def test_a_recipe_finds_them_by_name() -> None:
-    reward = REWARDS.bind(part("code_asserts", partial=True, seconds=SECONDS))
+    reward = REWARDS.bind(spec("code_asserts", partial=True, seconds=SECONDS))
     row = {"test_list": ["assert f() == 1", "assert f() == 2"]}
     assert reward({"text": "def f(): return 1", "columns": row}) == 0.5
 

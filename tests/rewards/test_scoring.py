@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from groupwise.errors import RewardError, UsageError
-from groupwise.registry import part
+from groupwise.registry import spec
 from groupwise.rewards import (
     COMBINATIONS,
     GroupScore,
@@ -299,8 +299,8 @@ VALUES = [[1.0, 0.0, 1.0], [0.5, 0.5, None]]
         ("first_decisive", [1.0, 0.0, 1.0]),
         ({"name": "gated_sum", "by": "b"}, [1.0, 0.0, 1.0]),
         (["weighted_sum", {"name": "clip", "high": 1.5}], [1.5, 1.0, 1.0]),
-        (["weighted_sum", part("shift", low=-1.0)], [3.0, 2.0, 2.0]),
-        (["weighted_sum", part("clip", low=-0.5), "shift"], [2.0, 1.0, 1.0]),
+        (["weighted_sum", spec("shift", low=-1.0)], [3.0, 2.0, 2.0]),
+        (["weighted_sum", spec("clip", low=-0.5), "shift"], [2.0, 1.0, 1.0]),
         (["weighted_sum", "shuffled"], [1.0, 1.0, 2.0]),
     ],
 )

@@ -140,8 +140,8 @@ def step(*, old: torch.Tensor | None, algorithm: str = "dapo") -> dict[str, floa
         learning_rate=1e-3,
         seconds={"backward": 0.5},
     )
-    rules = bind(algorithm)
-    return diagnose(scored, torch.tensor([[1.0, -1.0]]), [batch], [update], rules=rules)
+    algorithm = bind(algorithm)
+    return diagnose(scored, torch.tensor([[1.0, -1.0]]), [batch], [update], algorithm=algorithm)
 
 
 def test_diagnose_on_policy() -> None:

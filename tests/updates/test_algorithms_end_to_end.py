@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from groupwise.algorithms import ALGORITHMS, Rules, bind
+from groupwise.algorithms import ALGORITHMS, BoundAlgorithm, bind
 from groupwise.algorithms.properties import broken
 from groupwise.rollouts import GroupEngine
 from groupwise.types import (
@@ -77,7 +77,7 @@ def learner(*, tokens: int = 10**6, skip: bool = True) -> TorchLearner:
     )
 
 
-def ready(given: Given, rules: Rules, *, drift: float, apart: float) -> Batch:
+def ready(given: Given, algorithm: BoundAlgorithm, *, drift: float, apart: float) -> Batch:
     """The batch of one optimiser step; `drift` and `apart` say how far the policy has moved since
     sampling, and how far the reference is from it."""
     scored, batch = given
@@ -93,7 +93,7 @@ def ready(given: Given, rules: Rules, *, drift: float, apart: float) -> Batch:
     batch = replace(batch, old_logp=old, ref_logp=moved(apart))
     shape = scored.scores.total.shape
     kl = torch.where(batch.mask, here - moved(apart), 0).unflatten(0, shape)
-    advantage = rules.advantage(
+    advantage = algorithm.advantage(
         {
             "rewards": scored.scores.total,
             "valid": scored.scores.valid,
@@ -104,7 +104,7 @@ def ready(given: Given, rules: Rules, *, drift: float, apart: float) -> Batch:
             "kl": kl,
         }
     )
-    return assemble(batch, advantage, rules.weighting)[0]
+    return assemble(batch, advantage, algorithm.weighting)[0]
 
 
 def gradient(taught: TorchLearner, batch: Batch, objective: Objective) -> Tensor:
@@ -125,12 +125,12 @@ def assert_same(found: Tensor, wanted: Tensor) -> None:
 
 @pytest.mark.parametrize("name", ALGORITHMS.names())
 def test_neither_microbatches_nor_skipped_rows_change_the_gradient(given: Given, name: str) -> None:
-    rules = bind(name)
-    batch = ready(given, rules, drift=0.3, apart=0.2)
-    wanted = gradient(learner(skip=False), batch, rules.objective)
+    algorithm = bind(name)
+    batch = ready(given, algorithm, drift=0.3, apart=0.2)
+    wanted = gradient(learner(skip=False), batch, algorithm.objective)
     assert float(wanted.abs().max()) > 0
     for tokens, skip in ((10**6, True), (32, True), (32, False)):
-        assert_same(gradient(learner(tokens=tokens, skip=skip), batch, rules.objective), wanted)
+        assert_same(gradient(learner(tokens=tokens, skip=skip), batch, algorithm.objective), wanted)
 
 
 class Imitation:
@@ -151,8 +151,8 @@ OBEDIENT = [
 
 @pytest.mark.parametrize("name", OBEDIENT)
 def test_on_policy_the_gradient_is_that_of_weighted_imitation(given: Given, name: str) -> None:
-    rules = bind(name)
-    batch = ready(given, rules, drift=0.0, apart=0.0)
+    algorithm = bind(name)
+    batch = ready(given, algorithm, drift=0.0, apart=0.0)
     assert batch.old_logp is None
     wanted = gradient(learner(skip=False), batch, Imitation())
-    assert_same(gradient(learner(), batch, rules.objective), wanted)
+    assert_same(gradient(learner(), batch, algorithm.objective), wanted)

@@ -68,9 +68,9 @@ def test_rows_keep_their_tokens_and_lose_their_mask_where_nothing_is_known() -> 
 def test_weights_are_of_what_is_left() -> None:
     """Five judged rows with tokens: sequence_mean gives each 1/5 and its tokens equal shares."""
     found = scored([[1, NAN, 0], [1, 0, 1], [NAN, NAN, NAN]])
-    rules = bind("grpo")
-    advantage = rules.advantage({"rewards": found.scores.total, "valid": found.scores.valid})
-    (step,) = assemble(sequences(found), advantage, rules.weighting)
+    algorithm = bind("grpo")
+    advantage = algorithm.advantage({"rewards": found.scores.total, "valid": found.scores.valid})
+    (step,) = assemble(sequences(found), advantage, algorithm.weighting)
     # Rows with a token in the mask: 0, 2, 3, 4.
     wanted = torch.tensor([1 / 4, 0, 1 / 4, 1 / 4, 1 / 4, 0, 0, 0, 0])
     torch.testing.assert_close(step.weight.sum(1), wanted)
@@ -126,9 +126,9 @@ def test_what_a_filter_excludes_is_out_of_the_loss_and_in_the_statistics() -> No
     assert step.mask.sum(1).tolist() == [3, 1, 0, 3, 2, 0, 1, 1, 5]
     assert torch.equal(step.mask, sequences(found).mask)
     assert not step.weight[2].any() and not step.advantage[2].any()
-    rules = bind("rloo", {"divergence": {"coefficient": 0.1}})
+    algorithm = bind("rloo", {"divergence": {"coefficient": 0.1}})
     kl = torch.ones(whole.mask.shape).unflatten(0, (3, 3))
     mask = whole.mask.unflatten(0, (3, 3))
-    advantage = rules.advantage({"rewards": found.scores.total, "kl": kl, "mask": mask})
+    advantage = algorithm.advantage({"rewards": found.scores.total, "kl": kl, "mask": mask})
     # Penalised rewards 1 − 0.3, 0 − 0.1, 1 − 0.2; less the mean of the other two.
     torch.testing.assert_close(advantage[0], torch.tensor([0.35, -0.85, 0.5]))

@@ -23,7 +23,7 @@ from groupwise.algorithms.losses import (
 )
 from groupwise.algorithms.losses.surrogates import RATIO_CLIPS
 from groupwise.errors import UsageError, suggest
-from groupwise.registry import Bound, Part, Registry, part
+from groupwise.registry import BoundFunction, FunctionSpec, Registry, spec
 
 SLOTS: Mapping[str, Registry] = {
     "advantage": ADVANTAGES,
@@ -62,16 +62,16 @@ class Algorithm:
 
     name: str
     paper: str
-    advantage: Part
+    advantage: FunctionSpec
     advantage_rms: float | None = None
-    ratio: Part = part("token")
-    surrogate: Part = part("ppo_clip")
-    divergence: Part = part("none")
+    ratio: FunctionSpec = spec("token")
+    surrogate: FunctionSpec = spec("ppo_clip")
+    divergence: FunctionSpec = spec("none")
     divergence_coefficient: float = 0.0
     divergence_in: Literal["loss", "reward"] = "loss"
-    correction: Part = part("none")
-    weighting: Part = part("batch_token_mean")
-    filter: Part = part("all")
+    correction: FunctionSpec = spec("none")
+    weighting: FunctionSpec = spec("batch_token_mean")
+    filter: FunctionSpec = spec("all")
     entropy: float = 0.0
     differs: tuple[str, ...] = ()
 
@@ -122,20 +122,20 @@ ALGORITHMS = Algorithms()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rules:
+class BoundAlgorithm:
     """An algorithm with every setting fixed: the functions that a run calls.
 
     Attributes:
-        algorithm: the row with the overrides applied.
+        row: the algorithm's, with the overrides applied.
         objective: per-token loss from (logp, entropy, batch).
         bound_advantage, bound_weighting, bound_filter: the functions behind the methods below.
     """
 
-    algorithm: Algorithm
+    row: Algorithm
     objective: PolicyObjective
-    bound_advantage: Bound
-    bound_weighting: Bound
-    bound_filter: Bound
+    bound_advantage: BoundFunction
+    bound_weighting: BoundFunction
+    bound_filter: BoundFunction
 
     def advantage(self, data: Mapping[str, Any]) -> Float[Tensor, "prompt group *time"]:
         """Advantages of a batch of groups, 0 where not judged.
@@ -149,9 +149,9 @@ class Rules:
             UsageError: the data lacks something that the algorithm needs.
         """
         advantages = self._unscaled(data)
-        if self.algorithm.advantage_rms is None:
+        if self.row.advantage_rms is None:
             return advantages
-        return scaled(advantages, data, rms=self.algorithm.advantage_rms)
+        return scaled(advantages, data, rms=self.row.advantage_rms)
 
     def _unscaled(self, data: Mapping[str, Any]) -> Float[Tensor, "prompt group *time"]:
         beta = self.kl_in_reward
@@ -159,7 +159,7 @@ class Rules:
             return self.bound_advantage({**data, "kl": None})
         if data.get("kl") is None:
             raise UsageError(
-                f"{self.algorithm.name}: takes its KL penalty off the reward and needs kl, "
+                f"{self.row.name}: takes its KL penalty off the reward and needs kl, "
                 "which this run does not compute."
             )
         if "kl" in self.bound_advantage.inputs:
@@ -180,7 +180,7 @@ class Rules:
     @property
     def kl_in_reward(self) -> float:
         """β of the KL penalty that is taken off the reward; 0 where there is none."""
-        row = self.algorithm
+        row = self.row
         return row.divergence_coefficient if row.divergence_in == "reward" else 0.0
 
     @property
@@ -206,7 +206,7 @@ class Rules:
     @property
     def clip_band(self) -> tuple[float, float] | None:
         """Lowest and highest ratio at which the surrogate still has its full gradient."""
-        chosen = self.algorithm.surrogate
+        chosen = self.row.surrogate
         if chosen.name not in RATIO_CLIPS:
             return None
         settings = settings_of(SURROGATES, chosen)
@@ -258,7 +258,7 @@ def bind(
     overrides: Mapping[str, Mapping[str, Any]] | None = None,
     *,
     where: str = "algorithm",
-) -> Rules:
+) -> BoundAlgorithm:
     """The functions of an algorithm, with some settings changed.
 
     Args:
@@ -275,8 +275,8 @@ def bind(
             parts that cannot work together.
 
     Example:
-        >>> rules = bind("softrank", {"advantage": {"tau": 1.0}})
-        >>> rules.advantage({"rewards": torch.tensor([[1.0, 0.0]])})
+        >>> algorithm = bind("softrank", {"advantage": {"tau": 1.0}})
+        >>> algorithm.advantage({"rewards": torch.tensor([[1.0, 0.0]])})
         tensor([[0.8808, 0.0000]])
     """
     row = ALGORITHMS.get(algorithm) if isinstance(algorithm, str) else algorithm
@@ -289,8 +289,8 @@ def bind(
             known = suggest(str(chosen.name), registry)
             raise UsageError(f"{where}.{slot}.name = {chosen.name!r}: not registered; {known}")
         bound[slot] = registry.bind(_typed(registry, chosen), where=f"{where}.{slot}")
-    rules = Rules(
-        algorithm=row,
+    bound_algorithm = BoundAlgorithm(
+        row=row,
         objective=PolicyObjective(
             ratio=bound["ratio"],
             surrogate=bound["surrogate"],
@@ -304,8 +304,8 @@ def bind(
         bound_filter=bound["filter"],
     )
     for slot, function in bound.items():
-        _rehearse(slot, function, where=f"{where}.{slot}")
-    return rules
+        _validate_by_call(slot, function, where=f"{where}.{slot}")
+    return bound_algorithm
 
 
 def _overridden(
@@ -335,7 +335,7 @@ def _overridden(
         if slot == "divergence" and name == "none" and "coefficient" not in overrides[slot]:
             values["divergence_coefficient"] = 0.0
         kept = before.settings if name == before.name else {}
-        values[slot] = Part(name=name, settings={**kept, **changes})
+        values[slot] = FunctionSpec(name=name, settings={**kept, **changes})
     return Algorithm(**values)
 
 
@@ -374,7 +374,7 @@ def _check(row: Algorithm, *, where: str) -> None:
         )
 
 
-def _typed(registry: Registry, chosen: Part) -> Part:
+def _typed(registry: Registry, chosen: FunctionSpec) -> FunctionSpec:
     """The part with whole numbers turned into floats where the function takes floats."""
     if chosen.name not in registry:
         return chosen
@@ -383,12 +383,12 @@ def _typed(registry: Registry, chosen: Part) -> Part:
         key: float(value) if hints.get(key) is float and type(value) is int else value
         for key, value in chosen.settings.items()
     }
-    return Part(name=chosen.name, settings=settings)
+    return FunctionSpec(name=chosen.name, settings=settings)
 
 
-def _rehearse(slot: str, function: Bound, *, where: str) -> None:
+def _validate_by_call(slot: str, function: BoundFunction, *, where: str) -> None:
     """Call a function on a small made-up batch: a setting out of range is refused at load."""
-    settings = settings_of(SLOTS[slot], function.part)
+    settings = settings_of(SLOTS[slot], function.spec)
     size = 1 + max(3, settings.get("k", 0))
     rewards = torch.arange(size, dtype=torch.float32)[None] % 2
     grid = torch.zeros(size, 1)
@@ -410,7 +410,7 @@ def _rehearse(slot: str, function: Bound, *, where: str) -> None:
         raise UsageError(f"{where}.{error}") from None
 
 
-def settings_of(registry: Registry, chosen: Part) -> dict[str, Any]:
+def settings_of(registry: Registry, chosen: FunctionSpec) -> dict[str, Any]:
     """Every setting of a part, defaults included."""
     defaults = {key: p.default for key, p in registry.settings(chosen.name).items()}
     return {**defaults, **chosen.settings}

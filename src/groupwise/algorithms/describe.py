@@ -9,7 +9,7 @@ from typing import Any
 
 from groupwise.algorithms.binding import SLOTS, Algorithm, settings_of
 from groupwise.algorithms.table import ALGORITHMS
-from groupwise.registry import Part, Registry
+from groupwise.registry import FunctionSpec, Registry
 
 WIDTH = 100
 INDENT = " " * 13
@@ -82,9 +82,9 @@ def describe(name: str) -> str:
     return "\n".join(lines)
 
 
-def _slot(slot: str, registry: Registry, chosen: Part) -> list[str]:
+def _slot(slot: str, registry: Registry, chosen: FunctionSpec) -> list[str]:
     """The lines of one slot: the part with every setting, what it is, its formula."""
     function = registry.get(chosen.name)
-    whole = Part(name=chosen.name, settings=settings_of(registry, chosen))
+    whole = FunctionSpec(name=chosen.name, settings=settings_of(registry, chosen))
     said = [summary(function), *formula(function).splitlines()]
     return [f"{slot:<13}{whole}", *(f"{INDENT}{line}" for line in said)]

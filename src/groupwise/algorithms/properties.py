@@ -1,7 +1,7 @@
-"""Laws that registered functions obey, and the mark of those that break one by design.
+"""Properties that registered functions have, and the mark of those that lack one by design.
 
-Every registered advantage and loss is tested against these laws. A function that cannot obey one
-says so with `@breaks("…")`; the tests then check that it really does break it.
+Every registered advantage and loss is tested for these properties. A function that lacks one says
+so with `@breaks("…")`; the tests then check that it does.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from groupwise.errors import UsageError, suggest
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-LAWS: Mapping[str, str] = {
+PROPERTIES: Mapping[str, str] = {
     "zero_without_signal": "a group whose rewards are all equal gets advantage 0",
     "prompts_independent": "the advantages of a group depend on that group alone",
     "zero_at_zero_advantage": "a row whose advantages are all 0 has no gradient",
@@ -21,11 +21,11 @@ LAWS: Mapping[str, str] = {
 }
 
 
-def breaks(*laws: str) -> Callable[[F], F]:
-    """Mark a function as breaking some of `LAWS` by design.
+def breaks(*properties: str) -> Callable[[F], F]:
+    """Mark a function as lacking some of `PROPERTIES` by design.
 
     Raises:
-        UsageError: a name that is not in `LAWS`.
+        UsageError: a name that is not in `PROPERTIES`.
 
     Example:
         >>> @breaks("zero_without_signal")
@@ -33,17 +33,17 @@ def breaks(*laws: str) -> Callable[[F], F]:
         >>> sorted(broken(raw))
         ['zero_without_signal']
     """
-    for law in laws:
-        if law not in LAWS:
-            raise UsageError(f"law = {law!r}: not a law; {suggest(law, LAWS)}")
+    for name in properties:
+        if name not in PROPERTIES:
+            raise UsageError(f"property = {name!r}: not known; {suggest(name, PROPERTIES)}")
 
     def mark(function: F) -> F:
-        setattr(function, "breaks", frozenset(laws))  # noqa: B010 (a plain function has no such field)
+        setattr(function, "breaks", frozenset(properties))  # noqa: B010 (functions have no fields)
         return function
 
     return mark
 
 
 def broken(function: Callable[..., Any]) -> frozenset[str]:
-    """The laws that a function says it breaks."""
+    """The properties that a function is marked as lacking."""
     return getattr(function, "breaks", frozenset())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from groupwise.algorithms.binding import ALGORITHMS, Algorithm
-from groupwise.registry import part
+from groupwise.registry import spec
 
 _SOFTRANK_PAPER = "SoftRank-GRPO"
 _DDOF = "The paper states neither ddof nor an epsilon: population deviation and none here."
@@ -16,8 +16,8 @@ def _variant(name: str, of: str, *differs: str) -> Algorithm:
     return Algorithm(
         name=name,
         paper=of,
-        advantage=part(name),
-        weighting=part("group_token_mean"),
+        advantage=spec(name),
+        weighting=spec("group_token_mean"),
         differs=(
             "Clip and normaliser are those of softrank, so that only the advantage differs.",
             *differs,
@@ -29,9 +29,9 @@ ROWS = (
     Algorithm(
         name="softrank",
         paper=_SOFTRANK_PAPER,
-        advantage=part("softrank", tau=0.5),
-        divergence=part("k3"),
-        weighting=part("group_token_mean"),
+        advantage=spec("softrank", tau=0.5),
+        divergence=spec("k3"),
+        weighting=spec("group_token_mean"),
         differs=(
             "Reads the per-sample advantage w_i·r_i of the equation; the text and Algorithm "
             "1 also say that the weighted sum is the advantage of all samples: softrank@kaist.",
@@ -47,11 +47,11 @@ ROWS = (
     Algorithm(
         name="softrank@kaist",
         paper=f"{_SOFTRANK_PAPER}, the authors' code (KAIST-AILab/SR-GRPO)",
-        advantage=part("softrank_group", tau=0.5, ddof=1, eps=1e-5),
-        surrogate=part("importance"),
-        divergence=part("k3"),
+        advantage=spec("softrank_group", tau=0.5, ddof=1, eps=1e-5),
+        surrogate=spec("importance"),
+        divergence=spec("k3"),
         divergence_coefficient=0.04,
-        weighting=part("sequence_mean"),
+        weighting=spec("sequence_mean"),
         differs=(
             "Against the paper's equation: one advantage for the whole group, sample deviation, no "
             "clip (the ratio is 1), mean over the tokens of each answer.",
@@ -78,10 +78,10 @@ ROWS = (
     Algorithm(
         name="grpo",
         paper="GRPO, DeepSeekMath (2402.03300)",
-        advantage=part("zscore"),
-        divergence=part("k3"),
+        advantage=spec("zscore"),
+        divergence=spec("k3"),
         divergence_coefficient=0.04,
-        weighting=part("sequence_mean"),
+        weighting=spec("sequence_mean"),
         differs=(
             _DDOF,
             "Outcome supervision only; the paper also describes rewards per reasoning step.",
@@ -91,9 +91,9 @@ ROWS = (
     Algorithm(
         name="grpo@trl",
         paper="GRPOTrainer of TRL 1.16 with its defaults",
-        advantage=part("zscore", ddof=1, eps=1e-4),
-        divergence=part("k3_weighted"),
-        weighting=part("batch_token_mean"),
+        advantage=spec("zscore", ddof=1, eps=1e-4),
+        divergence=spec("k3_weighted"),
+        weighting=spec("batch_token_mean"),
         differs=(
             _EQUAL,
             "beta = 0: no reference model is loaded; with a coefficient, the KL is weighted by "
@@ -105,10 +105,10 @@ ROWS = (
     Algorithm(
         name="grpo@verl",
         paper="GRPO of verl with its defaults",
-        advantage=part("zscore", ddof=1, eps=1e-6, raw_singletons=True),
-        surrogate=part("dual_clip", bound=3.0),
-        divergence=part("k3"),
-        weighting=part("batch_token_mean"),
+        advantage=spec("zscore", ddof=1, eps=1e-6, raw_singletons=True),
+        surrogate=spec("dual_clip", bound=3.0),
+        divergence=spec("k3"),
+        weighting=spec("batch_token_mean"),
         differs=(
             _EQUAL,
             "KL is off; where it is on, verl clamps k3 to ±10; its default coefficient is 0.001.",
@@ -117,8 +117,8 @@ ROWS = (
     Algorithm(
         name="dr_grpo",
         paper="Dr. GRPO, Understanding R1-Zero-Like Training (2503.20783)",
-        advantage=part("centered"),
-        weighting=part("constant_length", length=3000),
+        advantage=spec("centered"),
+        weighting=spec("constant_length", length=3000),
         differs=(
             "length is the generation budget of the authors' runs; it sets the scale of the loss "
             "and nothing else, so set it to your own max_tokens where gradient clipping matters.",
@@ -128,10 +128,10 @@ ROWS = (
     Algorithm(
         name="dapo",
         paper="DAPO (2503.14476)",
-        advantage=part("zscore"),
-        surrogate=part("ppo_clip", low=0.2, high=0.28),
-        weighting=part("batch_token_mean"),
-        filter=part("spread"),
+        advantage=spec("zscore"),
+        surrogate=spec("ppo_clip", low=0.2, high=0.28),
+        weighting=spec("batch_token_mean"),
+        filter=spec("spread"),
         differs=(
             _DDOF,
             "The equation normalises per prompt; the authors' code, and this row, per batch.",
@@ -142,11 +142,11 @@ ROWS = (
     Algorithm(
         name="rloo",
         paper="RLOO, Back to Basics (2402.14740)",
-        advantage=part("leave_one_out"),
-        surrogate=part("reinforce"),
-        divergence=part("k1"),
+        advantage=spec("leave_one_out"),
+        surrogate=spec("reinforce"),
+        divergence=spec("k1"),
         divergence_in="reward",
-        weighting=part("sequence_sum"),
+        weighting=spec("sequence_sum"),
         differs=(
             "The KL penalty of the reward is off, as rewards here are verified, not learnt; TRL "
             "uses 0.05: set algorithm.divergence.coefficient.",
@@ -157,19 +157,19 @@ ROWS = (
     Algorithm(
         name="reinforce",
         paper="REINFORCE (Williams 1992), without a baseline",
-        advantage=part("raw"),
-        surrogate=part("reinforce"),
-        weighting=part("sequence_sum"),
+        advantage=spec("raw"),
+        surrogate=spec("reinforce"),
+        weighting=spec("sequence_sum"),
         differs=("A control for experiments: every positive reward is imitated.",),
     ),
     Algorithm(
         name="reinforce++",
         paper="REINFORCE++ (2501.03262)",
-        advantage=part("discounted_whitened"),
-        divergence=part("k1"),
+        advantage=spec("discounted_whitened"),
+        divergence=spec("k1"),
         divergence_coefficient=0.01,
         divergence_in="reward",
-        weighting=part("batch_token_mean"),
+        weighting=spec("batch_token_mean"),
         differs=(
             "The KL coefficient is not fixed by the paper: 0.01 here.",
             "verl resets the return at tokens the policy did not write; here it steps over them.",
@@ -178,33 +178,33 @@ ROWS = (
     Algorithm(
         name="reinforce++-baseline",
         paper="REINFORCE++ with a group baseline (2501.03262)",
-        advantage=part("centered_whitened"),
-        divergence=part("k2"),
+        advantage=spec("centered_whitened"),
+        divergence=spec("k2"),
         divergence_coefficient=0.01,
-        weighting=part("batch_token_mean"),
+        weighting=spec("batch_token_mean"),
         differs=("The KL coefficient is not fixed by the paper: 0.01 here.", _STRICT),
     ),
     Algorithm(
         name="maxrl",
         paper="MaxRL (2602.02710)",
-        advantage=part("maxrl"),
+        advantage=spec("maxrl"),
         differs=("Clip and normaliser are PPO's and the batch's tokens, as in verl's defaults.",),
     ),
     Algorithm(
         name="gspo",
         paper="GSPO (2507.18071)",
-        advantage=part("zscore"),
-        ratio=part("sequence"),
-        surrogate=part("ppo_clip", low=3e-4, high=4e-4),
-        weighting=part("sequence_mean"),
+        advantage=spec("zscore"),
+        ratio=spec("sequence"),
+        surrogate=spec("ppo_clip", low=3e-4, high=4e-4),
+        weighting=spec("sequence_mean"),
         differs=(_DDOF,),
     ),
     Algorithm(
         name="cispo",
         paper="CISPO, MiniMax-M1 (2506.13585)",
-        advantage=part("zscore"),
-        surrogate=part("cispo", floor=0.0, cap=5.0),
-        weighting=part("batch_token_mean"),
+        advantage=spec("zscore"),
+        surrogate=spec("cispo", floor=0.0, cap=5.0),
+        weighting=spec("batch_token_mean"),
         differs=(
             _DDOF,
             "The paper tunes the cap without stating it: 5 as in ScaleRL. verl clips to 1 ± 0.2; "
@@ -214,25 +214,25 @@ ROWS = (
     Algorithm(
         name="gmpo",
         paper="GMPO (2507.20673)",
-        advantage=part("zscore"),
-        surrogate=part("gmpo", low=0.4, high=0.4),
-        weighting=part("sequence_mean"),
+        advantage=spec("zscore"),
+        surrogate=spec("gmpo", low=0.4, high=0.4),
+        weighting=spec("sequence_mean"),
         differs=(_DDOF, "verl clips log-ratios at its clip_ratio, 0.2 by default."),
     ),
     Algorithm(
         name="sapo",
         paper="SAPO (2511.20347)",
-        advantage=part("zscore"),
-        surrogate=part("sapo", positive=1.0, negative=1.05),
-        weighting=part("sequence_mean"),
+        advantage=spec("zscore"),
+        surrogate=spec("sapo", positive=1.0, negative=1.05),
+        weighting=spec("sequence_mean"),
         differs=(_DDOF,),
     ),
     Algorithm(
         name="kimi",
         paper="Kimi k1.5, online mirror descent (2501.12599)",
-        advantage=part("centered"),
-        surrogate=part("mirror_descent", tau=0.5),
-        weighting=part("sequence_sum"),
+        advantage=spec("centered"),
+        surrogate=spec("mirror_descent", tau=0.5),
+        weighting=spec("sequence_sum"),
         differs=(
             "tau is not published: 0.5 here.",
             "The mean of the group stands for tau·log Z, as in the system; soft_centered is exact.",
@@ -242,31 +242,31 @@ ROWS = (
     Algorithm(
         name="lite_ppo",
         paper="Lite PPO, Tricks or Traps (2508.08221)",
-        advantage=part("batch_zscore"),
-        weighting=part("batch_token_mean"),
+        advantage=spec("batch_zscore"),
+        weighting=spec("batch_token_mean"),
         differs=(_DDOF,),
     ),
     Algorithm(
         name="opo",
         paper="OPO (2505.23585)",
-        advantage=part("length_weighted"),
-        surrogate=part("reinforce"),
-        weighting=part("sequence_mean"),
+        advantage=spec("length_weighted"),
+        surrogate=spec("reinforce"),
+        weighting=spec("sequence_mean"),
         differs=("Strictly on-policy, as the paper asks: no ratio.", _STRICT),
     ),
     Algorithm(
         name="gpg",
         paper="GPG (2504.02546)",
-        advantage=part("signal_scaled"),
-        surrogate=part("reinforce"),
-        weighting=part("batch_token_mean"),
+        advantage=spec("signal_scaled"),
+        surrogate=spec("reinforce"),
+        weighting=spec("batch_token_mean"),
         differs=("verl scales by the share of non-zero rewards: counting = 'rewards'.", _STRICT),
     ),
     Algorithm(
         name="gdpo",
         paper="GDPO (2601.05242)",
-        advantage=part("parts_zscore"),
-        weighting=part("batch_token_mean"),
+        advantage=spec("parts_zscore"),
+        weighting=spec("batch_token_mean"),
         differs=(
             "Needs a reward with named parts; their weights are algorithm.advantage.weights.",
             "TRL whitens over answers with 1e-4; here, as in verl, over tokens.",
@@ -275,9 +275,9 @@ ROWS = (
     Algorithm(
         name="pkpo",
         paper="PKPO (2505.15201)",
-        advantage=part("pass_at_k_gradient", k=4),
-        surrogate=part("reinforce"),
-        weighting=part("sequence_sum"),
+        advantage=spec("pass_at_k_gradient", k=4),
+        surrogate=spec("reinforce"),
+        weighting=spec("sequence_sum"),
         differs=(
             "The group must be larger than k.",
             "Advantages carry the factor K that makes the mean over answers unbiased.",
@@ -286,22 +286,22 @@ ROWS = (
     Algorithm(
         name="pass_at_k_training",
         paper="Pass@k Training (2508.10751)",
-        advantage=part("pass_at_k_training", k=4),
-        weighting=part("batch_token_mean"),
+        advantage=spec("pass_at_k_training", k=4),
+        weighting=spec("batch_token_mean"),
         differs=("No epsilon is added to the deviation.",),
     ),
     Algorithm(
         name="dppo",
         paper="DPPO (2602.04879), total variation",
-        advantage=part("zscore"),
-        surrogate=part("dppo", low=0.2, high=0.2),
-        weighting=part("batch_token_mean"),
+        advantage=spec("zscore"),
+        surrogate=spec("dppo", low=0.2, high=0.2),
+        weighting=spec("batch_token_mean"),
         differs=(_DDOF, "The paper also has a form with a binary KL bound."),
     ),
     Algorithm(
         name="log_odds",
         paper="gradient of the log-odds of success; experimental",
-        advantage=part("log_odds"),
+        advantage=spec("log_odds"),
         differs=("For 0/1 rewards.",),
     ),
 )

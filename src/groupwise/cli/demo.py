@@ -174,7 +174,7 @@ def _magnify(scored: ScoredGroups, prepared: Mapping[str, Prepared]) -> Mapping[
                     for c, r in zip(group.completions, rewards[place], strict=True)
                 ],
                 "advantages": {
-                    name: each.trainer.rules.advantage(data)[0].tolist()
+                    name: each.trainer.algorithm.advantage(data)[0].tolist()
                     for name, each in prepared.items()
                 },
                 "step": next(iter(prepared.values())).trainer.done,

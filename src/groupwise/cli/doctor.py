@@ -23,7 +23,7 @@ from groupwise import __version__
 from groupwise.config import Config
 from groupwise.config.connect import best_device, load_configured, make_scorer
 from groupwise.config.data import load_eval, load_train, rendered
-from groupwise.config.memory import MemoryPlan, memory_plan, reliefs
+from groupwise.config.memory import MemoryPlan, memory_plan, memory_savings
 from groupwise.errors import GroupwiseError
 from groupwise.kernels.cpu import compiled
 from groupwise.models import Policy
@@ -49,7 +49,7 @@ TRIED = 200
 
 
 @dataclass(frozen=True, kw_only=True)
-class Check:
+class CheckResult:
     """One thing that was looked at.
 
     Attributes:
@@ -70,7 +70,7 @@ class Check:
         return f"{mark}  {self.name}: {self.found}{advice}"
 
 
-class Finding(Exception):
+class CheckFailed(Exception):
     """A check that failed: what was found, and what to do about it."""
 
     def __init__(self, found: str, advice: str) -> None:
@@ -88,7 +88,7 @@ class _Silent:
     def close(self) -> None: ...
 
 
-def examine(config: Config | None = None, *, memory_gb: float | None = None) -> list[Check]:
+def examine(config: Config | None = None, *, memory_gb: float | None = None) -> list[CheckResult]:
     """Look at everything a run depends on, as far as a configuration says what that is.
 
     Args:
@@ -100,36 +100,38 @@ def examine(config: Config | None = None, *, memory_gb: float | None = None) -> 
     """
     work: dict[str, Callable[[], str]] = {"versions": _versions, "device": _device}
     if config is not None:
-        patient = _Patient(config, memory_gb)
+        preflight = Preflight(config, memory_gb)
         work |= {
-            "run directory": patient.directory,
-            "memory": patient.memory,
-            "disk": patient.disk,
-            "model": patient.model,
-            "data": patient.data,
-            "tokenizer": patient.tokenizer,
-            "reward": patient.reward,
-            "a step at learning rate 0": patient.step,
+            "run directory": preflight.directory,
+            "memory": preflight.memory,
+            "disk": preflight.disk,
+            "model": preflight.model,
+            "data": preflight.data,
+            "tokenizer": preflight.tokenizer,
+            "reward": preflight.reward,
+            "a step at learning rate 0": preflight.step,
         }
-    checks: list[Check] = []
+    checks: list[CheckResult] = []
     for name, look in work.items():
         checks.append(_looked(name, look, checks))
     return checks
 
 
-def _looked(name: str, look: Callable[[], str], before: Sequence[Check]) -> Check:
+def _looked(name: str, look: Callable[[], str], before: Sequence[CheckResult]) -> CheckResult:
     try:
-        return Check(name=name, passed=True, found=look())
-    except Finding as finding:
-        return Check(name=name, passed=False, found=str(finding), advice=finding.advice)
+        return CheckResult(name=name, passed=True, found=look())
+    except CheckFailed as finding:
+        return CheckResult(name=name, passed=False, found=str(finding), advice=finding.advice)
     except GroupwiseError as error:
         if any(check.found == str(error) for check in before):
-            return Check(name=name, passed=None, found="not tried, because of the failure above")
+            return CheckResult(
+                name=name, passed=None, found="not tried, because of the failure above"
+            )
         advice = "do what the message says; it would have ended the run"
-        return Check(name=name, passed=False, found=str(error), advice=advice)
+        return CheckResult(name=name, passed=False, found=str(error), advice=advice)
     except Exception as error:
         said = (str(error).strip().splitlines() or ["no message"])[0]
-        return Check(
+        return CheckResult(
             name=name,
             passed=False,
             found=f"{type(error).__name__}: {said}",
@@ -143,7 +145,7 @@ def _versions() -> str:
         parts = tuple(int(p) for p in found[name].split("+")[0].split(".")[:2])
         if parts < oldest:
             wanted = ".".join(map(str, oldest))
-            raise Finding(f"{name} {found[name]}", f"pip install '{name}>={wanted}'")
+            raise CheckFailed(f"{name} {found[name]}", f"pip install '{name}>={wanted}'")
     listed = ", ".join(f"{name} {version}" for name, version in found.items())
     return f"Python {platform.python_version()}, {listed}"
 
@@ -155,7 +157,7 @@ def _device() -> str:
         return f"{name}, {free / 2**30:.1f} of {total / 2**30:.1f} GiB free"
     cores, threads = len(psutil.Process().cpu_affinity() or [1]), torch.get_num_threads()
     if threads > cores:
-        raise Finding(
+        raise CheckFailed(
             f"CPU with {_counted(cores, 'core')} and {threads} threads of torch, which will fight",
             f"set threads = {cores}",
         )
@@ -172,7 +174,7 @@ def _counted(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
-class _Patient:
+class Preflight:
     """A configuration and what is loaded of it, each when it is first needed."""
 
     def __init__(self, config: Config, memory_gb: float | None) -> None:
@@ -195,7 +197,9 @@ class _Patient:
         folder = Path(self.config.output)
         parent = next(p for p in (folder, *folder.absolute().parents) if p.exists())
         if not parent.is_dir() or not os.access(parent, os.W_OK):
-            raise Finding(f"{folder} cannot be written", "choose another by --set output=FOLDER")
+            raise CheckFailed(
+                f"{folder} cannot be written", "choose another by --set output=FOLDER"
+            )
         if (folder / "metrics.jsonl").exists():
             return f"{folder} holds a run already, which only --resume goes on with"
         return f"{folder} can be written"
@@ -217,10 +221,10 @@ class _Patient:
         )
         if plan.peak <= room * free:
             return said
-        steps = list(reliefs(self.config, room=room * free))
+        steps = list(memory_savings(self.config, room=room * free))
         fits = bool(steps) and steps[-1].peak <= room * free
         rest = "" if fits else "; that is not enough, so take a smaller model or a larger card"
-        raise Finding(said, f"set, one on top of the other: {', '.join(map(str, steps))}{rest}")
+        raise CheckFailed(said, f"set, one on top of the other: {', '.join(map(str, steps))}{rest}")
 
     def disk(self) -> str:
         """Each checkpoint holds the trained weights and two moments; models are written beside."""
@@ -230,7 +234,9 @@ class _Patient:
         free = shutil.disk_usage(next(p for p in (folder, *folder.parents) if p.exists())).free
         said = f"checkpoints need about {need / 2**30:.2f} GiB, {free / 2**30:.1f} GiB are free"
         if need > free:
-            raise Finding(said, "free some space, choose another output, or keep fewer checkpoints")
+            raise CheckFailed(
+                said, "free some space, choose another output, or keep fewer checkpoints"
+            )
         return said
 
     def model(self) -> str:
@@ -252,7 +258,7 @@ class _Patient:
             f"tokens and {answered} have an answer; {len(held_out)} held out"
         )
         if shared:
-            raise Finding(
+            raise CheckFailed(
                 f"{said}; {shared} of the held-out ones are training prompts as well",
                 "give other held-out prompts by data.eval or data.eval_split",
             )
@@ -263,9 +269,9 @@ class _Patient:
         answers = sorted({p.answer for p in self.prompts[:TRIED] if p.answer})
         problems = check_round_trip(tokenizer, answers)
         if problems:
-            raise Finding(problems[0], "use a tokenizer that keeps these texts")
+            raise CheckFailed(problems[0], "use a tokenizer that keeps these texts")
         if tags := dropped_tags(tokenizer):
-            raise Finding(
+            raise CheckFailed(
                 f"{', '.join(tags)} are special tokens, which decoding drops",
                 "add such tags as ordinary tokens (special=False), or use others",
             )
@@ -276,7 +282,7 @@ class _Patient:
         with make_scorer(self.config) as scorer:
             tried = check_reward(scorer, list(self.prompts[:8]))
         if not tried.passed:
-            raise Finding(
+            raise CheckFailed(
                 tried.problems[0],
                 "make the reward read the answers as the data writes them (data.answer_style, "
                 "settings of [[rewards]])",
@@ -308,13 +314,13 @@ class _Patient:
                 prepared.close()
         moved = [name for name, weight in after.items() if not torch.equal(weight, before[name])]
         if moved:
-            raise Finding(
+            raise CheckFailed(
                 f"{len(moved)} parameters moved at learning rate 0, such as {moved[0]}",
                 "report this: it is a fault of groupwise or of the model's code",
             )
         gap = metrics["sampler_gap_max"]
         if self.config.model.dtype == "float32" and gap > GAP:
-            raise Finding(
+            raise CheckFailed(
                 f"sampler and learner differ by {gap:.2g} nats for the same token",
                 "use engine.name = 'generate', and report the model",
             )
@@ -349,6 +355,6 @@ def _small(config: Config, output: Path) -> Config:
     )
 
 
-def passed(checks: Sequence[Check]) -> bool:
+def passed(checks: Sequence[CheckResult]) -> bool:
     """Whether nothing failed."""
     return all(check.passed is not False for check in checks)

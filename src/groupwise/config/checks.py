@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from groupwise.errors import UsageError, suggest
-from groupwise.registry import Part
+from groupwise.registry import FunctionSpec
 
 if TYPE_CHECKING:
-    from groupwise.algorithms import Rules
+    from groupwise.algorithms import BoundAlgorithm
     from groupwise.config.sections import Config
 
 
@@ -72,7 +72,7 @@ def check_engine(config: Config) -> None:
             )
 
 
-def rehearse(rules: Rules, config: Config) -> None:
+def validate_by_call(algorithm: BoundAlgorithm, config: Config) -> None:
     """Take the advantage of a made-up group of the size that the run will have.
 
     Raises:
@@ -84,7 +84,7 @@ def rehearse(rules: Rules, config: Config) -> None:
     tokens = torch.zeros(1, config.group_size, 1)
     weights = config.algorithm.advantage.get("weights") or {}
     try:
-        rules.advantage(
+        algorithm.advantage(
             {
                 "rewards": rewards,
                 "correct": rewards,
@@ -110,8 +110,8 @@ def check_functions(config: Config) -> None:
     from groupwise.algorithms import bind
     from groupwise.rewards import REWARDS, combination
 
-    rules = bind(config.algorithm.name, config.algorithm.overrides(), where="algorithm")
-    rehearse(rules, config)
+    algorithm = bind(config.algorithm.name, config.algorithm.overrides(), where="algorithm")
+    validate_by_call(algorithm, config)
     try:
         combination(config.combine)
     except UsageError as error:
@@ -122,4 +122,6 @@ def check_functions(config: Config) -> None:
                 f"rewards.{index}.name = {reward.name!r}: no such reward; "
                 + suggest(reward.name, REWARDS)
             )
-        REWARDS.bind(Part(name=reward.name, settings=reward.settings), where=f"rewards.{index}")
+        REWARDS.bind(
+            FunctionSpec(name=reward.name, settings=reward.settings), where=f"rewards.{index}"
+        )

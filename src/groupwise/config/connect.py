@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from groupwise.algorithms import Rules
+from groupwise.algorithms import BoundAlgorithm
 from groupwise.config import Config
 from groupwise.errors import UsageError
 from groupwise.kernels.heap import keep_freed_memory
@@ -30,7 +30,9 @@ class Connected:
     learner: TorchLearner
 
 
-def connect(config: Config, rules: Rules, *, policy: Policy | None = None) -> Connected:
+def connect(
+    config: Config, algorithm: BoundAlgorithm, *, policy: Policy | None = None
+) -> Connected:
     """Load the policy of a configuration and build the engine and the learner around it.
 
     Args:
@@ -57,7 +59,7 @@ def connect(config: Config, rules: Rules, *, policy: Policy | None = None) -> Co
         optimizer=optimizer_settings(config),
         tokens_per_microbatch=config.update.tokens_per_microbatch,
         temperature=config.sampling.temperature,
-        reference=reference_kind(config, rules, policy.model),
+        reference=reference_kind(config, algorithm, policy.model),
         gradient_checkpointing=config.update.gradient_checkpointing,
         skip_inert_rows=config.update.skip_zero_rows,
     )
@@ -132,15 +134,15 @@ def optimizer_settings(config: Config) -> OptimizerSettings:
     )
 
 
-def reference_kind(config: Config, rules: Rules, model: Any) -> Any:
+def reference_kind(config: Config, algorithm: BoundAlgorithm, model: Any) -> Any:
     """Where π_ref comes from, if it is needed at all."""
     wanted = config.model.reference
-    if wanted == "none" and rules.needs_reference:
+    if wanted == "none" and algorithm.needs_reference:
         raise UsageError(
             f"model.reference = 'none': algorithm {config.algorithm.name!r} has a KL term; set "
             "model.reference = 'auto', or algorithm.divergence.name = 'none'."
         )
-    if wanted == "none" or (wanted == "auto" and not rules.needs_reference):
+    if wanted == "none" or (wanted == "auto" and not algorithm.needs_reference):
         return "none"
     return "adapter" if is_adapted(model) else "frozen"
 

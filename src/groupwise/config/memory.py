@@ -19,7 +19,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
-from groupwise.algorithms import Rules, bind
+from groupwise.algorithms import BoundAlgorithm, bind
 from groupwise.config import Config, build
 from groupwise.config.connect import best_device, optimizer_settings, reference_kind
 from groupwise.config.dry_run import (
@@ -83,7 +83,7 @@ class MemoryPlan:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Relief:
+class MemorySaving:
     """A setting that lowers the peak."""
 
     setting: str
@@ -115,14 +115,14 @@ def memory_plan(config: Config, *, sizes: PretrainedConfig | None = None) -> Mem
     prompt = max(1, min(longest, context - config.sampling.max_tokens))
     candidates = microbatches(config, prompt=prompt)
     device = best_device()
-    rules = bind(config.algorithm.name, config.algorithm.overrides())
+    algorithm = bind(config.algorithm.name, config.algorithm.overrides())
     with torch.device("meta"):
         model = _model(config, sizes)
     with FakeTensorMode() as mode, device:
         place_without_content(model, device)
         plain = replace(optimizer_settings(config), name="adamw", offload=False)
         optimizer = MasterOptimizer(model.parameters(), plain)
-        held = _held(config, rules, model, optimizer)
+        held = _held(config, algorithm, model, optimizer)
         rollout, update = {}, {}
         with suppress(*UNPLANNED):
             if config.engine.name != "vllm":  # That has memory of its own.
@@ -145,7 +145,7 @@ def memory_plan(config: Config, *, sizes: PretrainedConfig | None = None) -> Mem
     )
 
 
-def reliefs(config: Config, *, room: float = 0.0) -> Iterator[Relief]:
+def memory_savings(config: Config, *, room: float = 0.0) -> Iterator[MemorySaving]:
     """Settings that make a run smaller, each on top of those before it, until it fits into `room`
     bytes. Those that change no result come first."""
     sizes = configuration(config.model.path, trust_remote_code=config.model.trust_remote_code)
@@ -159,7 +159,7 @@ def reliefs(config: Config, *, room: float = 0.0) -> Iterator[Relief]:
             continue  # It cannot work together with the other settings.
         lower = memory_plan(smaller, sizes=sizes).peak
         if lower < 0.98 * peak:
-            yield Relief(setting=setting, value=value, peak=lower)
+            yield MemorySaving(setting=setting, value=value, peak=lower)
             config, peak = smaller, lower
 
 
@@ -204,7 +204,9 @@ def _model(config: Config, sizes: PretrainedConfig) -> Any:
     return model
 
 
-def _held(config: Config, rules: Rules, model: Any, optimizer: MasterOptimizer) -> dict[str, int]:
+def _held(
+    config: Config, algorithm: BoundAlgorithm, model: Any, optimizer: MasterOptimizer
+) -> dict[str, int]:
     adapter = {n: p for n, p in model.named_parameters() if "lora_" in n}
     base = {n: p for n, p in model.named_parameters() if n not in adapter}
     weights = sum(p.nbytes for p in base.values())
@@ -221,7 +223,7 @@ def _held(config: Config, rules: Rules, model: Any, optimizer: MasterOptimizer) 
         "moments": here * trained * MOMENT_BYTES[config.optimizer.name],
         "reference": 0,
     }
-    kind = reference_kind(config, rules, model)
+    kind = reference_kind(config, algorithm, model)
     if kind != "none":
         held["reference"] = weights if kind == "frozen" else held["adapter"]
     return held

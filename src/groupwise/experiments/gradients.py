@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from groupwise.algorithms import Rules
+from groupwise.algorithms import BoundAlgorithm
 from groupwise.errors import UsageError
 from groupwise.training.trainer import evidence
 from groupwise.types import Batch, ScoredGroups
@@ -102,7 +102,9 @@ def inner_products(
     )
 
 
-def coefficients(rules: Rules, scored: ScoredGroups) -> Float[np.ndarray, "prompt group"]:
+def coefficients(
+    algorithm: BoundAlgorithm, scored: ScoredGroups
+) -> Float[np.ndarray, "prompt group"]:
     """What an algorithm multiplies each completion's ∇ log π by, on-policy, in an ascent direction.
 
         c_i = −P · ∂loss/∂(log π of any token of completion i)
@@ -111,7 +113,7 @@ def coefficients(rules: Rules, scored: ScoredGroups) -> Float[np.ndarray, "promp
     own reference, so KL terms vanish; an entropy bonus has to be switched off.
 
     Args:
-        rules: the algorithm.
+        algorithm: the algorithm.
         scored: the groups of one optimiser step, with their rewards.
 
     Raises:
@@ -127,11 +129,13 @@ def coefficients(rules: Rules, scored: ScoredGroups) -> Float[np.ndarray, "promp
         "truncated": torch.tensor(truncated),
         "kl": torch.zeros(*shape, batch.tokens.shape[1]),
     }
-    [step] = assemble(batch, rules.advantage(data), rules.weighting, keep=rules.filter(data))
+    [step] = assemble(
+        batch, algorithm.advantage(data), algorithm.weighting, keep=algorithm.filter(data)
+    )
     assert batch.sampler_logp is not None  # rollouts of this process always have them
     logp = torch.where(step.mask, batch.sampler_logp, 0).requires_grad_()
     same = logp.detach()
-    losses = rules.objective(logp, None, replace(step, ref_logp=same, sampler_logp=same))
+    losses = algorithm.objective(logp, None, replace(step, ref_logp=same, sampler_logp=same))
     (slope,) = torch.autograd.grad((losses * step.weight).sum(), logp, allow_unused=True)
     slope = torch.zeros_like(logp) if slope is None else torch.where(step.mask, slope, 0)
     rows = slope.double().sum(1) / step.mask.sum(1).clamp(min=1)

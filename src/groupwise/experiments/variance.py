@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from groupwise.algorithms import ALGORITHMS, Rules, bind
+from groupwise.algorithms import ALGORITHMS, BoundAlgorithm, bind
 from groupwise.algorithms.advantages import ADVANTAGES
 from groupwise.config import Config
 from groupwise.config.connect import Reward, connect, make_scorer
@@ -180,10 +180,10 @@ def variance(
 
 def _chosen(
     config: Config, advantages: Sequence[str], algorithms: Sequence[str]
-) -> dict[str, Rules | str]:
+) -> dict[str, BoundAlgorithm | str]:
     """The estimators to measure by name; a reason where one cannot be set up."""
-    chosen: dict[str, Rules | str] = {}
-    own = bind(config.algorithm.name, config.algorithm.overrides()).algorithm.advantage.name
+    chosen: dict[str, BoundAlgorithm | str] = {}
+    own = bind(config.algorithm.name, config.algorithm.overrides()).row.advantage.name
     for name in ADVANTAGES.names() if "all" in advantages else advantages:
         ADVANTAGES.get(name)
         overrides = config.algorithm.overrides() | {"entropy": {"coefficient": 0.0}}
@@ -199,7 +199,7 @@ def _chosen(
     return chosen
 
 
-def _bound(name: str, overrides: Mapping[str, Mapping[str, Any]]) -> Rules | str:
+def _bound(name: str, overrides: Mapping[str, Mapping[str, Any]]) -> BoundAlgorithm | str:
     try:
         return bind(name, overrides)
     except UsageError as error:
@@ -209,7 +209,7 @@ def _bound(name: str, overrides: Mapping[str, Mapping[str, Any]]) -> Rules | str
 def _reference(
     learner: TorchLearner,
     source: RolloutSource,
-    rules: Rules,
+    algorithm: BoundAlgorithm,
     batches: int,
     start: int,
     size: int,
@@ -221,13 +221,13 @@ def _reference(
         heartbeat("reference gradient")
         scored = source.take(size, step=start + number)
         batch = sequences(scored)
-        [step] = assemble(batch, rules.advantage(evidence(scored, batch)), rules.weighting)
-        halves[number % 2] = halves[number % 2] - learner.gradient(step, rules.objective)
+        [step] = assemble(batch, algorithm.advantage(evidence(scored, batch)), algorithm.weighting)
+        halves[number % 2] = halves[number % 2] - learner.gradient(step, algorithm.objective)
     return halves
 
 
 def _judged(
-    chosen: Mapping[str, Rules | str], steps: Sequence[ScoredGroups]
+    chosen: Mapping[str, BoundAlgorithm | str], steps: Sequence[ScoredGroups]
 ) -> tuple[dict[str, list[np.ndarray]], dict[str, str]]:
     """What each estimator multiplies completions by: with the rewards as they are, all 1, one
     higher, and doubled; or why it cannot say."""
@@ -238,12 +238,12 @@ def _judged(
         lambda r: r * 2,
     )
     judged, left_out = {}, {}
-    for name, rules in chosen.items():
+    for name, algorithm in chosen.items():
         try:
-            if isinstance(rules, str):
-                raise UsageError(rules)
+            if isinstance(algorithm, str):
+                raise UsageError(algorithm)
             judged[name] = [
-                np.concatenate([coefficients(rules, _changed(step, change)) for step in steps])
+                np.concatenate([coefficients(algorithm, _changed(step, change)) for step in steps])
                 for change in changes
             ]
         except UsageError as error:

@@ -21,7 +21,7 @@ from groupwise.prompts.generators.puzzles import countdown, knights_knaves, reas
 from groupwise.prompts.generators.word_problems import Split, word_problems
 from groupwise.prompts.lazy import LazySequence, lazy_prompts
 from groupwise.prompts.rows import Row, read_rows
-from groupwise.registry import Bound, Registry, part
+from groupwise.registry import BoundFunction, Registry, spec
 from groupwise.types import Prompt
 
 GENERATORS = Registry("generator", data=("count",))
@@ -119,7 +119,7 @@ def load_prompts(
         prompt=prompt_column,
         answer="answer" if answer_column is None and "answer" in rows[0] else answer_column,
         id=id_column,
-        style=ANSWERS.bind(part(answer_style), where="data.answer_style"),
+        style=ANSWERS.bind(spec(answer_style), where="data.answer_style"),
         system=system,
         wording=wording,
         chat=chat,
@@ -159,7 +159,7 @@ def load_examples(
     where = str(source) if isinstance(source, str | Path) else "examples"
     if where in GENERATORS:
         raise UsageError(f"data = {where!r}: makes problems without completions; give a file.")
-    style = COMPLETIONS.bind(part(completion_style), where="data.completion_style")
+    style = COMPLETIONS.bind(spec(completion_style), where="data.completion_style")
     examples = []
     for number, prompt in enumerate(load_prompts(source, **prompts), start=1):
         found = prompt.columns.get(completion_column)
@@ -186,7 +186,7 @@ def _generate(name: str, *, split: str, count: int, seed: int) -> list[Prompt]:
         )
     name, _, task = name.partition(":")
     settings = {"split": _GENERATED_SPLITS[split], "seed": seed} | ({"task": task} if task else {})
-    return GENERATORS.bind(part(name, **settings), where="data")({"count": count})
+    return GENERATORS.bind(spec(name, **settings), where="data")({"count": count})
 
 
 def _as_rows(items: Sequence[Any], where: str) -> list[Row]:
@@ -206,7 +206,7 @@ class _Columns:
     prompt: str
     answer: str | None
     id: str | None
-    style: Bound
+    style: BoundFunction
     system: str | None
     wording: str | None
     chat: bool
@@ -277,7 +277,7 @@ def _answer(row: Row, columns: _Columns, where: str) -> str | None:
     if answer is None:
         raise UsageError(
             f"{where}: {columns.answer!r} = {text[-40:]!r} holds no answer in the style "
-            f"{columns.style.part.name!r} (data.answer_style)."
+            f"{columns.style.spec.name!r} (data.answer_style)."
         )
     return answer
 

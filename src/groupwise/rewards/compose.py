@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from groupwise.errors import UsageError, suggest
-from groupwise.registry import Bound, Part, Registry
+from groupwise.registry import BoundFunction, FunctionSpec, Registry
 
 Values = Sequence[Sequence[float | None]]
 Number = int | float
@@ -170,11 +170,11 @@ def shuffled(total: Sequence[float]) -> list[float]:
 class Combination:
     """One function that makes a total of the parts, and any number that change it."""
 
-    steps: tuple[Bound, ...]
+    steps: tuple[BoundFunction, ...]
 
     @property
     def stops_at_first(self) -> bool:
-        return self.steps[0].part.name == "first_decisive"
+        return self.steps[0].spec.name == "first_decisive"
 
     def __call__(
         self, parts: Values, *, weights: Sequence[float], labels: Sequence[str]
@@ -187,25 +187,25 @@ class Combination:
         return data["total"]
 
 
-def combination(chosen: str | Part | Mapping[str, Any] | Sequence[Any]) -> Combination:
+def combination(chosen: str | FunctionSpec | Mapping[str, Any] | Sequence[Any]) -> Combination:
     """A combination as written in TOML or Python.
 
     Args:
-        chosen: a name, a `Part`, a table with `name` and settings, or a list of those, such as
-            `["weighted_sum", {"name": "clip", "low": -1.0}]`.
+        chosen: a name, a `FunctionSpec`, a table with `name` and settings, or a list of those, such
+            as `["weighted_sum", {"name": "clip", "low": -1.0}]`.
 
     Raises:
         UsageError: an unknown name or setting, or steps in an impossible order.
     """
-    items = [chosen] if isinstance(chosen, str | Part | Mapping) else list(chosen)
+    items = [chosen] if isinstance(chosen, str | FunctionSpec | Mapping) else list(chosen)
     steps = []
     for number, item in enumerate(items):
         if isinstance(item, str):
-            item = Part(name=item)
+            item = FunctionSpec(name=item)
         elif isinstance(item, Mapping):
             settings = {key: value for key, value in item.items() if key != "name"}
-            item = Part(name=str(item.get("name", "")), settings=settings)
-        elif not isinstance(item, Part):
+            item = FunctionSpec(name=str(item.get("name", "")), settings=settings)
+        elif not isinstance(item, FunctionSpec):
             raise UsageError(f"reward.combine[{number}] = {item!r}: must be a name or a table.")
         bound = COMBINATIONS.bind(item, where="reward.combine")
         if ("total" in bound.inputs) == (number == 0):

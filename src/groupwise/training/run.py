@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from groupwise.algorithms import Rules, bind
+from groupwise.algorithms import BoundAlgorithm, bind
 from groupwise.config import Config, build
 from groupwise.config.connect import (
     Connected,
@@ -24,7 +24,7 @@ from groupwise.config.connect import (
     make_scorer,
 )
 from groupwise.config.data import load_eval, load_source, load_train, rendered
-from groupwise.config.memory import memory_plan, reliefs
+from groupwise.config.memory import memory_plan, memory_savings
 from groupwise.errors import GroupwiseError, RunError, UsageError
 from groupwise.evaluation.measure import Measurement, measure
 from groupwise.models import Policy, make_policy
@@ -264,7 +264,7 @@ def _smaller(config: Config | None) -> str:
     """The plan of a run that did not fit, and what to change first."""
     try:
         if config is not None:
-            first = ", ".join(map(str, islice(reliefs(config), 3)))
+            first = ", ".join(map(str, islice(memory_savings(config), 3)))
             return f"planned were {memory_plan(config)}; set, one on top of the other: {first}"
     except (GroupwiseError, MemoryError, RuntimeError):
         pass  # There may be no memory left to plan in.
@@ -303,9 +303,9 @@ def prepare(
         found = resuming.Resumed()
         if resume:
             found = resuming.find(config, allow_changes=allow_changes, say=progress.say)
-        rules = bind(config.algorithm.name, config.algorithm.overrides())
+        algorithm = bind(config.algorithm.name, config.algorithm.overrides())
         policy = _started(config, policy, found, progress=progress)
-        connected = connect(config, rules, policy=policy)
+        connected = connect(config, algorithm, policy=policy)
         undo.callback(connected.engine.close)
         train_on = rendered(config, policy, prompts or load_train(config))
         measure_on = _held_out(config, policy, eval_prompts)
@@ -323,7 +323,7 @@ def prepare(
         )
         undo.callback(watchdog.close)
         trainer = _trainer(
-            config, rules, connected, train_on, scorer=scorer, log=log, watch=watchdog.waiting
+            config, algorithm, connected, train_on, scorer=scorer, log=log, watch=watchdog.waiting
         )
         trainer.progress, trainer.name = progress, name or config.algorithm.name
         prepared = Prepared(
@@ -348,7 +348,7 @@ def prepare(
 
 def _trainer(
     config: Config,
-    rules: Rules,
+    algorithm: BoundAlgorithm,
     connected: Connected,
     ready: Rendered,
     *,
@@ -365,7 +365,7 @@ def _trainer(
         ready.tokens,
         engine=connected.engine,
         scorer=scorer,
-        keep=rules.filter,
+        keep=algorithm.filter,
         group=config.group_size,
         sampling=config.sampling.to_sampling(),
         seed=config.seed,
@@ -378,7 +378,7 @@ def _trainer(
         source=source,
         engine=connected.engine,
         learner=connected.learner,
-        rules=rules,
+        algorithm=algorithm,
         log=log,
         keeper=Keeper(log, settings=config.checkpoint, journal=journal, watch=watch),
         trackers=make_trackers(config.logging.trackers, log.folder, resuming.plain(config)),

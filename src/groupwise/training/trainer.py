@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from groupwise.algorithms import Rules
+from groupwise.algorithms import BoundAlgorithm
 from groupwise.errors import RunError
 from groupwise.rollouts.source import RolloutSource
 from groupwise.rundir.files import RunLog
@@ -70,7 +70,7 @@ class Trainer:
 
     Attributes:
         source, engine, learner: who makes scored groups, rollouts and updates.
-        rules: the algorithm, bound to its settings.
+        algorithm: the algorithm, bound to its settings.
         log: the run directory; None keeps nothing on disk.
         keeper: of its checkpoints; None writes none.
         evaluate: measures the model on held-out prompts; None where there are none.
@@ -84,7 +84,7 @@ class Trainer:
     source: RolloutSource
     engine: Engine
     learner: TorchLearner
-    rules: Rules
+    algorithm: BoundAlgorithm
     log: RunLog | None = None
     keeper: Keeper | None = None
     progress: Progress | None = None
@@ -107,12 +107,12 @@ class Trainer:
         settings, start = self.settings, time.perf_counter()
         scored = self.source.take(settings.prompts_per_step, step=self.done)
         with self.watch("log-probabilities"):
-            batch = self._annotated(sequences(scored, excluded=self.rules.kl_in_reward != 0))
-        advantages = self.rules.advantage(evidence(scored, batch))
+            batch = self._annotated(sequences(scored, excluded=self.algorithm.kl_in_reward != 0))
+        advantages = self.algorithm.advantage(evidence(scored, batch))
         batches = assemble(
             batch,
             advantages,
-            self.rules.weighting,
+            self.algorithm.weighting,
             keep=scored.keep,
             minibatches=settings.minibatches,
             epochs=settings.epochs,
@@ -123,7 +123,7 @@ class Trainer:
             updates = [self._update(each, beat) for each in batches]
         with self.watch("the engine to take over new weights"):
             loaded = self._publish()
-        metrics = loaded | diagnose(scored, advantages, batches, updates, rules=self.rules)
+        metrics = loaded | diagnose(scored, advantages, batches, updates, algorithm=self.algorithm)
         metrics |= {**observations(scored), "skipped_updates": skipped(updates)}
         if still is not None and metrics["grad_norm"] > 0 and updates[-1].learning_rate > 0:
             self.moved, metrics["still_share"] = True, still()
@@ -136,7 +136,7 @@ class Trainer:
         with torch.random.fork_rng():
             # What an adapter's dropout draws depends on the seed and the step alone.
             torch.manual_seed(self.settings.seed * 1_000_003 + self.learner.version)
-            return self.learner.update(batch, self.rules.objective)
+            return self.learner.update(batch, self.algorithm.objective)
 
     def _annotated(self, batch: Batch) -> Batch:
         """The batch with the log-probabilities that the algorithm needs beyond the current ones.
@@ -144,9 +144,9 @@ class Trainer:
         With a single optimiser step the update begins where the sampler stood, so `old_logp` stays
         None: the learner takes its own log-probabilities, detached, and every ratio is exactly 1.
         """
-        if self.settings.epochs * self.settings.minibatches > 1 or self.rules.kl_in_reward:
+        if self.settings.epochs * self.settings.minibatches > 1 or self.algorithm.kl_in_reward:
             batch = replace(batch, old_logp=self.learner.logprobs(batch))
-        if self.rules.needs_reference:
+        if self.algorithm.needs_reference:
             batch = replace(batch, ref_logp=self.learner.logprobs(batch, reference=True))
         return batch
 

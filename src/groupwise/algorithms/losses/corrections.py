@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from groupwise.algorithms.losses.masking import bounded_exp, inside, row_mean, row_sum
+from groupwise.algorithms.losses.masking import apply_mask, bounded_exp, row_mean, row_sum
 from groupwise.errors import UsageError
 from groupwise.registry import Registry
 
@@ -18,7 +18,7 @@ CORRECTIONS = Registry("correction", ("old_logp", "sampler_logp", "mask"))
 
 
 def _gap(old_logp: Tensor, sampler_logp: Tensor, mask: Tensor) -> Tensor:
-    return inside((old_logp - sampler_logp).detach(), mask)
+    return apply_mask((old_logp - sampler_logp).detach(), mask)
 
 
 def _require_band(low: float, high: float) -> None:

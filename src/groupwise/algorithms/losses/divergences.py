@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from groupwise.algorithms.losses.masking import bounded_exp, inside
+from groupwise.algorithms.losses.masking import apply_mask, bounded_exp
 from groupwise.registry import Registry
 
 DIVERGENCES = Registry("divergence", ("logp", "ref_logp", "log_ratio", "mask"))
@@ -69,7 +69,7 @@ def k1(
 
     Source: Schulman 2020, "Approximating KL divergence".
     """
-    return inside(logp - ref_logp, mask)
+    return apply_mask(logp - ref_logp, mask)
 
 
 @DIVERGENCES.register
@@ -99,7 +99,7 @@ def k2(
     Source: Schulman 2020; gradient: 2506.09477.
     Elsewhere: verl calls it "mse".
     """
-    return inside(logp - ref_logp, mask) ** 2 / 2
+    return apply_mask(logp - ref_logp, mask) ** 2 / 2
 
 
 @DIVERGENCES.register
@@ -129,7 +129,7 @@ def k3(
     Source: Schulman 2020; GRPO (2402.03300), equation 4.
     Elsewhere: verl ("low_var_kl") also clamps the result to ±10, where the gradient ends.
     """
-    x = inside(logp - ref_logp, mask)
+    x = apply_mask(logp - ref_logp, mask)
     return bounded_exp(-x) - 1 + x
 
 
@@ -163,4 +163,4 @@ def k3_weighted(
     Source: DeepSeek-V3.2 (2512.02556), unbiased KL estimate.
     Elsewhere: TRL `use_bias_correction_kl`, on by default.
     """
-    return bounded_exp(inside(log_ratio, mask)) * k3(logp, ref_logp, mask)
+    return bounded_exp(apply_mask(log_ratio, mask)) * k3(logp, ref_logp, mask)

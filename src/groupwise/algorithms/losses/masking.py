@@ -9,7 +9,7 @@ from torch import Tensor
 LARGEST_EXPONENT = 20.0
 
 
-def inside(
+def apply_mask(
     values: Float[Tensor, "batch time"], mask: Bool[Tensor, "batch time"]
 ) -> Float[Tensor, "batch time"]:
     """The values where `mask` is True, 0 elsewhere, with no gradient from elsewhere."""
@@ -25,7 +25,7 @@ def row_sum(
     values: Float[Tensor, "batch time"], mask: Bool[Tensor, "batch time"]
 ) -> Float[Tensor, "batch 1"]:
     """Sum over the tokens of each row."""
-    return inside(values, mask).sum(-1, keepdim=True)
+    return apply_mask(values, mask).sum(-1, keepdim=True)
 
 
 def row_mean(

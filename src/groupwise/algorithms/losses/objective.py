@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from jaxtyping import Float
 from torch import Tensor
 
-from groupwise.algorithms.losses.masking import inside
+from groupwise.algorithms.losses.masking import apply_mask
 from groupwise.algorithms.properties import broken
 from groupwise.errors import UsageError
-from groupwise.registry import Bound
+from groupwise.registry import BoundFunction
 from groupwise.types import Batch
 
 
@@ -26,10 +26,10 @@ class PolicyObjective:
         entropy: coefficient of the entropy bonus.
     """
 
-    ratio: Bound
-    surrogate: Bound
-    divergence: Bound
-    correction: Bound
+    ratio: BoundFunction
+    surrogate: BoundFunction
+    divergence: BoundFunction
+    correction: BoundFunction
     coefficient: float = 0.0
     entropy: float = 0.0
 
@@ -65,8 +65,8 @@ class PolicyObjective:
         if self.needs_entropy:
             if entropy is None:
                 raise UsageError("entropy: this objective has an entropy bonus and got no entropy.")
-            loss = loss - self.entropy * inside(entropy, batch.mask)
-        return inside(loss, batch.mask)
+            loss = loss - self.entropy * apply_mask(entropy, batch.mask)
+        return apply_mask(loss, batch.mask)
 
     @property
     def needs_reference(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from groupwise.algorithms.losses.masking import inside, row_mean
+from groupwise.algorithms.losses.masking import apply_mask, row_mean
 from groupwise.registry import Registry
 
 RATIOS = Registry("ratio", ("logp", "old_logp", "mask"))
@@ -36,7 +36,7 @@ def token(
 
     Source: PPO (1707.06347); GRPO (2402.03300).
     """
-    return inside(logp - old_logp, mask)
+    return apply_mask(logp - old_logp, mask)
 
 
 @RATIOS.register
@@ -68,4 +68,4 @@ def sequence(
     Elsewhere: GSPO-token stops the gradient of the mean and lets it through the token alone; for
     advantages and weights constant in a row that is the same gradient.
     """
-    return inside(row_mean(logp - old_logp, mask).expand_as(logp), mask)
+    return apply_mask(row_mean(logp - old_logp, mask).expand_as(logp), mask)

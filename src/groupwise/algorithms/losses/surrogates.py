@@ -14,8 +14,8 @@ from torch import Tensor
 
 from groupwise.algorithms.losses.masking import (
     LARGEST_EXPONENT,
+    apply_mask,
     bounded_exp,
-    inside,
     row_mean,
     row_sum,
 )
@@ -63,7 +63,7 @@ def reinforce(
 
     Source: Williams 1992.
     """
-    return -inside(advantage, mask) * inside(logp, mask)
+    return -apply_mask(advantage, mask) * apply_mask(logp, mask)
 
 
 @SURROGATES.register
@@ -90,7 +90,7 @@ def importance(
 
     Source: PPO (1707.06347), equation 6 (conservative policy iteration).
     """
-    return -inside(advantage, mask) * bounded_exp(inside(log_ratio, mask))
+    return -apply_mask(advantage, mask) * bounded_exp(apply_mask(log_ratio, mask))
 
 
 @SURROGATES.register
@@ -131,7 +131,7 @@ def ppo_clip(
     """
     _at_least_zero("low", low)
     _at_least_zero("high", high)
-    a, ratio = inside(advantage, mask), bounded_exp(inside(log_ratio, mask))
+    a, ratio = apply_mask(advantage, mask), bounded_exp(apply_mask(log_ratio, mask))
     return -torch.minimum(ratio * a, ratio.clamp(1 - low, 1 + high) * a)
 
 
@@ -174,7 +174,7 @@ def dual_clip(
     if not bound > 1:
         raise UsageError(f"bound = {bound!r}: must be greater than 1.")
     loss = ppo_clip(log_ratio, advantage, mask, low=low, high=high)
-    a = inside(advantage, mask)
+    a = apply_mask(advantage, mask)
     return torch.where(a < 0, torch.minimum(loss, -bound * a), loss)
 
 
@@ -222,8 +222,8 @@ def cispo(
         raise UsageError(f"floor = {floor!r}: is a ratio and must lie in [0, 1].")
     if not cap >= 1:
         raise UsageError(f"cap = {cap!r}: is a ratio and must be at least 1 (1 + epsilon).")
-    weight = bounded_exp(inside(log_ratio, mask)).clamp(floor, cap).detach()
-    return -weight * inside(advantage, mask) * inside(logp, mask)
+    weight = bounded_exp(apply_mask(log_ratio, mask)).clamp(floor, cap).detach()
+    return -weight * apply_mask(advantage, mask) * apply_mask(logp, mask)
 
 
 @SURROGATES.register
@@ -262,7 +262,7 @@ def sapo(
     """
     _above_zero("positive", positive)
     _above_zero("negative", negative)
-    a, ratio = inside(advantage, mask), bounded_exp(inside(log_ratio, mask))
+    a, ratio = apply_mask(advantage, mask), bounded_exp(apply_mask(log_ratio, mask))
     tau = torch.where(a > 0, torch.full_like(a, positive), negative)
     return -torch.sigmoid(tau * (ratio - 1)) * (4 / tau) * a
 
@@ -304,7 +304,7 @@ def gmpo(
     """
     _at_least_zero("low", low)
     _at_least_zero("high", high)
-    a, x = inside(advantage, mask), inside(log_ratio, mask)
+    a, x = apply_mask(advantage, mask), apply_mask(log_ratio, mask)
     clipped = torch.where(a >= 0, x.clamp(max=high), x.clamp(min=-low))
     return -a * bounded_exp(row_mean(clipped, mask))
 
@@ -348,7 +348,7 @@ def mirror_descent(
     _above_zero("tau", tau)
     gap = row_mean(advantage, mask) - tau * row_sum(log_ratio, mask)
     length = mask.sum(-1, keepdim=True).clamp(min=1)
-    return inside((gap**2 / (2 * tau * length)).expand_as(log_ratio), mask)
+    return apply_mask((gap**2 / (2 * tau * length)).expand_as(log_ratio), mask)
 
 
 @SURROGATES.register
@@ -393,7 +393,7 @@ def dppo(
     _at_least_zero("high", high)
     if not cap >= 1:
         raise UsageError(f"cap = {cap!r}: must be at least 1.")
-    a, x, lp = inside(advantage, mask), inside(log_ratio, mask), inside(logp, mask)
+    a, x, lp = apply_mask(advantage, mask), apply_mask(log_ratio, mask), apply_mask(logp, mask)
     moved = (lp.exp() - (lp - x).exp()).detach()
     keep = torch.where(a > 0, moved <= high, moved >= -low)
     weight = bounded_exp(x).clamp(max=cap).detach() * keep
@@ -447,13 +447,13 @@ def vespo(
         _at_least_zero(name, power)
     for name, decay in (("decay_positive", decay_positive), ("decay_negative", decay_negative)):
         _above_zero(name, decay)
-    a, x = inside(advantage, mask), inside(log_ratio, mask).detach()
+    a, x = apply_mask(advantage, mask), apply_mask(log_ratio, mask).detach()
     whole = row_sum(x.clamp(-LARGEST_EXPONENT, LARGEST_EXPONENT), mask)
     whole = whole.clamp(math.log(1e-8), LARGEST_EXPONENT)
     power = torch.where(a >= 0, torch.full_like(a, power_positive), power_negative)
     decay = torch.where(a >= 0, torch.full_like(a, decay_positive), decay_negative)
     weight = (power * whole + decay * (1 - whole.exp())).exp()
-    return -weight * a * inside(logp, mask)
+    return -weight * a * apply_mask(logp, mask)
 
 
 @SURROGATES.register
@@ -478,4 +478,4 @@ def nll(
 
     Source: maximum likelihood; `reinforce` with A = 1.
     """
-    return -inside(logp, mask)
+    return -apply_mask(logp, mask)

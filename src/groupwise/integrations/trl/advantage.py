@@ -11,7 +11,7 @@ from torch import Tensor
 
 from groupwise.algorithms.advantages import ADVANTAGES
 from groupwise.errors import UsageError
-from groupwise.registry import Bound, Part
+from groupwise.registry import BoundFunction, FunctionSpec
 
 T = TypeVar("T", bound=type)
 
@@ -43,7 +43,7 @@ def with_advantage(trainer: T, name: str, **settings: Any) -> T:
 
     Source: TRL 1.16, which has no hook for advantages: the two methods replaced here are private.
     """
-    bound = ADVANTAGES.bind(Part(name=name, settings=settings), where="advantage")
+    bound = ADVANTAGES.bind(FunctionSpec(name=name, settings=settings), where="advantage")
     beyond = sorted(bound.required - KNOWN)
     if beyond:
         raise UsageError(
@@ -57,7 +57,7 @@ def with_advantage(trainer: T, name: str, **settings: Any) -> T:
             "TRL as of 1.16; pass trl.GRPOTrainer."
         )
     methods = {
-        "__doc__": f"{trainer.__name__} with the advantages {bound.part}.",
+        "__doc__": f"{trainer.__name__} with the advantages {bound.spec}.",
         "__module__": __name__,
         "_calculate_rewards": _remembering(trainer),
         "_generate_and_score_completions": _replacing(trainer, bound),
@@ -73,7 +73,7 @@ def _remembering(trainer: type) -> Any:
     return calculate_rewards
 
 
-def _replacing(trainer: type, bound: Bound) -> Any:
+def _replacing(trainer: type, bound: BoundFunction) -> Any:
     def generate_and_score(self: Any, inputs: Sequence[Any]) -> dict[str, Any]:
         output = trainer._generate_and_score_completions(self, inputs)  # pyright: ignore[reportAttributeAccessIssue]
         group = self.num_generations if self.model.training else self.num_generations_eval
@@ -98,7 +98,7 @@ def _replacing(trainer: type, bound: Bound) -> Any:
 
 
 def group_advantages(
-    bound: Bound,
+    bound: BoundFunction,
     rewards: Float[Tensor, "batch functions"],
     weights: Float[Tensor, "functions"],
     *,

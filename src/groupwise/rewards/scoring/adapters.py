@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from groupwise.errors import UsageError, suggest
-from groupwise.registry import Part
+from groupwise.registry import FunctionSpec
 from groupwise.rewards.base import GROUP_DATA, REWARDS, SAMPLE_DATA, Trait, traits
 
 PER_COMPLETION = frozenset({"text", "tokens", "finish", "length", "correct"})
@@ -153,7 +153,7 @@ def place_of(function: Callable[..., Any]) -> Place:
     return "in_process" if Trait.IN_PROCESS in traits(inner) else "anywhere"
 
 
-def registered(chosen: Part, *, where: str = "reward") -> SampleReward:
+def registered(chosen: FunctionSpec, *, where: str = "reward") -> SampleReward:
     """A reward of the registry with its settings checked.
 
     Raises:

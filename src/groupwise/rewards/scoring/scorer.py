@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import torch
 
 from groupwise.errors import RewardError, UsageError
-from groupwise.registry import Part
+from groupwise.registry import FunctionSpec
 from groupwise.rewards.base import GroupScore, Trait, traits
 from groupwise.rewards.compose import combination
 from groupwise.rewards.scoring.adapters import adapted, function_name, registered
@@ -248,7 +248,7 @@ def build_scorer(
     components, chosen = [], []
     for part in parts:
         reward = registered(
-            Part(name=part.name, settings=part.settings), where=f"reward.{part.name}"
+            FunctionSpec(name=part.name, settings=part.settings), where=f"reward.{part.name}"
         )
         explicit = getattr(part, "correct", None)
         verifies = Trait.VERIFIER in traits(reward.function) if explicit is None else explicit
@@ -303,7 +303,7 @@ def from_functions(
         raise UsageError(f"reward: {len(items)} functions, but {len(weights)} weights.")
     components = []
     for item, weight in zip(items, weights, strict=True):
-        reward = registered(Part(name=item)) if isinstance(item, str) else adapted(item)
+        reward = registered(FunctionSpec(name=item)) if isinstance(item, str) else adapted(item)
         marked = traits(getattr(reward, "function", reward))
         label = item if isinstance(item, str) else function_name(item)
         verifies = Trait.VERIFIER in marked

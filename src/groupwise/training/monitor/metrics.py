@@ -20,7 +20,7 @@ NAN = float("nan")
 
 @runtime_checkable
 class Clipping(Protocol):
-    """Rules that know their ratio and the band outside of which its gradient is cut."""
+    """A bound algorithm: knows its ratio and the band outside of which its gradient is cut."""
 
     @property
     def clip_band(self) -> tuple[float, float] | None:
@@ -207,15 +207,15 @@ def diagnose(
     batches: Sequence[Batch],
     updates: Sequence[Update],
     *,
-    rules: Clipping,
+    algorithm: Clipping,
 ) -> Metrics:
     """The figures of one training step.
 
     Args:
         scored: what the source handed out.
-        advantages: as the rules computed them.
+        advantages: as the algorithm computed them.
         batches, updates: of the step's optimiser steps, in order and aligned.
-        rules: for the band that clip shares refer to.
+        algorithm: for the band that clip shares refer to.
 
     Returns:
         Finite where there was anything to measure. Figures that the step has no data for (a
@@ -246,14 +246,16 @@ def diagnose(
     if advantages.ndim == 2:
         metrics["effective_samples"] = effective_samples(advantages, scores.valid)
     metrics.update({f"reward_{name}": _known(part) for name, part in scores.parts.items()})
-    return {**metrics, **_of_tokens(batches, updates, rules=rules)}
+    return {**metrics, **_of_tokens(batches, updates, algorithm=algorithm)}
 
 
 def _known(values: Float[Tensor, "*shape"]) -> float:
     return _mean(values[~torch.isnan(values)])
 
 
-def _of_tokens(batches: Sequence[Batch], updates: Sequence[Update], *, rules: Clipping) -> Metrics:
+def _of_tokens(
+    batches: Sequence[Batch], updates: Sequence[Update], *, algorithm: Clipping
+) -> Metrics:
     """Figures over the tokens of all optimiser steps of one training step."""
 
     def joined(values: Sequence[Tensor]) -> Tensor:
@@ -275,14 +277,14 @@ def _of_tokens(batches: Sequence[Batch], updates: Sequence[Update], *, rules: Cl
     if len(reference) == len(batches):
         metrics["kl"] = divergence(old, joined(reference), mask)["k3"]
     ratios = [
-        rules.log_ratio(u.logp, b.old_logp.to(u.logp), b.mask.to(u.logp.device))
+        algorithm.log_ratio(u.logp, b.old_logp.to(u.logp), b.mask.to(u.logp.device))
         for b, u in pairs
         if b.old_logp is not None
     ]
     if len(ratios) == len(pairs):
         metrics["policy_kl"] = divergence(old, logp, mask)["k3"]
-        if rules.clip_band is not None:
-            low, high = rules.clip_band
+        if algorithm.clip_band is not None:
+            low, high = algorithm.clip_band
             a = joined([batch.advantage for batch in batches])
             metrics.update(clip_shares(joined(ratios), a, mask, low=low, high=high))
     return metrics

@@ -7,7 +7,7 @@ from groupwise.errors import UsageError
 from groupwise.models import Policy
 from groupwise.prompts.examples import COMPLETIONS, Example
 from groupwise.prompts.sources import load_prompts
-from groupwise.registry import part
+from groupwise.registry import spec
 from groupwise.training.monitor.progress import Progress
 from groupwise.training.stages.sft import fit
 
@@ -41,7 +41,7 @@ def worked_examples(config: Config, policy: Policy) -> list[Example]:
     """Prompts of the training data with the completions to learn; those too long are left out."""
     data, settings = config.data, config.warmup
     column = (settings.column if settings else None) or data.answer_column or "answer"
-    style = COMPLETIONS.bind(part(settings.style if settings else "as_written"))
+    style = COMPLETIONS.bind(spec(settings.style if settings else "as_written"))
     prompts = load_prompts(
         data.train,
         split=data.train_split,
@@ -63,6 +63,6 @@ def worked_examples(config: Config, policy: Policy) -> list[Example]:
     if not examples:
         raise UsageError(
             f"warmup.column = {column!r}: holds no worked answer of style "
-            f"{style.part.name!r} shorter than sampling.max_tokens = {room}."
+            f"{style.spec.name!r} shorter than sampling.max_tokens = {room}."
         )
     return examples
