@@ -9,7 +9,16 @@ if TYPE_CHECKING:
     from groupwise.algorithms import ALGORITHMS
     from groupwise.algorithms.advantages import ADVANTAGES
     from groupwise.algorithms.filters import FILTERS
-    from groupwise.algorithms.losses import CORRECTIONS, DIVERGENCES, RATIOS, SURROGATES, WEIGHTINGS
+    from groupwise.algorithms.losses import (
+        CORRECTIONS,
+        DIVERGENCES,
+        RATIOS,
+        SURROGATES,
+        VALUE_LOSSES,
+        WEIGHTINGS,
+    )
+    from groupwise.algorithms.preferences import PREFERENCES
+    from groupwise.algorithms.rankings import RANKINGS
     from groupwise.training.run import train
 
 __version__ = "0.1.0"
@@ -20,8 +29,11 @@ __all__ = [
     "CORRECTIONS",
     "DIVERGENCES",
     "FILTERS",
+    "PREFERENCES",
+    "RANKINGS",
     "RATIOS",
     "SURROGATES",
+    "VALUE_LOSSES",
     "WEIGHTINGS",
     "train",
 ]
@@ -33,8 +45,11 @@ _HOME = {
     "CORRECTIONS": "groupwise.algorithms.losses",
     "DIVERGENCES": "groupwise.algorithms.losses",
     "FILTERS": "groupwise.algorithms.filters",
+    "PREFERENCES": "groupwise.algorithms.preferences",
+    "RANKINGS": "groupwise.algorithms.rankings",
     "RATIOS": "groupwise.algorithms.losses",
     "SURROGATES": "groupwise.algorithms.losses",
+    "VALUE_LOSSES": "groupwise.algorithms.losses",
     "WEIGHTINGS": "groupwise.algorithms.losses",
     "train": "groupwise.training.run",
 }

@@ -35,6 +35,8 @@ def made(seed: int = 0, *, prompts: int = P, group: int = G) -> dict[str, Any]:
         "kl": 0.1 * rand(prompts, group, T),
         "parts": {"accuracy": rand(prompts, group), "format": rand(prompts, group)},
         "mask": torch.arange(T) < lengths[..., None],
+        "values": 0.2 * rand(prompts, group, T),
+        "bootstrap": 0.2 * rand(prompts, group),
     }
 
 
@@ -51,17 +53,19 @@ def call(name: str, data: dict[str, Any], **settings: Any) -> torch.Tensor:
 
 
 def equal_rewards(data: dict[str, Any], value: float) -> dict[str, Any]:
-    """The same data with every reward, correctness and part equal, and no penalty."""
+    """The same data with every reward, correctness and part equal, without penalties and values."""
     flat = torch.full_like(data["rewards"], value)
     parts = {key: flat for key in data["parts"]}
-    return {**data, "rewards": flat, "correct": flat, "parts": parts, "kl": None}
+    values, bootstrap = torch.zeros_like(data["values"]), torch.zeros_like(flat)
+    none = {"kl": None, "values": values, "bootstrap": bootstrap}
+    return {**data, "rewards": flat, "correct": flat, "parts": parts, **none}
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("name", NAMES)
 def test_shape_dtype_and_finite(name: str, dtype: torch.dtype) -> None:
     data = made()
-    for key in ("rewards", "correct", "kl"):
+    for key in ("rewards", "correct", "kl", "values", "bootstrap"):
         data[key] = data[key].to(dtype)
     data["parts"] = {k: v.to(dtype) for k, v in data["parts"].items()}
     got = call(name, data)
@@ -182,15 +186,15 @@ def test_groups_with_one_judged_sample_or_none_stay_finite(name: str, judged: in
 @pytest.mark.parametrize("name", NAMES)
 def test_hidden_tokens_do_not_matter(name: str) -> None:
     data = made(9)
-    poisoned = torch.where(data["mask"], data["kl"], float("nan"))
-    got = call(name, {**data, "kl": poisoned})
+    poisoned = {k: torch.where(data["mask"], data[k], float("nan")) for k in ("kl", "values")}
+    got = call(name, {**data, **poisoned})
     torch.testing.assert_close(got, call(name, data), rtol=0, atol=0)
 
 
 ORDERED = sorted(
     set(NAMES)
     - {"softrank_group", "softbok_loo", "leader_minus_second", "discounted_whitened"}
-    - {"parts_zscore", "successes", "pass_at_k_training", "pass_at_k_gradient"}
+    - {"gae", "parts_zscore", "successes", "pass_at_k_training", "pass_at_k_gradient"}
 )
 
 

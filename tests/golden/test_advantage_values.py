@@ -236,6 +236,13 @@ GOLDEN: list[tuple[str, dict, dict, list]] = [
         {"rewards": [[1.0, 0.0]], "mask": [[[True, True]] * 2], "kl": [[[0.5, 0.0], [0.0, 0.0]]]},
         [[[0.261116, 1.305582], [-0.783349, -0.783349]]],
     ),
+    # δ = (.3, .2, .3) of values (.2, .5, .7): A = (.3 + .95 · .485, .2 + .95 · .3, .3)
+    (
+        "gae",
+        {"lam": 0.95},
+        {"rewards": [[1.0]], "values": [[[0.2, 0.5, 0.7]]], "mask": [[[True] * 3]]},
+        [[[0.76075, 0.485, 0.3]]],
+    ),
     # two groups, one with signal: alpha = 2
     ("signal_scaled", {}, {"rewards": [*ONE, *NONE]}, [*one(1.5, -0.5), [0.0] * 4]),
     ("signal_scaled", {"counting": "rewards"}, {"rewards": ONE}, one(3.0, -1.0)),  # 4/1 · .75
@@ -360,7 +367,8 @@ def test_small_honest_differences_are_kept() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", sorted(set(ADVANTAGES.names()) - {"raw", "successes", "softrank", "softrank_group"})
+    "name",
+    sorted(set(ADVANTAGES.names()) - {"raw", "successes", "softrank", "softrank_group", "gae"}),
 )
 def test_a_group_of_one_is_refused_where_a_baseline_needs_two(name) -> None:
     data = {"rewards": [[1.0]], "lengths": [[3]], "parts": {"only": [[1.0]]}, "mask": [[[True]]]}

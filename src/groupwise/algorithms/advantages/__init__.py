@@ -15,9 +15,11 @@ The data a function may ask for:
     parts     name -> [prompt, group]  the parts of the reward, NaN where one did not apply
     mask      [prompt, group, time]  True where the policy wrote the token
     kl        [prompt, group, time]  a penalty per token, already multiplied by its coefficient
+    values    [prompt, group, time]  predicted by a critic before each token
+    bootstrap [prompt, group]        predicted after the last token of a truncated answer, else 0
 """
 
-from groupwise.algorithms.advantages import baselines, batch, best, softrank
+from groupwise.algorithms.advantages import baselines, batch, best, critic, softrank
 from groupwise.algorithms.advantages.base import ADVANTAGES
 from groupwise.algorithms.advantages.penalty import penalised
 from groupwise.algorithms.advantages.statistics import RewardRangeWarning, has_signal
@@ -28,6 +30,7 @@ __all__ = [
     "baselines",
     "batch",
     "best",
+    "critic",
     "has_signal",
     "penalised",
     "softrank",

@@ -3,5 +3,6 @@
 from groupwise.registry import Registry
 
 ADVANTAGES = Registry(
-    "advantage", ("rewards", "valid", "correct", "lengths", "kl", "parts", "mask")
+    "advantage",
+    ("rewards", "valid", "correct", "lengths", "kl", "parts", "mask", "values", "bootstrap"),
 )

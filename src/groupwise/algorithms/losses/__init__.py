@@ -14,6 +14,7 @@ from groupwise.algorithms.losses.divergences import DIVERGENCES
 from groupwise.algorithms.losses.objective import PolicyObjective
 from groupwise.algorithms.losses.ratios import RATIOS
 from groupwise.algorithms.losses.surrogates import SURROGATES
+from groupwise.algorithms.losses.values import VALUE_LOSSES
 from groupwise.algorithms.losses.weighting import WEIGHTINGS
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "DIVERGENCES",
     "RATIOS",
     "SURROGATES",
+    "VALUE_LOSSES",
     "WEIGHTINGS",
     "PolicyObjective",
 ]
