@@ -90,7 +90,8 @@ class Steps:
     def logprobs(self, *, prompt: list[int], completions: list[list[int]]) -> dict[str, Any]:
         """Of completions of equal length, by the pass that training uses."""
         batch = batch_of([prompt], completions, advantage=[1.0] * len(completions))
-        return {"logprobs": self.trainer.learner.logprobs(batch).float().tolist()}
+        logp = self.trainer.learner.evaluate(batch, {"logp"})["logp"]
+        return {"logprobs": logp.float().tolist()}
 
     def step(self) -> dict[str, Any]:
         start = time.perf_counter()

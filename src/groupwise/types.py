@@ -5,7 +5,7 @@ Everything is frozen and keyword-only; nothing here imports more than torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from enum import Enum
@@ -14,6 +14,8 @@ from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+
+from groupwise.errors import UsageError
 
 Beat = Callable[[], None]
 """Reports progress of a watched wait; its time limit counts from the last call."""
@@ -346,25 +348,106 @@ class Engine(Protocol):
     def close(self) -> None: ...
 
 
-Objective = Callable[
-    [Float[Tensor, "batch time"], Float[Tensor, "batch time"] | None, Batch],
-    Float[Tensor, "batch time"],
-]
-"""Per-token loss from (logp with gradient, entropy with gradient or None, the rows it was computed
-on)."""
+Granularity = Literal["token", "row", "group"]
+"""What an objective judges: each token by itself, whole completions, or the completions of one
+prompt against each other."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outputs:
+    """What a model computes for every token, with gradient; None where it was not asked for.
+
+    `outputs["entropy"]` is the output of that name, and an error where it is missing.
+
+    Attributes:
+        logp: log-probability of the token.
+        entropy: of the distribution that the token was drawn from.
+        values: expected return before the token.
+    """
+
+    logp: Float[Tensor, "*tokens"] | None = None
+    entropy: Float[Tensor, "*tokens"] | None = None
+    values: Float[Tensor, "*tokens"] | None = None
+
+    def __getitem__(self, name: str) -> Tensor:
+        value = getattr(self, name)
+        if value is None:
+            raise UsageError(f"{name}: the objective needs it, and the model did not compute it.")
+        return value
+
+
+@runtime_checkable
+class Objective(Protocol):
+    """The loss of each token.
+
+    Attributes:
+        needs: names of what it reads: outputs of the model ("logp", "entropy", "values") and
+            fields of the batch that are computed on demand ("ref_logp", "sampler_logp").
+        granularity: what it judges. Microbatches never split what is judged together.
+        skips_zero_advantage: whether a row whose advantages are all 0 has exactly no gradient.
+    """
+
+    @property
+    def needs(self) -> frozenset[str]: ...
+
+    @property
+    def granularity(self) -> Granularity: ...
+
+    @property
+    def skips_zero_advantage(self) -> bool: ...
+
+    def __call__(self, outputs: Outputs, batch: Batch) -> Float[Tensor, "batch time"]: ...
 
 
 @runtime_checkable
 class Learner(Protocol):
     """Makes updates."""
 
-    def logprobs(self, batch: Batch, *, reference: bool = False) -> Float[Tensor, "batch time"]: ...
+    @property
+    def version(self) -> int:
+        """Optimiser steps taken since the start of the run."""
+        ...
 
-    def update(self, batch: Batch, objective: Objective) -> Update: ...
+    def evaluate(self, batch: Batch, names: Collection[str]) -> Mapping[str, Tensor]:
+        """Outputs for every token the policy wrote, without gradient; 0 elsewhere.
 
-    def weights(self) -> Mapping[str, Tensor]: ...
+        Args:
+            names: "logp", "entropy" or "values" of the model, "ref_logp" of its reference.
+        """
+        ...
 
-    def save(self, path: str) -> None: ...
+    def update(self, batch: Batch, objective: Objective) -> Update:
+        """One optimiser step on Σ weight · loss."""
+        ...
+
+    def weights(self) -> Mapping[str, Tensor]:
+        """All weights, by their names in a Hugging Face checkpoint."""
+        ...
+
+    def trained(self) -> Mapping[str, Tensor]:
+        """The weights that are trained, by name: all of them, or an adapter's."""
+        ...
+
+    def set_trained(self, weights: Mapping[str, Tensor]) -> None:
+        """Overwrite the weights that are trained."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """What a resumed run needs besides the trained weights."""
+        ...
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Set the state back to what `state` returned."""
+        ...
+
+    def movement(self) -> Callable[[], float]:
+        """Begin to watch the trained weights; the function returned gives the share of parameters
+        that have not changed since."""
+        ...
+
+    def save(self, path: str) -> None:
+        """Write model and tokenizer as a Hugging Face folder."""
+        ...
 
 
 @runtime_checkable

@@ -112,13 +112,13 @@ def test_another_function_drops_the_settings_of_the_old_one() -> None:
 
 
 def test_no_divergence_needs_no_coefficient() -> None:
-    assert bind("grpo", {"divergence": {"name": "none"}}).needs_reference is False
+    assert "ref_logp" not in bind("grpo", {"divergence": {"name": "none"}}).needs
 
 
 def test_place_of_the_divergence() -> None:
     algorithm = bind("grpo", {"divergence": {"name": "k1", "in": "reward"}})
     assert algorithm.kl_in_reward == 0.04
-    assert not algorithm.objective.needs_reference
+    assert "ref_logp" not in algorithm.objective.needs
 
 
 def test_whole_numbers_are_accepted_where_floats_are_meant() -> None:

@@ -16,7 +16,7 @@ from groupwise.config import build
 from groupwise.errors import RunError, UsageError
 from groupwise.training.run import Prepared, Run
 from groupwise.training.stages.sft import save
-from groupwise.types import Batch
+from groupwise.types import Batch, Outputs
 from groupwise.updates import assemble, sequences
 from small_runs import Quiet, letters, prepared, timeless, tiny
 
@@ -30,9 +30,9 @@ class Watched:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.objective, name)
 
-    def __call__(self, logp: Tensor, entropy: Tensor | None, batch: Batch) -> Tensor:
-        losses = self.objective(logp, entropy, batch)
-        self.calls.append((logp.detach().clone(), batch, losses.detach().clone()))
+    def __call__(self, outputs: Outputs, batch: Batch) -> Tensor:
+        losses = self.objective(outputs, batch)
+        self.calls.append((outputs["logp"].detach().clone(), batch, losses.detach().clone()))
         return losses
 
 

@@ -105,7 +105,7 @@ def test_the_mean_over_groups_is_the_gradient_of_the_step(rollouts, name):
         batch, algorithm.advantage({**evidence(scored, batch), "kl": kl}), algorithm.weighting
     )
     # The policy as its own reference: the learner's log-probabilities, as the loss sees them.
-    step = replace(step, ref_logp=learner.logprobs(step))
+    step = replace(step, ref_logp=learner.evaluate(step, {"logp"})["logp"])
     uphill = -learner.gradient(step, algorithm.objective)
     coefficient = coefficients(algorithm, scored)
     found = inner_products(learner, batch, others=[uphill])

@@ -19,6 +19,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from groupwise.algorithms.losses import TokenObjective
 from groupwise.errors import RunError
 from groupwise.rundir.files import read_lines
 from groupwise.training.run import Prepared, train_config
@@ -37,8 +38,9 @@ def poison(run: Prepared, monkeypatch: pytest.MonkeyPatch, when: Callable[[int],
     """Make the loss of some updates not a number."""
     update, objective = run.trainer.learner.update, run.trainer.algorithm.objective
 
-    def broken(logp: Tensor, entropy: Tensor | None, batch: Any) -> Tensor:
-        return objective(logp, entropy, batch) * math.nan
+    broken = TokenObjective(
+        loss=lambda outputs, batch: objective(outputs, batch) * math.nan, needs=objective.needs
+    )
 
     monkeypatch.setattr(
         run.trainer.learner,
@@ -133,8 +135,9 @@ def test_a_spike_goes_back_to_the_last_checkpoint_and_leaves_its_batches_out(
     )
     objective, update = run.trainer.algorithm.objective, run.trainer.learner.update
 
-    def loud(logp: Tensor, entropy: Tensor | None, batch: Any) -> Tensor:
-        return objective(logp, entropy, batch) * 1000
+    loud = TokenObjective(
+        loss=lambda outputs, batch: objective(outputs, batch) * 1000, needs=objective.needs
+    )
 
     steps: list[int] = []
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from groupwise import ADVANTAGES
 from groupwise.algorithms import bind
 from groupwise.registry import FunctionSpec, spec
-from groupwise.types import Batch
+from groupwise.types import Batch, Outputs
 
 DATA = Path(os.environ.get("GROUPWISE_DATA", Path(__file__).parents[2] / "../shared/data"))
 FILE = DATA / "cases" / "rl_numeric.jsonl"
@@ -192,7 +192,7 @@ def policy_loss(case: dict[str, Any]) -> None:
         weight=algorithm.weighting(mask, group),
         old_logp=tensor(inputs["old_log_prob"]),
     )
-    loss = (batch.weight * algorithm.objective(logp, None, batch)).sum()
+    loss = (batch.weight * algorithm.objective(Outputs(logp=logp), batch)).sum()
     assert abs(loss.item() - case["outputs"]["loss"]) < TOLERANCE * max(1, abs(loss.item()))
     slope = torch.autograd.grad(loss, logp)[0]
     wanted = tensor(case["outputs"]["grad_log_prob"])

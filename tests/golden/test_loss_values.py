@@ -19,7 +19,7 @@ from groupwise import (
 from groupwise.algorithms import bind
 from groupwise.errors import UsageError
 from groupwise.registry import spec
-from groupwise.types import Batch
+from groupwise.types import Batch, Outputs
 
 ATOL = 5e-6
 
@@ -363,7 +363,7 @@ def step_loss(algorithm, rewards: list[float], **changes) -> float:
         weight=algorithm.weighting(TWO_ANSWERS, group),
         **{"old_logp": OLD, "ref_logp": REF, **changes},
     )
-    return (batch.weight * algorithm.objective(LOGP, None, batch)).sum().item()
+    return (batch.weight * algorithm.objective(Outputs(logp=LOGP), batch)).sum().item()
 
 
 @pytest.mark.parametrize(("name", "settings", "expected"), LOSS_TABLE)
@@ -415,7 +415,7 @@ def test_entropy_bonus_raises_the_entropy() -> None:
     entropy = -(logp.exp() * logp).sum()[None, None]
     assert entropy.item() == pytest.approx(0.832396, abs=ATOL)
     algorithm = bind("dapo", {"entropy": {"coefficient": 0.01}})
-    assert algorithm.needs_entropy
+    assert "entropy" in algorithm.needs
     batch = Batch(
         prompts=(torch.tensor([1]),),
         group=torch.tensor([0]),
@@ -425,12 +425,12 @@ def test_entropy_bonus_raises_the_entropy() -> None:
         advantage=torch.zeros(1, 1),
         weight=torch.ones(1, 1),
     )
-    loss = algorithm.objective(logp[None, :1], entropy, batch)
+    loss = algorithm.objective(Outputs(logp=logp[None, :1], entropy=entropy), batch)
     assert loss.item() == pytest.approx(-0.01 * 0.832396, abs=1e-7)
     slope = torch.autograd.grad(loss.sum(), z)[0] / -0.01
     assert slope.tolist() == pytest.approx([-0.282587, 0.140770, 0.141817], abs=ATOL)
     with pytest.raises(UsageError, match="entropy"):
-        algorithm.objective(logp[None, :1].detach(), None, batch)
+        algorithm.objective(Outputs(logp=logp[None, :1].detach()), batch)
 
 
 def test_supervised_loss_is_the_mean_negative_log_likelihood() -> None:
@@ -477,7 +477,7 @@ def test_kl_penalty_of_the_reward() -> None:
     # β .1, x = (.2, −.1, .5): 1 − .06 = .94 against 0 − 0: leave-one-out ±.94
     algorithm = bind("rloo", {"divergence": {"coefficient": 0.1}})
     assert algorithm.kl_in_reward == 0.1
-    assert algorithm.needs_reference
+    assert "ref_logp" in algorithm.needs
     kl = torch.zeros(1, 2, 3, dtype=torch.float64)
     kl[0, 0] = row(0.2, -0.1, 0.5)
     data = {"rewards": row(1, 0), "kl": kl, "mask": torch.ones(1, 2, 3, dtype=torch.bool)}

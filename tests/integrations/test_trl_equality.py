@@ -120,7 +120,7 @@ def drifted(rollouts: Fixed) -> list[list[float]]:
     """Log-probabilities of every token from a sampler that is not quite the learner."""
     policy, algorithm = load_policy(rollouts.folder), bind("grpo@trl", {})
     batch = sequences(scored(rollouts, REWARDS, algorithm, policy))
-    own = TorchLearner(policy, optimizer=OptimizerSettings()).logprobs(batch)
+    own = TorchLearner(policy, optimizer=OptimizerSettings()).evaluate(batch, {"logp"})["logp"]
     noise = 0.3 * torch.randn(own.shape, generator=torch.Generator().manual_seed(2))
     return [row[:n].tolist() for row, n in zip(own + noise, batch.length.tolist(), strict=True)]
 
@@ -149,18 +149,18 @@ def ours(
         optimizer=OptimizerSettings(),
         tokens_per_microbatch=config.update.tokens_per_microbatch,
         temperature=config.sampling.temperature,
-        reference="frozen" if algorithm.needs_reference else "none",
+        reference="frozen" if "ref_logp" in algorithm.needs else "none",
     )
     found = scored(rollouts, REWARDS, algorithm, policy)
     batch = sequences(found)
-    if algorithm.needs_reference:
+    if "ref_logp" in algorithm.needs:
         moved(policy.model)
-        batch = replace(batch, ref_logp=learner.logprobs(batch, reference=True))
+        batch = replace(batch, ref_logp=learner.evaluate(batch, {"ref_logp"})["ref_logp"])
     if sampler is not None:
         padded = [torch.tensor(row) for row in sampler]
         batch = replace(batch, sampler_logp=torch.nn.utils.rnn.pad_sequence(padded, True))
     if off_policy:
-        batch = replace(batch, old_logp=learner.logprobs(batch))
+        batch = replace(batch, old_logp=learner.evaluate(batch, {"logp"})["logp"])
         moved(policy.model)
     advantage = algorithm.advantage({"rewards": found.scores.total, "valid": found.scores.valid})
     (step,) = assemble(batch, advantage, algorithm.weighting)

@@ -12,12 +12,13 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
+from groupwise.algorithms.losses import TokenObjective
 from groupwise.kernels import cpu_layers as layers
 from groupwise.kernels.cpu import compiled, multiply, rms_norm, rms_norm_backward, softmax_, swiglu
 from groupwise.kernels.cpu_layers import add_product, own_layers, times
 from groupwise.models import Policy
 from groupwise.training.stages.base_model import small_policy
-from groupwise.types import Batch
+from groupwise.types import Batch, Outputs
 from groupwise.updates import OptimizerSettings, TorchLearner
 
 pytestmark = pytest.mark.skipif(compiled() is None, reason="there is no g++")
@@ -359,41 +360,41 @@ def two_prompts() -> tuple[Policy, Batch]:
     return policy, batch
 
 
-def nll(logp: Tensor, entropy: Tensor | None, batch: Batch) -> Tensor:
-    return -logp
+NLL = TokenObjective(loss=lambda outputs, batch: -outputs["logp"])
 
 
 def test_layers_may_be_computed_again_in_the_backward_pass() -> None:
     policy, batch = two_prompts()
-    wanted = TorchLearner(policy, optimizer=OptimizerSettings()).gradient(batch, nll)
+    wanted = TorchLearner(policy, optimizer=OptimizerSettings()).gradient(batch, NLL)
     again = TorchLearner(policy, optimizer=OptimizerSettings(), gradient_checkpointing=True)
-    assert (again.gradient(batch, nll) - wanted).norm() <= 1e-6 * wanted.norm()
+    assert (again.gradient(batch, NLL) - wanted).norm() <= 1e-6 * wanted.norm()
 
 
 def test_a_batch_that_was_not_finished_leaves_nothing() -> None:
     policy, batch = two_prompts()
     learner = TorchLearner(policy, optimizer=OptimizerSettings(), tokens_per_microbatch=20)
-    wanted, calls = learner.gradient(batch, nll), iter([True, False])
+    wanted, calls = learner.gradient(batch, NLL), iter([True, False])
 
-    def failing(logp: Tensor, entropy: Tensor | None, batch: Batch) -> Tensor:
+    def failing(outputs: Outputs, batch: Batch) -> Tensor:
         if next(calls):
-            return -logp
+            return -outputs["logp"]
         raise KeyError
 
     with pytest.raises(KeyError):
-        learner.gradient(batch, failing)
-    assert torch.equal(learner.gradient(batch, nll), wanted)
+        learner.gradient(batch, TokenObjective(loss=failing))
+    assert torch.equal(learner.gradient(batch, NLL), wanted)
 
 
 def test_an_objective_may_ask_for_log_probabilities() -> None:
     policy, batch = two_prompts()
     learner = TorchLearner(policy, optimizer=OptimizerSettings())
 
-    def asking(logp: Tensor, entropy: Tensor | None, part: Batch) -> Tensor:
-        learner.logprobs(batch)
-        return -logp
+    def asking(outputs: Outputs, part: Batch) -> Tensor:
+        learner.evaluate(batch, {"logp"})["logp"]
+        return -outputs["logp"]
 
-    assert torch.equal(learner.gradient(batch, asking), learner.gradient(batch, nll))
+    asking_objective = TokenObjective(loss=asking)
+    assert torch.equal(learner.gradient(batch, asking_objective), learner.gradient(batch, NLL))
     assert not any("forward" in vars(module) for module in learner.model.modules())
 
 
@@ -409,7 +410,7 @@ def test_an_update_uses_them_forward_and_backward(monkeypatch: pytest.MonkeyPatc
         learner = TorchLearner(
             policy, optimizer=OptimizerSettings(), tokens_per_microbatch=40 // microbatches
         )
-        return learner.gradient(batch, nll)
+        return learner.gradient(batch, NLL)
 
     monkeypatch.setattr(layers, "multiply", counted)
     own = gradient(1)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from engine_contract import make_requests
+from groupwise.algorithms.losses import TokenObjective
 from groupwise.kernels import onednn as module
 from groupwise.kernels.onednn import laid_out_weights, product
 from groupwise.models import Policy
@@ -249,6 +250,9 @@ def test_a_rollout_that_is_given_up_leaves_nothing_behind() -> None:
         assert torch.equal(ours.model(ids).logits, wanted)
 
 
+NLL = TokenObjective(loss=lambda outputs, batch: -outputs["logp"])
+
+
 def test_log_probabilities_without_gradients_are_those_of_the_update() -> None:
     """To the bit, where the batch is split alike: the first ratio of a batch is 1."""
     learner = TorchLearner(policy(), optimizer=OptimizerSettings(learning_rate=0.0))
@@ -262,5 +266,5 @@ def test_log_probabilities_without_gradients_are_those_of_the_update() -> None:
         advantage=torch.ones(4, 9),
         weight=torch.ones(4, 9),
     )
-    old = learner.logprobs(batch)
-    assert torch.equal(learner.update(batch, lambda logp, entropy, batch: -logp).logp, old)
+    old = learner.evaluate(batch, {"logp"})["logp"]
+    assert torch.equal(learner.update(batch, NLL).logp, old)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from groupwise import ALGORITHMS
 from groupwise.algorithms import BoundAlgorithm, bind
-from groupwise.types import Batch
+from groupwise.types import Batch, Outputs
 
 P, G, T, V = 4, 8, 3, 4
 TARGET = torch.tensor([0, 1, 2, 3])
@@ -110,7 +110,9 @@ def trained(name: str, overrides: dict[str, Any] | None = None) -> float:
             table = torch.log_softmax(logits, -1)
             entropy = -(table.exp() * table).sum(-1).repeat_interleave(G, 0)
             logp = logprobs(logits, batch.tokens.view(P, G, T))
-            loss = (batch.weight * algorithm.objective(logp, entropy, batch)).sum()
+            loss = (
+                batch.weight * algorithm.objective(Outputs(logp=logp, entropy=entropy), batch)
+            ).sum()
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

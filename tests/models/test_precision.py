@@ -68,7 +68,7 @@ def test_a_wide_head_serves_the_sampler_and_the_learner(model: Path, tmp_path: P
         states = backbone.hidden(laid.tokens, laid.positions, laid.attend)[laid.source]
         logits = states.float() @ backbone.head.weight.float().t()
     wanted = logits.log_softmax(-1).gather(1, ids.t()).t()
-    torch.testing.assert_close(learner.logprobs(batch), wanted, atol=1e-5, rtol=0)
+    torch.testing.assert_close(learner.evaluate(batch, {"logp"})["logp"], wanted, atol=1e-5, rtol=0)
     save_policy(policy, tmp_path / "saved")
     assert Backbone.of(load_policy(tmp_path / "saved", dtype="bfloat16").model).wide
 

@@ -17,6 +17,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
+from groupwise.algorithms.losses import TokenObjective
 from groupwise.models import Adapter, Policy, unsupported
 from groupwise.models.loading import with_adapter
 from groupwise.rollouts import GenerateEngine, GroupEngine, make_engine
@@ -70,26 +71,23 @@ def batch_of(groups: list[Group]) -> Batch:
     return replace(batch, advantage=ones, weight=ones / batch.mask.sum())
 
 
-class Policing:
-    """A policy gradient with an entropy bonus."""
-
-    needs_entropy = True
-    skips_zero_advantage = False
-
-    def __call__(self, logp: torch.Tensor, entropy: Any, batch: Batch) -> torch.Tensor:
-        return -batch.advantage * logp - 0.1 * entropy
+BONUS = TokenObjective(
+    loss=lambda outputs, batch: -batch.advantage * outputs["logp"] - 0.1 * outputs["entropy"],
+    needs=frozenset({"logp", "entropy"}),
+)
+"""A policy gradient with an entropy bonus."""
 
 
 def assert_learns_what_was_sampled(policy: Policy, sampling: Sampling, **learner: Any) -> None:
     """Sampler, scoring pass and update agree on every token's log-probability."""
     batch = batch_of(list(make_engine(policy, max_rows=7).generate(requests(), sampling)))
     taught = TorchLearner(policy, optimizer=STILL, temperature=sampling.temperature, **learner)
-    logp = taught.logprobs(batch)
+    logp = taught.evaluate(batch, {"logp"})["logp"]
     assert batch.sampler_logp is not None
     torch.testing.assert_close(
         logp, torch.where(batch.mask, batch.sampler_logp, 0), atol=1e-4, rtol=0
     )
-    update = taught.update(batch, Policing())
+    update = taught.update(batch, BONUS)
     torch.testing.assert_close(update.logp.nan_to_num(), logp, atol=1e-5, rtol=0)
     assert update.grad_norm > 0
 
@@ -119,7 +117,7 @@ def test_whole_sequences_give_the_gradient_of_the_packed_form() -> None:
         learner.packs = packs
         learner.optimizer.step = lambda: (0.0, 0.0)  # type: ignore[method-assign]
         model.zero_grad()
-        learner.update(batch, Policing())
+        learner.update(batch, BONUS)
         found.append([p.grad for p in model.parameters() if p.grad is not None])
     for packed, plain in zip(*found, strict=True):
         scale = float(packed.abs().max())
@@ -154,15 +152,17 @@ def test_the_reference_of_an_adapter_is_the_model_as_it_began() -> None:
     """A new adapter begins as nothing: its reference is the model without it."""
     model = tiny_model("qwen2")
     batch = batch_of(list(GroupEngine(tiny_policy(model)).generate(requests(), Sampling())))
-    wanted = TorchLearner(tiny_policy(model), optimizer=STILL).logprobs(batch)
+    wanted = TorchLearner(tiny_policy(model), optimizer=STILL).evaluate(batch, {"logp"})["logp"]
     policy = with_adapter(tiny_policy(model), Adapter(rank=2))
     learner = TorchLearner(policy, optimizer=STILL, reference="adapter")
     with torch.no_grad():
         for parameter in policy.model.parameters():
             if parameter.requires_grad:
                 parameter.normal_(0, 0.3)
-    torch.testing.assert_close(learner.logprobs(batch, reference=True), wanted, atol=1e-5, rtol=0)
-    assert float((learner.logprobs(batch) - wanted).abs().max()) > 0.01
+    torch.testing.assert_close(
+        learner.evaluate(batch, {"ref_logp"})["ref_logp"], wanted, atol=1e-5, rtol=0
+    )
+    assert float((learner.evaluate(batch, {"logp"})["logp"] - wanted).abs().max()) > 0.01
 
 
 def test_dropout_of_the_model_is_off_and_of_an_adapter_on() -> None:
@@ -178,7 +178,9 @@ def test_dropout_of_the_model_is_off_and_of_an_adapter_on() -> None:
                 parameter.normal_(0, 0.3)
     batch = batch_of(list(GroupEngine(policy).generate(requests(), Sampling(max_tokens=10))))
     learner = TorchLearner(policy, optimizer=STILL)
-    gap = (learner.update(batch, Policing()).logp.nan_to_num() - learner.logprobs(batch)).abs()
+    gap = (
+        learner.update(batch, BONUS).logp.nan_to_num() - learner.evaluate(batch, {"logp"})["logp"]
+    ).abs()
     assert float(gap.max()) > 0.01
 
 
@@ -196,7 +198,7 @@ def test_gradients_of_fp16_do_not_vanish_below_its_smallest_number() -> None:
         optimizer.adam.step = lambda seen=seen, optimizer=optimizer: seen.extend(  # type: ignore[method-assign]
             m.grad.flatten().clone() for m in optimizer.masters if m.grad is not None
         )
-        learner.update(batch, Policing())
+        learner.update(batch, BONUS)
         optimizer.adam.step = step  # type: ignore[method-assign]
         grads.append(torch.cat(seen))
     wide, narrow = grads
@@ -210,7 +212,7 @@ def test_fp16_that_overflows_leaves_the_step_out_and_scales_down() -> None:
     )
     batch = batch_of(list(GroupEngine(learner.policy).generate(requests(), Sampling())))
     large = replace(batch, weight=torch.full_like(batch.weight, 500.0))
-    norms = [learner.update(large, Policing()).grad_norm for _ in range(3)]
+    norms = [learner.update(large, BONUS).grad_norm for _ in range(3)]
     assert norms[0] != norms[0] or norms[0] == float("inf")
     assert learner.optimizer.scale < 1024
     resumed = TorchLearner(learner.policy, optimizer=STILL)
@@ -222,11 +224,9 @@ def test_a_batch_without_gradient_moves_nothing_computed_or_skipped() -> None:
     """The momentum of earlier steps would move the weights where zeros are computed, and would not
     where rows are skipped: a setting that saves time must not decide."""
 
-    class Plain:
-        skips_zero_advantage = True
-
-        def __call__(self, logp: torch.Tensor, entropy: Any, batch: Batch) -> torch.Tensor:
-            return -batch.advantage * logp
+    plain = TokenObjective(
+        loss=lambda outputs, batch: -batch.advantage * outputs["logp"], skips_zero_advantage=True
+    )
 
     after = []
     for skip in (True, False):
@@ -234,9 +234,9 @@ def test_a_batch_without_gradient_moves_nothing_computed_or_skipped() -> None:
         batch = batch_of(list(GroupEngine(policy).generate(requests(), Sampling(max_tokens=5))))
         settings = OptimizerSettings(learning_rate=1e-2, weight_decay=0.1)
         learner = TorchLearner(policy, optimizer=settings, skip_inert_rows=skip)
-        learner.update(batch, Plain())
+        learner.update(batch, plain)
         moved = [p.detach().clone() for p in policy.model.parameters()]
-        update = learner.update(replace(batch, advantage=torch.zeros_like(batch.weight)), Plain())
+        update = learner.update(replace(batch, advantage=torch.zeros_like(batch.weight)), plain)
         assert update.grad_norm == 0 and bool(update.computed.any()) is not skip
         pairs = zip(policy.model.parameters(), moved, strict=True)
         assert all(torch.equal(p, before) for p, before in pairs)

@@ -12,7 +12,7 @@ import torch
 
 from groupwise.config.sections import AlarmsSection
 from groupwise.rundir.files import read_lines
-from groupwise.training.monitor.alerts import KINDS, Alarms, observations, watch_movement
+from groupwise.training.monitor.alerts import KINDS, Alarms, observations
 from made_up import one_group
 from small_runs import Quiet, letters, prepared
 
@@ -150,14 +150,6 @@ def test_entropy_is_compared_with_that_of_the_first_steps() -> None:
     heard = [0.04, 0.03, 0.05, 0.005, 0.005, 0.005, 0.004, 0.0039, 0.003]
     sounded = [names(alarms.hear({**CALM, "entropy": value})) for value in heard]
     assert sounded == [[]] * 8 + [["entropy"]]
-
-
-def test_parameters_that_did_not_move() -> None:
-    parameters = [torch.zeros(3), torch.ones(2)]
-    still = watch_movement(parameters)
-    assert still() == 1.0
-    parameters[0] += 1e-6
-    assert still() == 0.5
 
 
 def test_every_metric_that_is_watched_is_one_that_runs_have(tmp_path: Path) -> None:

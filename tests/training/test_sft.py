@@ -20,8 +20,8 @@ from groupwise.training.stages.base_model import (
     small_policy,
     word_problems_recipe,
 )
-from groupwise.training.stages.sft import fit, negative_log_likelihood, save, sft, supervised_batch
-from groupwise.types import Prompt
+from groupwise.training.stages.sft import NEGATIVE_LOG_LIKELIHOOD, fit, save, sft, supervised_batch
+from groupwise.types import Outputs, Prompt
 
 TINY = {"hidden": 32, "layers": 2, "heads": 2, "key_value_heads": 1, "feed_forward": 64}
 
@@ -52,7 +52,7 @@ def test_every_completion_token_and_the_end_weigh_the_same_and_nothing_else_coun
     assert batch.group.tolist() == [0, 1]
 
 
-def test_the_loss_is_the_mean_negative_log_likelihood_of_a_plain_forward_pass() -> None:
+def test_the_loss_is_the_mean_NEGATIVE_LOG_LIKELIHOOD_of_a_plain_forward_pass() -> None:
     policy = small_policy(**TINY)
     examples = list(Demonstrations(size=5))
     total, count = 0.0, 0
@@ -166,7 +166,7 @@ def test_a_recipe_with_an_unknown_setting_is_refused(
 def test_the_objective_is_the_negative_log_probability() -> None:
     batch = supervised_batch([example("1", "2")], small_tokenizer())
     logp = torch.tensor([[-0.5, -2.0]])
-    assert negative_log_likelihood(logp, None, batch).tolist() == [[0.5, 2.0]]
+    assert NEGATIVE_LOG_LIKELIHOOD(Outputs(logp=logp), batch).tolist() == [[0.5, 2.0]]
 
 
 def test_what_cannot_be_trained_on_is_refused() -> None:

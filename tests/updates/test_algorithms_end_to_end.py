@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from groupwise.algorithms import ALGORITHMS, BoundAlgorithm, bind
+from groupwise.algorithms.losses import TokenObjective
 from groupwise.algorithms.properties import broken
 from groupwise.rollouts import GroupEngine
 from groupwise.types import (
@@ -81,7 +82,7 @@ def ready(given: Given, algorithm: BoundAlgorithm, *, drift: float, apart: float
     """The batch of one optimiser step; `drift` and `apart` say how far the policy has moved since
     sampling, and how far the reference is from it."""
     scored, batch = given
-    here = learner().logprobs(batch)
+    here = learner().evaluate(batch, {"logp"})["logp"]
     noise = torch.Generator().manual_seed(7)
 
     def moved(scale: float) -> Tensor:
@@ -133,13 +134,8 @@ def test_neither_microbatches_nor_skipped_rows_change_the_gradient(given: Given,
         assert_same(gradient(learner(tokens=tokens, skip=skip), batch, algorithm.objective), wanted)
 
 
-class Imitation:
-    """−A · log π: what every surrogate is on-policy."""
-
-    skips_zero_advantage = False
-
-    def __call__(self, logp: Tensor, entropy: Tensor | None, batch: Batch) -> Tensor:
-        return -batch.advantage * logp
+IMITATION = TokenObjective(loss=lambda outputs, batch: -batch.advantage * outputs["logp"])
+"""−A · log π: what every surrogate is on-policy."""
 
 
 OBEDIENT = [
@@ -154,5 +150,5 @@ def test_on_policy_the_gradient_is_that_of_weighted_imitation(given: Given, name
     algorithm = bind(name)
     batch = ready(given, algorithm, drift=0.0, apart=0.0)
     assert batch.old_logp is None
-    wanted = gradient(learner(skip=False), batch, Imitation())
+    wanted = gradient(learner(skip=False), batch, IMITATION)
     assert_same(gradient(learner(), batch, algorithm.objective), wanted)

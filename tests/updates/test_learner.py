@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from groupwise.algorithms.losses import TokenObjective
 from groupwise.rollouts import GroupEngine
 from groupwise.types import Batch, Prompt, Request, Sampling
 from groupwise.updates import OptimizerSettings, TorchLearner, plan
@@ -49,15 +50,11 @@ def test_a_group_of_29_tokens_is_split_where_it_is_half_again_too_large(
     assert sorted(row for rows in split for row in rows.tolist()) == list(range(9))
 
 
-class Bonus:
-    """A policy gradient with an entropy bonus: touches both outputs of the head."""
-
-    needs_entropy = True
-    skips_zero_advantage = False
-
-    def __call__(self, logp: Tensor, entropy: Tensor | None, batch: Batch) -> Tensor:
-        assert entropy is not None
-        return -batch.advantage * logp - 0.1 * entropy
+BONUS = TokenObjective(
+    loss=lambda outputs, batch: -batch.advantage * outputs["logp"] - 0.1 * outputs["entropy"],
+    needs=frozenset({"logp", "entropy"}),
+)
+"""A policy gradient with an entropy bonus: reads both outputs of the head."""
 
 
 def plain_gradient(
@@ -83,7 +80,7 @@ def packed_gradient(learner: TorchLearner, batch: Batch) -> dict[str, Tensor]:
     """Gradients of an update whose step is left out."""
     learner.model.zero_grad()
     learner.optimizer.step = lambda: (0.0, 0.0)  # type: ignore[method-assign]
-    learner.update(batch, Bonus())
+    learner.update(batch, BONUS)
     return {name: p.grad.clone() for name, p in learner.model.named_parameters()}
 
 
@@ -99,7 +96,9 @@ def test_packed_equals_one_by_one(name: str, temperature: float) -> None:
             tokens_per_microbatch=tokens,
             temperature=temperature,
         )
-        torch.testing.assert_close(learner.logprobs(batch), logps, atol=1e-5, rtol=0)
+        torch.testing.assert_close(
+            learner.evaluate(batch, {"logp"})["logp"], logps, atol=1e-5, rtol=0
+        )
         for parameter, grad in packed_gradient(learner, batch).items():
             scale = float(wanted[parameter].abs().max())
             torch.testing.assert_close(grad, wanted[parameter], atol=1e-5 * scale, rtol=0)
@@ -164,7 +163,9 @@ def test_learner_mirrors_temperature_and_the_kept_set_of_the_sampler() -> None:
             kept=tuple(c.kept for c in completions) if completions[0].kept else None,
         )
         learner = TorchLearner(policy, optimizer=STILL, temperature=sampling.temperature)
-        torch.testing.assert_close(learner.logprobs(batch), sampler, atol=1e-4, rtol=0)
+        torch.testing.assert_close(
+            learner.evaluate(batch, {"logp"})["logp"], sampler, atol=1e-4, rtol=0
+        )
 
 
 def test_masters_take_steps_that_bf16_cannot() -> None:
@@ -176,7 +177,7 @@ def test_masters_take_steps_that_bf16_cannot() -> None:
     place = next(i for i, p in enumerate(learner.optimizer.parameters) if p is norm)
     before = learner.optimizer.masters[place].detach().clone()
     for _ in range(30):
-        learner.update(batch, Bonus())
+        learner.update(batch, BONUS)
     moved = (learner.optimizer.masters[place] - before).abs()
     assert float(moved.median()) > 1e-4
     assert torch.equal(norm, learner.optimizer.masters[place].to(torch.bfloat16))
@@ -187,10 +188,10 @@ def test_a_gradient_that_is_not_finite_moves_nothing() -> None:
     learner = TorchLearner(tiny_policy(model), optimizer=OptimizerSettings(learning_rate=1e-2))
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     bad = replace(batch, advantage=torch.full_like(batch.advantage, float("nan")))
-    update = learner.update(bad, Bonus())
+    update = learner.update(bad, BONUS)
     assert update.grad_norm != update.grad_norm
     assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
-    assert learner.update(batch, Bonus()).grad_norm > 0
+    assert learner.update(batch, BONUS).grad_norm > 0
     assert not all(torch.equal(p, before[name]) for name, p in model.named_parameters())
 
 
@@ -200,19 +201,16 @@ def test_inert_rows_are_left_out_without_changing_the_gradient() -> None:
     advantage[[0, 3, 4]] = 0.0
     batch = replace(batch, advantage=advantage)
 
-    class Plain:
-        needs_entropy = False
-        skips_zero_advantage = True
-
-        def __call__(self, logp: Tensor, entropy: Tensor | None, batch: Batch) -> Tensor:
-            return -batch.advantage * logp
+    plain = TokenObjective(
+        loss=lambda outputs, batch: -batch.advantage * outputs["logp"], skips_zero_advantage=True
+    )
 
     gradients = []
     for skip in (True, False):
         learner = TorchLearner(tiny_policy(model), optimizer=STILL, skip_inert_rows=skip)
         model.zero_grad()
         learner.optimizer.step = lambda: (0.0, 0.0)  # type: ignore[method-assign]
-        update = learner.update(batch, Plain())
+        update = learner.update(batch, plain)
         assert update.computed.tolist() == [not skip or row not in (0, 3, 4) for row in range(9)]
         assert torch.isnan(update.logp[0]).all().item() is skip
         gradients.append({name: p.grad.clone() for name, p in model.named_parameters()})

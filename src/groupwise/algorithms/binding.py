@@ -127,7 +127,7 @@ class BoundAlgorithm:
 
     Attributes:
         row: the algorithm's, with the overrides applied.
-        objective: per-token loss from (logp, entropy, batch).
+        objective: per-token loss from (outputs, batch).
         bound_advantage, bound_weighting, bound_filter: the functions behind the methods below.
     """
 
@@ -184,19 +184,10 @@ class BoundAlgorithm:
         return row.divergence_coefficient if row.divergence_in == "reward" else 0.0
 
     @property
-    def needs_reference(self) -> bool:
-        """Whether the reference model is needed, in the loss or in the reward."""
-        return self.objective.needs_reference or self.kl_in_reward != 0
-
-    @property
-    def needs_entropy(self) -> bool:
-        """Whether the loss uses the entropy of the policy."""
-        return self.objective.needs_entropy
-
-    @property
-    def needs_sampler(self) -> bool:
-        """Whether the loss uses the engine's log-probabilities."""
-        return self.objective.needs_sampler
+    def needs(self) -> frozenset[str]:
+        """What the loss reads (see `Objective.needs`), and "ref_logp" where the reward does."""
+        in_reward = frozenset({"ref_logp"} if self.kl_in_reward else ())
+        return self.objective.needs | in_reward
 
     @property
     def skips_zero_advantage(self) -> bool:

@@ -137,12 +137,12 @@ def optimizer_settings(config: Config) -> OptimizerSettings:
 def reference_kind(config: Config, algorithm: BoundAlgorithm, model: Any) -> Any:
     """Where π_ref comes from, if it is needed at all."""
     wanted = config.model.reference
-    if wanted == "none" and algorithm.needs_reference:
+    if wanted == "none" and "ref_logp" in algorithm.needs:
         raise UsageError(
             f"model.reference = 'none': algorithm {config.algorithm.name!r} has a KL term; set "
             "model.reference = 'auto', or algorithm.divergence.name = 'none'."
         )
-    if wanted == "none" or (wanted == "auto" and not algorithm.needs_reference):
+    if wanted == "none" or (wanted == "auto" and "ref_logp" not in algorithm.needs):
         return "none"
     return "adapter" if is_adapted(model) else "frozen"
 

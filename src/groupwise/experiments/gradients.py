@@ -17,9 +17,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from groupwise.algorithms import BoundAlgorithm
+from groupwise.algorithms.losses import TokenObjective
 from groupwise.errors import UsageError
 from groupwise.training.trainer import evidence
-from groupwise.types import Batch, ScoredGroups
+from groupwise.types import Batch, Outputs, ScoredGroups
 from groupwise.updates import TorchLearner, assemble, sequences
 
 MEMORY_BYTES = 4 * 2**30
@@ -86,7 +87,7 @@ def inner_products(
         each()
         one = batch.rows(torch.tensor([row]))
         one = replace(one, weight=one.mask.float())
-        vectors[index] = shorten(learner.gradient(one, _log_likelihood))
+        vectors[index] = shorten(learner.gradient(one, _LOG_LIKELIHOOD))
     for index, vector in enumerate(others):
         vectors[len(first) + index] = shorten(vector)
     gram = np.zeros((len(vectors), len(vectors)))
@@ -135,7 +136,8 @@ def coefficients(
     assert batch.sampler_logp is not None  # rollouts of this process always have them
     logp = torch.where(step.mask, batch.sampler_logp, 0).requires_grad_()
     same = logp.detach()
-    losses = algorithm.objective(logp, None, replace(step, ref_logp=same, sampler_logp=same))
+    step = replace(step, ref_logp=same, sampler_logp=same)
+    losses = algorithm.objective(Outputs(logp=logp), step)
     (slope,) = torch.autograd.grad((losses * step.weight).sum(), logp, allow_unused=True)
     slope = torch.zeros_like(logp) if slope is None else torch.where(step.mask, slope, 0)
     rows = slope.double().sum(1) / step.mask.sum(1).clamp(min=1)
@@ -145,9 +147,8 @@ def coefficients(
     return -len(scored.groups) * rows.view(shape).numpy()
 
 
-def _log_likelihood(logp: Tensor, entropy: Tensor | None, batch: Batch) -> Tensor:
-    """The objective whose gradient is the sum of the ∇ log π of all tokens."""
-    return logp
+_LOG_LIKELIHOOD = TokenObjective(loss=lambda outputs, batch: outputs["logp"])
+"""The objective whose gradient is the sum of the ∇ log π of all tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)

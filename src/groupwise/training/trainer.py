@@ -24,7 +24,7 @@ from groupwise.rollouts.source import RolloutSource
 from groupwise.rundir.files import RunLog
 from groupwise.training.checkpoint.files import Checkpoint, replace_folder
 from groupwise.training.checkpoint.manager import Keeper
-from groupwise.training.monitor.alerts import Alarm, Alarms, observations, watch_movement
+from groupwise.training.monitor.alerts import Alarm, Alarms, observations
 from groupwise.training.monitor.costs import costs
 from groupwise.training.monitor.divergence_guard import Guard, skipped, suspects
 from groupwise.training.monitor.metrics import diagnose
@@ -118,7 +118,7 @@ class Trainer:
             epochs=settings.epochs,
             seed=(settings.seed, self.done),
         )
-        still = None if self.moved else watch_movement(self.learner.optimizer.masters)
+        still = None if self.moved else self.learner.movement()
         with self.watch("the update") as beat:
             updates = [self._update(each, beat) for each in batches]
         with self.watch("the engine to take over new weights"):
@@ -144,11 +144,11 @@ class Trainer:
         With a single optimiser step the update begins where the sampler stood, so `old_logp` stays
         None: the learner takes its own log-probabilities, detached, and every ratio is exactly 1.
         """
+        names = self.algorithm.needs & {"ref_logp"}
         if self.settings.epochs * self.settings.minibatches > 1 or self.algorithm.kl_in_reward:
-            batch = replace(batch, old_logp=self.learner.logprobs(batch))
-        if self.algorithm.needs_reference:
-            batch = replace(batch, ref_logp=self.learner.logprobs(batch, reference=True))
-        return batch
+            names |= {"logp"}
+        found = self.learner.evaluate(batch, names)
+        return replace(batch, old_logp=found.get("logp"), ref_logp=found.get("ref_logp"))
 
     def run(self) -> None:
         """Train until the last step; whatever ends it before, a checkpoint is written first.

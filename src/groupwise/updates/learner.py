@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields, replace
 from typing import Any, Literal
@@ -23,7 +23,7 @@ from groupwise.models import (
     save_policy,
     unsupported,
 )
-from groupwise.types import Batch, Objective, Update, nan_like
+from groupwise.types import Batch, Objective, Outputs, Update, nan_like
 from groupwise.updates.logprobs import Head, Kept, token_logprobs
 from groupwise.updates.optimizer import MasterOptimizer, OptimizerSettings
 from groupwise.updates.packing import Pack, kept_mask, pack, plan
@@ -88,31 +88,60 @@ class TorchLearner:
         self.optimizer = MasterOptimizer(self.model.parameters(), optimizer)
         self.version = 0
 
-    def logprobs(self, batch: Batch, *, reference: bool = False) -> Float[Tensor, "batch time"]:
-        """Log-probabilities of every token the policy wrote, without gradient; 0 elsewhere."""
-        if reference and self.reference == "none":
+    def evaluate(self, batch: Batch, names: Collection[str]) -> dict[str, Tensor]:
+        """Outputs for every token the policy wrote, without gradient; 0 elsewhere.
+
+        Args:
+            names: of "logp" and "entropy", and "ref_logp" for the log-probabilities of the
+                reference model.
+
+        Raises:
+            UsageError: an unknown name, or there is no reference model.
+        """
+        unknown = set(names) - {"logp", "entropy", "ref_logp"}
+        if unknown:
+            raise UsageError(
+                f"names = {sorted(unknown)}: not computed by this learner. Known: logp, entropy, "
+                "ref_logp."
+            )
+        found: dict[str, Tensor] = {}
+        if own := set(names) - {"ref_logp"}:
+            found |= self._evaluated(batch, own, self.backbone, self.own)
+        if "ref_logp" in names:
+            found["ref_logp"] = self._of_reference(batch)
+        return found
+
+    def _of_reference(self, batch: Batch) -> Tensor:
+        """Log-probabilities of the reference model."""
+        if self.reference == "none":
             raise UsageError(
                 "model.reference = 'none': this algorithm compares with a reference; use 'auto' or "
                 "'frozen'."
             )
-        backbone, own = self.backbone, self.own
-        if reference and self.frozen is not None and self.own_frozen is not None:
+        if self.frozen is not None and self.own_frozen is not None:
             backbone, own = Backbone.of(self.frozen), self.own_frozen
-        adapter = reference and self.reference == "adapter"
-        as_it_began = self._with(self.first) if adapter else nullcontext()
-        out = torch.zeros(
-            batch.tokens.shape, dtype=torch.float64 if _is_double(backbone) else torch.float32
-        )
+            return self._evaluated(batch, {"logp"}, backbone, own)["logp"]
+        with self._with(self.first):
+            return self._evaluated(batch, {"logp"}, self.backbone, self.own)["logp"]
+
+    @torch.no_grad()
+    def _evaluated(
+        self, batch: Batch, names: Collection[str], backbone: Backbone, own: own_layers
+    ) -> dict[str, Tensor]:
+        dtype = torch.float64 if _is_double(backbone) else torch.float32
+        found = {name: torch.zeros(batch.tokens.shape, dtype=dtype) for name in names}
         rows = batch.mask.any(1).nonzero().squeeze(-1)
         training = self.model.training
         self.model.eval()
-        with torch.no_grad(), as_it_began, own:
+        with own:
             for part in plan(batch, rows, tokens=self.tokens_per_microbatch):
-                packed = self._laid_out(batch, part)
-                logp, _ = self._forward(packed, backbone, batch, entropy=False)
-                out[packed.rows[packed.row.cpu()], packed.time.cpu()] = logp.cpu()
+                laid = self._laid_out(batch, part)
+                outputs = self._forward(laid, backbone, batch, entropy="entropy" in names)
+                at = laid.rows[laid.row.cpu()], laid.time.cpu()
+                for name, grid in found.items():
+                    grid[at] = outputs[name].cpu()
         self.model.train(training)
-        return out
+        return found
 
     def update(self, batch: Batch, objective: Objective) -> Update:
         """One optimiser step on Σ weight · token loss.
@@ -142,7 +171,7 @@ class TorchLearner:
     def _backward(self, batch: Batch, objective: Objective) -> Update:
         """Add the gradient of a batch to the masters'; an update of which no step is taken yet."""
         rows = self._contributing(batch, objective)
-        entropy = bool(getattr(objective, "needs_entropy", False))
+        entropy = "entropy" in objective.needs
         logp_all, entropy_all = nan_like(batch.tokens), nan_like(batch.tokens)
         computed = torch.zeros(len(batch.tokens), dtype=torch.bool)
         computed[rows] = True
@@ -154,17 +183,16 @@ class TorchLearner:
         with attention, self.own:
             for part in plan(batch, rows, tokens=self.tokens_per_microbatch):
                 packed = self._laid_out(batch, part)
-                logp, h = self._forward(packed, self.backbone, batch, entropy=entropy)
-                loss = self._loss(batch.rows(part), packed, logp, h, objective)
+                outputs = self._forward(packed, self.backbone, batch, entropy=entropy)
+                loss = self._loss(batch.rows(part), packed, outputs, objective)
                 (loss * self.optimizer.scale).backward()
                 total += float(loss.detach())
                 at = packed.rows[packed.row.cpu()], packed.time.cpu()
-                logp_all[at] = logp.detach().float().cpu()
-                if h is not None:
-                    entropy_all[at] = h.detach().float().cpu()
-                # The graph holds the activations of this microbatch; the next one must not find
-                # them still there.
-                del logp, h, loss, packed
+                logp_all[at] = outputs["logp"].detach().float().cpu()
+                if entropy:
+                    entropy_all[at] = outputs["entropy"].detach().float().cpu()
+                # The graph holds the activations of this microbatch; free them before the next.
+                del outputs, loss, packed
         return Update(
             version=self.version,
             logp=logp_all,
@@ -179,7 +207,7 @@ class TorchLearner:
         """Rows with a gradient. Weights were normalised before, so leaving a row out changes
         nothing else."""
         alive = (batch.mask & (batch.weight != 0)).any(1)
-        if self.skip_inert_rows and getattr(objective, "skips_zero_advantage", False):
+        if self.skip_inert_rows and objective.skips_zero_advantage:
             alive &= (batch.mask & (batch.advantage != 0)).any(1)
         return alive.nonzero().squeeze(-1)
 
@@ -189,14 +217,16 @@ class TorchLearner:
 
     def _forward(
         self, laid: Pack | Padded, backbone: Backbone, batch: Batch, *, entropy: bool
-    ) -> tuple[Float[Tensor, "predicted"], Float[Tensor, "predicted"] | None]:
+    ) -> Outputs:
+        """Outputs at the predicted tokens of a microbatch."""
         vocab = len(backbone.head.weight)
         kept = None if batch.kept is None else self._kept(laid, batch, vocab=vocab)
         if isinstance(laid, Padded):
             sets = None if kept is None else kept(slice(None))
-            return padded_logprobs(
+            logp, h = padded_logprobs(
                 backbone.model, laid, temperature=self.temperature, entropy=entropy, kept=sets
             )
+            return Outputs(logp=logp, entropy=h)
         hidden = backbone.hidden(laid.tokens, laid.positions, laid.attend)
         head = Head(
             weight=backbone.head.weight,
@@ -207,7 +237,8 @@ class TorchLearner:
             adds=True,
         )
         states = hidden.index_select(0, laid.source)
-        return token_logprobs(states, laid.target, head, entropy=entropy, kept=kept)
+        logp, h = token_logprobs(states, laid.target, head, entropy=entropy, kept=kept)
+        return Outputs(logp=logp, entropy=h)
 
     def _kept(self, laid: Pack | Padded, batch: Batch, *, vocab: int) -> Kept:
         """What truncated sampling could have drawn, for a slice of the predicted tokens."""
@@ -224,18 +255,23 @@ class TorchLearner:
         self,
         batch: Batch,
         laid: Pack | Padded,
-        logp: Tensor,
-        entropy: Tensor | None,
+        outputs: Outputs,
         objective: Objective,
     ) -> Float[Tensor, ""]:
         """Σ weight · token loss of one microbatch."""
-        at = laid.row, laid.time
-        shape = batch.tokens.shape
+        at, shape = (laid.row, laid.time), batch.tokens.shape
+
+        def grid(values: Tensor | None) -> Tensor | None:
+            return None if values is None else values.new_zeros(shape).index_put(at, values)
+
         here = _on(batch, self.device)
-        grid = logp.new_zeros(shape).index_put(at, logp)
-        spread = None if entropy is None else entropy.new_zeros(shape).index_put(at, entropy)
-        losses = objective(grid, spread, here)
+        losses = objective(Outputs(logp=grid(outputs.logp), entropy=grid(outputs.entropy)), here)
         return torch.where(here.mask, losses * here.weight.to(losses.dtype), 0).sum()
+
+    def movement(self) -> Callable[[], float]:
+        """Begin to watch the trained weights; the function returned gives the share of parameters
+        that have not changed since."""
+        return self.optimizer.movement()
 
     def weights(self) -> Mapping[str, Tensor]:
         """The parameters themselves, by name."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any, Literal
 
 import torch
@@ -135,6 +136,19 @@ class MasterOptimizer:
             for master in self.masters:
                 if master.grad is not None:
                     master.grad.div_(self.scale)
+
+    def movement(self) -> Callable[[], float]:
+        """Begin to watch the weights; the function returned gives the share of parameters that have
+        not changed since."""
+
+        def sums() -> list[tuple[float, float]]:
+            """Two sums per parameter, which almost any change shows in."""
+            with torch.no_grad():
+                wide = (master.double() for master in self.masters)
+                return [(float(w.sum()), float(w.square().sum())) for w in wide]
+
+        before = sums()
+        return lambda: fmean(float(a == b) for a, b in zip(before, sums(), strict=True))
 
     def release(self) -> None:
         """Leave the parameters to another optimiser: their gradients no longer come here."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from jaxtyping import Float
@@ -9,9 +10,26 @@ from torch import Tensor
 
 from groupwise.algorithms.losses.masking import apply_mask
 from groupwise.algorithms.properties import broken
-from groupwise.errors import UsageError
 from groupwise.registry import BoundFunction
-from groupwise.types import Batch
+from groupwise.types import Batch, Granularity, Outputs
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenObjective:
+    """An objective made of one function.
+
+    Attributes:
+        loss: per-token loss from the outputs of the model and the batch.
+        needs, granularity, skips_zero_advantage: as `Objective` explains.
+    """
+
+    loss: Callable[[Outputs, Batch], Float[Tensor, "batch time"]]
+    needs: frozenset[str] = frozenset({"logp"})
+    granularity: Granularity = "token"
+    skips_zero_advantage: bool = False
+
+    def __call__(self, outputs: Outputs, batch: Batch) -> Float[Tensor, "batch time"]:
+        return self.loss(outputs, batch)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,22 +51,17 @@ class PolicyObjective:
     coefficient: float = 0.0
     entropy: float = 0.0
 
-    def __call__(
-        self,
-        logp: Float[Tensor, "batch time"],
-        entropy: Float[Tensor, "batch time"] | None,
-        batch: Batch,
-    ) -> Float[Tensor, "batch time"]:
+    def __call__(self, outputs: Outputs, batch: Batch) -> Float[Tensor, "batch time"]:
         """The loss of every token; 0 outside the mask of the batch.
 
         Args:
-            logp: of the batch's tokens under the policy, with gradient.
-            entropy: of the policy at each token, with gradient; None unless `needs_entropy`.
-            batch: rows whole; `old_logp` None stands for `logp.detach()`.
+            outputs: of the policy for the batch's tokens, with gradient.
+            batch: whole rows; `old_logp` None stands for `logp.detach()`.
 
         Raises:
-            UsageError: the batch lacks log-probabilities that a part needs.
+            UsageError: outputs or batch lack something in `needs`.
         """
+        logp = outputs["logp"]
         old = logp.detach() if batch.old_logp is None else batch.old_logp
         data = {
             "logp": logp,
@@ -60,31 +73,30 @@ class PolicyObjective:
         }
         data["log_ratio"] = self.ratio(data)
         loss = self.correction(data) * self.surrogate(data)
-        if self.needs_reference:
+        if "ref_logp" in self.needs:
             loss = loss + self.coefficient * self.divergence(data)
-        if self.needs_entropy:
-            if entropy is None:
-                raise UsageError("entropy: this objective has an entropy bonus and got no entropy.")
-            loss = loss - self.entropy * apply_mask(entropy, batch.mask)
+        if "entropy" in self.needs:
+            loss = loss - self.entropy * apply_mask(outputs["entropy"], batch.mask)
         return apply_mask(loss, batch.mask)
 
     @property
-    def needs_reference(self) -> bool:
-        """Whether the loss uses `ref_logp`."""
-        return self.coefficient != 0 and "ref_logp" in self.divergence.required
+    def needs(self) -> frozenset[str]:
+        """Names of the outputs and of the log-probabilities in the batch that the loss reads."""
+        used = {
+            "logp": True,
+            "entropy": self.entropy != 0,
+            "ref_logp": self.coefficient != 0 and "ref_logp" in self.divergence.required,
+            "sampler_logp": "sampler_logp" in self.correction.required,
+        }
+        return frozenset(name for name, reads in used.items() if reads)
 
     @property
-    def needs_entropy(self) -> bool:
-        """Whether the loss uses the entropy of the policy."""
-        return self.entropy != 0
-
-    @property
-    def needs_sampler(self) -> bool:
-        """Whether the loss uses `sampler_logp`."""
-        return "sampler_logp" in self.correction.required
+    def granularity(self) -> Granularity:
+        """Every token has a loss of its own, also where a ratio is of the whole row."""
+        return "token"
 
     @property
     def skips_zero_advantage(self) -> bool:
         """Whether a row whose advantages are all 0 has exactly no gradient."""
         inert = "zero_at_zero_advantage" not in broken(self.surrogate.function)
-        return inert and not self.needs_reference and not self.needs_entropy
+        return inert and self.needs.isdisjoint({"ref_logp", "entropy"})

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
@@ -335,23 +335,3 @@ def _least_correlation(parts: Sequence[torch.Tensor], valid: torch.Tensor) -> fl
         if float(a.norm()) > 1e-9 and float(b.norm()) > 1e-9
     ]
     return min(found) if found else None
-
-
-def fingerprints(parameters: Sequence[torch.Tensor]) -> list[tuple[float, float]]:
-    """Two sums per parameter, which almost any movement changes."""
-    with torch.no_grad():
-        return [(float(p.double().sum()), float(p.double().square().sum())) for p in parameters]
-
-
-StillShare = Callable[[], float]
-
-
-def watch_movement(parameters: Sequence[torch.Tensor]) -> StillShare:
-    """Take fingerprints now; the function returned says what share has not moved since."""
-    before = fingerprints(parameters)
-
-    def share() -> float:
-        after = fingerprints(parameters)
-        return fmean(float(a == b) for a, b in zip(before, after, strict=True))
-
-    return share

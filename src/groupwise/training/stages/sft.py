@@ -11,10 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from groupwise.algorithms.losses import TokenObjective
 from groupwise.errors import UsageError
 from groupwise.models import Policy, load_policy
 from groupwise.models import save_policy as save
@@ -27,11 +26,8 @@ from groupwise.updates import OptimizerSettings, TorchLearner
 OnStep = Callable[[int, Update], None]
 
 
-def negative_log_likelihood(
-    logp: Float[Tensor, "batch time"], entropy: Float[Tensor, "batch time"] | None, batch: Batch
-) -> Float[Tensor, "batch time"]:
-    """Token losses −log π(token): the objective of supervised learning."""
-    return -logp
+NEGATIVE_LOG_LIKELIHOOD = TokenObjective(loss=lambda outputs, batch: -outputs["logp"])
+"""Token losses −log π(token): the objective of supervised learning."""
 
 
 def supervised_batch(examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase) -> Batch:
@@ -121,7 +117,7 @@ def fit(
             chosen = [examples[i] for i in order.next(batch_size)]
             batch = supervised_batch(chosen, policy.tokenizer)
             _check_length(batch, chosen, policy.context)
-            yield learner.update(batch, negative_log_likelihood)
+            yield learner.update(batch, NEGATIVE_LOG_LIKELIHOOD)
     finally:
         learner.optimizer.release()
     policy.model.eval()
