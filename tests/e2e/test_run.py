@@ -26,9 +26,8 @@ class Watched:
 
     def __init__(self, objective: Any) -> None:
         self.objective, self.calls = objective, []
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.objective, name)
+        self.needs, self.granularity = objective.needs, objective.granularity
+        self.skips_zero_advantage = objective.skips_zero_advantage
 
     def __call__(self, outputs: Outputs, batch: Batch) -> Tensor:
         losses = self.objective(outputs, batch)

@@ -13,6 +13,7 @@ import torch
 from rich.console import Console
 
 from groupwise.algorithms import bind
+from groupwise.algorithms.losses import TokenObjective
 from groupwise.cli import main
 from groupwise.errors import UsageError
 from groupwise.experiments import gradients
@@ -149,7 +150,7 @@ def test_one_text_after_two_prompts_has_two_gradients(rollouts):
     gram = inner_products(learner, twins).scores
     one, other = (
         learner.gradient(
-            replace(twins.rows(torch.tensor([n])), weight=twins.mask[:1].float()), logp
+            replace(twins.rows(torch.tensor([n])), weight=twins.mask[:1].float()), LOGP
         )
         for n in (0, 1)
     )
@@ -158,8 +159,7 @@ def test_one_text_after_two_prompts_has_two_gradients(rollouts):
     assert gram[0, 0] != pytest.approx(gram[1, 1], rel=5e-4)
 
 
-def logp(logp, entropy, batch):
-    return logp
+LOGP = TokenObjective(loss=lambda outputs, batch: outputs["logp"])
 
 
 def test_made_up_gradients_by_hand(rollouts):
