@@ -75,7 +75,7 @@ def test_a_second_run_does_not_overwrite_the_first(
     model: str, run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert train(model, run, "steps=3") == 2
-    assert "holds a run already" in capsys.readouterr().err
+    assert "already contains a run" in capsys.readouterr().err
     assert len(metrics(run)) == 3
 
 

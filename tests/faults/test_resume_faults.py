@@ -254,7 +254,7 @@ def test_a_folder_that_holds_checkpoints_holds_a_run(tmp_path: Path) -> None:
     run = prepared(tmp_path, "guards.spike=9.0")
     run.close()
     assert not (tmp_path / "metrics.jsonl").exists()
-    with pytest.raises(UsageError, match="holds a run already"):
+    with pytest.raises(UsageError, match="already contains a run"):
         prepared(tmp_path)
     prepared(tmp_path, "guards.spike=9.0", resume=True).close()
 

@@ -247,7 +247,7 @@ def test_a_run_resumes_as_if_it_had_never_stopped(tmp_path: Path, model: str) ->
     cut = arguments(tmp_path / "b", model, max_steps=4, save_steps=2)
     GRPOTrainer(**cut, callbacks=[Notebook(stop=2)]).train()
     again = GRPOTrainer(**cut)
-    with pytest.raises(UsageError, match="holds a run already"):
+    with pytest.raises(UsageError, match="already contains a run"):
         again.train()
     again.train(resume_from_checkpoint=True)
     for one, two in zip(whole.model.parameters(), again.model.parameters(), strict=True):

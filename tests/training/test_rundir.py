@@ -117,7 +117,7 @@ def test_resuming_drops_what_came_after_the_checkpoint(tmp_path: Path) -> None:
 
 def test_a_new_run_does_not_overwrite_another(tmp_path: Path) -> None:
     RunLog(tmp_path, settings={}).step(1, {"reward": 0.5})
-    with pytest.raises(UsageError, match="holds a run already; go on with it by --resume"):
+    with pytest.raises(UsageError, match="already contains a run; continue it with --resume"):
         RunLog(tmp_path, settings={})
 
 

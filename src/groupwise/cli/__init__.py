@@ -157,7 +157,7 @@ def train(
     allow_changes: Annotated[
         bool,
         typer.Option(
-            "--allow-changes", help="Resume although settings that change the mathematics differ."
+            "--allow-changes", help="Resume even if settings that affect results have changed."
         ),
     ] = False,
 ) -> None:
@@ -192,7 +192,7 @@ def evaluate(
     against: Annotated[
         str | None, typer.Option(metavar="MODEL", help="Compare with this model, item by item.")
     ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="How often samples are drawn anew.")] = 1,
+    seeds: Annotated[int, typer.Option(min=1, help="Number of sampling seeds.")] = 1,
     reflection: Annotated[
         bool, typer.Option("--reflection", help="Recovery from solutions with an error in them.")
     ] = False,

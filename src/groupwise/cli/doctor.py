@@ -201,7 +201,7 @@ class Preflight:
                 f"{folder} cannot be written", "choose another by --set output=FOLDER"
             )
         if (folder / "metrics.jsonl").exists():
-            return f"{folder} holds a run already, which only --resume goes on with"
+            return f"{folder} already contains a run, which only --resume can continue"
         return f"{folder} can be written"
 
     def memory(self) -> str:
@@ -290,8 +290,8 @@ class Preflight:
         gold = [row.total for row in tried.rows if row.kind == "gold"]
         rest = [row.total for row in tried.rows if row.kind == "garbage"]
         return (
-            f"reference answers earn {min(gold):g} to {max(gold):g} written as "
-            f"{tried.writing!r}, garbage at most {max(rest):g}"
+            f"reference answers (as {tried.writing!r}) score {min(gold):g} to {max(gold):g}, "
+            f"garbage at most {max(rest):g}"
         )
 
     def step(self) -> str:

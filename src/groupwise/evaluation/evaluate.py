@@ -85,7 +85,7 @@ def evaluate(
     Args:
         config: of the recipe; its `evaluation` section says how many prompts and samples.
         models: folders, hub names or "bundled"; the last one is what the others are compared with.
-        seeds: how often the samples are drawn anew, with the seeds that follow the recipe's.
+        seeds: number of sampling seeds, counted up from the recipe's.
         reflection: whether to measure recovery from worked solutions with an error in them.
 
     Raises:

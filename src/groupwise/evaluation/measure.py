@@ -28,7 +28,7 @@ class Measurement:
         lengths: tokens of the sampled answers, [prompt, sample].
         truncations: which sampled answers ran out of tokens, [prompt, sample].
         greedy_groups, groups: the answers themselves, by prompt.
-        seeds: how often `sampled` was drawn anew.
+        seeds: number of sampling seeds of `sampled`.
     """
 
     greedy: np.ndarray

@@ -295,8 +295,8 @@ def _fix(plan: Plan, folder: Path) -> None:
     if changed := [key for key in now if now[key] != before[key]]:
         raise UsageError(
             f"output = {str(folder)!r}: holds an experiment that was fixed with other "
-            f"{' and '.join(changed)}; choose another folder with --output, or go on with it by "
-            f"--plan {path}."
+            f"{' and '.join(changed)}; choose another folder with --output, or continue it "
+            f"with --plan {path}."
         )
 
 

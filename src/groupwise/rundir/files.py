@@ -61,8 +61,8 @@ class RunLog:
         self.folder = Path(folder)
         if resume_at is None and any((self.folder / name).exists() for name in (METRICS, SAVED)):
             raise UsageError(
-                f"output = {str(folder)!r}: holds a run already; go on with it by --resume, "
-                "or choose another folder by --set output=FOLDER."
+                f"output = {str(folder)!r}: already contains a run; continue it with --resume, "
+                "or choose another folder with --set output=FOLDER."
             )
         _made(self.folder / "rollouts")
         if resume_at is None:

@@ -261,7 +261,7 @@ class GRPOTrainer:
         if not asked:
             if begun:
                 raise UsageError(
-                    f"output_dir = {str(folder)!r}: holds a run already; go on with it by "
+                    f"output_dir = {str(folder)!r}: already contains a run; continue it with "
                     "train(resume_from_checkpoint=True), or choose another folder."
                 )
             return False

@@ -1,14 +1,14 @@
-"""Grade-school word problems with checkable answers, made from a seed and an index alone.
+"""Grade-school word problems with checkable answers, made only from a seed and an index.
 
 A problem is a chain of one to three operations on small integers (its level), told in one of
 several wordings. Three splits never overlap with training: `held_out` (chains of operations that no
 training problem has, in any wording), `held_out_templates` (sentences that no training problem
 uses) and `larger_numbers` (starting numbers above every training one). Demonstrations can contain a
-systematic slip, the last result one too high, which makes a base model whose favourite answer is
-wrong although it knows how to be right.
+systematic error, the last result one too high. A base model trained on them can solve the problems,
+but its most likely answer is wrong.
 
-Left out on purpose: fractions, distractors and several people, which a model of half a million
-parameters does not need to show that reinforcement learning works.
+Fractions, distractors and several people are left out on purpose: a model of half a million
+parameters can show that reinforcement learning works without them.
 """
 
 from __future__ import annotations
