@@ -20,7 +20,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"errors", "registry", "types"}),
     frozenset({"algorithms"}),
     frozenset({"models", "kernels"}),
-    frozenset({"prompts", "rollouts", "rewards", "updates", "testing"}),
+    frozenset({"prompts", "environments", "rollouts", "rewards", "updates", "testing"}),
     frozenset({"config"}),
     frozenset({"evaluation", "rundir"}),
     frozenset({"report"}),

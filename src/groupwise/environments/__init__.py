@@ -1,0 +1,27 @@
+"""Environments: what answers a model that stops in the middle of its completion to ask.
+
+An environment names the strings at which the model hands over (`stops`) and replies to what it
+wrote. Replies become injected tokens: part of the context, never part of the loss. Environments are
+registered functions that return one; their keyword-only parameters are their settings.
+"""
+
+from groupwise.environments import calculator, search
+from groupwise.environments.base import (
+    ENVIRONMENTS,
+    Environment,
+    Reply,
+    TagEnvironment,
+    Tags,
+    TagState,
+)
+
+__all__ = [
+    "ENVIRONMENTS",
+    "Environment",
+    "Reply",
+    "TagEnvironment",
+    "TagState",
+    "Tags",
+    "calculator",
+    "search",
+]

@@ -1,0 +1,160 @@
+"""The protocol and the registry of environments, and the one that answers calls between tags."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+from groupwise.errors import UsageError
+from groupwise.registry import Registry
+from groupwise.types import Prompt, Status, Stream
+
+ENVIRONMENTS = Registry("environment", ())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reply:
+    """What an environment answers a model that handed over.
+
+    Attributes:
+        text: injected into the completion, tags included.
+        done: the completion ends with this reply.
+        status: `ok`; anything else (the tool timed out, its server is gone) takes the completion
+            out of its group's statistics. A tool that found nothing is ok and says so in `text`.
+        values: numbers for rewards and metrics, added up over the completion.
+    """
+
+    text: str
+    done: bool = False
+    status: Status = Status.OK
+    values: Mapping[str, float] = field(default_factory=dict)
+
+
+@runtime_checkable
+class Environment(Protocol):
+    """Answers a model that stops in the middle of its completion to ask."""
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """Strings at which the model hands over."""
+        ...
+
+    def begin(self, prompt: Prompt, *, stream: Stream) -> Any:
+        """The state of one completion; random numbers are derived from `stream`."""
+        ...
+
+    def reply(self, state: Any, text: str) -> Reply:
+        """The answer to `text`, which the model wrote since the last reply."""
+        ...
+
+
+Tool = Callable[[str], Reply]
+"""From the text of a call to the reply, whose text is the bare result."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tags:
+    """Where a call and its result stand in the text.
+
+    Attributes:
+        call: opening and closing tag of a call; the closing one hands over.
+        result: what is put before and after a result.
+    """
+
+    call: tuple[str, str]
+    result: tuple[str, str]
+
+
+SEARCH_TAGS: dict[str, Tags] = {
+    "search-r1": Tags(
+        call=("<search>", "</search>"),
+        result=("\n\n<information>", "</information>\n\n"),
+    ),
+    "research": Tags(call=("<search>", "</search>"), result=(" <result>\n", "\n</result>")),
+    "r1-searcher": Tags(
+        call=("<|begin_of_query|>", "<|end_of_query|>"),
+        result=("\n\n<|begin_of_documents|>\n", "<|end_of_documents|>\n\n"),
+    ),
+}
+"""Tags by the paper that trains with them: Search-R1 (2503.09516), ReSearch (2503.19470),
+R1-Searcher (2503.05592)."""
+
+
+class TagState:
+    """What an environment keeps of one completion.
+
+    Attributes:
+        calls: the text of every call so far, in order.
+    """
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+
+class TagEnvironment:
+    """Answers calls that a model writes between tags, inside one turn.
+
+    Only what the model wrote since the last reply is searched for a call, so tags in the prompt or
+    in a result are never taken for one. A result cannot close its own tags or open a call: tags in
+    it are broken up.
+
+    Args:
+        tool: answers one call.
+        tags: where calls and results stand.
+        max_result_chars: characters of a result; the rest is cut, inside the tags.
+        max_calls: calls of one completion; later ones are told that there are none left.
+    """
+
+    def __init__(
+        self, tool: Tool, *, tags: Tags, max_result_chars: int = 2000, max_calls: int = 8
+    ) -> None:
+        for name, value in (("max_result_chars", max_result_chars), ("max_calls", max_calls)):
+            if value < 1:
+                raise UsageError(f"{name} = {value!r}: must be at least 1.")
+        self.tool, self.tags = tool, tags
+        self.max_result_chars, self.max_calls = max_result_chars, max_calls
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The closing tag of a call."""
+        return (self.tags.call[1],)
+
+    def begin(self, prompt: Prompt, *, stream: Stream) -> TagState:
+        """A completion without calls."""
+        return TagState()
+
+    def reply(self, state: TagState, text: str) -> Reply:
+        """The result of the call that ends `text`, between its tags."""
+        call = self._call(text)
+        if call is None:
+            problem = f"no {self.tags.call[0]} before {self.tags.call[1]}"
+            return self._wrapped(Reply(text=f"error: {problem}", values={"malformed": 1.0}))
+        state.calls.append(call)
+        if len(state.calls) > self.max_calls:
+            return self._wrapped(Reply(text="error: no calls left", values={"refused": 1.0}))
+        return self._wrapped(self.tool(call))
+
+    def _call(self, text: str) -> str | None:
+        """The text between the last pair of tags; None where no call was opened."""
+        opening, closing = self.tags.call
+        before, found, _ = text.rpartition(closing)
+        start = before.rfind(opening)
+        if not found or start < 0:
+            return None
+        return before[start + len(opening) :].strip()
+
+    def _wrapped(self, reply: Reply) -> Reply:
+        before, after = self.tags.result
+        inside = self._harmless(reply.text)[: self.max_result_chars]
+        values = {"calls": 1.0, **reply.values}
+        return Reply(
+            text=f"{before}{inside}{after}", done=reply.done, status=reply.status, values=values
+        )
+
+    def _harmless(self, text: str) -> str:
+        """The text with every tag broken up, so that it can neither close its block nor call."""
+        tags = {tag.strip() for tag in (*self.tags.call, *self.tags.result)}
+        for tag in sorted(tags, key=len, reverse=True):
+            text = text.replace(tag, f"{tag[0]} {tag[1:]}")
+        return text

@@ -1,0 +1,6 @@
+"""Retrieval: passages of a corpus, an index over them, a server of one and a client for one."""
+
+from groupwise.environments.retrieval.corpus import Passage, read_corpus
+from groupwise.environments.retrieval.index import Hit, Index
+
+__all__ = ["Hit", "Index", "Passage", "read_corpus"]

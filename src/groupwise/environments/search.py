@@ -1,0 +1,62 @@
+"""Search: the model writes a query, and reads the passages that are found."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+
+from groupwise.environments.base import ENVIRONMENTS, SEARCH_TAGS, Reply, TagEnvironment
+from groupwise.environments.retrieval import Index, Passage, read_corpus
+from groupwise.errors import UsageError, suggest
+
+
+@ENVIRONMENTS.register
+def search(
+    *,
+    corpus: str,
+    top_k: int = 3,
+    tags: str = "search-r1",
+    index_folder: str = "",
+    max_result_chars: int = 2000,
+    max_calls: int = 4,
+) -> TagEnvironment:
+    """Passages for a query, from a BM25 index in this process.
+
+    Args:
+        corpus: file of passages.
+        top_k: passages per query.
+        tags: whose tags: "search-r1", "research" or "r1-searcher".
+        index_folder: keeps the index of a corpus between runs; empty builds it in memory.
+        max_result_chars: characters of a result; the rest is cut inside its tags.
+        max_calls: queries of one completion.
+
+    Raises:
+        UsageError: unknown tags, a corpus that cannot be read.
+
+    Source: Search-R1 (2503.09516), ReSearch (2503.19470), R1-Searcher (2503.05592).
+    """
+    if tags not in SEARCH_TAGS:
+        raise UsageError(f"environment.tags = {tags!r}: not known; {suggest(tags, SEARCH_TAGS)}")
+    if top_k < 1:
+        raise UsageError(f"environment.top_k = {top_k!r}: must be at least 1.")
+    folder = Path(index_folder).expanduser() if index_folder else None
+    tool = functools.partial(_find, index=Index(read_corpus(corpus), folder=folder), top_k=top_k)
+    return TagEnvironment(
+        tool, tags=SEARCH_TAGS[tags], max_result_chars=max_result_chars, max_calls=max_calls
+    )
+
+
+def _find(query: str, *, index: Index, top_k: int) -> Reply:
+    return result([hit.passage for hit in index.search(query, top_k=top_k)])
+
+
+def result(passages: Sequence[Passage]) -> Reply:
+    """Passages as the model reads them; "nothing found" is an answer, not a failure."""
+    if not passages:
+        return Reply(text="nothing found", values={"found": 0.0})
+    lines = [
+        f"({n}) {p.title}: {p.text}" if p.title else f"({n}) {p.text}"
+        for n, p in enumerate(passages, 1)
+    ]
+    return Reply(text="\n".join(lines), values={"found": float(len(passages))})
