@@ -161,15 +161,13 @@ class Task:
     def _worded(self, key: str) -> Figure:
         if key not in FIGURES:
             name = {"pass_at_8": "pass@8"}.get(key, f"{key} accuracy") + " on held-out problems"
-            return Figure(
-                key=key,
-                name=name,
-                more=f"has a higher {name} than",
-                less=f"has a lower {name} than",
-            )
+            return replace(Figure.named(name), key=key)
         words = {"metric": self.plan.metric, "threshold": f"{100 * self.plan.threshold:g} %"}
-        plain = vars(FIGURES[key])
-        return Figure(**{field: text.format(**words) for field, text in plain.items()})
+        figure = FIGURES[key]
+        wording = {
+            field: getattr(figure, field).format(**words) for field in ("name", "more", "less")
+        }
+        return replace(figure, **wording)
 
 
 def read_task(name: str, *more: str) -> Task | None:

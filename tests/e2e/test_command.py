@@ -100,7 +100,10 @@ def test_eval_compares_two_models_on_the_same_items(
     figures = json.loads(file.read_text())
     assert set(figures["models"]) == {"first/final", Path(model).name}
     assert set(figures["models"]["first/final"]) >= {"greedy", "sampled", "pass_at_2", "reward"}
-    assert len(figures["verdicts"]) == 1
+    greedy, *others = figures["verdicts"]
+    assert "greedy accuracy" in greedy
+    for figure in ("sampled accuracy", "pass@2"):  # every figure of the table has a verdict
+        assert figure in " ".join(others)
     assert "pass@2" in capsys.readouterr().out
 
 
@@ -111,7 +114,7 @@ def test_eval_needs_held_out_prompts(
     data.write_text('{"prompt": "1+1?", "answer": "2"}\n')
     more = settings(model, tmp_path, f"data.train={data}")
     assert main(["eval", model, *more]) == 2
-    assert "data.eval: must be given" in capsys.readouterr().err
+    assert "data.eval: must be set" in capsys.readouterr().err
 
 
 def test_report_is_one_file(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

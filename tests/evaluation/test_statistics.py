@@ -28,6 +28,7 @@ from groupwise.evaluation import (
     mcnemar,
     paired_items,
     paired_seeds,
+    paired_verdicts,
     pass_at_k,
     pass_at_k_plugin,
     prompt_mean,
@@ -331,6 +332,54 @@ def test_one_seed_is_called_an_illustration():
     assert found.verdicts[0].startswith("One seed is an illustration, not a comparison")
     for word in ("higher", "earlier", "better", "gains"):
         assert word not in " ".join(found.verdicts)
+
+
+def test_two_seeds_support_no_verdict():
+    """Differences of 10 and 10.1 pp: Student's interval over two of them excludes 0 by far."""
+    a = {s: curve(final=[0.9, 0.901][s]) for s in range(2)}
+    b = {s: curve(final=0.8, reached=s == 0) for s in range(2)}
+    found = compare_curves({"A": a, "B": b}, against="B", threshold=0.6)
+    assert found.contrasts and not any(contrast.distinct for contrast in found.contrasts)
+    assert found.verdicts == (
+        "2 seeds are an illustration, not a comparison: A ended at 90.1 %, B at 80 % (training "
+        "accuracy, mean of the last tenth).",
+        "60 % was reached by A after 20 steps, B after 20 steps in 1 of 2 seeds. Other seeds may "
+        "order them differently.",
+    )
+    pair = paired_seeds([0.9, 0.901], [0.8, 0.8])
+    assert pair.difference.excludes(0.0)
+    figure = Figure.named("accuracy")
+    assert not Contrast(figure=figure, first="A", second="B", result=pair, p_holm=0.01).distinct
+
+
+def test_differences_equal_up_to_rounding_support_no_verdict():
+    """.2 pp in every seed up to a hundredth: the interval [.2, .2] says nothing of the spread."""
+    a = {s: curve(final=0.8, oscillation=0.022 + 1e-6 * s) for s in range(4)}
+    b = {s: curve(final=0.8, oscillation=0.020) for s in range(4)}
+    found = compare_curves({"A": a, "B": b}, against="B", threshold=0.6)
+    oscillation = next(c for c in found.contrasts if c.figure.key == "oscillation")
+    assert oscillation.result.difference.excludes(0.0) and oscillation.p_holm < 0.001
+    assert not oscillation.distinct
+    assert "the same in every seed up to rounding" in " ".join(found.verdicts)
+    # Rewards have no resolution of their own, steps that of the logged curve.
+    later = {s: curve(steps=20.0 + s / 10) for s in range(4)}
+    steps = compare_curves(
+        {"A": later, "B": {s: curve(steps=30.0) for s in range(4)}}, against="B", threshold=0.6
+    ).contrasts[0]
+    assert steps.figure.key == "steps_to_threshold" and not steps.distinct
+
+
+def test_every_figure_of_a_pair_of_models_has_a_verdict():
+    rng = np.random.default_rng(0)
+    base = rng.integers(0, 3, 60) / 4
+    better = base + 0.25 * rng.integers(0, 3, 60)
+    figures = {
+        Figure.named("sampled accuracy"): (better.tolist(), base.tolist()),
+        Figure.named("pass@4"): (rng.permutation(base).tolist(), base.tolist()),
+    }
+    claim, rest = paired_verdicts("trained", "base", figures)
+    assert claim.startswith("trained has a higher sampled accuracy than base by 2")
+    assert rest.startswith("trained and base are not distinguishable in pass@4 (")
 
 
 def test_only_shared_seeds_are_paired():

@@ -328,10 +328,12 @@ def test_the_page_reaches_for_nothing_outside(tmp_path):
     assert set(re.findall(r"https?://[^\s'\"]+", page)) == {"http://www.w3.org/2000/svg"}
 
 
-def test_one_seed_is_marked_and_several_are_not(tmp_path):
+def test_fewer_than_three_seeds_are_marked_as_an_illustration(tmp_path):
     one = [run_of("softrank"), run_of("grpo", end=0.8)]
     page = page_of(one, tmp_path)
     assert "Illustration · one seed" in page and "One seed is an illustration" in page
+    two = [run_of(a, s, end=e) for a, e in (("softrank", 0.9), ("grpo", 0.8)) for s in range(2)]
+    assert "Illustration · 2 seeds" in page_of(two, tmp_path)
     many = [run_of(a, s, end=e) for a, e in (("softrank", 0.9), ("grpo", 0.8)) for s in range(4)]
     page = page_of(many, tmp_path)
     assert (

@@ -34,6 +34,7 @@ from groupwise.evaluation.verdicts import (
     Figure,
     compare_curves,
     item_verdict,
+    paired_verdicts,
     sentence,
 )
 
@@ -60,6 +61,7 @@ __all__ = [
     "mcnemar",
     "paired_items",
     "paired_seeds",
+    "paired_verdicts",
     "pass_at_k",
     "pass_at_k_plugin",
     "prompt_mean",

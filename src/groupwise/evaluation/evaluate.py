@@ -1,4 +1,4 @@
-"""Models measured on the held-out prompts of a recipe, and compared on the same items."""
+"""Evaluate models on the held-out prompts of a recipe, and compare them item by item."""
 
 from __future__ import annotations
 
@@ -17,11 +17,14 @@ from groupwise.config.data import load_eval, load_train, rendered
 from groupwise.errors import UsageError
 from groupwise.evaluation import (
     Estimate,
+    Figure,
     FigureTable,
     figure_table,
     item_verdict,
     paired_items,
+    paired_verdicts,
     prompt_mean,
+    title_of,
 )
 from groupwise.evaluation.details import by_difficulty, details
 from groupwise.evaluation.measure import Measurement, measure
@@ -36,15 +39,15 @@ from groupwise.types import Engine, Prompt
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationResult:
-    """What some models can do.
+    """Figures and verdicts of one or more models.
 
     Attributes:
-        measurements: answers and their correctness by the short name of the model.
-        figures: by model, then by section: the split of the data they were measured on, then its
-            levels of difficulty and reflection, where there are any.
-        split: the part of the data they were measured on.
-        verdicts: a sentence per model on how its greedy answers compare with those of the last one.
-        shared: how many of the prompts are training prompts; None where that cannot be known.
+        measurements: answers and their scores by short model name.
+        figures: by model, then by section: the evaluated split, then its levels of difficulty and
+            the reflection test, where there are any.
+        split: the evaluated split of the data.
+        verdicts: how each model compares with the last one.
+        shared: number of prompts that are training prompts too; None where that is unknown.
     """
 
     measurements: Mapping[str, Measurement]
@@ -54,12 +57,12 @@ class EvaluationResult:
     shared: int | None
 
     def table(self) -> FigureTable:
-        """Every figure of every model, with intervals."""
+        """All figures with intervals."""
         return figure_table({model: [sections] for model, sections in self.figures.items()})
 
     def as_dict(self) -> dict[str, Any]:
-        """The figures as plain values."""
-        plain = {
+        """JSON values."""
+        values = {
             model: {
                 section: {name: figure.as_dict() for name, figure in figures.items()}
                 for section, figures in sections.items()
@@ -68,8 +71,8 @@ class EvaluationResult:
         }
         return {
             "split": self.split,
-            "models": {model: sections[self.split] for model, sections in plain.items()},
-            "sections": plain,
+            "models": {model: sections[self.split] for model, sections in values.items()},
+            "sections": values,
             "verdicts": list(self.verdicts),
             "shared_prompts": self.shared,
         }
@@ -78,25 +81,25 @@ class EvaluationResult:
 def evaluate(
     config: Config, models: Sequence[str], *, seeds: int = 1, reflection: bool = False
 ) -> EvaluationResult:
-    """Measure models with the prompts, rewards and sampling of a recipe.
+    """Evaluate models with the prompts, rewards and sampling of a recipe.
 
-    All of them answer the same prompts with the same random numbers.
+    All models answer the same prompts with the same random numbers.
 
     Args:
-        config: of the recipe; its `evaluation` section says how many prompts and samples.
-        models: folders, hub names or "bundled"; the last one is what the others are compared with.
+        config: of the recipe; its `evaluation` section sets the number of prompts and samples.
+        models: folders, hub names or "bundled"; the others are compared with the last one.
         seeds: number of sampling seeds, counted up from the recipe's.
-        reflection: whether to measure recovery from worked solutions with an error in them.
+        reflection: also measure recovery from worked solutions with a planted error.
 
     Raises:
-        UsageError: no held-out prompts, a model twice, or one that cannot be loaded.
+        UsageError: no held-out prompts, a model given twice, or one that cannot be loaded.
     """
     if len(set(models)) < len(models):
-        raise UsageError(f"models = {', '.join(models)}: must be different ones.")
+        raise UsageError(f"models = {', '.join(models)}: must differ.")
     prompts = load_eval(config)
     if not prompts:
         raise UsageError(
-            f"data.eval: must be given, because {config.data.train} has no split to evaluate on."
+            f"data.eval: must be set, as {config.data.train} has no split to evaluate on."
         )
     shared = _shared(config, prompts)
     if shared:
@@ -112,13 +115,13 @@ def evaluate(
         measurements=measurements,
         figures=figures,
         split=config.data.eval_split,
-        verdicts=tuple(_verdict(model, last, measurements) for model in others),
+        verdicts=tuple(text for model in others for text in _verdicts(model, last, measurements)),
         shared=shared,
     )
 
 
 def short_names(models: Sequence[str]) -> list[str]:
-    """Names of models for a table: the last part of each path, with its run for `final` and `best`.
+    """Model names for a table: the last part of each path, after its run for `final` and `best`.
 
     Example:
         >>> short_names(["runs/a/final", "runs/b/final", "org/model", "bundled"])
@@ -136,7 +139,7 @@ def short_names(models: Sequence[str]) -> list[str]:
 def _measured(
     config: Config, model: str, prompts: Sequence[Prompt], *, seeds: int, reflection: bool
 ) -> tuple[Measurement, dict[str, dict[str, Estimate]]]:
-    """What a model answers, and the figures of that by section."""
+    """The answers of a model, and their figures by section."""
     policy = load_policy(
         model, dtype=config.model.dtype, trust_remote_code=config.model.trust_remote_code
     )
@@ -167,7 +170,7 @@ def _measured(
 
 
 def _brief_figures(measured: Measurement) -> dict[str, Estimate]:
-    """Figures of a part of the prompts."""
+    """Figures of a subset of the prompts."""
     lengths = {"length": prompt_mean(measured.lengths)}
     return {k: v for k, v in measured.figures.items() if k != "reward"} | lengths
 
@@ -175,7 +178,7 @@ def _brief_figures(measured: Measurement) -> dict[str, Estimate]:
 def _reflection_figures(
     config: Config, policy: Policy, ready: Rendered, engine: Engine, scorer: Scorer
 ) -> dict[str, dict[str, Estimate]]:
-    """Recovery from wrong solutions, without a word and after "Wait".
+    """Recovery from corrupted solutions, directly and after "Wait".
 
     Raises:
         UsageError: the data has no worked solutions.
@@ -193,8 +196,8 @@ def _reflection_figures(
         )
         if not items:
             raise UsageError(
-                "--reflection: needs worked solutions with equations, in a column `solution` or in "
-                f"data.answer_column = {config.data.answer_column!r}; this data has none."
+                "--reflection: needs worked solutions with equations in a column `solution` or in "
+                f"data.answer_column = {config.data.answer_column!r}; the data has none."
             )
         sampling = config.sampling.to_sampling()
         found[name] = recovery(engine, scorer, items, sampling=sampling, seed=config.seed)
@@ -202,7 +205,7 @@ def _reflection_figures(
 
 
 def _style(config: Config) -> Style | None:
-    """How the reward finds an answer, if it reads one out of the text."""
+    """How the reward extracts an answer; None where it does not."""
     for part in config.rewards:
         if part.name == "exact_answer":
             return part.settings.get("style", "answer_tag")
@@ -210,20 +213,32 @@ def _style(config: Config) -> Style | None:
 
 
 def _shared(config: Config, prompts: Sequence[Prompt]) -> int | None:
-    """How many prompts the model may have been trained on; None without the training data."""
+    """Number of prompts shared with the training data; None without that data."""
     try:
         return shared_prompts(load_train(config), prompts)
     except UsageError:
         return None
 
 
-def _verdict(model: str, against: str, measurements: Mapping[str, Measurement]) -> str:
-    """Greedy answers of two models to the prompts that both were judged on."""
-    first, second = measurements[model].greedy, measurements[against].greedy
-    if len(first) != len(second):
-        return f"{model} and {against} dropped different prompts, so they cannot be paired."
-    both = ~(np.isnan(first) | np.isnan(second))
-    if not both.any():
-        return f"No part of the reward says whether the answers of {model} are correct."
-    pair = paired_items(first[both].tolist(), second[both].tolist())
-    return item_verdict(model, against, pair)
+def _verdicts(model: str, against: str, measurements: Mapping[str, Measurement]) -> list[str]:
+    """How the answers of two models differ, over the prompts on which both were judged."""
+    first, second = measurements[model].by_prompt, measurements[against].by_prompt
+    if len(first["greedy"]) != len(second["greedy"]):
+        return [f"{model} and {against} dropped different prompts, so they cannot be paired."]
+    pairs = {}
+    for name in first.keys() & second.keys():
+        both = ~(np.isnan(first[name]) | np.isnan(second[name]))
+        if both.any():
+            pairs[name] = (first[name][both].tolist(), second[name][both].tolist())
+    if "greedy" not in pairs:
+        return [f"No reward decides whether the answers of {model} are correct."]
+    greedy = item_verdict(model, against, paired_items(*pairs.pop("greedy")))
+    if pairs.get("reward") == pairs.get("sampled"):
+        pairs.pop("reward", None)
+    figures = {_figure(name): pairs[name] for name in sorted(pairs, key=[*first].index)}
+    return [greedy, *paired_verdicts(model, against, figures)]
+
+
+def _figure(name: str) -> Figure:
+    words = "sampled accuracy" if name == "sampled" else title_of(name)
+    return Figure.named(words, unit="" if name == "reward" else "pp")

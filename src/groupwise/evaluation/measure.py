@@ -1,4 +1,4 @@
-"""Measuring a model: greedy and sampled answers to held-out prompts, judged as in training."""
+"""Measure a model: greedy and sampled answers to held-out prompts, scored as in training."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from groupwise.rewards import Scorer
 from groupwise.types import Engine, Group, Prompt, Request, Sampling, Scores, Stream
 
 STREAM = -1
-"""The step that keys evaluation's random streams, so that it never shares numbers with training."""
+"""Step of the random streams of evaluations, which share none with training."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,13 +22,13 @@ class Measurement:
     """Answers of one model to one set of prompts.
 
     Attributes:
-        greedy: correctness of the greedy answer to each prompt; NaN where it could not be judged.
-        sampled: [prompt, sample], likewise; the samples of all seeds stand side by side.
-        rewards: of the sampled answers, [prompt, sample]; NaN where not judged.
-        lengths: tokens of the sampled answers, [prompt, sample].
-        truncations: which sampled answers ran out of tokens, [prompt, sample].
-        greedy_groups, groups: the answers themselves, by prompt.
-        seeds: number of sampling seeds of `sampled`.
+        greedy: correctness of the greedy answer to each prompt; NaN where it was not judged.
+        sampled: the same for the samples, [prompt, sample], the samples of all seeds side by side.
+        rewards: of the samples, [prompt, sample]; NaN where not judged.
+        lengths: tokens of the samples, [prompt, sample].
+        truncations: which samples reached the token limit, [prompt, sample].
+        greedy_groups, groups: the answers by prompt.
+        seeds: number of sampling seeds.
     """
 
     greedy: np.ndarray
@@ -42,7 +42,7 @@ class Measurement:
 
     @property
     def truncated(self) -> float:
-        """Share of sampled answers that ran out of tokens."""
+        """Share of samples that reached the token limit."""
         return float(self.truncations.mean())
 
     @property
@@ -51,29 +51,35 @@ class Measurement:
         return self.sampled.shape[1] // self.seeds
 
     @property
-    def figures(self) -> dict[str, Estimate]:
-        """`greedy`, `sampled`, `pass_at_k` and `reward`, each with its 95 % interval.
-
-        Wilson's for the greedy answers, of which there is one per prompt; a bootstrap over prompts
-        for the others, whose answers come k to a prompt and seed. Prompts with a sampled answer
-        that could not be judged are left out; of the reward, answers that could not be.
-        """
-        greedy = self.greedy[~np.isnan(self.greedy)]
-        judged = self.sampled[~np.isnan(self.sampled).any(1)]
+    def by_prompt(self) -> dict[str, np.ndarray]:
+        """Greedy and sampled accuracy, pass@k and reward of every prompt; NaN where not judged."""
+        values = {"greedy": self.greedy, "sampled": self.sampled.mean(1)}
         n, k = self.sampled.shape[1], self.samples
-        figures = {"greedy": wilson(int(greedy.sum()), len(greedy))} if len(greedy) else {}
-        if len(judged):
-            figures["sampled"] = prompt_mean(judged)
-            if k > 1:
-                solved = [pass_at_k(n, int(row.sum()), k=k) for row in judged]
-                figures[f"pass_at_{k}"] = prompt_mean(solved)
-        rewards = _mean(self.rewards)
-        if not np.isnan(rewards).all():
-            figures["reward"] = prompt_mean(rewards[~np.isnan(rewards)])
-        return figures
+        if k > 1:
+            judged = ~np.isnan(values["sampled"])
+            values[f"pass_at_{k}"] = np.full(len(judged), np.nan)
+            values[f"pass_at_{k}"][judged] = [
+                pass_at_k(n, int(right), k=k) for right in self.sampled[judged].sum(1)
+            ]
+        return values | {"reward": _row_means(self.rewards)}
+
+    @property
+    def figures(self) -> dict[str, Estimate]:
+        """The means of `by_prompt` over the judged prompts, with 95 % intervals.
+
+        Wilson's for greedy answers, one per prompt; a bootstrap over prompts for the others.
+        """
+        known = {name: values[~np.isnan(values)] for name, values in self.by_prompt.items()}
+        return {
+            name: wilson(int(values.sum()), len(values))
+            if name == "greedy"
+            else prompt_mean(values)
+            for name, values in known.items()
+            if len(values)
+        }
 
     def part(self, chosen: Sequence[int]) -> Measurement:
-        """The answers to some of the prompts."""
+        """The answers to the chosen prompts."""
         index = list(chosen)
         return replace(
             self,
@@ -98,26 +104,25 @@ def measure(
     seed: int = 0,
     seeds: int = 1,
 ) -> Measurement:
-    """Answer every prompt greedily once and `samples` times as in training, and judge the answers.
+    """Answer every prompt greedily and by sampling, and score the answers.
 
-    The same seed gives every model the same random numbers, so that two models can be compared on
-    the same items.
+    One seed gives every model the same random numbers, so that models can be compared item by item.
 
     Args:
-        engine, scorer: who answers and who judges.
-        prompts, tokens: the questions, and how the model sees them.
-        sampling: of the sampled answers.
-        samples: per prompt and seed.
-        seed, seeds: the sampled answers are drawn for `seed`, `seed` + 1, … so many times.
+        engine, scorer: generate and score the answers.
+        prompts, tokens: the prompts, and their token ids.
+        sampling: settings of the sampled answers.
+        samples: samples per prompt and seed.
+        seed, seeds: samples are drawn for `seed`, `seed` + 1, …, once for each of `seeds`.
 
     Raises:
         UsageError: no prompts.
     """
     if not prompts:
-        raise UsageError("evaluation.prompts = 0: there is nothing to measure on.")
-    plain = Sampling(max_tokens=sampling.max_tokens, temperature=0.0, stop=sampling.stop)
+        raise UsageError("evaluation.prompts = 0: must be at least 1.")
+    greedy_sampling = Sampling(max_tokens=sampling.max_tokens, temperature=0.0, stop=sampling.stop)
     ask = (engine, scorer, prompts, tokens)
-    greedy_groups, greedy = generate_and_score(*ask, plain, group=1, seed=seed)
+    greedy_groups, greedy = generate_and_score(*ask, greedy_sampling, group=1, seed=seed)
     drawn = [generate_and_score(*ask, sampling, group=samples, seed=seed + n) for n in range(seeds)]
     groups = [
         replace(same[0], completions=tuple(c for group in same for c in group.completions))
@@ -146,10 +151,10 @@ def generate_and_score(
     seed: int,
     prefix: Sequence[str] = (),
 ) -> tuple[list[Group], Scores]:
-    """A group of answers to every prompt, in the order of the prompts, and what they scored.
+    """A group of answers to every prompt, in order, and their scores.
 
-    `prefix` holds the start of each answer where the prompt already contains it: `tokens` end with
-    it, and the scorer sees it as part of the answer.
+    Where answers are continued, `tokens` end with the `prefix` of each, which is scored as part of
+    the answer.
     """
     requests = [
         Request(prompt=prompt, tokens=ids, group=group, stream=Stream(seed, STREAM, 0, place))
@@ -173,14 +178,14 @@ def _continued(group: Group, prefix: str) -> Group:
 
 
 def correctness(scores: Scores) -> np.ndarray:
-    """Raw correctness; where no part of the reward defines it, whether the reward is positive."""
+    """Correctness; without a reward that defines it, whether the reward is positive."""
     correct, total = scores.correct.double().numpy(), scores.total.double().numpy()
     if np.isnan(correct).all():
         correct = np.where(np.isnan(total), np.nan, (total > 0).astype(float))
     return np.where(scores.valid.numpy(), correct, np.nan)
 
 
-def _mean(values: np.ndarray) -> np.ndarray:
-    """Row means over what is not NaN; NaN where nothing is."""
+def _row_means(values: np.ndarray) -> np.ndarray:
+    """Row means without NaN; NaN for rows of NaN."""
     counts = (~np.isnan(values)).sum(1)
     return np.where(counts > 0, np.nansum(values, 1) / np.maximum(counts, 1), np.nan)

@@ -1,4 +1,4 @@
-"""Paired comparisons: on the same items, on the same seeds, corrected for how many were made."""
+"""Paired comparisons on the same items or the same seeds, and Holm's correction for several."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from scipy import stats
 
 from groupwise.errors import UsageError
-from groupwise.evaluation.intervals import Estimate, Numbers, bootstrap, seed_mean
+from groupwise.evaluation.intervals import Estimate, Numbers, bootstrap, seed_mean, wilson
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,18 +18,22 @@ class SeedDifference:
     """First minus second over paired seeds.
 
     Attributes:
-        difference: mean difference with Student's t interval (NaN ends for one seed or for
-            identical differences).
+        difference: mean difference with Student's t interval; NaN ends for one seed or equal
+            differences.
         p: two-sided p of the paired t test; 1 where there is no interval.
-        effect: mean difference over its standard deviation (Cohen's d_z); NaN where there is no
-            interval.
-        seeds: how many pairs.
+        deviation: standard deviation of the differences; NaN where there is no interval.
+        seeds: number of pairs.
     """
 
     difference: Estimate
     p: float
-    effect: float
+    deviation: float
     seeds: int
+
+    @property
+    def effect(self) -> float:
+        """Mean difference over its standard deviation (Cohen's d_z)."""
+        return self.difference.value / self.deviation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,10 +42,10 @@ class ItemDifference:
 
     Attributes:
         difference: mean difference with a bootstrap interval over items.
-        first_only, second_only: items that only one of the two got right (at least half of its
+        first_only, second_only: items that only one of the two solved (at least half of the
             samples right).
-        p: exact McNemar p on those.
-        items: how many there are.
+        p: exact McNemar p of those.
+        items: number of items.
     """
 
     difference: Estimate
@@ -65,13 +69,12 @@ def paired_seeds(first: Numbers, second: Numbers, *, level: float = 0.95) -> See
     """Paired difference over seeds: mean of d = first − second, Student's t interval and test.
 
     Args:
-        first, second: one figure per seed, entry s of both from the same seed (prompts, order,
-            random numbers).
-        level: coverage aimed at.
+        first, second: one value per seed; entry s of both comes from the same seed (prompts,
+            order, random numbers).
+        level: nominal coverage.
 
     Returns:
-        The difference; at one seed, or where all differences are equal, there is no interval and p
-        is 1.
+        The difference; for one seed or equal differences there is no interval and p is 1.
 
     Raises:
         UsageError: lengths that differ, or values that are not finite.
@@ -82,18 +85,17 @@ def paired_seeds(first: Numbers, second: Numbers, *, level: float = 0.95) -> See
         0.02 [0.007583, 0.03242] 0.01106
 
     Source: Student 1908. Here d = (.03, .01, .01, .03, .02), s = .01, t = .02/(.01/√5) = 4.4721.
-    Elsewhere: unpaired tests on the same runs throw the common random numbers away and need far
-    more seeds.
+    Elsewhere: unpaired tests ignore the common random numbers and need far more seeds.
     """
     a, b = _aligned(first, second)
     differences = a - b
     estimate = seed_mean(differences, level=level)
     if not estimate.known:
-        return SeedDifference(difference=estimate, p=1.0, effect=math.nan, seeds=a.size)
+        return SeedDifference(difference=estimate, p=1.0, deviation=math.nan, seeds=a.size)
     deviation = float(differences.std(ddof=1))
     t = estimate.value / deviation * math.sqrt(a.size)
     p = 2 * float(stats.t.sf(abs(t), a.size - 1))
-    return SeedDifference(difference=estimate, p=p, effect=estimate.value / deviation, seeds=a.size)
+    return SeedDifference(difference=estimate, p=p, deviation=deviation, seeds=a.size)
 
 
 def paired_items(
@@ -102,14 +104,14 @@ def paired_items(
     """Paired difference on the same items: bootstrap for the mean, exact McNemar for the flips.
 
     Args:
-        first, second: one figure per item (1 right, 0 wrong, or the share of samples right), items
-            in the same order.
-        level: coverage aimed at.
-        resamples, seed: of the bootstrap.
+        first, second: one value per item (1 right, 0 wrong, or the share of samples right), in the
+            same order.
+        level: nominal coverage.
+        resamples, seed: settings of the bootstrap.
 
     Returns:
-        The difference. Where no item differs, the interval reaches as far as Wilson's for 0 flips
-        of n either way.
+        The difference. Where no item differs, the interval extends either way as far as Wilson's
+        for 0 of n flips.
 
     Raises:
         UsageError: lengths that differ, or values that are not finite.
@@ -120,7 +122,7 @@ def paired_items(
         (40, 25, 0.081682, 0.15)
 
     Source: McNemar 1947 in its exact form; Efron 1987 for the interval.
-    Elsewhere: two separate intervals that overlap say little about a paired difference.
+    Elsewhere: whether two separate intervals overlap says little about a paired difference.
     """
     a, b = _aligned(first, second)
     differences = a - b
@@ -128,8 +130,7 @@ def paired_items(
     if np.ptp(differences) > 0:
         estimate = bootstrap(differences, level=level, resamples=resamples, seed=seed)
     else:
-        reach = float(stats.norm.ppf((1 + level) / 2)) ** 2
-        reach = reach / (a.size + reach)
+        reach = wilson(0, a.size, level=level).high
         middle = float(differences[0])
         estimate = Estimate(
             value=middle, low=max(-1.0, middle - reach), high=min(1.0, middle + reach)
@@ -144,11 +145,11 @@ def paired_items(
 
 
 def mcnemar(first_only: int, second_only: int) -> float:
-    """Exact two-sided McNemar p: of b + c flips, b against c under a fair coin.
+    """Exact two-sided McNemar p: the split of b + c flips against a fair coin.
 
     Args:
-        first_only: b, items that only the first got right.
-        second_only: c, items that only the second got right.
+        first_only: b, items that only the first solved.
+        second_only: c, items that only the second solved.
 
     Returns:
         p = min(1, 2·P(Binomial(b + c, ½) ≤ min(b, c))); 1 without flips.
@@ -158,7 +159,7 @@ def mcnemar(first_only: int, second_only: int) -> float:
         0.081682
 
     Source: McNemar 1947.
-    Elsewhere: the χ² form with continuity correction is an approximation that fails for few flips.
+    Elsewhere: the χ² approximation with continuity correction fails for few flips.
     """
     if first_only < 0 or second_only < 0:
         raise UsageError(f"flips = ({first_only}, {second_only}): must not be negative.")
@@ -167,15 +168,15 @@ def mcnemar(first_only: int, second_only: int) -> float:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's step-down correction: family-wise p of several tests, however they depend.
+    """Holm's step-down correction: family-wise p of several tests under any dependence.
 
     Sorted ascending, p̃_(i) = max_{j ≤ i} min(1, (m − j + 1) p_(j)).
 
     Args:
-        p_values: of the m tests that were made, in any order.
+        p_values: p of all m tests, in any order.
 
     Returns:
-        Corrected values in the order given.
+        Corrected values in the given order.
 
     Example:
         >>> [round(p, 4) for p in holm([.01, .04, .03, .005])]
@@ -192,17 +193,17 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def reflection_rates(correct: Sequence[bool | int], explicit: Sequence[bool | int]) -> Reflection:
-    """How often a model recovers from a wrong chain of thought, with and without saying so.
+    """Rates of recovery from a wrong chain of thought, explicit and implicit.
 
     Args:
-        correct: whether each item's answer, given after the adversarial chain of thought, is right.
-        explicit: whether the answer reflects in words ("wait, that is wrong").
+        correct: whether each answer after the adversarial chain of thought is right.
+        explicit: whether it names the error in words ("wait, that is wrong").
 
     Returns:
         Shares of all items: accuracy, explicit, accurate and explicit, accurate and not explicit.
 
     Raises:
-        UsageError: no item, or lengths that differ.
+        UsageError: no items, or lengths that differ.
 
     Example:
         >>> r = reflection_rates([1, 1, 1, 0, 0, 0, 1, 0, 0, 0], [1, 1, 1, 1, 1, 1, 0, 0, 0, 0])
@@ -225,5 +226,5 @@ def _aligned(first: Numbers, second: Numbers) -> tuple[np.ndarray, np.ndarray]:
     if a.shape != b.shape or a.ndim != 1 or a.size == 0:
         raise UsageError(f"pairs: both sides must match in length; got {a.shape} and {b.shape}.")
     if not (np.isfinite(a).all() and np.isfinite(b).all()):
-        raise UsageError("pairs: every value must be finite; leave out what one side lacks.")
+        raise UsageError("pairs: every value must be finite; drop pairs that lack one side.")
     return a, b

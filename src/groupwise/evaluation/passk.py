@@ -1,4 +1,4 @@
-"""What more samples buy: pass@k, maj@k, best-of-k, each an exact expectation over subsets."""
+"""pass@k, maj@k and best-of-k as exact expectations over subsets of the samples."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ def pass_at_k(samples: int, correct: int, *, k: int) -> float:
     """Chance that at least one of k samples is right, unbiased: 1 − C(n−c, k)/C(n, k).
 
     Args:
-        samples: n, how many completions were drawn.
-        correct: c, how many of them are right.
-        k: how many a user would draw.
+        samples: n, number of completions.
+        correct: c, number of correct ones.
+        k: number of draws.
 
     Returns:
         A share in [0, 1], exactly 1 where fewer than k samples are wrong.
@@ -31,19 +31,18 @@ def pass_at_k(samples: int, correct: int, *, k: int) -> float:
         [0.3, 0.533333, 0.916667, 1.0]
 
     Source: Chen et al. 2021 (arXiv 2107.03374), equation 1.
-    Elsewhere: the plug-in 1 − (1 − c/n)^k, which many scripts use, is biased low
-    (`pass_at_k_plugin`).
+    Elsewhere: the common plug-in 1 − (1 − c/n)^k is biased low (`pass_at_k_plugin`).
     """
     _check(samples, correct, k)
     return 1.0 - math.comb(samples - correct, k) / math.comb(samples, k)
 
 
 def pass_at_k_plugin(samples: int, correct: int, *, k: int) -> float:
-    """Plug-in pass@k, 1 − (1 − c/n)^k: biased low, for comparison with figures published that way.
+    """Plug-in pass@k, 1 − (1 − c/n)^k: biased low, for comparison with published figures.
 
     Args:
         samples, correct: n and c, as in `pass_at_k`.
-        k: any positive number of draws; it may exceed n.
+        k: number of draws; may exceed n.
 
     Example:
         >>> round(pass_at_k_plugin(10, 3, k=5), 6)
@@ -62,10 +61,10 @@ def expected_max(rewards: Numbers, *, k: int) -> float:
 
     Args:
         rewards: n rewards of one prompt.
-        k: how many are drawn.
+        k: number of draws.
 
     Returns:
-        An unbiased estimate of the best-of-k reward of the policy.
+        An unbiased estimate of the policy's best-of-k reward.
 
     Example:
         >>> expected_max([.1, .4, .7, .9], k=2)
@@ -100,17 +99,17 @@ def majority_at_k(
 ) -> float:
     """Chance that the most frequent answer of k out of n samples is right; ties share equally.
 
-    For an answer with count c the wins are counted over all C(n, k) subsets by multiplying one
-    polynomial per answer, in which x counts the samples taken and y the answers that tie.
+    Wins are counted over all C(n, k) subsets by multiplying one polynomial per answer, in which x
+    counts the samples taken and y the answers that tie.
 
     Args:
-        answers: the normalised answer of every sample; None (nothing extracted) does not vote but
-            takes a place.
-        correct: whether each sample is right; samples with the same answer are averaged.
-        k: how many samples vote.
+        answers: the normalised answer of every sample; None (nothing extracted) takes a place but
+            does not vote.
+        correct: whether each sample is right; averaged over samples with the same answer.
+        k: number of samples that vote.
 
     Returns:
-        A share in [0, 1], exact, without sampling; 0 for a subset in which nobody votes.
+        The exact share, in [0, 1]; subsets without a vote count as 0.
 
     Raises:
         UsageError: k outside 1 … n, or lengths that differ.
@@ -122,21 +121,22 @@ def majority_at_k(
         0.5
 
     Source: self-consistency, Wang et al. 2022 (arXiv 2203.11171).
-    Elsewhere: the first-seen answer wins ties in many scripts, so the figure depends on the order
-    of the samples.
+    Elsewhere: often the first-seen answer wins ties, which depends on the order of the samples.
     """
     if len(answers) != len(correct):
         raise UsageError(f"correct: {len(correct)} entries for {len(answers)} answers; must match.")
     _check(len(answers), 0, k)
     counts = Counter(answer for answer in answers if answer is not None)
-    silent = len(answers) - sum(counts.values())
+    unextracted = len(answers) - sum(counts.values())
     share = {
         answer: float(
             np.mean([bool(c) for a, c in zip(answers, correct, strict=True) if a == answer])
         )
         for answer in counts
     }
-    wins = sum(share[a] * _winning_subsets(a, counts, silent, k) for a in counts if share[a] > 0)
+    wins = sum(
+        share[a] * _winning_subsets(a, counts, unextracted, k) for a in counts if share[a] > 0
+    )
     return wins / math.comb(len(answers), k)
 
 
@@ -144,21 +144,20 @@ def best_of_k(rewards: Numbers, correct: Sequence[float | int | bool], *, k: int
     """Chance that the best-rewarded of k out of n samples is right; ties share equally.
 
     Args:
-        rewards: the score that picks, one per sample.
+        rewards: the score that selects, one per sample.
         correct: whether each sample is right.
-        k: how many samples are scored.
+        k: number of samples to select from.
 
     Returns:
-        A share in [0, 1]: the exact expectation over subsets and over the order of ties.
+        The exact expectation over subsets and the order of ties, in [0, 1].
 
     Example:
         >>> best_of_k([.9, .5, .1], [0, 1, 1], k=2)
         0.3333333333333333
 
-    Source: best-of-N selection with the expectation of `expected_max` (of the 3 pairs, 1 does not
-    hold the first).
-    Elsewhere: `argmax` takes the first of tied samples, so the figure depends on the order of the
-    samples.
+    Source: best-of-N selection with the expectation of `expected_max` (1 of the 3 pairs lacks the
+    first sample).
+    Elsewhere: `argmax` takes the first of tied samples, which depends on their order.
     """
     scores, right = np.asarray(rewards, dtype=float), np.asarray(correct, dtype=float)
     if scores.shape != right.shape:
@@ -175,22 +174,23 @@ def best_of_k(rewards: Numbers, correct: Sequence[float | int | bool], *, k: int
 
 
 def best_of_n_kl_bound(n: int) -> float:
-    """Largest KL(best-of-n‖π), in nats: log n − (n − 1)/n, reached where no two answers tie.
+    """Largest KL(best-of-n‖π), in nats: log n − (n − 1)/n, attained without ties.
 
     Example:
         >>> [round(best_of_n_kl_bound(n), 6) for n in (1, 2, 4, 64)]
         [0.0, 0.193147, 0.636294, 3.174508]
 
-    Source: Beirami et al. 2024 (arXiv 2401.01879), which shows that the common formula is an upper
-    bound.
+    Source: Beirami et al. 2024 (arXiv 2401.01879), which shows it to be an upper bound.
     """
     if n < 1:
         raise UsageError(f"n = {n}: must be at least 1.")
     return math.log(n) - (n - 1) / n
 
 
-def _winning_subsets(answer: Hashable, counts: Counter[Hashable], silent: int, k: int) -> float:
-    """Subsets of size k in which `answer` has the most votes, a tie of t answers counted as 1/t."""
+def _winning_subsets(
+    answer: Hashable, counts: Counter[Hashable], unextracted: int, k: int
+) -> float:
+    """Number of k-subsets in which `answer` has the most votes; a tie of t answers counts 1/t."""
     total = 0.0
     for votes in range(1, min(counts[answer], k) + 1):
         # ways[taken][ties]: choices among the samples seen so far
@@ -201,7 +201,7 @@ def _winning_subsets(answer: Hashable, counts: Counter[Hashable], silent: int, k
                     (j, int(j == votes), math.comb(count, j)) for j in range(min(count, votes) + 1)
                 ]
                 ways = _times(ways, options, k)
-        ways = _times(ways, [(j, 0, math.comb(silent, j)) for j in range(silent + 1)], k)
+        ways = _times(ways, [(j, 0, math.comb(unextracted, j)) for j in range(unextracted + 1)], k)
         total += sum(number / (ties + 1) for (taken, ties), number in ways.items() if taken == k)
     return total
 
@@ -209,7 +209,7 @@ def _winning_subsets(answer: Hashable, counts: Counter[Hashable], silent: int, k
 def _times(
     ways: dict[tuple[int, int], int], options: list[tuple[int, int, int]], limit: int
 ) -> dict[tuple[int, int], int]:
-    """The product of two counting polynomials, without terms that take over `limit` samples."""
+    """Product of two counting polynomials, truncated at `limit` samples."""
     product: Counter[tuple[int, int]] = Counter()
     for (taken, ties), number in ways.items():
         for more, tie, choices in options:

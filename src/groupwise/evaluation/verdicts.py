@@ -1,9 +1,11 @@
-"""Sentences made from numbers only: what paired runs show, no more than their intervals allow."""
+"""Verdicts: sentences about paired comparisons that claim only what the intervals support."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import fmean
 from typing import Any
 
 from groupwise.errors import UsageError, suggest
@@ -11,19 +13,24 @@ from groupwise.evaluation.curves import CurveSummary
 from groupwise.evaluation.paired import ItemDifference, SeedDifference, holm, paired_seeds
 
 SIGNIFICANCE = 0.05
-# A sentence that lists more figures than this is not read; all of them are in the contrasts.
+MIN_SEEDS = 3
+"""Fewer seeds support no claim."""
 NAMED = 4
+"""Most undecided figures that a sentence names; the table of contrasts has all of them."""
+SHARE_RESOLUTION = 0.001
 
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """What is compared, and the words for it.
+    """A compared figure and its wording.
 
     Attributes:
         key: name in results ("final", "held_out.greedy").
         name: object of "not distinguishable in …".
-        more, less: verb phrases for a first that is above or below the second.
+        more, less: verb phrases for a first value above or below the second.
         unit: "pp" (shares, shown in percentage points), "steps", or "" for plain numbers.
+        resolution: smallest difference between two values; shares are reported in tenths of a
+            percentage point.
     """
 
     key: str
@@ -31,6 +38,13 @@ class Figure:
     more: str
     less: str
     unit: str = "pp"
+    resolution: float = 0.0
+
+    @classmethod
+    def named(cls, name: str, *, unit: str = "pp") -> Figure:
+        """A figure whose name is its key, and which is higher or lower."""
+        more, less = f"has a higher {name} than", f"has a lower {name} than"
+        return cls(key=name, name=name, more=more, less=less, unit=unit)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,8 +53,8 @@ class Contrast:
 
     Attributes:
         first, second: the algorithms; the difference is first minus second.
-        p_holm: p corrected for every contrast of the comparison.
-        unreached: for steps to a threshold, seeds in which first and second never got there.
+        p_holm: p corrected for all contrasts of the comparison.
+        unreached: for steps to a threshold, seeds in which first and second never reached it.
     """
 
     figure: Figure
@@ -52,11 +66,27 @@ class Contrast:
 
     @property
     def distinct(self) -> bool:
-        """Whether a difference may be claimed: interval and corrected test both exclude 0."""
-        return self.result.difference.excludes(0.0) and self.p_holm <= SIGNIFICANCE
+        """Whether a difference may be claimed.
+
+        Interval and corrected test must exclude 0, over at least `MIN_SEEDS` seeds whose
+        differences vary by more than rounding.
+        """
+        return (
+            self.result.difference.excludes(0.0)
+            and self.p_holm <= SIGNIFICANCE
+            and self.result.seeds >= MIN_SEEDS
+            and not self.within_rounding
+        )
+
+    @property
+    def within_rounding(self) -> bool:
+        """Whether the differences agree up to rounding, so that their interval is too narrow."""
+        shares = SHARE_RESOLUTION if self.figure.unit == "pp" else 0.0
+        # Rounding two values to a resolution of 1 gives their difference a deviation of √(2/12).
+        return self.result.deviation < max(self.figure.resolution, shares) * math.sqrt(1 / 6)
 
     def as_dict(self) -> dict[str, Any]:
-        """The contrast as plain JSON values."""
+        """JSON values."""
         effect = self.result.effect
         return {
             "figure": self.figure.key,
@@ -75,7 +105,7 @@ class Contrast:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Paired algorithms: every contrast, and the sentences that follow from them."""
+    """All contrasts of paired algorithms, and their verdicts."""
 
     algorithms: tuple[str, ...]
     against: str
@@ -87,10 +117,9 @@ class Comparison:
     note: str = ""
 
     def as_dict(self) -> dict[str, Any]:
-        """The comparison as plain JSON values."""
-        plain = {key: value for key, value in vars(self).items() if key != "contrasts"}
-        plain |= {key: list(plain[key]) for key in ("algorithms", "seeds", "verdicts")}
-        return plain | {"contrasts": [contrast.as_dict() for contrast in self.contrasts]}
+        """JSON values."""
+        values = {key: list(v) if isinstance(v, tuple) else v for key, v in vars(self).items()}
+        return values | {"contrasts": [contrast.as_dict() for contrast in self.contrasts]}
 
 
 Curves = Mapping[str, Mapping[int, CurveSummary]]
@@ -99,7 +128,7 @@ Finals = Mapping[str, Mapping[str, Mapping[int, float]]]
 
 @dataclass(frozen=True, kw_only=True)
 class _Values:
-    """One figure's values by algorithm and seed."""
+    """Values of one figure by algorithm and seed."""
 
     figure: Figure
     values: Mapping[str, Mapping[int, float]]
@@ -115,20 +144,20 @@ def compare_curves(
     finals: Finals | None = None,
     axis: str = "steps",
 ) -> Comparison:
-    """Compare every algorithm with one of them over the seeds that all of them share.
+    """Compare every algorithm with a reference over the seeds that all of them share.
 
     Args:
         curves: summary of each run's learning curve, by algorithm and seed.
-        against: the algorithm that the others are compared with.
-        threshold: level that `steps_to_threshold` of the summaries stands for, as a share.
-        metric: what the curves show, for the sentences.
-        finals: further shares at the end of training, by figure ("held-out greedy accuracy"),
-            algorithm and seed.
-        axis: what the curves are drawn over.
+        against: the reference algorithm.
+        threshold: level of `steps_to_threshold`, as a share.
+        metric: name of the learning curve in the sentences.
+        finals: further shares after training, by figure ("held-out greedy accuracy"), algorithm
+            and seed.
+        axis: unit of the x-axis.
 
     Returns:
-        Contrasts corrected together (Holm) and verdicts; with one seed no contrast, and verdicts
-        that only describe.
+        Contrasts with Holm's correction over all of them, and verdicts. With fewer than `MIN_SEEDS`
+        seeds the verdicts only describe; with one there are no contrasts.
 
     Raises:
         UsageError: `against` is not among the algorithms.
@@ -141,7 +170,7 @@ def compare_curves(
         >>> print(compare_curves(runs, against="b", threshold=.6).verdicts[0].partition(": ")[2])
         a ended at 90 %, b at 80 % (training accuracy, mean of the last tenth).
 
-    Source: paired Student t and Holm 1979; the rule that claims follow intervals.
+    Source: paired Student t and Holm 1979; claims require intervals that exclude 0.
     """
     if against not in curves:
         raise UsageError(
@@ -155,8 +184,9 @@ def compare_curves(
     if not seeds or len(names) < 2:
         reason = "The runs share no seed" if len(names) > 1 else "There is one algorithm"
         return replace(found, verdicts=(f"{reason}, so there is nothing to pair.",))
+    few = _illustration(curves, found, axis) if len(seeds) < MIN_SEEDS else ()
     if len(seeds) == 1:
-        return replace(found, verdicts=_illustration(curves, seeds[0], found, axis))
+        return replace(found, verdicts=few)
     figures = [
         *_curve_figures(curves, seeds, threshold, metric, axis),
         *_final_figures(finals or {}, names, seeds),
@@ -164,16 +194,15 @@ def compare_curves(
     contrasts = _contrasts(figures, names, against, seeds)
     note = (
         f"{len(seeds)} paired seeds. Intervals: 95 %, Student's t over the paired differences. "
-        f"A difference is called only where its interval excludes 0 and Holm's p over all "
+        f"A difference is claimed only where its interval excludes 0 and Holm's p over all "
         f"{len(contrasts)} contrasts is at most .05."
     )
-    return replace(
-        found, contrasts=contrasts, verdicts=_verdicts(contrasts, curves, seeds), note=note
-    )
+    verdicts = few or _verdicts(contrasts, curves, seeds)
+    return replace(found, contrasts=contrasts, verdicts=verdicts, note=note)
 
 
 def sentence(contrast: Contrast) -> str:
-    """One contrast in words: a difference with its interval, or that there is none to be claimed.
+    """One contrast in words: a difference with its interval, or that none can be claimed.
 
     Example:
         >>> steps = Figure(key="steps", name="steps to 60 %", more="is later than",
@@ -182,7 +211,7 @@ def sentence(contrast: Contrast) -> str:
         >>> sentence(Contrast(figure=steps, first="a", second="b", result=d, p_holm=d.p))
         'a is earlier than b by 9 [7.8, 10.2] steps'
 
-    Source: the rule that claims follow intervals.
+    Source: claims require intervals that exclude 0.
     """
     if not contrast.distinct:
         pair = f"{contrast.first} and {contrast.second}"
@@ -195,16 +224,16 @@ def sentence(contrast: Contrast) -> str:
 
 
 def item_verdict(first: str, second: str, result: ItemDifference) -> str:
-    """Two models on the same items in words, from the flips and the interval.
+    """Greedy accuracy of two models on the same items in words.
 
     Example:
         >>> from groupwise.evaluation.paired import paired_items
         >>> pair = paired_items([1] * 9 + [0] * 91, [0] * 8 + [1] * 2 + [0] * 90)
         >>> print(item_verdict("trained", "base", pair).replace(" (", "\\n("))
-        On the same 100 items trained gains 7 [2, 13] pp over base
+        On the same 100 items trained gains 7 [2, 13] pp of greedy accuracy over base
         (8 gained, 1 lost, McNemar p = .039).
 
-    Source: exact McNemar and paired bootstrap; a difference is called only where both agree.
+    Source: exact McNemar and paired bootstrap; a difference is claimed only where both agree.
     """
     d = result.difference
     value, low, high = (100 * x for x in (d.value, d.low, d.high))
@@ -214,11 +243,38 @@ def item_verdict(first: str, second: str, result: ItemDifference) -> str:
         verb, low, high = ("gains", low, high) if value > 0 else ("loses", -high, -low)
         against = "over" if value > 0 else "against"
         size = f"{_rounded(abs(value))} [{_rounded(low)}, {_rounded(high)}] pp"
-        return f"{head} {verb} {size} {against} {second} ({flips})."
+        return f"{head} {verb} {size} of greedy accuracy {against} {second} ({flips})."
     return (
-        f"{head} and {second} are not distinguishable "
+        f"{head} and {second} are not distinguishable in greedy accuracy "
         f"({_signed(value)} [{_signed(low)}, {_signed(high)}] pp; {flips})."
     )
+
+
+def paired_verdicts(
+    first: str, second: str, values: Mapping[Figure, tuple[Sequence[float], Sequence[float]]]
+) -> list[str]:
+    """What differs between two models in several figures measured on the same items.
+
+    Args:
+        first, second: names of the models.
+        values: of both models by figure, one per item in the same order.
+
+    Returns:
+        At most two sentences: the differences that can be claimed, and the rest.
+
+    Example:
+        >>> solved = [1.0, 0.5, 1.0, 0.75, 1.0, 0.5], [0.0, 0.0, 0.25, 0.0, 0.25, 0.0]
+        >>> print(*paired_verdicts("trained", "base", {Figure.named("sampled accuracy"): solved}))
+        trained has a higher sampled accuracy than base by 70.8 [51.1, 90.6] pp.
+
+    Source: paired Student t over items; Holm 1979 over the figures.
+    """
+    results = [paired_seeds(a, b) for a, b in values.values()]
+    contrasts = [
+        Contrast(figure=figure, first=first, second=second, result=result, p_holm=p)
+        for figure, result, p in zip(values, results, holm([r.p for r in results]), strict=True)
+    ]
+    return _pair_verdicts(contrasts)
 
 
 def _curve_figures(
@@ -232,6 +288,7 @@ def _curve_figures(
             more=f"reaches {level} later than",
             less=f"reaches {level} earlier than",
             unit=axis,
+            resolution=max(runs[seed].spacing for runs in curves.values() for seed in seeds),
         ),
         "area": Figure(
             key="area",
@@ -273,17 +330,9 @@ def _curve_figures(
 
 
 def _final_figures(finals: Finals, names: tuple[str, ...], seeds: tuple[int, ...]) -> list[_Values]:
-    """Figures that every run has; one without some seed would compare different seeds."""
+    """Figures that every run has, so that the same seeds are compared."""
     return [
-        _Values(
-            figure=Figure(
-                key=key,
-                name=key,
-                more=f"has a higher {key} than",
-                less=f"has a lower {key} than",
-            ),
-            values=values,
-        )
+        _Values(figure=Figure.named(key), values=values)
         for key, values in finals.items()
         if all(seed in values.get(name, {}) for name in names for seed in seeds)
     ]
@@ -316,42 +365,49 @@ def _contrasts(
 def _verdicts(
     contrasts: Sequence[Contrast], curves: Curves, seeds: tuple[int, ...]
 ) -> tuple[str, ...]:
-    """For every pair of algorithms what differs, then what cannot be told apart."""
     sentences = []
     for first in dict.fromkeys(contrast.first for contrast in contrasts):
-        mine = [contrast for contrast in contrasts if contrast.first == first]
-        told = [sentence(contrast) for contrast in mine if contrast.distinct]
-        rest = [_undecided(contrast) for contrast in mine if not contrast.distinct]
-        sentences += [f"{'; '.join(told)}."] if told else []
-        pair = f"{first} and {mine[0].second}"
-        more = f"; and in {len(rest) - NAMED} more figures" if len(rest) > NAMED else ""
-        named = "; ".join(rest[:NAMED])
-        sentences += [f"{pair} are not distinguishable in {named}{more}."] if rest else []
+        sentences += _pair_verdicts([each for each in contrasts if each.first == first])
     if not any(runs[seed].reached for runs in curves.values() for seed in seeds):
         sentences.append("No run reaches the threshold.")
     return tuple(sentences)
 
 
+def _pair_verdicts(contrasts: Sequence[Contrast]) -> list[str]:
+    """What differs between two algorithms, then what is not distinguishable."""
+    claims = [sentence(contrast) for contrast in contrasts if contrast.distinct]
+    rest = [_undecided(contrast) for contrast in contrasts if not contrast.distinct]
+    sentences = [f"{'; '.join(claims)}."] if claims else []
+    if rest:
+        pair = f"{contrasts[0].first} and {contrasts[0].second}"
+        more = f"; and in {len(rest) - NAMED} more figures" if len(rest) > NAMED else ""
+        named = "; ".join(rest[:NAMED])
+        sentences.append(f"{pair} are not distinguishable in {named}{more}.")
+    return sentences
+
+
 def _undecided(contrast: Contrast) -> str:
-    """A figure that decides nothing, with what is known of it."""
+    """A figure without a claim, and what is known about it."""
     value, low, high, unit = _scaled(contrast)
     if not contrast.result.difference.known:
         return f"{contrast.figure.name} ({_signed(value)}{unit} in every seed, so no interval)"
     text = f"{_signed(value)} [{_signed(low)}, {_signed(high)}]{unit}"
-    if contrast.result.difference.excludes(0.0):
+    if contrast.within_rounding:
+        text += ", the same in every seed up to rounding"
+    elif contrast.result.difference.excludes(0.0):
         text += f", {_p(contrast.result.p)} alone, {_p(contrast.p_holm)} after correction"
     return f"{contrast.figure.name} ({text}){_not_reached(contrast)}"
 
 
 def _scaled(contrast: Contrast) -> tuple[float, float, float, str]:
-    """Value, low and high in the unit they are shown in, and that unit."""
+    """Value, low and high in their display unit, and that unit."""
     unit, d = contrast.figure.unit, contrast.result.difference
     scale = 100 if unit == "pp" else 1
     return scale * d.value, scale * d.low, scale * d.high, f" {unit}" if unit else ""
 
 
 def _not_reached(contrast: Contrast) -> str:
-    """Who never got to the threshold: a censored time, so the difference is restricted."""
+    """Runs that never reached the threshold, whose steps are censored."""
     missed = [
         f"{name} in {count} of {contrast.result.seeds} seeds"
         for name, count in zip((contrast.first, contrast.second), contrast.unreached, strict=True)
@@ -360,25 +416,32 @@ def _not_reached(contrast: Contrast) -> str:
     return f" (not reached by {', '.join(missed)}; counted as the last step)" if missed else ""
 
 
-def _illustration(curves: Curves, seed: int, found: Comparison, axis: str) -> tuple[str, ...]:
-    level, metric = _level(found.threshold, found.metric), found.metric
-    ends = [f"{name} ended at {_level(runs[seed].final, metric)}" for name, runs in curves.items()]
-    ends[1:] = [end.replace(" ended at ", " at ") for end in ends[1:]]
-    reached = [
-        f"{name} after {runs[seed].steps_to_threshold:g} {axis}"
-        if runs[seed].reached
-        else f"{name} not at all"
-        for name, runs in curves.items()
-    ]
+def _illustration(curves: Curves, found: Comparison, axis: str) -> tuple[str, ...]:
+    """A description of runs over too few seeds for a claim."""
+    level, metric, seeds = _level(found.threshold, found.metric), found.metric, found.seeds
+    runs = {name: [by_seed[seed] for seed in seeds] for name, by_seed in curves.items()}
+    finals = {name: _level(fmean(run.final for run in own), metric) for name, own in runs.items()}
+    (first, end), *others = finals.items()
+    ends = [f"{first} ended at {end}", *(f"{name} at {value}" for name, value in others)]
+    reached = [f"{name} {_when_reached(own, axis)}" for name, own in runs.items()]
+    count = "One seed is" if len(seeds) == 1 else f"{len(seeds)} seeds are"
     return (
-        f"One seed is an illustration, not a comparison: {', '.join(ends)} (training {metric}, "
-        "mean of the last tenth).",
-        f"{level} was reached by {', '.join(reached)}. Another seed may order them otherwise.",
+        f"{count} an illustration, not a comparison: {', '.join(ends)} (training {metric}, mean of "
+        "the last tenth).",
+        f"{level} was reached by {', '.join(reached)}. Other seeds may order them differently.",
     )
 
 
+def _when_reached(runs: Sequence[CurveSummary], axis: str) -> str:
+    reached = [run.steps_to_threshold for run in runs if run.reached]
+    if not reached:
+        return "not at all"
+    some = "" if len(reached) == len(runs) else f" in {len(reached)} of {len(runs)} seeds"
+    return f"after {fmean(reached):g} {axis}{some}"
+
+
 def _unit(metric: str) -> str:
-    """Differences of shares are percentage points; a reward has no unit."""
+    """Percentage points for shares; a reward has no unit."""
     return "" if metric.startswith("reward") else "pp"
 
 
@@ -387,7 +450,7 @@ def _level(value: float, metric: str) -> str:
 
 
 def _rounded(value: float) -> str:
-    """One digit after the point, more below a tenth, so that no end is rounded to 0."""
+    """One decimal, more below a tenth, so that no end is rounded to 0."""
     if abs(value) >= 0.1 or not value:
         return f"{value:.1f}".removesuffix(".0").replace("-", "−")
     return (f"{value:.2f}" if abs(value) >= 0.005 else f"{value:.1g}").replace("-", "−")

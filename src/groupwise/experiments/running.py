@@ -13,6 +13,7 @@ from typing import Any
 
 from groupwise.config import load
 from groupwise.errors import UsageError
+from groupwise.evaluation.verdicts import MIN_SEEDS
 from groupwise.experiments.analysis import Analysis, analyse, choices
 from groupwise.experiments.jobs import Job
 from groupwise.experiments.plan import Arm, Plan, Tuning, make_plan, read_plan, toml
@@ -103,10 +104,9 @@ def run_plan(plan: Plan, *, output: str | Path, jobs: int | None = None) -> Expe
         RunError: every run of the reference arm failed.
         KeyboardInterrupt: after Ctrl-C; the same call goes on.
     """
-    if len(plan.seeds) < 2:
+    if len(plan.seeds) < MIN_SEEDS:
         warnings.warn(
-            "seeds: one shows how a comparison looks, but nothing can be concluded from it.",
-            stacklevel=2,
+            f"seeds = {list(plan.seeds)}: fewer than {MIN_SEEDS} support no verdict.", stacklevel=2
         )
     folder = Path(output)
     with closing(RunLock(folder)):

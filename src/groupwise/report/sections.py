@@ -7,6 +7,7 @@ from typing import Any
 
 from groupwise.evaluation import Estimate, FigureTable, title_of
 from groupwise.evaluation.tables import format_cell
+from groupwise.evaluation.verdicts import MIN_SEEDS
 from groupwise.report.curves import labels_of, seeds_of, stage_seconds
 from groupwise.report.data import Row, RunData, estimate
 from groupwise.report.rollouts import Payload
@@ -39,11 +40,12 @@ def header(title: str, kind: str, runs: Sequence[RunData]) -> str:
 
 
 def findings(comparison: Mapping[str, Any], *, seeds: int) -> str:
-    """The verdict sentences, marked as an illustration where one seed stands behind them."""
+    """The verdicts, marked as an illustration where the seeds are too few for a claim."""
     verdicts, note = comparison.get("verdicts") or (), comparison.get("note")
     if not verdicts:
         return ""
-    mark = '<p class="mark">Illustration · one seed</p>' if seeds == 1 else ""
+    few = "one seed" if seeds == 1 else f"{seeds} seeds"
+    mark = f'<p class="mark">Illustration · {few}</p>' if 0 < seeds < MIN_SEEDS else ""
     sentences = "".join(f"<p>{escaped(sentence)}</p>" for sentence in verdicts)
     small = f'<p class="note">{escaped(note)}</p>' if note else ""
     table = _contrasts(comparison.get("contrasts") or ())
