@@ -149,7 +149,7 @@ def test_values_that_are_no_text_become_json_answers() -> None:
         ({"wording": "{questoin}"}, "data.wording = 'questoin': .*did you mean question"),
         ({"wording": "no field"}, "must name columns like"),
         ({"wording": "{0}"}, "must name columns like"),
-        ({"wording": "{question"}, "is no template"),
+        ({"wording": "{question"}, "is not a template"),
         ({"prompt_column": "question", "answer_style": "gsm8"}, "did you mean gsm8k"),
         ({"prompt_column": "n"}, "row 1: 'n' must be text or a list of messages"),
         ({"prompt_column": "question", "limit": 0}, "data.limit = 0"),
@@ -223,7 +223,7 @@ def test_a_hub_name_that_cannot_be_loaded_is_a_usage_error(monkeypatch) -> None:
 
     monkeypatch.setattr(datasets, "load_dataset", fails)
     with pytest.raises(
-        UsageError, match=r"'someone/data': is no file here.*Couldn't reach the hub"
+        UsageError, match=r"'someone/data': is not a file.*Couldn't reach the hub"
     ):
         load_prompts("someone/data")
 
@@ -279,5 +279,5 @@ def test_compressed_lines_are_read_like_plain_ones(tmp_path: Path) -> None:
     path.write_bytes(gzip.compress(b'{"prompt": "1+1?"}\n{"prompt": "2+2?"}\n'))
     assert [str(prompt) for prompt in load_prompts(str(path))] == ["1+1?", "2+2?"]
     path.write_bytes(path.read_bytes()[:-9])
-    with pytest.raises(UsageError, match="is not a whole gzip file"):
+    with pytest.raises(UsageError, match="is not a complete gzip file"):
         load_prompts(str(path))

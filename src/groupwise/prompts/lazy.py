@@ -1,7 +1,7 @@
-"""Data sets too large to hold: rows are read, and prompts made, when they are drawn.
+"""Large data sets: rows are read, and prompts made from them, on access.
 
-What is held is one number per row (where its line begins) or a memory map; so a million prompts
-start as quickly as a thousand. What is wrong with a row is found when it is drawn.
+Memory holds two offsets per row, or a memory map, so a million prompts start as quickly as a
+thousand. A bad row is reported when it is drawn.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ from groupwise.errors import UsageError
 from groupwise.types import Prompt
 
 LARGE_BYTES = 32 * 2**20
-"""Files from this size on are not read whole."""
+"""Smaller files are read whole."""
+
+MAX_ROW_BYTES = 2**24
+"""Longest line of a file with one row per line."""
 
 CHUNK = 2**24
 
@@ -26,11 +29,11 @@ T = TypeVar("T")
 
 
 class LazySequence(Sequence[T], Generic[T]):
-    """A sequence whose items are made when they are asked for, and not kept.
+    """A sequence that makes its items on access and does not keep them.
 
     Args:
-        length: how many there are.
-        make: from a place to the item there.
+        length: number of items.
+        make: called with an index, returns the item.
     """
 
     def __init__(self, length: int, make: Callable[[int], T]) -> None:
@@ -40,32 +43,37 @@ class LazySequence(Sequence[T], Generic[T]):
         return self.length
 
     @overload
-    def __getitem__(self, place: int) -> T: ...
+    def __getitem__(self, index: int) -> T: ...
     @overload
-    def __getitem__(self, place: slice) -> LazySequence[T]: ...
-    def __getitem__(self, place: int | slice) -> T | LazySequence[T]:
-        if isinstance(place, slice):
-            chosen = range(self.length)[place]
+    def __getitem__(self, index: slice) -> LazySequence[T]: ...
+    def __getitem__(self, index: int | slice) -> T | LazySequence[T]:
+        if isinstance(index, slice):
+            chosen = range(self.length)[index]
             return LazySequence(len(chosen), lambda i: self.make(chosen[i]))
-        if not -self.length <= place < self.length:
-            raise IndexError(place)
-        return self.make(place % self.length)
+        if not -self.length <= index < self.length:
+            raise IndexError(index)
+        return self.make(index % self.length)
 
     def __iter__(self) -> Iterator[T]:
-        return (self.make(place) for place in range(self.length))
+        return (self.make(index) for index in range(self.length))
 
 
 def line_rows(path: Path) -> LazySequence[Mapping[str, Any]]:
-    """The rows of a file with one JSON object per line; empty lines are left out.
+    """The rows of a file with one JSON object per line; empty lines are skipped.
 
     Raises:
-        UsageError: when a row is asked for that is no object.
+        UsageError: on access to a row that is too long or not an object.
     """
     starts, ends = _lines(path)
     size = path.stat().st_size
 
-    def row(place: int) -> Mapping[str, Any]:
-        start, end = int(starts[place]), int(ends[place])
+    def row(index: int) -> Mapping[str, Any]:
+        start, end = int(starts[index]), int(ends[index])
+        if end - start > MAX_ROW_BYTES:
+            raise UsageError(
+                f"{path}, row {index + 1}: has {(end - start) / 2**20:.0f} MiB; at most "
+                f"{MAX_ROW_BYTES / 2**20:g} MiB are read."
+            )
         with path.open("rb") as file:
             if file.seek(0, 2) != size:
                 raise UsageError(f"{path}: has changed since the run began.")
@@ -74,10 +82,10 @@ def line_rows(path: Path) -> LazySequence[Mapping[str, Any]]:
         try:
             found = json.loads(line.decode("utf-8-sig"))
         except (ValueError, RecursionError) as error:
-            raise UsageError(f"{path}, row {place + 1}: is not JSON ({error}).") from None
+            raise UsageError(f"{path}, row {index + 1}: is not JSON ({error}).") from None
         if not isinstance(found, Mapping):
             raise UsageError(
-                f"{path}, row {place + 1}: must be an object with named columns, not "
+                f"{path}, row {index + 1}: must be an object with named columns, not "
                 f"{type(found).__name__}."
             )
         return found
@@ -86,7 +94,7 @@ def line_rows(path: Path) -> LazySequence[Mapping[str, Any]]:
 
 
 def _lines(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Where each line that holds something begins and ends, in bytes."""
+    """Byte offsets of the start and end of every non-empty line."""
     breaks, offset = [], 0
     with path.open("rb") as file:
         while chunk := file.read(CHUNK):
@@ -95,13 +103,13 @@ def _lines(path: Path) -> tuple[np.ndarray, np.ndarray]:
             offset += len(chunk)
     ends = np.concatenate([*breaks, np.array([offset], dtype=np.int64)])
     starts = np.concatenate([np.zeros(1, dtype=np.int64), ends[:-1] + 1])
-    used = ends - starts > 1  # "\n" and "\r\n" alone are no rows
+    used = ends - starts > 1  # skips "\n" and "\r\n"
     return starts[used], ends[used]
 
 
 def table_rows(table: Any) -> LazySequence[Mapping[str, Any]]:
-    """The rows of a data set of `datasets`, which are mapped from disk."""
-    return LazySequence(len(table), lambda place: table[place])
+    """The rows of a `datasets.Dataset`, which are mapped from disk."""
+    return LazySequence(len(table), lambda index: table[index])
 
 
 def lazy_prompts(
@@ -109,10 +117,10 @@ def lazy_prompts(
     make: Callable[[Mapping[str, Any], str], Prompt],
     where: str,
 ) -> LazySequence[Prompt]:
-    """Prompts of rows. Their ids end in the number of the row, which keeps equal rows apart."""
+    """Prompts made from rows; ids end in the row number, which distinguishes equal rows."""
 
-    def prompt(place: int) -> Prompt:
-        made = make(rows[place], f"{where}, row {place + 1}")
-        return replace(made, id=f"{made.id}-{place}")
+    def prompt(index: int) -> Prompt:
+        made = make(rows[index], f"{where}, row {index + 1}")
+        return replace(made, id=f"{made.id}-{index}")
 
     return LazySequence(len(rows), prompt)

@@ -1,4 +1,4 @@
-"""Rows of a data set, as plain mappings, from a file, a folder, the hub, or memory."""
+"""Rows of a data set as mappings, from a file, a folder, the hub, or memory."""
 
 from __future__ import annotations
 
@@ -8,32 +8,39 @@ import gzip
 import json
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from groupwise.errors import UsageError, suggest
 from groupwise.prompts.lazy import LARGE_BYTES, line_rows, table_rows
 
+MAX_UNPACKED_BYTES = 2**30
+"""Largest content of a .gz file."""
+
+MAX_READ_ROWS = 1_000_000
+"""Larger tables are mapped from disk, however small their file is."""
+
 Row = Mapping[str, Any]
 
 
 def read_rows(source: str, *, split: str = "train", subset: str | None = None) -> Sequence[Row]:
-    """All rows of a named data set; of a large one each is read when it is asked for.
+    """All rows of a named data set; rows of a large one are read on access.
 
     Args:
         source: a .jsonl, .json (or either with .gz), .csv or .parquet file; a folder that
             `datasets` wrote or can read; or a hub name such as "openai/gsm8k".
-        split: which part of a folder or hub data set; a file is one part and is read whole.
+        split: split of a folder or hub data set; files have none.
         subset: configuration of a hub data set.
 
     Raises:
-        UsageError: nothing there, an ending that is not known, a corrupt line (with its number), or
-            no rows.
+        UsageError: no such data set, an unknown suffix, a corrupt line (with its number), or no
+            rows.
     """
     path = Path(source).expanduser()
     if path.is_file():
         reader = _reader(path)
-        rows = _large(path) if path.stat().st_size >= LARGE_BYTES else None
+        rows = _large(path) if _is_large(path) else None
         rows = reader(path) if rows is None else rows
     elif path.is_dir():
         rows = _from_folder(path, split)
@@ -52,15 +59,90 @@ def read_rows(source: str, *, split: str = "train", subset: str | None = None) -
 
 
 def _meant_as_file(path: Path, source: str) -> bool:
-    """Whether a name that is no file was meant as one, and not as a data set of the hub."""
+    """Whether a name that is not a file was meant as one, not as a data set of the hub."""
     if path.suffix.lower() in _READERS or path.is_absolute() or source.startswith("."):
         return True
     near = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
     return bool(path.suffix) and bool(difflib.get_close_matches(path.name, near, cutoff=0.8))
 
 
+def in_memory(source: Any, *, split: str, limit: int | None = None) -> list[Any]:
+    """Items of a data set in memory: strings, rows or prompts.
+
+    Args:
+        source: a list or stream of items; a `datasets.Dataset`; a `DatasetDict` or another mapping
+            of splits; a mapping of columns; a pandas or polars `DataFrame`; a pyarrow `Table`.
+        split: which split of a mapping of splits to take.
+        limit: number of items to read, since a stream may be endless.
+
+    Raises:
+        UsageError: anything else, or a mapping without that split.
+    """
+    if isinstance(source, Mapping):
+        if _holds_splits(source):
+            if split not in source:
+                raise UsageError(
+                    f"data.split = {split!r}: the data set has no such split; "
+                    + suggest(split, map(str, source))
+                )
+            source = source[split]
+        else:
+            source = _from_columns(source)
+    for method in ("to_dicts", "to_pylist"):  # polars and pyarrow
+        if hasattr(source, method):
+            return getattr(source, method)()[:limit]
+    if hasattr(source, "columns") and hasattr(source, "to_dict"):  # pandas
+        return source.head(len(source) if limit is None else limit).to_dict("records")
+    if isinstance(source, str | bytes | set | frozenset) or not isinstance(source, Iterable):
+        raise UsageError(
+            f"prompts = {str(source)[:40]!r} ({type(source).__name__}): must be a list, a Dataset, "
+            "a DatasetDict, a DataFrame or a dict of columns."
+        )
+    return list(islice(source, limit))
+
+
+def _holds_splits(source: Mapping[Any, Any]) -> bool:
+    """Whether a mapping holds data sets, not columns: its values contain rows."""
+    for value in source.values():
+        if isinstance(value, str) or not isinstance(value, Iterable):
+            return False
+        if not hasattr(value, "column_names") and not isinstance(next(iter(value), None), Mapping):
+            return False
+    return bool(source)
+
+
+def _from_columns(columns: Mapping[Any, Any]) -> list[Row]:
+    """The rows of a mapping of columns of one length."""
+    for name, values in columns.items():
+        if isinstance(values, str | Mapping) or not hasattr(values, "__len__"):
+            raise UsageError(
+                f"prompts: column {name!r} of the dict is {type(values).__name__}, not a list of "
+                "values; a single row must stand in a list."
+            )
+    lengths = {str(name): len(values) for name, values in columns.items()}
+    if len(set(lengths.values())) > 1:
+        raise UsageError(f"prompts: the columns of the dict differ in length: {lengths}.")
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def _is_large(path: Path) -> bool:
+    """Whether the rows of a file should be read on access."""
+    if path.stat().st_size >= LARGE_BYTES:
+        return True
+    if path.suffix.lower() != ".parquet":
+        return False
+    import pyarrow.parquet
+
+    try:
+        footer = pyarrow.parquet.read_metadata(path)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise UsageError(f"{path}: is not a parquet file ({_first_line(error)}).") from error
+    size = sum(footer.row_group(i).total_byte_size for i in range(footer.num_row_groups))
+    return size >= LARGE_BYTES or footer.num_rows > MAX_READ_ROWS
+
+
 def _large(path: Path) -> Sequence[Row] | None:
-    """Rows of a file that is not read whole; None where its form does not allow that."""
+    """Rows of a file read on access; None where its format does not allow that."""
     ending = path.suffix.lower()
     if ending == ".jsonl":
         return line_rows(path)
@@ -91,7 +173,7 @@ def _read_jsonl(path: Path) -> list[Row]:
             raise UsageError(
                 f"{path}:{number}: is not JSON ({error.msg}, column {error.colno})."
             ) from error
-        except (ValueError, RecursionError) as error:  # numbers and nesting beyond measure
+        except (ValueError, RecursionError) as error:  # numbers too long, nesting too deep
             raise UsageError(f"{path}:{number}: is not JSON that can be read ({error}).") from error
         rows.append(_as_row(row, f"{path}:{number}"))
     return rows
@@ -162,8 +244,8 @@ def _from_folder(path: Path, split: str) -> Sequence[Row]:
 
 
 def _rows_of(table: Any) -> Sequence[Row]:
-    """Rows of a data set of `datasets`: at hand where it is small, else mapped from disk."""
-    if (table.data.nbytes or 0) >= LARGE_BYTES:
+    """Rows of a `datasets.Dataset`: in memory if it is small, else mapped from disk."""
+    if (table.data.nbytes or 0) >= LARGE_BYTES or len(table) > MAX_READ_ROWS:
         return table_rows(table)
     return list(table)
 
@@ -175,22 +257,33 @@ def _from_hub(
 
     try:
         return _rows_of(datasets.load_dataset(name, subset, split=split, data_files=files))
-    except Exception as error:  # `datasets` raises a different kind for each way of not finding.
+    except Exception as error:  # `datasets` raises many types of errors here
         raise UsageError(
-            f"data = {name!r}: is no file here, and could not be loaded from the hub "
+            f"data = {name!r}: is not a file, and could not be loaded from the hub "
             f"({_first_line(error)})."
         ) from error
 
 
 def _lines(path: Path) -> Iterable[str]:
     try:
-        held = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-        return held.decode("utf-8-sig").replace("\r\n", "\n").split("\n")
+        content = _unpacked(path) if path.suffix.lower() == ".gz" else path.read_bytes()
+        return content.decode("utf-8-sig").replace("\r\n", "\n").split("\n")
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise UsageError(f"{path}: is not a whole gzip file ({error}).") from error
+        raise UsageError(f"{path}: is not a complete gzip file ({error}).") from error
     except UnicodeDecodeError as error:
         number = error.object[: error.start].count(b"\n") + 1
         raise UsageError(f"{path}:{number}: is not UTF-8 text ({error.reason}).") from error
+
+
+def _unpacked(path: Path) -> bytes:
+    with gzip.open(path) as file:
+        content = file.read(MAX_UNPACKED_BYTES + 1)
+    if len(content) > MAX_UNPACKED_BYTES:
+        raise UsageError(
+            f"{path}: unpacks to more than {MAX_UNPACKED_BYTES / 2**30:g} GiB; unpack it, and its "
+            "rows are read on access."
+        )
+    return content
 
 
 def _as_row(row: Any, where: str) -> Row:

@@ -1,4 +1,4 @@
-"""Prompts from wherever they are: a file, a folder, the hub, a generator, or a list at hand."""
+"""Prompts from a file, a folder, the hub, a generator, or memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from datetime import date
+from decimal import Decimal
 from pathlib import Path
 from string import Formatter
 from typing import Any, get_args
@@ -20,24 +21,23 @@ from groupwise.prompts.generators.korean_norms import korean_norms
 from groupwise.prompts.generators.puzzles import countdown, knights_knaves, reasoning_gym
 from groupwise.prompts.generators.word_problems import Split, word_problems
 from groupwise.prompts.lazy import LazySequence, lazy_prompts
-from groupwise.prompts.rows import Row, read_rows
+from groupwise.prompts.rows import Row, in_memory, read_rows
 from groupwise.registry import BoundFunction, Registry, spec
 from groupwise.types import Prompt
 
 GENERATORS = Registry("generator", data=("count",))
-"""Makers of endless prompts: functions from a count to a list of `Prompt`, with `split` and `seed`
-as settings."""
+"""Functions from a count to a list of `Prompt`, with `split` and `seed` as settings."""
 for _generator in (word_problems, knights_knaves, countdown, korean_norms, reasoning_gym):
     GENERATORS.register(_generator)
 
 GENERATED = 4096
-"""How many prompts a generator makes where no limit is given."""
+"""Number of prompts of a generator without a limit."""
 
-_HALF = re.compile("[\ud800-\udfff]")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _GENERATED_SPLITS: Mapping[str, str] = {"test": "held_out"} | {s: s for s in get_args(Split)}
-"""A generator's own splits, and the name under which data sets have theirs."""
+"""Splits of generators, with the usual name "test" for the held-out one."""
 
-Source = str | Path | Iterable[str | Row | Prompt]
+Source = str | Path | Iterable[str | Row | Prompt] | Mapping[str, Any]
 
 
 def load_prompts(
@@ -55,34 +55,35 @@ def load_prompts(
     limit: int | None = None,
     seed: int = 0,
 ) -> Sequence[Prompt]:
-    """Prompts of a data set, in its order; of a large one each is made when it is drawn.
+    """Prompts of a data set, in order; those of a large one are made on access.
 
     Args:
         source: the name of a generator ("word_problems", "reasoning_gym:leg_counting"); a
-            .jsonl, .json, .csv or .parquet file; a folder; a hub name; or the prompts themselves,
-            such as a list or a streamed data set: strings, rows, or ready `Prompt` objects, which
-            pass through unchanged.
-        split: of a hub data set, a folder, or a generator, where "test" is its held-out problems.
+            .jsonl, .json, .csv or .parquet file; a folder; a hub name; or data in memory: a list or
+            stream of strings, rows or ready `Prompt` objects, a `Dataset`, a `DatasetDict`, a
+            `DataFrame`, or a dict of columns.
+        split: split of a hub data set, folder, `DatasetDict` or generator ("test" is held out).
         subset: configuration of a hub data set.
-        prompt_column: the question, as text or as a list of messages; "input.question" is the
-            field of a column that holds an object. So for every column.
-        answer_column: the reference answer; None takes the column "answer" where there is one.
-        id_column: stable ids; without it an id is a hash of the content.
-        answer_style: how the answer is written down, one of `ANSWERS`.
-        system: a system message in front of every question.
-        wording: the question made of several columns, such as "{context}\\n\\n{question}"; replaces
-            `prompt_column`. A column that is a list of strings is written a line each.
-        chat: text becomes a user message, for the model's chat template; False gives it to the
-            model as it is.
-        limit: only the first so many.
+        prompt_column: the question, as text or a list of messages. Here and below, "input.question"
+            is a field of a column that holds objects.
+        answer_column: the reference answer; None takes the column "answer" if there is one.
+        id_column: stable ids; None makes an id by hashing the content.
+        answer_style: how the answer is written, one of `ANSWERS`.
+        system: a system message before every question.
+        wording: a template that makes the question from several columns, such as
+            "{context}\\n\\n{question}", in place of `prompt_column`. Lists of strings become one
+            line each.
+        chat: text becomes a user message for the chat template; False passes it to the model
+            unchanged.
+        limit: read only so many prompts.
         seed: of a generator.
 
     Returns:
-        At least one prompt; ids are distinct, and the same on every machine.
+        At least one prompt, with distinct ids that are the same on every machine.
 
     Raises:
-        UsageError: missing file, unknown column, style or field, empty data set, or a row that
-            cannot be read.
+        UsageError: a missing file, an unknown column, style or field, an empty data set, or a bad
+            row.
 
     Example:
         >>> row = {"q": "1+1?", "answer": "#### 2"}
@@ -101,7 +102,7 @@ def load_prompts(
     if isinstance(source, str | Path):
         where, given = str(source), read_rows(str(source), split=split, subset=subset)
     else:
-        where, given = "prompts", list(islice(source, limit))  # a stream may have no end
+        where, given = "prompts", in_memory(source, split=split, limit=limit)
         if not given:
             raise UsageError("prompts = []: must hold at least one prompt.")
     given = given[:limit]
@@ -126,7 +127,7 @@ def load_prompts(
     )
     _check_columns(columns, list(rows[0]), where)
     if isinstance(rows, LazySequence):
-        return lazy_prompts(rows, lambda row, place: _prompt(row, columns, place), where)
+        return lazy_prompts(rows, lambda row, row_name: _prompt(row, columns, row_name), where)
     prompts = [
         _prompt(row, columns, f"{where}, row {number}") for number, row in enumerate(rows, start=1)
     ]
@@ -140,12 +141,12 @@ def load_examples(
     completion_style: str = "as_written",
     **prompts: Any,
 ) -> list[Example]:
-    """Worked examples of a data set: prompts as `load_prompts` reads them, with their completions.
+    """Worked examples of a data set: prompts as `load_prompts` reads them, and completions.
 
     Args:
-        completion_column: the text to learn, or a list with one message of the assistant.
-        completion_style: how it is made of that column, one of `COMPLETIONS`.
-        prompts: the settings of `load_prompts`.
+        completion_column: the text to learn, or a list with one assistant message.
+        completion_style: how that column becomes a completion, one of `COMPLETIONS`.
+        prompts: arguments of `load_prompts`.
 
     Raises:
         UsageError: as `load_prompts`, or a row without a completion.
@@ -158,7 +159,7 @@ def load_examples(
     """
     where = str(source) if isinstance(source, str | Path) else "examples"
     if where in GENERATORS:
-        raise UsageError(f"data = {where!r}: makes problems without completions; give a file.")
+        raise UsageError(f"data = {where!r}: makes prompts without completions; give a file.")
     style = COMPLETIONS.bind(spec(completion_style), where="data.completion_style")
     examples = []
     for number, prompt in enumerate(load_prompts(source, **prompts), start=1):
@@ -201,7 +202,7 @@ def _as_rows(items: Sequence[Any], where: str) -> list[Row]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Columns:
-    """What was said about the columns of a data set; `load_prompts` explains each."""
+    """Columns and styles of a data set, as in `load_prompts`."""
 
     prompt: str
     answer: str | None
@@ -228,10 +229,10 @@ def _prompt(row: Row, columns: _Columns, where: str) -> Prompt:
     messages, text = _question(row, columns, where)
     answer = _answer(row, columns, where)
     for piece in (text, answer, *(turn["content"] for turn in messages)):
-        if piece is not None and _HALF.search(piece):
+        if piece is not None and _SURROGATE.search(piece):
             raise UsageError(
-                f"{where}: {piece[:40]!r} holds half a character (a lone surrogate), which no "
-                "tokenizer can read; mend the row or leave it out."
+                f"{where}: {piece[:40]!r} contains a lone surrogate, which no tokenizer can read; "
+                "fix or remove the row."
             )
     return Prompt(
         id=str(_value(row, columns.id, where))
@@ -249,7 +250,7 @@ def _prompt(row: Row, columns: _Columns, where: str) -> Prompt:
 def _question(
     row: Row, columns: _Columns, where: str
 ) -> tuple[tuple[Mapping[str, str], ...], str | None]:
-    """The messages, or the plain text, of a row."""
+    """The messages or the plain text of a row."""
     if columns.wording:
         fields = {field: _lines(_value(row, field, where)) for field in _fields(columns.wording)}
         question: Any = columns.wording.format(**fields)
@@ -283,12 +284,12 @@ def _answer(row: Row, columns: _Columns, where: str) -> str | None:
 
 
 def _fields(wording: str) -> list[str]:
-    """Names of the columns that a wording asks for."""
+    """Names of the columns in a template."""
     try:
         fields = [field for _, field, _, _ in Formatter().parse(wording) if field is not None]
     except ValueError as error:
         raise UsageError(
-            f"data.wording = {wording!r}: is no template ({error}); write {{{{ for a brace."
+            f"data.wording = {wording!r}: is not a template ({error}); write {{{{ for a brace."
         ) from error
     if not fields or not all(field.isidentifier() for field in fields):
         raise UsageError(
@@ -341,9 +342,27 @@ def _content_id(messages: Sequence[Mapping[str, str]], text: str | None, answer:
     return hashlib.blake2b(content.encode(), digest_size=8).hexdigest()
 
 
+def content_hash(prompts: Sequence[Prompt]) -> str:
+    """A hash of prompts with all their columns; of a large data set, of a hundred of them."""
+    every = max(1, len(prompts) // 100) if isinstance(prompts, LazySequence) else 1
+    digest = hashlib.blake2b(digest_size=16)
+    for index in range(0, len(prompts), every):
+        prompt = prompts[index]
+        content = [str(prompt), prompt.answer, dict(prompt.columns)]
+        text = json.dumps(content, ensure_ascii=True, skipkeys=True, default=_stable)
+        digest.update(text.encode())
+    return digest.hexdigest()
+
+
+def _stable(value: Any) -> str:
+    """Text for a value without a JSON form: objects by type, since `repr` may hold an address."""
+    if isinstance(value, bytes | date | Decimal | set | frozenset | complex):
+        return repr(sorted(map(repr, value)) if isinstance(value, set | frozenset) else value)
+    return value.tolist() if hasattr(value, "tolist") else type(value).__qualname__
+
+
 def _with_distinct_ids(prompts: list[Prompt], where: str, *, given_ids: bool) -> list[Prompt]:
-    """Tell equal rows apart by counting them; ids that came with the data must be distinct
-    already."""
+    """Number equal rows; ids from the data must be distinct already."""
     seen: Counter[str] = Counter()
     distinct = []
     for prompt in prompts:

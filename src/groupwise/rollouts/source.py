@@ -6,7 +6,6 @@ and another prompt drawn, until the batch is full or the stated number of rounds
 
 from __future__ import annotations
 
-import hashlib
 import math
 import time
 from collections import Counter
@@ -20,6 +19,7 @@ from torch import Tensor
 
 from groupwise.errors import RunError, UsageError
 from groupwise.prompts.order import PromptOrder
+from groupwise.prompts.sources import content_hash
 from groupwise.rewards import Scorer
 from groupwise.rewards.cache import RewardCache
 from groupwise.types import (
@@ -74,7 +74,7 @@ class RolloutSource:
         self.group, self.sampling, self.seed, self.max_draws = group, sampling, seed, max_draws
         self.journal, self.watch = journal, watch
         self.order = PromptOrder(len(prompts), seed=seed)
-        self._data = _fingerprint(prompts)
+        self._rows = content_hash(prompts)
 
     def take(self, count: int, *, step: int) -> ScoredGroups:
         """`count` groups that the filter keeps something of; fewer only when `max_draws` rounds did
@@ -197,7 +197,7 @@ class RolloutSource:
 
     def state(self) -> dict[str, Any]:
         """What `restore` needs to draw the same prompts from here on."""
-        return {"order": self.order.state(), "data": self._data}
+        return {"order": self.order.state(), "rows": self._rows}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state.
@@ -206,18 +206,11 @@ class RolloutSource:
             UsageError: the prompts or the seed are not those of the state.
         """
         self.order.restore(state["order"])
-        if state.get("data", self._data) != self._data:
+        if state.get("rows", self._rows) != self._rows:
             raise UsageError(
                 "prompts: are not those of the run to resume, though there are as many; put the "
                 "data back as it was, or start a new run by --set output=FOLDER."
             )
-
-
-def _fingerprint(prompts: Sequence[Prompt]) -> str:
-    """Of about a hundred prompts from all over the data, which may be too large to read whole."""
-    chosen = (prompts[place] for place in range(0, len(prompts), max(1, len(prompts) // 100)))
-    text = repr([(str(prompt), prompt.answer) for prompt in chosen])
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def _sound(group: Group) -> Group:

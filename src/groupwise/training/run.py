@@ -180,7 +180,9 @@ def train(
     config = build(values)
     if policy is not None:
         fix_variables(policy.tokenizer, config.data.chat_template_kwargs)
-    held_out = None if eval_prompts is None else load_source(config, eval_prompts)
+    held_out = None
+    if eval_prompts is not None:
+        held_out = load_source(config, eval_prompts, setting="eval")
     return train_config(
         config,
         policy=policy,
