@@ -16,6 +16,9 @@ FUNCTION_LINES = 60
 EMPTY_NAMES = {"utils", "util", "helpers", "helper", "misc", "common", "stuff"}
 STATEFUL = {"Trainer", "LayerCache", "GroupCache", "Alarms", "Guard"}
 """Dataclasses whose fields change, because they are a run, or memory that is written in place."""
+POSITIONAL = {"Node", "Token", "Grid", "GRPOConfig"}
+"""Dataclasses with positional fields: nodes of a parser, and TRL's own calling convention."""
+MARKERS = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")
 BARE_IGNORE = re.compile(r"#.*?\b(type: ignore(?!\[)|pyright: ignore(?!\[)|noqa(?!: [A-Z]))")
 
 
@@ -38,7 +41,7 @@ def long_functions(source: str) -> list[str]:
 
 
 def loose_dataclasses(source: str) -> list[str]:
-    """Public dataclasses that are not frozen."""
+    """Public dataclasses that are not frozen, or take their fields by position."""
     loose = []
     for node in ast.walk(ast.parse(source)):
         if not isinstance(node, ast.ClassDef) or node.name.startswith("_"):
@@ -50,7 +53,9 @@ def loose_dataclasses(source: str) -> list[str]:
                 continue
             given = {k.arg: ast.unparse(k.value) for k in call.keywords} if call else {}
             if given.get("frozen") != "True" and node.name not in STATEFUL:
-                loose.append(node.name)
+                loose.append(f"{node.name} is not frozen")
+            if given.get("kw_only") != "True" and node.name not in POSITIONAL:
+                loose.append(f"{node.name} is not keyword-only")
     return loose
 
 
@@ -79,6 +84,11 @@ def long_files(source: str) -> list[str]:
     return [f"{lines} lines; split it by what comes out of it"] if lines > FILE_LINES else []
 
 
+def markers(source: str) -> list[str]:
+    """Lines that put off work."""
+    return [line.strip() for line in source.splitlines() if MARKERS.search(line)]
+
+
 def bare_ignores(source: str) -> list[str]:
     """Comments that silence a checker without naming what they silence."""
     return [line for line in source.splitlines() if BARE_IGNORE.search(line)]
@@ -105,8 +115,12 @@ def test_functions_keep_to_their_budget() -> None:
     assert offenders(long_functions) == []
 
 
-def test_public_dataclasses_are_frozen() -> None:
+def test_public_dataclasses_are_frozen_and_keyword_only() -> None:
     assert offenders(loose_dataclasses) == []
+
+
+def test_no_work_is_put_off_in_a_comment() -> None:
+    assert offenders(markers) == []
 
 
 def test_functions_and_classes_have_telling_names() -> None:
@@ -131,9 +145,12 @@ def test_the_checks_can_fail() -> None:
     doc = '    """\n' + "    word\n" * 80 + '    """'
     assert long_functions(f"def f():\n{body}") == ["f: 61 lines"]
     assert long_functions(f"def f():\n{doc}\n" + body[:-10]) == []
-    assert loose_dataclasses("@dataclass\nclass A: ...") == ["A"]
-    assert loose_dataclasses("@dataclass(kw_only=True)\nclass A: ...") == ["A"]
-    assert loose_dataclasses("@dataclass(frozen=True)\nclass A: ...") == []
+    both = ["A is not frozen", "A is not keyword-only"]
+    assert loose_dataclasses("@dataclass\nclass A: ...") == both
+    assert loose_dataclasses("@dataclass(kw_only=True)\nclass A: ...") == both[:1]
+    assert loose_dataclasses("@dataclass(frozen=True)\nclass A: ...") == both[1:]
+    assert loose_dataclasses("@dataclass(frozen=True, kw_only=True)\nclass A: ...") == []
+    assert markers("x = 1  # TODO: two") == ["x = 1  # TODO: two"]
     assert empty_names("def _utils(): ...") == ["_utils"]
     assert BARE_IGNORE.search("x = 1  # type: ignore")
     assert not BARE_IGNORE.search("x = 1  # type: ignore[attr-defined]")
