@@ -9,12 +9,13 @@ import torch
 
 import engine_contract as contract
 from groupwise.models import load_policy
-from groupwise.rollouts import VllmEngine, VllmSettings
+from groupwise.rollouts import VllmEngine
+from groupwise.settings import EngineSettings
 
 
 def main(folder: str) -> None:
     policy = load_policy(folder)
-    settings = VllmSettings(memory_share=0.1, arguments=("--enforce-eager",))
+    settings = EngineSettings(memory_share=0.1, arguments=("--enforce-eager",))
     engine = VllmEngine(policy, max_rows=64, settings=settings)
     contract.check_contract(engine, policy)
     for version, way in ((1, "reload"), (2, "restart")):

@@ -12,7 +12,7 @@ from tasks import REWARDS
 
 from groupwise.config import Config, build
 from groupwise.config.memory import memory_plan
-from groupwise.models import Adapter, Policy
+from groupwise.models import AdapterSettings, Policy
 from groupwise.training.run import Prepared, prepare
 from groupwise.types import Prompt
 from groupwise.updates import TorchLearner
@@ -48,7 +48,7 @@ def configured(spec: dict[str, Any]) -> Config:
 def policy_of_run(config: Config) -> Policy:
     """The policy of a configuration, which no token that it can write ends."""
     section = config.model
-    adapter = None if section.adapter is None else Adapter(**section.adapter.model_dump())
+    adapter = None if section.adapter is None else AdapterSettings(**section.adapter.model_dump())
     return policy_of(
         section.path,
         precision=section.dtype,

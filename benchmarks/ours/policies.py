@@ -10,7 +10,7 @@ from tasks import tokenizer_of
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from groupwise.kernels.heap import keep_freed_memory
-from groupwise.models import Adapter, Policy, load_policy, make_policy, with_adapter
+from groupwise.models import AdapterSettings, Policy, load_policy, make_policy, with_adapter
 from groupwise.models.loading import four_bits
 from groupwise.types import Batch
 
@@ -23,7 +23,7 @@ def policy_of(
     *,
     precision: str,
     endless: bool,
-    adapter: Adapter | None = None,
+    adapter: AdapterSettings | None = None,
     quantized: bool = False,
 ) -> Policy:
     """The policy of a model folder.

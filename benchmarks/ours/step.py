@@ -16,7 +16,7 @@ from policies import PACKAGES, batch_of, policy_of
 from tasks import REWARDS
 
 from groupwise.config import build
-from groupwise.models import Adapter
+from groupwise.models import AdapterSettings
 from groupwise.training.run import prepare
 from groupwise.types import Prompt
 
@@ -47,7 +47,7 @@ class Steps:
             spec["model"],
             precision=spec["precision"],
             endless=spec["endless"],
-            adapter=None if rank is None else Adapter(rank=rank, alpha=2 * rank),
+            adapter=None if rank is None else AdapterSettings(rank=rank, alpha=2 * rank),
             quantized=quantized,
         )
         trained = {} if rank is None else {"adapter": {"rank": rank, "alpha": 2 * rank}}

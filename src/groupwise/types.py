@@ -16,6 +16,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from groupwise.errors import UsageError
+from groupwise.settings import Sampling
 
 Beat = Callable[[], None]
 """Reports progress of a watched wait; its time limit counts from the last call."""
@@ -239,23 +240,6 @@ class Update:
     grad_norm: float
     learning_rate: float
     seconds: Mapping[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sampling:
-    """How completions are drawn. The defaults sample the untruncated distribution; `temperature =
-    0` is greedy.
-
-    `stop` strings end a completion where they first appear in its text (the tokens that complete it
-    are kept).
-    """
-
-    max_tokens: int = 256
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    stop: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

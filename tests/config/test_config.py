@@ -51,7 +51,7 @@ def test_a_recipe_keeps_the_defaults_it_does_not_mention(recipe: Path) -> None:
         ("exact_match", 1.0, {"source": "all"}),
         ("token_f1", 0.5, {}),
     ]
-    assert config.sampling.to_sampling().temperature == 1.0
+    assert config.sampling.temperature == 1.0
 
 
 def test_set_replaces_values_of_every_kind(recipe: Path) -> None:

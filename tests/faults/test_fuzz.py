@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from groupwise.config import build, flat, load
-from groupwise.config.sections import Config
+from groupwise.config.schema import Config
 from groupwise.errors import UsageError
 from groupwise.rewards import extract_answer, math_equal
 from groupwise.rewards.builtin.format import (

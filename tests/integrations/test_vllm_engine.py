@@ -20,12 +20,13 @@ import torch
 
 import engine_contract as contract
 from groupwise.errors import RunError
-from groupwise.models import Adapter, Policy
+from groupwise.models import AdapterSettings, Policy
 from groupwise.models.loading import with_adapter
-from groupwise.rollouts import VllmEngine, VllmSettings
+from groupwise.rollouts import VllmEngine
 from groupwise.rollouts.engines.vllm.files import WeightFiles
 from groupwise.rollouts.engines.vllm.process import OwnServer
 from groupwise.rundir.files import read_lines
+from groupwise.settings import EngineSettings
 from groupwise.types import Sampling
 from small_runs import prepared
 from vllm_peer import saved_policy
@@ -45,9 +46,9 @@ pytestmark = [
 ]
 
 
-def settings(**given: Any) -> VllmSettings:
+def settings(**given: Any) -> EngineSettings:
     shared: dict[str, Any] = {"python": PYTHON, "memory_share": 0.1, "arguments": EAGER}
-    return VllmSettings(**{**shared, **given})
+    return EngineSettings(**{**shared, **given})
 
 
 def engine_of(policy: Policy, **given: Any) -> VllmEngine:
@@ -127,7 +128,7 @@ def test_a_head_that_keeps_its_old_weights_is_found(policy: Policy) -> None:
         server.start(files.write(version=0))
         assert server.server is not None
         url = server.server.client.url
-        engine = VllmEngine(policy, settings=VllmSettings(server=url))
+        engine = VllmEngine(policy, settings=EngineSettings(server=url))
         contract.check_logprobs(engine, policy)
         engine.files.untied = False
         with pytest.raises(RunError, match="does not take over new weights by 'reload'"):
@@ -158,20 +159,20 @@ def test_a_server_that_somebody_else_started(policy: Policy, tmp_path: Path) -> 
     try:
         contract.check_uneven(owner)
         url = owner.sampler.server.client.url  # pyright: ignore[reportAttributeAccessIssue]
-        engine = VllmEngine(policy, settings=VllmSettings(server=url))
+        engine = VllmEngine(policy, settings=EngineSettings(server=url))
         contract.check_contract(engine, policy)
         move(policy, seed=1)
         assert engine.publish(contract.published(policy, version=1))["canary_gap"] < 1e-3
         contract.check_logprobs(engine, policy)
         other = saved_policy(tmp_path / "other", seed=1)
         with pytest.raises(ValueError, match="log-probabilities differ"):
-            VllmEngine(other, settings=VllmSettings(server=url))
+            VllmEngine(other, settings=EngineSettings(server=url))
     finally:
         owner.close()
 
 
 def test_adapters_are_brought_over_under_new_names(policy: Policy) -> None:
-    adapted = with_adapter(policy, Adapter(rank=4, alpha=8.0))
+    adapted = with_adapter(policy, AdapterSettings(rank=4, alpha=8.0))
     engine = engine_of(adapted)
     try:
         contract.check_logprobs(engine, adapted)

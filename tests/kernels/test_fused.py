@@ -24,7 +24,7 @@ from groupwise.kernels import onednn as products
 from groupwise.kernels.cpu import compiled
 from groupwise.kernels.decoding import GroupCache
 from groupwise.kernels.fused import FusedBackbone, fusible
-from groupwise.models import Adapter, Backbone, with_adapter
+from groupwise.models import AdapterSettings, Backbone, with_adapter
 from groupwise.models.backbone import TwoRows
 from groupwise.rollouts import GroupEngine
 from groupwise.rollouts.engines.attention import Decode, Prefill
@@ -347,7 +347,7 @@ def hooked_before() -> PreTrainedModel:
 
 def adapted() -> PreTrainedModel:
     policy = tiny_policy(model_of(CONFIGS["llama"]()))
-    return with_adapter(policy, Adapter(rank=2)).model
+    return with_adapter(policy, AdapterSettings(rank=2)).model
 
 
 def gated() -> PreTrainedModel:
@@ -448,7 +448,7 @@ def test_an_adapter_that_is_added_later_is_not_passed_over() -> None:
     policy = tiny_policy(model_of(CONFIGS["llama"]()))
     engine, sampling = GroupEngine(policy), Sampling(max_tokens=6)
     assert engine.calls is not None
-    adapted = with_adapter(policy, Adapter(rank=2)).model
+    adapted = with_adapter(policy, AdapterSettings(rank=2)).model
     with torch.no_grad():
         for name, parameter in adapted.named_parameters():
             if "lora_B" in name:

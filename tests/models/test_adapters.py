@@ -13,7 +13,7 @@ from torch import Tensor
 from groupwise.cli import main
 from groupwise.cli.chat import chat
 from groupwise.errors import RunError, UsageError
-from groupwise.models import Adapter, Policy, is_adapted, load_policy, save_policy
+from groupwise.models import AdapterSettings, Policy, is_adapted, load_policy, save_policy
 from groupwise.training.stages.base_model import small_policy
 from groupwise.training.stages.merge import merge, push
 from groupwise.types import Sampling
@@ -35,7 +35,7 @@ def base(tmp_path: Path) -> Path:
 
 def adapted(base: Path, *, scale: float = 0.3, rank: int = 4) -> Policy:
     """A policy whose adapter does something."""
-    policy = load_policy(base, adapter=Adapter(rank=rank, alpha=8.0))
+    policy = load_policy(base, adapter=AdapterSettings(rank=rank, alpha=8.0))
     torch.manual_seed(1)
     with torch.no_grad():
         for parameter in policy.model.parameters():
@@ -136,13 +136,13 @@ def test_training_goes_on_with_an_adapter_and_is_resumed_to_the_bit(
 
 
 def test_a_recipe_goes_on_with_the_adapter_it_describes_and_no_other(adapter: Path) -> None:
-    policy = load_policy(adapter, adapter=Adapter(rank=4, alpha=8.0, dropout=0.5))
+    policy = load_policy(adapter, adapter=AdapterSettings(rank=4, alpha=8.0, dropout=0.5))
     dropouts = [m.p for n, m in policy.model.named_modules() if n.endswith("lora_dropout.default")]
     assert set(dropouts) == {0.5}
     for wanted, says in [
-        (Adapter(rank=8, alpha=8.0), "adapter.rank = 8: the adapter .* has 4"),
-        (Adapter(rank=4, alpha=9.0), "adapter.alpha = 9.0: the adapter .* has 8.0"),
-        (Adapter(rank=4, alpha=8.0, targets=("q_proj",)), "adapter.targets"),
+        (AdapterSettings(rank=8, alpha=8.0), "adapter.rank = 8: the adapter .* has 4"),
+        (AdapterSettings(rank=4, alpha=9.0), "adapter.alpha = 9.0: the adapter .* has 8.0"),
+        (AdapterSettings(rank=4, alpha=8.0, targets=("q_proj",)), "adapter.targets"),
     ]:
         with pytest.raises(UsageError, match=says):
             load_policy(adapter, adapter=wanted)
@@ -160,7 +160,7 @@ def test_an_adapter_of_another_model_is_refused_by_name(base: Path, adapter: Pat
         load_policy(adapter)
     shutil.rmtree(adapter)
     save_policy(tiny(), base)
-    save_policy(load_policy(base, adapter=Adapter(targets=("q_proj",))), adapter)
+    save_policy(load_policy(base, adapter=AdapterSettings(targets=("q_proj",))), adapter)
     (adapter / "base_model.json").unlink()
     deeper = small_policy(hidden=32, layers=2, heads=2, key_value_heads=1, feed_forward=64)
     save_policy(deeper, base)

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from groupwise.errors import UsageError
-from groupwise.models import Adapter, Backbone, head_product, load_policy, save_policy
+from groupwise.models import AdapterSettings, Backbone, head_product, load_policy, save_policy
 from groupwise.training.stages.base_model import small_policy
 from groupwise.types import Batch
 from groupwise.updates import OptimizerSettings, TorchLearner, pack
@@ -168,7 +168,7 @@ def test_rows_that_share_a_scale_in_4_bits_are_refused_on_a_cpu(tmp_path: Path) 
     narrow = small_policy(hidden=64, layers=1, heads=2, key_value_heads=1, feed_forward=96)
     save_policy(narrow, tmp_path)
     with pytest.raises(UsageError, match=r"model\.layers\.0\.mlp\.down_proj of .* rows of 96"):
-        load_policy(tmp_path, quantization="nf4", adapter=Adapter(rank=4))
+        load_policy(tmp_path, quantization="nf4", adapter=AdapterSettings(rank=4))
 
 
 def test_gradients_pass_through_4_bit_layers(tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ def test_gradients_pass_through_4_bit_layers(tmp_path: Path) -> None:
     bitsandbytes = pytest.importorskip("bitsandbytes", reason="needs bitsandbytes (extra quant)")
     wide = small_policy(hidden=64, layers=2, heads=2, key_value_heads=1, feed_forward=128)
     save_policy(wide, tmp_path)
-    model = load_policy(tmp_path, quantization="nf4", adapter=Adapter(rank=4)).model.eval()
+    model = load_policy(tmp_path, quantization="nf4", adapter=AdapterSettings(rank=4)).model.eval()
     learn = [p for p in model.parameters() if p.requires_grad]
     torch.manual_seed(0)
     with torch.no_grad():

@@ -18,9 +18,10 @@ from transformers import (
 from transformers.utils import logging
 
 from groupwise.algorithms.losses import TokenObjective
-from groupwise.models import Adapter, Policy, unsupported
+from groupwise.models import AdapterSettings, Policy, unsupported
 from groupwise.models.loading import with_adapter
 from groupwise.rollouts import GenerateEngine, GroupEngine, make_engine
+from groupwise.settings import EngineSettings
 from groupwise.types import Batch, Group, Prompt, Request, Sampling, ScoredGroups, Scores
 from groupwise.updates import OptimizerSettings, TorchLearner, sequences
 from tiny_models import SHAPE, VOCAB, random_model, tiny_model, tiny_policy
@@ -80,7 +81,9 @@ BONUS = TokenObjective(
 
 def assert_learns_what_was_sampled(policy: Policy, sampling: Sampling, **learner: Any) -> None:
     """Sampler, scoring pass and update agree on every token's log-probability."""
-    batch = batch_of(list(make_engine(policy, max_rows=7).generate(requests(), sampling)))
+    batch = batch_of(
+        list(make_engine(policy, EngineSettings(max_rows=7)).generate(requests(), sampling))
+    )
     taught = TorchLearner(policy, optimizer=STILL, temperature=sampling.temperature, **learner)
     logp = taught.evaluate(batch, {"logp"})["logp"]
     assert batch.sampler_logp is not None
@@ -137,7 +140,7 @@ def test_adapters_anywhere_are_part_of_what_is_learnt(
     targets: tuple[str, ...], checkpointing: bool
 ) -> None:
     policy = with_adapter(
-        tiny_policy(tiny_model("qwen2"), ends=ENDS), Adapter(rank=2, targets=targets)
+        tiny_policy(tiny_model("qwen2"), ends=ENDS), AdapterSettings(rank=2, targets=targets)
     )
     with torch.no_grad():
         for parameter in policy.model.parameters():
@@ -153,7 +156,7 @@ def test_the_reference_of_an_adapter_is_the_model_as_it_began() -> None:
     model = tiny_model("qwen2")
     batch = batch_of(list(GroupEngine(tiny_policy(model)).generate(requests(), Sampling())))
     wanted = TorchLearner(tiny_policy(model), optimizer=STILL).evaluate(batch, {"logp"})["logp"]
-    policy = with_adapter(tiny_policy(model), Adapter(rank=2))
+    policy = with_adapter(tiny_policy(model), AdapterSettings(rank=2))
     learner = TorchLearner(policy, optimizer=STILL, reference="adapter")
     with torch.no_grad():
         for parameter in policy.model.parameters():
@@ -171,7 +174,7 @@ def test_dropout_of_the_model_is_off_and_of_an_adapter_on() -> None:
     assert_learns_what_was_sampled(
         tiny_policy(random_model(config), ends=ENDS), Sampling(max_tokens=10)
     )
-    policy = with_adapter(tiny_policy(tiny_model("qwen2"), ends=ENDS), Adapter(dropout=0.5))
+    policy = with_adapter(tiny_policy(tiny_model("qwen2"), ends=ENDS), AdapterSettings(dropout=0.5))
     with torch.no_grad():
         for parameter in policy.model.parameters():
             if parameter.requires_grad:

@@ -14,13 +14,14 @@ import torch
 import engine_contract as contract
 from groupwise.config import build
 from groupwise.errors import RunError, UsageError
-from groupwise.models import Adapter, Policy, load_policy
+from groupwise.models import AdapterSettings, Policy, load_policy
 from groupwise.models.loading import with_adapter
-from groupwise.rollouts import VllmEngine, VllmSettings
+from groupwise.rollouts import VllmEngine
 from groupwise.rollouts.engines.vllm.contract import Weights
 from groupwise.rollouts.engines.vllm.files import WeightFiles, disturbed
 from groupwise.rollouts.engines.vllm.process import OwnServer
 from groupwise.rundir.files import read_lines
+from groupwise.settings import EngineSettings
 from groupwise.types import Sampling, Stream
 from small_runs import prepared, tiny
 from vllm_peer import Server, saved_policy, served
@@ -39,7 +40,7 @@ def policy(folder: Path) -> Policy:
 
 
 def engine_of(server: Server, policy: Policy, **settings: object) -> VllmEngine:
-    given = VllmSettings(**{"server": server.url, "patience_s": 5.0, **settings})  # pyright: ignore[reportArgumentType]
+    given = EngineSettings(**{"server": server.url, "patience_minutes": 5 / 60, **settings})  # pyright: ignore[reportArgumentType]
     return VllmEngine(policy, max_rows=16, settings=given)
 
 
@@ -177,7 +178,7 @@ def test_a_dead_server_is_named_with_what_to_type(policy: Policy) -> None:
     with served(policy.model.name_or_path) as server:
         server.die()
         with pytest.raises(RunError, match="does not answer") as dead:
-            engine_of(server, policy, patience_s=0.3)
+            engine_of(server, policy, patience_minutes=0.3 / 60)
     assert "vllm serve" in str(dead.value) and "engine.patience_minutes" in str(dead.value)
 
 
@@ -203,7 +204,7 @@ def test_a_server_that_dies_and_comes_back_gets_the_newest_weights(policy: Polic
 
 
 def test_a_disturbed_model_is_exactly_itself_again(policy: Policy) -> None:
-    adapted = with_adapter(saved_policy(Path(policy.model.name_or_path)), Adapter(rank=4))
+    adapted = with_adapter(saved_policy(Path(policy.model.name_or_path)), AdapterSettings(rank=4))
     for model in (policy.model, adapted.model):
         before = {name: p.detach().clone() for name, p in model.named_parameters()}
         with disturbed(model):
@@ -299,7 +300,7 @@ def test_a_server_that_ends_at_its_start_says_how(policy: Policy, tmp_path: Path
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\n[ $1 = -c ] && exec echo 0.32.0\necho OSError: full; exit 3\n")
     python.chmod(0o755)
-    server = OwnServer(policy, VllmSettings(python=str(python)), max_rows=4)
+    server = OwnServer(policy, EngineSettings(python=str(python)), max_rows=4)
     weights = Weights(folder=tmp_path, base=None, rank=0, dtype="float32", version=0)
     with pytest.raises(RunError, match=r"ended with status 3 .*\n.*OSError: full"):
         server.start(weights)
@@ -311,10 +312,10 @@ def test_ways_that_cannot_be_are_refused(policy: Policy, folder: Path) -> None:
         with pytest.raises(UsageError, match="engine.weights = 'restart': not possible here"):
             engine_of(server, policy, weights="restart")
     with pytest.raises(UsageError, match="is no Python that can be run"):
-        OwnServer(policy, VllmSettings(python=str(folder / "python")), max_rows=4)
+        OwnServer(policy, EngineSettings(python=str(folder / "python")), max_rows=4)
     with pytest.raises(UsageError, match="vLLM is not installed in this environment"):
         VllmEngine(policy)
-    nowhere = with_adapter(policy, Adapter(rank=4))
+    nowhere = with_adapter(policy, AdapterSettings(rank=4))
     nowhere.model.peft_config["default"].base_model_name_or_path = None
     with served(str(folder)) as server, pytest.raises(UsageError, match="model.path"):
         engine_of(server, replace(policy, model=nowhere.model))

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from groupwise.config.sections import AlarmsSection
 from groupwise.rundir.files import read_lines
+from groupwise.settings import AlarmsSettings
 from groupwise.training.monitor.alerts import KINDS, Alarms, observations
 from made_up import one_group
 from small_runs import Quiet, letters, prepared
@@ -50,7 +50,7 @@ def names(alarms: Any) -> list[str]:
 
 
 def test_every_alarm_has_a_threshold_that_is_a_setting_and_three_causes() -> None:
-    thresholds = AlarmsSection.model_fields.keys() - {"patience"}
+    thresholds = AlarmsSettings.model_fields.keys() - {"patience"}
     assert {kind.threshold for kind in KINDS} == thresholds
     assert {*LOUD, "hacking"} == thresholds
     assert all(len(set(kind.causes)) == 3 for kind in KINDS)
@@ -75,17 +75,17 @@ def test_each_alarm_sounds_once_after_its_patience(name: str) -> None:
 
 
 def test_an_alarm_that_is_switched_off_is_silent() -> None:
-    alarms = Alarms(thresholds=AlarmsSection(truncated=None, patience=1))
+    alarms = Alarms(thresholds=AlarmsSettings(truncated=None, patience=1))
     assert alarms.hear({**CALM, "truncated_share": 1.0}) == []
 
 
 def test_what_was_not_measured_sets_off_nothing() -> None:
-    alarms = Alarms(thresholds=AlarmsSection(patience=1))
+    alarms = Alarms(thresholds=AlarmsSettings(patience=1))
     assert alarms.hear({"reward": math.nan, "entropy": math.nan}) == []
 
 
 def test_an_alarm_names_metric_threshold_causes_and_what_to_try() -> None:
-    alarms = Alarms(thresholds=AlarmsSection(patience=1, truncated=0.25))
+    alarms = Alarms(thresholds=AlarmsSettings(patience=1, truncated=0.25))
     (alarm,) = alarms.hear({**CALM, "truncated_share": 0.5})
     text = str(alarm)
     assert "truncated_share = 0.5, above alarms.truncated = 0.25" in text

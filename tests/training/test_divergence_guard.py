@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from groupwise.config.sections import GuardsSection
+from groupwise.settings import GuardsSettings
 from groupwise.training.monitor.divergence_guard import Guard, skipped, suspects
 from groupwise.types import Batch, Update
 from made_up import one_group
@@ -17,14 +17,14 @@ MUTE = {"grad_norm": 0.0, "skipped_updates": 0.0, "valid_share": 0.0}
 
 
 def test_lost_steps_on_end_stop_the_run() -> None:
-    guard = Guard(settings=GuardsSection(lost_steps=3))
+    guard = Guard(settings=GuardsSettings(lost_steps=3))
     found = [guard.judge(step) for step in (LOST, MUTE, FINE, LOST, LOST, MUTE)]
     assert found == ["lost", "lost", "fine", "lost", "lost", "stop"]
     assert "3 steps on end (guards.lost_steps = 3)" in guard.reason
 
 
 def test_a_spike_is_one_against_the_usual_norm() -> None:
-    guard = Guard(settings=GuardsSection(spike=5.0, rollbacks=1))
+    guard = Guard(settings=GuardsSettings(spike=5.0, rollbacks=1))
     assert guard.judge({**FINE, "grad_norm": 100.0}) == "fine", "nothing is usual yet"
     for _ in range(12):
         assert guard.judge(FINE) == "fine"

@@ -21,7 +21,6 @@ from groupwise.algorithms.losses import (
     WEIGHTINGS,
     PolicyObjective,
 )
-from groupwise.algorithms.losses.surrogates import RATIO_CLIPS
 from groupwise.errors import UsageError, suggest
 from groupwise.registry import BoundFunction, FunctionSpec, Registry, spec
 
@@ -198,7 +197,7 @@ class BoundAlgorithm:
     def clip_band(self) -> tuple[float, float] | None:
         """Lowest and highest ratio at which the surrogate still has its full gradient."""
         chosen = self.row.surrogate
-        if chosen.name not in RATIO_CLIPS:
+        if not getattr(SURROGATES.get(chosen.name), "clips_ratio", False):
             return None
         settings = settings_of(SURROGATES, chosen)
         return 1 - settings["low"], 1 + settings["high"]

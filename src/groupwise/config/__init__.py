@@ -1,10 +1,21 @@
 """The settings of a run.
 
-`sections.py` says what they are, `building.py` checks them, `recipes.py` reads them from files.
+`schema.py` puts the sections together, `building.py` checks them, `recipes.py` reads them from
+files.
 """
 
 from groupwise.config.building import build
 from groupwise.config.recipes import Resolved, flat, load, packaged, read, resolve
-from groupwise.config.sections import Config
+from groupwise.config.schema import Config, free_to_change
 
-__all__ = ["Config", "Resolved", "build", "flat", "load", "packaged", "read", "resolve"]
+__all__ = [
+    "Config",
+    "Resolved",
+    "build",
+    "flat",
+    "free_to_change",
+    "load",
+    "packaged",
+    "read",
+    "resolve",
+]

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from groupwise.config.sections import Config
+from groupwise.config.schema import Config
 from groupwise.errors import UsageError, suggest
 
 Model = TypeVar("Model", bound=BaseModel)

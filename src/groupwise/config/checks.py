@@ -9,7 +9,7 @@ from groupwise.registry import FunctionSpec
 
 if TYPE_CHECKING:
     from groupwise.algorithms import BoundAlgorithm
-    from groupwise.config.sections import Config
+    from groupwise.config.schema import Config
 
 
 def check_combinations(config: Config) -> None:
@@ -24,6 +24,8 @@ def check_combinations(config: Config) -> None:
             f"update.minibatches = {config.update.minibatches}: must divide prompts_per_step · "
             f"group_size = {config.prompts_per_step} · {config.group_size} = {completions}."
         )
+    if config.sampling.temperature == 0:
+        raise UsageError("sampling.temperature = 0: must be greater than 0.")
     if config.model.quantization and config.model.adapter is None:
         raise UsageError(
             f"model.quantization = {config.model.quantization!r}: 4-bit weights cannot be trained "

@@ -13,12 +13,12 @@ from groupwise.algorithms import BoundAlgorithm
 from groupwise.config import Config
 from groupwise.errors import UsageError
 from groupwise.kernels.heap import keep_freed_memory
-from groupwise.models import Adapter, Policy, is_adapted, load_policy
+from groupwise.models import Policy, is_adapted, load_policy
 from groupwise.prompts.templates import fix_variables
 from groupwise.rewards import REWARDS, Scorer, build_scorer, from_functions
-from groupwise.rollouts import VllmSettings, make_engine
+from groupwise.rollouts import make_engine
 from groupwise.types import Engine
-from groupwise.updates import OptimizerSettings, TorchLearner
+from groupwise.updates import TorchLearner
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,8 @@ def connect(
         policy.model.to(best_device())
     learner = TorchLearner(
         policy,
-        optimizer=optimizer_settings(config),
+        optimizer=config.optimizer,
+        total_steps=optimizer_steps(config),
         tokens_per_microbatch=config.update.tokens_per_microbatch,
         temperature=config.sampling.temperature,
         reference=reference_kind(config, algorithm, policy.model),
@@ -74,38 +75,22 @@ def connect(
 
 def configured_engine(config: Config, policy: Policy) -> Engine:
     """The engine of the engine section."""
-    section, longest = config.engine, config.data.max_prompt_tokens
-    return make_engine(
-        policy,
-        name=section.name,
-        max_rows=section.max_rows,
-        vllm=VllmSettings(
-            server=section.server,
-            python=section.python,
-            weights=section.weights,
-            arguments=section.arguments,
-            memory_share=section.memory_share,
-            sleep=section.sleep,
-            canary_limit=section.canary_limit,
-            patience_s=60 * section.patience_minutes,
-            length=None if longest is None else longest + config.sampling.max_tokens,
-        ),
-    )
+    longest = config.data.max_prompt_tokens
+    length = None if longest is None else longest + config.sampling.max_tokens
+    return make_engine(policy, config.engine, length=length)
 
 
 def load_configured(config: Config) -> Policy:
     """The policy of the model section, adapter and quantisation included."""
-    section, adapter = config.model, None
-    if section.adapter is not None:
-        adapter = Adapter(**section.adapter.model_dump())
+    model = config.model
     policy = load_policy(
-        section.path,
-        dtype=section.dtype,
-        trust_remote_code=section.trust_remote_code,
-        adapter=adapter,
-        quantization=section.quantization,
-        attention=section.attention,
-        head_dtype=section.head_dtype,
+        model.path,
+        dtype=model.dtype,
+        trust_remote_code=model.trust_remote_code,
+        adapter=model.adapter,
+        quantization=model.quantization,
+        attention=model.attention,
+        head_dtype=model.head_dtype,
     )
     fix_variables(policy.tokenizer, config.data.chat_template_kwargs)
     return policy
@@ -116,22 +101,9 @@ def best_device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def optimizer_settings(config: Config) -> OptimizerSettings:
-    """The optimizer section, with the number of optimiser steps that the run will take."""
-    section = config.optimizer
-    return OptimizerSettings(
-        name=section.name,
-        offload=section.offload,
-        learning_rate=section.learning_rate,
-        betas=section.betas,
-        eps=section.eps,
-        weight_decay=section.weight_decay,
-        max_grad_norm=section.max_grad_norm,
-        warmup_steps=section.warmup_steps,
-        schedule=section.schedule,
-        total_steps=config.steps * config.update.epochs * config.update.minibatches,
-        final_fraction=section.final_fraction,
-    )
+def optimizer_steps(config: Config) -> int:
+    """Optimiser steps that a run takes."""
+    return config.steps * config.update.epochs * config.update.minibatches
 
 
 def reference_kind(config: Config, algorithm: BoundAlgorithm, model: Any) -> Any:

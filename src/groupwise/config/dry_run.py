@@ -175,7 +175,7 @@ def rollout_bytes(
             aligned=False,
         )
         logits = backbone.logits(backbone.hidden(torch.zeros_like(row), time + prompt, decode))
-        draw(logits, torch.zeros(len(row), device=device), config.sampling.to_sampling())
+        draw(logits, torch.zeros(len(row), device=device), config.sampling)
     return {"keys and values": held, "buffers": live.peak - held}
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from groupwise.algorithms import BoundAlgorithm, bind
 from groupwise.config import Config, build
-from groupwise.config.connect import best_device, optimizer_settings, reference_kind
+from groupwise.config.connect import best_device, reference_kind
 from groupwise.config.dry_run import (
     microbatches,
     place_without_content,
@@ -30,7 +30,6 @@ from groupwise.config.dry_run import (
 )
 from groupwise.errors import UsageError
 from groupwise.kernels.onednn import laid_out_layers
-from groupwise.models import Adapter
 from groupwise.models.adapters import new_adapter
 from groupwise.models.loading import DTYPES, configuration
 from groupwise.updates import MasterOptimizer
@@ -120,7 +119,7 @@ def memory_plan(config: Config, *, sizes: PretrainedConfig | None = None) -> Mem
         model = _model(config, sizes)
     with FakeTensorMode() as mode, device:
         place_without_content(model, device)
-        plain = replace(optimizer_settings(config), name="adamw", offload=False)
+        plain = config.optimizer.model_copy(update={"name": "adamw", "offload": False})
         optimizer = MasterOptimizer(model.parameters(), plain)
         held = _held(config, algorithm, model, optimizer)
         rollout, update = {}, {}
@@ -198,7 +197,7 @@ def _model(config: Config, sizes: PretrainedConfig) -> Any:
     if section.head_dtype != "model":
         model.config.head_dtype = section.head_dtype
     if section.adapter is not None:
-        model = new_adapter(model, Adapter(**section.adapter.model_dump()))
+        model = new_adapter(model, section.adapter)
     if config.update.gradient_checkpointing:
         recompute_activations(model, preserve_rng_state=False)
     return model

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from groupwise.config.building import build
-from groupwise.config.sections import Config
+from groupwise.config.schema import Config
 from groupwise.errors import UsageError, suggest
 
 DEFAULT = "default"

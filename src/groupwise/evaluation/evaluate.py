@@ -155,7 +155,7 @@ def _measured(
             scorer,
             ready.prompts,
             ready.tokens,
-            sampling=config.sampling.to_sampling(),
+            sampling=config.sampling,
             samples=config.evaluation.samples,
             seed=config.seed,
             seeds=seeds,
@@ -199,7 +199,7 @@ def _reflection_figures(
                 "--reflection: needs worked solutions with equations in a column `solution` or in "
                 f"data.answer_column = {config.data.answer_column!r}; the data has none."
             )
-        sampling = config.sampling.to_sampling()
+        sampling = config.sampling
         found[name] = recovery(engine, scorer, items, sampling=sampling, seed=config.seed)
     return found
 

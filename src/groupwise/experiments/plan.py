@@ -19,8 +19,8 @@ from pydantic import Field, model_validator
 from groupwise.algorithms import ALGORITHMS
 from groupwise.config import Config, load
 from groupwise.config.building import checked
-from groupwise.config.sections import Count, Name, Names, Positive, Section, Whole
 from groupwise.errors import UsageError, suggest
+from groupwise.settings import Count, Name, Names, Positive, Section, Whole
 
 Match = Literal["samples", "tokens", "seconds"]
 Seeds = Annotated[tuple[Whole, ...], Field(strict=False, min_length=1)]

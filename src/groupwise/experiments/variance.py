@@ -160,7 +160,7 @@ def variance(
             scorer=scorer,
             keep=plain.filter,
             group=config.group_size,
-            sampling=config.sampling.to_sampling(),
+            sampling=config.sampling,
             seed=config.seed,
         )
         size = config.prompts_per_step

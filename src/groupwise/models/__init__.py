@@ -18,14 +18,15 @@ from groupwise.kernels.onednn import (
     product,
 )
 from groupwise.kernels.tree_attention import tree_attend
-from groupwise.models.adapters import Adapter, is_adapted
+from groupwise.models.adapters import is_adapted
 from groupwise.models.attention import Attend, groupwise_attention, sees, within_window
 from groupwise.models.backbone import Backbone, head_product, unsupported
 from groupwise.models.loading import load_policy, with_adapter
 from groupwise.models.policy import Policy, make_policy, save_policy, without_bars
+from groupwise.settings import AdapterSettings
 
 __all__ = [
-    "Adapter",
+    "AdapterSettings",
     "Attend",
     "Backbone",
     "FusedBackbone",

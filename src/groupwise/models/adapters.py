@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from groupwise.errors import UsageError
+from groupwise.settings import AdapterSettings
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 BASE = "base_model.json"
@@ -23,29 +24,12 @@ SAMPLES, SAMPLE_BYTES = 64, 1 << 16
 """Of every file of weights, so much is read for a fingerprint."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Adapter:
-    """A low-rank adapter (LoRA) that is trained in place of the weights.
-
-    Attributes:
-        rank: of the update of each matrix.
-        alpha: scale of the update, multiplied by alpha / rank.
-        dropout: share of the adapter's inputs dropped while training.
-        targets: modules that get one, by name, or "all-linear" for every linear layer but the head.
-    """
-
-    rank: int = 16
-    alpha: float = 32.0
-    dropout: float = 0.0
-    targets: tuple[str, ...] = ("all-linear",)
-
-
 def is_adapted(model: Any) -> bool:
     """Whether a model is inside an adapter wrapper."""
     return hasattr(model, "peft_config")
 
 
-def new_adapter(model: Any, adapter: Adapter) -> Any:
+def new_adapter(model: Any, adapter: AdapterSettings) -> Any:
     """The model with a fresh low-rank adapter, float32, that alone is trained.
 
     Raises:
@@ -109,7 +93,7 @@ class SavedAdapter:
             )
         return cls(folder=folder, base=str(base), settings=settings)
 
-    def attached(self, model: Any, wanted: Adapter | None) -> Any:
+    def attached(self, model: Any, wanted: AdapterSettings | None) -> Any:
         """The model with this adapter on it, float32, which alone is trained.
 
         Args:
@@ -148,7 +132,7 @@ class SavedAdapter:
             )
         return adapted
 
-    def _check(self, wanted: Adapter) -> None:
+    def _check(self, wanted: AdapterSettings) -> None:
         """A recipe that goes on with an adapter describes that adapter, or none."""
         own: dict[str, Any] = {"rank": self.settings["r"], "alpha": self.settings["lora_alpha"]}
         if wanted.targets != ("all-linear",):

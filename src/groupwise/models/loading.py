@@ -17,9 +17,10 @@ from transformers import (
 )
 
 from groupwise.errors import UsageError
-from groupwise.models.adapters import Adapter, SavedAdapter, new_adapter
+from groupwise.models.adapters import SavedAdapter, new_adapter
 from groupwise.models.hub import check_on_hub
 from groupwise.models.policy import Policy, make_policy, without_bars
+from groupwise.settings import AdapterSettings
 
 BUNDLED = "bundled"
 TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model", "*.tiktoken", "tekken*")
@@ -47,7 +48,7 @@ def load_policy(
     *,
     dtype: str = "float32",
     trust_remote_code: bool = False,
-    adapter: Adapter | None = None,
+    adapter: AdapterSettings | None = None,
     quantization: str | None = None,
     attention: str = "auto",
     head_dtype: str = "model",
@@ -116,7 +117,7 @@ def configuration(path: str | Path, *, trust_remote_code: bool = False) -> Pretr
         ) from error
 
 
-def with_adapter(policy: Policy, adapter: Adapter) -> Policy:
+def with_adapter(policy: Policy, adapter: AdapterSettings) -> Policy:
     """The policy with a fresh low-rank adapter, float32, that alone is trained.
 
     Raises:

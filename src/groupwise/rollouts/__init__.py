@@ -11,7 +11,7 @@ from groupwise.rollouts.engines.generate import GenerateEngine
 from groupwise.rollouts.engines.group import GroupEngine
 from groupwise.rollouts.engines.registry import make_engine
 from groupwise.rollouts.engines.scripted import ScriptedEngine
-from groupwise.rollouts.engines.vllm import VllmEngine, VllmSettings
+from groupwise.rollouts.engines.vllm import VllmEngine
 from groupwise.rollouts.sampling import Drawn, distribution, draw
 from groupwise.rollouts.streams import uniforms
 
@@ -21,7 +21,6 @@ __all__ = [
     "GroupEngine",
     "ScriptedEngine",
     "VllmEngine",
-    "VllmSettings",
     "distribution",
     "draw",
     "make_engine",

@@ -10,41 +10,11 @@ from typing import Any
 
 import torch
 
-from groupwise.config import Config
+from groupwise.config import Config, free_to_change
 from groupwise.errors import UsageError
 from groupwise.rundir.files import surroundings, without_secrets
 from groupwise.training.checkpoint import files as checkpoint
 from groupwise.training.checkpoint.files import Checkpoint
-
-FREE = (
-    "steps",
-    "output",
-    "threads",
-    "checkpoint",
-    "evaluation",
-    "logging",
-    "alarms",
-    "guards",
-    "watchdog",
-    "reward_pool",
-    "data.eval",
-    "data.eval_split",
-    "engine.max_rows",
-    "engine.server",
-    "engine.python",
-    "engine.weights",
-    "engine.arguments",
-    "engine.memory_share",
-    "engine.sleep",
-    "engine.canary_limit",
-    "engine.patience_minutes",
-    "update.tokens_per_microbatch",
-    "update.gradient_checkpointing",
-    "update.skip_zero_rows",
-    "model.trust_remote_code",
-)
-"""Settings, or sections, that a resumed run may change: what is computed stays the same, up to
-rounding."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,12 +108,13 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
         [('seed: 0 → 1', True), ('steps: 5 → 9', False)]
     """
     old, new = _flat(before), _flat(now)
+    free_paths = free_to_change()
     decays = new.get("optimizer.schedule", "constant") != "constant"
     found = []
     for path in sorted(old.keys() | new.keys()):
         if old.get(path) == new.get(path) or (path not in old and not before):
             continue
-        free = any(path == name or path.startswith(name + ".") for name in FREE)
+        free = any(path == name or path.startswith(name + ".") for name in free_paths)
         mathematical = not free or (path == "steps" and decays)
         found.append(
             Change(path=path, before=old.get(path), now=new.get(path), mathematical=mathematical)

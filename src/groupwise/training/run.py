@@ -113,7 +113,7 @@ class Prepared:
             self.scorer,
             ready.prompts,
             ready.tokens,
-            sampling=self.config.sampling.to_sampling(),
+            sampling=self.config.sampling,
             samples=self.config.evaluation.samples,
         )
 
@@ -369,7 +369,7 @@ def _trainer(
         scorer=scorer,
         keep=algorithm.filter,
         group=config.group_size,
-        sampling=config.sampling.to_sampling(),
+        sampling=config.sampling,
         seed=config.seed,
         max_draws=config.algorithm.max_draws,
         journal=journal,

@@ -6,10 +6,11 @@ computed once; `logprobs.py` turns hidden states into log-probabilities without 
 together.
 """
 
+from groupwise.settings import OptimizerSettings
 from groupwise.updates.assemble import assemble, sequences
 from groupwise.updates.learner import TorchLearner
 from groupwise.updates.logprobs import Head, token_logprobs
-from groupwise.updates.optimizer import MasterOptimizer, OptimizerSettings, learning_rate
+from groupwise.updates.optimizer import MasterOptimizer, learning_rate
 from groupwise.updates.packing import Pack, TreeAttention, pack, plan
 
 __all__ = [

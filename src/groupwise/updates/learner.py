@@ -23,9 +23,10 @@ from groupwise.models import (
     save_policy,
     unsupported,
 )
+from groupwise.settings import OptimizerSettings
 from groupwise.types import Batch, Objective, Outputs, Update, nan_like
 from groupwise.updates.logprobs import Head, Kept, token_logprobs
-from groupwise.updates.optimizer import MasterOptimizer, OptimizerSettings
+from groupwise.updates.optimizer import MasterOptimizer
 from groupwise.updates.packing import Pack, kept_mask, pack, plan
 from groupwise.updates.unpacked import Padded, pad, padded_logprobs
 
@@ -38,6 +39,7 @@ class TorchLearner:
     Args:
         policy: model and tokenizer; the model is trained in place.
         optimizer: settings of AdamW.
+        total_steps: optimiser steps of the run, where a decaying schedule ends.
         tokens_per_microbatch: packed tokens of one forward and backward pass, or up to half again
             as many that answer one prompt; bounds memory, changes no number.
         temperature: of the sampler; log-probabilities are of the tempered distribution that was
@@ -53,6 +55,7 @@ class TorchLearner:
         policy: Policy,
         *,
         optimizer: OptimizerSettings,
+        total_steps: int = 0,
         tokens_per_microbatch: int = 8192,
         temperature: float = 1.0,
         reference: Reference = "none",
@@ -85,7 +88,9 @@ class TorchLearner:
         )
         self.own = own_layers(self.model)
         self.own_frozen = None if self.frozen is None else own_layers(self.frozen)
-        self.optimizer = MasterOptimizer(self.model.parameters(), optimizer)
+        self.optimizer = MasterOptimizer(
+            self.model.parameters(), optimizer, total_steps=total_steps
+        )
         self.version = 0
 
     def evaluate(self, batch: Batch, names: Collection[str]) -> dict[str, Tensor]:

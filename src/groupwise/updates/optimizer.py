@@ -4,46 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from groupwise.errors import UsageError
+from groupwise.settings import OptimizerSettings
 
 SCALE = 1024.0
 """What the loss of an fp16 model is multiplied by; a power of 4, so that its root is exact."""
 
-OptimizerName = Literal["adamw", "adamw_8bit"]
-Schedule = Literal["constant", "linear", "cosine"]
 
-
-@dataclass(frozen=True, kw_only=True)
-class OptimizerSettings:
-    """Settings of AdamW and its schedule, in optimiser steps.
-
-    `final_fraction` is the share of the learning rate that is left at the last step of a decaying
-    schedule. "adamw_8bit" holds the moments in 8 bits, each block of 256 with a scale (2110.02861).
-    `offload` keeps float32 weights and moments of a model on a card in the memory of the CPU, where
-    the step is then computed.
-    """
-
-    name: OptimizerName = "adamw"
-    offload: bool = False
-    learning_rate: float = 1e-6
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
-    weight_decay: float = 0.0
-    max_grad_norm: float | None = 1.0
-    warmup_steps: int = 0
-    schedule: Schedule = "constant"
-    total_steps: int = 0
-    final_fraction: float = 0.0
-
-
-def learning_rate(step: int, settings: OptimizerSettings) -> float:
+def learning_rate(step: int, settings: OptimizerSettings, *, total_steps: int = 0) -> float:
     """The rate of optimiser step `step`, counted from 0.
 
         warm-up: rate · (step + 1) / warmup_steps
@@ -51,16 +25,14 @@ def learning_rate(step: int, settings: OptimizerSettings) -> float:
         decay(x) = 1 (constant), 1 − x (linear), (1 + cos πx) / 2 (cosine)
 
     Example:
-        >>> linear = OptimizerSettings(
-        ...     learning_rate=1.0, warmup_steps=2, schedule="linear", total_steps=6
-        ... )
-        >>> [learning_rate(step, linear) for step in range(6)]
+        >>> linear = OptimizerSettings(learning_rate=1.0, warmup_steps=2, schedule="linear")
+        >>> [learning_rate(step, linear, total_steps=6) for step in range(6)]
         [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]
     """
     rate, warmup = settings.learning_rate, settings.warmup_steps
     if step < warmup:
         return rate * (step + 1) / warmup
-    span = settings.total_steps - warmup
+    span = total_steps - warmup
     if settings.schedule == "constant" or span <= 0:
         return rate
     x = min(1.0, (step - warmup) / span)
@@ -76,13 +48,24 @@ class MasterOptimizer:
     produces them, and the model's copy is refreshed after the step. A float32 or float64 model is
     its own master, at no cost.
 
+    Args:
+        parameters: those that require gradients are trained.
+        settings: of AdamW and its schedule.
+        total_steps: optimiser steps of the run, where a decaying schedule ends.
+
     Attributes:
         scale: what the loss is to be multiplied by before its backward pass, and is divided out
             again here. fp16 ends at 6e-8, where the gradients of a batch of many tokens begin.
     """
 
-    def __init__(self, parameters: Iterable[nn.Parameter], settings: OptimizerSettings) -> None:
-        self.settings = settings
+    def __init__(
+        self,
+        parameters: Iterable[nn.Parameter],
+        settings: OptimizerSettings,
+        *,
+        total_steps: int = 0,
+    ) -> None:
+        self.settings, self.total_steps = settings, total_steps
         everything = list(parameters)
         self.parameters = [p for p in everything if p.requires_grad]
         self.masters = [_master(p, offload=settings.offload) for p in self.parameters]
@@ -106,7 +89,7 @@ class MasterOptimizer:
         limit = self.settings.max_grad_norm
         self._unscale()
         norm = float(nn.utils.clip_grad_norm_(self.masters, math.inf if limit is None else limit))
-        rate = learning_rate(self.steps, self.settings)
+        rate = learning_rate(self.steps, self.settings, total_steps=self.total_steps)
         if not math.isfinite(norm):
             self.scale = max(1.0, self.scale / SCALE**0.5)
         elif norm > 0:

@@ -7,6 +7,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Bool, Float
@@ -23,10 +25,16 @@ from groupwise.algorithms.properties import breaks
 from groupwise.errors import UsageError
 from groupwise.registry import Registry
 
+F = TypeVar("F", bound=Callable[..., Any])
+
 SURROGATES = Registry("surrogate", ("log_ratio", "logp", "advantage", "mask"))
 
-RATIO_CLIPS = frozenset({"ppo_clip", "dual_clip"})
-"""Surrogates whose settings low and high are the distances from 1 at which the ratio is clipped."""
+
+def clips_ratio(function: F) -> F:
+    """Mark a surrogate whose settings low and high are the distances from 1 where the ratio is
+    clipped; runs report how often that happens."""
+    setattr(function, "clips_ratio", True)  # noqa: B010 (functions have no fields)
+    return function
 
 
 def _at_least_zero(name: str, value: float) -> None:
@@ -94,6 +102,7 @@ def importance(
 
 
 @SURROGATES.register
+@clips_ratio
 def ppo_clip(
     log_ratio: Float[Tensor, "batch time"],
     advantage: Float[Tensor, "batch time"],
@@ -136,6 +145,7 @@ def ppo_clip(
 
 
 @SURROGATES.register
+@clips_ratio
 def dual_clip(
     log_ratio: Float[Tensor, "batch time"],
     advantage: Float[Tensor, "batch time"],

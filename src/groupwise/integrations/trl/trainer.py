@@ -325,7 +325,7 @@ class GRPOTrainer:
             for place, prompt in enumerate(held_out)
         ]
         size = max(1, args.per_device_eval_batch_size // count)
-        sampling = self.config.sampling.to_sampling()
+        sampling = self.config.sampling
         groups: dict[int, Group] = {}
         with self._engine() as engine, self.scorer() as scorer:
             for first in range(0, len(requests), size):

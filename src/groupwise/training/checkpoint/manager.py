@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from groupwise.config.sections import CheckpointSection
 from groupwise.errors import RunError
 from groupwise.rewards.cache import RewardCache
 from groupwise.rundir.files import RunLog
+from groupwise.settings import CheckpointSettings
 from groupwise.training.checkpoint.files import Checkpoint, Keep, Writer, newest, prune, steps
 from groupwise.training.signals import Requests
 from groupwise.types import Watch, unwatched
@@ -28,7 +28,7 @@ class Keeper:
         self,
         log: RunLog,
         *,
-        settings: CheckpointSection,
+        settings: CheckpointSettings,
         journal: RewardCache | None = None,
         watch: Watch = unwatched,
     ) -> None:

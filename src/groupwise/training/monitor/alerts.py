@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from groupwise.config.sections import AlarmsSection
+from groupwise.settings import AlarmsSettings
 from groupwise.types import Metrics, ScoredGroups, Scores
 
 RECENT = 20
@@ -215,7 +215,7 @@ class Alarms:
         thresholds: where each alarm sounds.
     """
 
-    thresholds: AlarmsSection = field(default_factory=AlarmsSection)
+    thresholds: AlarmsSettings = field(default_factory=AlarmsSettings)
     _beyond: dict[str, int] = field(default_factory=dict)
     _first_lengths: list[float] = field(default_factory=list)
     _first_entropies: list[float] = field(default_factory=list)

@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 import torch
 
-from groupwise.config.sections import GuardsSection
 from groupwise.rewards import reward_alert
+from groupwise.settings import GuardsSettings
 from groupwise.types import Batch, ScoredGroups, Scores, Status, Update
 
 WINDOW = 20
@@ -28,7 +28,7 @@ Verdict = Literal["fine", "lost", "stop", "spike"]
 class Guard:
     """Judges steps, one after the other."""
 
-    settings: GuardsSection = field(default_factory=GuardsSection)
+    settings: GuardsSettings = field(default_factory=GuardsSettings)
     lost: int = 0
     rollbacks: int = 0
     _first: list[Scores] = field(default_factory=list)

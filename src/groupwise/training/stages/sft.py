@@ -106,9 +106,9 @@ def fit(
             weight_decay=weight_decay,
             warmup_steps=warmup_steps,
             schedule="cosine",
-            total_steps=steps,
             final_fraction=final_fraction,
         ),
+        total_steps=steps,
         tokens_per_microbatch=tokens_per_microbatch,
         gradient_checkpointing=gradient_checkpointing,
     )

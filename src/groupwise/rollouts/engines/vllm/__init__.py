@@ -1,6 +1,5 @@
 """Rollouts by vLLM. Nothing here imports it but `inside.py`, when it runs in this process."""
 
-from groupwise.rollouts.engines.vllm.contract import VllmSettings
 from groupwise.rollouts.engines.vllm.engine import VllmEngine
 
-__all__ = ["VllmEngine", "VllmSettings"]
+__all__ = ["VllmEngine"]

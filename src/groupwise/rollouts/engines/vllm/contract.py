@@ -31,34 +31,6 @@ class Gone(RunError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class VllmSettings:
-    """How vLLM is reached and kept up to date.
-
-    Attributes:
-        server: address of a server that is running; None starts one, or runs in this process.
-        python: interpreter of the environment to start a server from; None runs in this process.
-        weights: how new weights get there; "auto" takes the first way that a trial shows to work.
-        arguments: further arguments of `vllm serve`, for a server that is started here and for the
-            one in this process.
-        memory_share: share of the memory that it may take.
-        sleep: give that memory back while the learner works.
-        canary_limit: largest mean difference of log-probabilities after an update, in nats.
-        patience_s: seconds to wait for a server that does not answer.
-        length: tokens of the longest prompt with its completion; None is the model's context.
-    """
-
-    server: str | None = None
-    python: str | None = None
-    weights: Way | Literal["auto"] = "auto"
-    arguments: tuple[str, ...] = ()
-    memory_share: float = 0.3
-    sleep: bool = False
-    canary_limit: float = 0.1
-    patience_s: float = 300.0
-    length: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
 class Weights:
     """A version of the policy on disk.
 

@@ -25,7 +25,6 @@ from groupwise.rollouts.engines.vllm.contract import (
     Ask,
     Gone,
     Sampler,
-    VllmSettings,
     Way,
     Written,
 )
@@ -35,6 +34,7 @@ from groupwise.rollouts.engines.vllm.process import OwnServer
 from groupwise.rollouts.engines.vllm.server import VllmServer
 from groupwise.rollouts.limits import budget, check
 from groupwise.rollouts.text import Ending, completions_of
+from groupwise.settings import EngineSettings
 from groupwise.types import Group, Metrics, PublishedWeights, Request, Sampling, WeightsRef
 
 RETURNS = 3
@@ -48,6 +48,7 @@ class VllmEngine:
         policy: model and tokenizer of the learner.
         max_rows: completions written at the same time.
         settings: where vLLM runs, and how new weights get there.
+        length: tokens of the longest prompt with its completion; None is the model's context.
 
     Raises:
         UsageError: no vLLM there, one that is too old, or a server with another model or tokenizer.
@@ -59,13 +60,14 @@ class VllmEngine:
         policy: Policy,
         *,
         max_rows: int = 128,
-        settings: VllmSettings | None = None,
+        settings: EngineSettings | None = None,
+        length: int | None = None,
     ) -> None:
-        self.policy, self.settings = policy, settings or VllmSettings()
+        self.policy, self.settings = policy, settings or EngineSettings()
         self.weights: WeightsRef = PublishedWeights(
             version=0, named=dict(policy.model.named_parameters())
         )
-        self.sampler = _sampler(policy, self.settings, max_rows=max_rows)
+        self.sampler = _sampler(policy, self.settings, max_rows=max_rows, length=length)
         self.canary = Canary(policy)
         self.files = WeightFiles(policy, untied=not torch.accelerator.is_available())
         self.way: Way | None = None
@@ -305,15 +307,17 @@ class VllmEngine:
         )
 
 
-def _sampler(policy: Policy, settings: VllmSettings, *, max_rows: int) -> Sampler:
+def _sampler(
+    policy: Policy, settings: EngineSettings, *, max_rows: int, length: int | None
+) -> Sampler:
     """vLLM where the settings say."""
     if settings.server is not None:
         return VllmServer(
             settings.server, policy, max_rows=max_rows, patience_s=settings.patience_s
         )
     if settings.python is not None:
-        return OwnServer(policy, settings, max_rows=max_rows)
-    return InProcess(policy, settings, max_rows=max_rows)
+        return OwnServer(policy, settings, max_rows=max_rows, length=length)
+    return InProcess(policy, settings, max_rows=max_rows, length=length)
 
 
 def _seed(request: Request) -> int:

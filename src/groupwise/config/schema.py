@@ -1,0 +1,101 @@
+"""The settings of a whole run, refused at load where they cannot work."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field, model_validator
+
+from groupwise.config.checks import check_combinations, check_functions
+from groupwise.settings import (
+    FREE,
+    AlarmsSettings,
+    AlgorithmSettings,
+    CheckpointSettings,
+    Count,
+    DataSettings,
+    EngineSettings,
+    EvaluationSettings,
+    GuardsSettings,
+    LoggingSettings,
+    ModelSettings,
+    Name,
+    OptimizerSettings,
+    RewardPoolSettings,
+    RewardSettings,
+    Sampling,
+    Section,
+    UpdateSettings,
+    WarmupSettings,
+    WatchdogSettings,
+    Whole,
+)
+
+
+class Config(Section):
+    """A whole run."""
+
+    steps: Annotated[Count, FREE] = 100
+    """Batches of rollouts to train on."""
+    seed: Whole = 0
+    """Everything random in the run follows from it."""
+    output: Annotated[Name, FREE] = "runs/groupwise"
+    """Run directory."""
+    prompts_per_step: Count = 16
+    """Prompts per batch of rollouts (P)."""
+    group_size: Annotated[int, Field(ge=1, le=4096)] = 8
+    """Completions per prompt (G); leave-one-out advantages take memory with its square."""
+    threads: Annotated[Count | None, FREE] = None
+    """CPU threads; None leaves it to torch."""
+    model: ModelSettings = ModelSettings()
+    data: DataSettings = DataSettings()
+    algorithm: AlgorithmSettings = AlgorithmSettings()
+    sampling: Sampling = Sampling()
+    engine: EngineSettings = EngineSettings()
+    combine: str | dict[str, Any] | list[Any] = "weighted_sum"
+    """How the parts of the reward become one total: a name, a table with settings, or a list."""
+    rewards: Annotated[tuple[RewardSettings, ...], Field(strict=False)] = ()
+    reward_pool: Annotated[RewardPoolSettings, FREE] = RewardPoolSettings()
+    optimizer: OptimizerSettings = OptimizerSettings()
+    update: UpdateSettings = UpdateSettings()
+    checkpoint: Annotated[CheckpointSettings, FREE] = CheckpointSettings()
+    evaluation: Annotated[EvaluationSettings, FREE] = EvaluationSettings()
+    logging: Annotated[LoggingSettings, FREE] = LoggingSettings()
+    alarms: Annotated[AlarmsSettings, FREE] = AlarmsSettings()
+    guards: Annotated[GuardsSettings, FREE] = GuardsSettings()
+    watchdog: Annotated[WatchdogSettings, FREE] = WatchdogSettings()
+    warmup: WarmupSettings | None = None
+
+    @model_validator(mode="after")
+    def _can_work_together(self) -> Config:
+        check_combinations(self)
+        check_functions(self)
+        return self
+
+    def to_json(self) -> str:
+        """Every setting, defaults included."""
+        return self.model_dump_json(indent=2)
+
+
+def free_to_change() -> frozenset[str]:
+    """Dotted paths of the settings and sections that a resumed run may change.
+
+    Example:
+        >>> {"steps", "checkpoint", "engine.max_rows"} <= free_to_change()
+        True
+        >>> "optimizer.learning_rate" in free_to_change()
+        False
+    """
+    return frozenset(_free(Config))
+
+
+def _free(section: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    for name, field in section.model_fields.items():
+        extra = field.json_schema_extra
+        if isinstance(extra, dict) and extra.get("free_to_change"):
+            yield f"{prefix}{name}"
+        for option in (field.annotation, *typing.get_args(field.annotation)):
+            if isinstance(option, type) and issubclass(option, BaseModel):
+                yield from _free(option, f"{prefix}{name}.")

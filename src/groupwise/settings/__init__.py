@@ -1,0 +1,68 @@
+"""The settings of every module: light to import, so that mistakes are reported before torch loads.
+
+`base.py` has the base class and constrained types, `sections.py` the sections of a recipe.
+"""
+
+from groupwise.settings.base import (
+    FREE,
+    Count,
+    Name,
+    Names,
+    NonNegative,
+    Positive,
+    Section,
+    Share,
+    Whole,
+)
+from groupwise.settings.sections import (
+    AdapterSettings,
+    AlarmsSettings,
+    AlgorithmSettings,
+    CheckpointSettings,
+    DataSettings,
+    EngineSettings,
+    EvaluationSettings,
+    GuardsSettings,
+    LoggingSettings,
+    ModelSettings,
+    OptimizerName,
+    OptimizerSettings,
+    RewardPoolSettings,
+    RewardSettings,
+    Sampling,
+    Schedule,
+    UpdateSettings,
+    WarmupSettings,
+    WatchdogSettings,
+)
+
+__all__ = [
+    "AdapterSettings",
+    "AlarmsSettings",
+    "AlgorithmSettings",
+    "CheckpointSettings",
+    "Count",
+    "DataSettings",
+    "EngineSettings",
+    "EvaluationSettings",
+    "FREE",
+    "GuardsSettings",
+    "LoggingSettings",
+    "ModelSettings",
+    "Name",
+    "Names",
+    "NonNegative",
+    "OptimizerName",
+    "OptimizerSettings",
+    "Positive",
+    "RewardPoolSettings",
+    "RewardSettings",
+    "Sampling",
+    "Schedule",
+    "Section",
+    "Share",
+    "UpdateSettings",
+    "WarmupSettings",
+    "WatchdogSettings",
+    "Whole",
+]
