@@ -1,0 +1,84 @@
+"""Several models of one architecture averaged into one (model merging)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from groupwise.errors import UsageError
+from groupwise.models import Policy, load_policy, save_policy
+from groupwise.models.adapters import SavedAdapter
+
+
+def average(
+    models: Sequence[str | Path], output: str | Path, *, weights: Sequence[float] | None = None
+) -> Path:
+    """Write the weighted mean of the parameters of several models as a Hugging Face folder.
+
+        θ = Σ_i w_i · θ_i,   Σ_i w_i = 1
+
+    Sums are taken in float32. Kimi k1.5 merges a model of long answers with one of short answers
+    this way.
+
+    Args:
+        models: folders or hub names; the first gives configuration and tokenizer.
+        output: folder of the averaged model; must not exist, or be empty.
+        weights: one per model, in any scale; None weighs all equally.
+
+    Raises:
+        UsageError: fewer than two models, an adapter, other parameters or another tokenizer than
+            the first model's, weights that do not fit, or an output in use.
+
+    Source: Kimi k1.5 (2501.12599), section 2.4; model soups (2203.05482).
+    """
+    share = _shares(models, weights)
+    folder = Path(output).expanduser()
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(f"--output = {str(folder)!r}: is in use; choose another folder.")
+    for path in models:
+        if SavedAdapter.at(Path(path)) is not None:
+            raise UsageError(f"{path}: is an adapter; merge it into its base first.")
+    first = load_policy(models[0])
+    total = {name: share[0] * p.detach().float() for name, p in first.model.named_parameters()}
+    for path, weight in zip(models[1:], share[1:], strict=True):
+        other = load_policy(path)
+        _check_alike(first, other, str(path))
+        for name, parameter in other.model.named_parameters():
+            total[name].add_(parameter.detach().float(), alpha=weight)
+    with torch.no_grad():
+        for name, parameter in first.model.named_parameters():
+            parameter.copy_(total[name])
+    save_policy(replace(first, model=first.model), folder)
+    return folder
+
+
+def _shares(models: Sequence[str | Path], weights: Sequence[float] | None) -> list[float]:
+    """The weights, adding up to 1."""
+    if len(models) < 2:
+        raise UsageError(f"models = {len(models)}: averaging takes at least two.")
+    if weights is None:
+        return [1 / len(models)] * len(models)
+    if len(weights) != len(models):
+        raise UsageError(f"--weights = {list(weights)}: {len(models)} models need as many weights.")
+    if not all(math.isfinite(w) and w >= 0 for w in weights) or not sum(weights) > 0:
+        raise UsageError(f"--weights = {list(weights)}: must be at least 0, and not all 0.")
+    return [w / sum(weights) for w in weights]
+
+
+def _check_alike(first: Policy, other: Policy, path: str) -> None:
+    """Refuse a model whose parameters or tokens mean something else."""
+    mine = {name: tuple(p.shape) for name, p in first.model.named_parameters()}
+    its = {name: tuple(p.shape) for name, p in other.model.named_parameters()}
+    if mine != its:
+        name = next(iter(sorted(set(mine.items()) ^ set(its.items()))))[0]
+        raise UsageError(
+            f"{path}: its parameter {name!r} is {its.get(name, 'missing')}, and "
+            f"{mine.get(name, 'missing')} in the first model; only models of one architecture "
+            "and size can be averaged."
+        )
+    if first.tokenizer.get_vocab() != other.tokenizer.get_vocab():
+        raise UsageError(f"{path}: has another vocabulary than the first model.")
