@@ -33,10 +33,9 @@ from pathlib import Path
 from typing import Any
 
 from groupwise.errors import RewardError, UsageError
-from groupwise.rewards.code import (
-    seccomp,
-)
+from groupwise.rewards.code import seccomp
 from groupwise.rewards.code.inside import codec
+from groupwise.rewards.code.suite import Suite, bound_sources
 
 _INSIDE = ("codec", "rpc", "confine", "inputs", "judge")  # in the order they import each other
 _BOOT = """
@@ -102,28 +101,6 @@ class Limits:
     disk_mb: int = 8
     output_kb: int = 1024
     threads: int = 16
-
-
-@dataclass(frozen=True, kw_only=True)
-class Suite:
-    """Tests that call a program: Python source that passes unless it raises.
-
-    Names that a test uses and does not define are the program's (functions, classes), except that
-    builtins and modules of the standard library are always the real ones.
-
-    Attributes:
-        sources: the tests, each run in a namespace of its own.
-        setup: source that runs before them, once, in the judge's process.
-        entry: a name that is the program's even though `setup` defines it.
-        counted: a test reports by calling `__count__(bool)`, any number of times.
-        stop: leave out the tests after the first one that does not pass.
-    """
-
-    sources: Sequence[str]
-    setup: str = ""
-    entry: str = ""
-    counted: bool = False
-    stop: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,11 +182,16 @@ def run_tests(
 
 
 def _run_tests(program: str, tests: Suite, limits: Limits, *, plain: bool) -> list[Outcome]:
-    nonce = secrets.token_bytes(16)
+    nonce, bound = secrets.token_bytes(16), bound_sources(tests)
+    if bound is None:
+        unfit = Outcome(verdict=Verdict.UNJUDGEABLE, detail="no test names the function it tests")
+        return _complete([unfit], tests)
+    setup, *sources = [(each.source, each.names, each.modules) for each in bound]
     payload = {
         "nonce": nonce,
-        "tests": list(tests.sources),
-        "setup": tests.setup,
+        "tests": sources,
+        "setup": setup,
+        "imports": sorted({module for each in bound for module in each.imports}),
         "entry": tests.entry,
         "counted": tests.counted,
         "all": not tests.stop,
@@ -224,7 +206,7 @@ def _run_tests(program: str, tests: Suite, limits: Limits, *, plain: bool) -> li
                     outcomes.append(Outcome(verdict=Verdict.ERROR, detail="verdict without nonce"))
                     break
                 outcomes.append(_outcome(frame[len(nonce) :]))
-                if not tests.counted and len(outcomes) == len(tests.sources):
+                if not tests.counted and len(outcomes) == len(sources):
                     break
         except TimeoutError:
             outcomes.append(_timeout(limits.seconds))

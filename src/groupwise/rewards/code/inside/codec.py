@@ -1,9 +1,8 @@
 """Values between two processes that do not trust each other: plain data, and handles to the rest.
 
-Nothing that is received gets executed: decoding makes builtin values, a short list of value types
-of the standard library, and handles. An object of the program under test stays in the program's
-process and is seen as a `Remote`, and what it equals, or what is left after subtracting the
-expected value from it, is never the program's to decide.
+Nothing that is received is executed: decoding makes builtin values, a short list of value types of
+the standard library, and handles. An object of the program under test stays in the program's
+process and is seen as a `Remote`. Whether it equals plain data is never asked of the program.
 """
 
 import builtins
@@ -39,6 +38,7 @@ _VALUES = {
     ("decimal", "Decimal"): lambda v: (str(v),),
     ("fractions", "Fraction"): lambda v: (v.numerator, v.denominator),
 }
+_FIELDS = (int, str, list, type(None))
 _DICTS = ("Counter", "OrderedDict", "defaultdict")
 _TAGS = {list: b"l", tuple: b"t", set: b"S", frozenset: b"Z"}
 _MAKERS = {tag: kind for kind, tag in _TAGS.items()}
@@ -49,7 +49,7 @@ class Unsendable(TypeError):
 
 
 class Malformed(Exception):
-    """Bytes that are no message."""
+    """Bytes that are not a message."""
 
 
 def encode(value: "Any", export, out) -> None:
@@ -127,6 +127,8 @@ def decode(data, at, load) -> "tuple[Any, int]":
         raise Malformed("cut off")
     if tag == b"v":
         fields, at = decode(data, at, load)
+        if type(fields) is not tuple or not all(type(field) in _FIELDS for field in fields):
+            raise Malformed("fields of a value")
         return _from_stdlib(block.decode())(*fields), at
     return _scalar(tag, block, load), at
 
@@ -159,8 +161,16 @@ def _from_stdlib(text) -> "Any":
     return getattr(__import__(module), name)
 
 
+def decode_message(data, load) -> "tuple[Any, Any, Any]":
+    """The three values of a message: always a tuple of exactly three, and nothing behind it."""
+    message, end = decode(data, 0, load)
+    if type(message) is not tuple or len(message) != 3 or end != len(data):
+        raise Malformed("a message has three parts")
+    return message
+
+
 def read_exactly(fd, size):
-    """That many bytes; fewer only at the end of the stream."""
+    """`size` bytes; fewer only at the end of the stream."""
     parts = []
     while size and (part := os.read(fd, min(size, 1 << 20))):
         parts.append(part)
@@ -186,11 +196,11 @@ def write_frame(fd, data) -> None:
 
 
 class Remote:
-    """An object of the program under test, kept in the program's process.
+    """A handle to an object of the program under test, kept in the program's process.
 
-    Equality and order are asked of the program only between two of its own objects. Arithmetic with
-    plain data is asked too, but has to give another such object: a program that may answer
-    `result - expected` with a number answers 0.
+    Equality and order are asked of the program only between two of its own objects, and `!=` is the
+    opposite of `==`. Arithmetic with plain data has to give another handle: a program that answered
+    `result - expected` with a number would answer 0.
     """
 
     __slots__ = ("_ask", "_number")
@@ -210,6 +220,9 @@ class Remote:
 
     def __instancecheck__(self, value) -> bool:
         return isinstance(value, Remote) and self._ask("isinstance", value, self) is True
+
+    def __ne__(self, other):
+        return not self == other if isinstance(other, Remote) else NotImplemented
 
     def __hash__(self) -> int:
         return hash(self._number)
@@ -237,7 +250,7 @@ def _to_remote(name):
 
 for _name in ("len", "iter", "next", "str", "repr", "bool", "getitem", "setitem", "delitem"):
     setattr(Remote, f"__{_name}__", _forward(_name))
-for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
+for _name in ("eq", "lt", "le", "gt", "ge"):
     setattr(Remote, f"__{_name}__", _between_remotes(_name))
 for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"):
     setattr(Remote, f"__{_name}__", _to_remote(_name))

@@ -3,10 +3,8 @@
 The judge starts first, and starts the program's process before it reads a single test. So the
 program can read neither the tests nor the expected values nor the nonce that makes a verdict valid:
 they were never in its memory, and the pipe on which verdicts leave is closed in its process. Tests
-run in the judge; the functions they call run in the program's process and send back values
-(`codec.py`). A program that prints a verdict, exits, patches builtins or returns an object that
-equals everything has changed nothing but its own process; one that kills the judge has silenced the
-only one who could have said that it passed.
+run in the judge; the functions they call run in the program's process and send back values. The
+invariant that makes this safe stands in `groupwise.rewards.code`.
 
 For programs that read standard input the judge knows no expected output at all: it runs the program
 on one input at a time and sends out what it wrote.
@@ -16,7 +14,6 @@ import _signal  # pyright: ignore[reportMissingImports]
 import builtins
 import marshal
 import os
-import sys
 
 from groupwise.rewards.code.inside.codec import (
     ERROR,
@@ -33,7 +30,6 @@ from groupwise.rewards.code.inside.inputs import run_inputs
 from groupwise.rewards.code.inside.rpc import Client, ProgramEnded, Server
 
 _DETAIL = 1000
-_RESERVED = sys.stdlib_module_names.union(dir(builtins))
 
 
 def start_program(job) -> Client:
@@ -53,32 +49,17 @@ def start_program(job) -> Client:
     return Client(pid, asks, answered)
 
 
-def used_names(code):
-    """Every global or attribute name in a piece of compiled code and the functions within it."""
-    names = set(code.co_names)
-    for constant in code.co_consts:
-        if type(constant) is type(code):
-            names |= used_names(constant)
-    return names
-
-
-def borrow(client, code, own):
-    """The names that the code takes from the program.
-
-    A builtin or a module of the standard library is the real one, whatever the program calls by
-    that name: `abs = lambda x: 0` would pass half of all tests. Only where the code uses no other
-    name of the program, the function under test itself is called `sum` or `copy`.
-    """
-    found = client.ask("globals", sorted(used_names(code) - own))
-    if all(name in _RESERVED for name in found):
-        return found
-    return {k: v for k, v in found.items() if k not in _RESERVED or _genuine(k, v)}
-
-
-def _genuine(name, value) -> bool:
-    """Whether it is the judge's own module or class of that name, such as `math` or `array`."""
-    mine = type(value) is type(sys) or isinstance(value, type)
-    return mine and value.__name__ == name and name in sys.stdlib_module_names
+def bind(client, names, modules):
+    """The values of the names that a test takes from the program, and the modules that it takes
+    from the standard library. Which names these are comes with the test; an answer is the value of
+    the one name that was asked for, whatever else it holds."""
+    found = {module: __import__(module) for module in modules}
+    for name in names:
+        try:
+            found[name] = client.ask("name", name)
+        except Exception:
+            continue  # not defined: running the test shows it
+    return found
 
 
 def judge_tests(job, out) -> None:
@@ -86,52 +67,69 @@ def judge_tests(job, out) -> None:
     client = start_program(job)
     write_frame(out, READY)
     confine(job)
-    tests = marshal.loads(read_frame(0) or b"")
+    suite = marshal.loads(read_frame(0) or b"")
 
     def report(verdict, detail="") -> None:
         text = detail[:_DETAIL].encode("utf-8", "replace")
-        write_frame(out, tests["nonce"] + verdict + text)
+        write_frame(out, suite["nonce"] + verdict + text)
 
-    space, own = {"__name__": "tests"}, set()
-    verdict, detail = attempt(lambda: client.ask("load", job["program"]))
+    prepared = [None, {}, set()]
+    verdict, detail = attempt(lambda: compiled(suite, prepared))
     if verdict == PASSED:
-        verdict, detail = attempt(lambda: own.update(prepare(client, tests, space)))
+        verdict, detail = attempt(lambda: client.ask("load", job["program"]))
+        if verdict == PASSED:
+            verdict, detail = attempt(lambda: prepare(client, suite, prepared))
+        verdict = ERROR if verdict == FAILED else verdict
     if verdict != PASSED:
-        report(ERROR if verdict == FAILED else verdict, detail)
+        report(verdict, detail)
         return
-    for test in tests["tests"]:
-        verdict, detail = attempt(lambda test=test: run_test(client, test, space, own, report))
-        if verdict != PASSED or not tests["counted"]:
+    codes, space, own = prepared
+    for (_, names, modules), code in zip(suite["tests"], codes[1:], strict=True):
+        verdict, detail = attempt(
+            lambda code=code, names=names, modules=modules: run_test(
+                client, code, {**space, **bind(client, set(names) - own, modules)}, report
+            )
+        )
+        if verdict != PASSED or not suite["counted"]:
             report(verdict, detail)
-        if verdict != PASSED and not tests["all"]:
+        if verdict != PASSED and not suite["all"]:
             return
 
 
-def prepare(client, tests, space):
-    """Run what comes before the tests in their namespace; the names it defined."""
-    if not tests["setup"]:
-        return set()
-    code = compile_test(tests["setup"])
-    borrowed = borrow(client, code, set())
-    space.update(borrowed)
-    exec(code, space)
+def compiled(suite, prepared) -> None:
+    """Compile all tests and import what they import, before the program runs: where that fails, the
+    data is at fault, and the program cannot have had a hand in it."""
+    prepared[0] = [compile_test(source) for source, _, _ in [suite["setup"], *suite["tests"]]]
+    for module in suite["imports"]:
+        try:
+            __import__(module)
+        except Exception as error:
+            raise Unsendable(f"a test cannot import {module}: {error}") from None
+
+
+def prepare(client, suite, prepared) -> None:
+    """Run what comes before the tests in their namespace, and note the names that it defined."""
+    _, names, modules = suite["setup"]
+    borrowed = bind(client, names, modules)
+    space = {**borrowed, "__name__": "tests", "__builtins__": builtins}
+    exec(prepared[0][0], space)
     own = {name for name in space if name not in borrowed or space[name] is not borrowed[name]}
-    return own - {tests["entry"]}
+    prepared[1:] = space, own - {suite["entry"]}
 
 
-def run_test(client, test, space, own, report) -> None:
-    """Run one test in a namespace of its own; it passes unless it raises."""
-    code = compile_test(test)
-    mine = {**space, **borrow(client, code, own)}
-    mine["__count__"] = lambda passed: report(PASSED if passed else FAILED)
-    exec(code, mine)
+def run_test(client, code, space, report) -> None:
+    """Run one test in a namespace of its own; it passes unless it raises or the program ends."""
+    space["__count__"] = lambda passed: report(PASSED if passed else FAILED)
+    exec(code, space)
+    if client.ended:
+        raise ProgramEnded(client.ended)
 
 
 def compile_test(source):
     """Compile what came with the data; where that fails, nobody can be judged by it."""
     try:
         return compile(source, "<test>", "exec", dont_inherit=True)
-    except (SyntaxError, ValueError) as error:
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise Unsendable(f"the test does not compile: {error}") from None
 
 

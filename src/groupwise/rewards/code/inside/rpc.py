@@ -1,7 +1,8 @@
-"""The two ends of the line between the judge and the program under test.
+"""The two ends of the connection between the judge and the program under test.
 
 The judge asks (`Client`), the program's process answers (`Server`); what the program defines stays
-on its side and is named by numbers.
+on its side and is named by numbers. The program may replace everything on its side and write any
+bytes, so the client checks the form of each message, and one that is malformed ends the program.
 """
 
 import _operator
@@ -13,7 +14,7 @@ from groupwise.rewards.code.inside.codec import (
     Malformed,
     Remote,
     Unsendable,
-    decode,
+    decode_message,
     encode,
     read_frame,
     write_frame,
@@ -25,18 +26,32 @@ if TYPE_CHECKING:
 
 _DETAIL = 1000
 _MOVABLE = (list, dict, set, bytearray)
+_MOST_OBJECTS = 1 << 31
 
 
 class ProgramEnded(BaseException):
-    """The program's process cannot answer any more. No Exception, so that no test catches it."""
+    """The program's process cannot answer any more. Not an Exception: no test catches it."""
 
 
 def load_program(source, name):
     """Run a program in a fresh module of that name and return the module's names."""
     module = type(sys)(name)
     sys.modules[name] = module
+    builtins.exit = builtins.quit = leave
     exec(compile(source, "<program>", "exec", dont_inherit=True), module.__dict__)
     return module.__dict__
+
+
+def leave(code=None):
+    """`exit` and `quit`, which the interpreter has only with `site`."""
+    raise SystemExit(code)
+
+
+def write_message(fd, message, export) -> None:
+    """Encode the three values of a message and write them as a frame."""
+    out = []
+    encode(message, export, out)
+    write_frame(fd, b"".join(out))
 
 
 class Server:
@@ -44,12 +59,10 @@ class Server:
 
     def __init__(self, questions, answers) -> None:
         self.questions, self.answers = questions, answers
-        self.objects, self.numbers, self.names = [], {}, {}
+        self.objects, self.numbers, self.names, self.exceptions = [], {}, {}, {}
 
     def export(self, value):
-        """How the judge is told of an object that is no data."""
-        if type(value) is type(sys) and value.__name__ in sys.stdlib_module_names:
-            return b"m", value.__name__
+        """How the judge is told of an object that is not data."""
         if type(value) is Callback:
             return b"k", str(value.number)
         if id(value) not in self.numbers:
@@ -57,7 +70,7 @@ class Server:
             self.objects.append(value)
         number = self.numbers[id(value)]
         if isinstance(value, type) and issubclass(value, BaseException):
-            return b"e", f"{number} {_names(value)}"
+            return b"e", f"{number} {exception_names(value)}"
         return b"h", str(number)
 
     def load(self, tag, text):
@@ -68,22 +81,23 @@ class Server:
         return Callback(self, int(text))
 
     def send(self, *message) -> None:
-        out = []
-        encode(message, self.export, out)
-        write_frame(self.answers, b"".join(out))
+        write_message(self.answers, message, self.export)
 
     def receive(self) -> "Any":
         frame = read_frame(self.questions)
         if frame is None:
             os._exit(0)
-        return decode(frame, 0, self.load)[0]
+        return decode_message(frame, self.load)
 
     def call_back(self, number, args):
         """Have the judge call a function of the tests; answer its questions meanwhile."""
         self.send("call", number, args)
-        while (message := self.receive())[0] != "returned":
+        while (message := self.receive())[0] not in ("returned", "raised"):
             self.answer(*message)
-        return message[1]
+        kind, value, text = message
+        if kind == "raised":
+            raise exception_class(self.exceptions, *value.split())(text)
+        return value
 
     def serve(self) -> None:
         while True:
@@ -97,7 +111,7 @@ class Server:
             changed = movable if self._bytes(movable) != before else None
             self.send("returned", value, changed)
         except BaseException as error:
-            self.send("raised", _names(type(error)), str(error)[:_DETAIL])
+            self.send("raised", exception_names(type(error)), str(error)[:_DETAIL])
 
     def _bytes(self, values):
         out = []
@@ -108,8 +122,8 @@ class Server:
         if op == "load":
             self.names = load_program(args[0], "solution")
             return None
-        if op == "globals":
-            return {name: self.names[name] for name in args[0] if name in self.names}
+        if op == "name":
+            return self.names[args[0]]
         if op == "call":
             return args[0](*args[1:], **named)
         if op in ("getattr", "setattr", "len", "iter", "next", "str", "repr", "bool", "isinstance"):
@@ -119,10 +133,31 @@ class Server:
         return getattr(_operator, op.removeprefix("r"))(*reversed(args))
 
 
-def _names(kind):
+def exception_names(kind):
     """The name of an exception class and that of the nearest builtin class it derives from."""
     base = next(c.__name__ for c in kind.__mro__ if getattr(builtins, c.__name__, None) is c)
     return f"{kind.__name__} {base}"
+
+
+def exception_class(known, name, base):
+    """The builtin exception class of these names, or a class like it, made once.
+
+    Never one that `assert` raises or that catches what it raises: with `NotFound = Exception` a
+    program would otherwise pass `try: find(0); assert False` / `except NotFound: pass`.
+    """
+    if (name, base) not in known:
+        ancestors = getattr(getattr(builtins, base, None), "__mro__", ())
+        parent = next((c for c in ancestors if _takes_message(c)), Exception)
+        same = name == base == parent.__name__ and not issubclass(AssertionError, parent)
+        known[name, base] = parent if same else type(name, (parent,), {})
+    return known[name, base]
+
+
+def _takes_message(kind) -> bool:
+    try:
+        return issubclass(kind, Exception) and isinstance(kind(""), kind)
+    except TypeError:
+        return False  # UnicodeDecodeError and ExceptionGroup want more than a message
 
 
 class Callback:
@@ -136,13 +171,20 @@ class Callback:
 
 
 class Client:
-    """Asks the program's process, and believes nothing it says but plain values."""
+    """Asks the program's process, and trusts nothing in its answers but plain values."""
 
     def __init__(self, pid, questions, answers) -> None:
         self.pid, self.questions, self.answers = pid, questions, answers
-        self.callbacks, self.exceptions, self.classes = [], {}, {}
+        self.callbacks, self.exceptions, self.classes, self.remotes = [], {}, {}, {}
+        self.ended = ""
 
     def export(self, value):
+        """How the program is told of an object that is not data.
+
+        Raises:
+            Unsendable: the test gives the program what cannot leave its process.
+            TypeError: it does, and the program is where that comes from.
+        """
         if type(value) is Remote:
             return b"h", str(object.__getattribute__(value, "_number"))
         if isinstance(value, type) and value in self.classes:
@@ -152,38 +194,31 @@ class Client:
         if callable(value) and not isinstance(value, type):
             self.callbacks.append(value)
             return b"k", str(len(self.callbacks) - 1)
+        if value is Remote or isinstance(value, BaseException):
+            raise TypeError(f"a {type(value).__name__} of the program is given back to it")
         raise Unsendable(f"a test gives the program a {type(value).__name__}")
 
     def load(self, tag, text):
+        number = int(text.split()[0])
+        if not 0 <= number < _MOST_OBJECTS:
+            raise Malformed(text)
         if tag == b"h":
-            return Remote(self.ask, int(text))
+            if number not in self.remotes:
+                self.remotes[number] = Remote(self.ask, number)
+            return self.remotes[number]
         if tag == b"k":
-            return self.callbacks[int(text)]
-        if tag == b"m" and text in sys.stdlib_module_names:
-            return __import__(text)
+            return self.callbacks[number]
         if tag == b"e":
-            number, name, base = text.split()
-            kind = self.exception(name, base)
-            if name != base:
-                self.classes[kind] = int(number)
+            _, name, base = text.split()
+            kind = exception_class(self.exceptions, name, base)
+            if getattr(builtins, kind.__name__, None) is not kind:
+                self.classes[kind] = number
             return kind
         raise Malformed(text)
 
-    def exception(self, name, base):
-        """The builtin exception, or a class of the judge's own for one that the program defines."""
-        ancestors = getattr(getattr(builtins, base, None), "__mro__", ())
-        parent = next((c for c in ancestors if _plain_exception(c)), Exception)
-        if name == base:
-            return parent
-        if (name, base) not in self.exceptions:
-            self.exceptions[name, base] = type(name, (parent,), {})
-        return self.exceptions[name, base]
-
     def send(self, *message) -> None:
-        out = []
-        encode(message, self.export, out)
         try:
-            write_frame(self.questions, b"".join(out))
+            write_message(self.questions, message, self.export)
         except BrokenPipeError:
             pass  # the missing answer will say why
 
@@ -193,35 +228,51 @@ class Client:
         while True:
             kind, said, changed = self.receive()
             if kind == "raised":
-                raise said
+                raise exception_class(self.exceptions, *said.split())(changed)
             if kind == "returned":
                 _write_back(args, changed)
                 return said
-            self.send("returned", said(*changed))
+            self.reply(self.callbacks[said], changed)
+
+    def reply(self, function, args) -> None:
+        """Call a function of the tests for the program; a failed assertion ends the test."""
+        try:
+            value = function(*args)
+        except (AssertionError, Unsendable):
+            raise
+        except Exception as error:
+            names = exception_names(type(error))
+            self.exceptions.setdefault(tuple(names.split()), type(error))
+            self.send("raised", names, str(error)[:_DETAIL])
+        else:
+            self.send("returned", value, None)
 
     def receive(self) -> "Any":
-        """("returned", value, changed), ("raised", exception, None) or ("call", f, arguments)."""
-        try:
-            frame = read_frame(self.answers)
-            if frame is None:
-                raise ProgramEnded(ending(os.waitpid(self.pid, 0)[1]))
-            kind, said, changed = decode(frame, 0, self.load)[0]
-            if kind == "raised":
-                return kind, self.exception(*said.split())(str(changed)), None
-            if kind == "call":
-                return kind, self.callbacks[said], changed
-            if kind != "returned":
-                raise Malformed(kind)
-            return kind, said, changed
-        except Exception as problem:
-            raise ProgramEnded(f"the program answered no value: {problem!r}") from None
+        """("returned", value, changed), ("raised", names, text) or ("call", number, arguments)."""
+        if not self.ended:
+            try:
+                frame = read_frame(self.answers)
+                if frame is None:
+                    self.ended = ending(os.waitpid(self.pid, 0)[1])
+                else:
+                    return self.checked(decode_message(frame, self.load))
+            except Exception as problem:
+                self.ended = f"the program's answer is malformed: {problem!r}"[:_DETAIL]
+        raise ProgramEnded(self.ended)
 
-
-def _plain_exception(kind) -> bool:
-    try:
-        return issubclass(kind, Exception) and isinstance(kind(""), kind)
-    except TypeError:
-        return False  # UnicodeDecodeError and ExceptionGroup want more than a message
+    def checked(self, message):
+        """The message, if it is one of the three that a program may send."""
+        kind, said, changed = message
+        if kind == "returned":
+            valid = changed is None or type(changed) is list
+        elif kind == "raised":
+            valid = type(said) is type(changed) is str and len(said.split()) == 2
+        else:
+            numbered = type(said) is int and 0 <= said < len(self.callbacks)
+            valid = kind == "call" and numbered and type(changed) is tuple
+        if type(kind) is not str or not valid:
+            raise Malformed(kind)
+        return message
 
 
 def _write_back(args, changed) -> None:

@@ -1,0 +1,149 @@
+"""Tests that call a program, and which of their names the program supplies.
+
+That choice is part of the verdict, so it is made from the tests alone, before the program runs. A
+builtin or a module of the standard library is the real one whatever the program calls by that
+name: `abs = lambda x: 0` would pass half of all tests.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import functools
+import symtable
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+_BUILTINS = frozenset(dir(builtins))
+_MODULES = frozenset(sys.stdlib_module_names) - _BUILTINS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Suite:
+    """Tests that call a program: Python source that passes unless it raises.
+
+    Names that a test reads and does not define are the program's (functions, classes). Builtins and
+    modules of the standard library are the real ones, unless the tests call nothing else: then the
+    one builtin or module that they call is the function under test. A module's name that is called
+    is a function of the program too, since modules cannot be called.
+
+    Attributes:
+        sources: the tests, each run in a namespace of its own.
+        setup: source that runs before them, once, in the judge's process.
+        entry: a name that is the program's even if it is reserved or `setup` defines it.
+        counted: a test reports by calling `__count__(bool)`, any number of times.
+        stop: leave out the tests after the first one that does not pass.
+    """
+
+    sources: Sequence[str]
+    setup: str = ""
+    entry: str = ""
+    counted: bool = False
+    stop: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class BoundSource:
+    """A test, the names that the program supplies, the standard modules that the judge supplies,
+    and the modules that the test imports unconditionally."""
+
+    source: str
+    names: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()
+    imports: tuple[str, ...] = ()
+
+
+def bound_sources(suite: Suite) -> tuple[BoundSource, ...] | None:
+    """The setup and the tests with their names; None where the function under test is ambiguous.
+
+    Example:
+        >>> bound = bound_sources(Suite(sources=["assert abs(f(1) - math.pi) < 1"]))
+        >>> bound[1].names, bound[1].modules
+        (('f',), ('math',))
+        >>> bound_sources(Suite(sources=["assert sum(1, 2) == 3"]))[1].names
+        ('sum',)
+    """
+    setup, tests = _reads(suite.setup), [_reads(source) for source in suite.sources]
+    own = setup.defined - {suite.entry}
+    read = frozenset().union(setup.names, *(test.names for test in tests)) - own
+    called = frozenset().union(setup.called, *(test.called for test in tests))
+    supplied = read - _BUILTINS - (_MODULES - called) | read & {suite.entry}
+    if not supplied:
+        candidates = _innermost(tests) - own
+        if len(candidates) > 1:
+            return None
+        supplied = candidates
+    return tuple(
+        BoundSource(
+            source=source,
+            names=tuple(sorted(reads.names & supplied)),
+            modules=tuple(sorted(reads.names & _MODULES - supplied - own - reads.defined)),
+            imports=reads.imports,
+        )
+        for source, reads in zip((suite.setup, *suite.sources), (setup, *tests), strict=True)
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Reads:
+    """What a source does with global names; `inner` are those of which no call contains another
+    call, `imports` the modules imported outside of `try`."""
+
+    names: frozenset[str] = frozenset()
+    defined: frozenset[str] = frozenset()
+    called: frozenset[str] = frozenset()
+    inner: frozenset[str] = frozenset()
+    imports: tuple[str, ...] = ()
+
+
+@functools.lru_cache(maxsize=1024)
+def _reads(source: str) -> _Reads:
+    try:
+        table, tree = symtable.symtable(source, "<test>", "exec"), ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return _Reads()  # the judge reports that it does not compile
+    read, defined = set[str](), set[str]()
+    made = {s.get_name() for s in table.get_symbols() if s.is_imported() or s.is_namespace()}
+    tables = [table]
+    while tables:
+        scope = tables.pop()
+        tables += scope.get_children()
+        for symbol in scope.get_symbols():
+            if scope is table or symbol.is_global():
+                read |= {symbol.get_name()} if symbol.is_referenced() else set()
+                defined |= {symbol.get_name()} if symbol.is_assigned() else set()
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    named = {node: node.func.id for node in calls if isinstance(node.func, ast.Name)}
+    outer = {
+        name
+        for node, name in named.items()
+        if any(inner in named for inner in ast.walk(node) if inner is not node)
+    }
+    return _Reads(
+        names=frozenset(name for name in read - made if not name.startswith("__")),
+        defined=frozenset(defined | made),
+        called=frozenset(named.values()),
+        inner=frozenset(named.values()) - outer,
+        imports=tuple(_imports(tree)),
+    )
+
+
+def _imports(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+        yield node.module
+    elif not isinstance(node, ast.Try):
+        for child in ast.iter_child_nodes(node):
+            yield from _imports(child)
+
+
+def _innermost(tests: Sequence[_Reads]) -> frozenset[str]:
+    """The reserved names that every test calls, without calling another one inside."""
+    if not tests:
+        return frozenset()
+    called = [test.called & test.names for test in tests]
+    every = frozenset.intersection(*called)
+    inner = every & frozenset.intersection(*(test.inner for test in tests))
+    return inner or every
