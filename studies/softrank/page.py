@@ -176,7 +176,7 @@ def figures(task: Task) -> str:
 
 
 def told(contrasts: Sequence[Contrast]) -> str:
-    """Contrasts as sentences: differences first, then what cannot be told apart."""
+    """Contrasts as sentences: differences first, then what is not distinguishable."""
     distinct = [f"{sentence(c)}." for c in contrasts if c.distinct]
     open_ = [f"{sentence(c)}." for c in contrasts if not c.distinct]
     return _list([*distinct, *open_])

@@ -15,7 +15,7 @@ PLACES = (ROOT, PACKAGE, ROOT / "docs")
 MADE = ("runs/", "final/", "checkpoints/", "rollouts/", "results/", "suspects/", "dist/", "best/")
 """Folders that a run, an experiment or a build makes."""
 
-PLANNED = ("environments/", "distributed/")
+PLANNED = ("distributed/",)
 """Packages that ARCHITECTURE.md names before they exist."""
 
 

@@ -1,4 +1,4 @@
-"""Every field of TRL's configuration: same names and defaults, heeded or refused, documented."""
+"""Every field of TRL's configuration: same names and defaults, supported or refused, documented."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from trl_peer import require_trl
 
 DOCS = Path(__file__).parents[2] / "docs" / "trl.md"
 TABLE = treatments(GRPOConfig)
-HEEDED = [name for name, (_, treatment) in TABLE.items() if treatment.becomes is not None]
+SUPPORTED = [name for name, (_, treatment) in TABLE.items() if treatment.becomes is not None]
 REFUSED = [name for name, (_, treatment) in TABLE.items() if treatment.becomes is None]
 
 VLLM = {"use_vllm": True}
@@ -150,7 +150,7 @@ def at(config: Any, path: str) -> Any:
 
 
 @pytest.mark.parametrize(("field", "value", "others", "path", "wanted"), BECOMES)
-def test_a_heeded_field_becomes_a_setting(
+def test_a_supported_field_becomes_a_setting(
     field: str, value: Any, others: dict[str, Any], path: str, wanted: Any
 ) -> None:
     args = GRPOConfig(**{field: value, **others})
@@ -158,8 +158,8 @@ def test_a_heeded_field_becomes_a_setting(
     assert found == pytest.approx(wanted)
 
 
-def test_every_heeded_field_is_tested() -> None:
-    assert set(HEEDED) == {case[0] for case in BECOMES} | ELSEWHERE
+def test_every_supported_field_is_tested() -> None:
+    assert set(SUPPORTED) == {case[0] for case in BECOMES} | ELSEWHERE
 
 
 @pytest.mark.parametrize("field", REFUSED)

@@ -222,9 +222,7 @@ def test_a_hub_name_that_cannot_be_loaded_is_a_usage_error(monkeypatch) -> None:
         raise ConnectionError("Couldn't reach the hub\nsecond line")
 
     monkeypatch.setattr(datasets, "load_dataset", fails)
-    with pytest.raises(
-        UsageError, match=r"'someone/data': is not a file.*Couldn't reach the hub"
-    ):
+    with pytest.raises(UsageError, match=r"'someone/data': is not a file.*Couldn't reach the hub"):
         load_prompts("someone/data")
 
 

@@ -50,7 +50,7 @@ def compare(
     ] = Path("runs/compare"),
     json_file: JsonFile = None,
 ) -> None:
-    """Compare algorithms on paired seeds: what differs, and what cannot be told apart."""
+    """Compare algorithms on paired seeds: which differ, and which are not distinguishable."""
     from rich.console import Console
 
     from groupwise import experiments

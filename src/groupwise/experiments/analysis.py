@@ -105,8 +105,8 @@ def analyse(plan: Plan, results: Sequence[Result]) -> Analysis:
         errors = [str(r.error) for r in failed if r.arm == plan.against]
         reason = f": {errors[0]}" if errors else ""
         raise RunError(
-            f"no run of the reference arm {plan.against} has finished{reason}; groupwise compare "
-            "goes on with what is missing."
+            f"no run of the reference arm {plan.against} has finished{reason}; run "
+            "groupwise compare again to do the missing runs."
         )
     runs = _matched(plan, finished)
     return Analysis(

@@ -21,23 +21,23 @@ from groupwise.integrations.trl.settings import (
     optimiser_steps,
 )
 
-OWN = "rollouts are written by groupwise's own engine, or by vLLM"
-OTHER = "it would draw from another distribution than the one that is trained"
+OWN = "rollouts are made by groupwise's own engine, or by vLLM"
+OTHER = "it would sample from another distribution than the one that is trained"
 SERVER, COLOCATED = "with vllm_mode = 'server'", "with vllm_mode = 'colocate'"
 CORRECTS, MASKS = "`algorithm.correction`", "of the modes that mask"
 CLUSTER = "a run of this trainer is one process on one device"
 LOADER = "there is no data loader: the prompts are in memory"
 HUB = "nothing is uploaded"
 TO_HUB = "call trainer.model.push_to_hub(name) after training"
-EVAL = "an evaluation samples, judges and averages, with no batches of logits to collect"
+EVAL = "an evaluation samples and scores; there are no batches of logits to collect"
 BATCHES = "batches stay whole, and no pass depends on their split"
 GLOBAL = "it is a setting of torch for the whole process"
-KERNELS = "the layers are those of transformers, with attention of our own"
+KERNELS = "groupwise has its own kernels"
 ADAPTIVE = "the entropy bonus is constant"
 PLAIN_LOG = "completions are written to output_dir/rollouts"
 REFERENCE = "the reference is the model as it was before the first step"
 BEST = "the last model is kept"
-SCRIPT = "nothing: it is for your script to read, as in TRL"
+SCRIPT = "no effect: your script may read it, as in TRL"
 
 
 @dataclass(frozen=True)
@@ -47,15 +47,15 @@ class GRPOConfig:
     The table of all fields is in docs/trl.md.
 
     Raises:
-        UsageError: a value that would not be heeded, with the reason and what to do instead; a
+        UsageError: a value that would have no effect, with the reason and what to do instead; a
             combination that TRL refuses too.
 
     Example:
         >>> GRPOConfig(use_liger_kernel=True)
         Traceback (most recent call last):
         ...
-        groupwise.errors.UsageError: GRPOConfig.use_liger_kernel = True: the layers are those of \
-transformers, with attention of our own; leave it out: logits are never held whole.
+        groupwise.errors.UsageError: GRPOConfig.use_liger_kernel = True: groupwise has its own \
+kernels; leave it out: logits are never held whole.
     """
 
     # Batches and steps
@@ -442,7 +442,9 @@ transformers, with attention of our own; leave it out: logits are never held who
     ] = False
     metric_for_best_model: Annotated[str | None, refused(BEST)] = None
     greater_is_better: Annotated[bool | None, refused(BEST)] = None
-    ignore_data_skip: Annotated[bool, refused("a resumed run goes on with the next prompt")] = False
+    ignore_data_skip: Annotated[bool, refused("a resumed run continues with the next prompt")] = (
+        False
+    )
     restore_callback_states_from_checkpoint: Annotated[
         bool, refused("callbacks keep their own state")
     ] = False

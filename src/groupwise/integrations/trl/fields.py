@@ -32,7 +32,7 @@ class Treatment:
 
 
 def honoured(becomes: str, note: str = "", *, of: tuple[str, ...] | None = None) -> Treatment:
-    """Marks a field that groupwise heeds.
+    """Marks a field that groupwise supports.
 
     Args:
         becomes: what it sets.
@@ -61,7 +61,7 @@ def treatments(config: type) -> dict[str, tuple[Any, Treatment]]:
 
 
 def check(config: Any, *, loss_type: str) -> None:
-    """Refuse every value that would not be heeded.
+    """Refuse every value that would have no effect.
 
     Raises:
         UsageError: the field, its value, why, and what to do instead.
@@ -91,7 +91,7 @@ def _equal(value: Any, other: Any) -> bool:
 
 def markdown(config: type) -> str:
     """The table of the docs: every field with its default and what becomes of it."""
-    heed = ["| field | default | becomes | |", "|---|---|---|---|"]
+    supported = ["| field | default | becomes | |", "|---|---|---|---|"]
     refuse = ["| field | only value | why | instead |", "|---|---|---|---|"]
     for name, (default, treatment) in treatments(config).items():
         if treatment.becomes is None:
@@ -101,8 +101,8 @@ def markdown(config: type) -> str:
         else:
             only = f"only with {', '.join(treatment.of)}" if treatment.of else ""
             notes = "; ".join(text for text in (only, treatment.note) if text)
-            heed.append(_row(name, f"`{default!r}` | {treatment.becomes} | {notes}"))
-    return "\n".join(["### Heeded", "", *heed, "", "### Refused", "", *refuse, ""])
+            supported.append(_row(name, f"`{default!r}` | {treatment.becomes} | {notes}"))
+    return "\n".join(["### Supported", "", *supported, "", "### Refused", "", *refuse, ""])
 
 
 def _row(name: str, rest: str) -> str:

@@ -72,7 +72,7 @@ class GRPOTrainer:
         model, processing_class: what is trained, in place.
 
     Raises:
-        UsageError: an argument or a setting that would not be heeded; nothing was started.
+        UsageError: an argument or a setting that would have no effect; nothing was started.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """The tasks of reasoning-gym through one reward, except that no answer is ever executed.
 
-Nine of its scorers hand the model's answer to `eval` or to sympy's `parse_expr`. Those tasks are
-judged by functions of our own; any other task whose module evaluates text, in this or a later
-version of the package, is refused.
+Nine of its scorers hand the model's answer to `eval` or to sympy's `parse_expr`. Own scorers
+replace them; any other task whose module evaluates text, in this or a later version of the package,
+is refused.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ OWN_SCORERS: dict[str, Scorer] = {
     "spiral_matrix": _spiral_matrix,
     "string_insertion": _string_insertion,
 }
-"""Scorers of our own for the tasks whose original scorer evaluates the answer."""
+"""Replacements for the scorers that evaluate the answer."""
 
 
 def tasks() -> list[str]:
