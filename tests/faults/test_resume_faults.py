@@ -134,7 +134,7 @@ def test_an_update_that_was_interrupted_half_way_is_not_kept(
 
 
 def test_verdicts_of_other_rewards_are_not_used_again(tmp_path: Path) -> None:
-    """A run ends before its first checkpoint; it continues with another reward, or starts from scratch."""
+    """A run ends before its first checkpoint; it continues with another reward or restarts."""
 
     def half(text: str) -> float:
         return letters(text) / 2

@@ -1,8 +1,8 @@
 """Answers of mathematics: `math_equal` and the verifiers built on it.
 
-Most answers are plain numbers, which are compared exactly. The rest is parsed into a tree by a small
-parser and compared by structure, and by value at several points. Text of a model never reaches
-`eval`, `sympify` or any other function that can execute it.
+Most answers are plain numbers, which are compared exactly. The rest is parsed into a tree
+by a small parser and compared by structure, and by value at several points. Text of a
+model never reaches `eval`, `sympify` or any other function that can execute it.
 """
 
 from __future__ import annotations
