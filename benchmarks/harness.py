@@ -47,13 +47,19 @@ class Worker:
     """A process that answers messages, one JSON object a line.
 
     Args:
-        script: path below this folder.
-        spec: what it is given to start with.
+        script: path below `root`.
+        spec: its settings.
         python: interpreter of its environment; this one's by default.
+        root: folder of the benchmarks; that of another commit brings its own `src`.
     """
 
     def __init__(
-        self, script: str, spec: Mapping[str, Any], *, python: str | Path = sys.executable
+        self,
+        script: str,
+        spec: Mapping[str, Any],
+        *,
+        python: str | Path = sys.executable,
+        root: Path = HERE,
     ) -> None:
         self.script = script
         self.folder = tempfile.TemporaryDirectory(prefix="groupwise-benchmark-")
@@ -61,7 +67,11 @@ class Worker:
         (place / "spec.json").write_text(json.dumps({**spec, "folder": str(place / "run")}))
         self.log = place / "log"
         own = python == sys.executable
-        paths = [str(HERE / "peers"), *([os.environ.get("PYTHONPATH", "")] if own else [])]
+        paths = [str(root / "peers")]
+        if root != HERE:
+            paths.append(str(root.parent / "src"))
+        elif own:
+            paths.append(os.environ.get("PYTHONPATH", ""))
         environment = {
             **os.environ,
             **QUIET,
@@ -70,7 +80,7 @@ class Worker:
         }
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
-                [str(python), str(HERE / script), str(place / "spec.json")],
+                [str(python), str(root / script), str(place / "spec.json")],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,

@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
-NAMES = ("harness", "results", "rollouts", "scaling", "shapes", "step", "update")
+NAMES = ("compare_commits", "harness", "results", "rollouts", "scaling", "shapes", "step", "update")
 
 
 @pytest.fixture
@@ -129,3 +129,23 @@ def test_every_target_names_a_case_that_exists(load) -> None:
     cases = {name: load(name).CASES for name in ("rollouts", "step", "update")}
     for target in results._targets():
         assert target.case in cases[target.benchmark]
+
+
+def test_a_commit_runs_its_own_benchmarks_and_its_own_source(load) -> None:
+    compare: ModuleType = load("compare_commits")
+    harness: ModuleType = sys.modules["harness"]
+    with compare.worktree("HEAD") as root:
+        script = root / "benchmarks" / "ours" / "which.py"
+        script.write_text(
+            "from channel import Channel\n"
+            "import groupwise\n"
+            'Channel().serve({"hello": lambda: {"file": groupwise.__file__}})\n'
+        )
+        with harness.Worker("ours/which.py", {"threads": 1}, root=root / "benchmarks") as worker:
+            assert Path(worker.ask("hello")["file"]).is_relative_to(root / "src")
+    assert not root.exists()
+    with (
+        pytest.raises(SystemExit, match="commit = 'no-such-commit'"),
+        compare.worktree("no-such-commit"),
+    ):
+        pass
