@@ -9,7 +9,7 @@ import torch
 from tasks import tokenizer_of
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from groupwise.kernels.heap import keep_freed_memory
+from groupwise.kernels import keep_freed_memory
 from groupwise.models import AdapterSettings, Policy, load_policy, make_policy, with_adapter
 from groupwise.models.loading import four_bits
 from groupwise.types import Batch

@@ -19,7 +19,8 @@ ARCHITECTURE = Path(__file__).parents[2] / "ARCHITECTURE.md"
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"errors", "registry", "settings", "types"}),
     frozenset({"algorithms"}),
-    frozenset({"models", "kernels"}),
+    frozenset({"kernels"}),
+    frozenset({"models"}),
     frozenset({"prompts", "environments", "rollouts", "rewards", "updates", "testing"}),
     frozenset({"config"}),
     frozenset({"evaluation", "rundir"}),

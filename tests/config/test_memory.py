@@ -18,7 +18,7 @@ from groupwise.config import Config
 from groupwise.config.dry_run import Live
 from groupwise.config.memory import MemoryPlan, memory_plan, memory_savings
 from groupwise.errors import UsageError
-from groupwise.kernels.onednn import laid_out_weights
+from groupwise.kernels import active
 from groupwise.models import save_policy
 from groupwise.training.stages.base_model import small_policy
 from small_runs import config, settings, tiny
@@ -105,7 +105,7 @@ def test_weights_that_a_rollout_lays_out(tmp_path: Path) -> None:
     policy = small_policy(hidden=256, layers=1, heads=2, key_value_heads=1, feed_forward=512)
     save_policy(policy, tmp_path)
     head = 256 * policy.model.config.vocab_size
-    with laid_out_weights(policy.model, rows=8):
+    with active().inference_layers(policy.model, rows=8):
         copied = sum("forward" in vars(layer) for layer in policy.model.modules())
     laid_out = "laid-out weights"
     if not copied:

@@ -23,18 +23,14 @@ from transformers import (
 )
 
 from engine_contract import check_logprobs, make_requests
-from groupwise.kernels import cpu as kernels
-from groupwise.kernels.cpu import Linear, attends, compiled, draw_tokens, rms_norm
-from groupwise.kernels.decoding import GroupCache, LayerCache
-from groupwise.kernels.fused import fusible, only_known_parts
-from groupwise.models import Backbone, Policy
-from groupwise.rollouts import (
-    GroupEngine,
-    sampling,
-)
-from groupwise.rollouts.engines import (
-    attention as cache,
-)
+from groupwise.kernels import GroupCache, LayerCache, Reference, build, using
+from groupwise.kernels.auto import Auto
+from groupwise.kernels.build import compiled
+from groupwise.kernels.cpu import PackedLinear as Linear
+from groupwise.kernels.cpu import can_use_attention as attends
+from groupwise.kernels.cpu import draw_tokens, rms_norm
+from groupwise.models import Backbone, Policy, can_use_fused, only_known_parts
+from groupwise.rollouts import GroupEngine
 from groupwise.rollouts.engines.attention import Decode, Prefill
 from groupwise.rollouts.sampling import draw
 from groupwise.types import Sampling
@@ -159,8 +155,8 @@ def test_one_of_them_is_enough(number: float) -> None:
 def test_what_is_drawn_is_what_pytorch_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     logits, uniform = 3 * numbers(300, 2, 500)[:, 0], torch.rand(600, dtype=torch.float64)[::2]
     ours = draw(logits, uniform, Sampling(max_tokens=1, temperature=0.7))
-    monkeypatch.setattr(sampling, "computes", lambda *tensors: False)
-    theirs = draw(logits, uniform, Sampling(max_tokens=1, temperature=0.7))
+    with using(Reference()):
+        theirs = draw(logits, uniform, Sampling(max_tokens=1, temperature=0.7))
     assert (ours.tokens != theirs.tokens).sum() <= 1  # where rounding decides
     same = ours.tokens == theirs.tokens
     torch.testing.assert_close(ours.logp[same], theirs.logp[same], atol=1e-5, rtol=1e-5)
@@ -250,9 +246,7 @@ def both(
     for ours in (True, False):
         for tensor, old in zip(store.tensors(), before, strict=True):
             tensor.copy_(old)
-        with pytest.MonkeyPatch.context() as patch:
-            if not ours:
-                patch.setattr(cache, "attends", lambda *args, **kwargs: False)
+        with using(Auto() if ours else Reference()):
             out = decode(0, *given, scaling=scaling, window=window, softcap=None)
         found.append((out, *(tensor.clone() for tensor in store.tensors())))
     return found[0], found[1]
@@ -291,9 +285,7 @@ def test_new_prompts_attend_as_pytorch_lets_them(window: int | None, kind: torch
         attend = Prefill(cache=grid, slots=torch.tensor([3, 0, 2]), time=7)
         query = numbers(21, 4, 16).to(kind)
         key, value = (numbers(21, 2, 16, seed=seed).to(kind) for seed in (1, 2))
-        with pytest.MonkeyPatch.context() as patch:
-            if not ours:
-                patch.setattr(cache, "attends", lambda *args, **kwargs: False)
+        with using(Auto() if ours else Reference()):
             out = attend(0, query, key, value, scaling=0.2, window=window, softcap=None)
         assert out.dtype == kind
         found.append((out, *grid.layers[0].tensors()))
@@ -539,7 +531,7 @@ def test_an_engine_writes_the_same_without_them(
     found = written(policy, fused=True)
     monkeypatch.setenv("PATH", str(tmp_path))
     compiled.cache_clear()
-    assert compiled() is None and fusible(Backbone.of(policy.model)) is None
+    assert compiled() is None and can_use_fused(Backbone.of(policy.model)) is None
     check_alike(found, written(policy, fused=False))
 
 
@@ -557,8 +549,8 @@ def test_layers_of_a_model_are_attended_too(monkeypatch: pytest.MonkeyPatch) -> 
     """Those that are not fused hand their heads to the kernel as well."""
     policy = wide_policy(LlamaConfig(**SHAPE, head_dim=16, hidden_act="gelu"))
     found = written(policy, fused=False)
-    monkeypatch.setattr(cache, "attends", lambda *args, **kwargs: False)
-    check_alike(found, written(policy, fused=False))
+    with using(Reference()):
+        check_alike(found, written(policy, fused=False))
 
 
 # Where they are compiled
@@ -588,7 +580,7 @@ def test_a_broken_compiler_is_as_good_as_none(
 ) -> None:
     monkeypatch.setenv("PATH", compiler(fresh, script) + os.pathsep + os.environ["PATH"])
     assert compiled() is None
-    assert fusible(Backbone.of(wide_policy(CONFIGS["llama"]()).model)) is None
+    assert can_use_fused(Backbone.of(wide_policy(CONFIGS["llama"]()).model)) is None
     assert not attends(*(numbers(1, 2, 16) for _ in range(3)), softcap=None)
 
 
@@ -621,7 +613,7 @@ def test_a_library_is_compiled_once(fresh: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("PATH", compiler(fresh, "#!/bin/sh\nexit 1\n") + ":" + os.environ["PATH"])
     compiled.cache_clear()
     assert compiled() is not None
-    monkeypatch.setattr(kernels, "_processor", lambda: "another")
+    monkeypatch.setattr(build, "_processor", lambda: "another")
     compiled.cache_clear()
     assert compiled() is None
     assert list(made.parent.iterdir()) == [made]

@@ -13,9 +13,11 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
 from groupwise.algorithms.losses import TokenObjective
+from groupwise.kernels import Reference, active, cpu, using
 from groupwise.kernels import cpu_layers as layers
-from groupwise.kernels.cpu import compiled, multiply, rms_norm, rms_norm_backward, softmax_, swiglu
-from groupwise.kernels.cpu_layers import add_product, own_layers, times
+from groupwise.kernels.build import compiled
+from groupwise.kernels.cpu import matmul, rms_norm, rms_norm_backward, softmax_, swiglu
+from groupwise.kernels.cpu_layers import use_cpu_kernels
 from groupwise.models import Policy
 from groupwise.training.stages.base_model import small_policy
 from groupwise.types import Batch, Outputs
@@ -37,9 +39,9 @@ def test_a_product_of_any_size_in_any_layout(rows: int, columns: int, depth: int
     wanted = (left.double() @ right.double()).float()
     for one in (left, turned(left), torch.randn(rows, 2 * depth)[:, ::2].copy_(left)):
         for other in (right, turned(right)):
-            torch.testing.assert_close(multiply(one, other), wanted, atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(matmul(one, other), wanted, atol=1e-5, rtol=1e-5)
             total = torch.ones(rows, columns)
-            assert multiply(one, other, onto=total) is total
+            assert matmul(one, other, onto=total) is total
             torch.testing.assert_close(total, wanted + 1, atol=1e-5, rtol=1e-5)
 
 
@@ -57,7 +59,7 @@ def test_output_and_gradients_are_those_of_the_layer(bias: bool, learns: bool) -
     layer = nn.Sequential(nn.Linear(300, 260, bias=bias), nn.Tanh(), nn.Linear(260, 300))
     layer[0].requires_grad_(learns)
     x = torch.randn(2, 37, 300)
-    with own_layers(layer):
+    with use_cpu_kernels(layer):
         found = gradients(layer, x)
     wanted = gradients(copy.deepcopy(layer).double(), x.double())
     assert len(found) == len(wanted)
@@ -89,7 +91,7 @@ def test_norms_feed_forwards_and_embeddings(index: int) -> None:
     """Twice, as two microbatches are: gradients are added to those that are there."""
     part, x = parts()[index]
     wide = copy.deepcopy(part).double()
-    own = own_layers(nn.ModuleList([part]))
+    own = use_cpu_kernels(nn.ModuleList([part]))
     results = []
     for module in (part, wide):
         given = x
@@ -113,7 +115,7 @@ def test_norms_and_feed_forwards_in_16_bits_round_where_the_models_do(index: int
     wide, wide_x = copy.deepcopy(part).double(), x.detach().double().requires_grad_()
     wanted = part(x)
     wide(wide_x).square().sum().backward()
-    with own_layers(nn.ModuleList([part])):
+    with use_cpu_kernels(nn.ModuleList([part])):
         assert "forward" in vars(part)
         found = part(x)
         found.square().sum().backward()
@@ -180,7 +182,7 @@ class Dropping(nn.Linear):
 def test_an_adapters_dropout_does_not_hide_a_feed_forward() -> None:
     module = LlamaMLP(LlamaConfig(num_attention_heads=5, hidden_size=80, intermediate_size=144))
     module.gate_proj = Dropping(80, 144)
-    own = own_layers(nn.ModuleList([module]))
+    own = use_cpu_kernels(nn.ModuleList([module]))
     assert module.gate_proj.training
     with own:
         assert "forward" in vars(module)
@@ -206,14 +208,14 @@ def test_what_computes_something_else_is_left_alone() -> None:
         nn.Linear(300, 300).bfloat16(),
         nn.Embedding(9, 80).bfloat16(),
     ]
-    with own_layers(nn.ModuleList(strange)):
+    with use_cpu_kernels(nn.ModuleList(strange)):
         assert not any("forward" in vars(module) for module in strange)
 
 
 def test_what_has_become_another_type_is_left_alone() -> None:
     """A kernel for float32 would read beyond the end of half as many numbers of 16 bits."""
     model = nn.ModuleList([nn.Linear(300, 300), LlamaRMSNorm(80), nn.Embedding(9, 80)])
-    own = own_layers(model)
+    own = use_cpu_kernels(model)
     model.double()
     with own:
         assert not any("forward" in vars(module) for module in model)
@@ -226,7 +228,7 @@ def test_inputs_of_another_type_go_through_the_layer_itself() -> None:
     norm, layer = LlamaRMSNorm(80), nn.Linear(300, 300)
     narrow, wide = torch.randn(2, 80).bfloat16(), torch.randn(2, 300).double()
     wanted = norm(narrow)
-    with own_layers(nn.ModuleList([norm, layer])):
+    with use_cpu_kernels(nn.ModuleList([norm, layer])):
         found = norm(narrow)
         with pytest.raises(RuntimeError):
             layer(wide)
@@ -239,7 +241,7 @@ def test_inputs_of_another_type_go_through_the_layer_itself() -> None:
 def test_a_block_inside_the_same_block_changes_nothing() -> None:
     model = nn.ModuleList([nn.Linear(300, 300), LlamaRMSNorm(80)])
     model[1].forward = (kept := lambda x: x)
-    own = own_layers(model)
+    own = use_cpu_kernels(model)
     with own:
         with own:
             assert "forward" in vars(model[0])
@@ -250,7 +252,7 @@ def test_a_block_inside_the_same_block_changes_nothing() -> None:
 
 def test_a_copy_has_weights_of_its_own() -> None:
     model = nn.ModuleList([nn.Linear(300, 300)])
-    own, x = own_layers(model), torch.randn(2, 300)
+    own, x = use_cpu_kernels(model), torch.randn(2, 300)
     other, same = copy.deepcopy((own, model))
     nn.init.zeros_(same[0].weight)
     nn.init.zeros_(same[0].bias)
@@ -265,7 +267,7 @@ def test_gradients_of_a_weight_laid_out_by_columns() -> None:
     layer = nn.Linear(300, 300, bias=False)
     layer.weight = nn.Parameter(turned(layer.weight.detach()))
     x = torch.randn(5, 300)
-    with own_layers(nn.ModuleList([layer])):
+    with use_cpu_kernels(nn.ModuleList([layer])):
         for _ in range(2):
             layer(x).sum().backward()
     assert layer.weight.grad is not None
@@ -275,9 +277,9 @@ def test_gradients_of_a_weight_laid_out_by_columns() -> None:
 def test_what_does_not_belong_together_is_refused() -> None:
     x, other = torch.ones(4, 16), torch.ones(4, 32)
     for call in (
-        lambda: multiply(x, other),
-        lambda: multiply(x, x.t(), onto=other),
-        lambda: multiply(x, x.t().double()),
+        lambda: matmul(x, other),
+        lambda: matmul(x, x.t(), onto=other),
+        lambda: matmul(x, x.t().double()),
         lambda: swiglu(x, x.bfloat16()),
         lambda: swiglu(x, other),
         lambda: swiglu(x[:, :3], x[:, :3]),
@@ -296,7 +298,7 @@ def test_a_trial_leaves_modes_and_gradients_as_they_were() -> None:
         [LlamaRMSNorm(80), LlamaMLP(LlamaConfig(num_attention_heads=5, hidden_size=80))]
     )
     model[0].eval()
-    own_layers(model)
+    use_cpu_kernels(model)
     assert [module.training for module in model] == [False, True]
     assert all(p.grad is None and p.requires_grad for p in model.parameters())
 
@@ -318,7 +320,7 @@ def test_a_softmax_and_its_normaliser(size: int) -> None:
 def test_layers_are_used_where_they_suit_and_given_back() -> None:
     inside = [nn.Linear(300, 300), nn.Linear(8, 8), nn.Linear(300, 300).to(torch.bfloat16)]
     model = nn.ModuleList(inside)
-    with pytest.raises(KeyError), own_layers(model):
+    with pytest.raises(KeyError), use_cpu_kernels(model):
         assert ["forward" in vars(layer) for layer in model] == [True, False, False]
         raise KeyError
     assert not any("forward" in vars(layer) for layer in model)
@@ -327,7 +329,7 @@ def test_layers_are_used_where_they_suit_and_given_back() -> None:
 def test_without_a_compiler_pytorch_computes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layers, "compiled", lambda: None)
     model = nn.Sequential(nn.Linear(300, 300))
-    with own_layers(model):
+    with use_cpu_kernels(model):
         assert "forward" not in vars(model[0])
 
 
@@ -335,13 +337,15 @@ def test_without_a_compiler_pytorch_computes(monkeypatch: pytest.MonkeyPatch) ->
 def test_products_are_added_in_float32_at_least(dtype: torch.dtype) -> None:
     left, right = torch.randn(40, 24).to(dtype), torch.randn(24, 300).to(dtype)
     wanted = left.double() @ right.double()
-    total = add_product(None, left, right)
-    again = add_product(total, left, right)
+    total = active().add_matmul(None, left, right)
+    again = active().add_matmul(total, left, right)
     assert again is total
     assert total.dtype == torch.promote_types(dtype, torch.float32)
     accuracy = 1e-2 if dtype == torch.bfloat16 else 1e-5
     torch.testing.assert_close(total.double(), 2 * wanted, atol=accuracy, rtol=accuracy)
-    torch.testing.assert_close(times(left, right).double(), wanted, atol=1e-1, rtol=accuracy)
+    torch.testing.assert_close(
+        active().matmul(left, right).double(), wanted, atol=1e-1, rtol=accuracy
+    )
 
 
 def two_prompts() -> tuple[Policy, Batch]:
@@ -404,7 +408,7 @@ def test_an_update_uses_them_forward_and_backward(monkeypatch: pytest.MonkeyPatc
 
     def counted(left: Tensor, right: Tensor, *, onto: Tensor | None = None) -> Tensor:
         calls.append(onto is not None)
-        return multiply(left, right, onto=onto)
+        return matmul(left, right, onto=onto)
 
     def gradient(microbatches: int) -> Tensor:
         learner = TorchLearner(
@@ -412,7 +416,8 @@ def test_an_update_uses_them_forward_and_backward(monkeypatch: pytest.MonkeyPatc
         )
         return learner.gradient(batch, NLL)
 
-    monkeypatch.setattr(layers, "multiply", counted)
+    for module in (layers, cpu):
+        monkeypatch.setattr(module, "matmul", counted)
     own = gradient(1)
     products, head = 7 * 2, 1  # 7 of a layer
     assert (len(calls), sum(calls)) == (3 * products + 2 * head, 0)
@@ -420,9 +425,8 @@ def test_an_update_uses_them_forward_and_backward(monkeypatch: pytest.MonkeyPatc
     in_two = gradient(2)
     assert (len(calls), sum(calls)) == (2 * (3 * products + 2 * head), products + head)
     calls.clear()
-    monkeypatch.setattr(layers, "compiled", lambda: None)
-    monkeypatch.setattr(layers, "computes", lambda *factors: False)
-    plain = gradient(1)
+    with using(Reference()):
+        plain = gradient(1)
     assert not calls
     assert (own - plain).norm() <= 1e-5 * plain.norm()
     assert (in_two - plain).norm() <= 1e-5 * plain.norm()

@@ -12,9 +12,10 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn.attention import flex_attention as library
 
-from groupwise.kernels import flex
-from groupwise.kernels.flex import flex_attend, flexes, tree_blocks
-from groupwise.updates import TreeAttention, packing
+from groupwise.kernels import flex, using
+from groupwise.kernels.auto import Auto
+from groupwise.kernels.flex import can_use_flex, flex_tree_attention, tree_blocks
+from groupwise.updates import TreeAttention
 from trees import GROUPS, attended, check_attention, laid_out, tensors
 
 
@@ -42,7 +43,7 @@ def test_a_token_sees_its_prompt_and_its_own_past(
     spans = laid_out(groups)
     blocks = tree_blocks(spans, window=window)
     check_attention(
-        lambda *qkv: flex_attend(*qkv, blocks, scaling=0.3, softcap=softcap),
+        lambda *qkv: flex_tree_attention(*qkv, blocks, scaling=0.3, softcap=softcap),
         lambda *qkv: attended(*qkv, spans, 0.3, window, softcap),
         tensors(6, 2, 32, int(spans[1].sum())),
     )
@@ -61,7 +62,7 @@ def test_a_row_that_fills_no_block_whole() -> None:
     for tokens in (1, 127, 129):
         spans = torch.tensor([[0], [tokens], [-1]])
         query, key, value, _ = tensors(2, 2, 16, tokens)
-        out = flex_attend(
+        out = flex_tree_attention(
             query, key, value, tree_blocks(spans, window=None), scaling=0.3, softcap=None
         )
         wanted = attended(query, key, value, spans, 0.3, None)
@@ -76,10 +77,10 @@ def test_a_pack_attends_by_it_where_it_works(monkeypatch: pytest.MonkeyPatch) ->
         spans=spans, prompt_index=nothing, prompt_length=nothing.flatten(),
         branch_index=nothing, owner=nothing.flatten(), inverse=nothing.flatten(),
     )  # fmt: skip
-    monkeypatch.setattr(packing, "attends", lambda *_, **__: False)
-    monkeypatch.setattr(packing, "flexes", lambda *_, **__: True)
+    monkeypatch.setattr(flex, "can_use_flex", lambda *_, **__: True)
     for window in (None, 5, None):
-        out = attend(0, query, key, value, scaling=0.3, window=window, softcap=4.0)
+        with using(Auto(without={"tree_attention"})):
+            out = attend(0, query, key, value, scaling=0.3, window=window, softcap=4.0)
         wanted = attended(query, key, value, spans, 0.3, window, 4.0)
         torch.testing.assert_close(out, wanted, atol=1e-5, rtol=1e-5)
     assert attend.blocks.keys() == {None, 5}
@@ -92,7 +93,7 @@ def test_the_number_of_tokens_is_compiled_for_but_twice(monkeypatch: pytest.Monk
     for tokens in (300, 500, 129, 1300, 700, 260):
         given = [x.requires_grad_() for x in tensors(4, 2, 16, tokens)[:3]]
         blocks = tree_blocks(torch.tensor([[0], [tokens], [-1]]), window=None)
-        flex_attend(*given, blocks, scaling=0.3, softcap=None).sum().backward()  # pyright: ignore[reportArgumentType]
+        flex_tree_attention(*given, blocks, scaling=0.3, softcap=None).sum().backward()  # pyright: ignore[reportArgumentType]
     assert compiled.frame_count == 2
 
 
@@ -105,7 +106,7 @@ def test_every_kind_of_pack_of_a_model_finds_its_kernel() -> None:
                 spans = torch.tensor([[0], [tokens], [-1]])
                 for softcap in (None, 2.0):
                     blocks = tree_blocks(spans, window=window)
-                    out = flex_attend(*given, blocks, scaling=0.3, softcap=softcap)  # pyright: ignore[reportArgumentType]
+                    out = flex_tree_attention(*given, blocks, scaling=0.3, softcap=softcap)  # pyright: ignore[reportArgumentType]
                     assert out.requires_grad == trained
 
 
@@ -179,4 +180,4 @@ def test_a_trial_is_not_the_business_of_a_checkpoint_around_it() -> None:
 
 def test_on_a_cpu_it_is_not_asked_for() -> None:
     query, key, value, _ = tensors(4, 2, 16, 8)
-    assert not flexes(query, key, value, scaling=0.3, softcap=None)
+    assert not can_use_flex(query, key, value, scaling=0.3, softcap=None)

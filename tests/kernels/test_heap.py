@@ -11,7 +11,7 @@ import pytest
 # those of the previous round are reused. The first rounds let the heap reach its final size.
 SCRIPT = """
 import resource, sys, torch
-from groupwise.kernels.heap import keep_freed_memory
+from groupwise.kernels import keep_freed_memory
 if sys.argv[1] == "keep" and not keep_freed_memory():
     sys.exit(3)
 def use():

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from engine_contract import make_requests
 from groupwise.algorithms.losses import TokenObjective
+from groupwise.kernels import active
 from groupwise.kernels import onednn as module
-from groupwise.kernels.onednn import laid_out_weights, product
+from groupwise.kernels.onednn import reordered_layers
 from groupwise.models import Policy
 from groupwise.rollouts import GroupEngine
 from groupwise.training.stages.base_model import small_policy
@@ -21,9 +22,9 @@ from groupwise.types import Batch, PublishedWeights, Sampling
 from groupwise.updates import MasterOptimizer, OptimizerSettings, TorchLearner
 
 pytestmark = pytest.mark.skipif(
-    not module._types(), reason="this build of PyTorch has no oneDNN for the CPU"
+    not module.dtypes(), reason="this build of PyTorch has no oneDNN for the CPU"
 )
-TYPES = [t for t in (torch.float32, torch.bfloat16) if t in module._types()]
+TYPES = [t for t in (torch.float32, torch.bfloat16) if t in module.dtypes()]
 
 
 def numbers(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
@@ -39,7 +40,7 @@ def layers(dtype: torch.dtype = torch.float32) -> nn.Sequential:
 
 
 def laid_out(model: nn.Module) -> AbstractContextManager[None]:
-    return laid_out_weights(model, rows=64)
+    return reordered_layers(model, rows=64)
 
 
 def gap(found: Tensor, wanted: Tensor) -> float:
@@ -50,7 +51,7 @@ def gap(found: Tensor, wanted: Tensor) -> float:
 @pytest.mark.parametrize("rows", [1, 7, 64, 300])
 def test_a_product_is_the_product(rows: int, dtype: torch.dtype) -> None:
     left, weight = numbers(rows, 256, dtype=dtype), numbers(512, 256, dtype=dtype, seed=1)
-    found = product(left, weight)
+    found = active().linear(left, weight)
     assert found.dtype == dtype
     exact = left.double() @ weight.double().t()
     assert gap(found, exact) < (1e-6 if dtype == torch.float32 else 4e-3)
@@ -58,12 +59,12 @@ def test_a_product_is_the_product(rows: int, dtype: torch.dtype) -> None:
 
 def test_a_product_with_a_transposed_factor() -> None:
     left, weight = numbers(300, 512), numbers(512, 256, seed=1)
-    assert gap(product(left, weight.t()), left.double() @ weight.double()) < 1e-6
+    assert gap(active().linear(left, weight.t()), left.double() @ weight.double()) < 1e-6
 
 
 def test_a_product_is_differentiated_where_gradients_are_recorded() -> None:
     left, weight = numbers(7, 256), numbers(512, 256, seed=1).requires_grad_()
-    product(left, weight).sum().backward()
+    active().linear(left, weight).sum().backward()
     assert weight.grad is not None
     assert torch.allclose(weight.grad, left.sum(0).expand(512, -1), atol=1e-5)
 
@@ -71,7 +72,7 @@ def test_a_product_is_differentiated_where_gradients_are_recorded() -> None:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
 def test_other_types_are_left_to_pytorch(dtype: torch.dtype) -> None:
     left, weight = numbers(7, 256, dtype=dtype), numbers(512, 256, dtype=dtype, seed=1)
-    assert torch.equal(product(left, weight), left @ weight.t())
+    assert torch.equal(active().linear(left, weight), left @ weight.t())
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -111,7 +112,7 @@ def test_a_model_is_as_before_after_an_error() -> None:
 
 def test_weights_beyond_the_room_stay_what_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     model = layers()
-    monkeypatch.setattr(module, "ROOM", model[0].weight.nbytes)
+    monkeypatch.setattr(module, "COPY_LIMIT", model[0].weight.nbytes)
     with laid_out(model):
         assert [("forward" in vars(layer)) for layer in model] == [True, False, False, False]
 
@@ -189,7 +190,7 @@ def test_layers_that_only_look_plain_stay_what_they_are() -> None:
 def test_few_numbers_of_rows_are_computed(given: int, computed: int) -> None:
     """oneDNN keeps a kernel of half a megabyte for each."""
     for values in (numbers(given), numbers(given, 3)):
-        found = module.padded(values)
+        found = module.pad_rows(values)
         assert torch.equal(found[:given], values)
         assert found.shape == (computed, *values.shape[1:]) and not found[given:].any()
 

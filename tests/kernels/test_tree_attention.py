@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from groupwise.kernels.cpu import compiled
-from groupwise.kernels.tree_attention import tree_attend
+from groupwise.kernels.build import compiled
+from groupwise.kernels.tree_attention import tree_attention
 from trees import GROUPS, attended, check_attention, laid_out, tensors
 
 pytestmark = pytest.mark.skipif(compiled() is None, reason="there is no g++")
@@ -27,7 +27,7 @@ def check(
     given: list[Tensor], spans: Tensor, window: int | None, *, accuracy: float = 1e-5
 ) -> None:
     check_attention(
-        lambda *qkv: tree_attend(*qkv, spans, scaling=0.3, window=window),
+        lambda *qkv: tree_attention(*qkv, spans, scaling=0.3, window=window),
         lambda *qkv: attended(*qkv, spans, 0.3, window),
         given,
         accuracy=accuracy,
@@ -65,8 +65,8 @@ def test_inputs_that_are_views() -> None:
 
 def test_heads_whose_numbers_lie_apart_are_refused() -> None:
     query, key, value, _ = tensors(4, 2, 16, 80)
-    with pytest.raises(ValueError, match="side by side"):
-        tree_attend(
+    with pytest.raises(ValueError, match="contiguous"):
+        tree_attention(
             query.mT.contiguous().mT,
             key,
             value,
@@ -91,9 +91,9 @@ def test_what_comes_later_changes_nothing() -> None:
     """Not a bit: a completion knows nothing of its end, or of another one."""
     spans = laid_out([(40, [33, 40]), (20, [35])])
     query, key, value, _ = tensors(2, 2, 16, 168)
-    before = tree_attend(query, key, value, spans, scaling=0.3, window=None)
+    before = tree_attention(query, key, value, spans, scaling=0.3, window=None)
     key[60:73], value[60:73] = 1e30, 1e30
-    after = tree_attend(query, key, value, spans, scaling=0.3, window=None)
+    after = tree_attention(query, key, value, spans, scaling=0.3, window=None)
     assert torch.equal(before[:60], after[:60])
     assert torch.equal(before[73:], after[73:])
     assert not torch.equal(before[60:73], after[60:73])
@@ -105,7 +105,7 @@ def test_the_same_bits_again(threads: int) -> None:
 
     def gradients() -> list[Tensor]:
         leaves = [x.detach().requires_grad_() for x in parts]
-        out = tree_attend(*leaves, spans, scaling=0.3, window=None)  # pyright: ignore[reportArgumentType]
+        out = tree_attention(*leaves, spans, scaling=0.3, window=None)  # pyright: ignore[reportArgumentType]
         return list(torch.autograd.grad(out, leaves, grad))
 
     first = gradients()

@@ -25,7 +25,7 @@ from groupwise.config.connect import best_device, load_configured, make_scorer
 from groupwise.config.data import load_eval, load_train, rendered
 from groupwise.config.memory import MemoryPlan, memory_plan, memory_savings
 from groupwise.errors import GroupwiseError
-from groupwise.kernels.cpu import compiled
+from groupwise.kernels import active
 from groupwise.models import Policy
 from groupwise.prompts.contamination import shared_prompts
 from groupwise.prompts.templates import check_round_trip
@@ -164,8 +164,7 @@ def _device() -> str:
     free = psutil.virtual_memory().available / 2**30
     return (
         f"CPU, {_counted(cores, 'core')}, {_counted(threads, 'thread')}, "
-        f"{free:.1f} GiB of memory free, "
-        + ("kernels compiled" if compiled() else "without kernels (they need g++)")
+        f"{free:.1f} GiB of memory free, " + f"kernels: {active().description(torch.device('cpu'))}"
     )
 
 

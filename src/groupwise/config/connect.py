@@ -12,7 +12,7 @@ import torch
 from groupwise.algorithms import BoundAlgorithm
 from groupwise.config import Config
 from groupwise.errors import UsageError
-from groupwise.kernels.heap import keep_freed_memory
+from groupwise.kernels import keep_freed_memory
 from groupwise.models import Policy, is_adapted, load_policy
 from groupwise.prompts.templates import fix_variables
 from groupwise.rewards import REWARDS, Scorer, build_scorer, from_functions

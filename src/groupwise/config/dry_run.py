@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from groupwise.config import Config
-from groupwise.kernels.decoding import GroupCache
+from groupwise.kernels import GroupCache
 from groupwise.models import Backbone, groupwise_attention
 from groupwise.rollouts.engines.attention import Decode, Prefill
 from groupwise.rollouts.engines.group import PREFILL_TOKENS

@@ -29,7 +29,7 @@ from groupwise.config.dry_run import (
     update_bytes,
 )
 from groupwise.errors import UsageError
-from groupwise.kernels.onednn import laid_out_layers
+from groupwise.kernels import active
 from groupwise.models.adapters import new_adapter
 from groupwise.models.loading import DTYPES, configuration
 from groupwise.updates import MasterOptimizer
@@ -231,7 +231,7 @@ def _held(
 def _laid_out(config: Config, model: Any) -> int:
     """Copies of weights in the layout of oneDNN."""
     four = _four_bit(model) if config.model.quantization is not None else []
-    layers = laid_out_layers(model)
+    layers = active().copied_layers(model)
     return sum(layer.weight.nbytes for layer in layers if not any(layer.weight is w for w in four))
 
 

@@ -1,1 +1,54 @@
-"""Compute kernels: C++ on a CPU, oneDNN and FlexAttention."""
+"""Compute kernels behind one protocol, `Backend`: C++ on a CPU, oneDNN, and FlexAttention on a GPU.
+
+`reference.py` defines every operation in PyTorch. Everything else is optional: without the line
+that imports `auto`, its modules and `cpp/` can be deleted, and PyTorch computes.
+"""
+
+from groupwise.kernels import auto  # noqa: F401
+from groupwise.kernels.heap import keep_freed_memory
+from groupwise.kernels.interface import (
+    COPY_LIMIT,
+    Affine,
+    Backend,
+    Decoder,
+    DecoderLayer,
+    DecodeRows,
+    GroupCache,
+    LayerCache,
+    Norm,
+    Tree,
+    active,
+    select,
+    using,
+)
+from groupwise.kernels.reference import (
+    Reference,
+    accumulable_grad,
+    attention,
+    inverse_cdf,
+    is_plain_linear,
+    within_window,
+)
+
+__all__ = [
+    "COPY_LIMIT",
+    "Affine",
+    "Backend",
+    "DecodeRows",
+    "Decoder",
+    "DecoderLayer",
+    "GroupCache",
+    "LayerCache",
+    "Norm",
+    "Reference",
+    "Tree",
+    "accumulable_grad",
+    "active",
+    "attention",
+    "inverse_cdf",
+    "is_plain_linear",
+    "keep_freed_memory",
+    "select",
+    "using",
+    "within_window",
+]

@@ -1,105 +1,73 @@
-"""Layers of an update on a CPU, forward and backward by kernels of our own.
+"""Layers of an update on a CPU, forward and backward by C++ kernels.
 
     products      y = x Wᵀ + b,    dx = dy W,    dW = dyᵀ x,    db = Σ dy
     norms         x · w / √(mean(x²) + ε)
     feed-forward  down(silu(gate(x)) · up(x))
 
 Norms and activations, which `transformers` writes as ten operations and their gradients, are one
-each, and keep nothing for the backward pass but what they were given; in bfloat16 too. The rest is
-for float32, whose products PyTorch leaves to MKL: on an AMD EPYC these are 3 to 15 % faster. Unlike
-oneDNN's, they compile nothing for a number of rows, of which no two microbatches have the same.
+each, and save nothing for the backward pass but their inputs; in bfloat16 too. The rest is for
+float32, whose products PyTorch leaves to MKL: on an AMD EPYC these are 3 to 15 % faster. Unlike
+oneDNN, they compile nothing per number of rows, which differs from microbatch to microbatch.
 """
 
 from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from types import MethodType
 from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from groupwise.kernels.build import compiled
 from groupwise.kernels.cpu import (
     LANES,
     TYPES,
-    compiled,
-    computes,
-    multiply,
+    matmul,
     rms_norm,
     rms_norm_backward,
     swiglu,
     swiglu_backward,
 )
-from groupwise.kernels.onednn import SMALLEST, plain, product
-
-PIECE = 2**21
-"""Entries of a 16-bit product that are added at once."""
+from groupwise.kernels.onednn import SMALLEST
+from groupwise.kernels.reference import accumulable_grad, is_plain_linear
 
 Forward = Callable[[Any, Tensor], Tensor]
+KINDS = frozenset({"training_linear", "embedding", "norm", "feed_forward"})
+"""Modules that have kernels."""
 
 
-def times(
-    left: Float[Tensor, "rows depth"], right: Float[Tensor, "depth columns"]
-) -> Float[Tensor, "rows columns"]:
-    """left · right. Records no gradient."""
-    return multiply(left, right) if computes(left, right) else product(left, right.t())
+class use_cpu_kernels:
+    """Re-entrant context manager that routes supported CPU modules to the kernels: in bfloat16
+    norms and feed-forwards, in float32 also linear layers and embeddings. Gradients are for
+    `backward()`: they are added to those that weights have already, and `torch.autograd.grad` does
+    not return them.
 
+    Linear layers and embeddings are recognised by their type. Norms and feed-forwards are tried
+    when this is made, and routed only where they have no other parts and the kernel reproduces
+    their output.
 
-def add_product(
-    total: Float[Tensor, "rows columns"] | None,
-    left: Float[Tensor, "rows depth"],
-    right: Float[Tensor, "depth columns"],
-) -> Float[Tensor, "rows columns"]:
-    """total + left · right, in place, and in float32 at least. Records no gradient.
-
-    Products of 16 bits are added in pieces, because PyTorch makes a float32 copy of each.
-    """
-    if computes(left, right):
-        return multiply(left, right, onto=total)
-    if total is not None and left.dtype == total.dtype:
-        return total.addmm_(left, right)
-    more, piece = left @ right, max(1, PIECE // right.shape[1])
-    if total is None:
-        return more.to(torch.promote_types(left.dtype, torch.float32))
-    for part, addend in zip(total.split(piece), more.split(piece), strict=True):
-        part += addend
-    return total
-
-
-def there_already(weight: Tensor) -> Tensor | None:
-    """The gradient that a weight has, where another can be added to it in place."""
-    return weight.grad if weight.grad is not None and weight.grad.is_contiguous() else None
-
-
-class own_layers:
-    """Inside the block, which may be entered again and again, layers of a model on a CPU compute by
-    kernels of our own, and after it as before: in bfloat16 norms and feed-forwards, in float32 also
-    linear layers and embeddings. Gradients are for `backward()`: those of weights that have one
-    already are added to it, and do not come out of `torch.autograd.grad`.
-
-    Linear layers and embeddings are known by their type. Norms and feed-forwards are tried when
-    this is made, and computed here only where they have no other parts and that gives what they
-    give themselves.
+    Args:
+        kinds: which modules.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, *, kinds: Set[str] = KINDS) -> None:
         modules = [] if compiled() is None else list(model.modules())
         training = [module.training for module in modules]
-        model.eval()  # An adapter's dropout would make of every trial another one.
+        model.eval()  # An adapter's dropout would make every trial differ.
         try:
-            self._found = {m: (_numbers(m), own) for m in modules if (own := _own(m))}
+            self._found = {m: (_numbers(m), own) for m in modules if (own := _own(m, kinds))}
         finally:
             for module, was in zip(modules, training, strict=True):
                 module.training = was
         self._inside: list[list[nn.Module]] = []
 
     def __enter__(self) -> None:
-        # What another block computes already stays as it is, and what has become another type.
+        # Modules that are routed already stay so; those whose dtype has changed are left alone.
         inside = [
             module
             for module, (numbers, _) in self._found.items()
@@ -115,33 +83,35 @@ class own_layers:
             vars(module).pop("forward", None)
 
 
-def _own(module: Any) -> Forward | None:
-    """How a module computes here, or None where it is left alone."""
+def _own(module: Any, kinds: Set[str]) -> Forward | None:
+    """The forward of a module by kernels, or None where it is left alone."""
     numbers = _numbers(module)
     if numbers not in ({(each, "cpu")} for each in TYPES):
         return None
-    if numbers == {(torch.float32, "cpu")} and type(module) is nn.Embedding:
-        return _embedding if _looks_up(module) else None
-    if numbers == {(torch.float32, "cpu")} and plain(module):
-        return _linear if module.weight.numel() >= SMALLEST else None
-    if len(inspect.signature(type(module).forward).parameters) != 2:  # self and what it is given
+    single = numbers == {(torch.float32, "cpu")}
+    if single and type(module) is nn.Embedding:
+        return _embedding if "embedding" in kinds and _looks_up(module) else None
+    if single and is_plain_linear(module):
+        large = module.weight.numel() >= SMALLEST
+        return _linear if "training_linear" in kinds and large else None
+    if len(inspect.signature(type(module).forward).parameters) != 2:  # self and one input
         return None
     children = {name for name, _ in module.named_children()}
     parameters = {name for name, _ in module.named_parameters(recurse=False)}
     if (children, parameters) == (set(), {"weight"}) and hasattr(module, "variance_epsilon"):
-        return _norm if _agrees(_norm, module) else None
+        return _norm if "norm" in kinds and _agrees(_norm, module) else None
     if (children, parameters) == ({"gate_proj", "up_proj", "down_proj", "act_fn"}, set()):
-        return _feed_forward if _agrees(_feed_forward, module) else None
+        return _feed_forward if "feed_forward" in kinds and _agrees(_feed_forward, module) else None
     return None
 
 
 def _numbers(module: nn.Module) -> set[tuple[torch.dtype, str]]:
-    """Types of a module's parameters, and where they are."""
+    """Dtypes and devices of a module's parameters."""
     return {(p.dtype, p.device.type) for p in module.parameters()}
 
 
 def _looks_up(module: nn.Embedding) -> bool:
-    """Whether an embedding has none of its options."""
+    """Whether an embedding uses none of its options."""
     return (
         module.padding_idx is None
         and module.max_norm is None
@@ -152,12 +122,12 @@ def _looks_up(module: nn.Embedding) -> bool:
 
 @torch.no_grad()
 def _agrees(own: Forward, module: Any) -> bool:
-    """Whether a norm or feed-forward is what it is taken for: in float32, where rounding hides
+    """Whether the kernel reproduces a norm or feed-forward; in float32, where rounding hides
     nothing."""
     try:
         some, grid = copy.deepcopy(module).float(), torch.linspace(-20, 20, 161)
         if own is _feed_forward:
-            # Tried by itself as well: a product with weights of 0 would hide it.
+            # Tried alone as well: a product with weights of 0 would hide it.
             if not torch.allclose(some.act_fn(grid), F.silu(grid), atol=1e-6):
                 return False
             if some.gate_proj.out_features % LANES:
@@ -202,7 +172,7 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
-        out = multiply(x, weight.t())
+        out = matmul(x, weight.t())
         return out if bias is None else out.add_(bias)
 
     @staticmethod
@@ -213,16 +183,16 @@ class _Linear(torch.autograd.Function):
         (grad,), (x, weight) = grads, ctx.saved_tensors
         want_x, want_weight, want_bias = ctx.needs_input_grad
         return (
-            multiply(grad, weight) if want_x else None,
+            matmul(grad, weight) if want_x else None,
             _gradient(weight, grad, x) if want_weight else None,
             grad.sum(0) if want_bias else None,
         )
 
 
 def _gradient(weight: Tensor, grad: Tensor, x: Tensor) -> Tensor | None:
-    """gradᵀ · x, added to the gradient that a weight has already, or handed to autograd."""
-    total = there_already(weight)
-    more = multiply(grad.t(), x, onto=total)
+    """gradᵀ · x, added to the gradient that a weight has already, or else for autograd."""
+    total = accumulable_grad(weight)
+    more = matmul(grad.t(), x, onto=total)
     return more if total is None else None
 
 
@@ -238,7 +208,7 @@ class _Embedding(torch.autograd.Function):
         ctx: Any, *grads: Tensor
     ) -> tuple[Tensor | None, ...]:
         tokens, weight = ctx.saved_tensors
-        there = there_already(weight)
+        there = accumulable_grad(weight)
         total = torch.zeros_like(weight) if there is None else there
         total.index_add_(0, tokens.flatten(), grads[0].reshape(-1, weight.shape[1]))
         return None, total if there is None else None

@@ -1,9 +1,9 @@
-"""Attention of packed groups on a card, by PyTorch's FlexAttention.
+"""Attention of packed groups on a GPU, by PyTorch's FlexAttention.
 
-Of the square of a packed row, tokens × tokens, a tree fills few blocks of 128 × 128. These are
-computed and no others: prompts are not copied, and only the end of the row is padded. The kernels
-are compiled where they are first needed and used where a trial has given the outputs and gradients
-of plain attention.
+Of the square of a packed row, tokens × tokens, a tree fills few blocks of 128 × 128, and only these
+are computed: prompts are not copied, and only the end of the row is padded. The kernels are
+compiled where they are first needed, and used where a trial has reproduced the outputs and
+gradients of the reference.
 """
 
 from __future__ import annotations
@@ -20,26 +20,25 @@ from torch._dynamo import config as dynamo_config
 from torch.nn import functional as F
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from groupwise.models.attention import sees
+from groupwise.kernels.reference import attention
 
 BLOCK = 128
 BACKEND = "inductor"
 """What compiles the kernels."""
 VARIANTS = 64
-"""Of the compiled kernel: lengths fixed or not, with gradients and without, every window."""
+"""Maximum number of torch.compile variants (static or dynamic length × grad × window)."""
 TRIALS = ((300, None), (500, 90))
-"""Tokens and window of the rows that are tried; after the second, any number is compiled for."""
-WITHIN = {torch.float32: 1e-3, torch.bfloat16: 2e-2, torch.float16: 2e-2}
-"""How far from plain attention, relative to its norm, a kernel may be in a type."""
+"""Tokens and window of the trials; with the second, torch.compile turns to dynamic lengths."""
+TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 2e-2, torch.float16: 2e-2}
+"""Largest relative error, in norm, that a trial accepts for a dtype."""
 
 
 def tree_blocks(spans: Int[Tensor, "3 spans"], *, window: int | None) -> BlockMask:
-    """Which blocks of a packed row are to be computed, and what is seen in them.
+    """Which blocks of a packed row are computed, and the mask inside them.
 
     Args:
-        spans: the first token of each, how many, and which span is its prompt; -1 where it is one
-            itself. Together they are all tokens.
-        window: the last tokens that a token sees, itself included; None for all.
+        spans: as in `Tree`.
+        window: the last tokens that a token attends to, itself included; None for all.
     """
     span, prompt, position = _of_tokens(spans)
     reach = len(span) if window is None else window
@@ -54,23 +53,23 @@ def tree_blocks(spans: Int[Tensor, "3 spans"], *, window: int | None) -> BlockMa
     )
 
 
-def _blocks(tokens: int, device: torch.device, seen: Callable[..., Tensor]) -> BlockMask:
-    """Those in which something is seen."""
+def _blocks(tokens: int, device: torch.device, mask: Callable[..., Tensor]) -> BlockMask:
+    """The blocks in which the mask is not empty."""
     some, whole = [], []
     place = torch.arange(tokens, device=device)
     for rows in place.split(BLOCK):
-        blocks = seen(None, None, rows[:, None], place).unflatten(1, (-1, BLOCK))
+        blocks = mask(None, None, rows[:, None], place).unflatten(1, (-1, BLOCK))
         some.append(blocks.any(2).any(0))
         whole.append(blocks.all(2).all(0))
-    all_seen = torch.stack(whole)
-    partly = torch.stack(some) & ~all_seen
-    listed = (*_listed(partly), *_listed(all_seen))
-    return BlockMask.from_kv_blocks(*listed, BLOCK_SIZE=BLOCK, mask_mod=seen)
+    full = torch.stack(whole)
+    partly = torch.stack(some) & ~full
+    listed = (*_listed(partly), *_listed(full))
+    return BlockMask.from_kv_blocks(*listed, BLOCK_SIZE=BLOCK, mask_mod=mask)
 
 
 def _of_tokens(spans: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Of every token its span, that of its prompt and its position; up to a whole block with tokens
-    that are a span of their own."""
+    """Of every token its span, the span of its prompt and its position. Padding up to a whole block
+    is one more span."""
     begin, length, owner = spans
     order = begin.argsort(stable=True)
     padding = torch.full_like(begin[:1], -int(length.sum()) % BLOCK)
@@ -85,12 +84,12 @@ def _of_tokens(spans: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _listed(blocks: Bool[Tensor, "rows columns"]) -> tuple[Tensor, Tensor]:
-    """How many blocks each row has, and which: those first."""
+    """The number of blocks of each row, and their indices, set ones first."""
     order = blocks.to(torch.int8).argsort(dim=-1, descending=True, stable=True)
     return blocks.sum(-1, dtype=torch.int32)[None, None], order.to(torch.int32)[None, None]
 
 
-def flex_attend(
+def flex_tree_attention(
     query: Float[Tensor, "tokens heads dim"],
     key: Float[Tensor, "tokens key_heads dim"],
     value: Float[Tensor, "tokens key_heads dim"],
@@ -99,8 +98,8 @@ def flex_attend(
     scaling: float,
     softcap: float | None,
 ) -> Float[Tensor, "tokens heads dim"]:
-    """softmax(cap(q · kᵀ · scaling)) v over what `tree_blocks` says that a token sees, where
-    cap(s) = softcap · tanh(s / softcap). Differentiable. Takes what `flexes` accepts."""
+    """softmax(cap(q · kᵀ · scaling)) v under the mask of `tree_blocks`, where
+    cap(s) = softcap · tanh(s / softcap). Differentiable. Takes what `can_use_flex` accepts."""
     tokens, padding = len(query), -len(query) % BLOCK
     rows = (F.pad(x, (0, 0, 0, 0, 0, padding)) for x in (query, key, value))
     q, k, v = (x.transpose(0, 1)[None] for x in rows)
@@ -115,20 +114,20 @@ def flex_attend(
 
 @cache
 def _kernel() -> Any:
-    # Whole, so that what cannot be compiled is an error, and not attention of the whole square.
+    # fullgraph, so that what cannot be compiled fails instead of attending to the whole square.
     return torch.compile(flex_attention, fullgraph=True, backend=BACKEND)
 
 
-def flexes(
+def can_use_flex(
     query: Tensor, key: Tensor, value: Tensor, *, scaling: float, softcap: float | None
 ) -> bool:
-    """Whether `flex_attend` is to be used for attention of this kind: on a card, and where it has
-    been tried with heads like these."""
+    """Whether `flex_tree_attention` takes these heads: on a GPU, after a trial with heads of their
+    shape."""
     return (
         type(query) is Tensor
         and query.is_cuda
         and query.dtype == key.dtype == value.dtype
-        and query.dtype in WITHIN
+        and query.dtype in TOLERANCE
         and query.shape[-1] == value.shape[-1]
         and _works(query.device, query.dtype, (*query.shape[1:], key.shape[1]), scaling, softcap)
     )
@@ -142,8 +141,8 @@ def _works(
     scaling: float,
     softcap: float | None,
 ) -> bool:
-    """Whether outputs and gradients are those of plain attention."""
-    # What a trial saves for its backward pass is not the business of a checkpoint around it.
+    """Whether outputs and gradients are those of the reference; warns once where they are not."""
+    # Tensors that a trial saves for its backward pass must not count in an outer checkpoint.
     own = torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x)
     try:
         with torch.inference_mode(False), torch.enable_grad(), own:
@@ -152,15 +151,15 @@ def _works(
                 for tokens, window in TRIALS
             ]
         worst = torch.stack(gaps).max().item()  # a NaN where there is one
-        reason = None if worst <= WITHIN[kind] else f"it is off by {worst:.1g}"
+        reason = None if worst <= TOLERANCE[kind] else f"it is off by {worst:.1g}"
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
         reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}"
     if reason is not None:
         warnings.warn(
-            f"FlexAttention is not used on {device} ({reason}); updates attend on rectangles, "
-            "which takes more time and memory.",
+            f"FlexAttention is not used on {device} ({reason}); updates attend on padded "
+            "rectangles, which takes more time and memory.",
             stacklevel=2,
         )
     return reason is None
@@ -176,7 +175,7 @@ def _gap(
     tokens: int,
     window: int | None,
 ) -> Tensor:
-    """How far the kernel is from plain attention on two prompts with two branches each."""
+    """The relative error of the kernel on two prompts with two branches each."""
     heads, dim, key_heads = sizes
     part = tokens // 10
     lengths = torch.tensor([3, 1, 2, 2, 1, 1]) * part
@@ -184,21 +183,21 @@ def _gap(
     spans = torch.stack([lengths.cumsum(0) - lengths, lengths, torch.tensor([-1, 0, 0, -1, 3, 3])])
     blocks = tree_blocks(spans.to(device), window=window)
     place = torch.arange(tokens, device=device)
-    seen: Any = blocks.mask_mod
-    mask = seen(None, None, place[:, None], place)[None, None]
+    mask_mod: Any = blocks.mask_mod
+    mask = mask_mod(None, None, place[:, None], place)[None, None]
     random = torch.Generator().manual_seed(0)
-    given = [
+    inputs = [
         torch.randn(tokens, each, dim, generator=random).to(device, kind).requires_grad_()
         for each in (heads, key_heads, key_heads, heads)
     ]
-    *qkv, grad = given
+    *qkv, grad = inputs
     q, k, v = (x.transpose(0, 1)[None] for x in qkv)
-    plain = sees(q, k, v, mask=mask, scaling=scaling, softcap=softcap)[0].transpose(0, 1)
+    exact = attention(q, k, v, mask=mask, scaling=scaling, softcap=softcap)[0].transpose(0, 1)
     query, key, value = qkv
-    found = flex_attend(query, key, value, blocks, scaling=scaling, softcap=softcap)
+    found = flex_tree_attention(query, key, value, blocks, scaling=scaling, softcap=softcap)
     with torch.no_grad():
-        alone = flex_attend(query, key, value, blocks, scaling=scaling, softcap=softcap)
-    wanted = [plain, plain, *torch.autograd.grad(plain, qkv, grad)]
+        alone = flex_tree_attention(query, key, value, blocks, scaling=scaling, softcap=softcap)
+    wanted = [exact, exact, *torch.autograd.grad(exact, qkv, grad)]
     made = [alone, found, *torch.autograd.grad(found, qkv, grad)]
     pairs = zip(made, wanted, strict=True)
     gaps = [(a - b).detach().float().norm() / b.detach().float().norm() for a, b in pairs]

@@ -1,8 +1,8 @@
-"""Attention of packed groups on a CPU, forward and backward, by a kernel of our own.
+"""Attention of packed groups on a CPU, forward and backward, in C++ (`cpp/tree_attention.cpp`).
 
-PyTorch's attention takes rectangles: for it the keys and values of a prompt have to be copied to
-every completion, and what a completion does not see of the rectangle is computed and masked. Here
-spans of tokens are attended where they lie, and only what they see.
+PyTorch's attention takes rectangles: the keys and values of a prompt have to be copied to every
+completion, and what a completion does not attend to is computed and masked. This kernel attends to
+spans of tokens in place, and computes nothing else.
 """
 
 from __future__ import annotations
@@ -15,32 +15,12 @@ from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from groupwise.kernels.cpu import Heads, library
+from groupwise.kernels import structures
+from groupwise.kernels.build import library
+from groupwise.kernels.structures import Heads
 
 
-class _Tree(ctypes.Structure):
-    """`Tree` of tree.cpp."""
-
-    _fields_ = (
-        *((name, Heads) for name in ("query", "key", "value")),
-        *(
-            (name, ctypes.c_void_p)
-            for name in (
-                "out", "norm", "out_grad", "query_grad", "key_grad", "value_grad",
-                "begin", "length", "owner",
-            )
-        ),
-        *(
-            (name, ctypes.c_int64)
-            for name in (
-                "spans", "tokens", "heads", "key_heads", "dim", "window", "parts", "threads",
-            )
-        ),
-        ("scaling", ctypes.c_double),
-    )  # fmt: skip
-
-
-def tree_attend(
+def tree_attention(
     query: Float[Tensor, "tokens heads dim"],
     key: Float[Tensor, "tokens key_heads dim"],
     value: Float[Tensor, "tokens key_heads dim"],
@@ -49,14 +29,13 @@ def tree_attend(
     scaling: float,
     window: int | None,
 ) -> Float[Tensor, "tokens heads dim"]:
-    """softmax(q · kᵀ · scaling) v, where a token sees those of its span up to itself and, before
-    them, those of the span's prompt. Takes what `attends` accepts. Computed in float32;
+    """softmax(q · kᵀ · scaling) v, where a token attends to its span up to itself and, before that,
+    to the span's prompt. Takes what `can_use_attention` accepts. Computed in float32;
     differentiable.
 
     Args:
-        spans: the first token of each, how many, and which span is its prompt; -1 where it is one
-            itself. Together they are all tokens.
-        window: the last tokens that a token sees, itself included; None for all.
+        spans: as in `Tree`.
+        window: the last tokens that a token attends to, itself included; None for all.
     """
     apply: Any = _TreeAttention.apply
     out = apply(query.float(), key.float(), value.float(), spans, scaling, window)
@@ -86,17 +65,17 @@ class _TreeAttention(torch.autograd.Function):
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx: Any, *grads: Float32[Tensor, "tokens heads dim"]
     ) -> tuple[Tensor | None, ...]:
-        # Once: what checkpointing recomputes can be taken a single time.
+        # Unpacked once: what checkpointing recomputes can be read a single time.
         saved = ctx.saved_tensors
         query, key, _, spans, *_ = saved
-        # Enough parts for all threads; their sums are added in order, so that they do not depend
-        # on which thread was first.
+        # Enough parts for all threads; the parts are added in order, so that the sum does not
+        # depend on scheduling.
         prompts = int((spans[2] < 0).sum())
         parts = -(-torch.get_num_threads() // (prompts * key.shape[1]))
         d_query = query.new_empty(query.shape)
         d_key, d_value = (key.new_zeros(parts, *key.shape) for _ in range(2))
-        given = (grads[0].contiguous(), d_query, d_key, d_value)
-        _call("tree_backward", saved, ctx.scaling, ctx.window, given, parts=parts)
+        buffers = (grads[0].contiguous(), d_query, d_key, d_value)
+        _call("tree_backward", saved, ctx.scaling, ctx.window, buffers, parts=parts)
         if parts > 1:
             d_key, d_value = d_key.sum(0, keepdim=True), d_value.sum(0, keepdim=True)
         return d_query, d_key[0], d_value[0], None, None, None
@@ -113,12 +92,12 @@ def _call(
 ) -> None:
     query, key, value, spans, out, norm = saved
     pointers = [x.data_ptr() for x in (out, norm, *gradients)]
-    given = _Tree(
+    call = structures.Tree(
         *(Heads.of(x) for x in (query, key, value)),
         *pointers, *[None] * (6 - len(pointers)),
         *(x.data_ptr() for x in spans),
         spans.shape[1], *query.shape[:2], key.shape[1], query.shape[2],
         window or 0, parts, torch.get_num_threads(), scaling,
     )  # fmt: skip
-    if getattr(library(), name)(ctypes.byref(given)):
-        raise MemoryError(f"attention of {len(query)} tokens: no memory for their scores")
+    if getattr(library(), name)(ctypes.byref(call)):
+        raise MemoryError(f"attention of {len(query)} tokens: out of memory")

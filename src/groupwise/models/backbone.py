@@ -14,8 +14,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from groupwise.kernels.onednn import product
-from groupwise.models.attention import Attend, groupwise_attention, sees, within_window
+from groupwise.kernels import active, attention, within_window
+from groupwise.models.attention import Attend, groupwise_attention
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,10 +95,10 @@ def head_product(
     """hidden · Wᵀ, in the type of both, or `wide`: in float32, where products of 16-bit numbers are
     exact, and without rounding the sum to 16 bits."""
     if not wide or hidden.dtype not in (torch.float16, torch.bfloat16):
-        return product(hidden, weight)
+        return active().linear(hidden, weight)
     if hidden.is_cuda:
         return torch.mm(hidden, weight.t(), out_dtype=torch.float32)
-    return product(hidden.float(), weight.float())
+    return active().linear(hidden.float(), weight.float())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +127,7 @@ class TwoRows:
         place = torch.arange(len(query) // 2, device=query.device)
         mask = None if window is None else within_window(place[:, None], place, window)[None, None]
         q, k, v = (x.unflatten(0, (2, -1)).transpose(1, 2) for x in (query, key, value))
-        out = sees(q, k, v, mask=mask, scaling=scaling, softcap=softcap)
+        out = attention(q, k, v, mask=mask, scaling=scaling, softcap=softcap)
         return out.transpose(1, 2).flatten(0, 1)
 
 

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from groupwise.kernels.cpu import computes, draw_tokens
+from groupwise.kernels import active, inverse_cdf
 from groupwise.types import Sampling
 
 
@@ -74,19 +74,9 @@ def draw(
         tokens = logits.argmax(-1)
         logp = logits.log_softmax(-1).gather(-1, tokens[:, None]).squeeze(-1)
         return Drawn(tokens=tokens, logp=logp, kept=None)
-    if not _truncates(sampling) and computes(logits):
-        tokens, logp = draw_tokens(logits, uniform, temperature=sampling.temperature)
+    if not _truncates(sampling):
+        tokens, logp = active().draw(logits, uniform, temperature=sampling.temperature)
         return Drawn(tokens=tokens, logp=logp, kept=None)
     probs, kept = distribution(logits, sampling)
-    cdf = probs.cumsum(-1)
-    total = cdf[:, -1]
-    # u·total may round up to total; the largest number below it still has a token whose step of the
-    # CDF contains it.
-    target = torch.minimum(
-        uniform.to(cdf.dtype) * total, torch.nextafter(total, torch.zeros_like(total))
-    )
-    # Logits that are no numbers lead past the end; the log-probability that is none tells of them.
-    tokens = torch.searchsorted(cdf, target[:, None], right=True).squeeze(-1)
-    tokens = tokens.clamp(max=cdf.shape[-1] - 1)
-    logp = probs.gather(-1, tokens[:, None]).squeeze(-1).log()
+    tokens, logp = inverse_cdf(probs, uniform)
     return Drawn(tokens=tokens, logp=logp, kept=kept)

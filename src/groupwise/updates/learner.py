@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from groupwise.errors import RunError, UsageError
-from groupwise.kernels.cpu_layers import own_layers
+from groupwise.kernels import active
 from groupwise.models import (
     Backbone,
     Policy,
@@ -86,8 +86,8 @@ class TorchLearner:
             if reference == "frozen"
             else None
         )
-        self.own = own_layers(self.model)
-        self.own_frozen = None if self.frozen is None else own_layers(self.frozen)
+        self.own = active().training_layers(self.model)
+        self.own_frozen = None if self.frozen is None else active().training_layers(self.frozen)
         self.optimizer = MasterOptimizer(
             self.model.parameters(), optimizer, total_steps=total_steps
         )

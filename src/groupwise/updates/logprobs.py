@@ -10,8 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from groupwise.kernels.cpu import computes, softmax_
-from groupwise.kernels.cpu_layers import add_product, there_already, times
+from groupwise.kernels import accumulable_grad, active
 from groupwise.models import head_product
 
 CHUNK_BYTES = 30 * 2**20
@@ -134,7 +133,7 @@ class _TokenLogprobs(torch.autograd.Function):
                 if kept is not None:
                     z.masked_fill_(~kept(part), float("-inf"))
                 own = z.gather(-1, target[part, None]).squeeze(-1)
-                logp[part] = own - _softmax_(z)
+                logp[part] = own - active().softmax_(z)
                 if entropy:
                     h[part] = torch.special.entr(z).sum(-1)
                 del z
@@ -154,16 +153,16 @@ class _TokenLogprobs(torch.autograd.Function):
         head: Head = ctx.head
         want_hidden, want_weight, want_bias = ctx.needs_input_grad[:3]
         d_hidden = torch.empty_like(hidden) if want_hidden else None
-        added = there_already(head.weight) if head.adds else None
+        added = accumulable_grad(head.weight) if head.adds else None
         d_weight = added
         d_bias = h.new_zeros(len(head.weight)) if want_bias else None
         for rows in head.chunks(len(hidden)):
             d = _logits_gradient(ctx, rows, *grads)
             narrow = d.to(head.weight.dtype)
             if d_hidden is not None:
-                d_hidden[rows] = times(narrow, head.weight)
+                d_hidden[rows] = active().matmul(narrow, head.weight)
             if want_weight:
-                d_weight = add_product(d_weight, narrow.t(), hidden[rows])
+                d_weight = active().add_matmul(d_weight, narrow.t(), hidden[rows])
             if d_bias is not None:
                 d_bias += d.sum(0)
             del d, narrow
@@ -178,17 +177,6 @@ class _TokenLogprobs(torch.autograd.Function):
 def _within(whole: Tensor, rows: slice, part: slice) -> Tensor:
     """The rows of a part, of a tensor that has all of `rows`."""
     return whole[part.start - rows.start : part.stop - rows.start]
-
-
-def _softmax_(z: Float[Tensor, "rows vocab"]) -> Float[Tensor, "rows"]:
-    """Softmax in place; returns the logarithm of its normaliser."""
-    if computes(z):
-        return softmax_(z)
-    top, place = z.max(-1, keepdim=True)
-    torch.softmax(z, -1, out=z)
-    # The fused softmax is the only pass over the vocabulary that exponentiates; its normaliser is
-    # read off where it is most precise, at the largest logit.
-    return (top - z.gather(-1, place).log()).squeeze(-1)
 
 
 def _logits_gradient(ctx: Any, rows: slice, grad: Tensor, grad_h: Tensor) -> Tensor:
@@ -209,7 +197,7 @@ def _logits_gradient(ctx: Any, rows: slice, grad: Tensor, grad_h: Tensor) -> Ten
                 # d cap(x)/dx = 1 − (cap(x)/softcap)², and z·temperature is cap(x); 0 where −inf
                 # was filled in.
                 slope = 1 - (p * (head.temperature / head.softcap)).nan_to_num(neginf=1.0).square()
-            _softmax_(p)
+            active().softmax_(p)
         if ctx.entropy:
             extra = (torch.special.entr(p) - p * h[part, None]) * grad_h[part, None]
         d = p.mul_(-grad[part, None])

@@ -12,17 +12,13 @@ first token of every branch.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask
 
-from groupwise.kernels.cpu import attends
-from groupwise.kernels.flex import flex_attend, flexes, tree_blocks
-from groupwise.kernels.tree_attention import tree_attend
-from groupwise.models import sees, within_window
+from groupwise.kernels import Tree, active
 from groupwise.types import Batch
 
 WHOLE = 1.5
@@ -52,56 +48,9 @@ class Pack:
     time: Int[Tensor, "predicted"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class TreeAttention:
+class TreeAttention(Tree):
     """Attention of a pack: prompts causal among themselves, branches to their prompt and causally
-    to themselves.
-
-    On a CPU by a kernel of our own, on a card by FlexAttention, where they are to be had. Elsewhere
-    on rectangles, prompts × longest prompt and branches × longest branch, because fused kernels
-    want them; only attention pays for that padding, the layers see packed tokens.
-
-    Attributes:
-        spans: first token, length and owner of the prompts and then of the branches; the owner is
-            the place of the prompt, or -1.
-        prompt_index, branch_index: packed position of every cell of the rectangles (0 in padding).
-        prompt_length, owner: of each prompt; the prompt of each branch.
-        inverse: for each packed position its cell in [prompt cells, branch cells].
-    """
-
-    spans: Int[Tensor, "3 spans"]
-    prompt_index: Int[Tensor, "prompt prompt_time"]
-    prompt_length: Int[Tensor, "prompt"]
-    branch_index: Int[Tensor, "branch branch_time"]
-    owner: Int[Tensor, "branch"]
-    inverse: Int[Tensor, "packed"]
-    masks: dict[int | None, tuple[Tensor | None, Tensor]] = field(default_factory=dict)
-    blocks: dict[int | None, BlockMask] = field(default_factory=dict)
-
-    def _blocks(self, window: int | None) -> BlockMask:
-        """The blocks of the packed row that are computed; made once per window width."""
-        if window not in self.blocks:
-            self.blocks[window] = tree_blocks(self.spans, window=window)
-        return self.blocks[window]
-
-    def _masks(
-        self, window: int | None
-    ) -> tuple[Bool[Tensor, "1 1 _ _"] | None, Bool[Tensor, "branch 1 _ _"]]:
-        """Masks of the prompts (None: plain causal) and of the branches; made once per window
-        width."""
-        if window not in self.masks:
-            device = self.prompt_index.device
-            place = torch.arange(self.prompt_index.shape[1], device=device)
-            step = torch.arange(self.branch_index.shape[1], device=device)
-            prompts = None
-            if window is not None and window < len(place):
-                prompts = within_window(place[:, None], place, window)[None, None]
-            length = self.prompt_length[self.owner][:, None, None]
-            position = length + step[:, None]
-            to_prompt = (place < length) & within_window(position, place, window)
-            to_itself = within_window(step[:, None], step, window).expand(len(self.owner), -1, -1)
-            self.masks[window] = prompts, torch.cat([to_prompt, to_itself], -1)[:, None]
-        return self.masks[window]
+    to themselves."""
 
     def __call__(
         self,
@@ -114,30 +63,9 @@ class TreeAttention:
         window: int | None,
         softcap: float | None,
     ) -> Float[Tensor, "packed heads dim"]:
-        if attends(query, key, value, softcap=softcap):
-            return tree_attend(query, key, value, self.spans, scaling=scaling, window=window)
-        if flexes(query, key, value, scaling=scaling, softcap=softcap):
-            blocks = self._blocks(window)
-            return flex_attend(query, key, value, blocks, scaling=scaling, softcap=softcap)
-        prompt_mask, branch_mask = self._masks(window)
-        q, k, v = (_cells(x, self.prompt_index) for x in (query, key, value))
-        out = (
-            sees(q, k, v, mask=prompt_mask, scaling=scaling, softcap=softcap)
-            .transpose(1, 2)
-            .flatten(0, 1)
+        return active().tree_attention(
+            self, query, key, value, scaling=scaling, window=window, softcap=softcap
         )
-        if self.branch_index.numel():
-            own_q, own_k, own_v = (_cells(x, self.branch_index) for x in (query, key, value))
-            keys = torch.cat([k.index_select(0, self.owner), own_k], 2)
-            values = torch.cat([v.index_select(0, self.owner), own_v], 2)
-            branches = sees(own_q, keys, values, mask=branch_mask, scaling=scaling, softcap=softcap)
-            out = torch.cat([out, branches.transpose(1, 2).flatten(0, 1)])
-        return out.index_select(0, self.inverse)
-
-
-def _cells(values: Float[Tensor, "packed heads dim"], index: Int[Tensor, "rows time"]) -> Tensor:
-    """Packed values laid out as [rows, heads, time, dim]."""
-    return values.index_select(0, index.flatten()).unflatten(0, index.shape).transpose(1, 2)
 
 
 def plan(batch: Batch, rows: Int[Tensor, "rows"], *, tokens: int) -> list[Int[Tensor, "_"]]:

@@ -1,4 +1,6 @@
-// Attention of a decoding step, in float32 or bfloat16.
+// Attention of a decoding step, in float32 or bfloat16: the completions of a slot share the keys of
+// their prompt, whose scores are one product of matrices (the batched prefix of shared-prefix
+// attention, as in "Hydragen", 2402.05099); each attends to its own suffix by itself.
 
 #include <cstdlib>
 #include <cstring>
@@ -11,21 +13,21 @@
 
 namespace {
 
-// Numbers as float32: where they are, or copied to a room.
+// Numbers as float32: in place, or converted into scratch.
 INLINE const float *widened(const float *from, int64_t, float *) { return from; }
-INLINE const float *widened(const Narrow *from, int64_t size, float *room)
+INLINE const float *widened(const Narrow *from, int64_t size, float *scratch)
 {
     for (int64_t i = 0; i < size; i++)
-        room[i] = wide(from[i]);
-    return room;
+        scratch[i] = wide(from[i]);
+    return scratch;
 }
 
-// The rows of one slot, with one key head: what they see, and room to compute it.
+// The rows of one slot and one key head, and scratch memory for them.
 //
 // Queries are the rows times the heads that share the key head. For the prompt they are the columns
 // of a matrix, so that a tile of scores is a few keys by 32 queries.
 template <typename Number>
-struct Share {
+struct SlotHead {
     const Attention<Number> &a;
     const Cache<Number> &cache;
     const Places &places;
@@ -33,14 +35,14 @@ struct Share {
     int64_t hidden_prompt, hidden_suffix;            // tokens before the window
     int64_t prompt, suffix, width;  // tokens in it; width: suffix up to a multiple of 16
     int64_t key_head, cell;
-    float *asked;                 // [queries, dim], scaled
-    float *turned;                // [dim, columns]
+    float *query;                 // [queries, dim], scaled
+    float *transposed;            // [dim, columns]
     float *to_prompt;             // [prompt, columns]
     float *to_suffix;             // [queries, width]
     float *top, *total, *result;  // [columns], [columns], [queries, dim]
     float *copy;                  // keys or values in float32
 
-    Share(const Attention<Number> &a, int64_t begin, int64_t end)
+    SlotHead(const Attention<Number> &a, int64_t begin, int64_t end)
         : a(a), cache(a.cache), places(a.places), first(begin), rows(end - begin),
           repeats(a.heads / cache.key_heads)
     {
@@ -54,16 +56,16 @@ struct Share {
         width = (suffix + LANES - 1) / LANES * LANES;
     }
 
-    // Divides a room, if there is one yet, among what is computed for a key head; returns its size.
-    int64_t take(float *room, int64_t head)
+    // Assigns the parts of the scratch memory for a key head; returns its size. Null: size only.
+    int64_t assign(float *scratch, int64_t head)
     {
         key_head = head, cell = places.slot[first] * cache.key_heads + head;
         int64_t size = 0;
         const auto part = [&](int64_t numbers) {
             const int64_t start = std::exchange(size, size + numbers);
-            return room ? room + start : nullptr;
+            return scratch ? scratch + start : nullptr;
         };
-        asked = part(queries * cache.dim), turned = part(columns * cache.dim);
+        query = part(queries * cache.dim), transposed = part(columns * cache.dim);
         to_prompt = part(columns * prompt), to_suffix = part(queries * width);
         top = part(columns), total = part(columns), result = part(queries * cache.dim);
         copy = part(sizeof(Number) < sizeof(float) ? std::max(prompt, suffix) * cache.dim : 0);
@@ -81,23 +83,23 @@ struct Share {
     {
         const int64_t dim = cache.dim;
         for (int64_t q = 0; q < queries; q++) {
-            const Number *query = a.query.of(first + q / repeats, key_head * repeats + q % repeats);
+            const Number *from = a.query.of(first + q / repeats, key_head * repeats + q % repeats);
             for (int64_t d = 0; d < dim; d += LANES)
-                at(asked + q * dim + d) = load(query + d) * (float)a.scaling;
+                at(query + q * dim + d) = load(from + d) * (float)a.scaling;
         }
         if (queries < columns)
-            std::fill(turned, to_prompt, 0.0f);
-        transpose(asked, dim, queries, dim, turned, columns);
+            std::fill(transposed, to_prompt, 0.0f);
+        transpose(query, dim, queries, dim, transposed, columns);
         const float *key = widened(cache.prompt_key + of_prompt(), prompt * dim, copy);
         std::fill(to_prompt, to_suffix, 0.0f);
-        multiply(prompt, columns, dim, {key, dim, 1}, turned, columns, to_prompt, columns);
+        multiply(prompt, columns, dim, {key, dim, 1}, transposed, columns, to_prompt, columns);
         std::fill(top, total, -std::numeric_limits<float>::infinity());
         for (int64_t t = 0; t < prompt; t++)
             for (int64_t q = 0; q < columns; q += LANES)
                 at(top + q) = larger(at(to_prompt + t * columns + q), at(top + q));
     }
 
-    // Notes the new keys and values first.
+    // Writes the new keys and values first.
     void score_suffix()
     {
         const int64_t dim = cache.dim;
@@ -115,7 +117,7 @@ struct Share {
                     __builtin_prefetch(cache.suffix_value + start + t * dim + d);
                 }
                 for (int64_t q = r * repeats; q < (r + 1) * repeats; q++)
-                    score(asked + q * dim, keys + t * dim, some, to_suffix + q * width + t);
+                    score(query + q * dim, keys + t * dim, some, to_suffix + q * width + t);
             }
             for (int64_t q = r * repeats; q < (r + 1) * repeats; q++) {
                 float *of_query = to_suffix + q * width;
@@ -129,7 +131,7 @@ struct Share {
         }
     }
 
-    // Products of a query with 16 keys or fewer.
+    // Dot products of a query with 16 keys or fewer.
     INLINE void score(const float *query, const float *keys, int64_t count, float *scores) const
     {
         const int64_t dim = cache.dim;
@@ -149,8 +151,8 @@ struct Share {
         }
     }
 
-    // Scores become weights, which are divided by their sum at the end.
-    void weigh()
+    // Softmax without its division, which follows the weighted sum.
+    void softmax()
     {
         std::fill(total, total + columns, 0.0f);
         for (int64_t t = 0; t < prompt; t++)
@@ -170,12 +172,12 @@ struct Share {
         }
     }
 
-    void choose()
+    void weighted_sum()
     {
         const int64_t dim = cache.dim;
         std::fill(result, result + queries * dim, 0.0f);
-        const float *seen = widened(cache.prompt_value + of_prompt(), prompt * dim, copy);
-        multiply(queries, dim, prompt, {to_prompt, 1, columns}, seen, dim, result, dim);
+        const float *value = widened(cache.prompt_value + of_prompt(), prompt * dim, copy);
+        multiply(queries, dim, prompt, {to_prompt, 1, columns}, value, dim, result, dim);
         for (int64_t r = 0; r < rows; r++) {
             const int64_t q = r * repeats, start = of_suffix(first + r) + hidden_suffix * dim;
             const float *own = widened(cache.suffix_value + start, suffix * dim, copy);
@@ -193,40 +195,45 @@ template <typename Number>
 int attend(const Attention<Number> &a)
 {
     const Places &places = a.places;
-    std::vector<Share<Number>> shares;
+    std::vector<SlotHead<Number>> shares;
     int64_t most = 0;
     for (int64_t begin = 0, end = 0; begin < places.rows; begin = end) {
         while (end < places.rows && places.slot[end] == places.slot[begin])
             end++;
         shares.emplace_back(a, begin, end);
-        most = std::max(most, shares.back().take(nullptr, 0));
+        most = std::max(most, shares.back().assign(nullptr, 0));
     }
     most = (most + LANES - 1) / LANES * LANES;
-    float *room = (float *)std::aligned_alloc(4 * LANES, sizeof(float) * most * a.threads);
-    if (!room)
+    float *scratch = (float *)std::aligned_alloc(4 * LANES, sizeof(float) * most * a.threads);
+    if (!scratch)
         return 1;
     const int64_t units = shares.size() * a.cache.key_heads;
 #pragma omp parallel num_threads(a.threads)
     {
-        float *mine = room + most * omp_get_thread_num();
+        float *mine = scratch + most * omp_get_thread_num();
 #pragma omp for schedule(dynamic)
         for (int64_t i = 0; i < units; i++) {
-            Share<Number> share = shares[i / a.cache.key_heads];
-            share.take(mine, i % a.cache.key_heads);
+            SlotHead<Number> share = shares[i / a.cache.key_heads];
+            share.assign(mine, i % a.cache.key_heads);
             share.score_prompt();
             share.score_suffix();
-            share.weigh();
-            share.choose();
+            share.softmax();
+            share.weighted_sum();
         }
     }
-    std::free(room);
+    std::free(scratch);
     return 0;
 }
 
 }  // namespace
 
+SIZE_OF(Heads, Heads<float>)
+SIZE_OF(Cache, Cache<float>)
+SIZE_OF(Places, Places)
+SIZE_OF(Attention, Attention<float>)
+
 extern "C" {
 
-int attend_float32(const Attention<float> *given) { return attend(*given); }
-int attend_bfloat16(const Attention<Narrow> *given) { return attend(*given); }
+int attend_float32(const Attention<float> *call) { return attend(*call); }
+int attend_bfloat16(const Attention<Narrow> *call) { return attend(*call); }
 }

@@ -12,7 +12,7 @@ struct Cache {
     int64_t key_heads, dim, group, prompt_capacity, suffix_capacity;
 };
 
-// Where rows stand, in the order of slots.
+// The place of every row in the cache, in the order of slots.
 struct Places {
     const int64_t *slot, *sample, *time;  // [rows]
     const int64_t *prompt_length;         // [slots]
@@ -26,13 +26,13 @@ struct Attention {
     Cache<Number> cache;
     Places places;
     int64_t heads;
-    int64_t window;  // the last tokens that are seen, or 0 for all
+    int64_t window;  // the last tokens that are attended, or 0 for all
     int64_t threads;
     double scaling;
 };
 
 extern "C" {
 
-// 0, or 1 where there was no memory.
-int attend_float32(const Attention<float> *given);
+// Returns 0, or 1 when out of memory.
+int attend_float32(const Attention<float> *call);
 }

@@ -1,4 +1,4 @@
-// Norms, activations, rotations, softmax, and tokens drawn by it.
+// Norms, activations, rotary embedding, softmax, and inverse-CDF sampling.
 
 #include <cmath>
 #include <cstdlib>
@@ -11,9 +11,9 @@
 
 namespace {
 
-constexpr int64_t BLOCK = 128;  // numbers whose sum is taken in float32
+constexpr int64_t BLOCK = 128;  // elements whose sum is taken in float32; longer sums in float64
 
-// As Llama's: what is normalised is rounded before it is weighted.
+// RMS norm (Zhang & Sennrich, 1910.07467); rounded before the weight is applied, as in Llama.
 template <typename Number>
 void norm(const Number *x, const Number *weight, int64_t rows, int64_t size, float eps, Number *out,
           int64_t threads)
@@ -32,7 +32,7 @@ void norm(const Number *x, const Number *weight, int64_t rows, int64_t size, flo
 }
 
 // With r = 1 / √(mean(x²) + ε) and g = grad ∘ weight: dx = r · g - x · r³ · mean(g ∘ x),
-// d_weight = Σ grad ∘ x · r. Every thread has its own row of d_weight, to be added up.
+// d_weight = Σ grad ∘ x · r. Each thread has its own row of d_weight; the caller adds them.
 template <typename Number>
 void norm_backward(const Number *x, const Number *weight, const Number *grad, int64_t rows,
                    int64_t size, float eps, Number *dx, float *d_weight, int64_t threads)
@@ -56,7 +56,7 @@ void norm_backward(const Number *x, const Number *weight, const Number *grad, in
     }
 }
 
-// out = silu(gate) ∘ up, for a multiple of 16 numbers; silu is rounded before it is multiplied.
+// out = silu(gate) ∘ up, for a multiple of 16 elements; silu is rounded before the product.
 template <typename Number>
 void swiglu(const Number *gate, const Number *up, int64_t size, Number *out, int64_t threads)
 {
@@ -82,16 +82,15 @@ void swiglu_backward(const Number *gate, const Number *up, const Number *grad, i
     }
 }
 
-// What is less than e^-87 of the largest is nothing.
-INLINE Vector power(Vector x)
+// e^x, flushed to 0 below e^-87.
+INLINE Vector exp_flushed(Vector x)
 {
     const Vector result = exponential(x);
     return x < -87.0f ? Vector{} : result;
 }
 
-// Softmax of a row in place; returns the logarithm of the sum. Sums of more than a block are taken
-// in float64.
-float soften(float *x, int64_t size)
+// Softmax of a row in place; returns log Σ e^x.
+float softmax_row(float *x, int64_t size)
 {
     const float lowest = -std::numeric_limits<float>::infinity();
     const int64_t whole = size / LANES * LANES;
@@ -100,12 +99,12 @@ float soften(float *x, int64_t size)
     for (int64_t i = 0; i < whole; i += LANES)
         most = larger(at(x + i), most);
     const float top = largest(larger(last, most));
-    last = power(last - top);
+    last = exp_flushed(last - top);
     double total = sum(last);
     for (int64_t start = 0; start < whole; start += BLOCK) {
         Vector some{};
         for (int64_t i = start; i < std::min(start + BLOCK, whole); i += LANES)
-            some += at(x + i) = power(at(x + i) - top);
+            some += at(x + i) = exp_flushed(at(x + i) - top);
         total += sum(some);
     }
     std::memcpy(x + whole, &last, sizeof(float) * (size - whole));
@@ -115,12 +114,13 @@ float soften(float *x, int64_t size)
     return top + std::log(total);
 }
 
-// A row of logits, of which tokens are drawn with probability e^((x - top) · scale) / total.
+// Inverse-CDF sampling from a row of logits: P(token) = e^((x - top) · scale) / total. Sums of
+// blocks are kept, so that only the block of the drawn token is summed again.
 struct Row {
     const float *x;
     int64_t size;
     float scale, top = -std::numeric_limits<float>::infinity();
-    float *sums;  // of every block
+    float *sums;  // of each block
     double total = 0;
 
     Row(const float *x, int64_t size, float scale, float *sums)
@@ -133,7 +133,7 @@ struct Row {
         for (int64_t start = 0; start < size; start += BLOCK) {
             Vector weight{};
             for (int64_t i = start; i < std::min(start + BLOCK, size); i += LANES)
-                weight += power((some(i) - top) * scale);
+                weight += exp_flushed((some(i) - top) * scale);
             total += sums[start / BLOCK] = sum(weight);
         }
     }
@@ -149,12 +149,11 @@ struct Row {
         return last;
     }
 
-    // The first token with which the sum of weights exceeds so much of the total. Where rounding
-    // leaves none in its block, the last one there that has a weight; where logits are no numbers,
-    // the last of all.
+    // The first token whose cumulative weight exceeds uniform · total. Where rounding leaves none
+    // in its block, the last one there with a positive weight; with NaN logits, the last of all.
     int64_t token(double uniform) const
     {
-        // Less than the total: rounding a number below 1 times it never gives it.
+        // Less than the total, because uniform is less than 1.
         const double target = uniform * total;
         double before = 0;
         int64_t block = 0, count = blocks(size), found = size - 1;
@@ -163,7 +162,7 @@ struct Row {
         if (block == count)
             return found;
         for (int64_t i = block * BLOCK; i < std::min((block + 1) * BLOCK, size); i += LANES) {
-            const Vector weight = power((some(i) - top) * scale);
+            const Vector weight = exp_flushed((some(i) - top) * scale);
             for (int64_t j = 0; j < std::min<int64_t>(LANES, size - i); j++) {
                 before += weight[j];
                 found = weight[j] > 0 ? i + j : found;
@@ -205,16 +204,16 @@ extern "C" {
 NORM_AND_SWIGLU(float32, float)
 NORM_AND_SWIGLU(bfloat16, Narrow)
 
-// x ← e^(x - norm), norm = log Σ e^x, of every row.
+// x ← e^(x - norm), norm = log Σ e^x, for every row.
 void softmax(float *x, int64_t rows, int64_t size, float *norm, int64_t threads)
 {
 #pragma omp parallel for num_threads(threads) if (rows * size > SMALL)
     for (int64_t r = 0; r < rows; r++)
-        norm[r] = soften(x + r * size, size);
+        norm[r] = softmax_row(x + r * size, size);
 }
 
-// Tokens drawn from softmax(logits · scale), and the logarithms of their probabilities. 0, or 1
-// where there was no memory.
+// Tokens drawn from softmax(logits · scale), and their log-probabilities. Returns 0, or 1 when out
+// of memory.
 int draw_tokens(const float *logits, int64_t rows, int64_t size, double scale,
                 const double *uniform, int64_t *token, float *logp, int64_t threads)
 {
@@ -232,8 +231,8 @@ int draw_tokens(const float *logits, int64_t rows, int64_t size, double scale,
     return 0;
 }
 
-void turn(float *x, int64_t rows, int64_t row, int64_t heads, int64_t dim, const float *cos,
-          const float *sin, const int64_t *position, int64_t threads)
+void rotary(float *x, int64_t rows, int64_t row, int64_t heads, int64_t dim, const float *cos,
+            const float *sin, const int64_t *position, int64_t threads)
 {
 #pragma omp parallel for num_threads(threads) if (rows * row > SMALL)
     for (int64_t r = 0; r < rows; r++) {

@@ -1,4 +1,6 @@
-// Products of small matrices, as parts of larger kernels.
+// Products of small matrices, as parts of larger kernels: the micro-kernel of a GEBP product, which
+// keeps a tile of the result in registers (Goto & van de Geijn, "Anatomy of High-Performance Matrix
+// Multiplication", 2008).
 
 #pragma once
 
@@ -55,7 +57,7 @@ inline void multiply(int64_t rows, int64_t columns, int64_t depth, Left left, co
         strip<1>(rows, left, depth, right + j, right_row, out + j, out_row);
 }
 
-// Of every row and head `dim` numbers that lie together.
+// [rows, heads, dim] by its strides; the last dimension is contiguous.
 template <typename Number>
 struct Heads {
     const Number *data;

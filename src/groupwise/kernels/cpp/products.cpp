@@ -1,4 +1,7 @@
-// Products of large matrices: of a laid-out weight in a rollout, of any two in an update.
+// Products of large matrices: with a packed weight in a rollout, of any two in an update. Both
+// factors are packed into panels of a tile's width, so that the micro-kernel of multiply.h reads
+// them in order (GEBP: Goto & van de Geijn, "Anatomy of High-Performance Matrix Multiplication",
+// 2008).
 
 #include <cstdlib>
 #include <cstring>
@@ -12,7 +15,7 @@ namespace {
 constexpr int64_t BLOCK = 128;  // rows that stay in the second-level cache
 constexpr int64_t PACK = 64;    // rows that are packed into it
 
-// Some rows of one panel: a tile is computed on the stack, and leaves it finished.
+// Rows of one panel, tile by tile on the stack, with activation and sum before they are stored.
 void linear_panel(const Linear &l, int64_t panel, int64_t first, int64_t end)
 {
     const int64_t wide = l.gated ? LANES : PANEL, column = panel * wide;
@@ -39,7 +42,7 @@ void linear_panel(const Linear &l, int64_t panel, int64_t first, int64_t end)
 
 }  // namespace
 
-// out = left · right, or added to it, where left(i, k) = left[i · left_row + k · left_step] and
+// out = left · right, or out += left · right, where left(i, k) = left[i · left_row + k · left_step] and
 // right(k, j) = right[k · right_row + j · right_step].
 struct Product {
     const float *left, *right;
@@ -47,38 +50,41 @@ struct Product {
     int64_t rows, columns, depth, left_row, left_step, right_row, right_step, onto, threads;
 };
 
+SIZE_OF(Linear, Linear)
+SIZE_OF(Product, Product)
+
 namespace {
 
-// Some rows or columns of a factor as [depth, WIDTH], zeros after the last of them:
-// packed(k, j) = from[j · step + k · deep].
+// WIDTH rows or columns of a factor as [depth, WIDTH], padded with zeros:
+// packed(k, j) = from[j · step + k · depth_step].
 template <int WIDTH>
-void pack(const float *from, int64_t size, int64_t step, int64_t deep, int64_t depth, float *packed)
+void pack(const float *from, int64_t size, int64_t step, int64_t depth_step, int64_t depth, float *packed)
 {
     size = std::min<int64_t>(size, WIDTH);
     if (size < WIDTH)
         std::fill(packed, packed + depth * WIDTH, 0.0f);
-    if (deep == 1)
+    if (depth_step == 1)
         transpose(from, step, size, depth, packed, WIDTH);
     else
         for (int64_t k = 0; k < depth; k++)
             for (int64_t j = 0; j < size; j++)
-                packed[k * WIDTH + j] = from[k * deep + j * step];
+                packed[k * WIDTH + j] = from[k * depth_step + j * step];
 }
 
-// Some columns of the right factor, as [depth, 32].
+// Columns of the right factor as [depth, 32].
 void pack_right(const Product &p, int64_t column, float *panel)
 {
     pack<PANEL>(p.right + column * p.right_step, p.columns - column, p.right_step, p.right_row,
                 p.depth, panel);
 }
 
-// Some rows of the left factor, as [depth, 8].
+// Rows of the left factor as [depth, 8].
 void pack_left(const Product &p, int64_t row, float *packed)
 {
     pack<TALL>(p.left + row * p.left_row, p.rows - row, p.left_row, p.left_step, p.depth, packed);
 }
 
-// A tile of the result, from where the left factor's rows are and a packed panel.
+// A tile of the result, from rows of the left factor and a packed panel.
 INLINE void finish(const Product &p, int64_t row, int64_t column, Left left, const float *panel)
 {
     const int64_t rows = std::min<int64_t>(TALL, p.rows - row);
@@ -93,25 +99,25 @@ INLINE void finish(const Product &p, int64_t row, int64_t column, Left left, con
         std::memcpy(out + i * p.columns, block[i], sizeof(float) * columns);
 }
 
-// Every thread packs a panel and takes it to all rows, which are packed before, or lie well.
+// Each thread packs a panel and multiplies it with all rows, packed before or read in place.
 void by_panels(const Product &p, float *whole, float *panel)
 {
-    const bool as_it_is = p.left_step == 1;
+    const bool in_place = p.left_step == 1;
 #pragma omp for schedule(static)
-    for (int64_t row = 0; row < (as_it_is ? 0 : p.rows); row += TALL)
+    for (int64_t row = 0; row < (in_place ? 0 : p.rows); row += TALL)
         pack_left(p, row, whole + row * p.depth);
 #pragma omp for schedule(dynamic)
     for (int64_t column = 0; column < p.columns; column += PANEL) {
         pack_right(p, column, panel);
         for (int64_t row = 0; row < p.rows; row += TALL)
             finish(p, row, column,
-                   as_it_is ? Left{p.left + row * p.left_row, p.left_row, 1}
+                   in_place ? Left{p.left + row * p.left_row, p.left_row, 1}
                             : Left{whole + row * p.depth, 1, TALL},
                    panel);
     }
 }
 
-// Every thread packs some rows and takes them to all panels, which are packed before.
+// Each thread packs rows and multiplies them with all panels, packed before.
 void by_rows(const Product &p, float *whole, float *rows)
 {
 #pragma omp for schedule(static)
@@ -133,9 +139,9 @@ void by_rows(const Product &p, float *whole, float *rows)
 
 extern "C" {
 
-void linear(const Linear *given)
+void linear(const Linear *call)
 {
-    const Linear &l = *given;
+    const Linear &l = *call;
     const int64_t wide = l.gated ? LANES : PANEL, panels = (l.columns + wide - 1) / wide;
     const int64_t blocks = (l.rows + BLOCK - 1) / BLOCK;
 #pragma omp parallel for num_threads(l.threads) schedule(static)
@@ -145,29 +151,29 @@ void linear(const Linear *given)
     }
 }
 
-// 0, or 1 where there was no memory. Packed as a whole is the right factor where the left one is
-// longer, else the left one, unless it lies well: then it need not be.
-int product(const Product *given)
+// Returns 0, or 1 when out of memory. The right factor is packed as a whole where the left one is
+// longer, else the left one, unless its rows are contiguous and can be read in place.
+int product(const Product *call)
 {
-    const Product &p = *given;
+    const Product &p = *call;
     const bool long_left = p.left_step != 1 && p.rows > p.columns;
     const int64_t whole = long_left        ? (p.columns + PANEL - 1) / PANEL * PANEL * p.depth
                           : p.left_step == 1 ? 0
                                              : (p.rows + PANEL - 1) / PANEL * PANEL * p.depth;
     const int64_t part = (long_left ? PACK : PANEL) * p.depth;
-    float *room = (float *)std::aligned_alloc(4 * LANES,
+    float *scratch = (float *)std::aligned_alloc(4 * LANES,
                                               sizeof(float) * (whole + part * p.threads));
-    if (!room)
+    if (!scratch)
         return 1;
 #pragma omp parallel num_threads(p.threads)
     {
-        float *mine = room + whole + part * omp_get_thread_num();
+        float *mine = scratch + whole + part * omp_get_thread_num();
         if (long_left)
-            by_rows(p, room, mine);
+            by_rows(p, scratch, mine);
         else
-            by_panels(p, room, mine);
+            by_panels(p, scratch, mine);
     }
-    std::free(room);
+    std::free(scratch);
     return 0;
 }
 }

@@ -1,4 +1,4 @@
-// Vectors of the processor, and sizes that all kernels share.
+// SIMD vectors by GCC's vector extensions, and constants that all kernels share.
 
 #pragma once
 
@@ -8,12 +8,16 @@
 
 #define INLINE inline __attribute__((always_inline))
 
+// What Python compares with its own structure when the library is loaded.
+#define SIZE_OF(name, type)                                                                        \
+    extern "C" int64_t size_of_##name() { return sizeof(type); }
+
 namespace {
 
-constexpr int LANES = 16;             // numbers of a vector; `dim` is a multiple of it
-constexpr int TALL = 8;               // most rows of a tile
+constexpr int LANES = 16;             // floats per vector; `dim` is a multiple of it
+constexpr int TALL = 8;               // rows of a tile
 constexpr int PANEL = 2 * LANES;      // columns of a tile
-constexpr int64_t SMALL = 1 << 14;    // fewer numbers are not worth a second thread
+constexpr int64_t SMALL = 1 << 14;    // fewer elements are not worth a second thread
 
 typedef float Vector __attribute__((vector_size(4 * LANES), aligned(4)));
 typedef float Half __attribute__((vector_size(2 * LANES), aligned(4)));
@@ -35,7 +39,7 @@ INLINE float wide(Narrow x)
 }
 
 INLINE void put(float x, float &place) { place = x; }
-INLINE void put(float x, Narrow &place)  // to the nearest, of two as near the even one
+INLINE void put(float x, Narrow &place)  // round to nearest, ties to even
 {
     uint32_t bits;
     std::memcpy(&bits, &x, sizeof bits);
@@ -58,7 +62,7 @@ INLINE void store(Vector x, Narrow *place)
     *(Narrows *)place = __builtin_convertvector(x == x ? rounded : Bits{} + 0x7fc0, Narrows);
 }
 
-// A number as a Number holds it.
+// x rounded to a Number.
 template <typename Number>
 INLINE float rounded(float x)
 {
@@ -74,7 +78,7 @@ INLINE float sum(Vector x)
     return (q[0] + q[1]) + (q[2] + q[3]);
 }
 
-// b where either is a NaN.
+// The larger of each lane; b where either is NaN.
 INLINE Vector larger(Vector a, Vector b) { return a > b ? a : b; }
 
 INLINE float largest(Vector x)
@@ -85,9 +89,10 @@ INLINE float largest(Vector x)
     return most;
 }
 
-// e^x to 2e-7 of it, where x is beyond -87 or 88 that of -87 or 88. As 2^n · e^r with
-// |r| <= ln 2 / 2, where adding 1.5 · 2^23 rounds to the nearest integer and leaves it in the last
-// bits; 127 more make it the exponent of 2^n. A NaN stays one, whatever its last bits are.
+// e^x with a relative error of 2e-7, x clamped to [-87, 88]. Cody-Waite range reduction,
+// e^x = 2^n · e^r with |r| <= ln 2 / 2, and a polynomial of degree 7. Adding 1.5 · 2^23 rounds to
+// the nearest integer and leaves it in the low bits; 127 more make it the exponent of 2^n. NaN
+// stays NaN, whatever its payload.
 INLINE Vector exponential(Vector x)
 {
     const Vector least = Vector{} - 87.0f, most = Vector{} + 88.0f;
@@ -95,7 +100,7 @@ INLINE Vector exponential(Vector x)
     x = x < least ? least : x;
     x = x > most ? most : x;
     Vector n = x * 1.44269504f + shift;
-    const Vector power = (Vector)((Integers)n << 23);
+    const Vector scale = (Vector)((Integers)n << 23);
     n -= shift;
     Vector r = x - n * 0.693359375f + n * 2.12194440e-4f;  // ln 2 in two parts
     Vector p = r * (1.0f / 5040) + 1.0f / 720;
@@ -104,19 +109,19 @@ INLINE Vector exponential(Vector x)
     p = p * r + 1.0f / 6;
     p = p * r + 0.5f;
     p = p * r * r + r + 1.0f;
-    return p * power;
+    return p * scale;
 }
 
-// 1 / (1 + e^-x), and nothing where that is below 1e-38.
+// 1 / (1 + e^-x), flushed to 0 below 1e-38.
 INLINE Vector sigmoid(Vector x)
 {
     const Vector result = 1.0f / (exponential(-x) + 1.0f);
     return x < -87.0f ? Vector{} : result;
 }
 
-// Numbers of one vector whose place has the bit SIZE change with those of another one that lack it.
+// Swaps the lanes of `low` whose index has the bit SIZE with those of `high` that lack it.
 template <int SIZE>
-INLINE void change(Vector &low, Vector &high)
+INLINE void swap_lanes(Vector &low, Vector &high)
 {
     Integers first, second;
     for (int i = 0; i < LANES; i++) {
@@ -129,30 +134,30 @@ INLINE void change(Vector &low, Vector &high)
 }
 
 template <int SIZE>
-INLINE void change_all(Vector *rows)
+INLINE void swap_all(Vector *rows)
 {
     for (int i = 0; i < LANES; i++)
         if (!(i & SIZE))
-            change<SIZE>(rows[i], rows[i + SIZE]);
+            swap_lanes<SIZE>(rows[i], rows[i + SIZE]);
 }
 
 template <int SIZE>
 INLINE void add_pairs(Vector *rows)
 {
     for (int i = 0; i < LANES; i += 2 * SIZE) {
-        change<SIZE>(rows[i], rows[i + SIZE]);
+        swap_lanes<SIZE>(rows[i], rows[i + SIZE]);
         rows[i] += rows[i + SIZE];
     }
 }
 
-// The sum of every row, which are as many as a row has numbers.
+// The sums of 16 rows of 16.
 INLINE Vector sums(Vector *rows)
 {
     add_pairs<1>(rows), add_pairs<2>(rows), add_pairs<4>(rows), add_pairs<8>(rows);
     return rows[0];
 }
 
-// to(k, j) = from(j, k), where rows begin so many numbers apart
+// to(k, j) = from(j, k); from_row and to_row are strides of rows
 inline void transpose(const float *from, int64_t from_row, int64_t rows, int64_t columns,
                       float *to, int64_t to_row)
 {
@@ -163,8 +168,8 @@ inline void transpose(const float *from, int64_t from_row, int64_t rows, int64_t
                 Vector block[LANES];
                 for (int i = 0; i < LANES; i++)
                     block[i] = at(from + (j + i) * from_row + k);
-                change_all<1>(block), change_all<2>(block);
-                change_all<4>(block), change_all<8>(block);
+                swap_all<1>(block), swap_all<2>(block);
+                swap_all<4>(block), swap_all<8>(block);
                 for (int i = 0; i < LANES; i++)
                     at(to + (k + i) * to_row + j) = block[i];
             } else

@@ -18,10 +18,15 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from groupwise.errors import ModelError
-from groupwise.kernels.decoding import GroupCache
-from groupwise.kernels.fused import FusedBackbone, fusible, only_known_parts
-from groupwise.kernels.onednn import laid_out_weights
-from groupwise.models import Backbone, Policy, unsupported
+from groupwise.kernels import GroupCache, active
+from groupwise.models import (
+    Backbone,
+    FusedBackbone,
+    Policy,
+    can_use_fused,
+    only_known_parts,
+    unsupported,
+)
 from groupwise.rollouts.engines.attention import Decode, Prefill
 from groupwise.rollouts.limits import budget, check
 from groupwise.rollouts.sampling import draw
@@ -53,7 +58,7 @@ class GroupEngine:
         self.policy = policy
         self.max_rows = max_rows
         self.version = 0
-        self.calls = fusible(Backbone.of(policy.model))
+        self.calls = can_use_fused(Backbone.of(policy.model))
 
     def generate(self, requests: Iterable[Request], sampling: Sampling) -> Iterator[Group]:
         """Yield each request's group as soon as its last completion has finished."""
@@ -82,7 +87,7 @@ class GroupEngine:
         """Let a rollout compute with copies of the weights of now; inside what is returned."""
         rollout.backbone = backbone = Backbone.of(self.policy.model)
         if self.calls is None or not only_known_parts(backbone):  # an adapter was added since
-            return laid_out_weights(self.policy.model, rows=self.max_rows)
+            return active().inference_layers(self.policy.model, rows=self.max_rows)
         rollout.backbone = FusedBackbone(backbone, self.calls, positions=rollout.longest)
         return nullcontext()
 

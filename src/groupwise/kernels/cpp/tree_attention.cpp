@@ -1,4 +1,6 @@
-// Attention of packed groups, forward and backward.
+// Tree attention: packed groups, forward and backward, where every completion attends to the one copy
+// of its prompt. Scores of a block of queries are kept, and weights are recomputed from the
+// log-normaliser in the backward pass, as in FlashAttention-2 (Dao, 2307.08691).
 
 #include <cmath>
 #include <cstdlib>
@@ -7,97 +9,99 @@
 
 #include "multiply.h"
 
-// Packed groups: spans of tokens, each a prompt, or a completion that sees the prompt and itself.
+// Spans of tokens: each a prompt, or a completion that attends to its prompt and itself.
 struct Tree {
     Heads<float> query, key, value;
     float *out;             // [tokens, heads, dim]
-    float *norm;            // [tokens, heads]: the logarithm of what divides the weights
+    float *norm;            // [tokens, heads]: log Σ e^score
     const float *out_grad;  // [tokens, heads, dim]
     float *query_grad;      // [tokens, heads, dim]
     float *key_grad, *value_grad;           // [parts, tokens, key_heads, dim], to be added to
     const int64_t *begin, *length, *owner;  // [spans]; owner: the span of the prompt, or -1
     int64_t spans, tokens, heads, key_heads, dim;
-    int64_t window;  // the last tokens that are seen, or 0 for all
+    int64_t window;  // the last tokens that are attended, or 0 for all
     int64_t parts, threads;
     double scaling;
 };
 
+SIZE_OF(Tree, Tree)
+
 namespace {
 
-constexpr int64_t ASKED = 32;         // queries that are attended at once
+constexpr int64_t QUERIES = 32;  // of a block
 
-// Some queries of one span, with one head. What they see lies in two places: the prompt and the
-// span itself. Queries are the columns of a matrix, as they are in `Share`.
-struct Asked {
-    struct Seen {
+// Queries of one span and one head. Their keys are two spans: of the prompt, and of the span itself.
+// Queries are the columns of a matrix, as in `SlotHead`.
+struct QueryBlock {
+    struct KeySpan {
         int64_t token, size, position;  // the first key, how many, and where the first one stands
     };
 
     const Tree &t;
     int64_t head, key_head, token, count, columns, position, keys;
-    Seen seen[2];
+    KeySpan spans[2];
 
-    Asked(const Tree &t, int64_t span, int64_t first, int64_t head)
+    QueryBlock(const Tree &t, int64_t span, int64_t first, int64_t head)
         : t(t), head(head), key_head(head / (t.heads / t.key_heads)), token(t.begin[span] + first),
-          count(std::min(ASKED, t.length[span] - first)),
+          count(std::min(QUERIES, t.length[span] - first)),
           columns((count + LANES - 1) / LANES * LANES)
     {
         const int64_t owner = t.owner[span], prompt = owner < 0 ? 0 : t.length[owner];
         position = prompt + first;
         const int64_t hidden = t.window ? std::max<int64_t>(0, position + 1 - t.window) : 0;
         const int64_t of_prompt = std::min(hidden, prompt), own = hidden - of_prompt;
-        seen[0] = {owner < 0 ? 0 : t.begin[owner] + of_prompt, prompt - of_prompt, of_prompt};
-        seen[1] = {t.begin[span] + own, first + count - own, prompt + own};
-        keys = seen[0].size + seen[1].size;
+        spans[0] = {owner < 0 ? 0 : t.begin[owner] + of_prompt, prompt - of_prompt, of_prompt};
+        spans[1] = {t.begin[span] + own, first + count - own, prompt + own};
+        keys = spans[0].size + spans[1].size;
     }
 
-    // The queries' rows of [tokens, heads, dim] where they are, and of anything like it.
+    // Offset of a query in [tokens, heads, dim].
     int64_t place(int64_t q) const { return ((token + q) * t.heads + head) * t.dim; }
 
-    void turn(const float *rows, int64_t row, float *turned) const
+    void transposed_queries(const float *rows, int64_t row, float *transposed) const
     {
         if (count < columns)
-            std::fill(turned, turned + t.dim * columns, 0.0f);
-        transpose(rows, row, count, t.dim, turned, columns);
+            std::fill(transposed, transposed + t.dim * columns, 0.0f);
+        transpose(rows, row, count, t.dim, transposed, columns);
     }
 
-    // scores[keys, columns] = rows[keys, dim] · turned[dim, columns]
-    void compare(const Heads<float> &rows, const float *turned, float *scores) const
+    // scores[keys, columns] = rows[keys, dim] · transposed[dim, columns]
+    void score(const Heads<float> &rows, const float *transposed, float *scores) const
     {
         std::fill(scores, scores + keys * columns, 0.0f);
-        for (const Seen &s : seen) {
-            multiply(s.size, columns, t.dim, {rows.of(s.token, key_head), rows.row, 1}, turned,
+        for (const KeySpan &s : spans) {
+            multiply(s.size, columns, t.dim, {rows.of(s.token, key_head), rows.row, 1}, transposed,
                      columns, scores, columns);
             scores += s.size * columns;
         }
     }
 
     // out[count, dim] = weights[keys, count]ᵀ · rows[keys, dim]
-    void choose(const Heads<float> &rows, const float *weights, float *out) const
+    void weighted_sum(const Heads<float> &rows, const float *weights, float *out) const
     {
         for (int64_t q = 0; q < count; q++)
             std::fill(out + q * t.heads * t.dim, out + q * t.heads * t.dim + t.dim, 0.0f);
-        for (const Seen &s : seen) {
+        for (const KeySpan &s : spans) {
             multiply(count, t.dim, s.size, {weights, 1, columns}, rows.of(s.token, key_head),
                      rows.row, out, t.heads * t.dim);
             weights += s.size * columns;
         }
     }
 
-    // grad[keys, dim] += weights[keys, count] · rows[count, dim], of every key where it belongs
-    void spread(const float *weights, const float *rows, int64_t row, float *grad) const
+    // grad[keys, dim] += weights[keys, count] · rows[count, dim]
+    void scatter(const float *weights, const float *rows, int64_t row, float *grad) const
     {
-        for (const Seen &s : seen) {
+        for (const KeySpan &s : spans) {
             multiply(s.size, t.dim, count, {weights, columns, 1}, rows, row,
                      grad + (s.token * t.key_heads + key_head) * t.dim, t.key_heads * t.dim);
             weights += s.size * columns;
         }
     }
 
-    // Sets what a query does not see: later keys, and those before its window.
-    void hide(float *scores, float value) const
+    // Sets the entries of masked keys: later ones, and those before the window of a query.
+    void mask(float *scores, float value) const
     {
-        for (const Seen &s : seen)
+        for (const KeySpan &s : spans)
             for (int64_t k = s.position; k < s.position + s.size; k++, scores += columns) {
                 const int64_t end = t.window ? k + t.window - position : columns;
                 if (k > position)
@@ -107,15 +111,15 @@ struct Asked {
             }
     }
 
-    int64_t room() const { return 2 * columns * (keys + t.dim) + 2 * columns; }
+    int64_t scratch_size() const { return 2 * columns * (keys + t.dim) + 2 * columns; }
 
-    void forward(float *room) const
+    void forward(float *scratch) const
     {
-        float *turned = room, *scores = turned + t.dim * columns;
+        float *transposed = scratch, *scores = transposed + t.dim * columns;
         float *top = scores + keys * columns, *total = top + columns;
-        turn(t.query.of(token, head), t.query.row, turned);
-        compare(t.key, turned, scores);
-        hide(scores, -std::numeric_limits<float>::infinity());
+        transposed_queries(t.query.of(token, head), t.query.row, transposed);
+        score(t.key, transposed, scores);
+        mask(scores, -std::numeric_limits<float>::infinity());
         const float scaling = t.scaling;
         for (int64_t q = 0; q < columns; q += LANES) {
             Vector most = Vector{} - std::numeric_limits<float>::infinity(), sum{};
@@ -130,8 +134,8 @@ struct Asked {
             }
             at(top + q) = most, at(total + q) = sum;
         }
-        hide(scores, 0.0f);
-        choose(t.value, scores, t.out + place(0));
+        mask(scores, 0.0f);
+        weighted_sum(t.value, scores, t.out + place(0));
         for (int64_t q = 0; q < count; q++) {
             t.norm[(token + q) * t.heads + head] = top[q] + std::log(total[q]);
             for (int64_t d = 0; d < t.dim; d++)
@@ -141,17 +145,17 @@ struct Asked {
 
     //   P = exp(QKᵀ · scaling - norm),  dV = Pᵀ dO,  dS = P ∘ (dO Vᵀ - rowsum(dO ∘ O)) · scaling,
     //   dQ = dS K,  dK = dSᵀ Q
-    void backward(float *room, int64_t part) const
+    void backward(float *scratch, int64_t part) const
     {
-        float *turned = room, *weights = turned + t.dim * columns;
-        float *grads = weights + keys * columns, *turned_grad = grads + keys * columns;
-        float *norm = turned_grad + t.dim * columns, *mean = norm + columns;
+        float *transposed = scratch, *weights = transposed + t.dim * columns;
+        float *grads = weights + keys * columns, *transposed_grad = grads + keys * columns;
+        float *norm = transposed_grad + t.dim * columns, *mean = norm + columns;
         const float *query = t.query.of(token, head), *out_grad = t.out_grad + place(0);
         const int64_t row = t.heads * t.dim, whole = t.tokens * t.key_heads * t.dim;
-        turn(query, t.query.row, turned);
-        compare(t.key, turned, weights);
-        turn(out_grad, row, turned_grad);
-        compare(t.value, turned_grad, grads);
+        transposed_queries(query, t.query.row, transposed);
+        score(t.key, transposed, weights);
+        transposed_queries(out_grad, row, transposed_grad);
+        score(t.value, transposed_grad, grads);
         std::fill(norm, mean + columns, 0.0f);
         for (int64_t q = 0; q < count; q++) {
             norm[q] = t.norm[(token + q) * t.heads + head];
@@ -164,25 +168,25 @@ struct Asked {
                 Vector &x = at(weights + k * columns + q);
                 x = exponential(x * scaling - at(norm + q));
             }
-        hide(weights, 0.0f);
-        spread(weights, out_grad, row, t.value_grad + part * whole);
+        mask(weights, 0.0f);
+        scatter(weights, out_grad, row, t.value_grad + part * whole);
         for (int64_t k = 0; k < keys; k++)
             for (int64_t q = 0; q < columns; q += LANES) {
                 Vector &x = at(weights + k * columns + q);
                 x *= (at(grads + k * columns + q) - at(mean + q)) * scaling;
             }
-        choose(t.key, weights, t.query_grad + place(0));
-        spread(weights, query, t.query.row, t.key_grad + part * whole);
+        weighted_sum(t.key, weights, t.query_grad + place(0));
+        scatter(weights, query, t.query.row, t.key_grad + part * whole);
     }
 };
 
-// Everything that every thread needs to attend, or null where there is no memory.
-float *tree_room(const Tree &t, int64_t &each)
+// Scratch memory of all threads, or null when out of memory.
+float *tree_scratch(const Tree &t, int64_t &each)
 {
     each = 0;
     for (int64_t s = 0; s < t.spans; s++)
-        for (int64_t first = 0; first < t.length[s]; first += ASKED)
-            each = std::max(each, Asked(t, s, first, 0).room());
+        for (int64_t first = 0; first < t.length[s]; first += QUERIES)
+            each = std::max(each, QueryBlock(t, s, first, 0).scratch_size());
     each = (each + LANES - 1) / LANES * LANES;
     return (float *)std::aligned_alloc(4 * LANES, sizeof(float) * std::max<int64_t>(each, LANES) *
                                                       t.threads);
@@ -192,32 +196,32 @@ float *tree_room(const Tree &t, int64_t &each)
 
 extern "C" {
 
-// 0, or 1 where there was no memory.
-int tree_forward(const Tree *given)
+// Returns 0, or 1 when out of memory.
+int tree_forward(const Tree *call)
 {
-    const Tree &t = *given;
+    const Tree &t = *call;
     int64_t each;
-    float *room = tree_room(t, each);
-    if (!room)
+    float *scratch = tree_scratch(t, each);
+    if (!scratch)
         return 1;
 #pragma omp parallel for num_threads(t.threads) schedule(dynamic) collapse(2)
     for (int64_t s = 0; s < t.spans; s++)
         for (int64_t h = 0; h < t.heads; h++)
-            for (int64_t first = 0; first < t.length[s]; first += ASKED)
-                Asked(t, s, first, h).forward(room + each * omp_get_thread_num());
-    std::free(room);
+            for (int64_t first = 0; first < t.length[s]; first += QUERIES)
+                QueryBlock(t, s, first, h).forward(scratch + each * omp_get_thread_num());
+    std::free(scratch);
     return 0;
 }
 
-// 0, or 1 where there was no memory. No two threads add to the same keys: each takes one head of
-// keys and, of a prompt, one part of its completions; the prompt itself goes with the first part.
-int tree_backward(const Tree *given)
+// Returns 0, or 1 when out of memory. No two threads add to the same keys: each takes one key head
+// and, of a prompt, one part of its completions; the prompt itself goes with the first part.
+int tree_backward(const Tree *call)
 {
-    const Tree &t = *given;
+    const Tree &t = *call;
     const int64_t repeats = t.heads / t.key_heads;
     int64_t each;
-    float *room = tree_room(t, each);
-    if (!room)
+    float *scratch = tree_scratch(t, each);
+    if (!scratch)
         return 1;
 #pragma omp parallel for num_threads(t.threads) schedule(dynamic) collapse(3)
     for (int64_t prompt = 0; prompt < t.spans; prompt++)
@@ -225,19 +229,19 @@ int tree_backward(const Tree *given)
             for (int64_t head = 0; head < t.key_heads; head++) {
                 if (t.owner[prompt] >= 0)
                     continue;
-                int64_t turn = 0;
+                int64_t next = 0;
                 for (int64_t s = 0; s < t.spans; s++) {
                     if (s != prompt && t.owner[s] != prompt)
                         continue;
-                    if ((s == prompt ? 0 : turn++ % t.parts) != part)
+                    if ((s == prompt ? 0 : next++ % t.parts) != part)
                         continue;
                     for (int64_t h = head * repeats; h < (head + 1) * repeats; h++)
-                        for (int64_t first = 0; first < t.length[s]; first += ASKED)
-                            Asked(t, s, first, h)
-                                .backward(room + each * omp_get_thread_num(), part);
+                        for (int64_t first = 0; first < t.length[s]; first += QUERIES)
+                            QueryBlock(t, s, first, h)
+                                .backward(scratch + each * omp_get_thread_num(), part);
                 }
             }
-    std::free(room);
+    std::free(scratch);
     return 0;
 }
 }

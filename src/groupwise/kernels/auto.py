@@ -1,0 +1,160 @@
+"""The backend "auto": of every operation the fastest kernel that machine and tensors allow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from groupwise.kernels import cpu, cpu_layers, flex, onednn
+from groupwise.kernels.build import compiled
+from groupwise.kernels.decoder import CpuDecoder
+from groupwise.kernels.decoding import decode_attention
+from groupwise.kernels.interface import (
+    BACKENDS,
+    Affine,
+    Decoder,
+    DecoderLayer,
+    DecodeRows,
+    LayerCache,
+    Norm,
+    Tree,
+)
+from groupwise.kernels.reference import Reference
+from groupwise.kernels.tree_attention import tree_attention
+
+CPP = cpu_layers.KINDS | {
+    "matmul", "softmax", "draw", "prefill_attention", "tree_attention", "decode_attention",
+    "decoder",
+}  # fmt: skip
+KERNELS = CPP | {"onednn_linear", "onednn_layers", "flex"}
+"""The kernels that can be turned off one by one."""
+
+
+class Auto(Reference):
+    """Kernels where they can compute, the reference elsewhere. `Backend` documents the methods.
+
+    Args:
+        without: names of kernels that are not used, for measurements of what each one gains.
+    """
+
+    def __init__(self, *, without: Set[str] = frozenset()) -> None:
+        if unknown := without - KERNELS:
+            raise ValueError(f"unknown kernels: {', '.join(sorted(unknown))}")
+        self.on = KERNELS - without
+
+    def description(self, device: torch.device) -> str:
+        if device.type == "cuda":
+            return "flex" if "flex" in self.on else "torch"
+        if device.type != "cpu":
+            return "torch"
+        used = ["cpp"] if self.on & CPP and compiled() is not None else []
+        used += ["onednn"] if self.on - CPP - {"flex"} and onednn.dtypes() else []
+        return "+".join(used) or "torch"
+
+    def linear(self, x: Tensor, weight: Tensor) -> Tensor:
+        if "onednn_linear" in self.on and onednn.can_use_onednn(x, weight):
+            return onednn.linear(x, weight)
+        return super().linear(x, weight)
+
+    def matmul(self, left: Tensor, right: Tensor) -> Tensor:
+        if "matmul" in self.on and cpu.can_use_cpu(left, right):
+            return cpu.matmul(left, right)
+        return self.linear(left, right.t())
+
+    def add_matmul(self, total: Tensor | None, left: Tensor, right: Tensor) -> Tensor:
+        if "matmul" in self.on and cpu.can_use_cpu(left, right):
+            return cpu.matmul(left, right, onto=total)
+        return super().add_matmul(total, left, right)
+
+    def softmax_(self, x: Tensor) -> Tensor:
+        if "softmax" in self.on and cpu.can_use_cpu(x):
+            return cpu.softmax_(x)
+        return super().softmax_(x)
+
+    def draw(self, logits: Tensor, uniform: Tensor, *, temperature: float) -> tuple[Tensor, Tensor]:
+        if "draw" in self.on and cpu.can_use_cpu(logits):
+            return cpu.draw_tokens(logits, uniform, temperature=temperature)
+        return super().draw(logits, uniform, temperature=temperature)
+
+    def causal_attention(
+        self, query: Tensor, key: Tensor, value: Tensor, *, length: int, **how: Any
+    ) -> Tensor:
+        if not self._attends("prefill_attention", query, key, value, **how):
+            return super().causal_attention(query, key, value, length=length, **how)
+        first = torch.arange(0, len(query), length)
+        spans = torch.stack([first, torch.full_like(first, length), torch.full_like(first, -1)])
+        scaling, window = how["scaling"], how["window"]
+        return tree_attention(query, key, value, spans, scaling=scaling, window=window)
+
+    def tree_attention(
+        self, tree: Tree, query: Tensor, key: Tensor, value: Tensor, **how: Any
+    ) -> Tensor:
+        scaling, window, softcap = how["scaling"], how["window"], how["softcap"]
+        if self._attends("tree_attention", query, key, value, **how):
+            return tree_attention(query, key, value, tree.spans, scaling=scaling, window=window)
+        if "flex" in self.on and flex.can_use_flex(
+            query, key, value, scaling=scaling, softcap=softcap
+        ):
+            if window not in tree.blocks:
+                tree.blocks[window] = flex.tree_blocks(tree.spans, window=window)
+            blocks = tree.blocks[window]
+            return flex.flex_tree_attention(
+                query, key, value, blocks, scaling=scaling, softcap=softcap
+            )
+        return super().tree_attention(tree, query, key, value, **how)
+
+    def decode_attention(
+        self,
+        rows: DecodeRows,
+        layer: LayerCache,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        **how: Any,
+    ) -> Tensor:
+        if not self._attends("decode_attention", query, key, value, **how):
+            return super().decode_attention(rows, layer, query, key, value, **how)
+        scaling, window = how["scaling"], how["window"]
+        return decode_attention(rows, layer, query, key, value, scaling=scaling, window=window)
+
+    def _attends(
+        self,
+        name: str,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        softcap: float | None,
+        **_: Any,
+    ) -> bool:
+        return name in self.on and cpu.can_use_attention(query, key, value, softcap=softcap)
+
+    def training_layers(self, model: nn.Module) -> AbstractContextManager[None]:
+        return cpu_layers.use_cpu_kernels(model, kinds=self.on & cpu_layers.KINDS)
+
+    def inference_layers(self, model: nn.Module, *, rows: int) -> AbstractContextManager[None]:
+        if "onednn_layers" not in self.on:
+            return super().inference_layers(model, rows=rows)
+        return onednn.reordered_layers(model, rows=rows)
+
+    def copied_layers(self, model: nn.Module) -> list[nn.Linear]:
+        return onednn.copied_layers(model) if "onednn_layers" in self.on else []
+
+    def decoder(
+        self,
+        layers: Sequence[DecoderLayer],
+        *,
+        norm: Norm,
+        rotation: tuple[Tensor, Tensor],
+        head: Affine | None,
+    ) -> Decoder | None:
+        if "decoder" not in self.on or compiled() is None:
+            return None
+        return CpuDecoder(layers, norm=norm, rotation=rotation, head=head)
+
+
+BACKENDS["auto"] = Auto

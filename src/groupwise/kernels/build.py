@@ -1,0 +1,166 @@
+"""Compiles `cpp/` where it is first needed and keeps the library in a folder private to the user.
+
+The source is compiled in a few seconds by the machine's `g++` for its processor, and kept in
+`groupwise/` below XDG_CACHE_HOME, or else `~/.cache`. Nothing is loaded from a folder that anybody
+else may write to, nor a file that is not whole: the library ends in its own checksum. Where the
+cache cannot be used, a private folder of this process takes its place.
+
+The kernels run on the OpenMP threads that PyTorch has already.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+import warnings
+from functools import cache
+from pathlib import Path
+
+from groupwise.kernels.structures import prepare
+
+SOURCES = sorted(Path(__file__).with_name("cpp").iterdir())
+FLAGS = (
+    "-std=gnu++17", "-O3", "-march=native", "-fno-math-errno", "-fopenmp", "-shared", "-fPIC",
+    "-Wl,-Bsymbolic",  # bind to these functions, whatever others of their names are loaded
+)  # fmt: skip
+TIMEOUT_S = 300
+
+
+@cache
+def compiled() -> ctypes.CDLL | None:
+    """The functions of `cpp/`; None, with a warning that gives the reason, where they cannot be
+    compiled or loaded."""
+    if not sys.platform.startswith("linux"):
+        return None
+    try:
+        return _loaded()
+    except (OSError, subprocess.SubprocessError) as error:
+        warnings.warn(
+            f"CPU kernels cannot be compiled ({_reason(error)}); PyTorch computes instead, which "
+            'takes longer. model.kernels = "torch" asks for that without a warning.',
+            stacklevel=2,
+        )
+        return None
+
+
+def library() -> ctypes.CDLL:
+    """`compiled`, where it is known that there is one."""
+    found = compiled()
+    assert found is not None, "ask `compiled` first"
+    return found
+
+
+def _loaded() -> ctypes.CDLL:
+    compiler = shutil.which("g++")
+    if compiler is None:
+        raise OSError("there is no g++")
+    try:
+        return _load(_built(compiler, _private(cache_folder())))
+    except OSError as error:
+        reason = _reason(error)
+    with tempfile.TemporaryDirectory(prefix="groupwise-") as own:
+        found = _load(_built(compiler, Path(own)))  # a mapped file may be deleted
+    warnings.warn(
+        f"{cache_folder()}: cannot be used as a cache of CPU kernels ({reason}); they are compiled "
+        "anew by every process.",
+        stacklevel=2,
+    )
+    return found
+
+
+def _load(path: Path) -> ctypes.CDLL:
+    return prepare(ctypes.CDLL(str(path)))
+
+
+def _reason(error: Exception) -> str:
+    """What a compiler or the system said, on one line."""
+    if isinstance(error, subprocess.CalledProcessError):
+        lines = error.stderr.decode(errors="replace").strip().splitlines()
+        said = next((line for line in lines if "error" in line), lines[0] if lines else "")
+        return f"g++ ended with status {error.returncode}: {said[:200]}".rstrip(": ")
+    return " ".join(str(error).split())[:300]
+
+
+def cache_folder() -> Path:
+    """Where compiled libraries are kept. A relative XDG_CACHE_HOME is ignored, as its
+    specification asks."""
+    home = os.environ.get("XDG_CACHE_HOME", "")
+    return Path(home if os.path.isabs(home) else os.path.expanduser("~/.cache"), "groupwise")
+
+
+def _private(folder: Path) -> Path:
+    """The folder, created with mode 0700 if need be.
+
+    Raises:
+        PermissionError: others may write to it, or put another folder in its place.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
+    own = folder.lstat()
+    if not stat.S_ISDIR(own.st_mode) or own.st_uid != os.geteuid():
+        raise PermissionError(f"{folder} is a link or belongs to another user")
+    if own.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise PermissionError(f"{folder} may be written to by other users")
+    if own.st_mode & 0o077:
+        folder.chmod(0o700)
+    for parent in folder.resolve().parents:
+        mode = parent.stat().st_mode
+        if mode & (stat.S_IWGRP | stat.S_IWOTH) and not mode & stat.S_ISVTX:
+            raise PermissionError(f"{parent} may be written to by other users")
+    return folder
+
+
+def _built(compiler: str, folder: Path) -> Path:
+    """The shared library in a folder, compiled unless it has been for this source and processor."""
+    # PyTorch's own copy of OpenMP where it brings one: two copies would each keep threads spinning.
+    programs = [str(path) for path in SOURCES if path.suffix == ".cpp"]
+    flags = (*FLAGS, *programs, "-Wl,--as-needed", *_openmp())
+    contents = [path.read_bytes() for path in SOURCES]
+    identity = (*contents, "\0".join(flags).encode(), _processor().encode())
+    name = hashlib.sha256(b"\0".join(identity)).hexdigest()[:16]
+    target = folder / f"kernels-{name}.so"
+    if not _whole(target):
+        # Processes may do the same at once: each moves a finished file into place.
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            made = Path(scratch) / target.name
+            command = [compiler, *flags, "-o", str(made)]
+            subprocess.run(command, check=True, capture_output=True, timeout=TIMEOUT_S)
+            with made.open("r+b") as file:
+                digest = hashlib.sha256(file.read()).digest()
+                file.write(digest)  # the loader ignores what follows the last section
+                file.flush()
+                os.fsync(file.fileno())
+            made.chmod(0o600)
+            made.replace(target)
+    return target
+
+
+def _whole(path: Path) -> bool:
+    """Whether a library is there, belongs to this user alone, and ends in its own checksum."""
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
+            found, contents = os.fstat(file.fileno()), file.read()
+    except OSError:
+        return False
+    mine = found.st_uid == os.geteuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return mine and hashlib.sha256(contents[:-32]).digest() == contents[-32:]
+
+
+def _openmp() -> list[str]:
+    """The OpenMP library that this process has loaded; PyTorch's where another package has one."""
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    paths = {line.split(maxsplit=5)[-1] for line in maps if "/libgomp" in line}
+    return sorted(paths, key=lambda path: ("torch" not in path, path))[:1]
+
+
+def _processor() -> str:
+    """What identifies a processor; its clock, which changes, is left out."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    telling = ("flags", "model name", "Features", "CPU part")
+    return "\n".join(sorted({line for line in lines if line.startswith(telling)}))

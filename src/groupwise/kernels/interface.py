@@ -1,0 +1,333 @@
+"""What the kernels compute, as one protocol, and the data that attention works on.
+
+A backend is chosen once per process, by `model.kernels`:
+
+    "torch"   PyTorch alone: the reference that every kernel is tested against
+    "auto"    the fastest kernel that this machine and these tensors allow, else the reference
+
+Everything outside this package asks `active()` and imports no kernel by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float, Float32, Int, Int64
+from torch import Tensor, nn
+
+COPY_LIMIT = 2 * 2**30
+"""Bytes of weights that a rollout copies into another layout at most; a fixed number, so that a
+run computes the same on every machine with the same processor."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tree:
+    """The layout of a packed row: prompts, and branches that attend to their prompt and themselves.
+
+    Attributes:
+        spans: first token, length and owner of the prompts and then of the branches; the owner is
+            the place of the prompt, or -1 for a prompt. Together they are all tokens.
+        prompt_index, branch_index: packed position of every cell of the rectangles prompts ×
+            longest prompt and branches × longest branch (0 in padding).
+        prompt_length, owner: of each prompt; the prompt of each branch.
+        inverse: for each packed position its cell in [prompt cells, branch cells].
+        masks, blocks: what a backend has derived from the layout, by window width.
+    """
+
+    spans: Int[Tensor, "3 spans"]
+    prompt_index: Int[Tensor, "prompt prompt_time"]
+    prompt_length: Int[Tensor, "prompt"]
+    branch_index: Int[Tensor, "branch branch_time"]
+    owner: Int[Tensor, "branch"]
+    inverse: Int[Tensor, "packed"]
+    masks: dict[int | None, tuple[Tensor | None, Tensor]] = field(default_factory=dict)
+    blocks: dict[int | None, Any] = field(default_factory=dict)
+
+
+@dataclass(kw_only=True)
+class LayerCache:
+    """Keys and values of one layer."""
+
+    prompt_key: Float[Tensor, "slots key_heads prompt dim"]
+    prompt_value: Float[Tensor, "slots key_heads prompt dim"]
+    suffix_key: Float[Tensor, "slots key_heads group suffix dim"]
+    suffix_value: Float[Tensor, "slots key_heads group suffix dim"]
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.prompt_key, self.prompt_value, self.suffix_key, self.suffix_value)
+
+
+@dataclass(kw_only=True)
+class GroupCache:
+    """Keys and values of a rollout: each prompt's once, and a suffix for every completion.
+
+    The cache is a grid of slots × G: a slot holds one prompt, its G completions grow in step. Slots
+    in use are always the first ones, so a decoding step works on a view of the grid and nothing is
+    gathered. With S slots, K key heads, P prompt tokens, T completion tokens and dimension D, a
+    layer holds prompt keys [S, K, P, D] and suffix keys [S, K, G, T, D].
+
+    Capacities are in tokens; `prompt_length[s]` and `start[s]` say what slot s holds: a prompt of
+    that length, and completions that began at that tick of the clock.
+    """
+
+    slots: int
+    group: int
+    prompt_capacity: int
+    suffix_capacity: int
+    device: torch.device
+    layers: dict[int, LayerCache] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.prompt_length = torch.zeros(self.slots, dtype=torch.long, device=self.device)
+        self.start = torch.zeros(self.slots, dtype=torch.long, device=self.device)
+
+    def layer(self, index: int, like: Float[Tensor, "tokens key_heads dim"]) -> LayerCache:
+        """A layer's storage, allocated when its first keys arrive."""
+        if index not in self.layers:
+            heads, dim = like.shape[1:]
+            prompt = (self.slots, heads, self.prompt_capacity, dim)
+            suffix = (self.slots, heads, self.group, self.suffix_capacity, dim)
+            self.layers[index] = LayerCache(
+                prompt_key=like.new_zeros(prompt),
+                prompt_value=like.new_zeros(prompt),
+                suffix_key=like.new_zeros(suffix),
+                suffix_value=like.new_zeros(suffix),
+            )
+        return self.layers[index]
+
+    def move(self, sources: list[int], targets: list[int], *, prompt: int, suffix: int) -> None:
+        """Copy some slots over others, so that the used slots stay the first ones.
+
+        Args:
+            prompt, suffix: tokens of the longest prompt and of the longest completion among them.
+        """
+        self.prompt_length[targets] = self.prompt_length[sources]
+        self.start[targets] = self.start[sources]
+        # One at a time: indexing would gather into a temporary first and take several times longer.
+        for layer in self.layers.values():
+            for source, target in zip(sources, targets, strict=True):
+                for tensor in layer.tensors()[:2]:
+                    tensor[target, :, :prompt] = tensor[source, :, :prompt]
+                for tensor in layer.tensors()[2:]:
+                    tensor[target, :, :, :suffix] = tensor[source, :, :, :suffix]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodeRows:
+    """The rows of a decoding step, one new token each. A row attends to the prompt of its slot and
+    to the tokens of its own completion.
+
+    Attributes:
+        cache: the grid.
+        slot, sample, time: of each row, in the order of slots; `time` is where its new key is
+            written, the same for all rows of a slot.
+        used: slots in use.
+        rows: index slot · G + sample of every row, ascending.
+        clock: the tick that this step is.
+        prompt, suffix: longest prompt and longest completion in use, the new token included.
+        aligned: all slots hold prompts of one length at one tick, so no mask is needed.
+        masks, places: what a backend has derived from the rows, by window and by key heads.
+    """
+
+    cache: GroupCache
+    slot: Int[Tensor, "rows"]
+    sample: Int[Tensor, "rows"]
+    time: Int[Tensor, "rows"]
+    used: int
+    rows: Int[Tensor, "rows"]
+    clock: int
+    prompt: int
+    suffix: int
+    aligned: bool
+    masks: dict[int | None, Tensor] = field(default_factory=dict)
+    places: dict[int, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Norm:
+    """x · weight / √(mean(x²) + ε) over the last dimension."""
+
+    weight: Float[Tensor, "size"]
+    eps: float
+
+
+Affine = tuple[Tensor, Tensor | None]
+"""Weight [outputs, inputs] and bias of a linear layer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderLayer:
+    """One layer of a Llama-like decoder.
+
+    Attributes:
+        query, key, value, out, gate, up, down: its products.
+        before, between: the norms before attention and before the feed-forward.
+        heads: the norms of queries and of keys, where there are any.
+        dim: dimension of a head.
+        scaling, window, softcap: how it attends.
+    """
+
+    query: Affine
+    key: Affine
+    value: Affine
+    out: Affine
+    gate: Affine
+    up: Affine
+    down: Affine
+    before: Norm
+    between: Norm
+    heads: tuple[Norm, Norm] | None
+    dim: int
+    scaling: float
+    window: int | None
+    softcap: float | None
+
+
+@runtime_checkable
+class Decoder(Protocol):
+    """All layers of a decoder, with copies of its weights. Records no gradient."""
+
+    def hidden(
+        self,
+        x: Float[Tensor, "tokens hidden"],
+        positions: Int[Tensor, "tokens"],
+        attend: Callable[..., Tensor],
+    ) -> Float[Tensor, "tokens hidden"]:
+        """Normalised states after all layers, of embedded tokens."""
+        ...
+
+    def head(self, hidden: Float[Tensor, "tokens hidden"]) -> Float[Tensor, "tokens vocab"]:
+        """The head's product."""
+        ...
+
+
+@runtime_checkable
+class Backend(Protocol):
+    """The operations that have kernels. `reference.py` defines each of them."""
+
+    def description(self, device: torch.device) -> str:
+        """What computes on a device, for config.json: "torch", or the kernels in use."""
+        ...
+
+    # Products
+    def linear(
+        self, x: Float[Tensor, "rows inputs"], weight: Float[Tensor, "outputs inputs"]
+    ) -> Float[Tensor, "rows outputs"]: ...
+
+    def matmul(
+        self, left: Float[Tensor, "rows depth"], right: Float[Tensor, "depth columns"]
+    ) -> Float[Tensor, "rows columns"]: ...
+
+    def add_matmul(
+        self,
+        total: Float[Tensor, "rows columns"] | None,
+        left: Float[Tensor, "rows depth"],
+        right: Float[Tensor, "depth columns"],
+    ) -> Float[Tensor, "rows columns"]: ...
+
+    # Rows of logits
+    def softmax_(self, x: Float[Tensor, "rows size"]) -> Float[Tensor, "rows"]: ...
+
+    def draw(
+        self,
+        logits: Float[Tensor, "rows vocab"],
+        uniform: Float[Tensor, "rows"],
+        *,
+        temperature: float,
+    ) -> tuple[Int64[Tensor, "rows"], Float[Tensor, "rows"]]: ...
+
+    # Attention
+    def causal_attention(
+        self,
+        query: Float[Tensor, "tokens heads dim"],
+        key: Float[Tensor, "tokens key_heads dim"],
+        value: Float[Tensor, "tokens key_heads dim"],
+        *,
+        length: int,
+        scaling: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> Float[Tensor, "tokens heads dim"]: ...
+
+    def tree_attention(
+        self,
+        tree: Tree,
+        query: Float[Tensor, "packed heads dim"],
+        key: Float[Tensor, "packed key_heads dim"],
+        value: Float[Tensor, "packed key_heads dim"],
+        *,
+        scaling: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> Float[Tensor, "packed heads dim"]: ...
+
+    def decode_attention(
+        self,
+        rows: DecodeRows,
+        layer: LayerCache,
+        query: Float[Tensor, "rows heads dim"],
+        key: Float[Tensor, "rows key_heads dim"],
+        value: Float[Tensor, "rows key_heads dim"],
+        *,
+        scaling: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> Float[Tensor, "rows heads dim"]: ...
+
+    # Modules
+    def training_layers(self, model: nn.Module) -> AbstractContextManager[None]:
+        """Re-entrant context manager in which supported modules (linear layers, embeddings, norms,
+        feed-forwards) compute by kernels, forward and backward."""
+        ...
+
+    def inference_layers(self, model: nn.Module, *, rows: int) -> AbstractContextManager[None]:
+        """Re-entrant context manager in which linear layers compute with copies of their weights,
+        as these are now, where no gradient is recorded and inputs have at most so many rows."""
+        ...
+
+    def copied_layers(self, model: nn.Module) -> list[nn.Linear]:
+        """The layers of which `inference_layers` makes copies."""
+        ...
+
+    def decoder(
+        self,
+        layers: Sequence[DecoderLayer],
+        *,
+        norm: Norm,
+        rotation: tuple[Float32[Tensor, "positions dim"], Float32[Tensor, "positions dim"]],
+        head: Affine | None,
+    ) -> Decoder | None:
+        """A decoder of these layers, or None where the model's own modules have to compute."""
+        ...
+
+
+BACKENDS: dict[str, Callable[[], Backend]] = {}
+"""By their names in `model.kernels`; what is missing is the reference."""
+
+_chosen: list[Backend] = []
+
+
+def select(name: str) -> Backend:
+    """Let a backend compute from now on, by its name in `model.kernels`."""
+    _chosen[:] = [BACKENDS.get(name, BACKENDS["torch"])()]
+    return _chosen[0]
+
+
+def active() -> Backend:
+    """The backend of this process; "auto" unless another one was selected."""
+    return _chosen[0] if _chosen else select("auto")
+
+
+@contextmanager
+def using(backend: Backend) -> Iterator[None]:
+    """Inside, a backend computes."""
+    before = active()
+    _chosen[:] = [backend]
+    try:
+        yield
+    finally:
+        _chosen[:] = [before]

@@ -1,0 +1,155 @@
+"""What a call passes to the C++ kernels: the structures of `cpp/`, field by field."""
+
+from __future__ import annotations
+
+import ctypes
+
+from torch import Tensor
+
+OF_EVERY_TYPE = {
+    "rms_norm": "ppnndpn",
+    "rms_norm_backward": "pppnndppn",
+    "swiglu": "ppnpn",
+    "swiglu_backward": "pppnppn",
+}
+SIGNATURES = {
+    **{f"{name}_float32": kinds for name, kinds in OF_EVERY_TYPE.items()},
+    **{f"{name}_bfloat16": kinds for name, kinds in OF_EVERY_TYPE.items()},
+    "softmax": "pnnpn",
+    "draw_tokens": "pnndpppn",
+    "before_attention": "ppnppn",
+    "after_attention": "pppnpn",
+    "decode": "pnpppn",
+}
+"""Arguments of the functions that take more than one structure: pointers, int64, doubles."""
+ARGUMENTS = {"p": ctypes.c_void_p, "n": ctypes.c_int64, "d": ctypes.c_double}
+
+
+def require(fits: bool, what: str) -> None:
+    """Refuse what a kernel would read beyond its end, as PyTorch refuses it."""
+    if not fits:
+        raise ValueError(what)
+
+
+def _fields(names: str, kind: type) -> list[tuple[str, type]]:
+    return [(name, kind) for name in names.split()]
+
+
+def _pointers(names: str) -> list[tuple[str, type]]:
+    return _fields(names, ctypes.c_void_p)
+
+
+def _sizes(names: str) -> list[tuple[str, type]]:
+    return _fields(names, ctypes.c_int64)
+
+
+class Heads(ctypes.Structure):
+    """[rows, heads, dim] by its strides."""
+
+    _fields_ = (*_pointers("data"), *_sizes("row head"))
+
+    @classmethod
+    def of(cls, x: Tensor) -> Heads:
+        """Those of a tensor whose last dimension is contiguous."""
+        require(x.stride(-1) == 1, "the last dimension of heads must be contiguous")
+        return cls(x.data_ptr(), x.stride(0), x.stride(1))
+
+
+class Linear(ctypes.Structure):
+    """`Linear` of layer.h."""
+
+    _fields_ = (
+        *_pointers("x weight bias onto out"),
+        *_sizes("rows depth columns gated threads"),
+    )
+
+
+class Product(ctypes.Structure):
+    """`Product` of products.cpp."""
+
+    _fields_ = (
+        *_pointers("left right out"),
+        *_sizes("rows columns depth left_row left_step right_row right_step onto threads"),
+    )
+
+
+class Cache(ctypes.Structure):
+    """`Cache` of decoding.h."""
+
+    _fields_ = (
+        *_pointers("prompt_key prompt_value suffix_key suffix_value"),
+        *_sizes("key_heads dim group prompt_capacity suffix_capacity"),
+    )
+
+
+class Places(ctypes.Structure):
+    """`Places` of decoding.h."""
+
+    _fields_ = (*_pointers("slot sample time prompt_length"), *_sizes("rows"))
+
+
+class Attention(ctypes.Structure):
+    """`Attention` of decoding.h."""
+
+    _fields_ = (
+        *_fields("query key value", Heads),
+        *_pointers("out"),
+        ("cache", Cache),
+        ("places", Places),
+        *_sizes("heads window threads"),
+        ("scaling", ctypes.c_double),
+    )
+
+
+class Tree(ctypes.Structure):
+    """`Tree` of tree_attention.cpp."""
+
+    _fields_ = (
+        *_fields("query key value", Heads),
+        *_pointers("out norm out_grad query_grad key_grad value_grad begin length owner"),
+        *_sizes("spans tokens heads key_heads dim window parts threads"),
+        ("scaling", ctypes.c_double),
+    )
+
+
+class Norm(ctypes.Structure):
+    """`Norm` of layer.h."""
+
+    _fields_ = (*_pointers("weight"), ("eps", ctypes.c_double))
+
+
+class Layer(ctypes.Structure):
+    """`Layer` of layer.cpp."""
+
+    _fields_ = (
+        *_fields("qkv out gated down", Linear),
+        *_fields("before between of_query of_key", Norm),
+        *_pointers("cos sin"),
+        *_sizes("heads key_heads dim window"),
+        ("scaling", ctypes.c_double),
+        ("cache", Cache),
+    )
+
+
+STRUCTURES = (Heads, Linear, Product, Cache, Places, Attention, Tree, Norm, Layer)
+
+
+def prepare(library: ctypes.CDLL) -> ctypes.CDLL:
+    """Declare the arguments of a library's functions.
+
+    Raises:
+        OSError: a structure has another size there, or a function is missing.
+    """
+    try:
+        for name, kinds in SIGNATURES.items():
+            getattr(library, name).argtypes = [ARGUMENTS[kind] for kind in kinds]
+        for each in STRUCTURES:
+            size = getattr(library, f"size_of_{each.__name__}")
+            size.restype = ctypes.c_int64
+            if size() != ctypes.sizeof(each):
+                raise OSError(
+                    f"{each.__name__} has {size()} bytes in C++ and {ctypes.sizeof(each)} here"
+                )
+    except AttributeError as error:
+        raise OSError(f"a function is missing: {error}") from error
+    return library

@@ -1,0 +1,186 @@
+"""Llama-like models in a rollout: the decoder's layers computed by a kernel from their weights.
+
+So Llama, Mistral, Qwen2 and Qwen3 are made, and many after them. No list of names says which: a
+model that has these parts is tried, and is fused only where the kernel reproduces the hidden states
+of its own layers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn import functional as F
+
+from groupwise.kernels import (
+    COPY_LIMIT,
+    Affine,
+    DecoderLayer,
+    Norm,
+    active,
+    is_plain_linear,
+)
+from groupwise.models.attention import Attend
+from groupwise.models.backbone import Backbone, TwoRows
+
+Calls = dict[int, dict[str, Any]]
+"""How every layer calls its attention: scaling, window, soft cap."""
+LATE = 2**16
+"""The latest position of a trial."""
+
+
+class FusedBackbone:
+    """A `Backbone` for rollouts on a CPU. Records no gradient.
+
+    Matrices are copied when it is made, and not followed.
+
+    Args:
+        backbone: of a model for which `can_use_fused` gave the `calls`.
+        positions: the longest sequence.
+
+    Raises:
+        ValueError: there is no kernel, or the parts of the model do not fit together.
+    """
+
+    def __init__(self, backbone: Backbone, calls: Calls, *, positions: int) -> None:
+        self.backbone = backbone
+        norm, head = _norm(backbone.decoder.norm), backbone.head
+        fits = is_plain_linear(head) and backbone.plain_head and head.weight.dtype == torch.float32
+        decoder = active().decoder(
+            [_layer(each, calls[index]) for index, each in enumerate(backbone.decoder.layers)],
+            norm=norm,
+            rotation=_rotation(backbone.decoder.rotary_emb, like=norm.weight, positions=positions),
+            head=(head.weight, head.bias) if fits else None,
+        )
+        if decoder is None:
+            raise ValueError("no kernel computes a decoder")
+        self.decoder, self.own_head = decoder, not fits
+        self.embed = backbone.model.get_input_embeddings()
+
+    def hidden(
+        self, tokens: Int[Tensor, "tokens"], positions: Int[Tensor, "tokens"], attend: Attend
+    ) -> Float[Tensor, "tokens hidden"]:
+        """As `Backbone.hidden`."""
+        return self.decoder.hidden(self.embed(tokens), positions, attend)
+
+    def logits(self, hidden: Float[Tensor, "tokens hidden"]) -> Float[Tensor, "tokens vocab"]:
+        """As `Backbone.logits`."""
+        if self.own_head:
+            return self.backbone.logits(hidden)
+        return self.backbone.finished(self.decoder.head(hidden))
+
+
+def _layer(layer: Any, call: dict[str, Any]) -> DecoderLayer:
+    """The weights of a decoder layer, and how it calls its attention."""
+    before, between, *heads = (_norm(norm) for norm in _norms(layer))
+    return DecoderLayer(
+        **{name: _affine(linear) for name, linear in _linear(layer).items()},
+        before=before,
+        between=between,
+        heads=(heads[0], heads[1]) if heads else None,
+        dim=layer.self_attn.head_dim,
+        **call,
+    )
+
+
+def _affine(linear: Any) -> Affine:
+    return linear.weight, linear.bias
+
+
+def _norm(module: Any) -> Norm:
+    return Norm(weight=module.weight, eps=module.variance_epsilon)
+
+
+def _linear(layer: Any) -> dict[str, Any]:
+    """The linear layers of a decoder layer, by their names in `DecoderLayer`."""
+    attention, feed = layer.self_attn, layer.mlp
+    return {
+        "query": attention.q_proj,
+        "key": attention.k_proj,
+        "value": attention.v_proj,
+        "out": attention.o_proj,
+        "gate": feed.gate_proj,
+        "up": feed.up_proj,
+        "down": feed.down_proj,
+    }
+
+
+def _norms(layer: Any) -> list[Any]:
+    """The norms of a layer: before attention, before the feed-forward, of queries and of keys."""
+    attention = layer.self_attn
+    of_heads = [attention.q_norm, attention.k_norm] if hasattr(attention, "q_norm") else []
+    return [layer.input_layernorm, layer.post_attention_layernorm, *of_heads]
+
+
+def _rotation(rotary: Any, *, like: Tensor, positions: int) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of every position, [positions, dim]."""
+    cos, sin = rotary(like, torch.arange(positions, device=like.device)[None])
+    return cos[0], sin[0]
+
+
+@torch.no_grad()
+def can_use_fused(backbone: Backbone, *, tokens: int = 12) -> Calls | None:
+    """How the layers of a model call their attention, where `FusedBackbone` can compute it; else
+    None.
+
+    Two short sequences run through the model's own layers and through fused ones, at the first
+    positions and at late ones, where some models scale their queries. Only float32 models are
+    fused: in 16 bits, rounding would hide what another rotation does to random weights, and there
+    is little to gain.
+    """
+    config = backbone.model.config.get_text_config()
+    late = min(getattr(config, "max_position_embeddings", None) or tokens, LATE) - tokens
+    ids = torch.arange(2 * tokens) % config.vocab_size
+    training = backbone.model.training
+    backbone.model.eval()
+    try:
+        if not only_known_parts(backbone):
+            return None
+        for first in (0, max(0, late)):
+            places = (first + torch.arange(tokens)).repeat(2)
+            attend = TwoRows()
+            own = backbone.hidden(ids, places, attend)
+            fused = FusedBackbone(backbone, attend.calls, positions=first + tokens)
+            found = fused.hidden(ids, places, TwoRows())
+            if not (found - own).norm() <= 1e-4 * own.norm():
+                return None
+    except (AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError):
+        return None
+    finally:
+        backbone.model.train(training)
+    return attend.calls
+
+
+def only_known_parts(backbone: Backbone) -> bool:
+    """Whether a decoder has only the parts that fused layers compute with: not so where an adapter
+    or a gate stands beside the weights, which may start at zero and show in no trial."""
+    try:
+        return _only_known_parts(backbone.decoder, backbone)
+    except AttributeError:
+        return False
+
+
+def _only_known_parts(decoder: Any, backbone: Backbone) -> bool:
+    linear = [each for layer in decoder.layers for each in _linear(layer).values()]
+    norms = [decoder.norm, *(norm for layer in decoder.layers for norm in _norms(layer))]
+    embeddings = backbone.model.get_input_embeddings()
+    used = {id(each.weight) for each in [embeddings, *norms, *linear]}
+    used |= {id(each.bias) for each in linear}
+    # The module of the embeddings itself is called, and checkpointing puts a hook there.
+    inside = [module for module in decoder.modules() if module is not embeddings]
+    some, rotation = torch.linspace(-8, 8, 33), decoder.rotary_emb.rope_type
+    return (
+        all(is_plain_linear(each) for each in linear)
+        and all(
+            id(parameter) in used and parameter.dtype == torch.float32
+            for parameter in decoder.parameters()
+        )
+        and not any(module._forward_hooks or module._forward_pre_hooks for module in inside)
+        and all(torch.allclose(layer.mlp.act_fn(some), F.silu(some)) for layer in decoder.layers)
+        # These rotations depend on the length of the sequence.
+        and "dynamic" not in rotation
+        and rotation != "longrope"
+        and sum(each.weight.nbytes for each in [*linear, backbone.head]) <= COPY_LIMIT
+    )
