@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import fields, replace
 from typing import Any, Literal
 
@@ -131,7 +131,7 @@ class TorchLearner:
 
     @torch.no_grad()
     def _evaluated(
-        self, batch: Batch, names: Collection[str], backbone: Backbone, own: own_layers
+        self, batch: Batch, names: Collection[str], backbone: Backbone, own: AbstractContextManager[None]
     ) -> dict[str, Tensor]:
         dtype = torch.float64 if _is_double(backbone) else torch.float32
         found = {name: torch.zeros(batch.tokens.shape, dtype=dtype) for name in names}
