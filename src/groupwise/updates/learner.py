@@ -131,7 +131,11 @@ class TorchLearner:
 
     @torch.no_grad()
     def _evaluated(
-        self, batch: Batch, names: Collection[str], backbone: Backbone, own: AbstractContextManager[None]
+        self,
+        batch: Batch,
+        names: Collection[str],
+        backbone: Backbone,
+        own: AbstractContextManager[None],
     ) -> dict[str, Tensor]:
         dtype = torch.float64 if _is_double(backbone) else torch.float32
         found = {name: torch.zeros(batch.tokens.shape, dtype=dtype) for name in names}
