@@ -1,9 +1,9 @@
-"""GSM8K from its files, from a model that has never seen it: supervised format, then RL, then eval.
+"""GSM8K from files, with the bundled model: supervised warm-up on the format, RL, evaluation.
 
     python examples/gsm8k.py TRAIN.jsonl TEST.jsonl [SETTING=VALUE ...]
 
-The recipe is gsm8k-offline: the model in the package, a few minutes on a CPU. A model of this size
-learns the format and solves few problems; on a card take a real one, whose recipe says the rest:
+The recipe is gsm8k-offline: the bundled model, a few minutes on a CPU. A model of this size learns
+the format and solves few problems; on a GPU use a real model and its recipe:
 
     groupwise train gsm8k-softrank-qwen2.5-3b
 """

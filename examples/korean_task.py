@@ -1,8 +1,9 @@
 """A task in Korean: choose the right form in a sentence, and give the reason.
 
-The items ship with the package. First the rewards judge the reference answer and a wrong one, part
-by part: always look at that before a run. Then a run; with the model in the package, which knows no
-Korean, it only shows that everything fits. `groupwise train korean-norms` takes a real model.
+The items ship with the package. First the rewards score the reference answer and a wrong one,
+component by component: always check this before a run. Then a short run follows. The bundled model
+knows no Korean, so the run only shows that the parts work together; `groupwise train korean-norms`
+uses a real model.
 
     python examples/korean_task.py [STEPS] [FOLDER]
 """
@@ -17,7 +18,7 @@ from groupwise.types import Completion, Group
 
 
 def judged(config, prompt, texts):
-    """What each part of the recipe's reward pays for some answers to a prompt."""
+    """What each component of the recipe's reward gives to some answers to a prompt."""
     completions = tuple(
         Completion(tokens=[1], mask=[True], logprobs=[0.0], text=text, finish="stop")
         for text in texts

@@ -1,8 +1,8 @@
-"""An advantage of one's own: a registered function, and a row of the table that names it.
+"""A custom advantage: a registered function, and a row of the table that names it.
 
-A_i = r_i − median(r). One answer far better than the others does not make all of them bad. The
-settings of an advantage are its keyword-only parameters; from here on recipes, `--set` and
-error messages know them too.
+A_i = r_i − median(r). One outstanding answer does not give all others a negative advantage.
+Keyword-only parameters are settings: recipes, `--set` and error messages know them as soon as the
+function is registered.
 
     python examples/own_advantage.py [STEPS] [FOLDER]
 """

@@ -1,8 +1,8 @@
-"""Rewards of one's own: a function is called with what its parameters ask for.
+"""Custom rewards: a function is called with the data that its parameters name.
 
-The first reward is graded: a near miss earns something. The second sees the whole group, so that it
-can compare its answers. None means that an answer cannot be judged: it then leaves the statistics
-of its group instead of counting as wrong.
+The first reward is graded: a near miss gets partial credit. The second sees the whole group and
+compares its answers. None means that an answer cannot be judged: it then leaves the statistics of
+its group instead of counting as wrong.
 
     python examples/own_reward.py [STEPS] [FOLDER]
 """
@@ -14,7 +14,7 @@ from groupwise import train
 
 
 def closeness(text: str, answer: str) -> float | None:
-    """1 for the right number between the answer tags, less the further it is off."""
+    """1 for the right number between the answer tags, decreasing with the error."""
     if not answer.lstrip("-").isdigit():
         return None
     found = re.search(r"<answer>\s*(-?\d+)\s*</answer>", text)

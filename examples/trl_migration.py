@@ -1,9 +1,9 @@
-"""A script written for TRL, on groupwise: only its import is changed.
+"""A TRL script on groupwise: only the import has changed.
 
-It was `from trl import GRPOConfig, GRPOTrainer`. Everything else is as TRL has it: the data set
-with a column `prompt`, the reward functions with `completions`, columns and **kwargs, the settings,
-the callback, `trainer.state.log_history`. The model is the one that ships with groupwise; put a hub
-name in its place. So small a model is fastest on one thread, most of all on a busy CPU.
+It was `from trl import GRPOConfig, GRPOTrainer`. Everything else is plain TRL: the data set with a
+column `prompt`, reward functions with `completions`, columns and **kwargs, the settings, the
+callback, `trainer.state.log_history`. The model is the bundled one; replace it by a hub name. A
+model this small runs fastest on one thread, especially on a busy CPU.
 
     OMP_NUM_THREADS=1 python examples/trl_migration.py [STEPS] [FOLDER]
 """

@@ -1,6 +1,7 @@
-"""SoftRank-GRPO in Unsloth's 4-bit training: TRL's trainer as Unsloth patches it, our advantage.
+"""SoftRank-GRPO with Unsloth's 4-bit training: Unsloth's TRL trainer with another advantage.
+advantage.
 
-Not tested here: it needs a CUDA card, `pip install unsloth trl groupwise`, and Unsloth's own
+Not tested here: it needs a CUDA GPU, `pip install unsloth trl groupwise`, and Unsloth's own
 versions of both. `with_advantage` itself is tested on TRL 1.16. Unsloth must be imported first,
 because it patches TRL when it is imported.
 """
