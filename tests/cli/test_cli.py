@@ -48,7 +48,7 @@ def test_rewards_are_listed_with_their_settings(capsys: pytest.CaptureFixture[st
         (["trian"], "No such command 'trian'"),
         (["config"], "Missing argument"),
         (["config", "word-problems", "--sett", "a=1"], "No such option"),
-        (["config", "word-problems", "--group-size", "4"], "written as --set group_size=VALUE."),
+        (["config", "word-problems", "--group-size", "4"], "as --set group_size=VALUE."),
         (["config", "word-problem"], "did you mean word-problems?"),
         (["config", "word-problems", "--set", "group_size=0"], "group_size = 0: must be greater"),
         (["algorithms", "gpro"], "did you mean grpo?"),

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from groupwise.cli import main
-from groupwise.cli.chat import chat
 from groupwise.errors import RunError, UsageError
 from groupwise.models import AdapterSettings, Policy, is_adapted, load_policy, save_policy
+from groupwise.rollouts.chat import chat
 from groupwise.training.stages.base_model import small_policy
 from groupwise.training.stages.merge import merge, push
 from groupwise.types import Sampling

@@ -1,4 +1,4 @@
-"""Commands that answer questions about algorithms: which one is better, and how sure that is."""
+"""Commands that compare algorithms: compare, variance."""
 
 from __future__ import annotations
 
@@ -13,12 +13,10 @@ from groupwise.errors import UsageError
 MaybeRecipe = Annotated[
     str | None, typer.Argument(help="A packaged recipe by name, or the path of a TOML file.")
 ]
-Rows = Annotated[
-    str, typer.Option(metavar="A,B", help="Rows of the table; NAME=ROW gives one another name.")
-]
+Rows = Annotated[str, typer.Option(metavar="A,B", help="Rows of the table; NAME=ROW renames one.")]
 ExperimentFile = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="An experiment file in place of all of the above."),
+    typer.Option(metavar="FILE", help="An experiment file that replaces the options above."),
 ]
 
 
@@ -26,27 +24,27 @@ def compare(
     context: typer.Context,
     recipe: MaybeRecipe = None,
     algorithms: Rows = "softrank,grpo",
-    seeds: Annotated[int, typer.Option(min=1, help="Paired runs of each.")] = 5,
+    seeds: Annotated[int, typer.Option(min=1, help="Paired runs of each algorithm.")] = 5,
     match: Annotated[
-        str, typer.Option(help="Give runs the same samples, tokens or seconds.")
+        str, typer.Option(help="Give each run the same samples, tokens or seconds.")
     ] = "samples",
     tune_lr: Annotated[
-        bool, typer.Option("--tune-lr", help="Choose each one's learning rate on two other seeds.")
+        bool, typer.Option("--tune-lr", help="Tune each learning rate on two separate seeds.")
     ] = False,
     matched_rms: Annotated[
         bool, typer.Option("--matched-rms", help="Scale advantages to a root mean square of 1.")
     ] = False,
     against: Annotated[
-        str | None, typer.Option(metavar="A", help="Compare the others with it; the last if unset.")
+        str | None, typer.Option(metavar="A", help="Baseline of the comparison; default: the last.")
     ] = None,
     threshold: Annotated[float, typer.Option(help="Accuracy that counts as learned.")] = 0.6,
     overrides: Overrides = None,
     jobs: Annotated[
-        int | None, typer.Option(min=1, help="Runs at once; one per core if unset.")
+        int | None, typer.Option(min=1, help="Parallel runs; default: one per core.")
     ] = None,
     plan: ExperimentFile = None,
     output: Annotated[
-        Path, typer.Option(metavar="DIR", help="Folder; an experiment in it goes on.")
+        Path, typer.Option(metavar="DIR", help="Folder; an experiment in it is continued.")
     ] = Path("runs/compare"),
     json_file: JsonFile = None,
 ) -> None:
@@ -85,27 +83,26 @@ def compare(
 def variance(
     recipe: Recipe,
     advantages: Annotated[
-        str | None, typer.Option(metavar="A,B", help="Advantages to measure; all if unset.")
+        str | None, typer.Option(metavar="A,B", help="Advantages to measure; default: all.")
     ] = None,
     algorithms: Annotated[
         str | None, typer.Option(metavar="A,B", help="Rows of the table to measure, or all.")
     ] = None,
-    prompts: Annotated[int, typer.Option(min=2, help="Groups to measure on.")] = 64,
+    prompts: Annotated[int, typer.Option(min=2, help="Number of groups.")] = 64,
     group: Annotated[
-        int | None, typer.Option(min=2, help="Completions of each; the recipe's if unset.")
+        int | None, typer.Option(min=2, help="Completions per group; default: as in the recipe.")
     ] = None,
-    batches: Annotated[
-        int, typer.Option(min=2, help="Steps of other rollouts behind the reference gradient.")
-    ] = 16,
+    batches: Annotated[int, typer.Option(min=2, help="Batches for the reference gradient.")] = 16,
     overrides: Overrides = None,
     json_file: JsonFile = None,
     picture: Annotated[
-        Path | None, typer.Option("--png", metavar="FILE", help="Draw it (png, svg or pdf).")
+        Path | None,
+        typer.Option("--png", metavar="FILE", help="Plot the result (png, svg or pdf)."),
     ] = None,
 ) -> None:
     """Measure signal and noise of gradient estimators at a fixed policy.
 
-    All of them on the same rollouts, with exact gradients of the model; nothing is trained.
+    All estimators see the same rollouts and exact gradients of the model; nothing is trained.
     """
     from rich.console import Console
 
@@ -135,9 +132,9 @@ def _names(listed: str | None) -> list[str]:
 
 
 def _refuse_beside_plan(context: typer.Context) -> None:
-    """The experiment file says everything about the runs; nothing may seem to change it."""
+    """Refuse options that the experiment file decides."""
     for name in context.params.keys() - {"plan", "jobs", "output", "json_file"}:
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
             option = {"overrides": "set"}.get(name, name).replace("_", "-")
-            raise UsageError(f"--{option}: stands in the experiment file; leave it out.")
+            raise UsageError(f"--{option}: is set by the experiment file; leave it out.")

@@ -1,4 +1,4 @@
-"""Arguments that several commands share, and the file that `--json` asks for."""
+"""Options that several commands share, and the file that `--json` writes."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ Recipe = Annotated[
 Overrides = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", metavar="KEY=VALUE", help="Replace a setting, as section.field=value; repeatable."
+        "--set", metavar="KEY=VALUE", help="Override a setting: section.field=value; repeatable."
     ),
 ]
 JsonFile = Annotated[
     Path | None,
-    typer.Option("--json", metavar="FILE", help="Write the table to a file as JSON, too."),
+    typer.Option("--json", metavar="FILE", help="Also write the output as JSON."),
 ]
 
 
 def write_json(path: Path | None, values: Any) -> None:
-    """Write the values of a table where `--json` asks for it."""
+    """Write the values to the file that `--json` names."""
     if path is None:
         return
     try:

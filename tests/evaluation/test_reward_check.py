@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from groupwise.cli import main
-from groupwise.cli.reward_check import try_reward
 from groupwise.config import load
 from groupwise.errors import UsageError
+from groupwise.evaluation.reward_check import try_reward
 
 
 def test_gold_earns_most_and_own_samples_are_judged(tmp_path: Path) -> None:

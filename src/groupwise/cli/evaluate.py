@@ -1,0 +1,98 @@
+"""Commands that measure models and report on runs: eval, report, demo."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from groupwise.cli.options import JsonFile, Overrides, write_json
+from groupwise.cli.output import command_name
+
+
+def evaluate(
+    model: Annotated[str, typer.Argument(help='Model folder, hub name, or "bundled".')],
+    task: Annotated[
+        str,
+        typer.Option(
+            "--task", "--recipe", help="Recipe with the prompts, rewards and sampling to use."
+        ),
+    ] = "word-problems",
+    against: Annotated[
+        str | None,
+        typer.Option(metavar="MODEL", help="Compare with this model on the same prompts."),
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Number of sampling seeds.")] = 1,
+    reflection: Annotated[
+        bool,
+        typer.Option(
+            "--reflection", help="Measure recovery from solutions with an injected error."
+        ),
+    ] = False,
+    overrides: Overrides = None,
+    json_file: JsonFile = None,
+) -> None:
+    """Evaluate a model on held-out prompts.
+
+    Reports greedy and sampled accuracy, pass@k and more, each with its 95 % interval.
+    """
+    from groupwise.config import load
+
+    config = load(task, overrides or [])
+
+    from rich.console import Console
+
+    from groupwise.evaluation import terminal_table
+    from groupwise.evaluation.evaluate import evaluate
+
+    models = [model, *([against] if against else [])]
+    found = evaluate(config, models, seeds=seeds, reflection=reflection)
+    Console().print(terminal_table(found.table(), verdicts=found.verdicts))
+    write_json(json_file, found.as_dict())
+
+
+def report(
+    runs: Annotated[list[str], typer.Argument(help="Run directories; several are compared.")],
+    output: Annotated[
+        Path | None,
+        typer.Option(help="File to write; default: in the (first) run directory."),
+    ] = None,
+) -> None:
+    """Write the report of a run, or compare several, as one self-contained HTML file."""
+    from groupwise.report import read_runs, write_comparison_report, write_run_report
+
+    if len(runs) == 1:
+        print(write_run_report(runs[0], output))
+        return
+    title = " against ".join(dict.fromkeys(Path(run).name for run in runs))
+    place = output or Path(runs[0]) / "comparison.html"
+    print(write_comparison_report(read_runs(runs), title=title, output=place))
+
+
+def demo(
+    seeds: Annotated[
+        int,
+        typer.Option(min=1, help="Paired runs; one is an illustration, several give intervals."),
+    ] = 1,
+    output: Annotated[Path, typer.Option(help="Folder for the runs and the report.")] = Path(
+        "runs/demo"
+    ),
+    overrides: Overrides = None,
+) -> None:
+    """Train the bundled model with SoftRank-GRPO and GRPO and write a report."""
+    from rich.console import Console
+
+    from groupwise.cli.demo import demo
+    from groupwise.evaluation import terminal_table
+    from groupwise.report import results_table
+
+    found = demo(seeds=seeds, output=output, overrides=overrides or [])
+    verdicts = found.summary["comparison"]["verdicts"]
+    Console().print(terminal_table(results_table(found.runs), verdicts=verdicts))
+    print(f"\n{found.summary['seconds']:.0f} s. Try next:")
+    command, model = command_name(), output / "softrank-seed0" / "final"
+    print(f"  xdg-open {output / 'report.html'}")
+    print("  echo 'A shop has 22 eggs. It sells 3. It sells 9. How many eggs are there now?' |")
+    print(f"    {command} chat {model}")
+    print(f"  {command} train word-problems --set algorithm.name=rloo --set output=runs/rloo")

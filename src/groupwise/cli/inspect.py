@@ -1,0 +1,83 @@
+"""Commands that inspect and check before a run: algorithms, config, doctor."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Annotated
+
+import typer
+
+from groupwise.cli.options import JsonFile, Overrides, Recipe, write_json
+from groupwise.cli.output import print_table
+
+
+def algorithms(
+    name: Annotated[
+        str | None, typer.Argument(help="A row of the table; default: all rows.")
+    ] = None,
+    json_file: JsonFile = None,
+) -> None:
+    """List the algorithms, or describe one.
+
+    The description has formulas, settings, and differences from the paper and other projects.
+    """
+    from groupwise.algorithms import ALGORITHMS, describe, table
+
+    if name is not None:
+        print(describe(name))
+        write_json(json_file, dataclasses.asdict(ALGORITHMS.get(name)))
+        return
+    rows = table()
+    slots = ("name", "advantage", "surrogate", "weighting", "paper")
+    print_table(slots, [[row[slot] for slot in slots] for row in rows])
+    write_json(json_file, rows)
+
+
+def config(recipe: Recipe, overrides: Overrides = None, json_file: JsonFile = None) -> None:
+    """Print every setting of a recipe with its origin."""
+    from groupwise.config import flat, resolve
+
+    resolved = resolve(recipe, overrides or [])
+    values = flat(resolved.config)
+    rows = [
+        (path, json.dumps(v, ensure_ascii=False), resolved.origins[path])
+        for path, v in values.items()
+    ]
+    print_table(("setting", "value", "from"), rows)
+    print()
+    print_table(("derived", "value"), list(resolved.derived.items()))
+    write_json(
+        json_file,
+        {
+            "config": json.loads(resolved.config.to_json()),
+            "origins": dict(resolved.origins),
+            "derived": dict(resolved.derived),
+        },
+    )
+
+
+def doctor(
+    recipe: Annotated[
+        str | None, typer.Argument(help="A recipe; default: check the installation only.")
+    ] = None,
+    overrides: Overrides = None,
+    memory_gb: Annotated[
+        float | None,
+        typer.Option(min=0.1, help="Plan for this much memory in GiB; default: what is free."),
+    ] = None,
+    json_file: JsonFile = None,
+) -> int:
+    """Check a recipe and this machine before a run starts."""
+    from groupwise.config import load
+
+    config = None if recipe is None else load(recipe, overrides or [])
+
+    from groupwise.cli.doctor import examine, passed
+    from groupwise.rundir.files import printable
+
+    checks = examine(config, memory_gb=memory_gb)
+    for check in checks:
+        print(printable(str(check)))
+    write_json(json_file, [dataclasses.asdict(check) for check in checks])
+    return 0 if passed(checks) else 1

@@ -1,0 +1,62 @@
+"""Talking to a model, through the same engine and chat template that training uses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from groupwise.errors import UsageError
+from groupwise.models import load_policy
+from groupwise.prompts.templates import render
+from groupwise.rollouts.engines.registry import make_engine
+from groupwise.types import Prompt, Request, Sampling, Stream
+
+
+def chat(
+    model: str,
+    questions: Iterable[str],
+    *,
+    system: str | None = None,
+    sampling: Sampling,
+    seed: int = 0,
+    trust_remote_code: bool = False,
+) -> Iterator[str]:
+    """The answers of a model to one message after the other.
+
+    A model with a chat template sees the conversation so far; one without sees each message alone.
+    When the conversation has grown beyond the model's context, its oldest turns are forgotten.
+
+    Args:
+        model: folder, hub name, or "bundled".
+        questions: messages of the user, read one at a time.
+        system: message in front of the conversation.
+        sampling: temperature 0 gives the same answers every time, and so does an equal seed.
+
+    Yields:
+        The text of each answer, special tokens included.
+
+    Raises:
+        UsageError: no such model, or a message that alone is too long for it.
+    """
+    policy = load_policy(model, trust_remote_code=trust_remote_code)
+    engine = make_engine(policy)
+    remembers = bool(policy.tokenizer.chat_template)
+    start: list[Mapping[str, str]] = [{"role": "system", "content": system}] if system else []
+    turns: list[Mapping[str, str]] = []
+    for number, question in enumerate(questions):
+        turns = [*(turns if remembers else []), {"role": "user", "content": question}]
+        prompt = Prompt(id=f"chat-{number}", messages=(*start, *turns))
+        tokens = render(prompt, policy.tokenizer)
+        while len(tokens) + sampling.max_tokens > policy.context:
+            if len(turns) == 1:
+                raise UsageError(
+                    f"message: has {len(tokens)} tokens, and {policy.context - sampling.max_tokens}"
+                    " leave room for an answer; shorten it, or lower --max-tokens."
+                )
+            turns = turns[2:]
+            prompt = Prompt(id=prompt.id, messages=(*start, *turns))
+            tokens = render(prompt, policy.tokenizer)
+        request = Request(prompt=prompt, tokens=tokens, group=1, stream=Stream(seed, number))
+        (group,) = engine.generate([request], sampling)
+        answer = group.completions[0].text
+        turns = [*turns, {"role": "assistant", "content": answer}]
+        yield answer
