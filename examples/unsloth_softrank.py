@@ -1,5 +1,4 @@
 """SoftRank-GRPO with Unsloth's 4-bit training: Unsloth's TRL trainer with another advantage.
-advantage.
 
 Not tested here: it needs a CUDA GPU, `pip install unsloth trl groupwise`, and Unsloth's own
 versions of both. `with_advantage` itself is tested on TRL 1.16. Unsloth must be imported first,
