@@ -205,7 +205,7 @@ def test_a_refused_field_accepts_its_default_alone(field: str) -> None:
         ({"run_name": "x"}, "named after the last part"),
         ({"max_completion_length": None}, "needs a budget"),
         ({"eval_strategy": "steps", "num_generations_eval": 3}, "a multiple of the completions"),
-        ({"temperature": 0.0}, "sampling.temperature = 0.0"),
+        ({"temperature": 0.0}, "sampling.temperature = 0"),
         (VLLM | {"vllm_mode": "remote"}, "vllm_mode = 'remote': no such mode"),
         ({"vllm_server_port": 1}, "vllm_server_port = 1: is read with use_vllm = True alone"),
         (VLLM | {"vllm_server_port": 1}, "is read with vllm_mode = 'server' alone"),
