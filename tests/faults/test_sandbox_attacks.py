@@ -14,6 +14,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import psutil
 import pytest
@@ -96,6 +97,53 @@ REFUSED = {
                     full = error.errno == errno.ENOSPC
                     return "contained" if full and written <= 4 << 20 else error
             return written
+        """,
+    "files without contents": """
+        import os
+        def solve():
+            for make in (lambda path: open(path, "w").close(), os.mkdir, os.mkfifo,
+                         lambda path: os.symlink("x" * 99, path)):
+                try:
+                    for number in range(2000):
+                        make(f"/tmp/{make}-{number}")
+                    return "made"
+                except OSError:
+                    pass
+            return "contained"
+        """,
+    "kernel memory by attributes and locks": """
+        import ctypes, fcntl, os
+        def solve():
+            file = open("/tmp/file", "w")
+            for use in (lambda: os.setxattr("/tmp/file", "user.a", b"x"),
+                        lambda: os.setxattr(file.fileno(), "user.a", b"x"),
+                        lambda: os.setxattr("/tmp/file", "user.a", b"x", follow_symlinks=False),
+                        lambda: fcntl.lockf(file, fcntl.LOCK_EX, 1, 0),
+                        lambda: fcntl.fcntl(file, 37, bytes(32))):
+                try:
+                    use()
+                    return "used"
+                except PermissionError:
+                    pass
+            return "contained"
+        """,
+    "capabilities": """
+        import ctypes
+        def solve():
+            header = (ctypes.c_uint32 * 2)(0x20080522, 0)
+            sets = (ctypes.c_uint32 * 6)()
+            assert ctypes.CDLL(None).capget(header, sets) == 0
+            return "contained" if not any(sets) else list(sets)
+        """,
+    "limits of the judge": """
+        import os, resource
+        def solve():
+            resource.prlimit(0, resource.RLIMIT_NOFILE)
+            try:
+                resource.prlimit(os.getppid(), resource.RLIMIT_AS, (1 << 20, 1 << 20))
+                return "lowered"
+            except PermissionError:
+                return "contained"
         """,
     "one big file": """
         import os, signal
@@ -520,6 +568,35 @@ def test_a_killed_caller_takes_its_sandbox_along() -> None:
         caller.kill()
         caller.communicate()
     assert wait_for(lambda: not [pid for pid in inside if running(pid)]), inside
+
+
+def test_a_caller_without_an_init_process_is_left_no_zombies() -> None:
+    """In a container the trainer is often process 1, to which orphans are given."""
+    script = (
+        "import os\nfrom groupwise.rewards.code.sandbox import *\n"
+        "assert os.getpid() == 1\n"
+        "for program in ('def f(): return 1', 'import os\\ndef f(): os.kill(-1, 9)',\n"
+        "                'def f():\\n    while True: pass'):\n"
+        "    run_tests(program, Suite(sources=['f()']), limits=Limits(seconds=1.0))\n"
+        "    list(run_inputs('while True: pass', [''], limits=Limits(seconds=0.5)))\n"
+        "from groupwise.rewards import from_functions\n"
+        "from groupwise.types import Completion, Group, Prompt\n"
+        "import pool_rewards\n"
+        "one = Completion(tokens=[1], mask=[True], logprobs=[0.0], text='child', finish='stop')\n"
+        "prompt = Prompt(id='p', text='q', answer='5')\n"
+        "group = Group(prompt=prompt, prompt_tokens=[1], completions=(one,))\n"
+        "with from_functions([pool_rewards.obedient], workers=1, timeout_s=1.0) as pool:\n"
+        "    print(pool.submit(group).result().status[0].value)\n"
+        "print([p for p in os.listdir('/proc') if p.isdecimal()])"
+    )
+    alone = ["bwrap", "--unshare-pid", "--as-pid-1", "--cap-add", "ALL", "--dev-bind", "/", "/"]
+    command = [*alone, "--proc", "/proc", "--", sys.executable, "-c", script]
+    path = os.pathsep.join(filter(None, [str(Path(__file__).parent.parent), *sys.path]))
+    environment = {**os.environ, "PYTHONPATH": path}
+    ran = subprocess.run(command, capture_output=True, text=True, env=environment)
+    if ran.returncode and "AssertionError" not in ran.stderr:
+        pytest.skip(f"no nested sandbox here: {ran.stderr[-300:]}")
+    assert ran.stdout == "timeout\n['1']\n", ran.stdout + ran.stderr
 
 
 def running(pid: int) -> bool:

@@ -300,6 +300,22 @@ def test_a_main_program_behaves_as_under_python() -> None:
 
 
 @sandboxed
+def test_a_main_program_may_read_dev_stdin_and_leave_by_exit() -> None:
+    for leave in ("exit()", "quit(0)", "import sys; sys.exit()"):
+        program = f"print(open('/dev/stdin').read() * 2)\n{leave}"
+        assert list(run_inputs(program, ["a", "b"], limits=LIMITS)) == ["aa\n", "bb\n"]
+    [outcome] = run_inputs("exit(3)", [""], limits=LIMITS)
+    assert isinstance(outcome, Outcome) and outcome.detail.endswith("status 3")
+
+
+@sandboxed
+def test_each_input_finds_an_empty_tmp() -> None:
+    program = "import os\nprint(os.listdir('/tmp'))\nos.makedirs('/tmp/a/b')\nopen('/tmp/c', 'w')\n"
+    program += "os.chmod('/tmp/a', 0)"
+    assert list(run_inputs(program, ["", ""], limits=LIMITS)) == ["[]\n", "[]\n"]
+
+
+@sandboxed
 def test_long_inputs_and_outputs_do_not_block_each_other() -> None:
     text = "x" * 70_000 + "\n"
     program = "import sys\nfor line in sys.stdin: sys.stdout.write(line)"
@@ -344,9 +360,9 @@ def test_a_sandbox_that_does_not_start_is_an_error_not_a_wrong_program(
 # The filters --------------------------------------------------------------------------------------
 
 
-def decision(code: bytes, number: int, *, arch: int, argument: int = 0) -> int:
+def decision(code: bytes, number: int, *, arch: int, argument: int = 0, second: int = 0) -> int:
     """What a filter says to a system call, by the rules of classic BPF."""
-    data = struct.pack("=iIQ6Q", number, arch, 0, argument, 0, 0, 0, 0, 0)
+    data = struct.pack("=iIQ6Q", number, arch, 0, argument, second, 0, 0, 0, 0)
     lines = list(struct.iter_unpack("=HBBI", code))
     at, accumulator = 0, 0
     while True:
@@ -382,6 +398,11 @@ def test_the_filters_refuse_what_they_list_and_little_else(
             assert decision(inner, numbers[column], arch=arch) == refuse
             assert decision(outer, numbers[column], arch=arch) == allow
     assert decision(outer, read, arch=arch) == decision(inner, read, arch=arch) == allow
+    fcntl, prlimit = {"x86_64": (72, 302), "aarch64": (25, 261)}[machine]
+    for command, said in ((1, allow), (6, refuse), (7, refuse), (37, refuse), (1030, allow)):
+        assert decision(outer, fcntl, arch=arch, second=command) == said
+    assert decision(outer, prlimit, arch=arch) == allow
+    assert decision(outer, prlimit, arch=arch, argument=1) == refuse
     assert decision(outer, read, arch=0x40000003) == kill  # 32-bit x86
     assert decision(outer, 435, arch=arch) == missing  # clone3: libc falls back to clone
     assert decision(outer, 500, arch=arch) == missing  # calls that nobody has thought of yet

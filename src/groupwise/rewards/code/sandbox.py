@@ -12,9 +12,11 @@ raises `UsageError`, and nothing is run.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import inspect
+import json
 import marshal
 import os
 import platform
@@ -26,7 +28,6 @@ import sys
 import sysconfig
 import time
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -304,7 +305,7 @@ def _must_be_plain(allow_unsandboxed: bool) -> bool:
     return reason is not None
 
 
-@contextmanager
+@contextlib.contextmanager
 def _started(mode: str, program: str, limits: Limits, *, plain: bool) -> Iterator[_Job]:
     """A sandbox that stands: its judge has dropped every right and waits for tests."""
     with _process(limits, plain=plain) as process:
@@ -322,39 +323,56 @@ def _started(mode: str, program: str, limits: Limits, *, plain: bool) -> Iterato
         yield job
 
 
-@contextmanager
+@contextlib.contextmanager
 def _process(limits: Limits, *, plain: bool) -> Iterator[subprocess.Popen[bytes]]:
     """The process, killed with everything in it when the block is left, however it is left."""
-    read_end, write_end = os.pipe()
+    told, tells = os.pipe()
     try:
-        with os.fdopen(write_end, "wb") as pipe:
-            pipe.write(b"" if plain else seccomp.outer_filter())
         python = [_interpreter(), "-I", "-S", "-B", "-X", "utf8", "-c", _BOOT]
         process = subprocess.Popen(
-            python if plain else [*_bubblewrap(limits, read_end), *python],
+            python if plain else [*_bubblewrap(limits, tells), *python],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            pass_fds=() if plain else (read_end,),
+            pass_fds=() if plain else (tells,),
             env={},
             cwd="/",
             start_new_session=True,
         )
+    except BaseException:
+        os.close(told)
+        raise
     finally:
-        os.close(read_end)
+        os.close(tells)
     assert process.stdin is not None and process.stdout is not None and process.stderr is not None
     try:
         os.set_blocking(process.stdin.fileno(), False)
         os.set_blocking(process.stderr.fileno(), False)
         yield process
     finally:
-        try:
-            os.killpg(process.pid, 9)
-        except ProcessLookupError:
-            pass
-        process.wait()
+        _end(process, told)
         for stream in (process.stdin, process.stdout, process.stderr):
             stream.close()
+
+
+def _end(process: subprocess.Popen[bytes], told: int) -> None:
+    """Kill a sandbox from the inside, so that bubblewrap collects what is in it, and collect what
+    it leaves if that falls to this process: in a container, the trainer may be process 1."""
+    os.set_blocking(told, False)
+    with os.fdopen(told, "rb") as report:
+        inner = json.loads(report.read() or b"{}").get("child-pid")
+    if inner and process.poll() is None:
+        with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
+            os.kill(inner, 9)
+            process.wait(timeout=5)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, 9)
+    process.wait()
+    with contextlib.suppress(ChildProcessError, ProcessLookupError):
+        orphans = inner or -process.pid
+        if os.waitpid(orphans, os.WNOHANG) == (0, 0):
+            os.kill(orphans, 9)
+            os.waitpid(orphans, 0)
 
 
 def _settings(mode: str, program: str, limits: Limits, *, plain: bool) -> dict[str, Any]:
@@ -368,6 +386,7 @@ def _settings(mode: str, program: str, limits: Limits, *, plain: bool) -> dict[s
         "cpu": int(limits.seconds) + 2,
         "output": limits.output_kb << 10,
         "threads": None if plain else limits.threads + 2,
+        "outer": b"" if plain else seccomp.outer_filter(),
         "filter": b"" if plain else seccomp.inner_filter(),
     }
 
@@ -410,7 +429,7 @@ def _files() -> tuple[str, ...]:
     return tuple(options)
 
 
-def _bubblewrap(limits: Limits, filter_fd: int) -> list[str]:
+def _bubblewrap(limits: Limits, info_fd: int) -> list[str]:
     """The command up to the program to run. Root needs no user namespace, and drops root inside."""
     options = [shutil.which("bwrap") or "bwrap", "--unshare-pid", "--unshare-net", "--unshare-ipc"]
     options += ["--unshare-uts", "--unshare-cgroup-try", "--hostname", "sandbox"]
@@ -418,11 +437,12 @@ def _bubblewrap(limits: Limits, filter_fd: int) -> list[str]:
         options += ["--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
     else:
         options += ["--unshare-user", "--uid", str(_NO_ONE[0]), "--gid", str(_NO_ONE[0])]
+    options += ["--cap-add", "CAP_SYS_ADMIN"]  # to remount /tmp; given up before anything else
     options += [*_files(), "--perms", "0755", "--dir", "/dev"]
     options += ["--dev-bind", "/dev/null", "/dev/null"]
     options += ["--perms", "1777", "--size", str(limits.disk_mb << 20), "--tmpfs", "/tmp"]
     options += ["--remount-ro", "/", "--chdir", "/tmp", "--clearenv", "--die-with-parent"]
-    return [*options, "--new-session", "--seccomp", str(filter_fd), "--"]
+    return [*options, "--new-session", "--info-fd", str(info_fd), "--"]
 
 
 _PROBE = """

@@ -1,9 +1,9 @@
 """Two system-call filters for the sandbox, assembled here as classic BPF: no library is needed.
 
-`outer_filter` holds for everything in the sandbox: what reaches other processes, the network, the
-kernel's configuration or memory that no limit counts is refused. Calls newer than the table are
-refused as "not implemented" unless they are known to be harmless, so a new kernel opens no door.
-`inner_filter` holds for the program under test as well: it may start threads but no process.
+`outer_filter` applies to everything in the sandbox. It refuses what reaches other processes, the
+network, the kernel's configuration or kernel memory that no limit counts (extended attributes, file
+locks). Calls newer than the table are refused as "not implemented" unless they are known to be
+harmless. `inner_filter` applies to the program under test as well: threads, but no process.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ _NUMBERS = {
     "delete_module": (176, 106),
     "fanotify_init": (300, 262),
     "finit_module": (313, 273),
+    "fsetxattr": (190, 7),
     "get_mempolicy": (239, 236),
     "init_module": (175, 105),
     "inotify_init": (253, None),
@@ -39,6 +40,7 @@ _NUMBERS = {
     "kexec_load": (246, 104),
     "keyctl": (250, 219),
     "lookup_dcookie": (212, 18),
+    "lsetxattr": (189, 6),
     "mbind": (237, 235),
     "memfd_create": (319, 279),
     "migrate_pages": (256, 238),
@@ -69,6 +71,7 @@ _NUMBERS = {
     "sethostname": (170, 161),
     "setns": (308, 268),
     "settimeofday": (164, 170),
+    "setxattr": (188, 5),
     "shmat": (30, 196),
     "shmctl": (31, 195),
     "shmget": (29, 194),
@@ -91,6 +94,8 @@ _PROCESS_NUMBERS = {
     "fork": (57, None),
     "vfork": (58, None),
 }
+_LOCKING = ("fcntl", (72, 25), 1, (6, 7, 37, 38))  # F_SETLK, F_SETLKW and F_OFD_SETLK*
+_OWN_LIMITS = ("prlimit64", (302, 261), 0, (0,))
 _CLONE = (56, 220)
 _FIRST_NEW = 424  # from here on every architecture uses the same numbers
 _NEW_ALLOWED = (436, 439, 441, 449, 454, 455, 456)  # close_range faccessat2 epoll_pwait2 futex*
@@ -118,6 +123,8 @@ def outer_filter() -> bytes:
     for numbers in _NUMBERS.values():
         code += _refuse(numbers[column])
     code += _clone_with(_CLONE_NAMESPACES, refuse_if_set=True)
+    code += _by_argument(*_LOCKING, refuse_if_equal=True)
+    code += _by_argument(*_OWN_LIMITS, refuse_if_equal=False)
     for number in _NEW_ALLOWED:
         code += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, _ALLOW)]
     code += [(_AT_LEAST, 0, 1, _FIRST_NEW), (_RETURN, 0, 0, _MISSING)]
@@ -170,6 +177,22 @@ def _clone_with(bits: int, *, refuse_if_set: bool) -> list[tuple[int, int, int, 
         (_RETURN, 0, 0, _REFUSE),
         (_RETURN, 0, 0, _ALLOW),
     ]
+
+
+def _by_argument(
+    _: str,
+    numbers: tuple[int, int],
+    place: int,
+    values: tuple[int, ...],
+    *,
+    refuse_if_equal: bool,
+) -> list[tuple[int, int, int, int]]:
+    """Refuse a call if (or unless) an argument has one of some values."""
+    count = len(values)
+    met, unmet = (_REFUSE, _ALLOW) if refuse_if_equal else (_ALLOW, _REFUSE)
+    code = [(_EQUAL, 0, count + 3, numbers[_machine()[0]]), (_LOAD, 0, 0, _FLAGS_AT + 8 * place)]
+    code += [(_EQUAL, count - i, 0, value) for i, value in enumerate(values)]
+    return [*code, (_RETURN, 0, 0, unmet), (_RETURN, 0, 0, met)]
 
 
 def _assemble(code: list[tuple[int, int, int, int]]) -> bytes:

@@ -16,10 +16,12 @@ import json
 import os
 import pickle
 import resource
+import select
 import signal
 import socket
 import struct
 import sys
+import time
 from typing import Any
 
 from groupwise.rewards.scoring.pipeline import RewardComponent, run
@@ -50,6 +52,7 @@ def _exactly(connection: socket.socket, count: int) -> bytes | None:
 
 def main(control: socket.socket) -> None:
     """Load the rewards, then fork and end workers as the trainer asks."""
+    _adopt_orphans()
     message = receive(control)
     if message is None:
         return
@@ -70,6 +73,9 @@ def main(control: socket.socket) -> None:
     finally:
         for worker in workers:
             _end(worker)
+        with contextlib.suppress(ChildProcessError):
+            for _ in range(100):
+                os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG) or time.sleep(0.01)
 
 
 def _obey(
@@ -81,6 +87,9 @@ def _obey(
 ) -> None:
     """`fork` with a socket answers with the worker's id; `end ID` with its wait status."""
     while True:
+        _collect_orphans(workers)
+        if not select.select([control], [], [], 1.0)[0]:
+            continue
         descriptors = array.array("i")
         message, ancillary, _, _ = control.recvmsg(64, socket.CMSG_SPACE(4))
         for level, kind, content in ancillary:
@@ -114,6 +123,14 @@ def _end(worker: int) -> int:
     return 0
 
 
+def _collect_orphans(workers: set[int]) -> None:
+    """Wait for processes that ended and are no workers: what killed workers had started."""
+    with contextlib.suppress(ChildProcessError):
+        ended = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        while (found := os.waitid(os.P_ALL, 0, ended)) and found.si_pid not in workers:
+            os.waitpid(found.si_pid, 0)
+
+
 def _work(
     connection: socket.socket,
     stages: tuple[tuple[RewardComponent, ...], ...],
@@ -125,6 +142,7 @@ def _work(
     try:
         os.setsid()
         _die_with_parent()
+        _adopt_orphans()
         faulthandler.register(signal.SIGUSR2)  # the trainer asks for stacks when it waits too long
         if memory is not None:
             _limit_memory(memory)
@@ -145,6 +163,13 @@ def _die_with_parent() -> None:
     """On Linux: killed when the forking process ends, however it ends."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
+def _adopt_orphans() -> None:
+    """On Linux: what processes that end leave running becomes a child of this one, which waits for
+    it. It would otherwise be left to process 1, which may be a trainer in a container."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
 
 
 def _limit_memory(megabytes: int) -> None:

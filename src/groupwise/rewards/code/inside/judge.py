@@ -25,7 +25,7 @@ from groupwise.rewards.code.inside.codec import (
     read_frame,
     write_frame,
 )
-from groupwise.rewards.code.inside.confine import become_program, confine, drop_root
+from groupwise.rewards.code.inside.confine import become_program, confine, drop_rights
 from groupwise.rewards.code.inside.inputs import run_inputs
 from groupwise.rewards.code.inside.rpc import Client, ProgramEnded, Server
 
@@ -155,7 +155,7 @@ def main() -> None:
     os.dup2(nowhere, 1)
     os.close(nowhere)
     _signal.signal(_signal.SIGINT, _signal.SIG_IGN)
-    if job["uid"] is not None:
-        drop_root(job["uid"])
+    if job["outer"]:
+        drop_rights(job["uid"], job["outer"])
     (judge_tests if job["mode"] == "tests" else run_inputs)(job, out)
     os._exit(0)
