@@ -25,7 +25,7 @@ class Quiet:
     def step(self, run: str, step: int, metrics: Any) -> None:
         """Steps are not shown."""
 
-    def say(self, text: str) -> None:
+    def log(self, text: str) -> None:
         """Keep a line."""
         self.said.append(text)
 

@@ -13,19 +13,10 @@ from tasks import REWARDS
 from groupwise.config import Config, build
 from groupwise.config.memory import memory_plan
 from groupwise.models import AdapterSettings, Policy
+from groupwise.training.monitor.progress import NoProgress
 from groupwise.training.run import Prepared, prepare
 from groupwise.types import Prompt
 from groupwise.updates import TorchLearner
-
-
-class Silent:
-    """Progress that is not shown."""
-
-    def step(self, run: str, step: int, metrics: Any) -> None: ...
-
-    def say(self, text: str) -> None: ...
-
-    def close(self) -> None: ...
 
 
 def configured(spec: dict[str, Any]) -> Config:
@@ -62,7 +53,7 @@ def prepared(config: Config, texts: list[str]) -> Prepared:
     """A run that is ready for its first step."""
     return prepare(
         config.model_copy(update={"prompts_per_step": len(texts)}),
-        progress=Silent(),
+        progress=NoProgress(),
         policy=policy_of_run(config),
         functions=[REWARDS["checksum"]],
         prompts=[Prompt(id=str(n), text=text) for n, text in enumerate(texts)],
@@ -109,7 +100,7 @@ def main() -> None:
         resident = memory.peak()
         if torch.cuda.is_available():
             return {"tensors_mb": resident}
-        before = held(run.trainer.learner)
+        before = held(run.trainer.policy)
         tensors = (before + peak(traced(run.trainer.step))) / MB
         return {"tensors_mb": tensors, "resident_mb": resident}
 

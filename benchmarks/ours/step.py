@@ -30,7 +30,7 @@ class Watching:
     def step(self, run: str, step: int, metrics: Mapping[str, float]) -> None:
         self.metrics = metrics
 
-    def say(self, text: str) -> None:
+    def log(self, text: str) -> None:
         print(text)
 
     def close(self) -> None: ...
@@ -90,12 +90,12 @@ class Steps:
     def logprobs(self, *, prompt: list[int], completions: list[list[int]]) -> dict[str, Any]:
         """Of completions of equal length, by the pass that training uses."""
         batch = batch_of([prompt], completions, advantage=[1.0] * len(completions))
-        logp = self.trainer.learner.evaluate(batch, {"logp"})["logp"]
+        logp = self.trainer.policy.evaluate(batch, {"logp"})["logp"]
         return {"logprobs": logp.float().tolist()}
 
     def step(self) -> dict[str, Any]:
         start = time.perf_counter()
-        scored = self.trainer.advance()
+        scored = self.trainer.advance().scored
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         seconds = time.perf_counter() - start

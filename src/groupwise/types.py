@@ -243,6 +243,26 @@ class Update:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StepResult:
+    """One training step: a batch of rollouts and what was made of it.
+
+    Attributes:
+        scored: the groups, with their scores.
+        advantages: one per completion, or one per token.
+        batches: of the policy's optimizer steps, in order.
+        updates: of every learner by name, in order; the policy's are aligned with `batches`. A
+            learner that was not updated is absent.
+        metrics: the metrics of the step.
+    """
+
+    scored: ScoredGroups
+    advantages: Float[Tensor, "prompt group *time"]
+    batches: tuple[Batch, ...]
+    updates: Mapping[str, tuple[Update, ...]]
+    metrics: Metrics = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Request:
     """G completions wanted of one prompt.
 
@@ -385,7 +405,7 @@ class Objective(Protocol):
 
 @runtime_checkable
 class Learner(Protocol):
-    """Makes updates."""
+    """Makes updates. Its parameters are read and set through these methods alone."""
 
     @property
     def version(self) -> int:

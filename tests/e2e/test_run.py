@@ -38,8 +38,8 @@ class Watched:
 def watched(run: Prepared, monkeypatch: pytest.MonkeyPatch) -> Watched:
     """Let every update of a run go through an objective that takes notes."""
     notes = Watched(run.trainer.algorithm.objective)
-    update = run.trainer.learner.update
-    monkeypatch.setattr(run.trainer.learner, "update", lambda batch, _: update(batch, notes))
+    update = run.trainer.policy.update
+    monkeypatch.setattr(run.trainer.policy, "update", lambda batch, _: update(batch, notes))
     return notes
 
 
@@ -61,18 +61,18 @@ def test_an_on_policy_step_has_a_ratio_of_exactly_1(
 def test_sampler_and_learner_agree(tmp_path: Path) -> None:
     run = prepared(tmp_path, "optimizer.learning_rate=3e-2")
     for _ in range(4):
-        _, _, metrics = run.trainer.step()
+        metrics = run.trainer.step().metrics
         assert 0 <= metrics["sampler_gap_max"] < 1e-4
 
 
 def test_a_learning_rate_of_0_moves_nothing(tmp_path: Path) -> None:
     """The same prompts, weights and random numbers give the same metrics, step after step."""
     run = prepared(tmp_path, "optimizer.learning_rate=0.0", "data.limit=3")
-    before = {n: w.clone() for n, w in run.trainer.learner.weights().items()}
-    _, _, first = run.trainer.step()
+    before = {n: w.clone() for n, w in run.trainer.policy.weights().items()}
+    first = run.trainer.step().metrics
     run.trainer.source.order.restore({"count": 3, "seed": 0, "position": 0})
-    _, _, second = run.trainer.step()
-    for name, weight in run.trainer.learner.weights().items():
+    second = run.trainer.step().metrics
+    for name, weight in run.trainer.policy.weights().items():
         assert torch.equal(weight, before[name]), name
     assert first["grad_norm"] > 0
     for name, value in first.items():
@@ -82,9 +82,9 @@ def test_a_learning_rate_of_0_moves_nothing(tmp_path: Path) -> None:
 
 def test_a_learning_rate_above_0_moves_every_parameter(tmp_path: Path) -> None:
     run = prepared(tmp_path)
-    before = {n: w.clone() for n, w in run.trainer.learner.weights().items()}
+    before = {n: w.clone() for n, w in run.trainer.policy.weights().items()}
     run.trainer.step()
-    still = [n for n, w in run.trainer.learner.weights().items() if torch.equal(w, before[n])]
+    still = [n for n, w in run.trainer.policy.weights().items() if torch.equal(w, before[n])]
     assert still == []
 
 
@@ -126,8 +126,9 @@ def test_several_optimiser_steps_use_the_log_probabilities_of_the_first(
     """μ = 2 epochs of 3 minibatches: six steps against the policy that wrote the answers."""
     run = prepared(tmp_path, "update.epochs=2", "update.minibatches=3", "algorithm.name=grpo")
     notes = watched(run, monkeypatch)
-    scored, _, metrics = run.trainer.step()
-    assert run.trainer.learner.version == 6
+    result = run.trainer.step()
+    scored, metrics = result.scored, result.metrics
+    assert run.trainer.policy.version == 6
     whole = sequences(scored)
     first_logp, first_batch, _ = notes.calls[0]
     assert torch.allclose(first_logp, first_batch.old_logp, atol=1e-6)
@@ -169,13 +170,13 @@ def test_kl_is_against_a_frozen_reference(
         f'algorithm.divergence={{name="{name}", coefficient=0.1, in="{where}"}}',
     )
     notes = watched(run, monkeypatch)
-    start = {n: w.clone() for n, w in run.trainer.learner.frozen.named_parameters()}
-    _, _, first = run.trainer.step()
+    start = {n: w.clone() for n, w in run.trainer.policy.frozen.named_parameters()}
+    first = run.trainer.step().metrics
     assert first["kl"] == pytest.approx(0, abs=1e-9)
     for _ in range(4):
-        _, _, last = run.trainer.step()
+        last = run.trainer.step().metrics
     assert last["kl"] > 1e-3
-    for n, w in run.trainer.learner.frozen.named_parameters():
+    for n, w in run.trainer.policy.frozen.named_parameters():
         assert torch.equal(w, start[n])
     _, batch, losses = notes.calls[-1]
     plain = -batch.advantage  # KL in the reward is in the advantage already
@@ -190,8 +191,7 @@ def test_the_reference_of_kl_in_the_reward_changes_the_advantage(tmp_path: Path)
     held = prepared(tmp_path / "held", *more, kl)
     for run in (plain, held):
         run.trainer.advance()
-    _, first, _ = plain.trainer.step()
-    _, second, _ = held.trainer.step()
+    first, second = plain.trainer.step().advantages, held.trainer.step().advantages
     assert first.shape[:2] == second.shape[:2]
     assert not torch.allclose(first, second if second.ndim == 2 else second[..., 0])
 
@@ -217,7 +217,8 @@ def test_completions_that_cannot_be_judged_leave_the_statistics(tmp_path: Path) 
         functions=[raising, sometimes],
         prompts=as_prompts(rows),
     )
-    scored, advantages, metrics = run.trainer.step()
+    result = run.trainer.step()
+    scored, advantages, metrics = result.scored, result.advantages, result.metrics
     assert scored.scores.valid.tolist() == [[False, False, True, True]] * 3
     assert scored.scores.total[:, 2:].tolist() == [[1.0, 3.0]] * 3
     assert metrics["valid_share"] == pytest.approx(0.5)
@@ -340,7 +341,7 @@ def trained(output: Path, *more: str, resume: bool = False) -> dict[str, Tensor]
         run.trainer.run()
     finally:
         run.close()
-    return {n: w.detach().clone() for n, w in run.trainer.learner.weights().items()}
+    return {n: w.detach().clone() for n, w in run.trainer.policy.weights().items()}
 
 
 @pytest.mark.parametrize(
@@ -399,20 +400,20 @@ def test_a_run_begins_where_its_warm_up_ended_and_resumes_with_that_reference(
         'algorithm.divergence={name="k3", coefficient=0.1, in="loss"}',
     )
     first = prepared(tmp_path / "run", *more)
-    warmed = {n: w.clone() for n, w in first.trainer.learner.weights().items()}
+    warmed = {n: w.clone() for n, w in first.trainer.policy.weights().items()}
     assert sum(not torch.equal(w, p) for (n, w), p in zip(
         warmed.items(), tiny().model.to(getattr(torch, dtype)).parameters(), strict=True
     )) == len(warmed)  # fmt: skip
-    frozen = dict(first.trainer.learner.frozen.named_parameters())
+    frozen = dict(first.trainer.policy.frozen.named_parameters())
     assert all(torch.equal(w, frozen[n]) for n, w in warmed.items())
     first.trainer.advance()
-    moved = [n for n, w in first.trainer.learner.weights().items() if not torch.equal(w, warmed[n])]
+    moved = [n for n, w in first.trainer.policy.weights().items() if not torch.equal(w, warmed[n])]
     assert moved, "the optimiser of the warm-up must not keep the gradients"
     first.trainer.advance()
     first.trainer.save(wait=True)
     first.close()
     again = prepared(tmp_path / "run", *more, resume=True)
-    again_frozen = dict(again.trainer.learner.frozen.named_parameters())
+    again_frozen = dict(again.trainer.policy.frozen.named_parameters())
     assert all(torch.equal(w, again_frozen[n]) for n, w in warmed.items())
     assert again.trainer.done == 2
     again.close()

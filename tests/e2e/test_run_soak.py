@@ -62,7 +62,7 @@ def soak(folder: Path, *, steps: int) -> tuple[float, int]:
 
     def counted() -> Any:
         if run.trainer.done in (steps // 10, steps - 1):
-            run.trainer.keeper.wait()  # type: ignore[union-attr]
+            run.trainer.checkpoints.wait()  # type: ignore[union-attr]
             marks.append(held())
         return advance()
 

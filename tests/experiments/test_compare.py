@@ -176,7 +176,7 @@ def test_the_curve_of_a_run_counts_tokens_from_the_start(tmp_path: Path) -> None
 def test_a_budget_ends_at_the_first_step_that_has_used_it() -> None:
     # 10 and 7 are 17, and 7 more are exactly 24.
     budget = Budget("tokens", limit=24.0, used=10.0)
-    assert [budget.observe({"tokens": 7.0}) for _ in range(2)] == [False, True]
+    assert [budget.should_stop({"tokens": 7.0}) for _ in range(2)] == [False, True]
     assert not Budget("tokens", limit=None, used=1e9).spent
 
 

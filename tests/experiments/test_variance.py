@@ -48,7 +48,7 @@ def rollouts(tmp_path_factory):
         functions=[letters],
         eval_prompts=[],
     )
-    yield made.trainer.learner, made.trainer.source.take(3, step=0)
+    yield made.trainer.policy, made.trainer.source.take(3, step=0)
     made.close()
 
 

@@ -42,13 +42,13 @@ def end(folder: Path, *more: str) -> dict[str, Any]:
 
 
 def left(run: Prepared) -> dict[str, Any]:
-    folder = run.trainer.log.folder  # type: ignore[union-attr]
+    folder = run.trainer.folder  # type: ignore[union-attr]
     return {
         "metrics": timeless(folder),
         "evaluations": (folder / "evaluations.jsonl").read_text(),
         "best": (folder / "best" / "model.safetensors").read_bytes(),
-        "best_step": run.trainer.best_step,
-        "weights": {n: w.tolist() for n, w in run.trainer.learner.weights().items()},
+        "best_step": run.trainer.evaluation.best_step,
+        "weights": {n: w.tolist() for n, w in run.trainer.policy.weights().items()},
     }
 
 
@@ -62,17 +62,19 @@ def test_an_evaluation_that_failed_is_made_up_for(
     run = prepared(tmp_path / "broken", *EVALUATED, eval_prompts=None)
     full = RunError("disk full")
     if place == "measuring":
-        run.trainer.evaluate = failing(run.trainer.evaluate, full, at=at)  # type: ignore[arg-type]
+        run.trainer.evaluation.evaluate = failing(run.trainer.evaluation.evaluate, full, at=at)  # type: ignore[arg-type]
     elif place == "its line":
         monkeypatch.setattr(
-            run.trainer.log, "evaluation", failing(run.trainer.log.evaluation, full, at=at)
+            run.trainer.monitor.run_log,
+            "evaluation",
+            failing(run.trainer.monitor.run_log.evaluation, full, at=at),
         )  # type: ignore[union-attr] # noqa: E501
     else:
-        run.trainer.best = -1.0
-        measure = run.trainer.evaluate
-        run.trainer.evaluate = lambda step: {**measure(step), "score": step}  # type: ignore[misc]
-        save = failing(run.trainer.learner.save, OSError(28, "No space left on device"), at=at)
-        monkeypatch.setattr(run.trainer.learner, "save", save)
+        run.trainer.evaluation.best = -1.0
+        measure = run.trainer.evaluation.evaluate
+        run.trainer.evaluation.evaluate = lambda step: {**measure(step), "score": step}  # type: ignore[misc]
+        save = failing(run.trainer.policy.save, OSError(28, "No space left on device"), at=at)
+        monkeypatch.setattr(run.trainer.policy, "save", save)
     with pytest.raises(RunError):
         run.trainer.run()
     run.close()
@@ -91,7 +93,9 @@ def test_no_checkpoint_is_ahead_of_the_metrics(
     more = ("steps=4", "checkpoint.every_steps=2")
     run = prepared(tmp_path, *more)
     monkeypatch.setattr(
-        run.trainer.log, "step", failing(run.trainer.log.step, RunError("full"), at=3)
+        run.trainer.monitor.run_log,
+        "step",
+        failing(run.trainer.monitor.run_log.step, RunError("full"), at=3),
     )  # type: ignore[union-attr] # noqa: E501
     with pytest.raises(RunError, match="full"):
         run.trainer.run()
@@ -113,7 +117,7 @@ def test_an_update_that_was_interrupted_half_way_is_not_kept(
     run = prepared(tmp_path / "run", *more)
     run.trainer.advance()
     run.trainer.save(wait=True)
-    adam = run.trainer.learner.optimizer.adam
+    adam = run.trainer.policy.optimizer.adam
     plain = adam.step
 
     def interrupted() -> None:
@@ -129,8 +133,8 @@ def test_an_update_that_was_interrupted_half_way_is_not_kept(
     again.trainer.run()
     again.close()
     assert timeless(tmp_path / "run") == timeless(tmp_path / "whole")
-    for name, weight in whole.trainer.learner.weights().items():
-        assert torch.equal(weight, again.trainer.learner.weights()[name]), name
+    for name, weight in whole.trainer.policy.weights().items():
+        assert torch.equal(weight, again.trainer.policy.weights()[name]), name
 
 
 def test_verdicts_of_other_rewards_are_not_used_again(tmp_path: Path) -> None:
@@ -208,7 +212,7 @@ def test_a_damaged_checkpoint_does_not_crowd_out_whole_ones(tmp_path: Path) -> N
     again.trainer.advance()
     again.trainer.save(wait=True)
     again.trainer.advance()
-    again.trainer.keeper.wait()  # type: ignore[union-attr]
+    again.trainer.checkpoints.wait()  # type: ignore[union-attr]
     again.close()
     assert (tmp_path / "journal" / "step-000003.jsonl").exists(), "no checkpoint holds this step"
     progress = Quiet()

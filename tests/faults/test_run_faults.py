@@ -27,7 +27,7 @@ from small_runs import Quiet, config, letters, prepared, timeless, tiny
 
 
 def weights(run: Prepared) -> dict[str, Tensor]:
-    return {n: w.detach().clone() for n, w in run.trainer.learner.weights().items()}
+    return {n: w.detach().clone() for n, w in run.trainer.policy.weights().items()}
 
 
 def same(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
@@ -36,16 +36,16 @@ def same(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
 
 def poison(run: Prepared, monkeypatch: pytest.MonkeyPatch, when: Callable[[int], bool]) -> None:
     """Make the loss of some updates not a number."""
-    update, objective = run.trainer.learner.update, run.trainer.algorithm.objective
+    update, objective = run.trainer.policy.update, run.trainer.algorithm.objective
 
     broken = TokenObjective(
         loss=lambda outputs, batch: objective(outputs, batch) * math.nan, needs=objective.needs
     )
 
     monkeypatch.setattr(
-        run.trainer.learner,
+        run.trainer.policy,
         "update",
-        lambda batch, given: update(batch, broken if when(run.trainer.learner.version) else given),
+        lambda batch, given: update(batch, broken if when(run.trainer.policy.version) else given),
     )
 
 
@@ -91,7 +91,7 @@ def test_logits_that_are_no_numbers_are_noticed_where_they_are_sampled_from(
     run = prepared(tmp_path, "steps=20")
     run.trainer.advance()
     with torch.no_grad():
-        next(iter(run.trainer.learner.weights().values())).fill_(math.nan)
+        next(iter(run.trainer.policy.weights().values())).fill_(math.nan)
     with pytest.raises(RunError, match=r"not one completion .* \(the sampler failed\)"):
         run.trainer.run()
     assert len(timeless(tmp_path)) == 1
@@ -133,7 +133,7 @@ def test_a_spike_goes_back_to_the_last_checkpoint_and_leaves_its_batches_out(
         "checkpoint.every_steps=6",
         progress=progress,
     )
-    objective, update = run.trainer.algorithm.objective, run.trainer.learner.update
+    objective, update = run.trainer.algorithm.objective, run.trainer.policy.update
 
     loud = TokenObjective(
         loss=lambda outputs, batch: objective(outputs, batch) * 1000, needs=objective.needs
@@ -145,12 +145,12 @@ def test_a_spike_goes_back_to_the_last_checkpoint_and_leaves_its_batches_out(
         steps.append(run.trainer.done)
         return update(batch, loud if run.trainer.done == 13 else given)
 
-    monkeypatch.setattr(run.trainer.learner, "update", spiked)
+    monkeypatch.setattr(run.trainer.policy, "update", spiked)
     run.trainer.run()
     assert "softrank, step 14: gradient spike; the weights of step 12 again" in progress.said
     assert steps == list(range(16)), "no batch comes twice"
     # 16 updates, of which those after the checkpoint at 12 (steps 13 and 14) no longer count.
-    assert run.trainer.learner.version == 14
+    assert run.trainer.policy.version == 14
 
 
 # -- verdicts that depend on the clock -------------------------------------------------------------
@@ -282,7 +282,7 @@ def test_what_hangs_is_named_and_ended_with_a_checkpoint(
     target = {
         "reward": (run.scorer, "gather"),
         "engine": (run.engine, "generate"),
-        "update": (run.trainer.learner, "update"),
+        "update": (run.trainer.policy, "update"),
     }[place]
     monkeypatch.setattr(*target, hang)
     named = {"reward": "rewards of", "engine": "rollouts of", "update": "the update"}[place]

@@ -123,12 +123,12 @@ def test_training_goes_on_with_an_adapter_and_is_resumed_to_the_bit(
             if run.trainer.done == 2:
                 run.trainer.save(wait=True)
         run.close()
-        weights.append(run.trainer.learner.trained())
+        weights.append(run.trainer.policy.trained())
     again = prepared(tmp_path / "parts", *more, resume=True)
     assert again.trainer.done == 2
     again.trainer.run()
     again.close()
-    whole, parts = weights[0], again.trainer.learner.trained()
+    whole, parts = weights[0], again.trainer.policy.trained()
     assert all(torch.equal(weight, parts[name]) for name, weight in whole.items())
     assert timeless(tmp_path / "whole") == timeless(tmp_path / "parts")
     kl = [row["kl"] for row in timeless(tmp_path / "whole")]

@@ -48,7 +48,7 @@ def test_a_wide_head_serves_the_sampler_and_the_learner(model: Path, tmp_path: P
     run = prepared(tmp_path / "run", f"model.path={model}", "model.dtype=bfloat16",
                    "model.head_dtype=float32")  # fmt: skip
     run.trainer.advance()
-    head = run.trainer.learner.backbone
+    head = run.trainer.policy.backbone
     run.close()
     assert head.wide
     # The learner's own pass: hidden states of one row, and from them logits without rounding.

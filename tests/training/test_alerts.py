@@ -1,4 +1,4 @@
-"""Alarms: each sounds beyond its threshold, once, and says what to do."""
+"""Alerts: each fires beyond its threshold, once, and says what to do."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from groupwise.rundir.files import read_lines
-from groupwise.settings import AlarmsSettings
-from groupwise.training.monitor.alerts import KINDS, Alarms, observations
+from groupwise.training.monitor.alerts import ALERT_RULES, Alerts
+from groupwise.training.monitor.metrics import duplicates_and_correlation
 from made_up import one_group
 from small_runs import Quiet, letters, prepared
 
@@ -45,89 +45,91 @@ LOUD = {
 }
 
 
-def names(alarms: Any) -> list[str]:
-    return [alarm.kind.threshold for alarm in alarms]
+def names(alerts: Any) -> list[str]:
+    return [alert.rule.threshold for alert in alerts]
 
 
-def test_every_alarm_has_a_threshold_that_is_a_setting_and_three_causes() -> None:
+def test_every_alert_has_a_threshold_that_is_a_setting_and_three_causes() -> None:
     thresholds = AlarmsSettings.model_fields.keys() - {"patience"}
-    assert {kind.threshold for kind in KINDS} == thresholds
+    assert {rule.threshold for rule in ALERT_RULES} == thresholds
     assert {*LOUD, "hacking"} == thresholds
-    assert all(len(set(kind.causes)) == 3 for kind in KINDS)
+    assert all(len(set(rule.causes)) == 3 for rule in ALERT_RULES)
 
 
 def test_a_calm_run_is_silent() -> None:
-    alarms = Alarms()
-    assert [a for _ in range(10) for a in alarms.hear(CALM)] == []
+    alerts = Alerts()
+    assert [a for _ in range(10) for a in alerts.observe(CALM)] == []
 
 
 @pytest.mark.parametrize("name", sorted(LOUD))
-def test_each_alarm_sounds_once_after_its_patience(name: str) -> None:
-    alarms, kind = Alarms(), next(kind for kind in KINDS if kind.threshold == name)
+def test_each_alert_fires_once_after_its_patience(name: str) -> None:
+    alerts, rule = Alerts(), next(rule for rule in ALERT_RULES if rule.threshold == name)
     for _ in range(3):
-        assert alarms.hear(CALM) == []
-    sounded = [names(alarms.hear({**CALM, **LOUD[name]})) for _ in range(6)]
-    first = 0 if kind.at_once else 2
+        assert alerts.observe(CALM) == []
+    sounded = [names(alerts.observe({**CALM, **LOUD[name]})) for _ in range(6)]
+    first = 0 if rule.at_once else 2
     assert sounded == [[name] if step == first else [] for step in range(6)]
-    assert alarms.hear(CALM) == []
-    again = [names(alarms.hear({**CALM, **LOUD[name]})) for _ in range(3)]
-    assert [name] in again, "an alarm that had gone must sound again"
+    assert alerts.observe(CALM) == []
+    again = [names(alerts.observe({**CALM, **LOUD[name]})) for _ in range(3)]
+    assert [name] in again, "an alert that had recovered must fire again"
 
 
-def test_an_alarm_that_is_switched_off_is_silent() -> None:
-    alarms = Alarms(thresholds=AlarmsSettings(truncated=None, patience=1))
-    assert alarms.hear({**CALM, "truncated_share": 1.0}) == []
+def test_an_alert_that_is_switched_off_is_silent() -> None:
+    alerts = Alerts(thresholds=AlarmsSettings(truncated=None, patience=1))
+    assert alerts.observe({**CALM, "truncated_share": 1.0}) == []
 
 
 def test_what_was_not_measured_sets_off_nothing() -> None:
-    alarms = Alarms(thresholds=AlarmsSettings(patience=1))
-    assert alarms.hear({"reward": math.nan, "entropy": math.nan}) == []
+    alerts = Alerts(thresholds=AlarmsSettings(patience=1))
+    assert alerts.observe({"reward": math.nan, "entropy": math.nan}) == []
 
 
-def test_an_alarm_names_metric_threshold_causes_and_what_to_try() -> None:
-    alarms = Alarms(thresholds=AlarmsSettings(patience=1, truncated=0.25))
-    (alarm,) = alarms.hear({**CALM, "truncated_share": 0.5})
-    text = str(alarm)
+def test_an_alert_names_metric_threshold_causes_and_what_to_try() -> None:
+    alerts = Alerts(thresholds=AlarmsSettings(patience=1, truncated=0.25))
+    (alert,) = alerts.observe({**CALM, "truncated_share": 0.5})
+    text = str(alert)
     assert "truncated_share = 0.5, above alarms.truncated = 0.25" in text
     assert all(f"({n}) " in text for n in (1, 2, 3)) and "Try a larger sampling.max_tokens" in text
 
 
 def test_a_reward_that_rises_while_accuracy_falls_is_suspicious() -> None:
-    alarms = Alarms()
-    alarms.hear({**CALM, "reward": 0.2})
-    assert alarms.hear_evaluation(math.nan) == [], "nothing could be judged"
-    assert alarms.hear_evaluation(0.6) == []
+    alerts = Alerts()
+    alerts.observe({**CALM, "reward": 0.2})
+    assert alerts.observe_evaluation(math.nan) == [], "nothing could be judged"
+    assert alerts.observe_evaluation(0.6) == []
     for _ in range(20):
-        alarms.hear({**CALM, "reward": 0.9})
-    assert names(alarms.hear_evaluation(0.4)) == ["hacking"]
+        alerts.observe({**CALM, "reward": 0.9})
+    assert names(alerts.observe_evaluation(0.4)) == ["hacking"]
 
 
 def test_a_reward_that_falls_with_accuracy_is_not() -> None:
-    alarms = Alarms()
-    alarms.hear({**CALM, "reward": 0.9})
-    alarms.hear_evaluation(0.6)
+    alerts = Alerts()
+    alerts.observe({**CALM, "reward": 0.9})
+    alerts.observe_evaluation(0.6)
     for _ in range(20):
-        alarms.hear({**CALM, "reward": 0.2})
-    assert alarms.hear_evaluation(0.4) == []
+        alerts.observe({**CALM, "reward": 0.2})
+    assert alerts.observe_evaluation(0.4) == []
 
 
-def test_alarms_go_on_after_a_resume() -> None:
-    whole, first, second = Alarms(), Alarms(), Alarms()
+def test_alerts_go_on_after_a_resume() -> None:
+    whole, first, second = Alerts(), Alerts(), Alerts()
     steps = [CALM] * 3 + [{**CALM, "truncated_share": 0.9, "length": 90.0}] * 5
-    expected = [names(whole.hear(step)) for step in steps]
-    found = [names(first.hear(step)) for step in steps[:5]]
+    expected = [names(whole.observe(step)) for step in steps]
+    found = [names(first.observe(step)) for step in steps[:5]]
     second.restore(first.state())
-    assert found + [names(second.hear(step)) for step in steps[5:]] == expected
+    assert found + [names(second.observe(step)) for step in steps[5:]] == expected
 
 
 def test_parts_that_pull_against_each_other() -> None:
     """(0, 1, 2, 3) against (3, 2, 1, 0) has correlation −1; a constant part has none."""
     tokens = [[1], [2], [1], [1]]
     parts = {"a": [0.0, 1, 2, 3], "b": [3.0, 2, 1, 0], "c": [1.0] * 4}
-    found = observations(one_group(parts, tokens))
+    found = duplicates_and_correlation(one_group(parts, tokens))
     assert found["parts_correlation"] == pytest.approx(-1.0)
     assert found["duplicate_share"] == 0.5  # of four, [1] is there three times and [2] once
-    assert "parts_correlation" not in observations(one_group({"a": [0.0, 1, 2, 3]}, tokens))
+    assert "parts_correlation" not in duplicates_and_correlation(
+        one_group({"a": [0.0, 1, 2, 3]}, tokens)
+    )
 
 
 def test_answers_that_are_all_the_same_are_a_finding_only_where_they_are_not_right() -> None:
@@ -135,20 +137,22 @@ def test_answers_that_are_all_the_same_are_a_finding_only_where_they_are_not_rig
     same = one_group({"a": [1.0] * 4}, [[1]] * 4)
     for correct, expected in ([1.0] * 4, 0.0), ([1.0, 1.0, 0.0, 1.0], 0.75), ([math.nan] * 4, 0.75):
         scores = replace(same.scores, correct=torch.tensor([correct]))
-        assert observations(replace(same, scores=scores))["duplicate_share"] == expected
+        assert (
+            duplicates_and_correlation(replace(same, scores=scores))["duplicate_share"] == expected
+        )
     unjudged = replace(
         same.scores,
         correct=torch.tensor([[1.0, 1.0, 1.0, math.nan]]),
         valid=torch.tensor([[True, True, True, False]]),
     )
-    assert observations(replace(same, scores=unjudged))["duplicate_share"] == 0.0
+    assert duplicates_and_correlation(replace(same, scores=unjudged))["duplicate_share"] == 0.0
 
 
 def test_entropy_is_compared_with_that_of_the_first_steps() -> None:
     """A tenth of 0.04 is 0.004: a small model that always was that sure has lost nothing."""
-    alarms = Alarms()
+    alerts = Alerts()
     heard = [0.04, 0.03, 0.05, 0.005, 0.005, 0.005, 0.004, 0.0039, 0.003]
-    sounded = [names(alarms.hear({**CALM, "entropy": value})) for value in heard]
+    sounded = [names(alerts.observe({**CALM, "entropy": value})) for value in heard]
     assert sounded == [[]] * 8 + [["entropy"]]
 
 
@@ -159,29 +163,29 @@ def test_every_metric_that_is_watched_is_one_that_runs_have(tmp_path: Path) -> N
         'algorithm.divergence={name="k3", coefficient=0.1}',
         functions=[letters, blanks],
     )
-    _, _, metrics = run.trainer.step()
+    metrics = run.trainer.step().metrics
     run.close()
-    measured = metrics.keys() | run.trainer.alarms._changes(metrics).keys() | {"hacking"}
-    assert {kind.metric for kind in KINDS} <= measured
+    measured = metrics.keys() | run.trainer.monitor.alerts._changes(metrics).keys() | {"hacking"}
+    assert {rule.metric for rule in ALERT_RULES} <= measured
 
 
 def blanks(text: str) -> float:
     return float(text.count(" "))
 
 
-def test_an_alarm_says_of_which_run_and_step_it_is_and_is_written_down(tmp_path: Path) -> None:
+def test_an_alert_says_of_which_run_and_step_it_is_and_is_written_down(tmp_path: Path) -> None:
     """A model made of noise hardly ever ends its 8 tokens; the third step exhausts the patience."""
     progress = Quiet()
     run = prepared(tmp_path, progress=progress, name="softrank #1")
     run.trainer.run()
     run.close()
-    (said,) = [text for text in progress.said if "alarm truncated" in text]
-    assert said.startswith("softrank #1, step 3: alarm truncated: many completions run out of")
+    (said,) = [text for text in progress.said if "alert truncated" in text]
+    assert said.startswith("softrank #1, step 3: alert truncated: many completions run out of")
     (line,) = [row for row in read_lines(tmp_path / "alarms.jsonl") if row["alarm"] == "truncated"]
     assert line["step"] == 3 and said.endswith(line["text"])
 
 
-def test_what_alarms_tell_to_try_exists() -> None:
+def test_what_alerts_tell_to_try_exists() -> None:
     import re
 
     from groupwise import ALGORITHMS, CORRECTIONS, FILTERS
@@ -194,11 +198,11 @@ def test_what_alarms_tell_to_try_exists() -> None:
         "algorithm.filter.name": FILTERS,
         "combine": COMBINATIONS,
     }
-    named = [m for kind in KINDS for m in re.findall(r"([\w.]+) = '(\w+)'", kind.attempt)]
+    named = [m for rule in ALERT_RULES for m in re.findall(r"([\w.]+) = '(\w+)'", rule.attempt)]
     assert {path for path, _ in named} >= set(registries)
     for path, name in named:
         assert path not in registries or name in registries[path], (path, name)
     known = {path.partition(".")[0] for path in flat(load("word-problems"))}
-    for kind in KINDS:
-        for section in re.findall(r"\b([a-z_]+)\.[a-z_]+", kind.attempt):
-            assert section in known, (kind.threshold, section)
+    for rule in ALERT_RULES:
+        for section in re.findall(r"\b([a-z_]+)\.[a-z_]+", rule.attempt):
+            assert section in known, (rule.threshold, section)

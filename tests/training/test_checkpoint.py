@@ -14,12 +14,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import save_file
 
 from groupwise.errors import RunError
 from groupwise.training.checkpoint import files as checkpoint
 from groupwise.training.checkpoint.files import (
     Checkpoint,
-    Keep,
+    RetentionPolicy,
     UnknownFormat,
     Writer,
     load,
@@ -31,7 +32,7 @@ from groupwise.training.checkpoint.files import (
 def made(step: int = 3, **about: Any) -> Checkpoint:
     return Checkpoint(
         step=step,
-        weights={"w": torch.arange(6.0).view(2, 3) + step, "b": torch.ones(2)},
+        weights={"policy": {"w": torch.arange(6.0).view(2, 3) + step, "b": torch.ones(2)}},
         state={"learner": {"m": torch.full((3,), 0.5)}, "source": {"n": step}, "trainer": {}},
         about=about,
     )
@@ -42,10 +43,10 @@ def steps(folder: Path) -> list[int]:
 
 
 def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
-    path = save(tmp_path, made(config={"seed": 1}), keep=Keep())
+    path = save(tmp_path, made(config={"seed": 1}), keep=RetentionPolicy())
     found = load(path)
     assert found.step == 3 and found.about == {"config": {"seed": 1}}
-    assert torch.equal(found.weights["w"], made().weights["w"])
+    assert torch.equal(found.weights["policy"]["w"], made().weights["policy"]["w"])
     assert torch.equal(found.state["learner"]["m"], torch.full((3,), 0.5))
     assert found.state["source"] == {"n": 3}
 
@@ -53,20 +54,20 @@ def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
 def test_the_policy_of_keeping(tmp_path: Path) -> None:
     """Last 2, multiples of 10, the best one (15), and the one before the first step."""
     for step in (0, 5, 10, 15, 20, 25, 30, 35):
-        save(tmp_path, made(step), keep=Keep(last=2, every=10, best=15))
+        save(tmp_path, made(step), keep=RetentionPolicy(last=2, every=10, best=15))
     assert steps(tmp_path) == [0, 10, 15, 20, 30, 35]
 
 
 def test_the_same_step_can_be_written_again(tmp_path: Path) -> None:
-    save(tmp_path, made(), keep=Keep())
-    save(tmp_path, made(extra=1), keep=Keep())
+    save(tmp_path, made(), keep=RetentionPolicy())
+    save(tmp_path, made(extra=1), keep=RetentionPolicy())
     assert load(tmp_path / "step-000003").about == {"extra": 1}
     assert {p.name for p in tmp_path.iterdir()} == {"step-000003"}
 
 
 def test_a_kill_between_two_renames_loses_nothing(tmp_path: Path) -> None:
     """The old one was moved away and the new one not yet put in its place."""
-    path = save(tmp_path, made(), keep=Keep())
+    path = save(tmp_path, made(), keep=RetentionPolicy())
     path.rename(tmp_path / ".replaced-000003")
     (tmp_path / ".writing-000003").mkdir()
     checkpoint.tidy(tmp_path)
@@ -78,8 +79,8 @@ def test_a_kill_between_two_renames_loses_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "zeros", "missing", "empty"])
 def test_a_damaged_checkpoint_is_skipped_and_named(name: str, damage: str, tmp_path: Path) -> None:
     """What a power cut leaves of files whose names were on disk before their content was."""
-    save(tmp_path, made(1), keep=Keep())
-    file = save(tmp_path, made(2), keep=Keep()) / name
+    save(tmp_path, made(1), keep=RetentionPolicy())
+    file = save(tmp_path, made(2), keep=RetentionPolicy()) / name
     content = file.read_bytes()
     middle = len(content) // 2
     after = {
@@ -98,7 +99,7 @@ def test_a_damaged_checkpoint_is_skipped_and_named(name: str, damage: str, tmp_p
 
 
 def test_a_renamed_checkpoint_is_not_believed(tmp_path: Path) -> None:
-    path = save(tmp_path, made(3), keep=Keep())
+    path = save(tmp_path, made(3), keep=RetentionPolicy())
     path.rename(tmp_path / "step-000009")
     assert newest(tmp_path)[0] is None
 
@@ -122,7 +123,7 @@ def forge(folder: Path, name: str, content: bytes) -> None:
 
 @pytest.mark.parametrize("how", ["pickle", "torch"])
 def test_nothing_in_a_checkpoint_is_run(how: str, tmp_path: Path) -> None:
-    path = save(tmp_path, made(), keep=Keep())
+    path = save(tmp_path, made(), keep=RetentionPolicy())
     if how == "pickle":
         content = pickle.dumps(Hostile())
     else:
@@ -134,7 +135,7 @@ def test_nothing_in_a_checkpoint_is_run(how: str, tmp_path: Path) -> None:
 
 
 def test_names_in_the_manifest_lead_nowhere(tmp_path: Path) -> None:
-    path = save(tmp_path, made(), keep=Keep())
+    path = save(tmp_path, made(), keep=RetentionPolicy())
     manifest = json.loads((path / "manifest.json").read_text())
     manifest["files"] = {"../../etc/passwd": "0"}
     (path / "manifest.json").write_text(json.dumps(manifest))
@@ -143,21 +144,26 @@ def test_names_in_the_manifest_lead_nowhere(tmp_path: Path) -> None:
 
 
 def test_an_older_format_is_read(tmp_path: Path) -> None:
-    """Format 1 had no checksum over the manifest and kept `best` beside the state's parts."""
-    path = save(tmp_path, made(), keep=Keep())
-    torch.save({"learner": {}, "source": {}, "best": 0.5}, path / "state.pt")
-    manifest = json.loads((path / "manifest.json").read_text())
-    manifest |= {"format": 1, "files": {**manifest["files"]}}
-    manifest["files"]["state.pt"] = checkpoint._digest(path / "state.pt")
-    del manifest["checksum"], manifest["about"]
+    """Format 2 had one learner, without a name, and one state of the trainer."""
+    path = save(tmp_path, made(), keep=RetentionPolicy())
+    save_file({"w": torch.ones(2)}, path / "weights.safetensors")
+    trainer = {"best": 0.5, "best_step": 2, "moved": True, "guard": {"lost": 1}}
+    torch.save({"learner": {"version": 3}, "source": {}, "trainer": trainer}, path / "state.pt")
+    manifest = json.loads((path / "manifest.json").read_text()) | {"format": 2}
     (path / "manifest.json").write_text(json.dumps(manifest))
-    assert load(path).state["trainer"] == {"best": 0.5}
+    for name in ("weights.safetensors", "state.pt"):
+        forge(path, name, (path / name).read_bytes())
+    found = load(path)
+    assert found.weights["policy"]["w"].tolist() == [1.0, 1.0]
+    assert found.state["learners"] == {"policy": {"version": 3}}
+    assert found.state["evaluation"] == {"best": 0.5, "best_step": 2, "last": 3}
+    assert found.state["monitor"]["guard"]["bad_steps"] == 1
 
 
 def test_a_newer_format_is_refused_and_never_skipped(tmp_path: Path) -> None:
     """Going back to an older checkpoint would throw away what the newer one holds."""
-    save(tmp_path, made(1), keep=Keep())
-    path = save(tmp_path, made(2), keep=Keep())
+    save(tmp_path, made(1), keep=RetentionPolicy())
+    path = save(tmp_path, made(2), keep=RetentionPolicy())
     manifest = json.loads((path / "manifest.json").read_text())
     (path / "manifest.json").write_text(json.dumps({**manifest, "format": 99}))
     with pytest.raises(UnknownFormat, match="checkpoint format 99, this version .* reads 1, 2;"):
@@ -182,21 +188,21 @@ def test_what_is_written_is_what_it_was_when_asked(
     monkeypatch.setattr(checkpoint, "_write", slow)
     given, writer = made(), Writer(tmp_path)
     start = time.perf_counter()
-    writer.write(given, keep=Keep())
+    writer.write(given, keep=RetentionPolicy())
     assert time.perf_counter() - start < 5 and entered.wait(10)
-    given.weights["w"].zero_()
+    given.weights["policy"]["w"].zero_()
     given.state["learner"]["m"].zero_()
     go.set()
     writer.wait()
     found = load(tmp_path / "step-000003")
-    assert torch.equal(found.weights["w"], made().weights["w"])
+    assert torch.equal(found.weights["policy"]["w"], made().weights["policy"]["w"])
     assert float(found.state["learner"]["m"][0]) == 0.5
 
 
 def test_a_failure_in_the_background_is_told_at_the_next_occasion(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     writer = Writer(tmp_path / "file" / "checkpoints")
-    writer.write(made(), keep=Keep())
+    writer.write(made(), keep=RetentionPolicy())
     with pytest.raises(RunError, match="could not be written"):
         writer.wait()
     writer.wait()
@@ -206,7 +212,7 @@ def test_a_failure_in_the_background_is_told_at_the_next_occasion(tmp_path: Path
 def test_a_full_disk_leaves_the_checkpoints_before(
     call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    save(tmp_path, made(1), keep=Keep())
+    save(tmp_path, made(1), keep=RetentionPolicy())
 
     def full(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
@@ -214,7 +220,7 @@ def test_a_full_disk_leaves_the_checkpoints_before(
     place = {"save_file": "save_file", "torch.save": "torch.save", "fsync": "os.fsync"}[call]
     monkeypatch.setattr(f"groupwise.training.checkpoint.files.{place}", full)
     with pytest.raises(RunError, match=r"No space left on device\); free some space"):
-        save(tmp_path, made(2), keep=Keep())
+        save(tmp_path, made(2), keep=RetentionPolicy())
     assert {p.name for p in tmp_path.iterdir()} == {"step-000001"}
 
 
@@ -242,7 +248,7 @@ def test_a_folder_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
 def check_any_bytes(folder: Path, name: str, content: bytes, forged: bool) -> None:
     whole = folder / "whole"
     if not whole.exists():
-        save(folder, made(), keep=Keep())
+        save(folder, made(), keep=RetentionPolicy())
         (folder / "step-000003").rename(whole)
     path = folder / "step-000003"
     shutil.rmtree(path, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Steps that went wrong: counted, left out, rolled back, or the end of the run."""
+"""Bad steps: counted, skipped, rolled back, or the end of the run."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ import math
 import torch
 
 from groupwise.settings import GuardsSettings
-from groupwise.training.monitor.divergence_guard import Guard, skipped, suspects
+from groupwise.training.monitor.divergence_guard import DivergenceGuard, suspects
 from groupwise.types import Batch, Update
 from made_up import one_group
 
 FINE = {"grad_norm": 1.0, "skipped_updates": 0.0, "valid_share": 1.0}
-LOST = {"grad_norm": math.nan, "skipped_updates": 1.0, "valid_share": 1.0}
+BAD = {"grad_norm": math.nan, "skipped_updates": 1.0, "valid_share": 1.0}
 MUTE = {"grad_norm": 0.0, "skipped_updates": 0.0, "valid_share": 0.0}
 
 
-def test_lost_steps_on_end_stop_the_run() -> None:
-    guard = Guard(settings=GuardsSettings(lost_steps=3))
-    found = [guard.judge(step) for step in (LOST, MUTE, FINE, LOST, LOST, MUTE)]
-    assert found == ["lost", "lost", "fine", "lost", "lost", "stop"]
-    assert "3 steps on end (guards.lost_steps = 3)" in guard.reason
+def test_consecutive_bad_steps_stop_the_run() -> None:
+    guard = DivergenceGuard(settings=GuardsSettings(lost_steps=3))
+    found = [guard.judge(step) for step in (BAD, MUTE, FINE, BAD, BAD, MUTE)]
+    assert found == ["bad", "bad", "fine", "bad", "bad", "stop"]
+    assert "3 consecutive steps gave no usable gradient (guards.lost_steps = 3)" in guard.reason
 
 
 def test_a_spike_is_one_against_the_usual_norm() -> None:
-    guard = Guard(settings=GuardsSettings(spike=5.0, rollbacks=1))
+    guard = DivergenceGuard(settings=GuardsSettings(spike=5.0, rollbacks=1))
     assert guard.judge({**FINE, "grad_norm": 100.0}) == "fine", "nothing is usual yet"
     for _ in range(12):
         assert guard.judge(FINE) == "fine"
@@ -35,16 +35,16 @@ def test_a_spike_is_one_against_the_usual_norm() -> None:
 
 
 def test_without_the_option_nothing_is_a_spike() -> None:
-    guard = Guard()
+    guard = DivergenceGuard()
     assert {guard.judge(FINE) for _ in range(12)} == {"fine"}
     assert guard.judge({**FINE, "grad_norm": 1e9}) == "fine"
 
 
-def test_the_guard_goes_on_after_a_resume() -> None:
-    first, second = Guard(), Guard()
-    first.judge(LOST), first.judge(LOST)
+def test_the_guard_continues_after_a_resume() -> None:
+    first, second = DivergenceGuard(), DivergenceGuard()
+    first.judge(BAD), first.judge(BAD)
     second.restore(first.state())
-    assert second.judge(LOST) == "stop"
+    assert second.judge(BAD) == "stop"
 
 
 def update(norm: float, logp: torch.Tensor) -> Update:
@@ -72,7 +72,6 @@ def test_the_completion_that_broke_the_gradient_is_named() -> None:
         weight=torch.ones(3, 2),
     )
     updates = [update(math.nan, logp)]
-    assert skipped(updates) == 1.0
     found = suspects(scored, [batch], updates)
     assert found == [{"prompt": "a", "text": "y", "not_finite": "log-probability"}]
     everything = suspects(scored, [batch], [update(math.inf, torch.full((3, 2), -1.0))])

@@ -1,8 +1,9 @@
-"""Figures of a step on values small enough to count by hand."""
+"""Metrics of a step on values small enough to count by hand."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,13 +13,13 @@ from groupwise.algorithms import bind
 from groupwise.training.monitor.metrics import (
     advantage_shares,
     clip_shares,
-    diagnose,
     divergence,
     effective_samples,
     entropy,
     lengths,
     sampler_gap,
     signal_share,
+    step_metrics,
 )
 from groupwise.types import (
     Batch,
@@ -28,6 +29,7 @@ from groupwise.types import (
     ScoredGroups,
     Scores,
     Status,
+    StepResult,
     Update,
 )
 
@@ -140,11 +142,16 @@ def step(*, old: torch.Tensor | None, algorithm: str = "dapo") -> dict[str, floa
         learning_rate=1e-3,
         seconds={"backward": 0.5},
     )
-    algorithm = bind(algorithm)
-    return diagnose(scored, torch.tensor([[1.0, -1.0]]), [batch], [update], algorithm=algorithm)
+    result = StepResult(
+        scored=scored,
+        advantages=torch.tensor([[1.0, -1.0]]),
+        batches=(batch,),
+        updates={"policy": (update,), "critic": (replace(update, loss=7.0, grad_norm=NAN),)},
+    )
+    return step_metrics(result, algorithm=bind(algorithm))
 
 
-def test_diagnose_on_policy() -> None:
+def test_metrics_of_an_on_policy_step() -> None:
     found = step(old=None)
     wanted = {
         "reward": 0.5,
@@ -159,7 +166,10 @@ def test_diagnose_on_policy() -> None:
         "loss": -0.25,
         "grad_norm": 2.0,
         "computed_share": 0.5,
-        "tokens_per_second": 1.0,  # 2 tokens in 1.5 + .5 seconds
+        "tokens_per_second": 0.8,  # 2 tokens in 1.5 + .5 + .5 seconds
+        "critic.loss": 7.0,
+        "skipped_updates": 1.0,
+        "duplicate_share": 0.5,
         "entropy": 1.0,  # −logp of the sampler over both tokens, the one left out included
         "sampler_gap": 0.5,
         "effective_samples": 2.0,
@@ -168,7 +178,7 @@ def test_diagnose_on_policy() -> None:
     assert found.keys().isdisjoint({"kl", "policy_kl", "clip_high"})
 
 
-def test_diagnose_off_policy() -> None:
+def test_metrics_of_an_off_policy_step() -> None:
     # the computed token moved by +.5: e^.5 = 1.65 > 1.28 with A > 0 is cut; KL(old‖π), x = −.5
     found = step(old=torch.full((2, 1), -1.0))
     assert found["clip_high"] == 1.0

@@ -197,7 +197,7 @@ def test_a_terminal_gets_a_live_table(monkeypatch: pytest.MonkeyPatch) -> None:
     progress = show_progress({"grpo": 4, "softrank": 4}, stream=stream)
     assert isinstance(progress, LiveProgress)
     progress.step("softrank", 2, {"reward": 0.25, "accuracy": 0.5})
-    progress.say("[bold]\x1b[2Jhello")
+    progress.log("[bold]\x1b[2Jhello")
     progress.close()
     assert "2/4" in stream.getvalue() and "0.250" in stream.getvalue()
     assert "\x1b[2J" not in stream.getvalue() and "[bold]" in stream.getvalue()

@@ -16,7 +16,7 @@ from groupwise.training.monitor.watchdog import Watchdog
 
 
 def watchdog(folder: Path, said: list[str], *, stop: bool = True) -> Watchdog:
-    return Watchdog(folder, limit_s=0.2, stop=stop, say=said.append, grace_s=5.0)
+    return Watchdog(folder, limit_s=0.2, stop=stop, log=said.append, grace_s=5.0)
 
 
 def test_a_wait_that_never_ends_is_ended_and_named(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_a_process_that_was_stopped_has_not_waited(tmp_path: Path) -> None:
 import pathlib, threading, time
 from groupwise.errors import RunError
 from groupwise.training.monitor.watchdog import Watchdog
-dog = Watchdog(pathlib.Path({str(tmp_path)!r}), limit_s=1.0, stop=True, say=print)
+dog = Watchdog(pathlib.Path({str(tmp_path)!r}), limit_s=1.0, stop=True, log=print)
 with dog.waiting("work"):
     print("stop me", flush=True)
     for _ in range(8):
@@ -176,7 +176,7 @@ def test_a_wait_that_cannot_be_interrupted_ends_the_process(tmp_path: Path) -> N
 import pathlib, signal, sys, time
 from groupwise.training.monitor.watchdog import Watchdog
 dog = Watchdog(pathlib.Path({str(tmp_path)!r}), limit_s=0.3, stop=True, grace_s=0.3,
-               say=lambda text: print(text, file=sys.stderr, flush=True))
+               log=lambda text: print(text, file=sys.stderr, flush=True))
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])
 with dog.waiting("foreign code"):
     time.sleep(100)

@@ -123,7 +123,7 @@ def _train_pair(
         magnified = None
         for _ in range(first.config.steps):
             for each in prepared.values():
-                scored = each.trainer.advance()
+                scored = each.trainer.advance().scored
                 magnified = magnified or _magnify(scored, prepared)
         for each in prepared.values():
             _record(each, {split: each.measure(r) for split, r in ready.items()}, ready)
@@ -156,8 +156,7 @@ def _record(
                 ready[split].prompts[:6], result.groups, result.sampled, strict=False
             )
         ]
-        if trainer.log is not None:
-            trainer.log.evaluation(trainer.done, row)
+        trainer.monitor.write_evaluation(trainer.done, row)
 
 
 def _magnify(scored: ScoredGroups, prepared: Mapping[str, Prepared]) -> Mapping[str, Any] | None:

@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import psutil
 import torch
@@ -31,6 +30,7 @@ from groupwise.prompts.contamination import shared_prompts
 from groupwise.prompts.templates import check_round_trip
 from groupwise.rewards import dropped_tags
 from groupwise.testing import check_reward
+from groupwise.training.monitor.progress import NoProgress
 from groupwise.training.run import prepare
 from groupwise.types import Prompt
 
@@ -76,16 +76,6 @@ class CheckFailed(Exception):
     def __init__(self, found: str, advice: str) -> None:
         super().__init__(found)
         self.advice = advice
-
-
-class _Silent:
-    """Progress of the trial step, which nobody watches."""
-
-    def step(self, run: str, step: int, metrics: Any) -> None: ...
-
-    def say(self, text: str) -> None: ...
-
-    def close(self) -> None: ...
 
 
 def examine(config: Config | None = None, *, memory_gb: float | None = None) -> list[CheckResult]:
@@ -298,17 +288,17 @@ class Preflight:
         with tempfile.TemporaryDirectory() as folder:
             prepared = prepare(
                 _small(self.config, Path(folder) / "run"),
-                progress=_Silent(),
+                progress=NoProgress(),
                 policy=self.policy,
                 prompts=self.prompts[:2],
                 eval_prompts=[],
             )
             try:
                 before = {
-                    n: w.detach().clone() for n, w in prepared.trainer.learner.trained().items()
+                    n: w.detach().clone() for n, w in prepared.trainer.policy.trained().items()
                 }
-                _, _, metrics = prepared.trainer.step()
-                after = prepared.trainer.learner.trained()
+                metrics = prepared.trainer.step().metrics
+                after = prepared.trainer.policy.trained()
             finally:
                 prepared.close()
         moved = [name for name, weight in after.items() if not torch.equal(weight, before[name])]

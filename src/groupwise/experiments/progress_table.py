@@ -68,9 +68,9 @@ class ProgressTable:
             done, runs = self.runs_done, self.runs
         shown = f"failed: {error}" if error else "  ".join(_values(metrics))
         if error or self._live is None:
-            self.say(f"[{done}/{runs}] {name}  {shown}  {took}  left {left}")
+            self.log(f"[{done}/{runs}] {name}  {shown}  {took}  left {left}")
 
-    def say(self, text: str) -> None:
+    def log(self, text: str) -> None:
         """Show a line."""
         if self._live is not None:
             self._live.console.print(Text(text))

@@ -14,20 +14,21 @@ import os
 import shutil
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
 
 from groupwise.config import Config, load
-from groupwise.config.data import load_eval, rendered
+from groupwise.config.data import load_eval
 from groupwise.errors import UsageError
 from groupwise.experiments.jobs import Job
 from groupwise.experiments.results import Result, digest, hash_of, read_curve
 from groupwise.rundir.files import read_lines, surroundings
+from groupwise.training.callbacks import Callback
 from groupwise.training.resume import plain
-from groupwise.training.run import Prepared, evaluation_row, prepare
-from groupwise.types import Metrics
+from groupwise.training.run import Prepared, prepare
+from groupwise.types import Metrics, Prompt
 
 SHOWN = ("accuracy", "reward")
 """Metrics of a step that are passed on."""
@@ -54,7 +55,7 @@ class Reporter:
         """Say that a step is done."""
         self.send(step=step, metrics={key: metrics[key] for key in SHOWN if key in metrics})
 
-    def say(self, text: str) -> None:
+    def log(self, text: str) -> None:
         """What a run has to say goes to the log of the process."""
         print(text, file=sys.stderr, flush=True)
 
@@ -62,13 +63,13 @@ class Reporter:
         """Nothing is open."""
 
 
-class Budget:
-    """What a run may use of tokens or seconds.
+class Budget(Callback):
+    """Ends a run that has used up its tokens or seconds.
 
     Args:
-        axis: what is counted.
-        limit: how much there is; None is without end.
-        used: how much is gone.
+        axis: metric that is counted.
+        limit: the budget; None is unlimited.
+        used: what earlier attempts at the run have used.
     """
 
     def __init__(self, axis: str, *, limit: float | None, used: float = 0.0) -> None:
@@ -79,59 +80,39 @@ class Budget:
         """Whether nothing is left."""
         return self.limit is not None and self.used >= self.limit
 
-    def observe(self, metrics: Metrics) -> bool:
-        """Count a step; returns whether it was the last one."""
+    def should_stop(self, metrics: Metrics) -> bool:
+        """Count a step; whether nothing is left after it."""
         self.used += metrics[self.axis]
         return self.spent
 
 
-class Evaluator:
-    """Measures the model of a run as it stands, on every split, and logs it.
+def held_out(job: Job) -> dict[str, Sequence[Prompt]]:
+    """The held-out prompts of every split of a job that has any."""
+    found = {}
+    for split in job.splits:
+        config = load(job.recipe, [*job.overrides, f"data.eval_split={json.dumps(split)}"])
+        if prompts := load_eval(config):
+            found[split] = prompts
+    return found
 
-    Args:
-        job: says which splits, and where measurements before training are shared.
-        prepared: the run.
-    """
 
-    def __init__(self, job: Job, prepared: Prepared) -> None:
-        self.job, self.prepared = job, prepared
-        self.ready = {}
-        for split in job.splits:
-            config = load(job.recipe, [*job.overrides, f"data.eval_split={json.dumps(split)}"])
-            if prompts := load_eval(config):
-                self.ready[split] = rendered(config, prepared.policy, prompts)
-
-    def after(self, step: int) -> dict[str, Any]:
-        """Measure every split; the first one's row is logged by who asked."""
-        first, *others = [self._row(split) for split in self.ready]
-        for row in others:
-            self._log(step, row)
-        return first
-
-    def before(self) -> None:
-        """Log what the model does before the first step, which all arms of a seed share."""
-        config = plain(self.prepared.config)
-        basis = {name: config[name] for name in OF_THE_BASE}
-        if config["warmup"] is not None:
-            basis["seed"] = config["seed"]
-        for split in self.ready:
-            path = self.job.base / f"{split}-{digest(basis)}.json"
-            if path.exists():
-                row = json.loads(path.read_text(encoding="utf-8"))
-            else:
-                row = self._row(split)
-                path.parent.mkdir(parents=True, exist_ok=True)
-                new = path.with_suffix(f".{os.getpid()}")
-                new.write_text(json.dumps(row), encoding="utf-8")
-                new.replace(path)
-            self._log(0, row)
-
-    def _row(self, split: str) -> dict[str, Any]:
-        return evaluation_row(self.prepared.measure(self.ready[split]), split=split)
-
-    def _log(self, step: int, row: Mapping[str, Any]) -> None:
-        if self.prepared.trainer.log is not None:
-            self.prepared.trainer.log.evaluation(step, {k: row[k] for k in row if k != "score"})
+def evaluate_base(job: Job, prepared: Prepared) -> None:
+    """Log the evaluations before the first step, which all arms of a seed share."""
+    config = plain(prepared.config)
+    basis = {name: config[name] for name in OF_THE_BASE}
+    if config["warmup"] is not None:
+        basis["seed"] = config["seed"]
+    for split in prepared.splits:
+        path = job.base / f"{split}-{digest(basis)}.json"
+        if path.exists():
+            row = json.loads(path.read_text(encoding="utf-8"))
+        else:
+            row = prepared.evaluate(split)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            new = path.with_suffix(f".{os.getpid()}")
+            new.write_text(json.dumps(row), encoding="utf-8")
+            new.replace(path)
+        prepared.trainer.monitor.write_evaluation(0, row)
 
 
 def train(job: Job, reporter: Reporter) -> Result:
@@ -169,20 +150,22 @@ def train(job: Job, reporter: Reporter) -> Result:
 
 def _trained(job: Job, config: Config, reporter: Reporter) -> bool:
     """Train to the end; returns whether it was the budget that ended it."""
+    budget = Budget(job.axis, limit=job.budget)
     prepared = prepare(
-        config, progress=reporter, name=job.result.name, eval_prompts=[], resume=True
+        config,
+        progress=reporter,
+        name=job.result.name,
+        eval_prompts=held_out(job),
+        resume=True,
+        callbacks=[budget],
     )
     try:
-        trainer, evaluator = prepared.trainer, Evaluator(job, prepared)
-        if trainer.done == 0:
-            evaluator.before()
+        if prepared.trainer.done == 0:
+            evaluate_base(job, prepared)
         used = read_curve(Path(config.output) / "metrics.jsonl").get(job.axis) or [0.0]
-        budget = Budget(job.axis, limit=job.budget, used=used[-1] or 0.0)
-        trainer.enough = budget.observe
-        if evaluator.ready:
-            trainer.evaluate = evaluator.after
+        budget.used = used[-1] or 0.0
         if not budget.spent:
-            trainer.run()
+            prepared.trainer.run()
         return budget.spent
     finally:
         prepared.close()

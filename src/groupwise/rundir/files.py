@@ -41,7 +41,7 @@ class RunLog:
     metrics.jsonl        one line per step
     rollouts/            step-000010.jsonl: one line per group
     evaluations.jsonl    one line per evaluation
-    alarms.jsonl         one line per alarm that sounded
+    alarms.jsonl         one line per alert that fired
     suspects/            step-000010.json: completions of a step whose gradient was not finite
 
     Args:
@@ -96,8 +96,8 @@ class RunLog:
         path = self.folder / "rollouts" / f"step-{step:06d}.jsonl"
         self._replace(path, "".join(line + "\n" for line in lines))
 
-    def alarm(self, step: int, name: str, text: str) -> None:
-        """Append an alarm that sounded."""
+    def alert(self, step: int, name: str, text: str) -> None:
+        """Append an alert that fired."""
         self._append("alarms.jsonl", {"step": step, "alarm": name, "text": text})
 
     def suspects(self, step: int, completions: Sequence[Mapping[str, Any]]) -> None:

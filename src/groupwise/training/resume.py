@@ -48,7 +48,7 @@ class Resumed:
         return 0 if self.saved is None else self.saved.step
 
 
-def find(config: Config, *, allow_changes: bool, say: Callable[[str], None]) -> Resumed:
+def find(config: Config, *, allow_changes: bool, log: Callable[[str], None]) -> Resumed:
     """The newest whole checkpoint of a run directory, with the same settings.
 
     What is skipped, and which settings have changed, is said. The thread count is set to that of
@@ -65,20 +65,20 @@ def find(config: Config, *, allow_changes: bool, say: Callable[[str], None]) -> 
         checkpoint.recover_folder(Path(config.output) / name)
     saved, skipped = checkpoint.newest(folder)
     for line in skipped:
-        say(f"skipped {line}")
+        log(f"skipped {line}")
     if saved is None:
         if skipped:
-            say("no checkpoint is whole, so the run starts again from step 0")
+            log("no checkpoint is whole, so the run starts again from step 0")
         return Resumed()
     about = saved.about
     found = changes(about.get("config", {}), plain(config)) if "config" in about else []
     _refuse(found, step=saved.step, allowed=allow_changes)
     for change in found:
-        say(f"changed {change}")
+        log(f"changed {change}")
     for name, version in about.get("versions", {}).items():
         now = surroundings()["versions"].get(name)
         if now != version:
-            say(f"changed {name}: {version} → {now}; results may differ by rounding")
+            log(f"changed {name}: {version} → {now}; results may differ by rounding")
     if config.threads is None and "threads" in about:
         torch.set_num_threads(int(about["threads"]))
     start = folder / "step-000000"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -30,22 +30,23 @@ from groupwise.evaluation.measure import Measurement, measure
 from groupwise.models import Policy, make_policy
 from groupwise.prompts.contamination import contamination_warning, shared_prompts
 from groupwise.prompts.templates import Rendered, fix_variables
-from groupwise.rewards import (
-    Scorer,
-)
+from groupwise.rewards import Scorer
 from groupwise.rewards.cache import RewardCache
 from groupwise.rollouts.source import RolloutSource
 from groupwise.rundir.files import RunLog, read_lines
 from groupwise.rundir.lock import RunLock
 from groupwise.training import resume as resuming
-from groupwise.training.checkpoint.manager import Keeper
-from groupwise.training.monitor.alerts import Alarms
-from groupwise.training.monitor.divergence_guard import Guard
+from groupwise.training.callbacks import Callback
+from groupwise.training.checkpoint.manager import CheckpointManager
+from groupwise.training.evaluation import Evaluation
+from groupwise.training.monitor.alerts import Alerts
+from groupwise.training.monitor.divergence_guard import DivergenceGuard
+from groupwise.training.monitor.monitor import Monitor
 from groupwise.training.monitor.progress import Progress, show_progress
 from groupwise.training.monitor.trackers import make_trackers
 from groupwise.training.monitor.watchdog import Watchdog
 from groupwise.training.stages.warmup import warm_up
-from groupwise.training.trainer import Trainer, TrainerSettings
+from groupwise.training.trainer import POLICY, Trainer, TrainerSettings
 from groupwise.types import Engine, Metrics, Prompt, Watch
 
 
@@ -89,7 +90,11 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """A run that is ready to go: the trainer, and what else evaluation needs."""
+    """A run that is ready to start.
+
+    Attributes:
+        splits: held-out prompts by the name of their split.
+    """
 
     config: Config
     policy: Policy
@@ -98,6 +103,7 @@ class Prepared:
     trainer: Trainer
     watchdog: Watchdog
     lock: RunLock
+    splits: Mapping[str, Rendered]
 
     def close(self) -> None:
         """End workers and threads, and let others have the run directory."""
@@ -105,6 +111,17 @@ class Prepared:
         self.engine.close()
         self.watchdog.close()
         self.lock.close()
+
+    def evaluate(self, split: str) -> dict[str, Any]:
+        """The row of an evaluation on one split."""
+        return evaluation_row(self.measure(self.splits[split]), split=split)
+
+    def evaluate_all(self, step: int) -> dict[str, Any]:
+        """Evaluate on every split: the first one's row; those of the others are logged."""
+        first, *others = [self.evaluate(split) for split in self.splits]
+        for row in others:
+            self.trainer.monitor.write_evaluation(step, row)
+        return first
 
     def measure(self, ready: Rendered) -> Measurement:
         """Greedy and sampled answers of the model as it stands."""
@@ -285,15 +302,19 @@ def prepare(
     functions: Sequence[Reward] = (),
     scorer: Scorer | None = None,
     prompts: Sequence[Prompt] | None = None,
-    eval_prompts: Sequence[Prompt] | None = None,
+    eval_prompts: Sequence[Prompt] | Mapping[str, Sequence[Prompt]] | None = None,
     resume: bool = False,
     allow_changes: bool = False,
+    callbacks: Sequence[Callback] = (),
 ) -> Prepared:
-    """Load, check and connect everything a run needs; nothing is trained yet but a warm-up.
+    """Load, check and connect everything a run needs; nothing but a warm-up is trained yet.
 
     Args:
         name: of the run in the progress; the algorithm's by default.
         scorer: in place of what `functions` or the configuration name; it is closed with the run.
+        eval_prompts: held-out prompts, or several splits of them by name, of which the first
+            decides which model is best.
+        callbacks: called around every step.
         For the others see `train_config`.
 
     Raises:
@@ -304,30 +325,52 @@ def prepare(
         lock = undo.enter_context(closing(RunLock(config.output)))
         found = resuming.Resumed()
         if resume:
-            found = resuming.find(config, allow_changes=allow_changes, say=progress.say)
+            found = resuming.find(config, allow_changes=allow_changes, log=progress.log)
         algorithm = bind(config.algorithm.name, config.algorithm.overrides())
         policy = _started(config, policy, found, progress=progress)
         connected = connect(config, algorithm, policy=policy)
         undo.callback(connected.engine.close)
         train_on = rendered(config, policy, prompts or load_train(config))
-        measure_on = _held_out(config, policy, eval_prompts)
-        _tell(train_on, measure_on, say=progress.say)
-        log = RunLog(
+        splits = _held_out(config, policy, eval_prompts)
+        _warn(train_on, splits, log=progress.log)
+        run_log = RunLog(
             config.output,
             settings=resuming.plain(config),
             resume_at=found.step if resume else None,
         )
         watchdog = Watchdog(
-            log.folder,
+            run_log.folder,
             limit_s=60 * config.watchdog.limit_minutes,
             stop=config.watchdog.stop,
-            say=progress.say,
+            log=progress.log,
         )
         undo.callback(watchdog.close)
-        trainer = _trainer(
-            config, algorithm, connected, train_on, scorer=scorer, log=log, watch=watchdog.waiting
+        source, cache = _source(
+            config, algorithm, connected, train_on, scorer=scorer, watch=watchdog.waiting
         )
-        trainer.progress, trainer.name = progress, name or config.algorithm.name
+        trainer = Trainer(
+            settings=_settings(config),
+            source=source,
+            engine=connected.engine,
+            learners={POLICY: connected.learner},
+            algorithm=algorithm,
+            monitor=_monitor(config, run_log, progress=progress, name=name),
+            evaluation=Evaluation(
+                evaluate=(lambda step: prepared.evaluate_all(step)) if splits else None,
+                every_steps=config.evaluation.every_steps,
+                keep_best=config.evaluation.keep_best,
+            ),
+            checkpoints=CheckpointManager(
+                run_log,
+                settings=config.checkpoint,
+                about=resuming.about(config),
+                cache=cache,
+                watch=watchdog.waiting,
+            ),
+            callbacks=callbacks,
+            folder=run_log.folder,
+            watch=watchdog.waiting,
+        )
         prepared = Prepared(
             config=config,
             policy=policy,
@@ -336,31 +379,30 @@ def prepare(
             trainer=trainer,
             watchdog=watchdog,
             lock=lock,
+            splits=splits,
         )
-        if measure_on is not None:
-            trainer.evaluate = lambda step: evaluation_row(prepared.measure(measure_on))
         if found.saved is not None:
             trainer.restore(found.saved)
-            progress.say(f"resumed at step {found.step}")
+            progress.log(f"resumed at step {found.step}")
         elif config.warmup is not None or config.guards.spike is not None:
             trainer.save(wait=True)
         undo.pop_all()
         return prepared
 
 
-def _trainer(
+def _source(
     config: Config,
     algorithm: BoundAlgorithm,
     connected: Connected,
     ready: Rendered,
     *,
     scorer: Scorer,
-    log: RunLog,
     watch: Watch,
-) -> Trainer:
-    """The trainer with its source, its checkpoints and whoever listens."""
-    journal = RewardCache(
-        log.folder / "journal", rewards=config.model_dump_json(include={"rewards", "combine"})
+) -> tuple[RolloutSource, RewardCache]:
+    """The source of the run's scored groups, and its cache of verdicts."""
+    cache = RewardCache(
+        Path(config.output) / "journal",
+        rewards=config.model_dump_json(include={"rewards", "combine"}),
     )
     source = RolloutSource(
         ready.prompts,
@@ -372,37 +414,47 @@ def _trainer(
         sampling=config.sampling,
         seed=config.seed,
         max_draws=config.algorithm.max_draws,
-        journal=journal,
+        journal=cache,
         watch=watch,
     )
-    return Trainer(
-        settings=_settings(config),
-        source=source,
-        engine=connected.engine,
-        learner=connected.learner,
-        algorithm=algorithm,
-        log=log,
-        keeper=Keeper(log, settings=config.checkpoint, journal=journal, watch=watch),
-        trackers=make_trackers(config.logging.trackers, log.folder, resuming.plain(config)),
-        alarms=Alarms(thresholds=config.alarms),
-        guard=Guard(settings=config.guards),
-        watch=watch,
-        about=resuming.about(config),
+    return source, cache
+
+
+def _monitor(config: Config, run_log: RunLog, *, progress: Progress, name: str | None) -> Monitor:
+    return Monitor(
+        run_log=run_log,
+        progress=progress,
+        trackers=make_trackers(config.logging.trackers, run_log.folder, resuming.plain(config)),
+        alerts=Alerts(thresholds=config.alarms),
+        guard=DivergenceGuard(settings=config.guards),
+        name=name or config.algorithm.name,
+        rollouts_every=config.logging.rollouts_every,
     )
 
 
-def _tell(train_on: Rendered, measure_on: Rendered | None, *, say: Callable[[str], None]) -> None:
-    """What should be known of the prompts before training."""
+def _warn(
+    train_on: Rendered, splits: Mapping[str, Rendered], *, log: Callable[[str], None]
+) -> None:
+    """Log what should be known of the prompts before training."""
     if train_on.dropped:
-        say(f"{train_on.dropped} prompts are too long and were left out")
-    if measure_on and (shared := shared_prompts(train_on.prompts, measure_on.prompts)):
-        say(contamination_warning(shared, len(measure_on.prompts)))
+        log(f"{train_on.dropped} prompts are too long and were left out")
+    for held_out in splits.values():
+        if shared := shared_prompts(train_on.prompts, held_out.prompts):
+            log(contamination_warning(shared, len(held_out.prompts)))
 
 
-def _held_out(config: Config, policy: Policy, prompts: Sequence[Prompt] | None) -> Rendered | None:
-    """What a run is evaluated on, if on anything."""
-    found = (load_eval(config) if prompts is None else prompts)[: config.evaluation.prompts]
-    return rendered(config, policy, found) if found else None
+def _held_out(
+    config: Config,
+    policy: Policy,
+    prompts: Sequence[Prompt] | Mapping[str, Sequence[Prompt]] | None,
+) -> dict[str, Rendered]:
+    """The held-out prompts by split, those of the configuration by default."""
+    if not isinstance(prompts, Mapping):
+        prompts = {"held_out": load_eval(config) if prompts is None else prompts}
+    limit = config.evaluation.prompts
+    return {
+        split: rendered(config, policy, found[:limit]) for split, found in prompts.items() if found
+    }
 
 
 def _started(
@@ -420,7 +472,7 @@ def _started(
     if found.start is not None:
         own = dict(policy.model.named_parameters())
         with torch.no_grad():
-            for name, weight in found.start.weights.items():
+            for name, weight in found.start.weights[POLICY].items():
                 own[name].copy_(weight)
     elif config.warmup is not None:
         warm_up(config, policy, progress=progress)
@@ -447,7 +499,4 @@ def _settings(config: Config) -> TrainerSettings:
         seed=config.seed,
         epochs=config.update.epochs,
         minibatches=config.update.minibatches,
-        evaluate_every_steps=config.evaluation.every_steps,
-        keep_best=config.evaluation.keep_best,
-        rollouts_every=config.logging.rollouts_every,
     )

@@ -3,52 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from transformers import TrainerControl, TrainerState
 from transformers.trainer_callback import CallbackHandler
 
-from groupwise.errors import RunError, UsageError
+from groupwise.errors import UsageError
 from groupwise.integrations.trl import figures
 from groupwise.integrations.trl.config import GRPOConfig
 from groupwise.integrations.trl.rewards import Notes
 from groupwise.integrations.trl.settings import CLIPPED
-from groupwise.training.monitor.progress import Progress
+from groupwise.training.callbacks import Callback
 from groupwise.training.trainer import Trainer
-from groupwise.types import Metrics, ScoredGroups, Source
+from groupwise.types import Metrics, ScoredGroups, StepResult
 
 STATE = "trainer_state.json"
 
 
-class Recorder:
-    """A source that remembers what it handed out, and tells when it is asked."""
+class Flow(Callback):
+    """Acts as TRL's trainer does after every optimizer step.
 
-    def __init__(self, source: Source, *, asked: Callable[[], None]) -> None:
-        self.source, self.asked = source, asked
-        self.last: ScoredGroups | None = None
-
-    def take(self, count: int, *, step: int) -> ScoredGroups:
-        """The groups of the source."""
-        self.asked()
-        self.last = self.source.take(count, step=step)
-        return self.last
-
-    def state(self) -> dict[str, Any]:
-        """The state of the source."""
-        return self.source.state()
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Set the state of the source."""
-        self.source.restore(state)
-
-
-class Flow:
-    """Follows a run as its progress and acts as TRL's trainer would after every optimiser step.
-
-    Where one batch of rollouts feeds several optimiser steps, their ends are told one after the
-    other when all of them are done.
+    Where one batch of rollouts feeds several optimizer steps, their callbacks are called one after
+    the other when all of them are done.
 
     Args:
         args: the settings.
@@ -58,7 +35,6 @@ class Flow:
         epoch_steps: optimiser steps per epoch.
         notes: what reward functions log.
         evaluate: measures, logs and tells the callbacks.
-        shown: what shows the run to people.
     """
 
     def __init__(
@@ -72,34 +48,28 @@ class Flow:
         epoch_steps: int,
         notes: Notes,
         evaluate: Callable[[], Mapping[str, Any]],
-        shown: Progress,
     ) -> None:
         self.args, self.state, self.control, self.handler = args, state, control, handler
         self.updates, self.epoch_steps = updates, epoch_steps
-        self.notes, self.evaluate, self.shown = notes, evaluate, shown
+        self.notes, self.evaluate = notes, evaluate
         self.window: dict[str, list[float]] = {}
         self.newest: Metrics = {}
         self.losses: list[float] = []
         self.trainer: Trainer | None = None
-        self.recorder: Recorder | None = None
 
     def attach(self, trainer: Trainer) -> None:
-        """Follow this trainer from its next step on."""
+        """Save through this trainer."""
         self.trainer = trainer
-        self.recorder = Recorder(trainer.source, asked=self._begin)
-        trainer.source = self.recorder  # pyright: ignore[reportAttributeAccessIssue]
 
-    def _begin(self) -> None:
+    def on_step_begin(self, step: int) -> None:
+        """Call the callbacks of the beginning of a step."""
         if self.state.global_step % self.epoch_steps == 0:
             self._tell("on_epoch_begin")
         self._tell("on_step_begin")
 
-    def step(self, run: str, step: int, metrics: Mapping[str, float]) -> None:
-        """A batch of rollouts has been learnt from."""
-        self.shown.step(run, step, metrics)
-        if self.recorder is None or self.recorder.last is None:
-            raise RunError("callbacks: a step ended that never began.")
-        self._note(self.recorder.last, dict(metrics))
+    def on_step(self, step: int, result: StepResult) -> None:
+        """Call the callbacks of the end of a step, and do what they ask for."""
+        self._note(result.scored, dict(result.metrics))
         ended = False
         for update in range(self.updates):
             if update:
@@ -115,14 +85,6 @@ class Flow:
         if self.control.should_training_stop and not ended:
             self._tell("on_epoch_end")
             self._act()
-
-    def say(self, text: str) -> None:
-        """Show a line of text."""
-        self.shown.say(text)
-
-    def close(self) -> None:
-        """Leave the last state standing."""
-        self.shown.close()
 
     def log(self, logs: dict[str, Any]) -> None:
         """Note figures in the history and tell the callbacks."""
@@ -164,8 +126,10 @@ class Flow:
             trainer.save(wait=True)
             self.save_state()
             self._tell("on_save")
-        if self.control.should_training_stop and trainer is not None:
-            trainer.settings = replace(trainer.settings, steps=trainer.done)
+
+    def should_stop(self, metrics: Metrics) -> bool:
+        """Whether a callback asked for the end of the run."""
+        return self.control.should_training_stop
 
     def _log_window(self) -> None:
         means = figures.averaged({**self.window, **self.notes.metrics})
@@ -183,8 +147,8 @@ class Flow:
 
     def save_state(self) -> None:
         """Write the state beside the checkpoints."""
-        if self.trainer is not None and self.trainer.log is not None:
-            self.state.save_to_json(str(self.trainer.log.folder / STATE))
+        if self.trainer is not None and self.trainer.folder is not None:
+            self.state.save_to_json(str(self.trainer.folder / STATE))
 
     def resume(self, folder: Path) -> None:
         """Take over the history of a run up to where it goes on, and the tokens seen until it was

@@ -23,7 +23,7 @@ from groupwise.integrations.trl.flow import Flow
 from groupwise.models import Policy
 from groupwise.prompts.templates import fix_variables, render, render_all
 from groupwise.training.checkpoint.files import newest
-from groupwise.training.monitor.progress import Progress, show_progress
+from groupwise.training.monitor.progress import NoProgress, Progress, show_progress
 from groupwise.training.run import Prepared, prepare
 from groupwise.types import Engine, Group, Prompt, Request, ScoredGroups, Stream
 
@@ -36,19 +36,6 @@ NOT_HERE = {
 }
 STREAM = -1
 """The step that keys the random streams of evaluations, so that training shares none of them."""
-
-
-class Silent:
-    """Progress that shows nothing."""
-
-    def step(self, run: str, step: int, metrics: Mapping[str, float]) -> None:
-        """A step has ended."""
-
-    def say(self, text: str) -> None:
-        """There is something to say."""
-
-    def close(self) -> None:
-        """Nothing is open."""
 
 
 class GRPOTrainer:
@@ -197,14 +184,15 @@ class GRPOTrainer:
         """
         resume = self._resumes(resume_from_checkpoint)
         start, folder = time.monotonic(), Path(self.config.output)
-        shown: Progress = Silent()
+        progress: Progress = NoProgress()
         if not self.args.disable_tqdm:
-            shown = show_progress({folder.name: self.config.steps})
-        flow = self._following(shown)
+            progress = show_progress({folder.name: self.config.steps})
+        flow = self._following()
         try:
             self.prepared = prepare(
                 self.config,
-                progress=flow,
+                progress=progress,
+                callbacks=[flow],
                 name=folder.name,
                 policy=self.policy,
                 scorer=self.scorer(),
@@ -225,10 +213,10 @@ class GRPOTrainer:
                 self.prepared.close()
                 self.prepared = None
         finally:
-            flow.close()
+            progress.close()
         return self._finished(flow, seconds=time.monotonic() - start)
 
-    def _following(self, shown: Progress) -> Flow:
+    def _following(self) -> Flow:
         self.flow = Flow(
             args=self.args,
             state=self.state,
@@ -238,7 +226,6 @@ class GRPOTrainer:
             epoch_steps=self.epoch_steps,
             notes=self.notes,
             evaluate=self.evaluate,
-            shown=shown,
         )
         return self.flow
 
@@ -307,7 +294,7 @@ class GRPOTrainer:
         logs = figures.averaged({f"{metric_key_prefix}_{k}": v for k, v in every.items()})
         self.notes.metrics.clear()
         self.notes.metrics.update(noted)
-        flow = self.flow or self._following(Silent())
+        flow = self.flow or self._following()
         flow.log(logs)
         flow.control = self.handler.on_evaluate(self.args, self.state, flow.control, metrics=logs)  # pyright: ignore[reportArgumentType]
         return logs

@@ -25,16 +25,40 @@ from torch import Tensor
 
 from groupwise.errors import RunError
 
-FORMAT = 2
+FORMAT = 3
 MANIFEST, WEIGHTS, STATE = "manifest.json", "weights.safetensors", "state.pt"
 
-_UPGRADES: Mapping[int, Callable[[dict[str, Any]], dict[str, Any]]] = {
-    1: lambda state: {
-        **{key: value for key, value in state.items() if key != "best"},
-        "trainer": {"best": state["best"]},
+State = dict[str, Any]
+
+
+def _from_format_2(state: State) -> State:
+    """One learner becomes several by name; the trainer's state is split by who owns it."""
+    trainer, step = state["trainer"], state["step"]
+    guard, alerts = trainer.get("guard", {}), trainer.get("alarms", {})
+    return {
+        "learners": {"policy": state["learner"]},
+        "source": state["source"],
+        "evaluation": {
+            "best": trainer["best"],
+            "best_step": trainer.get("best_step"),
+            "last": trainer.get("evaluated", step),
+        },
+        "monitor": {
+            "movement_checked": trainer.get("moved", False),
+            "alerts": {**alerts, "beyond": dict(alerts.get("beyond", {}))},
+            "guard": {
+                "bad_steps": guard.get("lost", 0),
+                "rollbacks": guard.get("rollbacks", 0),
+                "norms": guard.get("norms", []),
+                "first": guard.get("first", []),
+            },
+        },
     }
-}
-"""From the state of each older format to that of the next one."""
+
+
+_UPGRADES: Mapping[int, Callable[[State], State]] = {2: _from_format_2}
+"""By older format, the function that makes its state that of the next one; the state given has the
+checkpoint's step under "step"."""
 
 
 class UnknownFormat(RunError):
@@ -47,21 +71,21 @@ class Checkpoint:
 
     Attributes:
         step: batches of rollouts trained on.
-        weights: the parameters that learn, by name.
-        state: tensors and plain values: optimiser, order of prompts, and what else goes on.
+        weights: by learner, the parameters that learn, by name.
+        state: tensors and plain values: optimizers, order of prompts, monitor.
         about: plain values that a resumed run is compared with: settings, versions, threads.
     """
 
     step: int
-    weights: Mapping[str, Tensor]
+    weights: Mapping[str, Mapping[str, Tensor]]
     state: Mapping[str, Any]
     about: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Keep:
-    """Which checkpoints stay: the newest `last`, every multiple of `every` steps, the `best` one,
-    and the one before the first step, if there is one."""
+class RetentionPolicy:
+    """Which checkpoints are kept: the newest `last`, every multiple of `every` steps, the `best`
+    one, and the one before the first step, if there is one."""
 
     last: int = 2
     every: int = 0
@@ -71,7 +95,7 @@ class Keep:
         """The steps to keep.
 
         Example:
-            >>> sorted(Keep(last=1, every=10, best=15)([0, 5, 10, 15, 20, 25, 30]))
+            >>> sorted(RetentionPolicy(last=1, every=10, best=15)([0, 5, 10, 15, 20, 25, 30]))
             [0, 10, 15, 20, 30]
         """
         kept = {step for step in steps if step in (0, self.best)}
@@ -79,7 +103,9 @@ class Keep:
         return kept | set(sorted(steps)[-self.last :])
 
 
-def save(folder: Path, checkpoint: Checkpoint, *, keep: Keep, logs: Sequence[Path] = ()) -> Path:
+def save(
+    folder: Path, checkpoint: Checkpoint, *, keep: RetentionPolicy, logs: Sequence[Path] = ()
+) -> Path:
     """Write a checkpoint into `folder` and delete those that need not be kept.
 
     Args:
@@ -116,7 +142,7 @@ def save(folder: Path, checkpoint: Checkpoint, *, keep: Keep, logs: Sequence[Pat
     return final
 
 
-def prune(folder: Path, *, keep: Keep, step: int) -> None:
+def prune(folder: Path, *, keep: RetentionPolicy, step: int) -> None:
     """Delete the checkpoints up to a step that need not be kept; any later ones are damaged."""
     found = [each for each in steps(folder) if each <= step]
     for each in set(found) - keep(found):
@@ -175,16 +201,17 @@ def load(path: Path) -> Checkpoint:
                 f"{', '.join(map(str, (*_UPGRADES, FORMAT)))}; resume with the version that "
                 "wrote it."
             )
-        if version > 1 and manifest.pop("checksum") != _checksum(manifest):
+        if manifest.pop("checksum") != _checksum(manifest):
             raise RunError(f"{path}: {MANIFEST} is damaged (its checksum differs).")
         for name in (WEIGHTS, STATE):
             if _digest(path / name) != manifest["files"][name]:
                 raise RunError(f"{path}: {name} is damaged (its checksum differs).")
-        weights = load_file(str(path / WEIGHTS))
+        flat = load_file(str(path / WEIGHTS))
         state = torch.load(path / STATE, weights_only=True, map_location="cpu")
-        for older in range(version, FORMAT):
-            state = _UPGRADES[older](state)
         step, about = int(manifest["step"]), dict(manifest.get("about", {}))
+        for older in range(version, FORMAT):
+            state = _UPGRADES[older]({**state, "step": step})
+        weights = {"policy": flat} if version < 3 else _by_learner(flat)
         if path.name != f"step-{step:06d}" or not isinstance(state, dict):
             raise RunError(f"{path}: holds step {step} or a state that is not one.")
     except RunError:
@@ -206,7 +233,9 @@ class Writer:
         self._thread: threading.Thread | None = None
         self._error: RunError | None = None
 
-    def write(self, checkpoint: Checkpoint, *, keep: Keep, logs: Sequence[Path] = ()) -> None:
+    def write(
+        self, checkpoint: Checkpoint, *, keep: RetentionPolicy, logs: Sequence[Path] = ()
+    ) -> None:
         """Take a copy of a checkpoint and start to write it.
 
         Raises:
@@ -224,7 +253,7 @@ class Writer:
         )
         self._thread.start()
 
-    def _work(self, checkpoint: Checkpoint, keep: Keep, logs: tuple[Path, ...]) -> None:
+    def _work(self, checkpoint: Checkpoint, keep: RetentionPolicy, logs: tuple[Path, ...]) -> None:
         try:
             save(self.folder, checkpoint, keep=keep, logs=logs)
         except RunError as error:
@@ -289,8 +318,12 @@ def _beside(final: Path) -> tuple[Path, Path]:
 
 
 def _write(draft: Path, checkpoint: Checkpoint) -> None:
-    weights = {name: tensor.detach().contiguous() for name, tensor in checkpoint.weights.items()}
-    save_file(weights, str(draft / WEIGHTS))
+    flat = {
+        f"{learner}/{name}": tensor.detach().contiguous()
+        for learner, weights in checkpoint.weights.items()
+        for name, tensor in weights.items()
+    }
+    save_file(flat, str(draft / WEIGHTS))
     torch.save(dict(checkpoint.state), draft / STATE)
     manifest = {
         "format": FORMAT,
@@ -302,6 +335,15 @@ def _write(draft: Path, checkpoint: Checkpoint) -> None:
     (draft / MANIFEST).write_text(json.dumps(manifest, indent=2), encoding="utf-8")
     for path in (*draft.iterdir(), draft):
         _flush(path)
+
+
+def _by_learner(flat: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """Weights named "learner/parameter" as a mapping of mappings."""
+    weights: dict[str, dict[str, Tensor]] = {}
+    for key, tensor in flat.items():
+        learner, _, name = key.partition("/")
+        weights.setdefault(learner, {})[name] = tensor
+    return weights
 
 
 def _copied(value: Any) -> Any:

@@ -1,45 +1,58 @@
-"""When a run writes checkpoints, which of them stay, and what it goes back to."""
+"""When a run writes checkpoints, which of them are kept, and which one it returns to."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+from torch import Tensor
 
 from groupwise.errors import RunError
 from groupwise.rewards.cache import RewardCache
 from groupwise.rundir.files import RunLog
-from groupwise.settings import CheckpointSettings
-from groupwise.training.checkpoint.files import Checkpoint, Keep, Writer, newest, prune, steps
+from groupwise.training.checkpoint.files import (
+    Checkpoint,
+    RetentionPolicy,
+    Writer,
+    newest,
+    prune,
+    steps,
+)
 from groupwise.training.signals import Requests
 from groupwise.types import Watch, unwatched
 
 
-class Keeper:
-    """Keeps a run's checkpoints in its directory, written in the background.
+class CheckpointManager:
+    """Writes a run's checkpoints into its directory, in the background.
 
     Args:
-        log: the run directory.
+        run_log: the run directory.
         settings: when to write and what to keep.
-        journal: forgets what no checkpoint needs any more.
+        about: plain values that go into every checkpoint: settings, versions, threads.
+        cache: verdicts of rewards; those of steps that no checkpoint needs are deleted.
         watch: watches the waits for the disk.
     """
 
     def __init__(
         self,
-        log: RunLog,
+        run_log: RunLog,
         *,
         settings: CheckpointSettings,
-        journal: RewardCache | None = None,
+        about: Mapping[str, Any],
+        cache: RewardCache | None = None,
         watch: Watch = unwatched,
     ) -> None:
-        self.log, self.settings, self.journal, self.watch = log, settings, journal, watch
-        self.folder: Path = log.folder / "checkpoints"
+        self.run_log, self.settings, self.about = run_log, settings, about
+        self.cache, self.watch = cache, watch
+        self.folder: Path = run_log.folder / "checkpoints"
         self.writer = Writer(self.folder)
         self.saved = 0
         self._last = time.monotonic()
 
     def due(self, done: int, asked: Requests) -> bool:
-        """Whether it is time for one: a signal asked, or so many steps or minutes have passed."""
+        """Whether to write one now: a signal asked, or enough steps or minutes have passed."""
         if asked.save:
             asked.save = False
             return True
@@ -48,45 +61,60 @@ class Keeper:
         by_time = minutes is not None and time.monotonic() - self._last >= 60 * minutes
         return by_steps or by_time
 
-    def write(self, checkpoint: Checkpoint, *, best: int | None) -> None:
+    def write(
+        self,
+        step: int,
+        *,
+        weights: Mapping[str, Mapping[str, Tensor]],
+        state: Mapping[str, Any],
+        best: int | None,
+    ) -> None:
         """Start to write a checkpoint.
 
         Args:
-            best: step of the best evaluation; its checkpoint stays.
+            weights, state: as in `Checkpoint`.
+            best: step of the best evaluation; its checkpoint is kept.
 
         Raises:
-            RunError: the one before could not be written.
+            RunError: the previous one could not be written.
         """
         self.wait()
-        self.writer.write(checkpoint, keep=self._keep(best), logs=self.log.files())
-        self.saved, self._last = checkpoint.step, time.monotonic()
+        checkpoint = Checkpoint(step=step, weights=weights, state=state, about=self.about)
+        self.writer.write(checkpoint, keep=self._policy(best), logs=self.run_log.files())
+        self.saved, self._last = step, time.monotonic()
 
     def resume(self, step: int, *, best: int | None) -> None:
-        """Go on after a checkpoint; what a kill kept from being deleted goes now."""
+        """Continue after a checkpoint; deletes what an interrupted run left to delete."""
         self.saved = step
-        prune(self.folder, keep=self._keep(best), step=step)
+        prune(self.folder, keep=self._policy(best), step=step)
 
-    def _keep(self, best: int | None) -> Keep:
-        return Keep(last=self.settings.keep_last, every=self.settings.keep_every, best=best)
+    def _policy(self, best: int | None) -> RetentionPolicy:
+        settings = self.settings
+        return RetentionPolicy(last=settings.keep_last, every=settings.keep_every, best=best)
 
     def wait(self) -> None:
-        """Until the checkpoint in hand is on disk.
+        """Wait until the checkpoint being written is on disk.
 
         Raises:
             RunError: it could not be written.
         """
         with self.watch("the disk to take a checkpoint"):
             self.writer.wait()
-        if self.journal is not None:
+        if self.cache is not None:
             kept = [step for step in steps(self.folder) if step <= self.saved]
             if kept:
-                self.journal.forget(kept[-self.settings.keep_last :][0])
+                self.cache.forget(kept[-self.settings.keep_last :][0])
+
+    def finish(self, done: int) -> None:
+        """Delete the verdicts of all steps: the trained model is written."""
+        if self.cache is not None:
+            self.cache.forget(done)
 
     def newest(self) -> Checkpoint:
         """The last checkpoint.
 
         Raises:
-            RunError: there is none that is whole.
+            RunError: none is intact.
         """
         self.wait()
         found, skipped = newest(self.folder)

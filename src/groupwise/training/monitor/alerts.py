@@ -1,40 +1,38 @@
-"""Alarms in plain words: what looks wrong in training, why it may be, and what to try.
+"""Alerts: what looks wrong in training, why it may be, and what to try.
 
-Every alarm is a row: the metric it watches, the setting that is its threshold, causes in order of
-likelihood, and the setting to change. It sounds once when its metric has been beyond the threshold
-for `patience` steps on end, and again only after the metric has come back.
+Every alert is a row of `ALERT_RULES`: a metric, the setting that holds its threshold, causes in
+order of likelihood, and the setting to change. It fires once the metric has been beyond the
+threshold for `patience` consecutive steps, and again only after the metric has recovered.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
-import torch
-
 from groupwise.settings import AlarmsSettings
-from groupwise.types import Metrics, ScoredGroups, Scores
+from groupwise.types import Metrics
 
 RECENT = 20
-"""Steps that a value is compared with where an alarm is about change."""
+"""Number of recent steps that the hacking alert averages the reward over."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kind:
-    """A row of the table of alarms.
+class AlertRule:
+    """A row of the table of alerts.
 
     Attributes:
-        threshold: name of the setting in the section [alarms], and of the alarm.
+        threshold: name of the setting in the section [alarms], and of the alert.
         metric: name of the metric.
-        below: sound below the threshold instead of above it.
+        below: fire below the threshold instead of above it.
         means: what has happened, in words.
         causes: three, the likeliest first.
         attempt: the setting to try.
-        at_once: do not wait for `patience` steps.
+        at_once: fire without waiting for `patience` steps.
     """
 
     threshold: str
@@ -47,25 +45,25 @@ class Kind:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Alarm:
-    """One alarm that sounded: which row, at what value and threshold."""
+class Alert:
+    """An alert that fired: its rule, with the value and the threshold."""
 
-    kind: Kind
+    rule: AlertRule
     value: float
     threshold: float
 
     def __str__(self) -> str:
-        side = "below" if self.kind.below else "above"
-        causes = "; ".join(f"({n}) {c}" for n, c in enumerate(self.kind.causes, start=1))
+        side = "below" if self.rule.below else "above"
+        causes = "; ".join(f"({n}) {c}" for n, c in enumerate(self.rule.causes, start=1))
         return (
-            f"alarm {self.kind.threshold}: {self.kind.means} ({self.kind.metric} = "
-            f"{self.value:.4g}, {side} alarms.{self.kind.threshold} = {self.threshold:g}). "
-            f"Likely causes: {causes}. Try {self.kind.attempt}."
+            f"alert {self.rule.threshold}: {self.rule.means} ({self.rule.metric} = "
+            f"{self.value:.4g}, {side} alarms.{self.rule.threshold} = {self.threshold:g}). "
+            f"Likely causes: {causes}. Try {self.rule.attempt}."
         )
 
 
-KINDS: tuple[Kind, ...] = (
-    Kind(
+ALERT_RULES: tuple[AlertRule, ...] = (
+    AlertRule(
         threshold="equal_rewards",
         metric="reward_std",
         below=True,
@@ -77,7 +75,7 @@ KINDS: tuple[Kind, ...] = (
         ),
         attempt="`groupwise doctor RECIPE`, then easier prompts (data.train)",
     ),
-    Kind(
+    AlertRule(
         threshold="no_signal",
         metric="no_signal_share",
         means="nearly every group's rewards are all equal",
@@ -88,7 +86,7 @@ KINDS: tuple[Kind, ...] = (
         ),
         attempt="a larger group_size, or algorithm.filter.name = 'spread'",
     ),
-    Kind(
+    AlertRule(
         threshold="length_growth",
         metric="length_growth",
         means="completions have become much longer than at the start",
@@ -99,7 +97,7 @@ KINDS: tuple[Kind, ...] = (
         ),
         attempt="algorithm.name = 'dr_grpo', or a length penalty among the rewards",
     ),
-    Kind(
+    AlertRule(
         threshold="truncated",
         metric="truncated_share",
         means="many completions run out of tokens before they end",
@@ -110,7 +108,7 @@ KINDS: tuple[Kind, ...] = (
         ),
         attempt="a larger sampling.max_tokens, or algorithm.filter.name = 'not_truncated'",
     ),
-    Kind(
+    AlertRule(
         threshold="entropy",
         metric="entropy_left",
         below=True,
@@ -123,7 +121,7 @@ KINDS: tuple[Kind, ...] = (
         attempt="a lower optimizer.learning_rate, a higher clip (algorithm.surrogate.high), or "
         "algorithm.entropy = 0.001",
     ),
-    Kind(
+    AlertRule(
         threshold="kl",
         metric="kl",
         means="the policy has run far away from its reference",
@@ -134,7 +132,7 @@ KINDS: tuple[Kind, ...] = (
         ),
         attempt="a higher algorithm.divergence.coefficient or a lower optimizer.learning_rate",
     ),
-    Kind(
+    AlertRule(
         threshold="parts_against",
         metric="parts_correlation",
         below=True,
@@ -146,7 +144,7 @@ KINDS: tuple[Kind, ...] = (
         ),
         attempt="other weights (rewards.N.weight), or combine = 'gated_sum'",
     ),
-    Kind(
+    AlertRule(
         threshold="sampler_gap",
         metric="sampler_gap",
         means="sampler and learner disagree about the probabilities of the same tokens",
@@ -158,7 +156,7 @@ KINDS: tuple[Kind, ...] = (
         attempt="model.dtype = 'float32', or algorithm.correction.name = 'tis'",
         at_once=True,
     ),
-    Kind(
+    AlertRule(
         threshold="still_parameters",
         metric="still_share",
         means="some parameters were not moved by the first update",
@@ -170,7 +168,7 @@ KINDS: tuple[Kind, ...] = (
         attempt="a higher optimizer.learning_rate, or look at model.adapter.targets",
         at_once=True,
     ),
-    Kind(
+    AlertRule(
         threshold="duplicates",
         metric="duplicate_share",
         means="most completions are the same text as another one of their group, and not right",
@@ -181,7 +179,7 @@ KINDS: tuple[Kind, ...] = (
         ),
         attempt="sampling.temperature = 1.0 and a lower optimizer.learning_rate",
     ),
-    Kind(
+    AlertRule(
         threshold="hacking",
         metric="hacking",
         means="the reward rises while accuracy on held-out prompts falls",
@@ -193,7 +191,7 @@ KINDS: tuple[Kind, ...] = (
         attempt="reading rollouts/ for what the reward pays for, and a stricter reward",
         at_once=True,
     ),
-    Kind(
+    AlertRule(
         threshold="not_judged",
         metric="unjudged_share",
         means="many completions could not be judged",
@@ -208,11 +206,11 @@ KINDS: tuple[Kind, ...] = (
 
 
 @dataclass(kw_only=True)
-class Alarms:
-    """Listens to the metrics of a run.
+class Alerts:
+    """Checks the metrics of a run against `ALERT_RULES`.
 
     Attributes:
-        thresholds: where each alarm sounds.
+        thresholds: where each alert fires.
     """
 
     thresholds: AlarmsSettings = field(default_factory=AlarmsSettings)
@@ -222,24 +220,23 @@ class Alarms:
     _rewards: deque[float] = field(default_factory=lambda: deque(maxlen=2 * RECENT))
     _accuracies: list[tuple[float, float]] = field(default_factory=list)
 
-    def hear(self, metrics: Mapping[str, float]) -> list[Alarm]:
-        """The alarms that sound at this step."""
+    def observe(self, metrics: Mapping[str, float]) -> list[Alert]:
+        """The alerts that fire at this step."""
         values = {**metrics, **self._changes(metrics)}
-        return self._sounding(values)
+        return self._fired(values)
 
-    def hear_evaluation(self, accuracy: float) -> list[Alarm]:
-        """The alarms that an evaluation on held-out prompts sets off; one without a figure says
-        nothing."""
+    def observe_evaluation(self, accuracy: float) -> list[Alert]:
+        """The alerts that an evaluation on held-out prompts fires; NaN fires none."""
         if math.isnan(accuracy):
             return []
         reward = fmean(list(self._rewards)[-RECENT:]) if self._rewards else math.nan
         self._accuracies.append((reward, accuracy))
         best = max(self._accuracies, key=lambda pair: pair[1])
         risen = reward > best[0]
-        return self._sounding({"hacking": best[1] - accuracy if risen else 0.0})
+        return self._fired({"hacking": best[1] - accuracy if risen else 0.0})
 
     def _changes(self, metrics: Mapping[str, float]) -> Metrics:
-        """Metrics in another form, or against those of earlier steps."""
+        """Metrics that are derived from this step's, or relative to earlier steps."""
         reward = metrics.get("reward", math.nan)
         if math.isfinite(reward):
             self._rewards.append(reward)
@@ -251,7 +248,7 @@ class Alarms:
         }
 
     def _against_first(self, value: float | None, first: list[float]) -> float:
-        """A value over the mean of the first steps: what is usual differs by model and task."""
+        """A value relative to its mean over the first steps: its scale depends on the task."""
         if value is None or not math.isfinite(value):
             return math.nan
         if len(first) < self.thresholds.patience:
@@ -259,22 +256,22 @@ class Alarms:
         start = fmean(first)
         return value / start if start > 0 else math.nan
 
-    def _sounding(self, values: Mapping[str, float]) -> list[Alarm]:
-        alarms = []
-        for kind in KINDS:
-            threshold = getattr(self.thresholds, kind.threshold)
-            value = values.get(kind.metric, math.nan)
+    def _fired(self, values: Mapping[str, float]) -> list[Alert]:
+        alerts = []
+        for rule in ALERT_RULES:
+            threshold = getattr(self.thresholds, rule.threshold)
+            value = values.get(rule.metric, math.nan)
             if threshold is None or math.isnan(value):
                 continue
-            beyond = value <= threshold if kind.below else value > threshold
-            count = self._beyond.get(kind.threshold, 0) + 1 if beyond else 0
-            self._beyond[kind.threshold] = count
-            if count == (1 if kind.at_once else self.thresholds.patience):
-                alarms.append(Alarm(kind=kind, value=value, threshold=threshold))
-        return alarms
+            beyond = value <= threshold if rule.below else value > threshold
+            count = self._beyond.get(rule.threshold, 0) + 1 if beyond else 0
+            self._beyond[rule.threshold] = count
+            if count == (1 if rule.at_once else self.thresholds.patience):
+                alerts.append(Alert(rule=rule, value=value, threshold=threshold))
+        return alerts
 
     def state(self) -> dict[str, Any]:
-        """What `restore` needs to go on from here."""
+        """State for `restore`."""
         return {
             "beyond": dict(self._beyond),
             "first_lengths": list(self._first_lengths),
@@ -284,54 +281,9 @@ class Alarms:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state."""
+        """Restore a saved state."""
         self._beyond = dict(state.get("beyond", {}))
         self._first_lengths = list(state.get("first_lengths", []))
         self._first_entropies = list(state.get("first_entropies", []))
         self._rewards.extend(state.get("rewards", []))
         self._accuracies = [(a, b) for a, b in state.get("accuracies", [])]
-
-
-def observations(scored: ScoredGroups) -> Metrics:
-    """Figures that alarms need and nothing else computes.
-
-    duplicate_share = share of completions whose tokens are those of an earlier one of the group;
-        a group that is right throughout counts none: there, sameness is success
-    parts_correlation = least correlation of two parts of the reward within groups; absent where
-        there are fewer than two parts that vary
-    """
-    groups = scored.groups
-    count = sum(len(group) for group in groups)
-    repeated = [
-        0 if right else len(group) - len({tuple(c.tokens) for c in group.completions})
-        for group, right in zip(groups, _right_throughout(scored.scores), strict=True)
-    ]
-    metrics = {"duplicate_share": sum(repeated) / count}
-    least = _least_correlation(list(scored.scores.parts.values()), scored.scores.valid)
-    return metrics if least is None else {**metrics, "parts_correlation": least}
-
-
-def _right_throughout(scores: Scores) -> list[bool]:
-    """For each group whether every completion that was judged is known to be right."""
-    right = (scores.correct == 1) | ~scores.valid
-    return (right.all(1) & scores.valid.any(1)).tolist()
-
-
-def _least_correlation(parts: Sequence[torch.Tensor], valid: torch.Tensor) -> float | None:
-    known = valid
-    for part in parts:
-        known = known & ~torch.isnan(part)
-    if len(parts) < 2 or not bool(known.any()):
-        return None
-    centred = []
-    for part in parts:
-        values = torch.where(known, part, 0).double()
-        mean = values.sum(1, keepdim=True) / known.sum(1, keepdim=True).clamp(min=1)
-        centred.append(torch.where(known, values - mean, 0).flatten())
-    found = [
-        float(a @ b / (a.norm() * b.norm()))
-        for i, a in enumerate(centred)
-        for b in centred[:i]
-        if float(a.norm()) > 1e-9 and float(b.norm()) > 1e-9
-    ]
-    return min(found) if found else None

@@ -1,4 +1,4 @@
-"""What a run does about steps that went wrong: leave them out, count them, roll back, or stop."""
+"""What a run does about bad steps: skip them, count them, roll back, or stop."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ from groupwise.settings import GuardsSettings
 from groupwise.types import Batch, ScoredGroups, Scores, Status, Update
 
 WINDOW = 20
-"""Steps whose gradient norms say what is usual."""
+"""Number of recent gradient norms whose median is the usual norm."""
 
 FIRST = 3
-"""Batches whose rewards say whether there is anything to learn from."""
+"""Number of first batches whose rewards are checked for a signal."""
 
-Verdict = Literal["fine", "lost", "stop", "spike"]
+Verdict = Literal["fine", "bad", "stop", "spike"]
 
 
 @dataclass(kw_only=True)
-class Guard:
-    """Judges steps, one after the other."""
+class DivergenceGuard:
+    """Judges the steps of a run in order."""
 
     settings: GuardsSettings = field(default_factory=GuardsSettings)
-    lost: int = 0
+    bad_steps: int = 0
     rollbacks: int = 0
     _first: list[Scores] = field(default_factory=list)
     _norms: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
 
     def judge(self, metrics: Mapping[str, float]) -> Verdict:
-        """ "lost": nothing could be learnt from this step; "stop": too many of those on end;
-        "spike": its gradient is far beyond the usual."""
-        norm = metrics["grad_norm"]
+        """ "bad": the step gave no usable gradient; "stop": too many consecutive bad steps or too
+        many spikes; "spike": the gradient norm is far above the usual."""
+        norm = metrics.get("grad_norm", 0.0)
         if metrics["skipped_updates"] or metrics["valid_share"] == 0:
-            self.lost += 1
-            return "stop" if self.lost >= self.settings.lost_steps else "lost"
-        self.lost = 0
+            self.bad_steps += 1
+            return "stop" if self.bad_steps >= self.settings.lost_steps else "bad"
+        self.bad_steps = 0
         limit = self.settings.spike
         usual = median(self._norms) if len(self._norms) >= WINDOW // 2 else math.inf
         if limit is not None and usual > 0 and norm > limit * usual:
@@ -51,8 +51,9 @@ class Guard:
             self._norms.append(norm)
         return "fine"
 
-    def silent(self, scores: Scores) -> str | None:
-        """Told of every batch: at the third one, why the rewards teach nothing, if that is so."""
+    def reward_failure_reason(self, scores: Scores) -> str | None:
+        """Called with the scores of every batch; at the third, why the rewards carry no signal, or
+        None."""
         if len(self._first) == FIRST:
             return None
         self._first.append(scores)
@@ -60,7 +61,7 @@ class Guard:
 
     @property
     def reason(self) -> str:
-        """Why a run is stopped."""
+        """Why the run is stopped."""
         if self.rollbacks > self.settings.rollbacks:
             return (
                 f"optimizer: {self.rollbacks} gradient spikes (guards.spike = "
@@ -68,16 +69,16 @@ class Guard:
                 f"{self.settings.rollbacks}; lower optimizer.learning_rate."
             )
         return (
-            f"optimizer: nothing could be learnt from {self.lost} steps on end (guards.lost_steps "
-            f"= {self.settings.lost_steps}): the gradient was not finite, or no completion could "
-            "be judged. No such step was taken; the completions are in suspects/. Lower "
-            "optimizer.learning_rate, or use model.dtype = 'float32'."
+            f"optimizer: {self.bad_steps} consecutive steps gave no usable gradient "
+            f"(guards.lost_steps = {self.settings.lost_steps}): the gradient was not finite, or no "
+            "completion could be judged. No such step was taken; the completions are in suspects/. "
+            "Lower optimizer.learning_rate, or use model.dtype = 'float32'."
         )
 
     def state(self) -> dict[str, Any]:
-        """What `restore` needs to go on from here."""
+        """State for `restore`."""
         return {
-            "lost": self.lost,
+            "bad_steps": self.bad_steps,
             "rollbacks": self.rollbacks,
             "norms": list(self._norms),
             "first": [
@@ -91,16 +92,16 @@ class Guard:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state."""
-        self.lost, self.rollbacks = int(state.get("lost", 0)), int(state.get("rollbacks", 0))
-        self._norms = deque(state.get("norms", []), maxlen=WINDOW)
-        self._first = [_verdicts(**each) for each in state.get("first", [])]
+        """Restore a saved state."""
+        self.bad_steps, self.rollbacks = int(state["bad_steps"]), int(state["rollbacks"])
+        self._norms = deque(state["norms"], maxlen=WINDOW)
+        self._first = [_verdicts(**each) for each in state["first"]]
 
 
 def _verdicts(
     *, total: torch.Tensor, status: Sequence[Sequence[str]], errors: Sequence[str]
 ) -> Scores:
-    """As much of the scores of a batch as a checkpoint holds."""
+    """The scores of a batch as far as a checkpoint holds them."""
     rows = tuple(tuple(map(Status, row)) for row in status)
     valid = torch.tensor([[each is Status.OK for each in row] for row in rows])
     return Scores(
@@ -113,16 +114,11 @@ def _verdicts(
     )
 
 
-def skipped(updates: Sequence[Update]) -> float:
-    """How many updates were left out because their gradient was not finite."""
-    return float(sum(not math.isfinite(update.grad_norm) for update in updates))
-
-
 def suspects(
     scored: ScoredGroups, batches: Sequence[Batch], updates: Sequence[Update]
 ) -> list[dict[str, Any]]:
-    """The completions that a step without a finite gradient is to be blamed on, as plain values:
-    those whose log-probability or advantage is not finite, or all of the step if none is."""
+    """The completions that may have caused a gradient that is not finite, as plain values: those
+    with a log-probability or advantage that is not finite, or all of the step if none has."""
     completions = [
         (group.prompt.id, completion) for group in scored.groups for completion in group.completions
     ]

@@ -1,11 +1,13 @@
-"""Figures about a step: pure functions of saved values, without gradients.
+"""Metrics of a training step: pure functions of saved values, without gradients.
 
-A figure over tokens covers the tokens that the mask keeps and that were computed; NaN stands for
-"not computed" and is left out. A figure over nothing is NaN.
+A metric over tokens covers the tokens that the mask keeps and that were computed; NaN stands for
+"not computed" and is left out. A metric over nothing is NaN.
 """
 
 from __future__ import annotations
 
+import math
+import resource
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
@@ -13,14 +15,14 @@ import torch
 from jaxtyping import Bool, Float, Num
 from torch import Tensor
 
-from groupwise.types import Batch, Metrics, ScoredGroups, Update
+from groupwise.types import Batch, Metrics, ScoredGroups, Scores, StepResult, Update
 
 NAN = float("nan")
 
 
 @runtime_checkable
 class Clipping(Protocol):
-    """A bound algorithm: knows its ratio and the band outside of which its gradient is cut."""
+    """An algorithm that knows its ratio and the band in which that has its full gradient."""
 
     @property
     def clip_band(self) -> tuple[float, float] | None:
@@ -201,52 +203,61 @@ def lengths(tokens: Num[Tensor, "*shape"], truncated: Bool[Tensor, "*shape"]) ->
     }
 
 
-def diagnose(
-    scored: ScoredGroups,
-    advantages: Float[Tensor, "prompt group *time"],
-    batches: Sequence[Batch],
-    updates: Sequence[Update],
-    *,
-    algorithm: Clipping,
-) -> Metrics:
-    """The figures of one training step.
+def step_metrics(result: StepResult, *, algorithm: Clipping) -> Metrics:
+    """The metrics of one training step, except for its costs.
 
     Args:
-        scored: what the source handed out.
-        advantages: as the algorithm computed them.
-        batches, updates: of the step's optimiser steps, in order and aligned.
+        result: the step.
         algorithm: for the band that clip shares refer to.
 
     Returns:
-        Finite where there was anything to measure. Figures that the step has no data for (a
-        reference, old log-probabilities, a clip) are absent.
+        Finite where there was anything to measure. Metrics that the step has no data for (a
+        reference, old log-probabilities, a clip, an update of the policy) are absent. Metrics of
+        further learners carry their name: "critic.loss", "critic.grad_norm", ….
     """
+    scored, updates = result.scored, result.updates.get("policy", ())
     scores = scored.scores
     judged = scores.total[scores.valid]
     finishes = [[c.finish for c in group.completions] for group in scored.groups]
     written = torch.tensor([[len(c.tokens) for c in group.completions] for group in scored.groups])
     right = scores.correct[scores.valid & ~torch.isnan(scores.correct)]
-    seconds = sum(scored.seconds.values()) + sum(sum(u.seconds.values()) for u in updates)
+    every = [update for several in result.updates.values() for update in several]
+    seconds = sum(scored.seconds.values()) + sum(sum(u.seconds.values()) for u in every)
     metrics: Metrics = {
         "reward": _mean(judged),
         "reward_std": float(judged.double().std(correction=0)) if judged.numel() else NAN,
         **({"accuracy": _mean(right)} if right.numel() else {}),
         "valid_share": _mean(scores.valid.double()),
         "signal_share": signal_share(scores.total, scores.valid),
-        **advantage_shares(advantages, scores.valid),
+        **advantage_shares(result.advantages, scores.valid),
         **lengths(written, torch.tensor([[f == "length" for f in row] for row in finishes])),
         "drawn": float(scored.drawn),
+        **_of_updates(updates),
+        "tokens": float(written.sum()),
+        **({"tokens_per_second": float(written.sum()) / seconds} if seconds > 0 else {}),
+    }
+    if result.advantages.ndim == 2:
+        metrics["effective_samples"] = effective_samples(result.advantages, scores.valid)
+    metrics.update({f"reward_{name}": _known(part) for name, part in scores.parts.items()})
+    if updates:
+        metrics |= _of_tokens(result.batches, updates, algorithm=algorithm)
+    for name, several in result.updates.items():
+        if name != "policy":
+            metrics |= {f"{name}.{key}": value for key, value in _of_updates(several).items()}
+    skipped = sum(not math.isfinite(update.grad_norm) for update in every)
+    return {**metrics, **duplicates_and_correlation(scored), "skipped_updates": float(skipped)}
+
+
+def _of_updates(updates: Sequence[Update]) -> Metrics:
+    """Metrics of one learner's optimizer steps; none where it took none."""
+    if not updates:
+        return {}
+    return {
         "loss": sum(update.loss for update in updates),
         "grad_norm": updates[-1].grad_norm,
         "learning_rate": updates[-1].learning_rate,
         "computed_share": _mean(torch.cat([update.computed for update in updates]).double()),
-        "tokens": float(written.sum()),
-        **({"tokens_per_second": float(written.sum()) / seconds} if seconds > 0 else {}),
     }
-    if advantages.ndim == 2:
-        metrics["effective_samples"] = effective_samples(advantages, scores.valid)
-    metrics.update({f"reward_{name}": _known(part) for name, part in scores.parts.items()})
-    return {**metrics, **_of_tokens(batches, updates, algorithm=algorithm)}
 
 
 def _known(values: Float[Tensor, "*shape"]) -> float:
@@ -256,7 +267,7 @@ def _known(values: Float[Tensor, "*shape"]) -> float:
 def _of_tokens(
     batches: Sequence[Batch], updates: Sequence[Update], *, algorithm: Clipping
 ) -> Metrics:
-    """Figures over the tokens of all optimiser steps of one training step."""
+    """Metrics over the tokens of all optimizer steps of one training step."""
 
     def joined(values: Sequence[Tensor]) -> Tensor:
         return torch.cat([v.detach().flatten().cpu() for v in values])
@@ -288,3 +299,73 @@ def _of_tokens(
             a = joined([batch.advantage for batch in batches])
             metrics.update(clip_shares(joined(ratios), a, mask, low=low, high=high))
     return metrics
+
+
+def duplicates_and_correlation(scored: ScoredGroups) -> Metrics:
+    """Metrics that only alerts use.
+
+    Returns:
+        "duplicate_share", the share of completions that repeat the tokens of an earlier one of
+        their group, where groups that are entirely correct count none; "parts_correlation", the
+        least correlation of two parts of the reward within groups, absent where fewer than two
+        parts vary.
+    """
+    groups = scored.groups
+    count = sum(len(group) for group in groups)
+    repeated = [
+        0 if right else len(group) - len({tuple(c.tokens) for c in group.completions})
+        for group, right in zip(groups, _right_throughout(scored.scores), strict=True)
+    ]
+    metrics = {"duplicate_share": sum(repeated) / count}
+    least = _least_correlation(list(scored.scores.parts.values()), scored.scores.valid)
+    return metrics if least is None else {**metrics, "parts_correlation": least}
+
+
+def _right_throughout(scores: Scores) -> list[bool]:
+    """Whether every judged completion is known to be correct, by group."""
+    right = (scores.correct == 1) | ~scores.valid
+    return (right.all(1) & scores.valid.any(1)).tolist()
+
+
+def _least_correlation(parts: Sequence[Tensor], valid: Tensor) -> float | None:
+    known = valid
+    for part in parts:
+        known = known & ~torch.isnan(part)
+    if len(parts) < 2 or not bool(known.any()):
+        return None
+    centred = []
+    for part in parts:
+        values = torch.where(known, part, 0).double()
+        mean = values.sum(1, keepdim=True) / known.sum(1, keepdim=True).clamp(min=1)
+        centred.append(torch.where(known, values - mean, 0).flatten())
+    found = [
+        float(a @ b / (a.norm() * b.norm()))
+        for i, a in enumerate(centred)
+        for b in centred[:i]
+        if float(a.norm()) > 1e-9 and float(b.norm()) > 1e-9
+    ]
+    return min(found) if found else None
+
+
+def step_costs(scored: ScoredGroups, updates: Sequence[Update], *, seconds: float) -> Metrics:
+    """Seconds of the step by stage, and peak memory.
+
+    Args:
+        seconds: of the step as a whole.
+
+    Returns:
+        "seconds", "seconds.rollout", "seconds.reward", …, and "memory_mb" of the GPU, or of the
+        process where there is none.
+    """
+    stages = dict(scored.seconds)
+    for update in updates:
+        for stage, spent in update.seconds.items():
+            stages[stage] = stages.get(stage, 0.0) + spent
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    if torch.cuda.is_available():
+        peak = torch.cuda.max_memory_allocated() / 2**20
+    return {
+        "seconds": seconds,
+        **{f"seconds.{stage}": spent for stage, spent in stages.items()},
+        "memory_mb": peak,
+    }

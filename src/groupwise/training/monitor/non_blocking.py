@@ -1,5 +1,4 @@
-"""Output that a run does not depend on: a reader who is slow, or gone, costs lines and nothing
-else."""
+"""Output that cannot hold up a run: a slow or closed reader costs lines and nothing else."""
 
 from __future__ import annotations
 
@@ -10,14 +9,14 @@ import threading
 from typing import TextIO
 
 WAITING = 1000
-"""Pieces of text that may wait for a slow reader before more of them are dropped."""
+"""Writes that may wait for a slow reader before further ones are dropped."""
 
 
-class Steadfast:
-    """A stream like the one given, whose writes neither block nor fail.
+class NonBlockingStream:
+    """A stream whose writes neither block nor fail.
 
-    A thread of its own writes to the descriptor; a pipe that is full holds up that thread alone,
-    and a terminal that is gone ends it.
+    A background thread writes to the file descriptor; a full pipe blocks that thread alone, and a
+    closed terminal ends it.
 
     Args:
         stream: one with a file descriptor, such as standard error.
@@ -31,7 +30,7 @@ class Steadfast:
         self._thread.start()
 
     def write(self, text: str) -> int:
-        """Have text written, as soon as the reader takes it."""
+        """Queue text for writing."""
         try:
             self._waiting.put_nowait(text.encode("utf-8", "backslashreplace"))
         except queue.Full:
@@ -39,7 +38,7 @@ class Steadfast:
         return len(text)
 
     def flush(self) -> None:
-        """Nothing is held back here."""
+        """Do nothing: there is no buffer here."""
 
     def isatty(self) -> bool:
         """Whether the stream is a terminal."""
@@ -50,7 +49,7 @@ class Steadfast:
         return self._descriptor
 
     def close(self, *, seconds: float = 2.0) -> None:
-        """Let the reader take what waits, for so long at most."""
+        """Wait until the queue is written, for at most `seconds`."""
         try:
             self._waiting.put_nowait(None)
         except queue.Full:
@@ -64,15 +63,15 @@ class Steadfast:
                     piece = piece[os.write(self._descriptor, piece) :]
                 except BlockingIOError:
                     select.select([], [self._descriptor], [])
-                except OSError:  # nobody reads any more
+                except OSError:  # The reader is gone.
                     return
 
 
-def steadfast(stream: TextIO) -> TextIO | Steadfast:
-    """The stream so that writing to it cannot hold up a run; itself where it has no descriptor."""
+def non_blocking(stream: TextIO) -> TextIO | NonBlockingStream:
+    """A non-blocking stream to the same descriptor; the stream itself where it has none."""
     try:
         stream.fileno()
     except (OSError, AttributeError, ValueError):
         return stream
     stream.flush()
-    return Steadfast(stream)
+    return NonBlockingStream(stream)

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from groupwise.rundir.files import printable
-from groupwise.training.monitor.non_blocking import Steadfast, steadfast
+from groupwise.training.monitor.non_blocking import NonBlockingStream, non_blocking
 
 SHOWN = {
     "loss": ("supervised_loss", "{:.3f}"),
@@ -27,27 +27,40 @@ SHOWN = {
     "grad norm": ("grad_norm", "{:.3g}"),
     "tokens/s": ("tokens_per_second", "{:,.0f}"),
 }
-"""Column → metric and how its value is written."""
+"""Column → metric and its format."""
 
 RECENT = 20
-"""The time left follows the pace of this many recent steps."""
+"""Number of recent steps that the time left is estimated from."""
 
 
 @runtime_checkable
 class Progress(Protocol):
-    """Shows how runs are going."""
+    """Shows the progress of runs."""
 
     def step(self, run: str, step: int, metrics: Mapping[str, float]) -> None:
         """A run has finished a step (counted from 1)."""
         ...
 
-    def say(self, text: str) -> None:
+    def log(self, text: str) -> None:
         """Show a line of text."""
         ...
 
     def close(self) -> None:
-        """Leave the last state standing."""
+        """Stop showing; the last state stays visible."""
         ...
+
+
+class NoProgress:
+    """Progress that shows nothing."""
+
+    def step(self, run: str, step: int, metrics: Mapping[str, float]) -> None:
+        """Ignored."""
+
+    def log(self, text: str) -> None:
+        """Ignored."""
+
+    def close(self) -> None:
+        """Nothing to close."""
 
 
 def show_progress(
@@ -60,14 +73,14 @@ def show_progress(
         stream: where to write; standard error unless given, so that results can be piped.
         every: steps between plain lines; None prints about 20 lines per run.
     """
-    chosen: Any = steadfast(stream or sys.stderr)
+    chosen: Any = non_blocking(stream or sys.stderr)
     if chosen.isatty() and os.environ.get("TERM") != "dumb":
         return LiveProgress(totals, stream=chosen)
     return PlainProgress(totals, stream=chosen, every=every)
 
 
 class Pace:
-    """Estimates the time left from the steps finished lately; what came before them is no step."""
+    """Estimates the time left from the steps finished recently."""
 
     def __init__(self, total: int, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.total = total
@@ -76,7 +89,7 @@ class Pace:
         self.times: deque[tuple[int, float]] = deque(maxlen=RECENT + 1)
 
     def step(self, step: int) -> None:
-        """Note that a step has finished now; the first one of a resumed run is not step 1."""
+        """Note that a step has just finished; a resumed run does not begin at step 1."""
         self.done = step
         self.times.append((step, self.clock()))
 
@@ -89,7 +102,7 @@ class Pace:
 
 
 class PlainProgress:
-    """One line every few steps. A reader that goes away ends the lines, not the run."""
+    """One line every few steps. A closed pipe ends the lines, not the run."""
 
     def __init__(
         self, totals: Mapping[str, int], *, stream: TextIO, every: int | None = None
@@ -105,9 +118,9 @@ class PlainProgress:
         if step % self.every[run] and step not in (1, pace.total):
             return
         shown = "  ".join(f"{name} {value}" for name, value in _values(metrics).items())
-        self.say(f"{run}  step {step}/{pace.total}  {shown}  left {duration(pace.left())}")
+        self.log(f"{run}  step {step}/{pace.total}  {shown}  left {duration(pace.left())}")
 
-    def say(self, text: str) -> None:
+    def log(self, text: str) -> None:
         """Print a line."""
         try:
             print(printable(text), file=self.stream, flush=True)
@@ -116,8 +129,8 @@ class PlainProgress:
             os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
 
     def close(self) -> None:
-        """Let the reader take the last lines."""
-        if isinstance(self.stream, Steadfast):
+        """Wait for the reader to take the last lines."""
+        if isinstance(self.stream, NonBlockingStream):
             self.stream.close()
 
 
@@ -138,18 +151,18 @@ class LiveProgress:
         self.paces[run].step(step)
         self.metrics[run] = dict(metrics)
 
-    def say(self, text: str) -> None:
+    def log(self, text: str) -> None:
         """Print a line above the table."""
         self.live.console.print(Text(printable(text)))
 
     def close(self) -> None:
-        """Draw the table once more and give the terminal back."""
+        """Draw the table once more and release the terminal."""
         self.live.stop()
-        if isinstance(self.stream, Steadfast):
+        if isinstance(self.stream, NonBlockingStream):
             self.stream.close()
 
     def table(self) -> Table:
-        """The table as it stands."""
+        """The table with the newest metrics."""
         seen = {key for metrics in self.metrics.values() for key in metrics}
         columns = [name for name, (key, _) in SHOWN.items() if key in seen]
         if all(
@@ -177,7 +190,7 @@ class LiveProgress:
 
 
 def duration(seconds: float | None) -> str:
-    """Seconds as people say them.
+    """Seconds in words.
 
     Example:
         >>> duration(4.2), duration(75), duration(3700), duration(None)
@@ -194,7 +207,7 @@ def duration(seconds: float | None) -> str:
 
 
 def _values(metrics: Mapping[str, float]) -> dict[str, str]:
-    """The metrics that are shown, written out."""
+    """The metrics that are shown, formatted."""
     return {
         name: pattern.format(metrics[key])
         for name, (key, pattern) in SHOWN.items()

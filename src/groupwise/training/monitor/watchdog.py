@@ -54,7 +54,7 @@ class Watchdog:
         folder: where `stacks.txt` goes.
         limit_s: seconds without progress; more for waits that have taken long before.
         stop: end a wait that is past its limit; False only reports it.
-        say: told what happened.
+        log: called with what happened.
         grace_s: seconds for a wait to end once it was interrupted.
     """
 
@@ -64,10 +64,10 @@ class Watchdog:
         *,
         limit_s: float,
         stop: bool,
-        say: Callable[[str], None],
+        log: Callable[[str], None],
         grace_s: float = 60.0,
     ) -> None:
-        self.folder, self.limit_s, self.stop, self.say = folder, limit_s, stop, say
+        self.folder, self.limit_s, self.stop, self.log = folder, limit_s, stop, log
         self.grace_s = grace_s
         self._waits: list[_Wait] = []
         self._longest: dict[str, float] = {}
@@ -138,7 +138,7 @@ class Watchdog:
         """Called with the lock held; the wait cannot end before this returns."""
         waited = time.monotonic() - wait.start
         if wait.reported and self.stop:
-            self.say(f"{wait.name}: could not be interrupted; the process ends.")
+            self.log(f"{wait.name}: could not be interrupted; the process ends.")
             if not _interactive():
                 os._exit(1)
         self._message = (
@@ -151,7 +151,7 @@ class Watchdog:
             self._late = wait
             self._interrupt(wait.thread)
         else:
-            self.say(self._message)
+            self.log(self._message)
 
     def _stacks(self, name: str) -> str:
         """Write down where everything stands; what to say about it."""

@@ -34,7 +34,7 @@ def warm_up(config: Config, policy: Policy, *, progress: Progress) -> None:
     )
     for step, update in enumerate(updates, start=1):
         if step % every == 0:
-            progress.say(f"warm-up {step}/{config.warmup.steps}: loss {update.loss:.3f}")
+            progress.log(f"warm-up {step}/{config.warmup.steps}: loss {update.loss:.3f}")
 
 
 def worked_examples(config: Config, policy: Policy) -> list[Example]:

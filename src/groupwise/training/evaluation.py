@@ -1,0 +1,46 @@
+"""When a run is evaluated, and which evaluation was the best so far."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Evaluate = Callable[[int], Mapping[str, Any]]
+"""Maps a step to the row of its evaluation; its "score" decides which model is best."""
+
+
+@dataclass(kw_only=True)
+class Evaluation:
+    """The schedule of a run's evaluations and their record.
+
+    Attributes:
+        evaluate: measures the model on held-out prompts; None where there are none.
+        every_steps: steps between evaluations; 0 evaluates after the last step only.
+        keep_best: whether the model of the best evaluation is saved in `best/`.
+        best, best_step: the highest score and its step.
+        last: step of the last evaluation.
+    """
+
+    evaluate: Evaluate | None = None
+    every_steps: int = 0
+    keep_best: bool = True
+    best: float = -math.inf
+    best_step: int | None = None
+    last: int = 0
+
+    def due(self, step: int, *, final: bool) -> bool:
+        """Whether the model is to be evaluated after this step."""
+        if self.evaluate is None or step <= self.last:
+            return False
+        return final or bool(self.every_steps and step % self.every_steps == 0)
+
+    def state(self) -> dict[str, Any]:
+        """State for `restore`."""
+        return {"best": self.best, "best_step": self.best_step, "last": self.last}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Restore a saved state."""
+        self.best, self.best_step = float(state["best"]), state["best_step"]
+        self.last = int(state["last"])

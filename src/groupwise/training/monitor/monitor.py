@@ -1,0 +1,141 @@
+"""Collects what a run says about itself: metrics, logs, alerts, and verdicts on its steps."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from groupwise.rundir.files import RunLog
+from groupwise.training.monitor.alerts import Alert, Alerts
+from groupwise.training.monitor.divergence_guard import DivergenceGuard, Verdict, suspects
+from groupwise.training.monitor.metrics import Clipping, step_costs, step_metrics
+from groupwise.training.monitor.progress import Progress
+from groupwise.training.monitor.trackers import Tracker
+from groupwise.types import Learner, Metrics, StepResult
+
+
+class Monitor:
+    """Measures every step, writes it down, and judges it.
+
+    Args:
+        run_log: the run directory; None writes nothing.
+        progress: shows the run; None shows nothing.
+        trackers: receive every step's metrics.
+        alerts, guard: warn about steps, and decide what becomes of the run.
+        name: of the run in messages, as several may be shown at once.
+        rollouts_every: steps between files of rollouts; 0 writes none.
+    """
+
+    def __init__(
+        self,
+        *,
+        run_log: RunLog | None = None,
+        progress: Progress | None = None,
+        trackers: Sequence[Tracker] = (),
+        alerts: Alerts | None = None,
+        guard: DivergenceGuard | None = None,
+        name: str = "run",
+        rollouts_every: int = 10,
+    ) -> None:
+        self.run_log, self.progress, self.trackers = run_log, progress, trackers
+        self.alerts, self.guard = alerts or Alerts(), guard or DivergenceGuard()
+        self.name, self.rollouts_every = name, rollouts_every
+        self.movement_checked = False
+        self._unmoved: Callable[[], float] | None = None
+        self._start = 0.0
+        self._step = 0
+        self._reward_failure: str | None = None
+
+    def begin_step(self, policy: Learner) -> None:
+        """Start the clock, and watch whether the first update moves the policy's parameters."""
+        self._start = time.perf_counter()
+        self._unmoved = None if self.movement_checked else policy.movement()
+
+    def measured(
+        self, result: StepResult, *, algorithm: Clipping, published: Metrics
+    ) -> StepResult:
+        """The step with its metrics.
+
+        Args:
+            algorithm: for the band that clip shares refer to.
+            published: metrics of the engine about new weights.
+        """
+        metrics = {**published, **step_metrics(result, algorithm=algorithm)}
+        moves = metrics.get("grad_norm", 0.0) > 0 and metrics["learning_rate"] > 0
+        if self._unmoved is not None and moves:
+            self.movement_checked, metrics["still_share"] = True, self._unmoved()
+        every = [update for several in result.updates.values() for update in several]
+        seconds = time.perf_counter() - self._start
+        return replace(
+            result, metrics={**metrics, **step_costs(result.scored, every, seconds=seconds)}
+        )
+
+    def write(self, step: int, result: StepResult, *, final: bool) -> None:
+        """Write a step to the run directory."""
+        if self.run_log is None:
+            return
+        policy = result.updates.get("policy", ())
+        if result.metrics["skipped_updates"]:
+            self.run_log.suspects(step, suspects(result.scored, result.batches, policy))
+        self.run_log.step(step, result.metrics)
+        every, advantages = self.rollouts_every, result.advantages
+        if every and (step % every == 0 or step == 1 or final):
+            per_completion = advantages if advantages.ndim == 2 else None
+            self.run_log.rollouts(step, result.scored, per_completion)
+
+    def judge(self, step: int, result: StepResult) -> Verdict:
+        """Show a step, fire its alerts, and say what becomes of the run."""
+        self._step = step
+        for tracker in self.trackers:
+            tracker.log(step, result.metrics)
+        if self.progress is not None:
+            self.progress.step(self.name, step, result.metrics)
+        self._fire(self.alerts.observe(result.metrics))
+        reason = self.guard.reward_failure_reason(result.scored.scores)
+        if reason is not None:
+            if self.guard.settings.silent_rewards == "stop":
+                self._reward_failure = reason
+                return "stop"
+            self.log(reason)
+        return self.guard.judge(result.metrics)
+
+    @property
+    def reason(self) -> str:
+        """Why the run is stopped."""
+        return self._reward_failure or self.guard.reason
+
+    def write_evaluation(self, step: int, row: Mapping[str, Any]) -> None:
+        """Write an evaluation to the run directory."""
+        if self.run_log is not None:
+            self.run_log.evaluation(step, {k: v for k, v in row.items() if k != "score"})
+
+    def judge_evaluation(self, score: float) -> None:
+        """Fire the alerts of an evaluation."""
+        self._fire(self.alerts.observe_evaluation(score))
+
+    def _fire(self, alerts: Sequence[Alert]) -> None:
+        for alert in alerts:
+            if self.run_log is not None:
+                self.run_log.alert(self._step, alert.rule.threshold, str(alert))
+            self.log(str(alert))
+
+    def log(self, text: str) -> None:
+        """Show a line that names the run and the step."""
+        if self.progress is not None:
+            self.progress.log(f"{self.name}, step {self._step}: {text}")
+
+    def state(self) -> dict[str, Any]:
+        """State for `restore`."""
+        return {
+            "movement_checked": self.movement_checked,
+            "alerts": self.alerts.state(),
+            "guard": self.guard.state(),
+        }
+
+    def restore(self, state: Mapping[str, Any], *, step: int) -> None:
+        """Restore a saved state of a step."""
+        self._step, self.movement_checked = step, bool(state["movement_checked"])
+        self.alerts.restore(state["alerts"])
+        self.guard.restore(state["guard"])
