@@ -277,11 +277,12 @@ class Trainer:
             self.checkpoints.resume(saved.step, best=self.evaluation.best_step)
 
     def _restore_learners(self, saved: Checkpoint) -> None:
-        if missing := sorted(self.learners.keys() ^ saved.weights.keys()):
+        if self.learners.keys() != saved.weights.keys():
             raise RunError(
                 f"checkpoint at step {saved.step}: holds the learners "
-                f"{', '.join(saved.weights)}, this run has {', '.join(self.learners)} "
-                f"({', '.join(missing)} differ); resume with the settings of the run's config.json."
+                f"{', '.join(sorted(saved.weights))}, this run has "
+                f"{', '.join(sorted(self.learners))}; resume with the settings of the run's "
+                "config.json."
             )
         for name, learner in self.learners.items():
             learner.set_trained(saved.weights[name])

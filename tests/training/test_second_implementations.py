@@ -1,0 +1,315 @@
+"""The loop needs no more of an engine, a learner and a source than their protocols say: it trains
+a two-armed bandit with one of each that shares no code with the package's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from groupwise.algorithms import bind
+from groupwise.config.sections import CheckpointSection
+from groupwise.errors import RunError
+from groupwise.rundir.files import RunLog, read_lines
+from groupwise.training.callbacks import Callback
+from groupwise.training.checkpoint import files as checkpoint
+from groupwise.training.checkpoint.manager import CheckpointManager
+from groupwise.training.evaluation import Evaluation
+from groupwise.training.monitor.monitor import Monitor
+from groupwise.training.trainer import Trainer, TrainerSettings
+from groupwise.types import (
+    Batch,
+    Completion,
+    Engine,
+    Group,
+    Learner,
+    Metrics,
+    Objective,
+    Outputs,
+    Prompt,
+    Request,
+    Sampling,
+    ScoredGroups,
+    Scores,
+    Source,
+    Status,
+    Stream,
+    Update,
+    WeightsRef,
+)
+
+ARMS = 2
+
+
+class Bandit:
+    """A learner whose policy is one softmax over the arms, trained by plain gradient descent."""
+
+    def __init__(self, rate: float = 1.0) -> None:
+        self.logits = torch.zeros(ARMS, requires_grad=True)
+        self.rate, self.steps = rate, 0
+
+    @property
+    def version(self) -> int:
+        return self.steps
+
+    def evaluate(self, batch: Batch, names: Collection[str]) -> Mapping[str, Tensor]:
+        with torch.no_grad():
+            logp = torch.where(batch.mask, self.logits.log_softmax(-1)[batch.tokens], 0)
+        return dict.fromkeys(names, logp)
+
+    def update(self, batch: Batch, objective: Objective) -> Update:
+        logp = torch.where(batch.mask, self.logits.log_softmax(-1)[batch.tokens], 0)
+        loss = (objective(Outputs(logp=logp), batch) * batch.weight)[batch.mask].sum()
+        (gradient,) = torch.autograd.grad(loss, self.logits)
+        with torch.no_grad():
+            self.logits -= self.rate * gradient
+        self.steps += 1
+        return Update(
+            version=self.steps,
+            logp=logp.detach(),
+            entropy=torch.full(batch.tokens.shape, float("nan")),
+            computed=torch.ones(len(batch.tokens), dtype=torch.bool),
+            loss=float(loss.detach()),
+            grad_norm=float(gradient.norm()),
+            learning_rate=self.rate,
+        )
+
+    def movement(self) -> Callable[[], float]:
+        before = self.logits.detach().clone()
+        return lambda: float((self.logits == before).all())
+
+    def weights(self) -> Mapping[str, Tensor]:
+        return {"logits": self.logits}
+
+    def trained(self) -> Mapping[str, Tensor]:
+        return {"logits": self.logits.detach()}
+
+    def set_trained(self, weights: Mapping[str, Tensor]) -> None:
+        with torch.no_grad():
+            self.logits.copy_(weights["logits"])
+
+    def state(self) -> dict[str, Any]:
+        return {"steps": self.steps}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.steps = state["steps"]
+
+    def save(self, path: str) -> None:
+        torch.save(self.logits, Path(path) / "bandit.pt")
+
+
+class Table:
+    """An engine that samples arms from a table of probabilities."""
+
+    def __init__(self) -> None:
+        self.probabilities, self.version = torch.full((ARMS,), 1 / ARMS), 0
+
+    def generate(self, requests: Iterable[Request], sampling: Sampling) -> Iterator[Group]:
+        for request in requests:
+            seed = torch.Generator().manual_seed(hash(request.stream) % 2**31)
+            arms = torch.multinomial(self.probabilities, request.group, True, generator=seed)
+            completions = tuple(
+                Completion(
+                    tokens=[arm],
+                    mask=[True],
+                    logprobs=[float(self.probabilities[arm].log())],
+                    text=str(arm),
+                    finish="stop",
+                    versions=((0, self.version),),
+                )
+                for arm in arms.tolist()
+            )
+            yield Group(
+                prompt=request.prompt,
+                prompt_tokens=request.tokens,
+                completions=completions,
+                stream=request.stream,
+            )
+
+    def publish(self, weights: WeightsRef) -> Metrics:
+        ((_, logits),) = weights.tensors()
+        self.probabilities, self.version = logits.detach().softmax(-1), weights.version
+        return {"published": 1.0}
+
+    def close(self) -> None: ...
+
+
+class Pulls:
+    """A source of groups whose reward is 1 for the second arm."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine, self.taken = engine, 0
+
+    def take(self, count: int, *, step: int) -> ScoredGroups:
+        requests = [
+            Request(
+                prompt=Prompt(id=str(n), text="?"),
+                tokens=[0],
+                group=8,
+                stream=Stream(seed=1, step=self.taken, place=n),
+            )
+            for n in range(count)
+        ]
+        groups = tuple(self.engine.generate(requests, Sampling(max_tokens=1)))
+        self.taken += 1
+        total = torch.tensor([[float(c.tokens[0] == 1) for c in g.completions] for g in groups])
+        judged = torch.ones_like(total, dtype=torch.bool)
+        scores = Scores(
+            total=total,
+            correct=total,
+            parts={"arm": total},
+            status=tuple((Status.OK,) * len(g) for g in groups),
+            valid=judged,
+        )
+        return ScoredGroups(groups=groups, scores=scores, keep=judged, drawn=count)
+
+    def state(self) -> dict[str, Any]:
+        return {"taken": self.taken}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.taken = state["taken"]
+
+
+def bandit(folder: Path, *, steps: int, kind: type[Trainer] = Trainer, **given: Any) -> Trainer:
+    """A run in a folder, with everything a run has."""
+    engine, learner = Table(), Bandit()
+    run_log = RunLog(folder, settings={})
+    trainer = kind(
+        settings=TrainerSettings(steps=steps, prompts_per_step=4),
+        source=Pulls(engine),
+        engine=engine,
+        learners={"policy": learner, **given.pop("others", {})},
+        algorithm=bind(given.pop("algorithm", "grpo")),
+        monitor=Monitor(run_log=run_log),
+        checkpoints=CheckpointManager(
+            run_log, settings=CheckpointSection(every_steps=2), about={"threads": 1}
+        ),
+        folder=folder,
+        **given,
+    )
+    return trainer
+
+
+def test_the_second_implementations_satisfy_the_protocols() -> None:
+    engine = Table()
+    assert isinstance(engine, Engine)
+    assert isinstance(Bandit(), Learner)
+    assert isinstance(Pulls(engine), Source)
+
+
+@pytest.mark.parametrize("algorithm", ["softrank", "grpo", "dapo"])
+def test_the_trainer_learns_with_second_implementations(algorithm: str, tmp_path: Path) -> None:
+    trainer = bandit(tmp_path, steps=12, algorithm=algorithm)
+    trainer.run()
+    rows = list(read_lines(tmp_path / "metrics.jsonl"))
+    assert len(rows) == 12 and rows[-1]["reward"] > rows[0]["reward"] + 0.1
+    assert all(row["published"] == 1.0 for row in rows)
+    assert trainer.engine.version == trainer.policy.version == 12  # type: ignore[attr-defined]
+
+
+def test_a_resumed_run_equals_the_unbroken_one(tmp_path: Path) -> None:
+    whole = bandit(tmp_path / "whole", steps=6)
+    whole.run()
+    first = bandit(tmp_path / "first", steps=4)
+    first.run()
+    saved, _ = checkpoint.newest(tmp_path / "first" / "checkpoints")
+    assert saved is not None and set(saved.weights) == {"policy"}
+    second = bandit(tmp_path / "second", steps=6)
+    second.restore(saved)
+    assert second.done == 4
+    second.run()
+    weights = [run.policy.trained()["logits"] for run in (whole, second)]
+    assert torch.equal(*weights)
+
+
+class Critics(Trainer):
+    """Trains a second learner in every step, and the policy from the third step on."""
+
+    def update(self, batches: Any) -> Any:
+        objective = self.algorithm.objective
+        updates = {"critic": tuple(self.learners["critic"].update(b, objective) for b in batches)}
+        return updates if self.done < 2 else super().update(batches) | updates
+
+
+def test_a_step_may_leave_the_policy_unchanged(tmp_path: Path) -> None:
+    trainer = bandit(tmp_path, steps=4, kind=Critics, others={"critic": Bandit(rate=0.1)})
+    trainer.run()
+    rows = list(read_lines(tmp_path / "metrics.jsonl"))
+    assert ["grad_norm" in row for row in rows] == [False, False, True, True]
+    assert all(row["critic.learning_rate"] == 0.1 for row in rows)
+    versions = {name: learner.version for name, learner in trainer.learners.items()}
+    assert versions == {"policy": 2, "critic": 4}
+    assert trainer.engine.version == 2  # type: ignore[attr-defined]
+
+
+def test_checkpoints_hold_every_learner_by_name(tmp_path: Path) -> None:
+    trainer = bandit(tmp_path, steps=3, kind=Critics, others={"critic": Bandit(rate=0.1)})
+    trainer.run()
+    saved, _ = checkpoint.newest(tmp_path / "checkpoints")
+    assert saved is not None
+    for name, learner in trainer.learners.items():
+        assert torch.equal(saved.weights[name]["logits"], learner.trained()["logits"])
+        assert saved.state["learners"][name] == {"steps": learner.version}
+    with pytest.raises(RunError, match="holds the learners critic, policy, this run has policy"):
+        bandit(tmp_path / "other", steps=3).restore(saved)
+
+
+class Half(Critics):
+    """Fails between the updates of its two learners."""
+
+    def update(self, batches: Any) -> Any:
+        updates = super().update(batches)
+        if self.done == 3:
+            raise RunError("between two learners")
+        return updates
+
+
+def test_a_step_that_updated_one_of_two_learners_is_not_saved(tmp_path: Path) -> None:
+    trainer = bandit(tmp_path, steps=9, kind=Half, others={"critic": Bandit(rate=0.1)})
+    with pytest.raises(RunError, match="between two learners"):
+        trainer.run()
+    assert checkpoint.steps(tmp_path / "checkpoints") == [2]
+
+
+class Notes(Callback):
+    """Notes what it is called with, and stops the run at a step."""
+
+    def __init__(self, *, last: int) -> None:
+        self.last, self.calls = last, []
+
+    def on_step_begin(self, step: int) -> None:
+        self.calls.append(("begin", step))
+
+    def on_step(self, step: int, result: Any) -> None:
+        self.calls.append(("end", step))
+        assert result.scored.scores.total.shape == (4, 8)
+
+    def should_stop(self, metrics: Metrics) -> bool:
+        return len(self.calls) == 2 * self.last
+
+
+def test_callbacks_hear_of_every_step_and_may_end_the_run(tmp_path: Path) -> None:
+    notes, evaluated = Notes(last=3), []
+
+    def evaluate(step: int) -> Mapping[str, Any]:
+        evaluated.append(step)
+        return {"split": "held_out", "score": 0.5}
+
+    trainer = bandit(tmp_path, steps=9, callbacks=[notes], evaluation=Evaluation(evaluate=evaluate))
+    trainer.run()
+    assert notes.calls == [(at, step) for step in (1, 2, 3) for at in ("begin", "end")]
+    assert evaluated == [3], "the last step is evaluated"
+    assert checkpoint.steps(tmp_path / "checkpoints")[-1] == 3
+    assert (tmp_path / "best" / "bandit.pt").exists()
+
+
+def test_the_trainer_keeps_its_budget_of_fields_and_lines() -> None:
+    import inspect
+    from dataclasses import fields
+
+    lines = inspect.getsource(Trainer.step).strip().splitlines()
+    assert len(fields(Trainer)) <= 12 and len(lines) <= 20
