@@ -13,6 +13,7 @@ import torch
 from rich.console import Console
 
 from groupwise.algorithms import bind
+from groupwise.algorithms.advantages import advantage_inputs
 from groupwise.algorithms.losses import TokenObjective
 from groupwise.cli import main
 from groupwise.errors import UsageError
@@ -30,7 +31,6 @@ from groupwise.experiments.variance import (
 from groupwise.experiments.variance_view import variance_table, write_variance_png
 from groupwise.models import save_policy
 from groupwise.training.run import prepare
-from groupwise.training.trainer import evidence
 from groupwise.updates import assemble, sequences
 from small_runs import Quiet, config, letters, settings, tiny
 
@@ -103,7 +103,9 @@ def test_the_mean_over_groups_is_the_gradient_of_the_step(rollouts, name):
     batch = sequences(scored)
     kl = torch.zeros(*scored.scores.total.shape, batch.tokens.shape[1])
     [step] = assemble(
-        batch, algorithm.advantage({**evidence(scored, batch), "kl": kl}), algorithm.weighting
+        batch,
+        algorithm.advantage({**advantage_inputs(scored, batch), "kl": kl}),
+        algorithm.weighting,
     )
     # The policy as its own reference: the learner's log-probabilities, as the loss sees them.
     step = replace(step, ref_logp=learner.evaluate(step, {"logp"})["logp"])

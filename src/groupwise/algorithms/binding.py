@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from groupwise.algorithms.advantages import ADVANTAGES, penalised
+from groupwise.algorithms.advantages.inputs import example_inputs
 from groupwise.algorithms.filters import FILTERS
 from groupwise.algorithms.losses import (
     CORRECTIONS,
@@ -140,7 +141,7 @@ class BoundAlgorithm:
         """Advantages of a batch of groups, 0 where not judged.
 
         Args:
-            data: by the names that `groupwise.algorithms.advantages` lists; `rewards` always. With
+            data: by the names of `groupwise.algorithms.advantages.INPUTS`; `rewards` always. With
                 a divergence in the reward also `kl`: k1 per token [prompt, group, time], plain, and
                 it is taken off here, token by token where the advantage takes `kl` itself.
 
@@ -380,20 +381,13 @@ def _validate_by_call(slot: str, function: BoundFunction, *, where: str) -> None
     """Call a function on a small made-up batch: a setting out of range is refused at load."""
     settings = settings_of(SLOTS[slot], function.spec)
     size = 1 + max(3, settings.get("k", 0))
-    rewards = torch.arange(size, dtype=torch.float32)[None] % 2
     grid = torch.zeros(size, 1)
     data: dict[str, Any] = {
         name: grid
         for name in ("logp", "old_logp", "ref_logp", "sampler_logp", "log_ratio", "advantage")
     } | {"mask": grid == 0, "group": torch.zeros(size, dtype=torch.long)}
     if slot in ("advantage", "filter"):
-        data = {
-            "rewards": rewards,
-            "lengths": torch.ones(1, size),
-            "mask": torch.ones(1, size, 1, dtype=torch.bool),
-            "parts": dict.fromkeys(["total", *(settings.get("weights") or {})], rewards),
-            "truncated": rewards > 0,
-        }
+        data = example_inputs(size, settings)
     try:
         function(data)
     except UsageError as error:

@@ -17,9 +17,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from groupwise.algorithms import BoundAlgorithm
+from groupwise.algorithms.advantages import advantage_inputs
 from groupwise.algorithms.losses import TokenObjective
 from groupwise.errors import UsageError
-from groupwise.training.trainer import evidence
 from groupwise.types import Batch, Outputs, ScoredGroups
 from groupwise.updates import TorchLearner, assemble, sequences
 
@@ -125,11 +125,8 @@ def coefficients(
     """
     batch = sequences(scored, excluded=True)
     shape = scored.scores.total.shape
-    truncated = [[c.finish == "length" for c in group.completions] for group in scored.groups]
-    data = evidence(scored, batch) | {
-        "truncated": torch.tensor(truncated),
-        "kl": torch.zeros(*shape, batch.tokens.shape[1]),
-    }
+    kl = torch.zeros(*shape, batch.tokens.shape[1])
+    data = {**advantage_inputs(scored, batch), "kl": kl}
     [step] = assemble(
         batch, algorithm.advantage(data), algorithm.weighting, keep=algorithm.filter(data)
     )

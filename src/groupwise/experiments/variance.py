@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from groupwise.algorithms import ALGORITHMS, BoundAlgorithm, bind
-from groupwise.algorithms.advantages import ADVANTAGES
+from groupwise.algorithms.advantages import ADVANTAGES, advantage_inputs
 from groupwise.config import Config
 from groupwise.config.connect import Reward, connect, make_scorer
 from groupwise.config.data import load_train, rendered
@@ -28,7 +28,6 @@ from groupwise.experiments.signal_to_noise import Signal, finite, signal
 from groupwise.models import Policy
 from groupwise.rollouts.source import RolloutSource, joined
 from groupwise.training.monitor.metrics import advantage_shares, effective_samples
-from groupwise.training.trainer import evidence
 from groupwise.types import ScoredGroups
 from groupwise.updates import TorchLearner, assemble, sequences
 
@@ -221,7 +220,9 @@ def _reference(
         heartbeat("reference gradient")
         scored = source.take(size, step=start + number)
         batch = sequences(scored)
-        [step] = assemble(batch, algorithm.advantage(evidence(scored, batch)), algorithm.weighting)
+        [step] = assemble(
+            batch, algorithm.advantage(advantage_inputs(scored, batch)), algorithm.weighting
+        )
         halves[number % 2] = halves[number % 2] - learner.gradient(step, algorithm.objective)
     return halves
 

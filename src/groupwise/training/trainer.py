@@ -17,6 +17,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from groupwise.algorithms import BoundAlgorithm
+from groupwise.algorithms.advantages import advantage_inputs
 from groupwise.errors import RunError
 from groupwise.training.callbacks import Callback
 from groupwise.training.checkpoint.files import Checkpoint, replace_folder
@@ -94,7 +95,7 @@ class Trainer:
         self.monitor.begin_step(self.policy)
         scored = self.source.take(self.settings.prompts_per_step, step=self.done)
         batch = self.evaluated(scored)
-        advantages = self.algorithm.advantage(evidence(scored, batch))
+        advantages = self.algorithm.advantage(advantage_inputs(scored, batch))
         batches = self.assembled(batch, advantages, keep=scored.keep)
         updates = self.update(batches)
         published = self._publish() if POLICY in updates else {}
@@ -305,21 +306,3 @@ class Trainer:
         if self.checkpoints is not None:
             self.checkpoints.finish(self.done)
         return final
-
-
-def evidence(scored: ScoredGroups, batch: Batch) -> dict[str, Any]:
-    """What an advantage may ask for, as [prompt, group] or [prompt, group, time]."""
-    scores = scored.scores
-    shape = scores.total.shape
-    kl = None
-    if batch.ref_logp is not None and batch.old_logp is not None:
-        kl = torch.where(batch.mask, batch.old_logp - batch.ref_logp, 0).unflatten(0, shape)
-    return {
-        "rewards": scores.total,
-        "valid": scores.valid,
-        "correct": scores.correct,
-        "parts": scores.parts,
-        "lengths": batch.length.view(shape),
-        "mask": batch.mask.unflatten(0, shape),
-        "kl": kl,
-    }

@@ -1,8 +1,6 @@
-"""The registry of advantages, and the data that one may ask for."""
+"""The registry of advantages."""
 
+from groupwise.algorithms.advantages.inputs import INPUTS
 from groupwise.registry import Registry
 
-ADVANTAGES = Registry(
-    "advantage",
-    ("rewards", "valid", "correct", "lengths", "kl", "parts", "mask", "values", "bootstrap"),
-)
+ADVANTAGES = Registry("advantage", tuple(INPUTS))
