@@ -9,7 +9,7 @@ from typing import Any
 from groupwise.config import Config, load
 from groupwise.models import Policy
 from groupwise.rundir.files import read_lines
-from groupwise.training.run import Prepared, prepare
+from groupwise.training.prepare import Prepared, prepare
 from groupwise.training.stages.base_model import small_policy
 
 CLOCK = ("seconds", "tokens_per_second", "memory_mb")

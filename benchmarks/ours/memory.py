@@ -14,7 +14,7 @@ from groupwise.config import Config, build
 from groupwise.config.memory import memory_plan
 from groupwise.models import AdapterSettings, Policy
 from groupwise.training.monitor.progress import NoProgress
-from groupwise.training.run import Prepared, prepare
+from groupwise.training.prepare import Prepared, prepare
 from groupwise.types import Prompt
 from groupwise.updates import TorchLearner
 

@@ -17,7 +17,7 @@ from tasks import REWARDS
 
 from groupwise.config import build
 from groupwise.models import AdapterSettings
-from groupwise.training.run import prepare
+from groupwise.training.prepare import prepare
 from groupwise.types import Prompt
 
 

@@ -14,7 +14,8 @@ from torch import Tensor
 from groupwise import train
 from groupwise.config import build
 from groupwise.errors import RunError, UsageError
-from groupwise.training.run import Prepared, Run
+from groupwise.training.prepare import Prepared
+from groupwise.training.run import Run
 from groupwise.training.stages.sft import save
 from groupwise.types import Batch, Outputs
 from groupwise.updates import assemble, sequences

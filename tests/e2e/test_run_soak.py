@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 from groupwise.config import load
 from groupwise.models import make_policy
 from groupwise.rollouts import ScriptedEngine
-from groupwise.training.run import Prepared, prepare
+from groupwise.training.prepare import Prepared, prepare
 from groupwise.types import Prompt
 from small_runs import Quiet, prepared
 from tiny_models import SHAPE, letter_tokenizer

@@ -17,7 +17,7 @@ from groupwise.prompts.contamination import shared_prompts
 from groupwise.prompts.lazy import LazySequence
 from groupwise.rewards import from_functions
 from groupwise.rollouts import ScriptedEngine
-from groupwise.training.run import evaluation_row
+from groupwise.training.prepare import evaluation_row
 from groupwise.types import Prompt, Request, Sampling
 
 TAG = "<answer>{}</answer>"

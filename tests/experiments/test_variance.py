@@ -30,7 +30,7 @@ from groupwise.experiments.variance import (
 )
 from groupwise.experiments.variance_view import variance_table, write_variance_png
 from groupwise.models import save_policy
-from groupwise.training.run import prepare
+from groupwise.training.prepare import prepare
 from groupwise.updates import assemble, sequences
 from small_runs import Quiet, config, letters, settings, tiny
 

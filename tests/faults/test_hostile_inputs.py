@@ -16,7 +16,7 @@ from groupwise.models import load_policy
 from groupwise.prompts.rows import read_rows
 from groupwise.rewards import extract_answer
 from groupwise.rewards.builtin.format import ordered_tags, repetition, tag_count
-from groupwise.training.run import prepare
+from groupwise.training.prepare import prepare
 from groupwise.training.stages.sft import save
 from small_runs import Quiet, config, letters, prepared, tiny
 

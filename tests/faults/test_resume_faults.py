@@ -14,7 +14,7 @@ import torch
 
 from groupwise.errors import RewardError, RunError, UsageError
 from groupwise.rundir.files import read_lines
-from groupwise.training.run import Prepared
+from groupwise.training.prepare import Prepared
 from small_runs import Quiet, letters, prepared, timeless
 
 EVALUATED = ("steps=6", "evaluation.every_steps=2", "checkpoint.every_steps=4")

@@ -22,7 +22,8 @@ from torch import Tensor
 from groupwise.algorithms.losses import TokenObjective
 from groupwise.errors import RunError
 from groupwise.rundir.files import read_lines
-from groupwise.training.run import Prepared, train_config
+from groupwise.training.prepare import Prepared
+from groupwise.training.run import train_config
 from small_runs import Quiet, config, letters, prepared, timeless, tiny
 
 

@@ -8,7 +8,7 @@ from statistics import fmean
 import pytest
 
 from groupwise.config import load
-from groupwise.training.run import prepare
+from groupwise.training.prepare import prepare
 from small_runs import Quiet, timeless
 
 

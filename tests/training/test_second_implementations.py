@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from groupwise.algorithms import bind
-from groupwise.config.sections import CheckpointSection
 from groupwise.errors import RunError
 from groupwise.rundir.files import RunLog, read_lines
+from groupwise.settings import CheckpointSettings
 from groupwise.training.callbacks import Callback
 from groupwise.training.checkpoint import files as checkpoint
 from groupwise.training.checkpoint.manager import CheckpointManager
@@ -186,7 +186,7 @@ def bandit(folder: Path, *, steps: int, kind: type[Trainer] = Trainer, **given: 
         algorithm=bind(given.pop("algorithm", "grpo")),
         monitor=Monitor(run_log=run_log),
         checkpoints=CheckpointManager(
-            run_log, settings=CheckpointSection(every_steps=2), about={"threads": 1}
+            run_log, settings=CheckpointSettings(every_steps=2), about={"threads": 1}
         ),
         folder=folder,
         **given,

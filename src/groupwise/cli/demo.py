@@ -27,7 +27,7 @@ from groupwise.report import (
     write_png,
 )
 from groupwise.training.monitor.progress import Progress, show_progress
-from groupwise.training.run import Prepared, evaluation_row, prepare
+from groupwise.training.prepare import Prepared, evaluation_row, prepare
 from groupwise.types import ScoredGroups
 
 ALGORITHMS = ("softrank", "grpo")

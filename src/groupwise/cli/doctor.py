@@ -31,7 +31,7 @@ from groupwise.prompts.templates import check_round_trip
 from groupwise.rewards import dropped_tags
 from groupwise.testing import check_reward
 from groupwise.training.monitor.progress import NoProgress
-from groupwise.training.run import prepare
+from groupwise.training.prepare import prepare
 from groupwise.types import Prompt
 
 NEEDED = {"torch": (2, 11), "transformers": (5, 17)}

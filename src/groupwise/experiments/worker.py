@@ -26,8 +26,8 @@ from groupwise.experiments.jobs import Job
 from groupwise.experiments.results import Result, digest, hash_of, read_curve
 from groupwise.rundir.files import read_lines, surroundings
 from groupwise.training.callbacks import Callback
+from groupwise.training.prepare import Prepared, prepare
 from groupwise.training.resume import plain
-from groupwise.training.run import Prepared, prepare
 from groupwise.types import Metrics, Prompt
 
 SHOWN = ("accuracy", "reward")

@@ -24,7 +24,7 @@ from groupwise.models import Policy
 from groupwise.prompts.templates import fix_variables, render, render_all
 from groupwise.training.checkpoint.files import newest
 from groupwise.training.monitor.progress import NoProgress, Progress, show_progress
-from groupwise.training.run import Prepared, prepare
+from groupwise.training.prepare import Prepared, prepare
 from groupwise.types import Engine, Group, Prompt, Request, ScoredGroups, Stream
 
 NOT_HERE = {

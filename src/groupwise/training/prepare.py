@@ -1,0 +1,302 @@
+"""A run that is ready to start: everything loaded, checked and connected."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from groupwise.algorithms import BoundAlgorithm, bind
+from groupwise.config import Config
+from groupwise.config.connect import (
+    Connected,
+    Reward,
+    best_device,
+    connect,
+    load_configured,
+    make_scorer,
+)
+from groupwise.config.data import load_eval, load_train, rendered
+from groupwise.evaluation.measure import Measurement, measure
+from groupwise.models import Policy
+from groupwise.prompts.contamination import contamination_warning, shared_prompts
+from groupwise.prompts.templates import Rendered
+from groupwise.rewards import Scorer
+from groupwise.rewards.cache import RewardCache
+from groupwise.rollouts.source import RolloutSource
+from groupwise.rundir.files import RunLog
+from groupwise.rundir.lock import RunLock
+from groupwise.training import resume as resuming
+from groupwise.training.callbacks import Callback
+from groupwise.training.checkpoint.manager import CheckpointManager
+from groupwise.training.evaluation import Evaluation
+from groupwise.training.monitor.alerts import Alerts
+from groupwise.training.monitor.divergence_guard import DivergenceGuard
+from groupwise.training.monitor.monitor import Monitor
+from groupwise.training.monitor.progress import Progress
+from groupwise.training.monitor.trackers import make_trackers
+from groupwise.training.monitor.watchdog import Watchdog
+from groupwise.training.stages.warmup import warm_up
+from groupwise.training.trainer import POLICY, Trainer, TrainerSettings
+from groupwise.types import Engine, Prompt, Watch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A run that is ready to start.
+
+    Attributes:
+        splits: held-out prompts by the name of their split.
+    """
+
+    config: Config
+    policy: Policy
+    engine: Engine
+    scorer: Scorer
+    trainer: Trainer
+    watchdog: Watchdog
+    lock: RunLock
+    splits: Mapping[str, Rendered]
+
+    def close(self) -> None:
+        """End workers and threads, and let others have the run directory."""
+        self.scorer.close()
+        self.engine.close()
+        self.watchdog.close()
+        self.lock.close()
+
+    def evaluate(self, split: str) -> dict[str, Any]:
+        """The row of an evaluation on one split."""
+        return evaluation_row(self.measure(self.splits[split]), split=split)
+
+    def evaluate_all(self, step: int) -> dict[str, Any]:
+        """Evaluate on every split: the first one's row; those of the others are logged."""
+        first, *others = [self.evaluate(split) for split in self.splits]
+        for row in others:
+            self.trainer.monitor.write_evaluation(step, row)
+        return first
+
+    def measure(self, ready: Rendered) -> Measurement:
+        """Greedy and sampled answers of the model as it stands."""
+        return measure(
+            self.engine,
+            self.scorer,
+            ready.prompts,
+            ready.tokens,
+            sampling=self.config.sampling,
+            samples=self.config.evaluation.samples,
+        )
+
+
+def prepare(
+    config: Config,
+    *,
+    progress: Progress,
+    name: str | None = None,
+    policy: Policy | None = None,
+    functions: Sequence[Reward] = (),
+    scorer: Scorer | None = None,
+    prompts: Sequence[Prompt] | None = None,
+    eval_prompts: Sequence[Prompt] | Mapping[str, Sequence[Prompt]] | None = None,
+    resume: bool = False,
+    allow_changes: bool = False,
+    callbacks: Sequence[Callback] = (),
+) -> Prepared:
+    """Load, check and connect everything a run needs; nothing but a warm-up is trained yet.
+
+    Args:
+        name: of the run in the progress; the algorithm's by default.
+        scorer: in place of what `functions` or the configuration name; it is closed with the run.
+        eval_prompts: held-out prompts, or several splits of them by name, of which the first
+            decides which model is best.
+        callbacks: called around every step.
+        For the others see `train_config`.
+
+    Raises:
+        UsageError: a setting, a file or the run directory cannot be used; nothing was started.
+    """
+    with ExitStack() as undo:
+        scorer = undo.enter_context(scorer or make_scorer(config, functions))
+        lock = undo.enter_context(closing(RunLock(config.output)))
+        found = resuming.Resumed()
+        if resume:
+            found = resuming.find(config, allow_changes=allow_changes, log=progress.log)
+        algorithm = bind(config.algorithm.name, config.algorithm.overrides())
+        policy = _started(config, policy, found, progress=progress)
+        connected = connect(config, algorithm, policy=policy)
+        undo.callback(connected.engine.close)
+        train_on = rendered(config, policy, prompts or load_train(config))
+        splits = _held_out(config, policy, eval_prompts)
+        _warn(train_on, splits, log=progress.log)
+        run_log = RunLog(
+            config.output,
+            settings=resuming.plain(config),
+            resume_at=found.step if resume else None,
+        )
+        watchdog = Watchdog(
+            run_log.folder,
+            limit_s=60 * config.watchdog.limit_minutes,
+            stop=config.watchdog.stop,
+            log=progress.log,
+        )
+        undo.callback(watchdog.close)
+        source, cache = _source(
+            config, algorithm, connected, train_on, scorer=scorer, watch=watchdog.waiting
+        )
+        trainer = Trainer(
+            settings=_settings(config),
+            source=source,
+            engine=connected.engine,
+            learners={POLICY: connected.learner},
+            algorithm=algorithm,
+            monitor=_monitor(config, run_log, progress=progress, name=name),
+            evaluation=Evaluation(
+                evaluate=(lambda step: prepared.evaluate_all(step)) if splits else None,
+                every_steps=config.evaluation.every_steps,
+                keep_best=config.evaluation.keep_best,
+            ),
+            checkpoints=CheckpointManager(
+                run_log,
+                settings=config.checkpoint,
+                about=resuming.about(config),
+                cache=cache,
+                watch=watchdog.waiting,
+            ),
+            callbacks=callbacks,
+            folder=run_log.folder,
+            watch=watchdog.waiting,
+        )
+        prepared = Prepared(
+            config=config,
+            policy=policy,
+            engine=connected.engine,
+            scorer=scorer,
+            trainer=trainer,
+            watchdog=watchdog,
+            lock=lock,
+            splits=splits,
+        )
+        if found.saved is not None:
+            trainer.restore(found.saved)
+            progress.log(f"resumed at step {found.step}")
+        elif config.warmup is not None or config.guards.spike is not None:
+            trainer.save(wait=True)
+        undo.pop_all()
+        return prepared
+
+
+def _source(
+    config: Config,
+    algorithm: BoundAlgorithm,
+    connected: Connected,
+    ready: Rendered,
+    *,
+    scorer: Scorer,
+    watch: Watch,
+) -> tuple[RolloutSource, RewardCache]:
+    """The source of the run's scored groups, and its cache of verdicts."""
+    cache = RewardCache(
+        Path(config.output) / "journal",
+        rewards=config.model_dump_json(include={"rewards", "combine"}),
+    )
+    source = RolloutSource(
+        ready.prompts,
+        ready.tokens,
+        engine=connected.engine,
+        scorer=scorer,
+        keep=algorithm.filter,
+        group=config.group_size,
+        sampling=config.sampling,
+        seed=config.seed,
+        max_draws=config.algorithm.max_draws,
+        journal=cache,
+        watch=watch,
+    )
+    return source, cache
+
+
+def _monitor(config: Config, run_log: RunLog, *, progress: Progress, name: str | None) -> Monitor:
+    return Monitor(
+        run_log=run_log,
+        progress=progress,
+        trackers=make_trackers(config.logging.trackers, run_log.folder, resuming.plain(config)),
+        alerts=Alerts(thresholds=config.alarms),
+        guard=DivergenceGuard(settings=config.guards),
+        name=name or config.algorithm.name,
+        rollouts_every=config.logging.rollouts_every,
+    )
+
+
+def _warn(
+    train_on: Rendered, splits: Mapping[str, Rendered], *, log: Callable[[str], None]
+) -> None:
+    """Log what should be known of the prompts before training."""
+    if train_on.dropped:
+        log(f"{train_on.dropped} prompts are too long and were left out")
+    for held_out in splits.values():
+        if shared := shared_prompts(train_on.prompts, held_out.prompts):
+            log(contamination_warning(shared, len(held_out.prompts)))
+
+
+def _held_out(
+    config: Config,
+    policy: Policy,
+    prompts: Sequence[Prompt] | Mapping[str, Sequence[Prompt]] | None,
+) -> dict[str, Rendered]:
+    """The held-out prompts by split, those of the configuration by default."""
+    if not isinstance(prompts, Mapping):
+        prompts = {"held_out": load_eval(config) if prompts is None else prompts}
+    limit = config.evaluation.prompts
+    return {
+        split: rendered(config, policy, found[:limit]) for split, found in prompts.items() if found
+    }
+
+
+def _started(
+    config: Config, policy: Policy | None, found: resuming.Resumed, *, progress: Progress
+) -> Policy:
+    """The policy as it was before the first step: a reference model is a copy of this one."""
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    if policy is None:
+        with torch.random.fork_rng():
+            torch.manual_seed(config.seed)  # an adapter begins with random numbers
+            policy = load_configured(config)
+    if config.model.quantization is None:
+        policy.model.to(best_device())
+    if found.start is not None:
+        own = dict(policy.model.named_parameters())
+        with torch.no_grad():
+            for name, weight in found.start.weights[POLICY].items():
+                own[name].copy_(weight)
+    elif config.warmup is not None:
+        warm_up(config, policy, progress=progress)
+    return policy
+
+
+def evaluation_row(result: Measurement, *, split: str = "held_out") -> dict[str, Any]:
+    """An evaluation as it is logged; "score" (NaN where nothing was judged) decides which model is
+    the best."""
+    figures = result.figures
+    score = figures.get("sampled") or figures.get("reward")
+    return {
+        "split": split,
+        "figures": {name: estimate.as_dict() for name, estimate in figures.items()},
+        "truncated_share": result.truncated,
+        "score": math.nan if score is None else score.value,
+    }
+
+
+def _settings(config: Config) -> TrainerSettings:
+    return TrainerSettings(
+        steps=config.steps,
+        prompts_per_step=config.prompts_per_step,
+        seed=config.seed,
+        epochs=config.update.epochs,
+        minibatches=config.update.minibatches,
+    )
