@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -34,7 +33,7 @@ from groupwise.rundir.lock import RunLock
 from groupwise.training import resume as resuming
 from groupwise.training.callbacks import Callback
 from groupwise.training.checkpoint.manager import CheckpointManager
-from groupwise.training.evaluation import Evaluation
+from groupwise.training.evaluation import Evaluate, Evaluation
 from groupwise.training.monitor.alerts import Alerts
 from groupwise.training.monitor.divergence_guard import DivergenceGuard
 from groupwise.training.monitor.monitor import Monitor
@@ -138,37 +137,17 @@ def prepare(
             settings=resuming.plain(config),
             resume_at=found.step if resume else None,
         )
-        watchdog = Watchdog(
-            run_log.folder,
-            limit_s=60 * config.watchdog.limit_minutes,
-            stop=config.watchdog.stop,
-            log=progress.log,
-        )
+        watchdog = _watchdog(config, run_log, progress=progress)
         undo.callback(watchdog.close)
-        source, cache = _source(
-            config, algorithm, connected, train_on, scorer=scorer, watch=watchdog.waiting
-        )
-        trainer = Trainer(
-            settings=_settings(config),
-            source=source,
-            engine=connected.engine,
-            learners={POLICY: connected.learner},
-            algorithm=algorithm,
+        trainer = _trainer(
+            config,
+            algorithm,
+            connected,
+            train_on,
+            scorer=scorer,
             monitor=_monitor(config, run_log, progress=progress, name=name),
-            evaluation=Evaluation(
-                evaluate=(lambda step: prepared.evaluate_all(step)) if splits else None,
-                every_steps=config.evaluation.every_steps,
-                keep_best=config.evaluation.keep_best,
-            ),
-            checkpoints=CheckpointManager(
-                run_log,
-                settings=config.checkpoint,
-                about=resuming.about(config),
-                cache=cache,
-                watch=watchdog.waiting,
-            ),
+            evaluate=(lambda step: prepared.evaluate_all(step)) if splits else None,
             callbacks=callbacks,
-            folder=run_log.folder,
             watch=watchdog.waiting,
         )
         prepared = Prepared(
@@ -181,29 +160,28 @@ def prepare(
             lock=lock,
             splits=splits,
         )
-        if found.saved is not None:
-            trainer.restore(found.saved)
-            progress.log(f"resumed at step {found.step}")
-        elif config.warmup is not None or config.guards.spike is not None:
-            trainer.save(wait=True)
+        _restore(trainer, found, config, log=progress.log)
         undo.pop_all()
         return prepared
 
 
-def _source(
+def _trainer(
     config: Config,
     algorithm: BoundAlgorithm,
     connected: Connected,
     ready: Rendered,
     *,
     scorer: Scorer,
+    monitor: Monitor,
+    evaluate: Evaluate | None,
+    callbacks: Sequence[Callback],
     watch: Watch,
-) -> tuple[RolloutSource, RewardCache]:
-    """The source of the run's scored groups, and its cache of verdicts."""
-    cache = RewardCache(
-        Path(config.output) / "journal",
-        rewards=config.model_dump_json(include={"rewards", "combine"}),
-    )
+) -> Trainer:
+    """The trainer with its source and its checkpoints."""
+    run_log = monitor.run_log
+    assert run_log is not None
+    rewards = config.model_dump_json(include={"rewards", "combine"})
+    cache = RewardCache(run_log.folder / "journal", rewards=rewards)
     source = RolloutSource(
         ready.prompts,
         ready.tokens,
@@ -217,7 +195,50 @@ def _source(
         journal=cache,
         watch=watch,
     )
-    return source, cache
+    checkpoints = CheckpointManager(
+        run_log,
+        settings=config.checkpoint,
+        about=resuming.about(config),
+        cache=cache,
+        watch=watch,
+    )
+    return Trainer(
+        settings=_settings(config),
+        source=source,
+        engine=connected.engine,
+        learners={POLICY: connected.learner},
+        algorithm=algorithm,
+        monitor=monitor,
+        evaluation=Evaluation(
+            evaluate=evaluate,
+            every_steps=config.evaluation.every_steps,
+            keep_best=config.evaluation.keep_best,
+        ),
+        checkpoints=checkpoints,
+        callbacks=callbacks,
+        folder=run_log.folder,
+        watch=watch,
+    )
+
+
+def _restore(
+    trainer: Trainer, found: resuming.Resumed, config: Config, *, log: Callable[[str], None]
+) -> None:
+    """Continue from a checkpoint; without one, write that of step 0 where one is needed later."""
+    if found.saved is not None:
+        trainer.restore(found.saved)
+        log(f"resumed at step {found.step}")
+    elif config.warmup is not None or config.guards.spike is not None:
+        trainer.save(wait=True)
+
+
+def _watchdog(config: Config, run_log: RunLog, *, progress: Progress) -> Watchdog:
+    return Watchdog(
+        run_log.folder,
+        limit_s=60 * config.watchdog.limit_minutes,
+        stop=config.watchdog.stop,
+        log=progress.log,
+    )
 
 
 def _monitor(config: Config, run_log: RunLog, *, progress: Progress, name: str | None) -> Monitor:
