@@ -14,8 +14,17 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 FILE_LINES = 500
 FUNCTION_LINES = 60
 EMPTY_NAMES = {"utils", "util", "helpers", "helper", "misc", "common", "stuff"}
-STATEFUL = {"Trainer", "LayerCache", "GroupCache", "Alerts", "DivergenceGuard", "Evaluation"}
-"""Dataclasses whose fields change, because they are a run, or memory that is written in place."""
+STATEFUL = {
+    "Trainer",
+    "LayerCache",
+    "GroupCache",
+    "Alerts",
+    "DivergenceGuard",
+    "Evaluation",
+    "GRPOConfig",
+}
+"""Dataclasses whose fields change: runs, memory that is written in place, and TRL's settings, which
+scripts assign."""
 POSITIONAL = {"Node", "Token", "Grid", "GRPOConfig"}
 """Dataclasses with positional fields: nodes of a parser, and TRL's own calling convention."""
 MARKERS = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")

@@ -239,6 +239,43 @@ def test_several_optimiser_steps_per_generation(tmp_path: Path, model: str) -> N
     first = trainer.state.log_history[0]
     assert first["loss"] == pytest.approx(rows[0]["loss"] / 4)
     assert first["step_time"] == pytest.approx(rows[0]["seconds"] / 4)
+    losses = [row["loss"] for row in trainer.state.log_history if "train_loss" not in row]
+    assert losses == pytest.approx([rows[0]["loss"] / 4] * 4 + [rows[1]["loss"] / 4] * 4)
+
+
+def test_steps_after_the_last_logging_window_are_logged(tmp_path: Path, model: str) -> None:
+    trainer = GRPOTrainer(**arguments(tmp_path, model, max_steps=3, logging_steps=2))
+    trainer.train()
+    history = trainer.state.log_history
+    assert [(row["step"], "loss" in row) for row in history] == [(2, True), (3, True), (3, False)]
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
+    assert history[1]["loss"] == pytest.approx(rows[2]["loss"])
+
+
+def test_settings_are_assigned_and_attributes_read_as_in_trls_scripts(
+    tmp_path: Path, model: str
+) -> None:
+    given = arguments(tmp_path, model)
+    given["args"].model_init_kwargs = {
+        "revision": "main", "device_map": None, "attn_implementation": None,
+        "quantization_config": None, "dtype": None,
+    }  # fmt: skip
+    rows = [{"prompt": "2 + 3"}] * 2
+    trainer = GRPOTrainer(**given, eval_dataset=rows)
+    assert trainer.eval_dataset is rows and trainer.train_dataset is given["train_dataset"]
+    assert trainer.processing_class is trainer.policy.tokenizer
+    assert trainer.callback_handler.callbacks
+    for wrong, said in (
+        ({"revision": "other"}, "'revision' = 'other' is not supported"),
+        ({"attn_implementation": "sdpa"}, "'attn_implementation' = 'sdpa' is not supported"),
+    ):
+        given["args"].model_init_kwargs = wrong
+        with pytest.raises(UsageError, match=said):
+            GRPOTrainer(**given)
+    given["args"].model_init_kwargs = None
+    given["args"].use_liger_kernel = True  # refused, though assigned after construction
+    with pytest.raises(UsageError, match="GRPOConfig.use_liger_kernel = True"):
+        GRPOTrainer(**given)
 
 
 def test_a_run_resumes_as_if_it_had_never_stopped(tmp_path: Path, model: str) -> None:

@@ -40,7 +40,7 @@ BEST = "the last model is kept"
 SCRIPT = "no effect: your script may read it, as in TRL"
 
 
-@dataclass(frozen=True)
+@dataclass
 class GRPOConfig:
     """Settings of a `GRPOTrainer`, by TRL's names and with TRL's defaults.
 
@@ -480,6 +480,14 @@ kernels; leave it out: logits are never held whole.
     local_rank: Annotated[int, refused(CLUSTER, same=(0,))] = -1
 
     def __post_init__(self) -> None:
+        self.validate()
+
+    def validate(self) -> None:
+        """Check all fields; a trainer repeats it, since scripts assign fields after construction.
+
+        Raises:
+            UsageError: a field that has no effect here, or a combination that TRL refuses too.
+        """
         for name, known in (
             ("loss_type", LOSSES),
             ("scale_rewards", (*ADVANTAGES, True, False)),

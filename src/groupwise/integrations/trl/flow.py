@@ -69,9 +69,12 @@ class Flow(Callback):
 
     def on_step(self, step: int, result: StepResult) -> None:
         """Call the callbacks of the end of a step, and do what they ask for."""
-        self._note(result.scored, dict(result.metrics))
+        found = self._note(result.scored, dict(result.metrics))
         ended = False
         for update in range(self.updates):
+            # The metrics are those of the whole batch, so each of its optimiser steps has the same.
+            for name, value in found.items():
+                self.window.setdefault(name, []).append(value)
             if update:
                 self._tell("on_step_begin")
             self.state.global_step += 1
@@ -92,19 +95,18 @@ class Flow(Callback):
         self.state.log_history.append({**logs, "step": self.state.global_step})
         self.control = self.handler.on_log(self.args, self.state, self.control, logs)  # pyright: ignore[reportArgumentType]
 
-    def _note(self, scored: ScoredGroups, metrics: Metrics) -> None:
+    def _note(self, scored: ScoredGroups, metrics: Metrics) -> Metrics:
+        """The metrics of a batch of rollouts under TRL's names."""
         self.newest = metrics
         self.state.num_input_tokens_seen += figures.tokens(scored)
         loss = metrics["loss"] / self.updates
         self.losses.append(loss)
         clips = self.args.loss_type in CLIPPED
-        found = {
+        return {
             "loss": loss,
             **figures.of_rollouts(scored, scale=str(self.args.scale_rewards)),
             **figures.of_update(metrics, updates=self.updates, clips=clips),
         }
-        for name, value in found.items():
-            self.window.setdefault(name, []).append(value)
 
     def _tell(self, event: str) -> None:
         call = getattr(self.handler, event)
@@ -130,6 +132,11 @@ class Flow(Callback):
     def should_stop(self, metrics: Metrics) -> bool:
         """Whether a callback asked for the end of the run."""
         return self.control.should_training_stop
+
+    def log_remainder(self) -> None:
+        """Log the steps after the last full logging window."""
+        if self.window:
+            self._log_window()
 
     def _log_window(self) -> None:
         means = figures.averaged({**self.window, **self.notes.metrics})

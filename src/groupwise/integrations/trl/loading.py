@@ -12,7 +12,7 @@ from transformers import AutoTokenizer, PreTrainedModel
 
 from groupwise.errors import UsageError
 from groupwise.integrations.trl.config import GRPOConfig
-from groupwise.integrations.trl.settings import dtype, wrong
+from groupwise.integrations.trl.settings import dtype, trusts_remote_code, wrong
 from groupwise.models import Policy, load_policy, make_policy
 
 
@@ -61,11 +61,10 @@ def policy(
 
 
 def _named(name: str, args: GRPOConfig) -> Policy:
-    kwargs = args.model_init_kwargs if isinstance(args.model_init_kwargs, dict) else {}
     return load_policy(
         name,
         dtype=dtype(args, card=computes_in_bf16()),
-        trust_remote_code=bool(kwargs.get("trust_remote_code", args.trust_remote_code)),
+        trust_remote_code=trusts_remote_code(args),
     )
 
 

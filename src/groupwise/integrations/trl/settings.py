@@ -31,6 +31,13 @@ SCHEDULES = {
 TRACKERS = ("tensorboard", "wandb")
 STRATEGIES = ("no", "steps", "epoch")
 OUTPUT = "trainer_output"
+NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "revision": (None, "main"),
+    "device_map": (None,),
+    "attn_implementation": (None,),
+    "quantization_config": (None,),
+}
+"""Values of `model_init_kwargs` that change nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -310,14 +317,14 @@ def dtype(args: GRPOConfig, *, card: bool) -> str:
         UsageError: keys of `model_init_kwargs` that are not known here.
     """
     given = table(args, "model_init_kwargs")
-    wanted = str(given.pop("dtype", given.pop("torch_dtype", "auto"))).removeprefix("torch.")
-    given.pop("trust_remote_code", None)
-    if given:
-        raise wrong(
-            args,
-            "model_init_kwargs",
-            f"{next(iter(given))!r} is not known here; load the model and pass it as `model`",
-        )
+    wanted = given.pop("dtype", None) or given.pop("torch_dtype", None) or "auto"
+    wanted = str(wanted).removeprefix("torch.")
+    for key in ("torch_dtype", "trust_remote_code"):
+        given.pop(key, None)
+    for key, value in given.items():
+        if value not in NEUTRAL.get(key, ()):
+            reason = f"{key!r} = {value!r} is not supported; load the model and pass it as `model`"
+            raise wrong(args, "model_init_kwargs", reason)
     if wanted not in ("auto", "float32", "bfloat16"):
         raise wrong(args, "model_init_kwargs", f"dtype {wanted!r}: use float32 or bfloat16")
     low = card if args.bf16 is None else args.bf16
@@ -388,7 +395,7 @@ def configuration(
             "model": {
                 "path": model,
                 "dtype": dtype(args, card=card),
-                "trust_remote_code": _trusts(args),
+                "trust_remote_code": trusts_remote_code(args),
             },
             "data": {"train": "train_dataset", "chat_template_kwargs": variables},
             "algorithm": algorithm(args),
@@ -422,5 +429,6 @@ def configuration(
     )
 
 
-def _trusts(args: GRPOConfig) -> bool:
+def trusts_remote_code(args: GRPOConfig) -> bool:
+    """Whether code of the model repository may run."""
     return bool(table(args, "model_init_kwargs").get("trust_remote_code", args.trust_remote_code))

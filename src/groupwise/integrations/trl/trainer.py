@@ -55,8 +55,9 @@ class GRPOTrainer:
         others: further arguments of TRL's, which are refused with what to do instead.
 
     Attributes:
-        state: TRL's, with `log_history`.
-        model, processing_class: what is trained, in place.
+        args, state, callback_handler: as in TRL; `state.log_history` has the logged metrics.
+        train_dataset, eval_dataset: as given.
+        model, processing_class: the model, trained in place, and its tokenizer.
 
     Raises:
         UsageError: an argument or a setting that would have no effect; nothing was started.
@@ -84,8 +85,10 @@ class GRPOTrainer:
                 f"args = {type(args).__module__}.{type(args).__name__}: import GRPOConfig from "
                 "groupwise.integrations.trl too."
             )
+        args.validate()
         loading.check_place(args)
         self.args = args
+        self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
         self.functions = rewards.functions_of(reward_funcs, reward_processing_classes)
         self._read(train_dataset, eval_dataset)
         self.policy: Policy = loading.policy(
@@ -101,7 +104,7 @@ class GRPOTrainer:
         if args.eval_steps is None:
             self.state.eval_steps = self.state.logging_steps
         self.control = TrainerControl()
-        self.handler = CallbackHandler(
+        self.callback_handler = CallbackHandler(
             [DefaultFlowCallback, *(callbacks or ())], self.model, self.processing_class, None, None
         )
         self.scorer().close()
@@ -165,11 +168,11 @@ class GRPOTrainer:
 
     def add_callback(self, callback: TrainerCallback | type[TrainerCallback]) -> None:
         """Add a callback."""
-        self.handler.add_callback(callback)
+        self.callback_handler.add_callback(callback)
 
     def remove_callback(self, callback: TrainerCallback | type[TrainerCallback]) -> None:
         """Remove a callback, given by itself or by its class."""
-        self.handler.remove_callback(callback)
+        self.callback_handler.remove_callback(callback)
 
     def train(self, resume_from_checkpoint: bool | str | None = None) -> TrainOutput:
         """Train to the last step, and leave the model in `output_dir`/final as well.
@@ -221,7 +224,7 @@ class GRPOTrainer:
             args=self.args,
             state=self.state,
             control=self.control,
-            handler=self.handler,
+            handler=self.callback_handler,
             updates=settings.batches(self.args).updates,
             epoch_steps=self.epoch_steps,
             notes=self.notes,
@@ -236,6 +239,7 @@ class GRPOTrainer:
             "train_steps_per_second": round(self.state.global_step / seconds, 3),
             "train_loss": sum(losses) / len(losses),
         }
+        flow.log_remainder()
         flow.log(summary)
         flow.save_state()
         self._tell("on_train_end")
@@ -296,7 +300,9 @@ class GRPOTrainer:
         self.notes.metrics.update(noted)
         flow = self.flow or self._following()
         flow.log(logs)
-        flow.control = self.handler.on_evaluate(self.args, self.state, flow.control, metrics=logs)  # pyright: ignore[reportArgumentType]
+        flow.control = self.callback_handler.on_evaluate(
+            self.args, self.state, flow.control, metrics=logs
+        )  # pyright: ignore[reportArgumentType]
         return logs
 
     def _answered(self, held_out: Sequence[Prompt]) -> ScoredGroups:
@@ -356,7 +362,7 @@ class GRPOTrainer:
         )
 
     def _tell(self, event: str) -> None:
-        call: Callable[..., TrainerControl] = getattr(self.handler, event)
+        call: Callable[..., TrainerControl] = getattr(self.callback_handler, event)
         control = self.control if self.flow is None else self.flow.control
         self.control = call(self.args, self.state, control)
         if self.flow is not None:
