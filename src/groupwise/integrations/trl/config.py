@@ -1,7 +1,6 @@
-"""TRL's `GRPOConfig`: every field with its default, and what becomes of it here.
+"""TRL's `GRPOConfig`: every field with its default, and the setting of groupwise that it becomes.
 
-Fields and defaults are those of TRL 1.16 with transformers 5.23. Which value goes where is said
-beside each field, and done in `settings`.
+Fields and defaults are those of TRL 1.16 with transformers 5.23; `settings` does the conversion.
 """
 
 from __future__ import annotations
@@ -30,7 +29,6 @@ LOADER = "there is no data loader: the prompts are in memory"
 HUB = "nothing is uploaded"
 TO_HUB = "call trainer.model.push_to_hub(name) after training"
 EVAL = "an evaluation samples and scores; there are no batches of logits to collect"
-BATCHES = "batches stay whole, and no pass depends on their split"
 GLOBAL = "it is a setting of torch for the whole process"
 KERNELS = "groupwise has its own kernels"
 ADAPTIVE = "the entropy bonus is constant"
@@ -488,13 +486,13 @@ kernels; leave it out: logits are never held whole.
         Raises:
             UsageError: a field that has no effect here, or a combination that TRL refuses too.
         """
-        for name, known in (
-            ("loss_type", LOSSES),
-            ("scale_rewards", (*ADVANTAGES, True, False)),
-            ("importance_sampling_level", LEVELS),
-        ):
-            if getattr(self, name) not in known:
-                value = getattr(self, name)
+        choices = {
+            "loss_type": LOSSES,
+            "scale_rewards": (*ADVANTAGES, True, False),
+            "importance_sampling_level": LEVELS,
+        }
+        for name, known in choices.items():
+            if (value := getattr(self, name)) not in known:
                 hint = suggest(str(value), map(str, known))
                 raise UsageError(f"GRPOConfig.{name} = {value!r}: not known; {hint}")
         check(self, loss_type=self.loss_type)
