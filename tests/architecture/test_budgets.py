@@ -27,6 +27,7 @@ STATEFUL = {
 scripts assign."""
 POSITIONAL = {"Node", "Token", "Grid", "GRPOConfig"}
 """Dataclasses with positional fields: nodes of a parser, and TRL's own calling convention."""
+TRAINER_FIELDS, STEP_LINES = 12, 20
 MARKERS = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")
 BARE_IGNORE = re.compile(r"#.*?\b(type: ignore(?!\[)|pyright: ignore(?!\[)|noqa(?!: [A-Z]))")
 
@@ -147,6 +148,24 @@ def test_every_ignore_says_what_it_ignores() -> None:
 
 def test_modules_and_public_definitions_have_docstrings() -> None:
     assert offenders(missing_docstrings) == []
+
+
+def trainer_class() -> ast.ClassDef:
+    tree = ast.parse((PACKAGE / "training" / "trainer.py").read_text())
+    return next(n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "Trainer")
+
+
+def test_the_trainer_has_few_fields() -> None:
+    fields = [
+        ast.unparse(node.target) for node in trainer_class().body if isinstance(node, ast.AnnAssign)
+    ]
+    assert len(fields) <= TRAINER_FIELDS, fields
+
+
+def test_a_training_step_reads_on_one_screen() -> None:
+    steps = [n for n in trainer_class().body if isinstance(n, ast.FunctionDef) and n.name == "step"]
+    lines = [(node.end_lineno or 0) - node.lineno + 1 - docstring_lines(node) for node in steps]
+    assert len(lines) == 1 and lines[0] <= STEP_LINES
 
 
 def test_the_checks_can_fail() -> None:

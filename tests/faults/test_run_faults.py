@@ -347,7 +347,7 @@ raise SystemExit(main(["train", "word-problems", *(w for s in given for w in ("-
     line = done.stderr.strip().splitlines()[-1]
     assert done.returncode == 1, done.stderr
     assert line.startswith("error: out of memory (") and "engine.max_rows" in line
-    assert line.endswith("Checkpoints are intact: go on with --resume.")
+    assert line.endswith("Checkpoints are intact: continue with --resume.")
     assert "Traceback" not in done.stderr
 
 

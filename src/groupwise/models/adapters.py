@@ -133,7 +133,7 @@ class SavedAdapter:
         return adapted
 
     def _check(self, wanted: AdapterSettings) -> None:
-        """A recipe that goes on with an adapter describes that adapter, or none."""
+        """A recipe that continues training an adapter must describe that adapter, or none."""
         own: dict[str, Any] = {"rank": self.settings["r"], "alpha": self.settings["lora_alpha"]}
         if wanted.targets != ("all-linear",):
             own["targets"] = tuple(sorted(self.settings["target_modules"]))
@@ -141,9 +141,9 @@ class SavedAdapter:
             asked = getattr(wanted, name)
             if (tuple(sorted(asked)) if name == "targets" else asked) != value:
                 raise UsageError(
-                    f"model.adapter.{name} = {asked!r}: the adapter {str(self.folder)!r} that "
-                    f"training goes on with has {value!r}; take that, or leave the section out, "
-                    "or merge the adapter and start a new one (groupwise merge)."
+                    f"model.adapter.{name} = {asked!r}: the adapter {str(self.folder)!r} to "
+                    f"continue has {value!r}; use that, or leave the section out, or merge the "
+                    "adapter and start a new one (groupwise merge)."
                 )
 
     def _unlike(self, adapted: Any) -> str | None:

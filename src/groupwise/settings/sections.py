@@ -298,10 +298,10 @@ class LoggingSettings(Section):
 
 
 class AlarmsSettings(Section):
-    """Where each alarm sounds; None switches it off. Shares are of 1."""
+    """Threshold of each alert; None switches it off. Shares are of 1."""
 
     patience: Count = 3
-    """Steps on end beyond a threshold before its alarm sounds."""
+    """Consecutive steps beyond a threshold before its alert fires."""
     equal_rewards: NonNegative | None = 1e-8
     """Spread (standard deviation) of all rewards of a step, at or below."""
     no_signal: Share | None = 0.9
@@ -329,18 +329,18 @@ class AlarmsSettings(Section):
 
 
 class GuardsSettings(Section):
-    """What becomes of steps that go wrong."""
+    """Handling of bad steps."""
 
     lost_steps: Count = 3
-    """Stop after so many steps on end without a finite gradient, or without any verdict."""
+    """Stop after this many consecutive steps without a finite gradient, or without any verdict."""
     spike: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = None
-    """A gradient norm so many times the usual one rolls back to the last checkpoint, and the
-    batches since then are left out; None never rolls back."""
+    """A gradient norm this many times the usual one rolls back to the last checkpoint and skips the
+    batches since then; None never rolls back."""
     rollbacks: Whole = 3
-    """Stop after so many of them."""
+    """Stop after this many of them."""
     silent_rewards: Literal["stop", "say"] = "stop"
-    """What becomes of a run whose first three batches of rewards are all equal or mostly missing:
-    it stops, or goes on and says so."""
+    """Whether a run stops, or warns and continues, when the rewards of its first three batches are
+    all equal or mostly missing."""
 
 
 class WatchdogSettings(Section):

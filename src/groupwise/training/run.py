@@ -201,8 +201,8 @@ def _memory_named(config: Config | None) -> Iterator[None]:
         if isinstance(error, MemoryError | torch.OutOfMemoryError) or "alloc" in said.lower():
             said = (said.strip().splitlines() or ["no message"])[0]
             raise RunError(
-                f"out of memory ({said}); {_smaller(config)}. Checkpoints are intact: go on with "
-                "--resume."
+                f"out of memory ({said}); {_smaller(config)}. Checkpoints are intact: "
+                "continue with --resume."
             ) from error
         raise
 

@@ -246,7 +246,7 @@ class GRPOTrainer:
         return TrainOutput(self.state.global_step, summary["train_loss"], summary)
 
     def _resumes(self, asked: bool | str | None) -> bool:
-        """Whether to go on with the run of the output directory."""
+        """Whether to continue the run of the output directory."""
         folder = Path(self.config.output)
         begun = (folder / "metrics.jsonl").exists()
         if not asked:

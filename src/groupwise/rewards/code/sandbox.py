@@ -5,9 +5,9 @@ and the shared libraries it needs (read-only), no environment, a /tmp of fixed s
 process, limits on memory, processor time, output and wall-clock time. The last is held out here,
 where the program cannot reach. See docs/sandbox.md for what each layer is for.
 
-What goes wrong is told apart by whose fault it is. Whatever the program does, hanging included, is
-a `Verdict`. A sandbox that does not start raises `SandboxError`; one that cannot be had at all
-raises `UsageError`, and nothing is run.
+Failures are attributed to their cause. Whatever the program does, including hanging, is a
+`Verdict`. A sandbox that does not start raises `SandboxError`; a sandbox that is not available at
+all raises `UsageError`, and nothing is run.
 """
 
 from __future__ import annotations

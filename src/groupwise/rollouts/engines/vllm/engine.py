@@ -38,7 +38,7 @@ from groupwise.settings import EngineSettings
 from groupwise.types import Group, Metrics, PublishedWeights, Request, Sampling, WeightsRef
 
 RETURNS = 3
-"""A sampler that goes away so many times on end without an answer between is given up."""
+"""Consecutive failures without an answer after which the engine gives up on a sampler."""
 
 
 class VllmEngine:
