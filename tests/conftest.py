@@ -1,13 +1,21 @@
-"""Settings of the whole suite: one thread per worker, a reason for GPU tests that do not run."""
+"""Settings of the whole suite: one thread per worker, a reason for GPU tests that do not run, and
+the PyTorch reference in place of the kernels where GROUPWISE_TEST_KERNELS=torch asks for it."""
 
 from __future__ import annotations
+
+import os
 
 import pytest
 import torch
 
+from groupwise.kernels import Reference
+from groupwise.kernels.interface import BACKENDS
+
 
 def pytest_configure(config: pytest.Config) -> None:
     torch.set_num_threads(1)
+    if os.environ.get("GROUPWISE_TEST_KERNELS") == "torch":
+        BACKENDS["auto"] = Reference
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

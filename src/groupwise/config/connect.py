@@ -12,7 +12,7 @@ import torch
 from groupwise.algorithms import BoundAlgorithm
 from groupwise.config import Config
 from groupwise.errors import UsageError
-from groupwise.kernels import keep_freed_memory
+from groupwise.kernels import keep_freed_memory, select
 from groupwise.models import Policy, is_adapted, load_policy
 from groupwise.prompts.templates import fix_variables
 from groupwise.rewards import REWARDS, Scorer, build_scorer, from_functions
@@ -41,6 +41,7 @@ def connect(
     Raises:
         UsageError: the model cannot be loaded, or cannot be trained as asked.
     """
+    select(config.model.kernels)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     if best_device().type == "cpu":
@@ -83,6 +84,7 @@ def configured_engine(config: Config, policy: Policy) -> Engine:
 def load_configured(config: Config) -> Policy:
     """The policy of the model section, adapter and quantisation included."""
     model = config.model
+    select(model.kernels)
     policy = load_policy(
         model.path,
         dtype=model.dtype,

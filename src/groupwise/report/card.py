@@ -16,6 +16,8 @@ from groupwise.rundir.files import read_lines
 CARD = "README.md"
 
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+SURROUNDINGS = {"commit": "commit of groupwise", "kernels": "kernels"}
+"""Entries of `config.json` that a card repeats, and what they are called there."""
 
 
 def write_model_card(run_dir: str | Path, folder: str | Path) -> Path:
@@ -77,7 +79,7 @@ def model_card(name: str, about: Mapping[str, Any], evaluations: list[dict[str, 
         "## Versions",
         "",
         *(f"- {package} {number}" for package, number in versions.items()),
-        *([f"- commit of groupwise: {about['commit']}"] if about.get("commit") else []),
+        *(f"- {what}: {about[key]}" for key, what in SURROUNDINGS.items() if about.get(key)),
     ]
     return "\n".join([*head, "", *text]) + "\n"
 

@@ -197,9 +197,12 @@ def printable(text: str) -> str:
 
 
 def surroundings() -> dict[str, Any]:
-    """Versions, hardware and commit: what else a result depends on."""
+    """Kernels, versions, hardware and commit: what else a result depends on."""
+    from groupwise.kernels import active
+
     cuda = torch.cuda.is_available()
     return {
+        "kernels": active().description(torch.device("cuda" if cuda else "cpu")),
         "versions": {"python": platform.python_version()}
         | {name: version for name in PACKAGES if (version := _version(name))},
         "hardware": {

@@ -51,6 +51,8 @@ class ModelSettings(Section):
     """Attention of `transformers`, for models that cannot be attended group by group."""
     head_dtype: Literal["model", "float32"] = "model"
     """Number format in which sampler and learner compute logits; "model" is the model's own."""
+    kernels: Literal["auto", "torch"] = "auto"
+    """What computes: the fastest kernels that machine and model allow ("auto"), or PyTorch."""
     reference: Literal["auto", "none", "frozen"] = "auto"
     """The model of the KL term: kept where the algorithm needs it ("auto"), always, or never."""
     adapter: AdapterSettings | None = None

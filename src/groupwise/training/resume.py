@@ -75,8 +75,9 @@ def find(config: Config, *, allow_changes: bool, log: Callable[[str], None]) -> 
     _refuse(found, step=saved.step, allowed=allow_changes)
     for change in found:
         log(f"changed {change}")
-    for name, version in about.get("versions", {}).items():
-        now = surroundings()["versions"].get(name)
+    used = _used(surroundings())
+    for name, version in _used(about).items():
+        now = used.get(name)
         if now != version:
             log(f"changed {name}: {version} → {now}; results may differ by rounding")
     if config.threads is None and "threads" in about:
@@ -87,11 +88,18 @@ def find(config: Config, *, allow_changes: bool, log: Callable[[str], None]) -> 
 
 def about(config: Config) -> dict[str, Any]:
     """What a checkpoint remembers, so that a resumed run can be compared with it."""
+    around = surroundings()
     return {
         "config": plain(config),
-        "versions": surroundings()["versions"],
+        **{name: around[name] for name in ("kernels", "versions")},
         "threads": torch.get_num_threads(),
     }
+
+
+def _used(about: Mapping[str, Any]) -> dict[str, str]:
+    """Kernels and versions, on which rounding depends."""
+    kernels = {"kernels": about["kernels"]} if "kernels" in about else {}
+    return {**about.get("versions", {}), **kernels}
 
 
 def plain(config: Config) -> dict[str, Any]:
