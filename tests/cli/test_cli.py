@@ -82,7 +82,7 @@ def test_each_failure_has_its_exit_code(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise raised
 
     monkeypatch.setattr("groupwise.config.resolve", fail)
@@ -173,7 +173,7 @@ def test_warnings_are_one_line(
 ) -> None:
     import warnings
 
-    def warn(*_: object) -> None:
+    def warn(*_: object, **__: object) -> None:
         warnings.warn("rewards: some are negative.", stacklevel=2)
         raise errors.UsageError("stop.")
 
@@ -218,7 +218,7 @@ def test_sigint_ends_with_130() -> None:
         "import signal, groupwise.cli as cli, groupwise.config as config\n"
         # A shell's background job begins with the signal ignored.
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        "config.resolve = lambda *a: signal.raise_signal(signal.SIGINT)\n"
+        "config.resolve = lambda *a, **k: signal.raise_signal(signal.SIGINT)\n"
         "raise SystemExit(cli.main(['config', 'word-problems']))"
     )
     done = subprocess.run(

@@ -169,7 +169,7 @@ def test_half_a_character_in_the_data(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text('{"question": "1 \\ud83d?", "answer": "\\udc00"}\n' * 3)
     given = (f"data.train={file}", "data.prompt_column=question", "steps=1")
-    with pytest.raises(UsageError, match=r"row 1: .* holds lone surrogate"):
+    with pytest.raises(UsageError, match=r"row 1: .* contains a lone surrogate"):
         prepared(tmp_path / "run", *given)
 
 

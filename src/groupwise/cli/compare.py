@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from groupwise.cli.options import JsonFile, Overrides, Recipe, write_json
+from groupwise.cli.options import JsonFile, Overrides, Recipe, TrustRecipe, write_json
 from groupwise.errors import UsageError
 
 MaybeRecipe = Annotated[
@@ -94,6 +94,7 @@ def variance(
     ] = None,
     batches: Annotated[int, typer.Option(min=2, help="Batches for the reference gradient.")] = 16,
     overrides: Overrides = None,
+    trust_recipe: TrustRecipe = False,
     json_file: JsonFile = None,
     picture: Annotated[
         Path | None,
@@ -114,7 +115,7 @@ def variance(
     console = Console(stderr=True)
     with console.status("loading") as status:
         found = variance(
-            load(recipe, sized),
+            load(recipe, sized, trust_recipe=trust_recipe),
             advantages=_names(advantages) or ([] if algorithms else ["all"]),
             algorithms=_names(algorithms),
             prompts=prompts,

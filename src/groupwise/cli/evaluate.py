@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from groupwise.cli.options import JsonFile, Overrides, write_json
+from groupwise.cli.options import JsonFile, Overrides, TrustRecipe, write_json
 from groupwise.cli.output import command_name
 
 
@@ -31,6 +31,7 @@ def evaluate(
         ),
     ] = False,
     overrides: Overrides = None,
+    trust_recipe: TrustRecipe = False,
     json_file: JsonFile = None,
 ) -> None:
     """Evaluate a model on held-out prompts.
@@ -39,7 +40,7 @@ def evaluate(
     """
     from groupwise.config import load
 
-    config = load(task, overrides or [])
+    config = load(task, overrides or [], trust_recipe=trust_recipe)
 
     from rich.console import Console
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from groupwise.cli.options import JsonFile, Overrides, Recipe, write_json
+from groupwise.cli.options import JsonFile, Overrides, Recipe, TrustRecipe, write_json
 from groupwise.cli.output import print_table
 
 
@@ -34,11 +34,16 @@ def algorithms(
     write_json(json_file, rows)
 
 
-def config(recipe: Recipe, overrides: Overrides = None, json_file: JsonFile = None) -> None:
+def config(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    trust_recipe: TrustRecipe = False,
+    json_file: JsonFile = None,
+) -> None:
     """Print every setting of a recipe with its origin."""
     from groupwise.config import flat, resolve
 
-    resolved = resolve(recipe, overrides or [])
+    resolved = resolve(recipe, overrides or [], trust_recipe=trust_recipe)
     values = flat(resolved.config)
     rows = [
         (path, json.dumps(v, ensure_ascii=False), resolved.origins[path])
@@ -62,6 +67,7 @@ def doctor(
         str | None, typer.Argument(help="A recipe; default: check the installation only.")
     ] = None,
     overrides: Overrides = None,
+    trust_recipe: TrustRecipe = False,
     memory_gb: Annotated[
         float | None,
         typer.Option(min=0.1, help="Plan for this much memory in GiB; default: what is free."),
@@ -71,7 +77,9 @@ def doctor(
     """Check a recipe and this machine before a run starts."""
     from groupwise.config import load
 
-    config = None if recipe is None else load(recipe, overrides or [])
+    config = None
+    if recipe is not None:
+        config = load(recipe, overrides or [], trust_recipe=trust_recipe)
 
     from groupwise.cli.doctor import examine, passed
     from groupwise.rundir.files import printable

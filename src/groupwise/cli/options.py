@@ -19,6 +19,10 @@ Overrides = Annotated[
         "--set", metavar="KEY=VALUE", help="Override a setting: section.field=value; repeatable."
     ),
 ]
+TrustRecipe = Annotated[
+    bool,
+    typer.Option("--trust-recipe", help="Accept settings of the recipe file that can run code."),
+]
 JsonFile = Annotated[
     Path | None,
     typer.Option("--json", metavar="FILE", help="Also write the output as JSON."),

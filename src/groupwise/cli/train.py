@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from groupwise.cli.options import Overrides, Recipe
+from groupwise.cli.options import Overrides, Recipe, TrustRecipe
 from groupwise.cli.output import command_name, drop_output
 
 
@@ -22,6 +22,7 @@ def train(
             help="Resume from the newest checkpoint in this run directory; start if it has none.",
         ),
     ] = None,
+    trust_recipe: TrustRecipe = False,
     allow_changes: Annotated[
         bool,
         typer.Option(
@@ -35,7 +36,7 @@ def train(
     given = list(overrides or [])
     if resume is not None:
         given.append(f"output={json.dumps(resume)}")
-    config = load(recipe, given)
+    config = load(recipe, given, trust_recipe=trust_recipe)
 
     from groupwise.training.run import train_config
 

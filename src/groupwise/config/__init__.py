@@ -6,7 +6,7 @@ files.
 
 from groupwise.config.building import build
 from groupwise.config.recipes import Resolved, flat, load, packaged, read, resolve
-from groupwise.config.schema import Config, free_to_change
+from groupwise.config.schema import Config, free_to_change, runs_code
 
 __all__ = [
     "Config",
@@ -18,4 +18,5 @@ __all__ = [
     "packaged",
     "read",
     "resolve",
+    "runs_code",
 ]

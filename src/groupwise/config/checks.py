@@ -12,6 +12,42 @@ if TYPE_CHECKING:
     from groupwise.config.schema import Config
 
 
+VLLM_ARGUMENTS = frozenset(
+    {
+        "--attention-backend",
+        "--block-size",
+        "--cpu-offload-gb",
+        "--data-parallel-size",
+        "--disable-custom-all-reduce",
+        "--disable-log-requests",
+        "--disable-log-stats",
+        "--enable-chunked-prefill",
+        "--enable-expert-parallel",
+        "--enforce-eager",
+        "--kv-cache-dtype",
+        "--max-model-len",
+        "--max-num-batched-tokens",
+        "--model-impl",
+        "--no-enable-chunked-prefill",
+        "--num-gpu-blocks-override",
+        "--pipeline-parallel-size",
+        "--seed",
+        "--swap-space",
+        "--tensor-parallel-size",
+    }
+)
+"""Arguments of `vllm serve` that a recipe may give: they change speed and memory. Others could open
+the server to the network, load plugins or run code."""
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
 def check_combinations(config: Config) -> None:
     """Refuse settings that are fine one by one and cannot work together.
 
@@ -37,6 +73,14 @@ def check_combinations(config: Config) -> None:
             "model's own type, so sampler and learner would differ; set engine.name = 'group'."
         )
     check_engine(config)
+    pool = config.reward_pool
+    for name in () if pool.workers else ("timeout_s", "memory_mb"):
+        if getattr(pool, name) != type(pool).model_fields[name].default:
+            raise UsageError(
+                f"reward_pool.{name} = {getattr(pool, name)!r}: needs worker processes, because "
+                "nothing in the trainer's process can be stopped; set reward_pool.workers = 1 or "
+                "more."
+            )
     if config.data.eval is None and config.data.eval_split == config.data.train_split:
         raise UsageError(
             f"data.eval_split = {config.data.eval_split!r}: is the training split; "
@@ -65,6 +109,12 @@ def check_engine(config: Config) -> None:
             f"engine.server = {engine.server!r}: cannot be combined with engine.python; either a "
             "server runs, or one is started."
         )
+    for argument in engine.arguments:
+        name = argument.partition("=")[0]
+        if name.startswith("-") and not _is_number(name) and name not in VLLM_ARGUMENTS:
+            raise UsageError(
+                f"engine.arguments = {argument!r}: is not allowed; {suggest(name, VLLM_ARGUMENTS)}"
+            )
     for name, free in (("top_p", 1.0), ("top_k", 0), ("min_p", 0.0)):
         if getattr(sampling, name) != free:
             raise UsageError(

@@ -5,17 +5,20 @@ from __future__ import annotations
 import importlib.resources
 import re
 import tomllib
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from groupwise.config.building import build
-from groupwise.config.schema import Config
+from groupwise.config.schema import Config, runs_code
 from groupwise.errors import UsageError, suggest
 
 DEFAULT = "default"
 COMMAND_LINE = "--set"
+RESET = object()
+"""The value of an override that takes a setting back to its default."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,26 +38,31 @@ class Resolved:
     derived: Mapping[str, str]
 
 
-def load(recipe: str | Path, overrides: Sequence[str] = ()) -> Config:
+def load(
+    recipe: str | Path, overrides: Sequence[str] = (), *, trust_recipe: bool = False
+) -> Config:
     """The configuration of a recipe.
 
     Args:
         recipe: path of a TOML file, or the name of a packaged recipe.
-        overrides: `section.field=value`; the value is read as TOML, and as a string where it is
-            none. `section.field=` takes the setting back to its default.
+        overrides: `section.field=value`; the value is read as TOML, or else as a string. `null` is
+            None, and `section.field=` takes the setting back to its default.
+        trust_recipe: accept settings of a recipe file that can run code (`runs_code`).
 
     Raises:
-        UsageError: no such recipe, not TOML, or a setting that cannot be used.
+        UsageError: no such recipe, not TOML, a setting that cannot be used, or one that runs code.
 
     Example:
         >>> load("word-problems", ["group_size=4"]).group_size
         4
     """
-    return resolve(recipe, overrides).config
+    return resolve(recipe, overrides, trust_recipe=trust_recipe).config
 
 
-def resolve(recipe: str | Path, overrides: Sequence[str] = ()) -> Resolved:
-    """Like `load`, and says where every setting comes from."""
+def resolve(
+    recipe: str | Path, overrides: Sequence[str] = (), *, trust_recipe: bool = False
+) -> Resolved:
+    """Like `load`, with the origin of every setting."""
     values = read(recipe)
     given = dict.fromkeys(_leaves(values), str(recipe))
     for override in overrides:
@@ -62,8 +70,11 @@ def resolve(recipe: str | Path, overrides: Sequence[str] = ()) -> Resolved:
         _put(values, steps, value, where=".".join(steps))
         path = ".".join(steps)
         given = {k: v for k, v in given.items() if k != path and not k.startswith(path + ".")}
-        if value is not None:
+        if value is not RESET:
             given |= dict.fromkeys(_leaves(value, path), COMMAND_LINE)
+    from_file = {path for path, origin in given.items() if origin == str(recipe)}
+    for setting in sorted(runs_code() & from_file):
+        _check_trust(values, setting, trusted=trust_recipe)
     config = build(values)
     origins = {path: given.get(path, DEFAULT) for path in _leaves(config.model_dump())}
     return Resolved(config=config, recipe=str(recipe), origins=origins, derived=derived(config))
@@ -86,7 +97,9 @@ def read(recipe: str | Path) -> dict[str, Any]:
     Raises:
         UsageError: no such recipe, unreadable, or not TOML (with line and column).
     """
-    path = Path(recipe)
+    path = Path(recipe).expanduser()
+    if path.exists() and not path.is_file():
+        raise UsageError(f"recipe = {str(recipe)!r}: must be a regular file.")
     if not path.is_file():
         known = packaged()
         if str(recipe) not in known:
@@ -103,8 +116,22 @@ def read(recipe: str | Path) -> dict[str, Any]:
         raise UsageError(f"recipe = {str(recipe)!r}: cannot be read: {error}.") from None
 
 
+def _check_trust(values: Any, setting: str, *, trusted: bool) -> None:
+    """Refuse a setting of a recipe file that can run code, or report it if the file is trusted."""
+    value = _at(values, setting.split("."))
+    if value in (None, False):
+        return
+    where = f"{setting} = {str(value)[:200]!r}"
+    if not trusted:
+        raise UsageError(
+            f"{where}: can run code, so a recipe file may not set it; read the file, then set "
+            f"{setting} with --set, or trust the file with --trust-recipe."
+        )
+    warnings.warn(f"{where}: set by the recipe, and can run code.", stacklevel=3)
+
+
 def parse_override(text: str) -> tuple[list[str], Any]:
-    """The path and the value of `section.field=value`; the value is None where nothing is given.
+    """The path and the value of `section.field=value`; the value is `RESET` where nothing is given.
 
     Raises:
         UsageError: no "=" or an empty step in the path.
@@ -114,7 +141,7 @@ def parse_override(text: str) -> tuple[list[str], Any]:
         (['optimizer', 'learning_rate'], 0.0002)
         >>> parse_override("data.train=my/train.jsonl")
         (['data', 'train'], 'my/train.jsonl')
-        >>> parse_override("warmup=")
+        >>> parse_override("warmup=null")
         (['warmup'], None)
     """
     path, equals, value = text.partition("=")
@@ -123,6 +150,8 @@ def parse_override(text: str) -> tuple[list[str], Any]:
         raise UsageError(f"--set = {text!r}: must read section.field=value.")
     value = value.strip()
     if not value:
+        return steps, RESET
+    if value == "null":
         return steps, None
     try:
         parsed = tomllib.loads(f"value = {value}")
@@ -152,7 +181,7 @@ def derived(config: Config) -> dict[str, str]:
 
 
 def _put(values: Any, steps: Sequence[str], value: Any, *, where: str) -> None:
-    """Set one value in nested tables and lists; None removes it."""
+    """Set one value in nested tables and lists; `RESET` removes it."""
     *section, last = steps
     for step in section:
         if isinstance(values, dict):
@@ -160,13 +189,13 @@ def _put(values: Any, steps: Sequence[str], value: Any, *, where: str) -> None:
         else:
             values = values[_index(values, step, where=where)]
     if isinstance(values, dict):
-        if value is None:
+        if value is RESET:
             values.pop(last, None)
         else:
             values[last] = value
     else:
         index = _index(values, last, where=where)
-        values[index : index + 1] = [] if value is None else [value]
+        values[index : index + 1] = [] if value is RESET else [value]
 
 
 def _index(values: Any, step: str, *, where: str) -> int:

@@ -19,9 +19,9 @@ from groupwise.settings import (
     EngineSettings,
     EvaluationSettings,
     GuardsSettings,
+    Location,
     LoggingSettings,
     ModelSettings,
-    Name,
     OptimizerSettings,
     RewardPoolSettings,
     RewardSettings,
@@ -41,13 +41,13 @@ class Config(Section):
     """Batches of rollouts to train on."""
     seed: Whole = 0
     """Everything random in the run follows from it."""
-    output: Annotated[Name, FREE] = "runs/groupwise"
+    output: Annotated[Location, FREE] = "runs/groupwise"
     """Run directory."""
-    prompts_per_step: Count = 16
+    prompts_per_step: Annotated[int, Field(ge=1, le=1_000_000)] = 16
     """Prompts per batch of rollouts (P)."""
     group_size: Annotated[int, Field(ge=1, le=4096)] = 8
     """Completions per prompt (G); leave-one-out advantages take memory with its square."""
-    threads: Annotated[Count | None, FREE] = None
+    threads: Annotated[Annotated[int, Field(ge=1, le=4096)] | None, FREE] = None
     """CPU threads; None leaves it to torch."""
     model: ModelSettings = ModelSettings()
     data: DataSettings = DataSettings()
@@ -88,14 +88,25 @@ def free_to_change() -> frozenset[str]:
         >>> "optimizer.learning_rate" in free_to_change()
         False
     """
-    return frozenset(_free(Config))
+    return frozenset(_marked(Config, "free_to_change"))
 
 
-def _free(section: type[BaseModel], prefix: str = "") -> Iterator[str]:
+def runs_code() -> frozenset[str]:
+    """Dotted paths of the settings whose values can run code.
+
+    Example:
+        >>> sorted(runs_code())
+        ['engine.python', 'model.trust_remote_code']
+    """
+    return frozenset(_marked(Config, "runs_code"))
+
+
+def _marked(section: type[BaseModel], mark: str, prefix: str = "") -> Iterator[str]:
+    """The settings whose metadata has a mark."""
     for name, field in section.model_fields.items():
         extra = field.json_schema_extra
-        if isinstance(extra, dict) and extra.get("free_to_change"):
+        if isinstance(extra, dict) and extra.get(mark):
             yield f"{prefix}{name}"
         for option in (field.annotation, *typing.get_args(field.annotation)):
             if isinstance(option, type) and issubclass(option, BaseModel):
-                yield from _free(option, f"{prefix}{name}.")
+                yield from _marked(option, mark, f"{prefix}{name}.")

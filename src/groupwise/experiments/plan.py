@@ -17,15 +17,16 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from groupwise.algorithms import ALGORITHMS
-from groupwise.config import Config, load
+from groupwise.config import Config, load, runs_code
 from groupwise.config.building import checked
+from groupwise.config.recipes import parse_override
 from groupwise.errors import UsageError, suggest
 from groupwise.settings import Count, Name, Names, Positive, Section, Whole
 
 Match = Literal["samples", "tokens", "seconds"]
 Seeds = Annotated[tuple[Whole, ...], Field(strict=False, min_length=1)]
 Rates = Annotated[tuple[Positive, ...], Field(strict=False)]
-Label = Annotated[str, Field(pattern=r"^[\w.+@-]+$")]
+Label = Annotated[str, Field(pattern=r"^[\w+@-][\w.+@-]*$")]
 
 SLIM = (
     "threads=1",
@@ -120,8 +121,11 @@ class Plan(Section):
         return load(self.recipe, self.overrides(arm))
 
 
-def read_plan(path: str | Path) -> Plan:
+def read_plan(path: str | Path, *, trusted: bool = False) -> Plan:
     """The plan of an experiment file, checked and filled in.
+
+    Args:
+        trusted: accept overrides that can run code.
 
     Raises:
         UsageError: no such file, not TOML, or a setting that cannot be used.
@@ -134,7 +138,16 @@ def read_plan(path: str | Path) -> Plan:
         raise UsageError(f"plan = {str(path)!r}: cannot be read ({error.strerror}).") from None
     except UnicodeDecodeError:
         raise UsageError(f"plan = {str(path)!r}: must be a text file in UTF-8.") from None
-    return make_plan(values)
+    plan = make_plan(values)
+    overrides = [*plan.set, *(each for arm in plan.arms for each in arm.set)]
+    for override in () if trusted else overrides:
+        setting = ".".join(parse_override(override)[0])
+        if any(setting == name or name.startswith(f"{setting}.") for name in runs_code()):
+            raise UsageError(
+                f"set = {override!r}: can run code, so an experiment file may not set it; use "
+                "compare RECIPE --set instead."
+            )
+    return plan
 
 
 def make_plan(values: Mapping[str, Any]) -> Plan:

@@ -20,7 +20,7 @@ from groupwise.errors import UsageError
 from groupwise.models.adapters import SavedAdapter, new_adapter
 from groupwise.models.hub import check_on_hub
 from groupwise.models.policy import Policy, make_policy, without_bars
-from groupwise.settings import AdapterSettings
+from groupwise.settings import AdapterSettings, ModelSettings
 
 BUNDLED = "bundled"
 TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model", "*.tiktoken", "tekken*")
@@ -124,6 +124,25 @@ def with_adapter(policy: Policy, adapter: AdapterSettings) -> Policy:
         UsageError: the targets are not modules of this model.
     """
     return replace(policy, model=new_adapter(policy.model, adapter))
+
+
+def with_settings(policy: Policy, settings: ModelSettings) -> Policy:
+    """A policy of a model at hand with the settings of [model] that can still be applied.
+
+    Raises:
+        UsageError: a setting that would need the model to be loaded again.
+    """
+    model = policy.model
+    for name, has in (("dtype", str(model.dtype).removeprefix("torch.")), ("quantization", None)):
+        wanted = getattr(settings, name)
+        if name in settings.model_fields_set and wanted != has:
+            raise UsageError(
+                f"model.{name} = {wanted!r}: cannot be applied to a model that is already loaded; "
+                "load it that way, or give its name or folder instead."
+            )
+    if settings.head_dtype != "model":
+        model.config.head_dtype = settings.head_dtype
+    return policy if settings.adapter is None else with_adapter(policy, settings.adapter)
 
 
 def _check_folder(path: str | Path, place: str) -> None:

@@ -286,12 +286,14 @@ def _answer(row: Row, columns: _Columns, where: str) -> str | None:
 def _fields(wording: str) -> list[str]:
     """Names of the columns in a template."""
     try:
-        fields = [field for _, field, _, _ in Formatter().parse(wording) if field is not None]
+        parts = [part for part in Formatter().parse(wording) if part[1] is not None]
+        fields = [str(field) for _, field, _, _ in parts]
     except ValueError as error:
         raise UsageError(
             f"data.wording = {wording!r}: is not a template ({error}); write {{{{ for a brace."
         ) from error
-    if not fields or not all(field.isidentifier() for field in fields):
+    plain = all(not form and not conversion for _, _, form, conversion in parts)
+    if not fields or not plain or not all(field.isidentifier() for field in fields):
         raise UsageError(
             f"data.wording = {wording!r}: must name columns like {{question}}; "
             "write {{ for a brace."

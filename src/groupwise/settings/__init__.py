@@ -5,7 +5,10 @@
 
 from groupwise.settings.base import (
     FREE,
+    RUNS_CODE,
     Count,
+    Location,
+    Minutes,
     Name,
     Names,
     NonNegative,
@@ -47,7 +50,9 @@ __all__ = [
     "EvaluationSettings",
     "FREE",
     "GuardsSettings",
+    "Location",
     "LoggingSettings",
+    "Minutes",
     "ModelSettings",
     "Name",
     "Names",
@@ -55,6 +60,7 @@ __all__ = [
     "OptimizerName",
     "OptimizerSettings",
     "Positive",
+    "RUNS_CODE",
     "RewardPoolSettings",
     "RewardSettings",
     "Sampling",

@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-Whole = Annotated[int, Field(ge=0)]
-Count = Annotated[int, Field(ge=1)]
+
+def _expanded(path: str) -> str:
+    """A path with `~` expanded."""
+    if not path.isprintable():
+        raise ValueError("must not contain control characters")
+    return os.path.expanduser(path)
+
+
+MOST = 2**31 - 1
+Whole = Annotated[int, Field(ge=0, le=MOST)]
+Count = Annotated[int, Field(ge=1, le=MOST)]
+Minutes = Annotated[float, Field(gt=0, le=525_600, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Name = Annotated[str, Field(min_length=1)]
+Location = Annotated[str, Field(min_length=1), AfterValidator(_expanded)]
 Names = Annotated[tuple[Name, ...], Field(strict=False)]
 
 FREE = Field(json_schema_extra={"free_to_change": True})
 """Metadata of a field: a resumed run may change the setting, or the whole section, because results
 stay the same up to rounding."""
+RUNS_CODE = Field(json_schema_extra={"free_to_change": True, "runs_code": True})
+"""Metadata of a field that, like `FREE`, may change, and whose value can run code: it counts from
+the command line and from Python, and from a recipe only if the recipe is trusted."""
 
 
 class Section(BaseModel):

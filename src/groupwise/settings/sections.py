@@ -14,7 +14,10 @@ from pydantic import ConfigDict, Field
 
 from groupwise.settings.base import (
     FREE,
+    RUNS_CODE,
     Count,
+    Location,
+    Minutes,
     Name,
     Names,
     NonNegative,
@@ -41,11 +44,11 @@ class AdapterSettings(Section):
 class ModelSettings(Section):
     """The policy, and what it is kept close to."""
 
-    path: Name = "bundled"
+    path: Location = "bundled"
     """Hub name, folder in Hugging Face form, or "bundled" for the small model in the package."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Number format of the computation; the weights that are trained are kept in float32."""
-    trust_remote_code: Annotated[bool, FREE] = False
+    trust_remote_code: Annotated[bool, RUNS_CODE] = False
     """Whether Python code that comes with the model may run."""
     attention: Literal["auto", "sdpa", "eager", "flash_attention_2"] = "auto"
     """Attention of `transformers`, for models that cannot be attended group by group."""
@@ -64,9 +67,9 @@ class ModelSettings(Section):
 class DataSettings(Section):
     """Where prompts come from and how the model sees them."""
 
-    train: Name = "word_problems"
+    train: Location = "word_problems"
     """File (.jsonl, .json, .csv, .parquet), folder, hub name, or the generator "word_problems"."""
-    eval: Annotated[Name | None, FREE] = None
+    eval: Annotated[Location | None, FREE] = None
     """Held-out prompts, in the same forms; None takes `train` with `eval_split`."""
     subset: str | None = None
     """Configuration of a hub data set, such as "main"."""
@@ -161,7 +164,7 @@ class EngineSettings(Section):
     """Completions that are written at the same time."""
     server: Annotated[Name | None, FREE] = None
     """Address of a vLLM server that is running, such as "http://127.0.0.1:8000"."""
-    python: Annotated[Name | None, FREE] = None
+    python: Annotated[Location | None, RUNS_CODE] = None
     """Interpreter of another environment to start a vLLM server from, such as
     ".venv-vllm/bin/python"; None, with no server either, runs vLLM in this process."""
     weights: Annotated[Literal["auto", "adapter", "reload", "restart"], FREE] = "auto"
@@ -176,7 +179,7 @@ class EngineSettings(Section):
     canary_limit: Annotated[Positive, FREE] = 0.1
     """After new weights, the run stops where vLLM's log-probabilities of known tokens differ from
     the learner's by more than this on average, in nats."""
-    patience_minutes: Annotated[Positive, FREE] = 5.0
+    patience_minutes: Annotated[Minutes, FREE] = 5.0
     """Minutes to wait for a vLLM server that does not answer."""
 
     @property
@@ -210,9 +213,9 @@ class RewardSettings(Section):
 class RewardPoolSettings(Section):
     """Where rewards run, and when one is given up."""
 
-    workers: Whole = 0
+    workers: Annotated[int, Field(ge=0, le=4096)] = 0
     """Worker processes; 0 judges in the trainer's own process, where nothing can be killed."""
-    timeout_s: Positive = 10.0
+    timeout_s: Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)] = 10.0
     """Seconds after which judging one completion is given up (needs workers)."""
     memory_mb: Annotated[int, Field(ge=64)] = 1024
     """Address space of each worker, in MiB."""
@@ -269,7 +272,7 @@ class CheckpointSettings(Section):
 
     every_steps: Whole = 0
     """Steps between checkpoints; 0 writes them by time only."""
-    every_minutes: Positive | None = 5.0
+    every_minutes: Minutes | None = 5.0
     """Minutes between checkpoints; None writes them by steps only."""
     keep_last: Count = 2
     """Older checkpoints are deleted, but for the best one where `evaluation.keep_best`."""
@@ -348,7 +351,7 @@ class GuardsSettings(Section):
 class WatchdogSettings(Section):
     """How long a run waits for anything before it says what it waits for."""
 
-    limit_minutes: Positive = 30.0
+    limit_minutes: Minutes = 30.0
     """Minutes without progress; ten times the longest wait so far where that is more."""
     stop: bool = True
     """End the run then (its checkpoints stay); False only reports and goes on waiting."""

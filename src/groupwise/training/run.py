@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -18,6 +18,7 @@ from groupwise.config.data import load_source
 from groupwise.config.memory import memory_plan, memory_savings
 from groupwise.errors import GroupwiseError, RunError, UsageError
 from groupwise.models import Policy, make_policy
+from groupwise.models.loading import with_settings
 from groupwise.prompts.templates import fix_variables
 from groupwise.rundir.files import read_lines
 from groupwise.training.monitor.progress import Progress, show_progress
@@ -65,9 +66,10 @@ class Run:
 
 def train(
     model: str | Path | PreTrainedModel,
+    /,
     prompts: Any,
     reward: Reward | Sequence[Reward],
-    algorithm: str = "softrank",
+    algorithm: str | Mapping[str, Any] = "softrank",
     steps: int = 100,
     *,
     tokenizer: PreTrainedTokenizerBase | None = None,
@@ -85,7 +87,8 @@ def train(
         reward: a registered name, a function, or several. A function is called with what its
             parameters ask for (`text`, `answer`, `group`, …), or in TRL's way if it takes
             `completions`.
-        algorithm: row of the table.
+        algorithm: row of the table, or its name with changed settings, as in the section
+            [algorithm]: `{"name": "grpo", "advantage": {"ddof": 1}}`.
         steps: batches of rollouts.
         tokenizer: of a model at hand.
         eval_prompts: held-out prompts; without them only generators and hub data, which have a
@@ -93,7 +96,8 @@ def train(
         resume: go on from the newest checkpoint in `output`; start where there is none.
         allow_changes: resume although settings have changed that change the mathematics.
         progress: shows the run; None shows it on standard error.
-        settings: everything else as in a recipe: `group_size=8, sampling={"max_tokens": 64}`.
+        settings: everything else as in a recipe: `group_size=8, sampling={"max_tokens": 64},
+            model={"dtype": "bfloat16", "adapter": {"rank": 16}}`.
 
     Returns:
         The run, with `.model`, `.metrics` and `.report()`.
@@ -108,7 +112,7 @@ def train(
     rewards = [reward] if isinstance(reward, str) or callable(reward) else list(reward)
     named = all(isinstance(item, str) for item in rewards)
     values: dict[str, Any] = {"steps": steps, **settings}
-    values["algorithm"] = {"name": algorithm, **settings.get("algorithm", {})}
+    values["algorithm"] = {"name": algorithm} if isinstance(algorithm, str) else dict(algorithm)
     values["rewards"] = [{"name": item} for item in rewards] if named else []
     from_data = isinstance(prompts, str | Path)
     train_on = str(prompts) if from_data else "prompts at hand"
@@ -124,6 +128,7 @@ def train(
         values["model"] = {**settings.get("model", {}), "path": named_as}
     config = build(values)
     if policy is not None:
+        policy = with_settings(policy, config.model)
         fix_variables(policy.tokenizer, config.data.chat_template_kwargs)
     held_out = None
     if eval_prompts is not None:

@@ -7,6 +7,7 @@ import math
 import os
 import re
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -55,7 +56,8 @@ def judge_endpoint(
         endpoint: address up to and including the version, such as "http://127.0.0.1:8000/v1".
         model: its name there.
         timeout: seconds for one judgement.
-        key_variable: environment variable that holds the key, sent if it is set; the key itself
+        key_variable: environment variable that holds the key, ending in _API_KEY or JUDGE_KEY, and
+            sent if it is set, only by https or within this machine; the key itself
             never stands in a recipe.
 
     Returns:
@@ -111,12 +113,34 @@ def _chat_marks(texts: Iterable[str]) -> set[str]:
     return {mark for text in texts for mark in pattern.findall(text)}
 
 
+def _check_key(endpoint: str, key_variable: str) -> None:
+    """Refuse to send another secret than a key for an API, or a key over a readable connection.
+
+    A recipe names both the address and the variable, so neither may be arbitrary.
+    """
+    if not re.fullmatch(r"[A-Za-z0-9_]*_API_KEY|[A-Za-z0-9_]*JUDGE_KEY", key_variable):
+        raise UsageError(
+            f"key_variable = {key_variable!r}: must end in _API_KEY or JUDGE_KEY; other variables "
+            "are not sent to a judge."
+        )
+    address = urllib.parse.urlsplit(endpoint)
+    if address.scheme not in ("http", "https"):
+        raise UsageError(f"endpoint = {endpoint!r}: must be an http or https address.")
+    local = address.hostname in ("localhost", "127.0.0.1", "::1")
+    if os.environ.get(key_variable) and address.scheme != "https" and not local:
+        raise UsageError(
+            f"endpoint = {endpoint!r}: must be https, or on this machine, to send the key in "
+            f"{key_variable}."
+        )
+
+
 def _ask(
     endpoint: str, question: Mapping[str, Any], timeout: float, key_variable: str
 ) -> Mapping[str, Any]:
     """One request; the reply's first choice."""
     body = {**question, "max_tokens": 1, "temperature": 0, "logprobs": True, "top_logprobs": 20}
     headers = {"Content-Type": "application/json"}
+    _check_key(endpoint, key_variable)
     if key := os.environ.get(key_variable):
         headers["Authorization"] = f"Bearer {key}"
     url = endpoint.rstrip("/") + "/chat/completions"

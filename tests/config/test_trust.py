@@ -1,0 +1,77 @@
+"""A recipe file cannot run code or send secrets away."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from groupwise.config import build, load
+from groupwise.errors import UsageError
+from groupwise.experiments import read_plan
+from groupwise.rewards.judges.endpoint import _check_key
+
+PYTHON = '[engine]\nname = "vllm"\npython = "./evil"\n'
+REMOTE = "[model]\ntrust_remote_code = true\n"
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "recipe.toml"
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize("text", [PYTHON, REMOTE, "model.trust_remote_code = true\n"])
+def test_a_recipe_file_cannot_run_code_unless_trusted(tmp_path: Path, text: str) -> None:
+    recipe = written(tmp_path, text)
+    with pytest.raises(UsageError, match="can run code, so a recipe file may not set it"):
+        load(recipe)
+    with pytest.warns(UserWarning, match="set by the recipe, and can run code"):
+        load(recipe, trust_recipe=True)
+
+
+def test_the_command_line_and_python_may_set_what_runs_code(tmp_path: Path) -> None:
+    recipe = written(tmp_path, "steps = 3\n")
+    assert load(recipe, ["model.trust_remote_code=true"]).model.trust_remote_code
+    assert build({"model": {"trust_remote_code": True}}).model.trust_remote_code
+    # An override replaces what the file says, so nothing of the file counts.
+    assert not load(written(tmp_path, REMOTE), ["model.trust_remote_code=false"]).model.adapter
+
+
+@pytest.mark.parametrize("setting", ["model.trust_remote_code=true", "model={path='x'}"])
+def test_an_experiment_file_cannot_run_code(tmp_path: Path, setting: str) -> None:
+    plan = tmp_path / "plan.toml"
+    plan.write_text(
+        f'recipe = "word-problems"\nseeds = [0, 1, 2]\n[[arms]]\nalgorithm = "grpo"\n'
+        f'set = ["{setting}"]\n'
+    )
+    with pytest.raises(UsageError, match="can run code, so an experiment file may not set it"):
+        read_plan(plan)
+    assert read_plan(plan, trusted=True).arms[0].set == (setting,)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--host", "0.0.0.0"], ["--middleware=os.system"], ["--trust-remote-code"], ["-O3"]],
+)
+def test_arguments_of_vllm_are_limited_to_speed_and_memory(arguments: list[str]) -> None:
+    with pytest.raises(UsageError, match=r"engine\.arguments = .*: is not allowed"):
+        build({"engine": {"name": "vllm", "arguments": arguments}})
+
+
+def test_arguments_of_vllm_that_change_speed_are_allowed() -> None:
+    given = ["--tensor-parallel-size", "2", "--swap-space=-1", "--seed", "-1"]
+    assert build({"engine": {"name": "vllm", "arguments": given}}).engine.arguments == tuple(given)
+
+
+def test_a_judge_gets_keys_only_and_only_over_a_safe_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    with pytest.raises(UsageError, match="key_variable = 'AWS_SECRET_ACCESS_KEY'"):
+        _check_key("https://judge.example/v1", "AWS_SECRET_ACCESS_KEY")
+    for endpoint in ("http://judge.example/v1", "http://localhost.example/v1", "file:///etc"):
+        with pytest.raises(UsageError, match="endpoint = "):
+            _check_key(endpoint, "OPENAI_API_KEY")
+    for endpoint in ("https://judge.example/v1", "http://127.0.0.1:8000/v1", "http://[::1]/v1"):
+        _check_key(endpoint, "OPENAI_API_KEY")
