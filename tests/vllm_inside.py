@@ -7,7 +7,7 @@ import sys
 
 import torch
 
-import engine_contract as contract
+import groupwise.testing.engines as contract
 from groupwise.models import load_policy
 from groupwise.rollouts import VllmEngine
 from groupwise.settings import EngineSettings
@@ -17,7 +17,7 @@ def main(folder: str) -> None:
     policy = load_policy(folder)
     settings = EngineSettings(memory_share=0.1, arguments=("--enforce-eager",))
     engine = VllmEngine(policy, max_rows=64, settings=settings)
-    contract.check_contract(engine, policy)
+    contract.check_contract(engine, policy, own_streams=True)
     for version, way in ((1, "reload"), (2, "restart")):
         with torch.no_grad():
             for parameter in policy.model.parameters():

@@ -83,6 +83,7 @@ class Completion:
             failed).
         versions: (first token, policy version) spans; a rollout may straddle an update.
         kept: for truncated sampling, the token ids that were kept at each position, else None.
+        own: the text of the policy's tokens where others were injected, else None.
     """
 
     tokens: Sequence[int]
@@ -92,6 +93,17 @@ class Completion:
     finish: Finish
     versions: tuple[tuple[int, int], ...] = ((0, 0),)
     kept: tuple[Sequence[int], ...] | None = None
+    own: str | None = None
+
+    @property
+    def own_tokens(self) -> int:
+        """How many tokens the policy wrote: the length that rewards and metrics mean."""
+        return sum(self.mask)
+
+    @property
+    def own_text(self) -> str:
+        """The text that the policy wrote."""
+        return self.text if self.own is None else self.own
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,13 +111,15 @@ class Group:
     """A prompt, its tokens as the model saw them, and its G completions (a failed one is masked,
     never missing).
 
-    `stream` is that of the request it answers, which tells two draws of one prompt apart.
+    `stream` and `samples` are those of the request: together with the prompt they name the
+    completions.
     """
 
     prompt: Prompt
     prompt_tokens: Sequence[int]
     completions: tuple[Completion, ...]
     stream: Stream = Stream()
+    samples: tuple[int, ...] = ()
 
     def __len__(self) -> int:
         return len(self.completions)
@@ -264,16 +278,50 @@ class StepResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """G completions wanted of one prompt.
+    """Completions wanted of one prompt.
 
     `stream` keys the random numbers together with the sample's index and the position, so what is
-    sampled depends neither on the other requests nor on the engine.
+    sampled depends neither on the other requests nor on the engine, and a completion can be
+    continued: begun again with its first tokens, it equals the unbroken one.
+
+    Attributes:
+        tokens: of the prompt.
+        group: completions of a whole group.
+        samples: indices of the completions wanted; all of the group by default.
+        begun: for each of them what is there already, without tokens where there is nothing; empty
+            where none is begun. Tokens that the policy did not write are injected ones.
+        budget: tokens that the policy may write in each; None is `Sampling.max_tokens`.
     """
 
     prompt: Prompt
     tokens: Sequence[int]
     group: int
     stream: Stream = Stream()
+    samples: tuple[int, ...] = ()
+    begun: tuple[Completion, ...] = ()
+    budget: int | None = None
+
+    @property
+    def wanted(self) -> tuple[int, ...]:
+        """The indices of the completions wanted."""
+        return self.samples or tuple(range(self.group))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """The largest shapes of a rollout, stated before its requests are known.
+
+    Attributes:
+        prompt: tokens of the longest prompt.
+        group: completions of the largest request.
+        suffix: tokens of the longest completion, injected ones included.
+        slots: prompts held at the same time.
+    """
+
+    prompt: int
+    group: int
+    suffix: int
+    slots: int
 
 
 class TensorInfo(NamedTuple):
@@ -339,10 +387,29 @@ class PublishedWeights:
 
 @runtime_checkable
 class Engine(Protocol):
-    """Makes rollouts. Groups are yielded as they finish, in any order; every request yields exactly
-    one group."""
+    """Makes rollouts."""
 
-    def generate(self, requests: Iterable[Request], sampling: Sampling) -> Iterator[Group]: ...
+    @property
+    def exact_continuation(self) -> bool:
+        """Whether the log-probabilities of a continued completion equal those of the unbroken one
+        to the bit; its tokens always do."""
+        ...
+
+    def generate(
+        self,
+        requests: Iterable[Request | None],
+        sampling: Sampling,
+        limits: Limits | None = None,
+    ) -> Iterator[Group]:
+        """One group per request, as they finish, in any order.
+
+        Args:
+            requests: taken while there is room, at most one ahead. None means that there is none at
+                the moment; an engine that has nothing else to do asks again after a pause.
+            sampling: how all of them are drawn.
+            limits: of the requests to come; None reads all requests first.
+        """
+        ...
 
     def publish(self, weights: WeightsRef) -> Metrics:
         """Sample from new weights from now on; returns metrics, such as how far both sides

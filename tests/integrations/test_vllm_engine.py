@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 
-import engine_contract as contract
+import groupwise.testing.engines as contract
 from groupwise.errors import RunError
 from groupwise.models import AdapterSettings, Policy
 from groupwise.models.loading import with_adapter
@@ -77,7 +77,7 @@ def engine(policy: Policy) -> Iterator[VllmEngine]:
 
 
 def test_the_contract_of_engines(engine: VllmEngine, policy: Policy) -> None:
-    contract.check_contract(engine, policy)
+    contract.check_contract(engine, policy, own_streams=True)
     contract.check_samples(engine, policy)
     for version in (1, 2):
         move(policy, seed=version)
@@ -160,7 +160,7 @@ def test_a_server_that_somebody_else_started(policy: Policy, tmp_path: Path) -> 
         contract.check_uneven(owner)
         url = owner.sampler.server.client.url  # pyright: ignore[reportAttributeAccessIssue]
         engine = VllmEngine(policy, settings=EngineSettings(server=url))
-        contract.check_contract(engine, policy)
+        contract.check_contract(engine, policy, own_streams=True)
         move(policy, seed=1)
         assert engine.publish(contract.published(policy, version=1))["canary_gap"] < 1e-3
         contract.check_logprobs(engine, policy)

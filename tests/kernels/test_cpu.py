@@ -22,7 +22,6 @@ from transformers import (
     Qwen3Config,
 )
 
-from engine_contract import check_logprobs, make_requests
 from groupwise.kernels import GroupCache, LayerCache, Reference, build, using
 from groupwise.kernels.auto import Auto
 from groupwise.kernels.build import compiled
@@ -33,6 +32,7 @@ from groupwise.models import Backbone, Policy, can_use_fused, only_known_parts
 from groupwise.rollouts import GroupEngine
 from groupwise.rollouts.engines.attention import Decode, Prefill
 from groupwise.rollouts.sampling import draw
+from groupwise.testing.engines import check_logprobs, make_requests
 from groupwise.types import Sampling
 from tiny_models import SHAPE, random_model, tiny_policy
 

@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from engine_contract import make_requests
 from groupwise.algorithms.losses import TokenObjective
 from groupwise.kernels import active
 from groupwise.kernels import onednn as module
 from groupwise.kernels.onednn import reordered_layers
 from groupwise.models import Policy
 from groupwise.rollouts import GroupEngine
+from groupwise.testing.engines import make_requests
 from groupwise.training.stages.base_model import small_policy
 from groupwise.types import Batch, PublishedWeights, Sampling
 from groupwise.updates import MasterOptimizer, OptimizerSettings, TorchLearner

@@ -18,7 +18,6 @@ from transformers import (
     Qwen3Config,
 )
 
-from engine_contract import make_requests
 from groupwise.kernels import GroupCache
 from groupwise.kernels.build import compiled
 from groupwise.models import (
@@ -32,6 +31,7 @@ from groupwise.models import (
 from groupwise.models.backbone import TwoRows
 from groupwise.rollouts import GroupEngine
 from groupwise.rollouts.engines.attention import Decode, Prefill
+from groupwise.testing.engines import make_requests
 from groupwise.types import PublishedWeights, Sampling
 from groupwise.updates.learner import recompute_activations
 from tiny_models import CONFIGS, SHAPE, letter_tokenizer, random_model, tiny_model, tiny_policy

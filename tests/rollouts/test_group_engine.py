@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-import engine_contract as contract
-from engine_contract import make_requests, plain_logits
+import groupwise.testing.engines as contract
 from groupwise.models import unsupported
 from groupwise.rollouts import GenerateEngine, GroupEngine, distribution
+from groupwise.testing.engines import make_requests, plain_logits
 from groupwise.types import Group, Sampling
 from tiny_models import NAMES, tiny_model, tiny_policy
 

@@ -46,7 +46,8 @@ def test_neither_how_many_are_drawn_nor_which_rows_changes_a_number(
     count: int, first: int, some: int
 ) -> None:
     whole = uniforms(request(group=8), 40)
-    part = uniforms(request(group=8), count, sample=first, samples=some)
+    samples = tuple(range(first, first + some))
+    part = uniforms(replace(request(group=8), samples=samples), count)
     assert torch.equal(part, whole[first : first + some, :count])
     assert torch.equal(uniforms(request(group=2), 40), whole[:2])
 

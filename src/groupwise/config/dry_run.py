@@ -21,7 +21,7 @@ from groupwise.models import Backbone, groupwise_attention
 from groupwise.rollouts.engines.attention import Decode, Prefill
 from groupwise.rollouts.engines.group import PREFILL_TOKENS
 from groupwise.rollouts.sampling import draw
-from groupwise.types import Batch
+from groupwise.types import Batch, Limits
 from groupwise.updates import Head, Pack, pack, plan, token_logprobs
 from groupwise.updates.learner import learning_mode
 
@@ -141,17 +141,19 @@ def update_bytes(
 
 
 def rollout_bytes(
-    config: Config, model: Any, *, prompt: int, device: torch.device
+    config: Config, model: Any, *, limits: Limits, device: torch.device
 ) -> dict[str, int]:
     """What the group engine needs beside the model when its cache is full."""
-    group, length = config.group_size, config.sampling.max_tokens
-    rows = max(config.engine.max_rows, group)
-    used = min(config.prompts_per_step, rows // group)
-    slots = min(config.prompts_per_step, 2 * (rows // group))
+    prompt, group, length = limits.prompt, limits.group, limits.suffix
+    used = min(config.prompts_per_step, max(config.engine.max_rows, group) // group)
     backbone = Backbone.of(model)
     model.eval()
     cache = GroupCache(
-        slots=slots, group=group, prompt_capacity=prompt, suffix_capacity=length, device=device
+        slots=limits.slots,
+        group=group,
+        prompt_capacity=prompt,
+        suffix_capacity=length,
+        device=device,
     )
     with torch.no_grad(), Live() as live:
         live.leave_out([*model.parameters(), *model.buffers()])

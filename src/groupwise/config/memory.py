@@ -32,6 +32,8 @@ from groupwise.errors import UsageError
 from groupwise.kernels import active
 from groupwise.models.adapters import new_adapter
 from groupwise.models.loading import DTYPES, configuration
+from groupwise.rollouts.limits import slots_for
+from groupwise.types import Limits
 from groupwise.updates import MasterOptimizer
 from groupwise.updates.learner import recompute_activations
 
@@ -125,7 +127,8 @@ def memory_plan(config: Config, *, sizes: PretrainedConfig | None = None) -> Mem
         rollout, update = {}, {}
         with suppress(*UNPLANNED):
             if config.engine.name != "vllm":  # That has memory of its own.
-                rollout = rollout_bytes(config, model, prompt=prompt, device=device)
+                limits = rollout_limits(config, prompt=prompt)
+                rollout = rollout_bytes(config, model, limits=limits, device=device)
             for laid, several in candidates:
                 found = update_bytes(model, laid, several=several, mode=mode, device=device)
                 update = max(update, found, key=lambda parts: sum(parts.values()))
@@ -141,6 +144,20 @@ def memory_plan(config: Config, *, sizes: PretrainedConfig | None = None) -> Mem
         prompt=prompt,
         parameters=model.num_parameters(),
         trained=sum(master.numel() for master in optimizer.masters),
+    )
+
+
+def rollout_limits(config: Config, *, prompt: int) -> Limits:
+    """The largest shapes of a step's rollouts, with prompts of at most `prompt` tokens."""
+    return Limits(
+        prompt=prompt,
+        group=config.group_size,
+        suffix=config.sampling.max_tokens,
+        slots=slots_for(
+            max_rows=config.engine.max_rows,
+            group=config.group_size,
+            prompts=config.prompts_per_step,
+        ),
     )
 
 

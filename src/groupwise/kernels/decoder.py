@@ -70,6 +70,10 @@ class CpuDecoder:
                 x = layer(x, index, positions, attend)
         return rms_norm(x, self.norm.weight, self.norm.eps)
 
+    @property
+    def batch_invariant(self) -> bool:
+        return self.attends
+
     def head(self, hidden: Tensor) -> Tensor:
         assert self.packed_head is not None, "made without a head"
         return self.packed_head(hidden)

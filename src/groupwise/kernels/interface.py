@@ -119,18 +119,23 @@ class GroupCache:
 @dataclass(frozen=True, kw_only=True)
 class DecodeRows:
     """The rows of a decoding step, one new token each. A row attends to the prompt of its slot and
-    to the tokens of its own completion.
+    to the tokens of its own completion. Several rows may belong to one completion, with consecutive
+    times in ascending order.
 
     Attributes:
         cache: the grid.
         slot, sample, time: of each row, in the order of slots; `time` is where its new key is
-            written, the same for all rows of a slot.
+            written, and the last place of its suffix that it attends to.
         used: slots in use.
         rows: index slot · G + sample of every row, ascending.
         clock: the tick that this step is.
-        prompt, suffix: longest prompt and longest completion in use, the new token included.
-        aligned: all slots hold prompts of one length at one tick, so no mask is needed.
-        masks, places: what a backend has derived from the rows, by window and by key heads.
+        prompt, suffix: longest prompt and longest completion in use, the new tokens included.
+        aligned: all slots hold prompts of one length and all rows are at one time, so no mask is
+            needed.
+        in_step: all rows of a slot are at the time that has passed since its `start`.
+        order: of each row, its index among those of its completion; None where each has one.
+        masks, places, parts: what a backend has derived from the rows, by window, by key heads, and
+            by order.
     """
 
     cache: GroupCache
@@ -143,8 +148,11 @@ class DecodeRows:
     prompt: int
     suffix: int
     aligned: bool
+    in_step: bool = True
+    order: Int[Tensor, "rows"] | None = None
     masks: dict[int | None, Tensor] = field(default_factory=dict)
     places: dict[int, Tensor] = field(default_factory=dict)
+    parts: list[tuple[Tensor, DecodeRows]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,6 +198,11 @@ class DecoderLayer:
 @runtime_checkable
 class Decoder(Protocol):
     """All layers of a decoder, with copies of its weights. Records no gradient."""
+
+    @property
+    def batch_invariant(self) -> bool:
+        """Whether a row of a decoding step has the same bits whatever else is in the step."""
+        ...
 
     def hidden(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import TypeGuard
 
 import torch
@@ -148,6 +149,14 @@ class Reference:
 
         The queries of all G completions of a prompt meet its keys in one matrix product.
         """
+        if rows.order is not None:
+            out = torch.empty_like(query)
+            for index, part in _decode_parts(rows):
+                out[index] = self.decode_attention(
+                    part, layer, query[index], key[index], value[index],
+                    scaling=scaling, window=window, softcap=softcap,
+                )  # fmt: skip
+            return out
         used, group = rows.used, rows.cache.group
         (count, heads, dim), key_heads = query.shape, key.shape[1]
         repeats, keys = heads // key_heads, rows.prompt + rows.suffix
@@ -169,7 +178,8 @@ class Reference:
         if softcap is not None:
             scores = softcap * torch.tanh(scores / softcap)
         if window is not None or not rows.aligned:
-            scores += _decode_mask(rows, window, scores.dtype)
+            of_rows = scores.view(used, key_heads, group, repeats, keys)
+            of_rows += _decode_mask(rows, window, scores.dtype)
         weights = _softmax(scores)
         prompt_value = layer.prompt_value[:used, :, : rows.prompt].flatten(0, 1)
         suffix_value = layer.suffix_value[:used, :, :, : rows.suffix].flatten(0, 2)
@@ -307,19 +317,37 @@ def _cells(values: Float[Tensor, "packed heads dim"], index: Int[Tensor, "rows t
 
 def _decode_mask(
     rows: DecodeRows, window: int | None, dtype: torch.dtype
-) -> Float[Tensor, "slots 1 1 keys"]:
-    """0 where a slot's rows attend, −inf elsewhere; made once per window width."""
+) -> Float[Tensor, "slots 1 #group 1 keys"]:
+    """0 at the keys that a row attends to, −inf elsewhere; made once per window width."""
     if window not in rows.masks:
-        cache, used = rows.cache, rows.used
-        length, written = cache.prompt_length[:used, None], rows.clock - cache.start[:used, None]
-        prompt = torch.arange(rows.prompt, device=length.device).expand(used, -1)
-        suffix = torch.arange(rows.suffix, device=length.device).expand(used, -1)
-        position = torch.cat([prompt, length + suffix], 1)
-        held = torch.cat([prompt < length, suffix <= written], 1)
+        length, written = rows.cache.prompt_length[: rows.used, None, None], _written(rows)
+        prompt = torch.arange(rows.prompt, device=length.device).expand(*written.shape[:2], -1)
+        suffix = torch.arange(rows.suffix, device=length.device).expand(*written.shape[:2], -1)
+        position = torch.cat([prompt, length + suffix], 2)
+        held = torch.cat([prompt < length, suffix <= written], 2)
         allowed = held & within_window(length + written, position, window)
         mask = torch.zeros(allowed.shape, dtype=dtype, device=length.device)
-        rows.masks[window] = mask.masked_fill_(~allowed, float("-inf"))[:, None, None, :]
+        rows.masks[window] = mask.masked_fill_(~allowed, float("-inf"))[:, None, :, None, :]
     return rows.masks[window]
+
+
+def _written(rows: DecodeRows) -> Int[Tensor, "slots #group 1"]:
+    """The last place of every row's suffix, or of all rows of a slot where these agree."""
+    if rows.in_step:
+        return (rows.clock - rows.cache.start[: rows.used])[:, None, None]
+    grid = rows.time.new_zeros(rows.used * rows.cache.group)
+    return grid.index_copy_(0, rows.rows, rows.time).view(rows.used, -1, 1)
+
+
+def _decode_parts(rows: DecodeRows) -> list[tuple[Tensor, DecodeRows]]:
+    """Steps of one row per completion, in the order of these rows; made once."""
+    if not rows.parts and rows.order is not None:
+        for place in range(int(rows.order.max()) + 1):
+            index = (rows.order == place).nonzero().squeeze(-1)
+            one = {name: getattr(rows, name)[index] for name in ("slot", "sample", "time", "rows")}
+            part = replace(rows, **one, order=None, masks={}, places={}, parts=[])
+            rows.parts.append((index, part))
+    return rows.parts
 
 
 def _suffix_place(rows: DecodeRows, key_heads: int) -> Int[Tensor, "cells"]:

@@ -59,6 +59,11 @@ class FusedBackbone:
         self.decoder, self.own_head = decoder, not fits
         self.embed = backbone.model.get_input_embeddings()
 
+    @property
+    def batch_invariant(self) -> bool:
+        """Whether a row of a decoding step has the same bits whatever else is in the step."""
+        return self.decoder.batch_invariant and not self.own_head
+
     def hidden(
         self, tokens: Int[Tensor, "tokens"], positions: Int[Tensor, "tokens"], attend: Attend
     ) -> Float[Tensor, "tokens hidden"]:

@@ -1,30 +1,154 @@
-"""What a request must keep to, whichever engine answers it."""
+"""What requests must satisfy in every engine, how large they may become, and how they are taken."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterable, Iterator, Sequence
+
 from groupwise.errors import UsageError
 from groupwise.models import Policy
-from groupwise.types import Request, Sampling
+from groupwise.types import Completion, Limits, Request, Sampling
+
+PAUSES = (0.001, 0.05)
+"""The first and the longest pause, in seconds, before an idle engine asks again for a request."""
 
 
 def check(request: Request, policy: Policy) -> None:
     """Refuse what no engine can answer.
 
     Raises:
-        UsageError: no completion wanted, an empty prompt, or one that fills the context.
+        UsageError: no completion wanted, an empty prompt, one that fills the context, or begun
+            completions that do not match the samples.
     """
     if request.group < 1:
         raise UsageError(f"group_size = {request.group}: must be at least 1.")
+    where = f"prompt {request.prompt.id}"
     if not len(request.tokens):
-        raise UsageError(f"prompt {request.prompt.id}: has no tokens; a prompt must not be empty.")
+        raise UsageError(f"{where}: has no tokens; a prompt must not be empty.")
     if len(request.tokens) >= policy.context:
         raise UsageError(
-            f"prompt {request.prompt.id}: has {len(request.tokens)} tokens, and the model's "
-            f"context is {policy.context}; "
-            "set data.max_prompt_tokens so that longer prompts are left out."
+            f"{where}: has {len(request.tokens)} tokens, and the model's context is "
+            f"{policy.context}; set data.max_prompt_tokens so that longer prompts are left out."
         )
+    if request.begun and len(request.begun) != len(request.wanted):
+        raise UsageError(
+            f"{where}: {len(request.begun)} completions are begun and {len(request.wanted)} are "
+            "wanted; give one for each, without tokens where nothing is begun."
+        )
+    if len(set(request.wanted)) < len(request.wanted) or min(request.wanted) < 0:
+        raise UsageError(f"{where}: samples = {request.samples}: must be different indices.")
 
 
-def budget(request: Request, policy: Policy, sampling: Sampling) -> int:
-    """Tokens that a completion may have: what was asked for, or what the context leaves."""
-    return min(sampling.max_tokens, policy.context - len(request.tokens))
+def budget(
+    request: Request, policy: Policy, sampling: Sampling, begun: Completion | None = None
+) -> int:
+    """Tokens that a completion may have, injected ones included: what was asked for, or what the
+    context leaves."""
+    own = sampling.max_tokens if request.budget is None else request.budget
+    injected = 0 if begun is None else len(begun.tokens) - begun.own_tokens
+    return min(own + injected, policy.context - len(request.tokens))
+
+
+def slots_for(*, max_rows: int, group: int, prompts: int) -> int:
+    """Prompts to hold at the same time: twice those that full groups need, because prompts whose
+    last completions are long keep few rows, and others may enter."""
+    return min(prompts, 2 * (max(max_rows, group) // group))
+
+
+def limits_of(
+    requests: Sequence[Request], policy: Policy, sampling: Sampling, *, max_rows: int
+) -> Limits:
+    """The limits of requests that are all known."""
+    group = max(len(request.wanted) for request in requests)
+    return Limits(
+        prompt=max(len(request.tokens) for request in requests),
+        group=group,
+        suffix=max(
+            budget(request, policy, sampling, begun)
+            for request in requests
+            for begun in request.begun or (None,)
+        ),
+        slots=slots_for(max_rows=max_rows, group=group, prompts=len(requests)),
+    )
+
+
+class RequestQueue:
+    """Takes requests from an iterable, one ahead of those that are used.
+
+    Args:
+        requests: None among them means that there is none at the moment.
+        policy: of the engine.
+        sampling: how they will be drawn.
+        limits: of every request; None reads all of them first.
+        max_rows: completions written at the same time.
+
+    Raises:
+        UsageError: a request that no engine can answer, or one beyond the limits.
+    """
+
+    def __init__(
+        self,
+        requests: Iterable[Request | None],
+        policy: Policy,
+        sampling: Sampling,
+        limits: Limits | None,
+        *,
+        max_rows: int,
+    ) -> None:
+        self.policy, self.sampling = policy, sampling
+        if limits is None:
+            known = [request for request in requests if request is not None]
+            for request in known:
+                check(request, policy)
+            if known:
+                limits = limits_of(known, policy, sampling, max_rows=max_rows)
+            requests = known
+        self.limits = limits
+        self._source: Iterator[Request | None] = iter(requests)
+        self._next: Request | None = None
+        self._over = False
+
+    @property
+    def over(self) -> bool:
+        """Whether there will be no other request."""
+        return self._over and self._next is None
+
+    def peek(self, *, idle: bool = False) -> Request | None:
+        """The next request; None where there is none, or none at the moment.
+
+        Args:
+            idle: wait until there is one or the iterable has ended.
+        """
+        pause, longest = PAUSES
+        while self._next is None and not self._over:
+            try:
+                self._next = next(self._source)
+            except StopIteration:
+                self._over = True
+                break
+            if self._next is not None:
+                self._check(self._next)
+            elif not idle:
+                break
+            else:
+                time.sleep(pause)
+                pause = min(2 * pause, longest)
+        return self._next
+
+    def pop(self) -> Request:
+        """Use the request that `peek` found."""
+        request, self._next = self._next, None
+        assert request is not None
+        return request
+
+    def _check(self, request: Request) -> None:
+        check(request, self.policy)
+        assert self.limits is not None
+        found = limits_of([request], self.policy, self.sampling, max_rows=1)
+        for name in ("prompt", "group", "suffix"):
+            size, limit = getattr(found, name), getattr(self.limits, name)
+            if size > limit:
+                raise UsageError(
+                    f"prompt {request.prompt.id}: {name} = {size}: is beyond the stated limit of "
+                    f"{limit}."
+                )

@@ -2,10 +2,9 @@
 it.
 
 The number for position t of a completion is a hash of (stream, prompt id, sample, t). So what a
-completion draws depends
-neither on the batch it is in, nor on the order of rows, nor on what was drawn before: a resumed
-    run, a re-ordered batch
-and two algorithms under comparison all see the same numbers.
+completion draws depends neither on the batch it is in, nor on the order of rows, nor on what was
+drawn before: a resumed run, a reordered batch, a continued completion and two algorithms under
+comparison all see the same numbers.
 """
 
 from __future__ import annotations
@@ -22,10 +21,8 @@ from groupwise.types import Request
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
-def uniforms(
-    request: Request, count: int, *, sample: int = 0, samples: int | None = None
-) -> Float64[Tensor, "group time"]:
-    """Uniform numbers in [0, 1) for the first `count` positions of some samples of a request.
+def uniforms(request: Request, count: int) -> Float64[Tensor, "group time"]:
+    """Uniform numbers in [0, 1) for the first `count` positions of the wanted samples.
 
     Each is SplitMix64 of (key + position · golden ratio), its upper 53 bits as a fraction, where
     the key is a BLAKE2b hash of the stream, the prompt's id and the sample's index.
@@ -33,7 +30,6 @@ def uniforms(
     Args:
         request: whose completions.
         count: positions per completion.
-        sample, samples: the first sample and how many; all of the group by default.
 
     Returns:
         float64 numbers, equal on every machine.
@@ -42,10 +38,7 @@ def uniforms(
         Steele, Lea, Flood: Fast splittable pseudorandom number generators (OOPSLA 2014), the mixing
             function.
     """
-    samples = request.group if samples is None else samples
-    keys = np.array(
-        [_key(request, index) for index in range(sample, sample + samples)], dtype=np.uint64
-    )
+    keys = np.array([_key(request, sample) for sample in request.wanted], dtype=np.uint64)
     with np.errstate(over="ignore"):
         x = keys[:, None] + (np.arange(1, count + 1, dtype=np.uint64) * _GOLDEN)[None, :]
         x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

@@ -22,7 +22,8 @@ INLINE const float *widened(const Narrow *from, int64_t size, float *scratch)
     return scratch;
 }
 
-// The rows of one slot and one key head, and scratch memory for them.
+// Rows of one slot that see the same part of its prompt, one key head, and scratch memory for them.
+// Each row sees its own suffix up to its own time.
 //
 // Queries are the rows times the heads that share the key head. For the prompt they are the columns
 // of a matrix, so that a tile of scores is a few keys by 32 queries.
@@ -32,8 +33,8 @@ struct SlotHead {
     const Cache<Number> &cache;
     const Places &places;
     int64_t first, rows, repeats, queries, columns;  // columns: queries up to a multiple of 16
-    int64_t hidden_prompt, hidden_suffix;            // tokens before the window
-    int64_t prompt, suffix, width;  // tokens in it; width: suffix up to a multiple of 16
+    int64_t length, hidden_prompt;  // tokens of the prompt, and those before the window
+    int64_t prompt, suffix, width;  // tokens in it; the longest suffix, up to a multiple of 16
     int64_t key_head, cell;
     float *query;                 // [queries, dim], scaled
     float *transposed;            // [dim, columns]
@@ -46,15 +47,27 @@ struct SlotHead {
         : a(a), cache(a.cache), places(a.places), first(begin), rows(end - begin),
           repeats(a.heads / cache.key_heads)
     {
-        const int64_t length = places.prompt_length[places.slot[begin]];
-        const int64_t own = places.time[begin] + 1;
-        const int64_t hidden = a.window ? std::max<int64_t>(0, length + own - a.window) : 0;
+        length = places.prompt_length[places.slot[begin]];
+        hidden_prompt = std::min(hidden(a, begin), length), prompt = length - hidden_prompt;
+        suffix = 0;
+        for (int64_t row = begin; row < end; row++)
+            suffix = std::max(suffix, suffix_of(row));
         queries = rows * repeats;
         columns = (queries + LANES - 1) / LANES * LANES;
-        hidden_prompt = std::min(hidden, length), hidden_suffix = hidden - hidden_prompt;
-        prompt = length - hidden_prompt, suffix = own - hidden_suffix;
-        width = (suffix + LANES - 1) / LANES * LANES;
+        width = whole(suffix);
     }
+
+    // Tokens of prompt and suffix before the window of a row.
+    static int64_t hidden(const Attention<Number> &a, int64_t row)
+    {
+        const int64_t length = a.places.prompt_length[a.places.slot[row]];
+        return a.window ? std::max<int64_t>(0, length + a.places.time[row] + 1 - a.window) : 0;
+    }
+
+    static int64_t whole(int64_t count) { return (count + LANES - 1) / LANES * LANES; }
+
+    int64_t hidden_suffix(int64_t row) const { return hidden(a, row) - hidden_prompt; }
+    int64_t suffix_of(int64_t row) const { return places.time[row] + 1 - hidden_suffix(row); }
 
     // Assigns the parts of the scratch memory for a key head; returns its size. Null: size only.
     int64_t assign(float *scratch, int64_t head)
@@ -73,6 +86,8 @@ struct SlotHead {
     }
 
     int64_t of_prompt() const { return (cell * cache.prompt_capacity + hidden_prompt) * cache.dim; }
+
+    float *scores(int64_t q) const { return to_suffix + q * width; }
 
     int64_t of_suffix(int64_t row) const
     {
@@ -99,16 +114,23 @@ struct SlotHead {
                 at(top + q) = larger(at(to_prompt + t * columns + q), at(top + q));
     }
 
-    // Writes the new keys and values first.
+    // Writes the new keys and values, those of all rows first: several may be of one completion.
+    void write()
+    {
+        const size_t size = sizeof(Number) * cache.dim;
+        for (int64_t row = first; row < first + rows; row++) {
+            const int64_t last = of_suffix(row) + places.time[row] * cache.dim;
+            std::memcpy(cache.suffix_key + last, a.key.of(row, key_head), size);
+            std::memcpy(cache.suffix_value + last, a.value.of(row, key_head), size);
+        }
+    }
+
     void score_suffix()
     {
         const int64_t dim = cache.dim;
         for (int64_t r = 0; r < rows; r++) {
-            const int64_t begin = of_suffix(first + r), last = begin + places.time[first + r] * dim;
-            const int64_t start = begin + hidden_suffix * dim;
-            const size_t size = sizeof(Number) * dim;
-            std::memcpy(cache.suffix_key + last, a.key.of(first + r, key_head), size);
-            std::memcpy(cache.suffix_value + last, a.value.of(first + r, key_head), size);
+            const int64_t start = of_suffix(first + r) + hidden_suffix(first + r) * dim;
+            const int64_t suffix = suffix_of(first + r), width = whole(suffix);
             const float *keys = widened(cache.suffix_key + start, suffix * dim, copy);
             for (int64_t t = 0; t < suffix; t += LANES) {
                 const int64_t some = std::min<int64_t>(LANES, suffix - t);
@@ -117,10 +139,10 @@ struct SlotHead {
                     __builtin_prefetch(cache.suffix_value + start + t * dim + d);
                 }
                 for (int64_t q = r * repeats; q < (r + 1) * repeats; q++)
-                    score(query + q * dim, keys + t * dim, some, to_suffix + q * width + t);
+                    score(query + q * dim, keys + t * dim, some, scores(q) + t);
             }
             for (int64_t q = r * repeats; q < (r + 1) * repeats; q++) {
-                float *of_query = to_suffix + q * width;
+                float *of_query = scores(q);
                 std::fill(of_query + suffix, of_query + width,
                           -std::numeric_limits<float>::infinity());
                 Vector most = Vector{} + top[q];
@@ -162,9 +184,10 @@ struct SlotHead {
                 at(total + q) += x;
             }
         for (int64_t q = 0; q < queries; q++) {
+            const int64_t suffix = suffix_of(first + q / repeats);
             Vector more{};
-            for (int64_t t = 0; t < width; t += LANES) {
-                Vector &x = at(to_suffix + q * width + t);
+            for (int64_t t = 0; t < suffix; t += LANES) {
+                Vector &x = at(scores(q) + t);
                 x = exponential(x - top[q]);
                 more += x;
             }
@@ -179,11 +202,11 @@ struct SlotHead {
         const float *value = widened(cache.prompt_value + of_prompt(), prompt * dim, copy);
         multiply(queries, dim, prompt, {to_prompt, 1, columns}, value, dim, result, dim);
         for (int64_t r = 0; r < rows; r++) {
-            const int64_t q = r * repeats, start = of_suffix(first + r) + hidden_suffix * dim;
+            const int64_t q = r * repeats, row = first + r, suffix = suffix_of(row);
+            const int64_t start = of_suffix(row) + hidden_suffix(row) * dim;
             const float *own = widened(cache.suffix_value + start, suffix * dim, copy);
-            multiply(repeats, dim, suffix, {to_suffix + q * width, width, 1}, own, dim,
-                     result + q * dim, dim);
-            Number *out = a.out + ((first + r) * a.heads + key_head * repeats) * dim;
+            multiply(repeats, dim, suffix, {scores(q), width, 1}, own, dim, result + q * dim, dim);
+            Number *out = a.out + (row * a.heads + key_head * repeats) * dim;
             for (int64_t h = 0; h < repeats; h++)
                 for (int64_t d = 0; d < dim; d += LANES)
                     store(at(result + (q + h) * dim + d) / total[q + h], out + h * dim + d);
@@ -197,13 +220,19 @@ int attend(const Attention<Number> &a)
     const Places &places = a.places;
     std::vector<SlotHead<Number>> shares;
     int64_t most = 0;
+    bool split = false;  // a window begins in the prompt at different places for rows of one slot
     for (int64_t begin = 0, end = 0; begin < places.rows; begin = end) {
-        while (end < places.rows && places.slot[end] == places.slot[begin])
+        const int64_t slot = places.slot[begin], length = places.prompt_length[slot];
+        const auto hidden = [&](int64_t row) {
+            return std::min(SlotHead<Number>::hidden(a, row), length);
+        };
+        while (end < places.rows && places.slot[end] == slot && hidden(end) == hidden(begin))
             end++;
+        split |= end < places.rows && places.slot[end] == slot;
         shares.emplace_back(a, begin, end);
         most = std::max(most, shares.back().assign(nullptr, 0));
     }
-    most = (most + LANES - 1) / LANES * LANES;
+    most = SlotHead<Number>::whole(most);
     float *scratch = (float *)std::aligned_alloc(4 * LANES, sizeof(float) * most * a.threads);
     if (!scratch)
         return 1;
@@ -211,10 +240,21 @@ int attend(const Attention<Number> &a)
 #pragma omp parallel num_threads(a.threads)
     {
         float *mine = scratch + most * omp_get_thread_num();
+        const auto share_of = [&](int64_t unit) {
+            SlotHead<Number> share = shares[unit / a.cache.key_heads];
+            share.assign(mine, unit % a.cache.key_heads);
+            return share;
+        };
+        if (split) {
+#pragma omp for
+            for (int64_t i = 0; i < units; i++)
+                share_of(i).write();
+        }
 #pragma omp for schedule(dynamic)
         for (int64_t i = 0; i < units; i++) {
-            SlotHead<Number> share = shares[i / a.cache.key_heads];
-            share.assign(mine, i % a.cache.key_heads);
+            SlotHead<Number> share = share_of(i);
+            if (!split)
+                share.write();
             share.score_prompt();
             share.score_suffix();
             share.softmax();

@@ -44,7 +44,7 @@ def _by_sequence(values: Float[Tensor, "tokens heads dim"], length: int) -> Tens
 
 
 class Decode(DecodeRows):
-    """Attention of one new token per live completion to its prompt and its own suffix."""
+    """Attention of new tokens of live completions to their prompts and their own suffixes."""
 
     def __call__(
         self,

@@ -1,19 +1,20 @@
 """The engine for models that cannot be attended group by group: `transformers`' own `generate`,
-with our streams.
+with keyed random streams.
 
-Slower (the prompt is computed G times and the batch waits for its longest row) but bound to no
-assumption about the model. A logits processor does the drawing, so the random streams and
-log-probabilities are the same as the group engine's.
+Slower (the prompt is computed for every completion and the batch waits for its longest row) but
+without assumptions about the model. A logits processor draws the tokens, so the random streams and
+log-probabilities are those of the group engine. A begun completion is continued as a longer prompt.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Float64
 from torch import Tensor
 from transformers import (
     GenerationConfig,
@@ -24,59 +25,127 @@ from transformers import (
 )
 
 from groupwise.models import Backbone, Policy
-from groupwise.rollouts.limits import budget, check
+from groupwise.rollouts.limits import RequestQueue
+from groupwise.rollouts.rows import Row, completions_of, rows_of
 from groupwise.rollouts.sampling import draw
 from groupwise.rollouts.streams import uniforms
-from groupwise.rollouts.text import Ending, completions_of
-from groupwise.types import Group, Metrics, Request, Sampling, WeightsRef
+from groupwise.rollouts.text import Ending
+from groupwise.types import Group, Limits, Metrics, Request, Sampling, WeightsRef
+
+
+@dataclass(kw_only=True)
+class _Draft:
+    """A row to write, with all that has been written of it.
+
+    Attributes:
+        prompt: its tokens.
+        uniform: a random number for every place.
+    """
+
+    row: Row
+    prompt: list[int]
+    uniform: Float64[Tensor, "places"]
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    stopped: bool = False
 
 
 class GenerateEngine:
-    """Rollouts through `model.generate`, several prompts at a time, padded on the left."""
+    """Rollouts through `model.generate`, several prompts at a time, padded on the left.
+
+    Args:
+        policy: model and tokenizer.
+        max_rows: completions written at the same time.
+    """
+
+    exact_continuation = False
 
     def __init__(self, policy: Policy, *, max_rows: int = 128) -> None:
         self.policy, self.max_rows, self.version = policy, max_rows, 0
 
-    def generate(self, requests: Iterable[Request], sampling: Sampling) -> Iterator[Group]:
+    def generate(
+        self,
+        requests: Iterable[Request | None],
+        sampling: Sampling,
+        limits: Limits | None = None,
+    ) -> Iterator[Group]:
         """Yield groups in the order asked for, a batch of them at a time."""
-        wanted = list(requests)
-        for request in wanted:
-            check(request, self.policy)
-        training = self.policy.model.training
-        self.policy.model.eval()
-        try:
-            while wanted:
-                batch = self._first(wanted, sampling)
-                wanted = wanted[len(batch) :]
-                yield from self._batch(batch, sampling)
-        finally:
-            self.policy.model.train(training)
+        queue = RequestQueue(requests, self.policy, sampling, limits, max_rows=self.max_rows)
+        while (request := queue.peek(idle=True)) is not None:
+            batch, rows = [], 0
+            while request is not None:
+                rows += len(request.wanted)
+                if batch and rows > self.max_rows:
+                    break
+                batch.append(queue.pop())
+                request = queue.peek()
+            yield from self._batch(batch, sampling)
 
-    def _first(self, wanted: list[Request], sampling: Sampling) -> list[Request]:
-        """The next requests of one batch: as many as fit, and all with the same budget, so that no
-        prompt shortens the answers to another."""
-        room, rows = budget(wanted[0], self.policy, sampling), 0
-        for count, request in enumerate(wanted):
-            rows += request.group
-            if count and (rows > self.max_rows or budget(request, self.policy, sampling) != room):
-                return wanted[:count]
-        return wanted
+    def _batch(self, requests: list[Request], sampling: Sampling) -> list[Group]:
+        """The groups of some requests. Rows with the same number of tokens left run together, so
+        that no prompt shortens the answers to another."""
+        drafts = [self._drafts(request, sampling) for request in requests]
+        together: dict[int, list[_Draft]] = {}
+        for draft in (draft for group in drafts for draft in group):
+            if draft.row.ended is None:
+                left = draft.row.places - len(draft.tokens)
+                together.setdefault(left, []).append(draft)
+        model = self.policy.model
+        training = model.training
+        model.eval()
+        try:
+            for left, rows in together.items():
+                self._write(rows, sampling, left=left)
+        finally:
+            model.train(training)
+        return [
+            Group(
+                prompt=request.prompt,
+                prompt_tokens=request.tokens,
+                completions=completions_of(
+                    self.policy,
+                    [draft.row for draft in group],
+                    [draft.tokens for draft in group],
+                    [draft.logprobs for draft in group],
+                    stopped=[draft.stopped for draft in group],
+                ),
+                stream=request.stream,
+                samples=request.wanted,
+            )
+            for request, group in zip(requests, drafts, strict=True)
+        ]
+
+    def _drafts(self, request: Request, sampling: Sampling) -> list[_Draft]:
+        rows = rows_of(request, self.policy, sampling, version=self.version)
+        random = uniforms(request, max(row.places for row in rows))
+        return [
+            _Draft(
+                row=row,
+                prompt=list(request.tokens),
+                uniform=uniform,
+                tokens=row.given,
+                logprobs=list(row.begun.logprobs),
+                stopped=row.ended == "stop",
+            )
+            for row, uniform in zip(rows, random, strict=True)
+        ]
 
     @torch.inference_mode()
-    def _batch(self, requests: list[Request], sampling: Sampling) -> list[Group]:
+    def _write(self, drafts: list[_Draft], sampling: Sampling, *, left: int) -> None:
+        """Add up to `left` tokens to each draft."""
         model, tokenizer = Backbone.of(self.policy.model).model, self.policy.tokenizer
         device = model.get_input_embeddings().weight.device
-        rows = [list(request.tokens) for request in requests for _ in range(request.group)]
+        rows = [[*draft.prompt, *draft.tokens] for draft in drafts]
         longest = max(len(row) for row in rows)
         pad = int(tokenizer.pad_token_id)  # pyright: ignore[reportArgumentType]
         ids = torch.tensor([[pad] * (longest - len(row)) + row for row in rows], device=device)
         mask = torch.tensor(
             [[0] * (longest - len(row)) + [1] * len(row) for row in rows], device=device
         )
-        drawing = _Drawing(requests, sampling, prompt=longest, device=device)
-        ending = _Stops(Ending(self.policy, sampling, device=device), prompt=longest)
+        drawing = _Drawing(drafts, sampling, longest=longest, left=left, device=device)
+        ending = _Stops(Ending(self.policy, sampling, device=device), drafts, longest=longest)
         settings = GenerationConfig(
-            max_new_tokens=budget(requests[0], self.policy, sampling),
+            max_new_tokens=left,
             do_sample=False,
             eos_token_id=sorted(self.policy.end_tokens),
             pad_token_id=pad,
@@ -89,39 +158,14 @@ class GenerateEngine:
                 logits_processor=LogitsProcessorList([drawing]),
                 stopping_criteria=StoppingCriteriaList([ending]),
             )
-        return self._groups(requests, out[:, longest:], drawing, ending)
-
-    def _groups(
-        self,
-        requests: list[Request],
-        out: Int[Tensor, "rows time"],
-        drawing: _Drawing,
-        ending: _Stops,
-    ) -> list[Group]:
-        groups, row = [], 0
         logp = torch.stack(drawing.logp, 1)
-        for request in requests:
-            span = range(row, row + request.group)
-            row = span.stop
-            lengths = [int(ending.length[r]) if ending.stopped[r] else out.shape[1] for r in span]
-            sets = [[step[r].nonzero().squeeze(-1) for step in drawing.kept] for r in span]
-            completions = completions_of(
-                self.policy,
-                [out[r, :n].tolist() for r, n in zip(span, lengths, strict=True)],
-                [logp[r, :n].tolist() for r, n in zip(span, lengths, strict=True)],
-                stopped=[bool(ending.stopped[r]) for r in span],
-                version=self.version,
-                kept=[k[:n] or None for k, n in zip(sets, lengths, strict=True)],
-            )
-            groups.append(
-                Group(
-                    prompt=request.prompt,
-                    prompt_tokens=request.tokens,
-                    completions=completions,
-                    stream=request.stream,
-                )
-            )
-        return groups
+        for place, draft in enumerate(drafts):
+            draft.stopped = bool(ending.stopped[place])
+            count = int(ending.length[place]) if draft.stopped else out.shape[1] - longest
+            draft.tokens = [*draft.tokens, *out[place, longest : longest + count].tolist()]
+            draft.logprobs += logp[place, :count].tolist()
+            kept = [step[place].nonzero().squeeze(-1) for step in drawing.kept[:count]]
+            draft.row.support += kept
 
     def publish(self, weights: WeightsRef) -> Metrics:
         """Stamp what follows with the new version; the tensors are shared with the learner."""
@@ -148,18 +192,26 @@ class _Drawing(LogitsProcessor):
     """Draws each row's token from its own stream and leaves it as the only possible one."""
 
     def __init__(
-        self, requests: list[Request], sampling: Sampling, *, prompt: int, device: torch.device
+        self,
+        drafts: list[_Draft],
+        sampling: Sampling,
+        *,
+        longest: int,
+        left: int,
+        device: torch.device,
     ) -> None:
-        streams = [uniforms(request, sampling.max_tokens) for request in requests]
-        self.uniform = torch.cat(streams).to(device)
-        self.sampling, self.prompt = sampling, prompt
+        spans = [(draft.uniform, len(draft.tokens)) for draft in drafts]
+        streams = [uniform[first : first + left] for uniform, first in spans]
+        self.uniform = torch.stack(streams).to(device)
+        self.sampling, self.longest = sampling, longest
         self.logp: list[Tensor] = []
         self.kept: list[Tensor] = []
 
     def __call__(
         self, input_ids: Tensor, scores: Float[Tensor, "rows vocab"]
     ) -> Float[Tensor, "rows vocab"]:
-        drawn = draw(scores, self.uniform[:, input_ids.shape[1] - self.prompt], self.sampling)
+        uniform = self.uniform[:, input_ids.shape[1] - self.longest]
+        drawn = draw(scores, uniform, self.sampling)
         self.logp.append(drawn.logp.double())
         if drawn.kept is not None:
             self.kept.append(drawn.kept)
@@ -169,18 +221,21 @@ class _Drawing(LogitsProcessor):
 class _Stops(StoppingCriteria):
     """Ends rows at end tokens and stop strings, and remembers where."""
 
-    def __init__(self, ending: Ending, *, prompt: int) -> None:
-        self.ending, self.prompt = ending, prompt
-        self.stopped = torch.zeros(0, dtype=torch.bool)
-        self.length = torch.zeros(0, dtype=torch.long)
+    def __init__(self, ending: Ending, drafts: list[_Draft], *, longest: int) -> None:
+        self.ending, self.longest = ending, longest
+        # The first token, counted with the prompt on the left, of which a stop may consist.
+        self.since = {
+            place: longest - len(draft.tokens) + draft.row.since
+            for place, draft in enumerate(drafts)
+        }
+        self.stopped = torch.zeros(len(drafts), dtype=torch.bool)
+        self.length = torch.zeros(len(drafts), dtype=torch.long)
 
     def __call__(self, input_ids: Tensor, scores: Any, **_: Any) -> Any:
-        tokens = input_ids[:, self.prompt :]
-        if not len(self.stopped):
-            self.stopped = torch.zeros(len(tokens), dtype=torch.bool, device=tokens.device)
-            self.length = torch.zeros(len(tokens), dtype=torch.long, device=tokens.device)
-        self.length = torch.where(self.stopped, self.length, tokens.shape[1])
-        rows = torch.arange(len(tokens), device=tokens.device)
-        last = torch.full_like(rows, tokens.shape[1] - 1)
-        self.stopped |= self.ending(tokens[:, -1], tokens, rows, last)
+        device, time = input_ids.device, input_ids.shape[1]
+        self.stopped, self.length = self.stopped.to(device), self.length.to(device)
+        self.length = torch.where(self.stopped, self.length, time - self.longest)
+        rows = torch.arange(len(input_ids), device=device)
+        last = torch.full_like(rows, time - 1)
+        self.stopped |= self.ending(input_ids[:, -1], input_ids, rows, last, self.since)
         return self.stopped

@@ -2,14 +2,16 @@
 another.
 
 Finished completions leave the batch at once; when the last one of a prompt has finished, its group
-is yielded and the next waiting prompt takes its place. Prompts of different lengths stand side by
-side without padding in the decoding step. The engine runs the very model that learns, so there is
-no second copy of the weights and nothing to synchronise.
+is yielded and the next request takes its place. Prompts of different lengths stand side by side
+without padding in the decoding step. Begun completions are continued by passing their tokens
+through decoding steps, up to `CHUNK` at a time, so that the cache holds what it would hold had they
+been written here. The engine runs the model that learns, so there is no second copy of the weights
+and nothing to synchronise.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields, replace
 
@@ -28,13 +30,17 @@ from groupwise.models import (
     unsupported,
 )
 from groupwise.rollouts.engines.attention import Decode, Prefill
-from groupwise.rollouts.limits import budget, check
+from groupwise.rollouts.limits import RequestQueue
+from groupwise.rollouts.rows import Row, completions_of, rows_of
 from groupwise.rollouts.sampling import draw
 from groupwise.rollouts.streams import uniforms
-from groupwise.rollouts.text import Ending, completions_of
-from groupwise.types import Group, Metrics, Request, Sampling, WeightsRef
+from groupwise.rollouts.text import Ending
+from groupwise.types import Group, Limits, Metrics, Request, Sampling, WeightsRef
 
 PREFILL_TOKENS = 8192
+"""Prompt tokens computed at once."""
+CHUNK = 64
+"""Begun tokens of one completion that pass through the model in one step."""
 
 
 class GroupEngine:
@@ -60,22 +66,37 @@ class GroupEngine:
         self.version = 0
         self.calls = can_use_fused(Backbone.of(policy.model))
 
-    def generate(self, requests: Iterable[Request], sampling: Sampling) -> Iterator[Group]:
+    @property
+    def exact_continuation(self) -> bool:
+        """True where compiled kernels compute every layer and the head: their results do not depend
+        on what else is in the batch."""
+        backbone = Backbone.of(self.policy.model)
+        if self.calls is None or not only_known_parts(backbone):
+            return False
+        return FusedBackbone(backbone, self.calls, positions=1).batch_invariant
+
+    def generate(
+        self,
+        requests: Iterable[Request | None],
+        sampling: Sampling,
+        limits: Limits | None = None,
+    ) -> Iterator[Group]:
         """Yield each request's group as soon as its last completion has finished."""
-        wanted = list(requests)
-        if not wanted:
+        queue = RequestQueue(requests, self.policy, sampling, limits, max_rows=self.max_rows)
+        if queue.limits is None:
             return
         training = self.policy.model.training
         self.policy.model.eval()
         try:
             rollout = _Rollout(
-                self.policy, wanted, sampling, max_rows=self.max_rows, version=self.version
-            )
-            version, weights = None, nullcontext()
-            while rollout.waiting or rollout.slots:
-                if version != self.version:  # the first time, or new weights since
+                self.policy, queue, queue.limits, sampling, max_rows=self.max_rows,
+                version=lambda: self.version,
+            )  # fmt: skip
+            weights = self._laid_out(rollout)
+            while rollout.unfinished:
+                if rollout.outdated:
                     weights = self._laid_out(rollout)
-                    version = self.version
+                    rollout.follow(self.version)
                 # While its caller has the turn, the model is as the caller gave it.
                 with weights:
                     groups = rollout.next_groups()
@@ -88,7 +109,7 @@ class GroupEngine:
         rollout.backbone = backbone = Backbone.of(self.policy.model)
         if self.calls is None or not only_known_parts(backbone):  # an adapter was added since
             return active().inference_layers(self.policy.model, rows=self.max_rows)
-        rollout.backbone = FusedBackbone(backbone, self.calls, positions=rollout.longest)
+        rollout.backbone = FusedBackbone(backbone, self.calls, positions=rollout.positions)
         return nullcontext()
 
     def publish(self, weights: WeightsRef) -> Metrics:
@@ -102,9 +123,10 @@ class GroupEngine:
 
 @dataclass(kw_only=True)
 class _Slot:
-    """A prompt in the cache and the tick of the clock at which its completions began."""
+    """A prompt in the cache, its completions, and the tick of the clock at which it entered."""
 
     request: Request
+    rows: list[Row]
     start: int
 
 
@@ -117,7 +139,7 @@ class _Live:
         slot, sample: the two parts of it.
         time: where the key of `token` goes in the suffix.
         token: drawn last.
-        budget: tokens the completion may have.
+        budget: tokens that the completion may have.
     """
 
     rows: Int[Tensor, "rows"]
@@ -135,45 +157,48 @@ class _Live:
         pairs = {f.name: (getattr(self, f.name), getattr(other, f.name)) for f in fields(self)}
         return _Live(**{name: torch.cat(pair) for name, pair in pairs.items()})
 
+    def ordered(self) -> _Live:
+        """The entries in the order of rows."""
+        return self.keep(self.rows.argsort())
+
 
 class _Rollout:
-    """The state of one `generate` call."""
+    """The state of one `generate` call.
+
+    Args:
+        version: the engine's present version of the weights.
+    """
 
     def __init__(
         self,
         policy: Policy,
-        requests: list[Request],
+        requests: RequestQueue,
+        limits: Limits,
         sampling: Sampling,
         *,
         max_rows: int,
-        version: int,
+        version: Callable[[], int],
     ) -> None:
-        self.policy, self.sampling, self.version = policy, sampling, version
+        self.policy, self.requests, self.sampling = policy, requests, sampling
+        self.newest, self.version = version, version()
         self.backbone: Backbone | FusedBackbone = Backbone.of(policy.model)
         self.device = self.backbone.device
-        self.longest = max(len(request.tokens) for request in requests) + sampling.max_tokens
-        self.group = max(request.group for request in requests)
+        self.positions = limits.prompt + limits.suffix
+        self.group = limits.group
         self.max_rows = max(max_rows, self.group)
-        for request in requests:
-            check(request, policy)
-        self.waiting = list(reversed(requests))
-        # Twice the slots that full groups need: prompts whose last answers are long keep few rows,
-        # and others may enter.
-        slots = min(len(requests), 2 * (self.max_rows // self.group))
         self.cache = GroupCache(
-            slots=slots,
+            slots=limits.slots,
             group=self.group,
-            prompt_capacity=max(len(request.tokens) for request in requests),
-            suffix_capacity=sampling.max_tokens,
+            prompt_capacity=limits.prompt,
+            suffix_capacity=limits.suffix,
             device=self.device,
         )
-        shape = (slots * self.group, sampling.max_tokens)
+        shape = (limits.slots * self.group, limits.suffix)
         self.tokens = torch.zeros(shape, dtype=torch.long, device=self.device)
         self.logp = torch.zeros(shape, dtype=torch.float64, device=self.device)
         self.uniform = torch.zeros(shape, dtype=torch.float64, device=self.device)
         self.length = torch.zeros(shape[0], dtype=torch.long, device=self.device)
         self.stopped = torch.zeros(shape[0], dtype=torch.bool, device=self.device)
-        self.kept: dict[int, list[Tensor]] = {}
         self.ending = Ending(policy, sampling, device=self.device)
         self.slots: list[_Slot] = []
         self.clock = 0
@@ -182,36 +207,74 @@ class _Rollout:
         self.live = _Live(**dict.fromkeys((f.name for f in fields(_Live)), nothing))
         self._measure()
 
+    @property
+    def unfinished(self) -> bool:
+        """Whether anything is being written or may yet be asked for."""
+        return bool(self.slots) or not self.requests.over
+
+    @property
+    def outdated(self) -> bool:
+        """Whether the engine has other weights by now."""
+        return self.newest() != self.version
+
+    def follow(self, version: int) -> None:
+        """Stamp tokens with another version from here on."""
+        for row, time in zip(self.live.rows.tolist(), self.live.time.tolist(), strict=True):
+            self._row(row).stamp(time + 1, version)
+        self.version = version
+
     def next_groups(self) -> list[Group]:
-        """Write until some prompt's last completion has ended; the groups that have."""
+        """Write until a request's last completion has ended, or the weights have changed; the
+        groups that have finished."""
         groups: list[Group] = []
-        while not groups and (self.waiting or self.slots):
+        while not groups and self.unfinished:
             self.admit()
+            if self.outdated:
+                break
             if len(self.live.rows):
                 self.step()
             groups = self.collect()
         return groups
 
     def admit(self) -> None:
-        """Let waiting prompts in while their groups fit; draw their completions' first tokens."""
+        """Let requests in while their completions fit; draw the first tokens of those that are not
+        begun."""
         first, rows, tokens = len(self.slots), len(self.live.rows), 0
-        while self.waiting and len(self.slots) < self.cache.slots:
-            request = self.waiting[-1]
-            rows, tokens = rows + request.group, tokens + len(request.tokens)
+        while len(self.slots) < self.cache.slots:
+            request = self.requests.peek(idle=not self.slots)
+            if request is None or self.outdated:
+                break
+            rows, tokens = rows + len(request.wanted), tokens + len(request.tokens)
             too_long = len(self.slots) > first and tokens > PREFILL_TOKENS
             if rows > self.max_rows or too_long:
                 break
-            span = len(self.slots) * self.group + torch.arange(request.group)
-            self.uniform[span] = uniforms(request, self.sampling.max_tokens).to(self.device)
-            self.slots.append(_Slot(request=self.waiting.pop(), start=self.clock))
+            self._enter(self.requests.pop())
         if len(self.slots) > first:
             self._prefill(first)
             self._measure()
 
+    def _enter(self, request: Request) -> None:
+        """Give a request the next slot, with the tokens that are there already."""
+        first = len(self.slots) * self.group
+        rows = rows_of(request, self.policy, self.sampling, version=self.version)
+        random = uniforms(request, self.uniform.shape[1])
+        self.uniform[first : first + len(rows)] = random.to(self.device)
+        for place, row in enumerate(rows, first):
+            row.start, count = self.clock, len(row.given)
+            if count:
+                self.tokens[place, :count] = torch.as_tensor(row.given, device=self.device)
+                logp = torch.as_tensor(row.begun.logprobs, dtype=torch.float64)
+                self.logp[place, :count] = logp.to(self.device)
+            if row.ended is not None:
+                self.length[place], self.stopped[place] = count, row.ended == "stop"
+                row.given, self.left = [], True
+        self.slots.append(_Slot(request=request, rows=rows, start=self.clock))
+
     @torch.inference_mode()
     def _prefill(self, first: int) -> None:
         """Compute the prompts of the slots from `first` on, and draw from their last states."""
-        requests = [slot.request for slot in self.slots[first:]]
+        new = self.slots[first:]
+        requests = [slot.request for slot in new]
         lengths = torch.tensor([len(request.tokens) for request in requests], device=self.device)
         time, slots = int(lengths.max()), torch.arange(first, len(self.slots), device=self.device)
         ids = torch.zeros(len(requests), time, dtype=torch.long)
@@ -222,26 +285,42 @@ class _Rollout:
         attend = Prefill(cache=self.cache, slots=slots, time=time)
         hidden = self.backbone.hidden(ids.flatten().to(self.device), places, attend)
         last = torch.arange(len(requests), device=self.device) * time + lengths - 1
-        groups = torch.tensor([request.group for request in requests], device=self.device)
-        logits = self.backbone.logits(hidden[last]).repeat_interleave(groups, 0)
-        room = [budget(request, self.policy, self.sampling) for request in requests]
-        slot = slots.repeat_interleave(groups)
-        sample = torch.cat([torch.arange(request.group) for request in requests]).to(self.device)
-        new = _Live(
+        fresh = self._rows_to_write(first, begun=False)
+        if len(fresh.rows):
+            counts = torch.bincount(fresh.slot - first, minlength=len(new))
+            logits = self.backbone.logits(hidden[last]).repeat_interleave(counts, 0)
+            fresh = self._draw(fresh, logits)
+        self.live = self.live.join(fresh)
+        begun = self._rows_to_write(first, begun=True)
+        if len(begun.rows):
+            self.live = self.live.join(begun).ordered()
+
+    def _rows_to_write(self, first: int, *, begun: bool) -> _Live:
+        """The rows of new slots that begin with their prompt, or with given tokens."""
+        chosen = [
+            (number, sample, row.places)
+            for number, slot in enumerate(self.slots[first:], first)
+            for sample, row in enumerate(slot.rows)
+            if row.ended is None and bool(row.given) == begun
+        ]
+        given = torch.tensor(chosen, dtype=torch.long, device=self.device).view(-1, 3)
+        slot, sample, places = given.unbind(1)
+        return _Live(
             rows=slot * self.group + sample,
             slot=slot,
             sample=sample,
-            # The first token is drawn from the prompt alone, before anything is in the suffix.
-            time=torch.full_like(slot, -1),
+            # A first token is drawn from the prompt alone, before anything is in the suffix.
+            time=torch.full_like(slot, 0 if begun else -1),
             token=torch.zeros_like(slot),
-            budget=torch.tensor(room, device=self.device).repeat_interleave(groups),
+            budget=places,
         )
-        self.live = self.live.join(self._draw(new, logits))
 
     @torch.inference_mode()
     def step(self) -> None:
-        """One more token for every live completion."""
-        live = self.live
+        """One more token for every live completion, except those with given tokens left."""
+        live, order, last, waiting = self.live, None, None, None
+        if self.queued:
+            live, order, last, waiting = self._feed(live)
         attend = Decode(
             cache=self.cache,
             used=len(self.slots),
@@ -251,13 +330,53 @@ class _Rollout:
             time=live.time,
             clock=self.clock,
             prompt=self.longest_prompt,
-            suffix=self.clock - self.earliest + 1,
+            suffix=min(self.clock - self.earliest + 1, self.cache.suffix_capacity),
             aligned=self.aligned,
+            in_step=self.in_step,
+            order=order,
         )
         position = self.cache.prompt_length[live.slot] + live.time
         hidden = self.backbone.hidden(live.token, position, attend)
         self.clock += 1
-        self.live = self._draw(live, self.backbone.logits(hidden))
+        if last is None or waiting is None:
+            self.live = self._draw(live, self.backbone.logits(hidden))
+            return
+        live, hidden = live.keep(last), hidden[last]
+        held = live.keep(waiting)
+        self.live = replace(held, time=held.time + 1)
+        if len(held.rows) < len(live.rows):
+            drawn = self._draw(live.keep(~waiting), self.backbone.logits(hidden[~waiting]))
+            self.live = self.live.join(drawn).ordered()
+
+    def _feed(self, live: _Live) -> tuple[_Live, Tensor, Tensor, Tensor]:
+        """The tokens of a step in which some rows have several given ones.
+
+        Returns:
+            an entry per token; its index among those of its row; the last entry of every row; and
+            whether the row has given tokens left.
+        """
+        tokens: list[int] = []
+        counts, waiting = [], []
+        for place, latest in zip(live.rows.tolist(), live.token.tolist(), strict=True):
+            row = self._row(place)
+            part, row.given = row.given[:CHUNK] or [latest], row.given[CHUNK:]
+            row.start -= len(part) - 1
+            tokens += part
+            counts.append(len(part))
+            waiting.append(bool(row.given))
+        self._measure()
+        several = torch.tensor(counts, device=self.device)
+        last = several.cumsum(0) - 1
+        of = torch.arange(len(counts), device=self.device).repeat_interleave(several)
+        entries = live.keep(of)
+        order = torch.arange(len(tokens), device=self.device)
+        order = order - (last + 1 - several)[of]
+        entries = replace(
+            entries,
+            token=torch.tensor(tokens, device=self.device),
+            time=entries.time + order,
+        )
+        return entries, order, last, torch.tensor(waiting, device=self.device)
 
     def _draw(self, live: _Live, logits: Float[Tensor, "rows vocab"]) -> _Live:
         """Draw each row's next token from its own stream, note it, and drop the rows that end."""
@@ -267,8 +386,8 @@ class _Rollout:
         self.logp[live.rows, place] = drawn.logp.double()
         if drawn.kept is not None:
             for row, kept in zip(live.rows.tolist(), drawn.kept, strict=True):
-                self.kept.setdefault(row, []).append(kept.nonzero().squeeze(-1))
-        stopped = self.ending(drawn.tokens, self.tokens, live.rows, place)
+                self._row(row).support.append(kept.nonzero().squeeze(-1))
+        stopped = self.ending(drawn.tokens, self.tokens, live.rows, place, self.since)
         ended = stopped | (place + 1 >= live.budget)
         live = replace(live, time=place, token=drawn.tokens)
         if not bool(ended.any()):
@@ -278,12 +397,23 @@ class _Rollout:
         self.stopped[live.rows[ended]] = stopped[ended]
         return live.keep(~ended)
 
+    def _row(self, place: int) -> Row:
+        return self.slots[place // self.group].rows[place % self.group]
+
     def _measure(self) -> None:
-        """What every step needs to know of the slots in use; changes only when slots do."""
+        """What every step needs to know of the rows; changes when slots do or tokens are given."""
         lengths = {len(slot.request.tokens) for slot in self.slots}
-        starts = {slot.start for slot in self.slots}
+        starts = {row.start for slot in self.slots for row in slot.rows}
         self.longest_prompt, self.earliest = max(lengths, default=0), min(starts, default=0)
         self.aligned = len(lengths) == 1 and len(starts) == 1
+        self.in_step = all(row.start == slot.start for slot in self.slots for row in slot.rows)
+        self.queued = any(row.given for slot in self.slots for row in slot.rows)
+        self.since = {
+            number * self.group + sample: row.since
+            for number, slot in enumerate(self.slots)
+            for sample, row in enumerate(slot.rows)
+            if row.since
+        }
 
     @torch.inference_mode()
     def collect(self) -> list[Group]:
@@ -298,21 +428,19 @@ class _Rollout:
         self._measure()
         return groups
 
-    def _group(self, slot: int) -> Group:
-        request = self.slots[slot].request
-        span = slice(slot * self.group, slot * self.group + request.group)
+    def _group(self, number: int) -> Group:
+        slot, first = self.slots[number], number * self.group
+        span = slice(first, first + len(slot.rows))
         lengths, stopped = self.length[span].tolist(), self.stopped[span].tolist()
         tokens = [row[:n] for row, n in zip(self.tokens[span].tolist(), lengths, strict=True)]
         logp = [row[:n] for row, n in zip(self.logp[span].tolist(), lengths, strict=True)]
-        kept = [self.kept.pop(row, None) for row in range(span.start, span.stop)]
-        completions = completions_of(
-            self.policy, tokens, logp, stopped=stopped, version=self.version, kept=kept
-        )
+        completions = completions_of(self.policy, slot.rows, tokens, logp, stopped=stopped)
         return Group(
-            prompt=request.prompt,
-            prompt_tokens=request.tokens,
+            prompt=slot.request.prompt,
+            prompt_tokens=slot.request.tokens,
             completions=completions,
-            stream=request.stream,
+            stream=slot.request.stream,
+            samples=slot.request.wanted,
         )
 
     def _free(self, finished: list[int]) -> None:
@@ -327,18 +455,13 @@ class _Rollout:
         if not moved:
             return
         prompt = max(len(slot.request.tokens) for slot in moved)
-        written = self.clock - min(slot.start for slot in moved)
-        self.cache.move(of, to, prompt=prompt, suffix=written)
+        written = self.clock - min(row.start for slot in moved for row in slot.rows)
+        self.cache.move(of, to, prompt=prompt, suffix=min(written, self.cache.suffix_capacity))
         for values in (self.tokens, self.logp, self.uniform, self.length, self.stopped):
             of_slots = values.unflatten(0, (-1, self.group))
             of_slots[to] = of_slots[of]
-        for source, target in zip(of, to, strict=True):
-            for sample in range(self.group):
-                if source * self.group + sample in self.kept:
-                    kept = self.kept.pop(source * self.group + sample)
-                    self.kept[target * self.group + sample] = kept
         place = torch.arange(self.cache.slots, device=self.device)
         place[of] = torch.tensor(to, device=self.device)
         slots = place[self.live.slot]
         live = replace(self.live, slot=slots, rows=slots * self.group + self.live.sample)
-        self.live = live.keep(live.rows.argsort())
+        self.live = live.ordered()

@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from groupwise.types import Completion, Group, Metrics, Prompt, Request, Sampling, WeightsRef
+from groupwise.rollouts.limits import PAUSES
+from groupwise.rollouts.rows import EMPTY
+from groupwise.types import (
+    Completion,
+    Group,
+    Limits,
+    Metrics,
+    Prompt,
+    Request,
+    Sampling,
+    WeightsRef,
+)
 
 
 class ScriptedEngine:
@@ -30,32 +42,52 @@ class ScriptedEngine:
     ) -> None:
         self.answer, self.encode, self.version = answer, encode, 0
 
-    def generate(self, requests: Iterable[Request], sampling: Sampling) -> Iterator[Group]:
+    @property
+    def exact_continuation(self) -> bool:
+        return True
+
+    def generate(
+        self,
+        requests: Iterable[Request | None],
+        sampling: Sampling,
+        limits: Limits | None = None,
+    ) -> Iterator[Group]:
         """Yield the groups in the order asked for; texts longer than the budget are cut, with
         finish "length"."""
         for request in requests:
-            completions = tuple(
-                self._complete(request, sample, sampling) for sample in range(request.group)
-            )
+            if request is None:
+                time.sleep(PAUSES[0])
+                continue
+            begun = request.begun or (EMPTY,) * len(request.wanted)
             yield Group(
                 prompt=request.prompt,
                 prompt_tokens=request.tokens,
-                completions=completions,
+                completions=tuple(
+                    self._complete(request, sample, sampling, there)
+                    for sample, there in zip(request.wanted, begun, strict=True)
+                ),
                 stream=request.stream,
+                samples=request.wanted,
             )
 
-    def _complete(self, request: Request, sample: int, sampling: Sampling) -> Completion:
+    def _complete(
+        self, request: Request, sample: int, sampling: Sampling, begun: Completion
+    ) -> Completion:
+        """The answer after what is begun, of which the injected tokens are no part."""
         text = self.answer(request.prompt, sample)
+        most = sampling.max_tokens if request.budget is None else request.budget
         ids = list(self.encode(text))
-        whole = len(ids) <= sampling.max_tokens
-        ids = ids[: sampling.max_tokens]
+        whole, new = len(ids) <= most, ids[begun.own_tokens : most]
+        versions = begun.versions if begun.tokens else ((0, self.version),)
+        if new and versions[-1][1] != self.version:
+            versions = (*versions, (len(begun.tokens), self.version))
         return Completion(
-            tokens=ids,
-            mask=[True] * len(ids),
-            logprobs=[0.0] * len(ids),
+            tokens=[*begun.tokens, *new],
+            mask=[*begun.mask, *[True] * len(new)],
+            logprobs=[*begun.logprobs, *[0.0] * len(new)],
             text=text,
             finish="stop" if whole else "length",
-            versions=((0, self.version),),
+            versions=versions,
         )
 
     def publish(self, weights: WeightsRef) -> Metrics:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -102,8 +102,9 @@ class Sampler(Protocol):
         """
         ...
 
-    def answer(self, asks: Sequence[Ask]) -> Iterator[tuple[int, Answer]]:
-        """Answers with the place of their ask, as they finish.
+    def answer(self, asks: Iterable[Ask | None]) -> Iterator[tuple[int, Answer]]:
+        """Answers as they finish, each with the number of asks before its own. Asks are taken while
+        there is room; None among them, which does not count, means none at the moment.
 
         Raises:
             Gone: nobody answers.

@@ -7,12 +7,10 @@ before anything is learnt from it.
 
 from __future__ import annotations
 
-import hashlib
 import math
 import time
 import warnings
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 import torch
 
@@ -20,22 +18,19 @@ from groupwise.errors import RunError, UsageError
 from groupwise.models import Policy
 from groupwise.rollouts.engines.vllm.canary import Canary
 from groupwise.rollouts.engines.vllm.contract import (
-    UNTRUNCATED,
-    Answer,
     Ask,
     Gone,
     Sampler,
     Way,
-    Written,
 )
 from groupwise.rollouts.engines.vllm.files import WeightFiles, disturbed
 from groupwise.rollouts.engines.vllm.inside import InProcess
 from groupwise.rollouts.engines.vllm.process import OwnServer
+from groupwise.rollouts.engines.vllm.requests import OpenRequests
 from groupwise.rollouts.engines.vllm.server import VllmServer
-from groupwise.rollouts.limits import budget, check
-from groupwise.rollouts.text import Ending, completions_of
+from groupwise.rollouts.limits import RequestQueue
 from groupwise.settings import EngineSettings
-from groupwise.types import Group, Metrics, PublishedWeights, Request, Sampling, WeightsRef
+from groupwise.types import Group, Limits, Metrics, PublishedWeights, Request, Sampling, WeightsRef
 
 RETURNS = 3
 """Consecutive failures without an answer after which the engine gives up on a sampler."""
@@ -55,6 +50,8 @@ class VllmEngine:
         RunError: the server does not answer.
     """
 
+    exact_continuation = False
+
     def __init__(
         self,
         policy: Policy,
@@ -64,6 +61,7 @@ class VllmEngine:
         length: int | None = None,
     ) -> None:
         self.policy, self.settings = policy, settings or EngineSettings()
+        self.max_rows = max_rows
         self.weights: WeightsRef = PublishedWeights(
             version=0, named=dict(policy.model.named_parameters())
         )
@@ -76,30 +74,29 @@ class VllmEngine:
         if isinstance(self.sampler, VllmServer):
             self._meet(self.sampler)
 
-    def generate(self, requests: Iterable[Request], sampling: Sampling) -> Iterator[Group]:
+    def generate(
+        self,
+        requests: Iterable[Request | None],
+        sampling: Sampling,
+        limits: Limits | None = None,
+    ) -> Iterator[Group]:
         """Yield groups as they finish; a sampler that goes away meanwhile is brought back, and
         answers the rest."""
-        wanted = dict(enumerate(requests))
-        for request in wanted.values():
-            check(request, self.policy)
-        if not wanted:
+        queue = RequestQueue(requests, self.policy, sampling, limits, max_rows=self.max_rows)
+        if queue.limits is None:
             return
         self._wake()
-        ending = Ending(self.policy, sampling, device=torch.device("cpu"))
-        returns = 0
-        while wanted:
+        batch, returns = OpenRequests(self.policy, sampling), 0
+        while batch.open or not queue.over:
             try:
                 if not self.ready:
                     self._begin()
-                places = list(wanted)
-                asks = [self._ask(wanted[place], sampling) for place in places]
-                for index, answer in self.sampler.answer(asks):
-                    group = self._group(wanted[places[index]], answer, ending)
-                    del wanted[places[index]]
+                asks = batch.asks(queue, version=lambda: self.weights.version)
+                for index, answer in self.sampler.answer(self._fitting(asks)):
+                    batch.take(index, answer)
                     returns = 0
-                    if len(wanted) < len(self.canary.sequences):  # the last ones to finish
-                        self.canary.remember(group)
-                    yield group
+                    yield from self._finished(batch, queue)
+                yield from self._finished(batch, queue)
             except Gone as gone:
                 returns += 1
                 if returns > RETURNS:
@@ -108,6 +105,29 @@ class VllmEngine:
         if self.settings.sleep:
             self.sampler.sleep()
             self.asleep = True
+
+    def _finished(self, batch: OpenRequests, queue: RequestQueue) -> Iterator[Group]:
+        for group in batch.finished():
+            if queue.over and batch.open < len(self.canary.sequences):  # the last ones to finish
+                self.canary.remember(group)
+            yield group
+
+    def _fitting(self, asks: Iterator[Ask | None]) -> Iterator[Ask | None]:
+        """The same, checked against what vLLM holds.
+
+        Raises:
+            UsageError: a prompt and its completion are longer.
+        """
+        for ask in asks:
+            longest = self.sampler.context
+            if ask is not None and len(ask.tokens) + ask.params["max_tokens"] > longest:
+                raise UsageError(
+                    f"engine.name = 'vllm': a prompt of {len(ask.tokens)} tokens and a completion "
+                    f"of {ask.params['max_tokens']} are more than the {longest} that vLLM holds; "
+                    "start it with a larger --max-model-len, or lower sampling.max_tokens or "
+                    "data.max_prompt_tokens."
+                )
+            yield ask
 
     def publish(self, weights: WeightsRef) -> Metrics:
         """Bring new weights to the sampler, and compare both sides.
@@ -261,51 +281,6 @@ class VllmEngine:
                 "(engine.python), and adapters are all that is brought over where one is trained."
             )
 
-    def _ask(self, request: Request, sampling: Sampling) -> Ask:
-        room = budget(request, self.policy, sampling)
-        if len(request.tokens) + room > self.sampler.context:
-            raise UsageError(
-                f"prompt {request.prompt.id}: {len(request.tokens)} tokens and a completion of "
-                f"{room} are more than the {self.sampler.context} that vLLM keeps; start it with "
-                "a larger --max-model-len, or lower sampling.max_tokens or data.max_prompt_tokens."
-            )
-        params: dict[str, Any] = {
-            **UNTRUNCATED,
-            # vLLM refuses to write the same greedy answer several times.
-            "n": 1 if sampling.temperature == 0 else request.group,
-            "seed": _seed(request),
-            "max_tokens": room,
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "top_k": sampling.top_k,
-            "min_p": sampling.min_p,
-            "stop": list(sampling.stop),
-            "stop_token_ids": sorted(self.policy.end_tokens),
-            "include_stop_str_in_output": True,
-            "skip_special_tokens": False,
-            "spaces_between_special_tokens": False,
-            "logprobs": 0,
-        }
-        return Ask(tokens=request.tokens, params=params)
-
-    def _group(self, request: Request, answer: Answer, ending: Ending) -> Group:
-        written = answer.written * (request.group // len(answer.written))
-        ends = [_end(one, ending) for one in written]
-        completions = completions_of(
-            self.policy,
-            [one.tokens[:end] for one, end in zip(written, ends, strict=True)],
-            [one.logprobs[:end] for one, end in zip(written, ends, strict=True)],
-            stopped=[end is not None for end in ends],
-            version=self.weights.version,
-            kept=[None] * len(ends),
-        )
-        return Group(
-            prompt=request.prompt,
-            prompt_tokens=request.tokens,
-            completions=completions,
-            stream=request.stream,
-        )
-
 
 def _sampler(
     policy: Policy, settings: EngineSettings, *, max_rows: int, length: int | None
@@ -318,33 +293,3 @@ def _sampler(
     if settings.python is not None:
         return OwnServer(policy, settings, max_rows=max_rows, length=length)
     return InProcess(policy, settings, max_rows=max_rows, length=length)
-
-
-def _seed(request: Request) -> int:
-    """A seed of vLLM's own random numbers, the same for the same draw of the same prompt."""
-    name = "\x1f".join([*map(str, request.stream), request.prompt.id])
-    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=7).digest(), "little")
-
-
-def _end(written: Written, ending: Ending) -> int | None:
-    """How many tokens the completion has up to its first end by our own rules; None where it has
-    no end.
-
-    Raises:
-        RunError: vLLM ended it where nothing ends.
-        Gone: it was broken off.
-    """
-    tokens = torch.tensor(written.tokens)
-    places = torch.arange(len(tokens))
-    ends = ending(tokens, tokens[None], torch.zeros_like(places), places).nonzero()
-    if len(ends):
-        return int(ends[0]) + 1
-    if written.finish == "stop":
-        raise RunError(
-            f"engine.name = 'vllm': ended a completion after token {written.tokens[-1:]}, which "
-            "is no end token of the model and completes no stop string; start the server with "
-            "--generation-config vllm."
-        )
-    if written.finish != "length":
-        raise Gone(f"engine.name = 'vllm': broke off a completion ({written.finish}).")
-    return None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 import importlib.util
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from groupwise.errors import RunError, UsageError
@@ -82,8 +83,14 @@ class InProcess:
         if weights.base is not None:
             self.renew(weights, "adapter")
 
-    def answer(self, asks: Sequence[Ask]) -> Iterator[tuple[int, Answer]]:
-        """All at once: vLLM itself decides what runs together."""
+    def answer(self, asks: Iterable[Ask | None]) -> Iterator[tuple[int, Answer]]:
+        """All that there are at the moment, at once: vLLM itself decides what runs together."""
+        source, count = iter(asks), 0
+        while batch := [ask for ask in iter(partial(next, source, None), None)]:
+            yield from enumerate(self._answer(batch), count)
+            count += len(batch)
+
+    def _answer(self, asks: Sequence[Ask]) -> list[Answer]:
         from vllm import SamplingParams, TokensPrompt  # pyright: ignore[reportMissingImports]
         from vllm.v1.engine.exceptions import (  # pyright: ignore[reportMissingImports]
             EngineDeadError,
@@ -100,8 +107,7 @@ class InProcess:
             )
         except EngineDeadError as error:
             raise Gone(f"engine.name = 'vllm': its process has died ({error}).") from error
-        for place, output in enumerate(outputs):
-            yield place, _answer(output)
+        return [_answer(output) for output in outputs]
 
     def renew(self, weights: Weights, way: Way) -> None:
         if way == "restart":

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -131,7 +131,7 @@ class OwnServer:
         errors = [line for line in lines if "Error" in line]
         return "\n".join(f"    {line[:300]}" for line in (errors or lines)[-8:])
 
-    def answer(self, asks: Sequence[Ask]) -> Iterator[tuple[int, Answer]]:
+    def answer(self, asks: Iterable[Ask | None]) -> Iterator[tuple[int, Answer]]:
         yield from self._running().answer(asks)
 
     def renew(self, weights: Weights, way: Way) -> None:

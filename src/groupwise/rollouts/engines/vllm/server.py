@@ -6,8 +6,9 @@ import http.client
 import json
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
@@ -22,6 +23,11 @@ SHORT_S = 60.0
 
 TEXTS = ("What is 17 + 25? Let us think.", "Zwölf – 十二 – 열둘\n\n\tx := [1, 2]; // ok", " 0042")
 """Known texts that both tokenizers must read alike."""
+
+PAUSE_S = 0.02
+"""Seconds between two looks for further requests."""
+
+END = object()
 
 LOWEST = -9000.0
 """vLLM writes −9999 where a log-probability is −∞, which JSON cannot hold."""
@@ -188,14 +194,30 @@ class VllmServer:
     def _name(self) -> str:
         return str(getattr(self.policy.model.config, "_name_or_path", "") or "MODEL")
 
-    def answer(self, asks: Sequence[Ask]) -> Iterator[tuple[int, Answer]]:
+    def answer(self, asks: Iterable[Ask | None]) -> Iterator[tuple[int, Answer]]:
         """Ask for several prompts at a time; each prompt is computed once for its group."""
-        most = max((int(ask.params.get("n", 1)) for ask in asks), default=1)
-        pool = ThreadPoolExecutor(max_workers=max(1, self.max_rows // most))
+        source, held, over, count = iter(asks), deque[Ask](), False, 0
+        running: dict[Future[Answer], tuple[int, int]] = {}  # its index and its completions
+        pool = ThreadPoolExecutor(max_workers=self.max_rows)
         try:
-            places = {pool.submit(self._complete, ask): n for n, ask in enumerate(asks)}
-            for done in as_completed(places):
-                yield places[done], done.result()
+            while held or running or not over:
+                paused = False
+                while held or not (over or paused):
+                    ask = held.popleft() if held else next(source, END)
+                    over, paused = over or ask is END, ask is None
+                    if not isinstance(ask, Ask):
+                        continue
+                    rows, size = sum(n for _, n in running.values()), int(ask.params.get("n", 1))
+                    if running and rows + size > self.max_rows:
+                        held.append(ask)
+                        break
+                    running[pool.submit(self._complete, ask)] = (count, size)
+                    count += 1
+                if not running:
+                    return
+                done, _ = wait(running, PAUSE_S if paused else None, FIRST_COMPLETED)
+                for each in done:
+                    yield running.pop(each)[0], each.result()
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
