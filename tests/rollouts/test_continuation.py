@@ -23,8 +23,8 @@ from groupwise.types import Limits, Request, Sampling
 from tiny_models import tiny_model, tiny_policy
 
 ENDS = (1, 7, 8, 9, 10, 11)  # Several, so that completions end at different steps.
-SAMPLING = Sampling(max_tokens=12)
-CUT = Sampling(max_tokens=12, temperature=0.8, top_k=20, top_p=0.9)
+SAMPLING = Sampling(max_tokens=10)
+CUT = Sampling(max_tokens=10, temperature=0.8, top_k=20, top_p=0.9)
 
 
 def wide_policy() -> Policy:
@@ -118,7 +118,7 @@ def test_requests_that_cannot_be_are_refused() -> None:
         with pytest.raises(UsageError, match=message):
             list(engine.generate([wrong], SAMPLING))
     limits = Limits(prompt=64, group=4, suffix=5, slots=1)
-    with pytest.raises(UsageError, match="suffix = 12: is beyond the stated limit of 5"):
+    with pytest.raises(UsageError, match="suffix = 10: is beyond the stated limit of 5"):
         list(engine.generate([request], SAMPLING, limits))
 
 
@@ -132,7 +132,7 @@ def test_no_more_than_one_request_is_taken_ahead() -> None:
             taken += 1
             yield request
 
-    limits = Limits(prompt=20, group=4, suffix=12, slots=2)
+    limits = Limits(prompt=20, group=4, suffix=10, slots=2)
     groups = GroupEngine(POLICY, max_rows=4).generate(source(), SAMPLING, limits)
     for answered, _ in enumerate(groups, 1):
         assert taken <= answered + 1
