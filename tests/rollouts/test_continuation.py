@@ -13,10 +13,11 @@ from torch import Tensor
 
 import groupwise.testing.engines as contract
 from groupwise.errors import UsageError
-from groupwise.kernels.decoding import GroupCache
+from groupwise.kernels import GroupCache, Reference, active, using
+from groupwise.kernels.cpu import can_use_attention
 from groupwise.models import Policy
 from groupwise.rollouts import GenerateEngine, GroupEngine, ScriptedEngine
-from groupwise.rollouts.engines import attention, group
+from groupwise.rollouts.engines import group
 from groupwise.rollouts.engines.attention import Decode
 from groupwise.training.stages.base_model import small_policy
 from groupwise.types import Limits, Request, Sampling
@@ -141,7 +142,7 @@ def test_no_more_than_one_request_is_taken_ahead() -> None:
 # Attention of rows that stand at different times
 
 
-def scene(window: int | None) -> tuple[list[tuple[int, int, int]], GroupCache, list[Tensor]]:
+def scene() -> tuple[list[tuple[int, int, int]], GroupCache, list[Tensor]]:
     """Places (slot, sample, time) of new tokens, several of one completion, and a cache in which
     everything before them is filled."""
     places = [(0, 0, 2), (0, 1, 6), (0, 1, 7), (0, 1, 8), (0, 2, 0), (1, 0, 11), (1, 1, 3),
@@ -173,23 +174,20 @@ def attended(
 
 @pytest.mark.parametrize("window", [None, 1, 3, 8, 12, 100])
 @pytest.mark.parametrize("compiled", [True, False])
-def test_rows_out_of_step_attend_as_they_do_alone(
-    window: int | None, compiled: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_out_of_step_attend_as_they_do_alone(window: int | None, compiled: bool) -> None:
     """Together or one token at a time: the same, and to the bit by the kernel."""
-    if not compiled:
-        monkeypatch.setattr(attention, "attends", lambda *args, **kwargs: False)
-    places, cache, given = scene(window)
-    together = attended(places, cache, given, window)
-    stored = [tensor.clone() for tensor in cache.layers[0].tensors()]
-    _, cache, given = scene(window)
-    alone = torch.cat(
-        [
-            attended([place], cache, [x[n : n + 1] for x in given], window)
-            for n, place in enumerate(places)
-        ]
-    )
-    if compiled and attention.attends(given[0], given[1], given[2], softcap=None):
+    with using(active() if compiled else Reference()):
+        places, cache, given = scene()
+        together = attended(places, cache, given, window)
+        stored = [tensor.clone() for tensor in cache.layers[0].tensors()]
+        _, cache, given = scene()
+        alone = torch.cat(
+            [
+                attended([place], cache, [x[n : n + 1] for x in given], window)
+                for n, place in enumerate(places)
+            ]
+        )
+    if compiled and can_use_attention(given[0], given[1], given[2], softcap=None):
         assert torch.equal(together, alone)
     torch.testing.assert_close(together, alone, atol=3e-6, rtol=1e-5)
     for one, other in zip(stored, cache.layers[0].tensors(), strict=True):
@@ -198,8 +196,7 @@ def test_rows_out_of_step_attend_as_they_do_alone(
 
 def test_the_kernel_attends_as_pytorch_does() -> None:
     for window in (None, 1, 3, 8, 12, 100):
-        found = attended(*scene(window), window)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(attention, "attends", lambda *args, **kwargs: False)
-            wanted = attended(*scene(window), window)
+        found = attended(*scene(), window)
+        with using(Reference()):
+            wanted = attended(*scene(), window)
         torch.testing.assert_close(found, wanted, atol=3e-6, rtol=1e-5)
