@@ -31,14 +31,8 @@ Metrics = dict[str, float]
 
 
 class Stream(NamedTuple):
-    """Names the random numbers of a request.
-
-    Attributes:
-        seed: of the run.
-        step: of training; negative for evaluations.
-        draw: round of drawing within the step.
-        place: index of the request within the round.
-    """
+    """Names the random numbers of a request: its place in a round of drawing, in a step (negative
+    for evaluations) of a run with this seed."""
 
     seed: int = 0
     step: int = 0
@@ -281,15 +275,12 @@ class Request:
     """Completions wanted of one prompt.
 
     `stream` keys the random numbers together with the sample's index and the position, so what is
-    sampled depends neither on the other requests nor on the engine, and a completion can be
-    continued: begun again with its first tokens, it equals the unbroken one.
+    sampled depends neither on the other requests nor on the engine, and a completion that is
+    continued equals the unbroken one.
 
     Attributes:
-        tokens: of the prompt.
-        group: completions of a whole group.
-        samples: indices of the completions wanted; all of the group by default.
-        begun: for each of them what is there already, without tokens where there is nothing; empty
-            where none is begun. Tokens that the policy did not write are injected ones.
+        samples: indices of the completions wanted; all `group` ones by default.
+        begun: for each of them the completion so far; empty where none is begun.
         budget: tokens that the policy may write in each; None is `Sampling.max_tokens`.
     """
 
@@ -303,20 +294,13 @@ class Request:
 
     @property
     def wanted(self) -> tuple[int, ...]:
-        """The indices of the completions wanted."""
         return self.samples or tuple(range(self.group))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """The largest shapes of a rollout, stated before its requests are known.
-
-    Attributes:
-        prompt: tokens of the longest prompt.
-        group: completions of the largest request.
-        suffix: tokens of the longest completion, injected ones included.
-        slots: prompts held at the same time.
-    """
+    """The largest shapes of a rollout, stated before its requests are known: tokens of a prompt,
+    completions of a request, tokens of a completion (injected ones included), prompts at a time."""
 
     prompt: int
     group: int
@@ -333,56 +317,20 @@ class TensorInfo(NamedTuple):
 
 @runtime_checkable
 class WeightsRef(Protocol):
-    """A published version of a policy's weights, handed over by reference: whoever needs the
-    tensors reads them."""
+    """A published version (count of optimizer steps) of a policy's weights, handed over by
+    reference: whoever needs the tensors reads them."""
 
     @property
-    def version(self) -> int:
-        """The number of optimizer steps behind these weights."""
-        ...
+    def version(self) -> int: ...
 
     @property
-    def manifest(self) -> Mapping[str, TensorInfo]:
-        """Every tensor by name."""
-        ...
+    def manifest(self) -> Mapping[str, TensorInfo]: ...
 
-    def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """The tensors in the order of the manifest."""
-        ...
+    def tensors(self) -> Iterator[tuple[str, Tensor]]: ...
 
     def digest(self, name: str) -> int:
         """A checksum of one tensor's bytes that depends on their order; computed on demand."""
         ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class PublishedWeights:
-    """Weights of a learner in the same process.
-
-    Attributes:
-        version: the number of optimizer steps behind them.
-        named: the live tensors; a reader sees what they hold when it reads.
-    """
-
-    version: int
-    named: Mapping[str, Tensor]
-
-    @property
-    def manifest(self) -> Mapping[str, TensorInfo]:
-        return {name: TensorInfo(tuple(t.shape), t.dtype) for name, t in self.named.items()}
-
-    def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        for name, tensor in self.named.items():
-            yield name, tensor.detach()
-
-    def digest(self, name: str) -> int:
-        """Σ byteᵢ · (2i + 1) modulo 2⁶⁴."""
-        data, total = self.named[name].detach().contiguous().flatten().view(torch.uint8), 0
-        for first in range(0, len(data), 1 << 20):
-            part = data[first : first + (1 << 20)].long()
-            place = torch.arange(first, first + len(part), device=part.device)
-            total += int((part * (2 * place + 1)).sum())
-        return total % 2**64
 
 
 @runtime_checkable

@@ -15,10 +15,11 @@ from groupwise.kernels import active
 from groupwise.kernels import onednn as module
 from groupwise.kernels.onednn import reordered_layers
 from groupwise.models import Policy
+from groupwise.models.weights import PublishedWeights
 from groupwise.rollouts import GroupEngine
 from groupwise.testing.engines import make_requests
 from groupwise.training.stages.base_model import small_policy
-from groupwise.types import Batch, PublishedWeights, Sampling
+from groupwise.types import Batch, Sampling
 from groupwise.updates import MasterOptimizer, OptimizerSettings, TorchLearner
 
 pytestmark = pytest.mark.skipif(

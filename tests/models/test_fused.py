@@ -29,10 +29,11 @@ from groupwise.models import (
     with_adapter,
 )
 from groupwise.models.backbone import TwoRows
+from groupwise.models.weights import PublishedWeights
 from groupwise.rollouts import GroupEngine
 from groupwise.rollouts.engines.attention import Decode, Prefill
 from groupwise.testing.engines import make_requests
-from groupwise.types import PublishedWeights, Sampling
+from groupwise.types import Sampling
 from groupwise.updates.learner import recompute_activations
 from tiny_models import CONFIGS, SHAPE, letter_tokenizer, random_model, tiny_model, tiny_policy
 

@@ -27,6 +27,7 @@ from groupwise.types import (
     Engine,
     Group,
     Learner,
+    Limits,
     Metrics,
     Objective,
     Outputs,
@@ -105,11 +106,18 @@ class Bandit:
 class Table:
     """An engine that samples arms from a table of probabilities."""
 
+    exact_continuation = False
+
     def __init__(self) -> None:
         self.probabilities, self.version = torch.full((ARMS,), 1 / ARMS), 0
 
-    def generate(self, requests: Iterable[Request], sampling: Sampling) -> Iterator[Group]:
-        for request in requests:
+    def generate(
+        self,
+        requests: Iterable[Request | None],
+        sampling: Sampling,
+        limits: Limits | None = None,
+    ) -> Iterator[Group]:
+        for request in filter(None, requests):
             seed = torch.Generator().manual_seed(hash(request.stream) % 2**31)
             arms = torch.multinomial(self.probabilities, request.group, True, generator=seed)
             completions = tuple(

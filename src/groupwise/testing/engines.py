@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from groupwise.models import Policy
+from groupwise.models.weights import PublishedWeights
 from groupwise.types import (
     Completion,
     Engine,
     Group,
     Limits,
     Prompt,
-    PublishedWeights,
     Request,
     Sampling,
 )

@@ -19,6 +19,7 @@ from torch import Tensor
 from groupwise.algorithms import BoundAlgorithm
 from groupwise.algorithms.advantages import advantage_inputs
 from groupwise.errors import RunError
+from groupwise.models.weights import PublishedWeights
 from groupwise.training.callbacks import Callback
 from groupwise.training.checkpoint.files import Checkpoint, replace_folder
 from groupwise.training.checkpoint.manager import CheckpointManager
@@ -30,7 +31,6 @@ from groupwise.types import (
     Engine,
     Learner,
     Metrics,
-    PublishedWeights,
     ScoredGroups,
     Source,
     StepResult,

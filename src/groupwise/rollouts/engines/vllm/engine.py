@@ -16,6 +16,7 @@ import torch
 
 from groupwise.errors import RunError, UsageError
 from groupwise.models import Policy
+from groupwise.models.weights import PublishedWeights
 from groupwise.rollouts.engines.vllm.canary import Canary
 from groupwise.rollouts.engines.vllm.contract import (
     Ask,
@@ -30,7 +31,7 @@ from groupwise.rollouts.engines.vllm.requests import OpenRequests
 from groupwise.rollouts.engines.vllm.server import VllmServer
 from groupwise.rollouts.limits import RequestQueue
 from groupwise.settings import EngineSettings
-from groupwise.types import Group, Limits, Metrics, PublishedWeights, Request, Sampling, WeightsRef
+from groupwise.types import Group, Limits, Metrics, Request, Sampling, WeightsRef
 
 RETURNS = 3
 """Consecutive failures without an answer after which the engine gives up on a sampler."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from groupwise.types import PublishedWeights, TensorInfo
+from groupwise.models.weights import PublishedWeights
+from groupwise.types import TensorInfo
 
 
 def weights(values: torch.Tensor) -> PublishedWeights:
