@@ -22,6 +22,7 @@ STATEFUL = {
     "DivergenceGuard",
     "Evaluation",
     "GRPOConfig",
+    "Row",
 }
 """Dataclasses whose fields change: runs, memory that is written in place, and TRL's settings, which
 scripts assign."""
