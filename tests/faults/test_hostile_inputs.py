@@ -100,7 +100,7 @@ def test_a_damaged_model_folder_is_named(name: str, damage: str, model: Path) ->
 def test_a_chat_template_reaches_nothing(template: str, tmp_path: Path) -> None:
     policy = tiny()
     policy.tokenizer.chat_template = template
-    with pytest.raises(GroupwiseError, match="the chat template refuses"):
+    with pytest.raises(GroupwiseError, match="the chat template rejects"):
         prepared(tmp_path, policy=policy)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import unicodedata
 from pathlib import Path
 
@@ -127,7 +128,7 @@ def test_the_mode_of_a_template_is_fixed_in_the_model_that_is_saved(tmp_path: Pa
 
 def test_a_variable_that_the_template_does_not_read_is_refused() -> None:
     tokenizer = words("hi", eos_token="</s>")
-    with pytest.raises(UsageError, match="has no chat template that could read it"):
+    with pytest.raises(UsageError, match="the tokenizer has no chat template"):
         fix_variables(tokenizer, {"enable_thinking": False})
     tokenizer.chat_template = MODES
     fix_variables(tokenizer, {"enable_thinking": False})
@@ -188,3 +189,24 @@ def test_tags_that_decoding_drops_are_found() -> None:
 def test_text_that_a_tokenizer_cannot_hold_is_found() -> None:
     problems = check_round_trip(words("seven"), ["seven", "eight"])
     assert len(problems) == 1 and "comes back from the tokenizer as '<unk>'" in problems[0]
+
+
+@pytest.mark.parametrize("left", [0.0, 60.0])
+def test_a_chat_template_that_does_not_end_is_stopped(
+    left: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Five nested loops of a hundred thousand; another timer of the program is left as it was."""
+    monkeypatch.setattr("groupwise.prompts.templates.RENDER_SECONDS", 0.2)
+    tokenizer = words("?")
+    loop = "{% for _ in range(99999) %}"
+    tokenizer.chat_template = loop * 5 + "{% endfor %}" * 5
+    before = signal.signal(signal.SIGALRM, signal.SIG_IGN)
+    signal.setitimer(signal.ITIMER_REAL, left)
+    try:
+        with pytest.raises(ModelError, match="the chat template rejects .* more than 0.2 s"):
+            render(user("?"), tokenizer)
+        assert signal.getsignal(signal.SIGALRM) is signal.SIG_IGN
+        assert signal.getitimer(signal.ITIMER_REAL)[0] == pytest.approx(left, abs=5)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

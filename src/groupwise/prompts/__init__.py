@@ -1,1 +1,1 @@
-"""Prompts: where they come from, in which order they are drawn, and how a model sees them."""
+"""Prompts: sources, order, and rendering for a model."""

@@ -1,17 +1,16 @@
-"""Reference answers as data sets write them down, reduced to the answer itself."""
+"""Reference answers extracted from how data sets write them."""
 
 from __future__ import annotations
 
 from groupwise.registry import Registry
 
 ANSWERS = Registry("answer style", data=("text",))
-"""How a data set writes its answers: a function from the column's text to the answer, or None where
-it has none."""
+"""Functions from a column's text to the answer, or None where there is none."""
 
 
 @ANSWERS.register
 def plain(text: str) -> str:
-    """The text as it is, without white space around it.
+    """The text without surrounding white space.
 
     Example:
         >>> plain(" 72 ")
@@ -36,7 +35,7 @@ def gsm8k(text: str) -> str | None:
 
 @ANSWERS.register
 def boxed(text: str) -> str | None:
-    r"""What is inside the last complete `\boxed{…}`, nested braces included.
+    r"""The content of the last complete `\boxed{…}`, nested braces included.
 
     Example:
         >>> boxed(r"so \boxed{1}, rather \boxed{\frac{1}{2}}.")

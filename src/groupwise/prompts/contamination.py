@@ -1,4 +1,4 @@
-"""Prompts that two sets share: evaluation must not ask what training has answered."""
+"""Contamination: held-out prompts that are training prompts too."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from collections.abc import Sequence
 from groupwise.prompts.lazy import LazySequence
 from groupwise.types import Prompt
 
-LOOKED_AT = 20_000
-"""So many prompts are read of a data set that is too large to hold."""
+MAX_READ = 20_000
+"""Number of prompts read from a large data set."""
 
 
 def normalised(text: str) -> str:
-    """A text without what two copies of one problem may differ in: case, white space, punctuation
-    at the ends of words, and forms of the same letter.
+    """Text without case, white space, punctuation at word ends, and Unicode variants of letters.
 
     Example:
         >>> normalised("What is  1+1 ?") == normalised("what is 1+1?")
@@ -23,15 +22,14 @@ def normalised(text: str) -> str:
         >>> normalised("What is 1-1?") == normalised("What is 1+1?")
         False
     """
-    plain = unicodedata.normalize("NFKC", text).casefold()
-    return re.sub(r"\s+", " ", re.sub(r"[?!.,;:]+(?=\s|$)", " ", plain)).strip()
+    folded = unicodedata.normalize("NFKC", text).casefold()
+    return re.sub(r"\s+", " ", re.sub(r"[?!.,;:]+(?=\s|$)", " ", folded)).strip()
 
 
 def shared_prompts(train: Sequence[Prompt], held_out: Sequence[Prompt]) -> int:
-    """How many held-out prompts are training prompts, by their normalised text.
+    """Number of held-out prompts whose normalised text is that of a training prompt.
 
-    System messages do not count. Of a training set that is too large to hold, the first `LOOKED_AT`
-    prompts are looked at.
+    System messages are ignored. Of a large training set, the first `MAX_READ` prompts are compared.
 
     Example:
         >>> one, two = Prompt(id="a", text="1+1?"), Prompt(id="b", text="2+2?")
@@ -39,16 +37,16 @@ def shared_prompts(train: Sequence[Prompt], held_out: Sequence[Prompt]) -> int:
         1
     """
     known = {_question(prompt) for prompt in held_out}
-    seen = train[:LOOKED_AT] if isinstance(train, LazySequence) else train
+    seen = train[:MAX_READ] if isinstance(train, LazySequence) else train
     found = known & {_question(prompt) for prompt in seen}
     return sum(_question(prompt) in found for prompt in held_out)
 
 
 def contamination_warning(shared: int, held_out: int) -> str:
-    """What to say where held-out prompts are training prompts."""
+    """The warning about held-out prompts that are training prompts."""
     return (
-        f"{shared} of {held_out} held-out prompts are training prompts as well, so figures on them "
-        "say little about new problems; give others by data.eval or data.eval_split."
+        f"{shared} of {held_out} held-out prompts are also training prompts, so their figures say "
+        "little about new problems; choose others by data.eval or data.eval_split."
     )
 
 

@@ -1,4 +1,4 @@
-"""Worked examples for supervised training: a prompt and the completion to learn."""
+"""Worked examples for supervised training: prompts with completions."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from groupwise.registry import Registry
 from groupwise.types import Prompt
 
 COMPLETIONS = Registry("completion style", data=("text",))
-"""How a worked answer is turned into a completion: None where the text holds no answer."""
+"""Functions from a worked answer to a completion; None where the text has no answer."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Example:
-    """A prompt and the completion a model is to learn, without the token that ends it."""
+    """A prompt and the completion to learn, without its end token."""
 
     prompt: Prompt
     completion: str
@@ -23,7 +23,7 @@ class Example:
 
 @COMPLETIONS.register
 def as_written(text: str) -> str | None:
-    """The text as it is.
+    """The text unchanged.
 
     Example:
         >>> as_written("<answer>7</answer>")
@@ -34,7 +34,7 @@ def as_written(text: str) -> str | None:
 
 @COMPLETIONS.register
 def gsm8k_tagged(text: str) -> str | None:
-    """A GSM8K solution between tags, its calculator marks `<<…>>` removed.
+    """A GSM8K solution in tags, without its calculator annotations `<<…>>`.
 
     Example:
         >>> gsm8k_tagged("He sold 2*4=<<2*4=8>>8 clips.\\n#### 8")

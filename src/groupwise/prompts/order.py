@@ -1,5 +1,4 @@
-"""The order in which prompts are drawn: shuffled anew every epoch, and resumable from one
-number."""
+"""The order of prompts: reshuffled every epoch, resumable from one number."""
 
 from __future__ import annotations
 
@@ -12,14 +11,14 @@ from groupwise.errors import UsageError
 
 
 class PromptOrder:
-    """An endless shuffled order over a data set: every epoch shows every prompt once.
+    """An endless shuffled order over a data set, in which every epoch contains every prompt once.
 
-    The i-th index depends only on (count, seed, i), however the draws are cut into calls. One
-    permutation, of the epoch at hand, is held in memory.
+    The i-th index depends only on (count, seed, i), not on the calls that draw it. Memory holds the
+    permutation of the current epoch.
 
     Args:
-        count: how many prompts there are.
-        seed: another seed gives another order.
+        count: number of prompts.
+        seed: determines the order.
 
     Raises:
         UsageError: count below 1, or a negative seed.
@@ -37,7 +36,7 @@ class PromptOrder:
 
     def __init__(self, count: int, *, seed: int) -> None:
         if count < 1:
-            raise UsageError(f"prompts = {count}: there must be at least one to draw from.")
+            raise UsageError(f"prompts = {count}: must be at least 1.")
         if seed < 0:
             raise UsageError(f"seed = {seed}: must be 0 or more.")
         self.count = count
@@ -48,11 +47,11 @@ class PromptOrder:
 
     @property
     def epoch(self) -> float:
-        """How often the data has been gone through so far, as a fraction."""
+        """Number of passes over the data so far, as a fraction."""
         return self._position / self.count
 
     def next(self, number: int) -> list[int]:
-        """The next indices; they run on into the following epochs when the data set is shorter."""
+        """The next indices, across epochs where needed."""
         indices: list[int] = []
         while len(indices) < number:
             epoch, offset = divmod(self._position, self.count)
@@ -62,11 +61,11 @@ class PromptOrder:
         return indices
 
     def state(self) -> dict[str, Any]:
-        """What `restore` needs to go on from here."""
+        """State for `restore`."""
         return {"count": self.count, "seed": self.seed, "position": self._position}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state.
+        """Continue from a saved state.
 
         Raises:
             UsageError: the state belongs to another number of prompts or another seed.

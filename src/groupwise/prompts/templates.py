@@ -1,12 +1,15 @@
-"""How a model sees a prompt: token ids by its chat template, or plain text; and whether text
-survives the tokenizer."""
+"""Prompts as token ids, by chat template or as plain text, and text that survives a tokenizer."""
 
 from __future__ import annotations
 
 import difflib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+import signal
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,10 +22,9 @@ from groupwise.types import Prompt
 
 @dataclass(frozen=True, kw_only=True)
 class Rendered:
-    """Prompts with their token ids, in the order given, and how many were dropped as too long.
+    """Prompts with their token ids, in order, and the number of dropped ones.
 
-    Of a data set too large to hold, prompts are rendered when they are drawn, and one that is too
-    long and to be dropped has no tokens.
+    Prompts of a large data set are rendered on access; one that is dropped has no tokens.
     """
 
     prompts: Sequence[Prompt]
@@ -31,17 +33,17 @@ class Rendered:
 
 
 def render(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Token ids of a prompt, up to where the model is to go on writing.
+    """Token ids of a prompt, up to where generation starts.
 
-    Messages go through the chat template, with its generation prompt, or going on with the last
-    message when that is the assistant's. Plain text goes through the tokenizer as it is. A
-    tokenizer without chat template is a base model's: there a system message and one user message
-    become plain text, joined by an empty line and ended by one.
+    Messages go through the chat template with its generation prompt; a last message of the
+    assistant is continued. Plain text is tokenized unchanged. Without a chat template (a base
+    model), an optional system message and one user message become plain text, each followed by an
+    empty line.
 
     Raises:
-        ModelError: the template refuses the messages, or there is none and the messages are a
-            longer conversation.
-        UsageError: nothing is left to put before the model.
+        ModelError: the template rejects the messages or takes too long, or there is no template and
+            the messages are a longer conversation.
+        UsageError: the prompt is empty.
     """
     if prompt.text is None and tokenizer.chat_template:
         tokens = _by_template(prompt, tokenizer)
@@ -60,14 +62,14 @@ def render_all(
     limit: int,
     too_long: Literal["refuse", "drop"] = "refuse",
 ) -> Rendered:
-    """Render every prompt and see to those of more than `limit` tokens.
+    """Render every prompt.
 
     Args:
-        limit: most tokens a prompt may have, usually the context less the completion's budget.
-        too_long: "refuse" raises on the first one, "drop" leaves them out and counts them.
+        limit: most tokens of a prompt, usually the context minus the completion budget.
+        too_long: "refuse" raises on the first longer prompt, "drop" removes and counts them.
 
     Raises:
-        UsageError: a prompt is too long and is to be refused, or none is left.
+        UsageError: a prompt is too long and not dropped, or none is left.
     """
 
     def fitting(prompt: Prompt) -> tuple[int, ...]:
@@ -83,7 +85,7 @@ def render_all(
         )
 
     if isinstance(prompts, LazySequence):
-        drawn = LazySequence(len(prompts), lambda place: fitting(prompts[place]))
+        drawn = LazySequence(len(prompts), lambda index: fitting(prompts[index]))
         return Rendered(prompts=prompts, tokens=drawn)
     kept: list[Prompt] = []
     tokens: list[tuple[int, ...]] = []
@@ -100,21 +102,24 @@ def render_all(
     return Rendered(prompts=tuple(kept), tokens=tuple(tokens), dropped=dropped)
 
 
+RENDER_SECONDS = 10.0
+"""Longest time that a chat template may take for one prompt."""
+
 _FIXED = re.compile(r"""(?:\{%- set \w+ = (?:true|false|[\d.e+-]+|"[^"%]*") -%\})*""")
-"""What `fix_variables` puts before a template."""
+"""The prefix that `fix_variables` adds to a template."""
 
 
 def fix_variables(
     tokenizer: PreTrainedTokenizerBase, variables: Mapping[str, bool | int | float | str]
 ) -> None:
-    """Give variables of the chat template their values, in the template itself.
+    """Set variables of the chat template inside the template itself.
 
-    A model that is saved with this tokenizer is asked in the same mode by whoever loads it: `eval`,
-    `chat` or a server. A value that is given again replaces the earlier one.
+    A model saved with this tokenizer is then prompted in the same mode by `eval`, `chat` or a
+    server. Setting a variable again replaces its value.
 
     Args:
         tokenizer: its template is changed.
-        variables: name → value, such as {"enable_thinking": False}.
+        variables: values by name, such as {"enable_thinking": False}.
 
     Raises:
         UsageError: there is no chat template, or it does not read a variable of that name.
@@ -123,7 +128,7 @@ def fix_variables(
         where = f"data.chat_template_kwargs.{name} = {value!r}"
         template = tokenizer.chat_template
         if not isinstance(template, str):
-            raise UsageError(f"{where}: the tokenizer has no chat template that could read it.")
+            raise UsageError(f"{where}: the tokenizer has no chat template.")
         fixed = _FIXED.match(template)
         own = template[fixed.end() if fixed else 0 :]
         words = set(re.findall(r"\b[A-Za-z_]\w*", own))
@@ -136,8 +141,7 @@ def fix_variables(
 
 
 def pad_token(tokenizer: PreTrainedTokenizerBase) -> int:
-    """An id to pad with: the tokenizer's own, else its end token, else 0. Padding is masked, so it
-    is never trained on."""
+    """The padding token, else the end token, else 0; padding is masked and never trained on."""
     for token in (tokenizer.pad_token_id, tokenizer.eos_token_id):
         if isinstance(token, int):
             return token
@@ -145,14 +149,14 @@ def pad_token(tokenizer: PreTrainedTokenizerBase) -> int:
 
 
 def check_round_trip(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str]) -> list[str]:
-    """What is wrong with how texts come back from the tokenizer; an empty list when nothing is.
+    """Check that texts survive encoding and decoding.
 
-    A tag that is a special token vanishes wherever completions are decoded with special tokens
-    skipped, and then every reward that looks for it is 0 in silence. White space at either end is
-    not compared, as some tokenizers add or drop it there.
+    A tag that is a special token vanishes wherever completions are decoded without special tokens,
+    and every reward that looks for it is silently 0. Leading and trailing white space is ignored,
+    as some tokenizers add or drop it.
 
     Returns:
-        One line per text that does not survive, naming the special tokens that decoding drops.
+        One line per text that does not survive, with the special tokens that decoding drops.
     """
     problems = []
     for text in texts:
@@ -182,23 +186,43 @@ def _decode(tokenizer: PreTrainedTokenizerBase, ids: list[int], *, skip: bool) -
 
 def _by_template(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     messages = [dict(message) for message in prompt.messages]
-    going_on = bool(messages) and messages[-1]["role"] == "assistant"
+    continued = bool(messages) and messages[-1]["role"] == "assistant"
     try:
-        tokens = tokenizer.apply_chat_template(
-            messages,
-            tokenize=True,
-            return_dict=False,
-            add_generation_prompt=not going_on,
-            continue_final_message=going_on,
-        )
-    except (
-        Exception
-    ) as error:  # A template is a program of the model's makers and raises what it likes.
+        with _time_limit(RENDER_SECONDS):
+            tokens = tokenizer.apply_chat_template(
+                messages,
+                tokenize=True,
+                return_dict=False,
+                add_generation_prompt=not continued,
+                continue_final_message=continued,
+            )
+    except Exception as error:  # a template is a program and may raise anything
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ModelError(
-            f"prompt {prompt.id}: the chat template refuses its messages ({reason})."
+            f"prompt {prompt.id}: the chat template rejects its messages ({reason})."
         ) from error
     return [int(token) for token in tokens]  # pyright: ignore[reportArgumentType]
+
+
+@contextmanager
+def _time_limit(seconds: float) -> Iterator[None]:
+    """Raise TimeoutError after so many seconds; no limit outside the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(*_: object) -> None:
+        raise TimeoutError(f"it runs for more than {seconds:g} s")
+
+    handler, start = signal.signal(signal.SIGALRM, stop), time.monotonic()
+    left, interval = signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        remaining = max(left - (time.monotonic() - start), 1e-3) if left else 0.0
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, handler or signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_REAL, remaining, interval)
 
 
 def _without_template(prompt: Prompt) -> str:
