@@ -29,6 +29,13 @@ def train(
             "--allow-changes", help="Resume even if settings that affect results have changed."
         ),
     ] = False,
+    restart: Annotated[
+        bool,
+        typer.Option(
+            "--restart",
+            help="With --resume: start again from step 0 if no checkpoint is intact.",
+        ),
+    ] = False,
 ) -> None:
     """Train a model with a recipe."""
     from groupwise.config import load
@@ -40,7 +47,9 @@ def train(
 
     from groupwise.training.run import train_config
 
-    run = train_config(config, resume=resume is not None, allow_changes=allow_changes)
+    run = train_config(
+        config, resume=resume is not None, allow_changes=allow_changes, restart=restart
+    )
     try:
         print(f"model   {run.folder / 'final'}")
         print(f"report  {command_name()} report {run.folder}")

@@ -24,6 +24,7 @@ from groupwise.report.curves import (
 from groupwise.report.data import RunData
 from groupwise.report.rollouts import payload
 from groupwise.report.text import embedded, escaped
+from groupwise.rundir.files import replace_text
 
 SCRIPTS = ("charts.js", "rollouts.js", "page.js")
 # What is shown at once; every other metric waits behind "more curves".
@@ -226,7 +227,7 @@ def _hash(text: str) -> str:
 def _written(page: str, path: Path) -> Path:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(page, encoding="utf-8", newline="\n")
     except OSError as error:
         raise RunError(f"{path}: cannot be written ({error.strerror}).") from None
+    replace_text(path, page)
     return path

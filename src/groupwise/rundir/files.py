@@ -30,6 +30,24 @@ PACKAGES = ("groupwise", "torch", "transformers", "tokenizers", "peft", "dataset
 METRICS, SAVED = "metrics.jsonl", "checkpoints"
 """Where a folder has one of these, it holds a run."""
 
+EXPERIMENT = "experiment.toml"
+"""The plan of an experiment, in the folder that holds its runs and its report."""
+
+RUN_FILES = (
+    "config.json",
+    METRICS,
+    "rollouts",
+    "evaluations.jsonl",
+    "alarms.jsonl",
+    "suspects",
+    "journal",
+    SAVED,
+    "best",
+    "final",
+    "report.html",
+)
+"""What a run writes into its directory and, when it starts again, replaces or deletes there."""
+
 _SECRET = re.compile("KEY|TOKEN|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
@@ -64,7 +82,7 @@ class RunLog:
                 f"output = {str(folder)!r}: already contains a run; continue it with --resume, "
                 "or choose another folder with --set output=FOLDER."
             )
-        _made(self.folder / "rollouts")
+        _made(self.folder)
         if resume_at is None:
             # Verdicts of a run that ended in its first step; the rewards may be others by now.
             shutil.rmtree(self.folder / "journal", ignore_errors=True)
@@ -72,6 +90,7 @@ class RunLog:
         self._fresh: set[Path] = set()
         text = without_secrets(json.dumps(_plain(about), indent=2))
         self._replace(self.folder / "config.json", text + "\n")
+        _made(self.folder / "rollouts")
         self._rewind(resume_at or 0)
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -117,13 +136,7 @@ class RunLog:
         self._fresh.add(self.folder / name)
 
     def _replace(self, path: Path, text: str) -> None:
-        """Write a whole file beside its old version and swap them, so that a kill leaves either."""
-        new = path.with_suffix(".new")
-        _write(new, text, "w")
-        try:
-            new.replace(path)
-        except OSError as error:
-            raise RunError(f"{path}: cannot be written ({error.strerror}).") from None
+        replace_text(path, text)
         self._fresh.add(path)
 
     def _rewind(self, step: int) -> None:
@@ -138,6 +151,37 @@ class RunLog:
             number = path.stem.removeprefix("step-")
             if number.isdecimal() and int(number) > step:
                 path.unlink(missing_ok=True)
+
+
+def refuse_foreign_files(folder: Path) -> None:
+    """Refuse a folder whose files a run would replace although no run made them.
+
+    Raises:
+        UsageError: the folder holds such files and neither the `config.json` or a checkpoint of a
+            run nor the plan of an experiment.
+    """
+    found = [name for name in RUN_FILES if _holds_something(folder / name)]
+    ours = any(folder.glob(f"{SAVED}/step-*/manifest.json")) or (folder / EXPERIMENT).is_file()
+    if found and not ours and not _is_run_config(folder / "config.json"):
+        raise UsageError(
+            f"output = {str(folder)!r}: contains {', '.join(found)}, and no run made it; a run "
+            "would replace or delete these. Choose another folder with --set output=FOLDER."
+        )
+
+
+def _holds_something(path: Path) -> bool:
+    try:
+        return path.is_symlink() or path.is_file() or (path.is_dir() and any(path.iterdir()))
+    except OSError:  # A folder that cannot be read cannot be written either, which is said later.
+        return False
+
+
+def _is_run_config(path: Path) -> bool:
+    try:
+        about = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(about, dict) and {"config", "versions"} <= about.keys()
 
 
 def read_lines(path: str | Path) -> Iterator[dict[str, Any]]:
@@ -238,10 +282,32 @@ def _made(folder: Path) -> None:
         raise UsageError(f"output = {str(folder)!r}: cannot be made ({error.strerror}).") from None
 
 
-def _write(path: Path, text: str, mode: str) -> None:
-    """Write in one call; a lone surrogate in model text becomes its JSON escape."""
+def replace_text(path: Path, text: str) -> None:
+    """Write a whole file beside its old version and swap them, so that a kill leaves either one
+    and a link at its place is replaced instead of followed.
+
+    Raises:
+        RunError: the disk is full or cannot be written.
+    """
+    new = path.with_suffix(".new")
     try:
-        with open(path, mode, encoding="utf-8", errors="backslashreplace") as file:
+        if new.is_symlink():
+            new.unlink()
+        _write(new, text, "w")
+        new.replace(path)
+    except OSError as error:
+        raise RunError(f"{path}: cannot be written ({error.strerror}).") from None
+
+
+def _write(path: Path, text: str, mode: str) -> None:
+    """Write in one call; a lone surrogate in model text becomes its JSON escape. Links are not
+    followed: a run directory may come from somebody else."""
+
+    def opener(name: str, flags: int) -> int:
+        return os.open(name, flags | os.O_NOFOLLOW, 0o666)
+
+    try:
+        with open(path, mode, encoding="utf-8", errors="backslashreplace", opener=opener) as file:
             file.write(text)
     except OSError as error:
         raise RunError(f"{path}: cannot be written ({error.strerror}).") from None

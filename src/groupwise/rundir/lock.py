@@ -1,4 +1,4 @@
-"""One run per directory: a lock that names its owner and cannot outlive it."""
+"""One run per directory: a lock that names its owner and ends with it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO
 
 from groupwise.errors import UsageError
+from groupwise.rundir.files import refuse_foreign_files
 
 
 class RunLock:
@@ -21,15 +22,17 @@ class RunLock:
         folder: the run directory; made if it is not there.
 
     Raises:
-        UsageError: another run holds it (which one, and since when, is said), or the folder cannot
-            be written.
+        UsageError: another run holds the folder (the message names it), the folder cannot be
+            written, or it holds files that a run would replace and that no run made.
     """
 
     def __init__(self, folder: str | Path) -> None:
         self.path = Path(folder) / ".lock"
+        refuse_foreign_files(Path(folder))
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._file: IO[str] | None = open(self.path, "a+", encoding="utf-8")  # noqa: SIM115
+            flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
+            self._file: IO[str] | None = os.fdopen(os.open(self.path, flags, 0o666), "a+")
         except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
             raise UsageError(
                 f"output = {str(folder)!r}: cannot be written "
@@ -68,8 +71,8 @@ class RunLock:
             return "another process"
 
     def close(self) -> None:
-        """Let others have the folder. The file stays: removing it could free a lock that another
-        process has just taken."""
+        """Release the folder. The file stays: removing it could free a lock that another process
+        has just taken."""
         if self._file is not None:
             self._file.close()
             self._file = None

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ from groupwise.prompts.templates import Rendered
 from groupwise.rewards import Scorer
 from groupwise.rewards.cache import RewardCache
 from groupwise.rollouts.source import RolloutSource
-from groupwise.rundir.files import RunLog
+from groupwise.rundir.files import RunLog, read_lines
 from groupwise.rundir.lock import RunLock
 from groupwise.training import resume as resuming
 from groupwise.training.callbacks import Callback
@@ -104,6 +105,7 @@ def prepare(
     eval_prompts: Sequence[Prompt] | Mapping[str, Sequence[Prompt]] | None = None,
     resume: bool = False,
     allow_changes: bool = False,
+    restart: bool = False,
     callbacks: Sequence[Callback] = (),
 ) -> Prepared:
     """Load, check and connect everything a run needs; nothing but a warm-up is trained yet.
@@ -122,9 +124,11 @@ def prepare(
     with ExitStack() as undo:
         scorer = undo.enter_context(scorer or make_scorer(config, functions))
         lock = undo.enter_context(closing(RunLock(config.output)))
-        found = resuming.Resumed()
+        found = resuming.ResumePoint()
         if resume:
-            found = resuming.find(config, allow_changes=allow_changes, log=progress.log)
+            found = resuming.find(
+                config, allow_changes=allow_changes, restart=restart, log=progress.log
+            )
         algorithm = bind(config.algorithm.name, config.algorithm.overrides())
         policy = _started(config, policy, found, progress=progress)
         connected = connect(config, algorithm, policy=policy)
@@ -222,14 +226,25 @@ def _trainer(
 
 
 def _restore(
-    trainer: Trainer, found: resuming.Resumed, config: Config, *, log: Callable[[str], None]
+    trainer: Trainer, found: resuming.ResumePoint, config: Config, *, log: Callable[[str], None]
 ) -> None:
     """Continue from a checkpoint; without one, write that of step 0 where one is needed later."""
     if found.saved is not None:
         trainer.restore(found.saved)
         log(f"resumed at step {found.step}")
+        folder = trainer.folder or Path(config.output)
+        for name, step in (
+            ("metrics.jsonl", found.step),
+            ("evaluations.jsonl", trainer.evaluation.last),
+        ):
+            if step and step not in _logged_steps(folder / name):
+                log(f"{name} lacks step {step}, which the checkpoint includes: lines were lost")
     elif config.warmup is not None or config.guards.spike is not None:
         trainer.save(wait=True)
+
+
+def _logged_steps(path: Path) -> set[int]:
+    return {row["step"] for row in read_lines(path)} if path.exists() else set()
 
 
 def _watchdog(config: Config, run_log: RunLog, *, progress: Progress) -> Watchdog:
@@ -279,7 +294,7 @@ def _held_out(
 
 
 def _started(
-    config: Config, policy: Policy | None, found: resuming.Resumed, *, progress: Progress
+    config: Config, policy: Policy | None, found: resuming.ResumePoint, *, progress: Progress
 ) -> Policy:
     """The policy as it was before the first step: a reference model is a copy of this one."""
     if config.threads is not None:

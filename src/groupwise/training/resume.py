@@ -1,4 +1,4 @@
-"""Going on with a run: from which checkpoint, and whether with the same settings."""
+"""Resuming a run: from which checkpoint, and whether with the same settings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from groupwise.config import Config, free_to_change
+from groupwise.config import Config, build, free_to_change
 from groupwise.errors import UsageError
 from groupwise.kernels import select
 from groupwise.rundir.files import surroundings, without_secrets
@@ -32,12 +32,12 @@ class Change:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Resumed:
-    """What a run goes on from.
+class ResumePoint:
+    """What a run continues from.
 
     Attributes:
-        saved: the newest checkpoint that is whole; None starts the run.
-        start: the one before the first step, where a warm-up or a rollback needed one.
+        saved: the newest intact checkpoint; None starts the run.
+        start: the one before the first step, where a warm-up or a roll-back needed one.
     """
 
     saved: Checkpoint | None = None
@@ -45,19 +45,26 @@ class Resumed:
 
     @property
     def step(self) -> int:
-        """Steps that are done."""
+        """Finished steps."""
         return 0 if self.saved is None else self.saved.step
 
 
-def find(config: Config, *, allow_changes: bool, log: Callable[[str], None]) -> Resumed:
-    """The newest whole checkpoint of a run directory, with the same settings.
+def find(
+    config: Config, *, allow_changes: bool, restart: bool, log: Callable[[str], None]
+) -> ResumePoint:
+    """The newest intact checkpoint of a run directory, written with the same settings.
 
-    What is skipped, and which settings have changed, is said. The thread count is set to that of
-    the checkpoint unless the configuration has one: sums of floating-point numbers depend on it.
+    Skipped checkpoints and changed settings are logged. The thread count is set to that of the
+    checkpoint unless the configuration sets it, since sums of floating-point numbers depend on it.
+
+    Args:
+        allow_changes: accept changed settings that change the mathematics.
+        restart: start from step 0 where checkpoints exist and none is intact.
 
     Raises:
-        UsageError: settings have changed that change the mathematics, and that is not allowed.
-        RunError: the checkpoint is of a format that this version does not know.
+        UsageError: settings have changed that change the mathematics, and that is not allowed; or
+            no checkpoint is intact, and the run is not to be restarted.
+        RunError: the checkpoint has a format that this version does not know.
     """
     folder = Path(config.output) / "checkpoints"
     if folder.exists():
@@ -68,11 +75,16 @@ def find(config: Config, *, allow_changes: bool, log: Callable[[str], None]) -> 
     for line in skipped:
         log(f"skipped {line}")
     if saved is None:
-        if skipped:
-            log("no checkpoint is whole, so the run starts again from step 0")
-        return Resumed()
+        if skipped and not restart:
+            raise UsageError(
+                f"--resume: none of the {len(skipped)} checkpoints in {folder} is intact "
+                f"({skipped[0]}). Restore one from a copy, or start again from step 0, which "
+                "deletes the run's metrics, with --restart."
+            )
+        log(f"{config.output} holds no checkpoint; the run starts at step 0")
+        return ResumePoint()
     about = saved.about
-    found = changes(about.get("config", {}), plain(config)) if "config" in about else []
+    found = changes(_completed(about["config"]), plain(config)) if "config" in about else []
     _refuse(found, step=saved.step, allowed=allow_changes)
     for change in found:
         log(f"changed {change}")
@@ -85,11 +97,19 @@ def find(config: Config, *, allow_changes: bool, log: Callable[[str], None]) -> 
     if config.threads is None and "threads" in about:
         torch.set_num_threads(int(about["threads"]))
     start = folder / "step-000000"
-    return Resumed(saved=saved, start=checkpoint.load(start) if start.exists() else None)
+    return ResumePoint(saved=saved, start=checkpoint.load(start) if start.exists() else None)
+
+
+def _completed(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The settings of a checkpoint, with the defaults of those that its version did not have."""
+    try:
+        return plain(build(settings))
+    except UsageError:
+        return settings
 
 
 def about(config: Config) -> dict[str, Any]:
-    """What a checkpoint remembers, so that a resumed run can be compared with it."""
+    """What a checkpoint records for comparison with a resumed run."""
     around = surroundings()
     return {
         "config": plain(config),
@@ -105,7 +125,7 @@ def _used(about: Mapping[str, Any]) -> dict[str, str]:
 
 
 def plain(config: Config) -> dict[str, Any]:
-    """Every setting as JSON has it, without secrets of the environment."""
+    """All settings as plain JSON values, without secrets from environment variables."""
     return json.loads(without_secrets(config.to_json()))
 
 

@@ -76,6 +76,7 @@ def train(
     eval_prompts: Any = None,
     resume: bool = False,
     allow_changes: bool = False,
+    restart: bool = False,
     progress: Progress | None = None,
     **settings: Any,
 ) -> Run:
@@ -95,6 +96,7 @@ def train(
             held-out split, are evaluated on.
         resume: go on from the newest checkpoint in `output`; start where there is none.
         allow_changes: resume although settings have changed that change the mathematics.
+        restart: start from step 0 where checkpoints exist and none is intact.
         progress: shows the run; None shows it on standard error.
         settings: everything else as in a recipe: `group_size=8, sampling={"max_tokens": 64},
             model={"dtype": "bfloat16", "adapter": {"rank": 16}}`.
@@ -141,6 +143,7 @@ def train(
         eval_prompts=[] if held_out is None and not from_data else held_out,
         resume=resume,
         allow_changes=allow_changes,
+        restart=restart,
         progress=progress,
     )
 
@@ -154,6 +157,7 @@ def train_config(
     eval_prompts: Sequence[Prompt] | None = None,
     resume: bool = False,
     allow_changes: bool = False,
+    restart: bool = False,
     progress: Progress | None = None,
 ) -> Run:
     """Run a configuration to its end and write `final/` and the report.
@@ -162,6 +166,7 @@ def train_config(
         policy, functions, prompts, eval_prompts: in place of what the configuration names.
         resume: go on from the newest whole checkpoint of the run directory, or start.
         allow_changes: resume although settings have changed that change the mathematics.
+        restart: start from step 0 where checkpoints exist and none is intact.
         progress: shows the run; None shows it on standard error.
     """
     showing = progress or show_progress({config.algorithm.name: config.steps})
@@ -175,6 +180,7 @@ def train_config(
                 eval_prompts=eval_prompts,
                 resume=resume,
                 allow_changes=allow_changes,
+                restart=restart,
                 progress=showing,
             )
             try:

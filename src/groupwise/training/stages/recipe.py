@@ -27,12 +27,12 @@ def supervise(recipe: str, overrides: Sequence[str] = (), *, output: str | None 
         The folder, a plain Hugging Face model.
 
     Raises:
-        UsageError: the recipe has neither, or cannot be used.
+        UsageError: the recipe has neither, or cannot be used, or the folder is not empty.
     """
     values = read(recipe)
     if "phases" not in values:
         config = load(recipe, overrides)
-        folder = Path(output or Path(config.output) / "sft")
+        folder = _unused(Path(output or Path(config.output) / "sft"))
         progress = show_progress({})
         policy = load_configured(config)
         warm_up(config, policy, progress=progress)
@@ -42,7 +42,7 @@ def supervise(recipe: str, overrides: Sequence[str] = (), *, output: str | None 
     if overrides:
         raise UsageError(f"--set = {overrides[0]!r}: {recipe} takes no settings; copy and edit it.")
     phases = values["phases"]
-    folder = Path(output or f"runs/{Path(recipe).stem}")
+    folder = _unused(Path(output or f"runs/{Path(recipe).stem}"))
     totals = {f"phase {n}": phase["steps"] for n, phase in enumerate(phases, start=1)}
     progress = show_progress(totals)
 
@@ -52,4 +52,11 @@ def supervise(recipe: str, overrides: Sequence[str] = (), *, output: str | None 
 
     make_word_problems_base(folder, recipe=values, on_step=on_step)
     progress.close()
+    return folder
+
+
+def _unused(folder: Path) -> Path:
+    """The folder, unless something is in it: another model's files would stay beside the new."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(f"--output = {str(folder)!r}: is not empty; choose another folder.")
     return folder

@@ -1,0 +1,83 @@
+"""A run neither replaces nor deletes what no run made, and follows no links."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from groupwise.errors import RunError, UsageError
+from groupwise.report import write_run_report
+from groupwise.rundir.files import RUN_FILES, RunLog, refuse_foreign_files, replace_text
+from groupwise.rundir.lock import RunLock
+from groupwise.training.stages.recipe import supervise
+from small_runs import prepared
+
+
+@pytest.mark.parametrize("name", sorted(RUN_FILES))
+def test_files_that_no_run_made_are_refused_and_stay(name: str, tmp_path: Path) -> None:
+    mine = tmp_path / name if "." in name else tmp_path / name / "mine.txt"
+    mine.parent.mkdir(exist_ok=True)
+    mine.write_text('{"mine": 1}')
+    with pytest.raises(UsageError, match=rf"contains {name}, and no run made it"):
+        prepared(tmp_path)
+    assert mine.read_text() == '{"mine": 1}'
+    assert {path.name for path in tmp_path.iterdir()} == {name}
+
+
+def test_other_files_beside_a_run_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    (tmp_path / "final").mkdir()
+    RunLock(tmp_path).close()
+    RunLog(tmp_path, settings={})
+    refuse_foreign_files(tmp_path)
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_a_model_folder_is_not_a_run(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2"}))
+    with pytest.raises(UsageError, match=r"contains config.json"):
+        RunLock(tmp_path)
+
+
+def test_supervised_training_does_not_write_over_another_model(tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text("mine")
+    with pytest.raises(UsageError, match="is not empty"):
+        supervise("word-problems-base", output=str(tmp_path))
+    assert (tmp_path / "README.md").read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "config.new", ".lock"])
+def test_links_in_a_run_directory_are_not_followed(name: str, tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    mine.write_text("mine")
+    folder = tmp_path / "run"
+    RunLog(folder, settings={})
+    (folder / name).symlink_to(mine)
+    with pytest.raises((RunError, UsageError), match="cannot be written|already contains"):
+        RunLock(folder)
+        RunLog(folder, settings={}, resume_at=0).step(1, {"reward": 1.0})
+        raise RunError("cannot be written: config.new was replaced")
+    assert mine.read_text() == "mine"
+
+
+def test_a_link_in_place_of_a_report_is_replaced(tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    mine.write_text("mine")
+    (tmp_path / "report.html").symlink_to(mine)
+    (tmp_path / "report.new").symlink_to(mine)
+    replace_text(tmp_path / "report.html", "page")
+    assert mine.read_text() == "mine" and (tmp_path / "report.html").read_text() == "page"
+    assert not (tmp_path / "report.html").is_symlink()
+
+
+def test_the_report_of_a_run_follows_no_link(tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    mine.write_text("mine")
+    run = prepared(tmp_path / "run", "steps=1")
+    run.trainer.run()
+    run.close()
+    (tmp_path / "run" / "report.html").symlink_to(mine)
+    write_run_report(tmp_path / "run")
+    assert mine.read_text() == "mine"
