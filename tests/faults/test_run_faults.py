@@ -72,14 +72,14 @@ def test_a_gradient_that_is_not_finite_is_left_out_and_its_completions_are_kept(
 def test_a_run_without_a_finite_gradient_stops_at_its_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = prepared(tmp_path, "steps=20", "guards.lost_steps=4")
+    run = prepared(tmp_path, "steps=20", "guards.max_bad_steps=4")
     poison(run, monkeypatch, lambda version: version >= 2)
-    with pytest.raises(RunError, match=r"4 steps on end \(guards.lost_steps = 4\)"):
+    with pytest.raises(RunError, match=r"4 consecutive steps .* \(guards.max_bad_steps = 4\)"):
         run.trainer.run()
     assert len(timeless(tmp_path)) == 6
     assert (tmp_path / "checkpoints" / "step-000006").exists()
     run.close()
-    again = prepared(tmp_path, "steps=20", "guards.lost_steps=5", resume=True)
+    again = prepared(tmp_path, "steps=20", "guards.max_bad_steps=5", resume=True)
     poison(again, monkeypatch, lambda version: True)
     with pytest.raises(RunError, match="5 steps on end"):
         again.trainer.run()
@@ -148,7 +148,9 @@ def test_a_spike_goes_back_to_the_last_checkpoint_and_leaves_its_batches_out(
 
     monkeypatch.setattr(run.trainer.policy, "update", spiked)
     run.trainer.run()
-    assert "softrank, step 14: gradient spike; the weights of step 12 again" in progress.said
+    assert (
+        "softrank, step 14: gradient spike; rolled back to the weights of step 12" in progress.said
+    )
     assert steps == list(range(16)), "no batch comes twice"
     # 16 updates, of which those after the checkpoint at 12 (steps 13 and 14) no longer count.
     assert run.trainer.policy.version == 14

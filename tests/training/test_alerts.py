@@ -11,10 +11,12 @@ import pytest
 import torch
 
 from groupwise.rundir.files import read_lines
+from groupwise.settings import AlertsSettings
 from groupwise.training.monitor.alerts import ALERT_RULES, Alerts
 from groupwise.training.monitor.metrics import duplicates_and_correlation
+from groupwise.training.stages.sft import save
 from made_up import one_group
-from small_runs import Quiet, letters, prepared
+from small_runs import Quiet, letters, prepared, tiny
 
 CALM = {
     "reward": 0.5,
@@ -27,7 +29,7 @@ CALM = {
     "kl": 0.01,
     "parts_correlation": 0.2,
     "sampler_gap": 1e-6,
-    "still_share": 0.0,
+    "unmoved_share": 0.0,
     "duplicate_share": 0.1,
 }
 LOUD = {
@@ -39,7 +41,7 @@ LOUD = {
     "kl": {"kl": 1.1},
     "parts_against": {"parts_correlation": -0.6},
     "sampler_gap": {"sampler_gap": 0.03},
-    "still_parameters": {"still_share": 0.1},
+    "unmoved_parameters": {"unmoved_share": 0.1},
     "duplicates": {"duplicate_share": 0.9},
     "not_judged": {"valid_share": 0.8},
 }
@@ -50,7 +52,7 @@ def names(alerts: Any) -> list[str]:
 
 
 def test_every_alert_has_a_threshold_that_is_a_setting_and_three_causes() -> None:
-    thresholds = AlarmsSettings.model_fields.keys() - {"patience"}
+    thresholds = AlertsSettings.model_fields.keys() - {"patience"}
     assert {rule.threshold for rule in ALERT_RULES} == thresholds
     assert {*LOUD, "hacking"} == thresholds
     assert all(len(set(rule.causes)) == 3 for rule in ALERT_RULES)
@@ -75,20 +77,20 @@ def test_each_alert_fires_once_after_its_patience(name: str) -> None:
 
 
 def test_an_alert_that_is_switched_off_is_silent() -> None:
-    alerts = Alerts(thresholds=AlarmsSettings(truncated=None, patience=1))
+    alerts = Alerts(thresholds=AlertsSettings(truncated=None, patience=1))
     assert alerts.observe({**CALM, "truncated_share": 1.0}) == []
 
 
 def test_what_was_not_measured_sets_off_nothing() -> None:
-    alerts = Alerts(thresholds=AlarmsSettings(patience=1))
+    alerts = Alerts(thresholds=AlertsSettings(patience=1))
     assert alerts.observe({"reward": math.nan, "entropy": math.nan}) == []
 
 
 def test_an_alert_names_metric_threshold_causes_and_what_to_try() -> None:
-    alerts = Alerts(thresholds=AlarmsSettings(patience=1, truncated=0.25))
+    alerts = Alerts(thresholds=AlertsSettings(patience=1, truncated=0.25))
     (alert,) = alerts.observe({**CALM, "truncated_share": 0.5})
     text = str(alert)
-    assert "truncated_share = 0.5, above alarms.truncated = 0.25" in text
+    assert "truncated_share = 0.5, above alerts.truncated = 0.25" in text
     assert all(f"({n}) " in text for n in (1, 2, 3)) and "Try a larger sampling.max_tokens" in text
 
 
@@ -163,7 +165,7 @@ def test_every_metric_that_is_watched_is_one_that_runs_have(tmp_path: Path) -> N
         'algorithm.divergence={name="k3", coefficient=0.1}',
         functions=[letters, blanks],
     )
-    metrics = run.trainer.step().metrics
+    metrics = run.trainer.step().metrics | run.trainer.step().metrics
     run.close()
     measured = metrics.keys() | run.trainer.monitor.alerts._changes(metrics).keys() | {"hacking"}
     assert {rule.metric for rule in ALERT_RULES} <= measured
@@ -206,3 +208,17 @@ def test_what_alerts_tell_to_try_exists() -> None:
     for rule in ALERT_RULES:
         for section in re.findall(r"\b([a-z_]+)\.[a-z_]+", rule.attempt):
             assert section in known, (rule.threshold, section)
+
+
+@pytest.mark.parametrize("adapter", ["model.adapter={rank=2}", "model.adapter="])
+def test_a_run_whose_parameters_all_move_fires_no_alert(adapter: str, tmp_path: Path) -> None:
+    """The first update of an adapter moves one of its two factors only."""
+    save(tiny(), tmp_path / "model")
+    progress = Quiet()
+    path = f"model.path={tmp_path / 'model'}"
+    run = prepared(tmp_path / "run", path, adapter, "steps=3", progress=progress)
+    run.trainer.run()
+    run.close()
+    rows = list(read_lines(tmp_path / "run" / "metrics.jsonl"))
+    assert [row.get("unmoved_share") for row in rows] == [None, 0.0, None]
+    assert not [text for text in progress.said if "unmoved_parameters" in text]

@@ -17,10 +17,10 @@ MUTE = {"grad_norm": 0.0, "skipped_updates": 0.0, "valid_share": 0.0}
 
 
 def test_consecutive_bad_steps_stop_the_run() -> None:
-    guard = DivergenceGuard(settings=GuardsSettings(lost_steps=3))
+    guard = DivergenceGuard(settings=GuardsSettings(max_bad_steps=3))
     found = [guard.judge(step) for step in (BAD, MUTE, FINE, BAD, BAD, MUTE)]
     assert found == ["bad", "bad", "fine", "bad", "bad", "stop"]
-    assert "3 consecutive steps gave no usable gradient (guards.lost_steps = 3)" in guard.reason
+    assert "3 consecutive steps gave no usable gradient (guards.max_bad_steps = 3)" in guard.reason
 
 
 def test_a_spike_is_one_against_the_usual_norm() -> None:

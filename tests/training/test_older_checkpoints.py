@@ -27,7 +27,8 @@ def test_a_run_of_format_2_continues_where_it_was(tmp_path: Path) -> None:
     progress = Quiet()
     run = prepared(folder, *MORE, "guards.spike=50.0", resume=True, progress=progress)
     assert run.trainer.done == 2 and "resumed at step 2" in progress.said
-    assert not [text for text in progress.said if "changed steps" in text]
+    changed = [text for text in progress.said if text.startswith("changed ")]
+    assert all(" → " in text and "alerts" not in text for text in changed)
     for name, weight in load_file(saved / "weights.safetensors").items():
         assert torch.equal(run.trainer.policy.trained()[name], weight), name
     moments = run.trainer.policy.optimizer.adam.state_dict()["state"]  # type: ignore[attr-defined]
@@ -39,5 +40,6 @@ def test_a_run_of_format_2_continues_where_it_was(tmp_path: Path) -> None:
     run.close()
     expected = [json.loads(line) for line in (FORMAT_2 / "expected.jsonl").read_text().splitlines()]
     for found, wanted in zip(timeless(folder), expected, strict=True):
+        wanted.pop("still_share", None)  # It is `unmoved_share` of the second update by now.
         for key, value in wanted.items():
             assert found.get(key) == pytest.approx(value, rel=1e-4, abs=1e-6), (key, wanted["step"])

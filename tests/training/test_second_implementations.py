@@ -313,11 +313,3 @@ def test_callbacks_hear_of_every_step_and_may_end_the_run(tmp_path: Path) -> Non
     assert evaluated == [3], "the last step is evaluated"
     assert checkpoint.steps(tmp_path / "checkpoints")[-1] == 3
     assert (tmp_path / "best" / "bandit.pt").exists()
-
-
-def test_the_trainer_keeps_its_budget_of_fields_and_lines() -> None:
-    import inspect
-    from dataclasses import fields
-
-    lines = inspect.getsource(Trainer.step).strip().splitlines()
-    assert len(fields(Trainer)) <= 12 and len(lines) <= 20

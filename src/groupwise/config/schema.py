@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field, model_validator
 from groupwise.config.checks import check_combinations, check_functions
 from groupwise.settings import (
     FREE,
-    AlarmsSettings,
+    AlertsSettings,
     AlgorithmSettings,
     CheckpointSettings,
     Count,
@@ -63,7 +63,7 @@ class Config(Section):
     checkpoint: Annotated[CheckpointSettings, FREE] = CheckpointSettings()
     evaluation: Annotated[EvaluationSettings, FREE] = EvaluationSettings()
     logging: Annotated[LoggingSettings, FREE] = LoggingSettings()
-    alarms: Annotated[AlarmsSettings, FREE] = AlarmsSettings()
+    alerts: Annotated[AlertsSettings, FREE] = AlertsSettings()
     guards: Annotated[GuardsSettings, FREE] = GuardsSettings()
     watchdog: Annotated[WatchdogSettings, FREE] = WatchdogSettings()
     warmup: WarmupSettings | None = None

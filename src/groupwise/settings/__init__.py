@@ -19,7 +19,7 @@ from groupwise.settings.base import (
 )
 from groupwise.settings.sections import (
     AdapterSettings,
-    AlarmsSettings,
+    AlertsSettings,
     AlgorithmSettings,
     CheckpointSettings,
     DataSettings,
@@ -41,7 +41,7 @@ from groupwise.settings.sections import (
 
 __all__ = [
     "AdapterSettings",
-    "AlarmsSettings",
+    "AlertsSettings",
     "AlgorithmSettings",
     "CheckpointSettings",
     "Count",

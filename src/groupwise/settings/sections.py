@@ -302,7 +302,7 @@ class LoggingSettings(Section):
     """Experiment trackers that get every metric too (extra `trackers`)."""
 
 
-class AlarmsSettings(Section):
+class AlertsSettings(Section):
     """Threshold of each alert; None switches it off. Shares are of 1."""
 
     patience: Count = 3
@@ -323,8 +323,8 @@ class AlarmsSettings(Section):
     """Correlation of two parts of the reward within groups, at or below."""
     sampler_gap: NonNegative | None = 0.02
     """Difference of log-probabilities of learner and sampler in nats per token, above."""
-    still_parameters: Share | None = 0.0
-    """Share of parameters that the first update with a gradient did not move, above."""
+    unmoved_parameters: Share | None = 0.0
+    """Share of parameters that the first two updates with a gradient did not move, above."""
     duplicates: Share | None = 0.8
     """Share of completions that repeat another of their group, where it is not all right, above."""
     hacking: NonNegative | None = 0.05
@@ -336,7 +336,7 @@ class AlarmsSettings(Section):
 class GuardsSettings(Section):
     """Handling of bad steps."""
 
-    lost_steps: Count = 3
+    max_bad_steps: Count = 3
     """Stop after this many consecutive steps without a finite gradient, or without any verdict."""
     spike: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = None
     """A gradient norm this many times the usual one rolls back to the last checkpoint and skips the

@@ -126,9 +126,7 @@ def prepare(
         lock = undo.enter_context(closing(RunLock(config.output)))
         found = resuming.ResumePoint()
         if resume:
-            found = resuming.find(
-                config, allow_changes=allow_changes, restart=restart, log=progress.log
-            )
+            found = resuming.find(config, allow_changes, restart=restart, log=progress.log)
         algorithm = bind(config.algorithm.name, config.algorithm.overrides())
         policy = _started(config, policy, found, progress=progress)
         connected = connect(config, algorithm, policy=policy)
@@ -261,7 +259,7 @@ def _monitor(config: Config, run_log: RunLog, *, progress: Progress, name: str |
         run_log=run_log,
         progress=progress,
         trackers=make_trackers(config.logging.trackers, run_log.folder, resuming.plain(config)),
-        alerts=Alerts(thresholds=config.alarms),
+        alerts=Alerts(thresholds=config.alerts),
         guard=DivergenceGuard(settings=config.guards),
         name=name or config.algorithm.name,
         rollouts_every=config.logging.rollouts_every,

@@ -50,7 +50,7 @@ class ResumePoint:
 
 
 def find(
-    config: Config, *, allow_changes: bool, restart: bool, log: Callable[[str], None]
+    config: Config, allow_changes: bool, *, restart: bool, log: Callable[[str], None]
 ) -> ResumePoint:
     """The newest intact checkpoint of a run directory, written with the same settings.
 

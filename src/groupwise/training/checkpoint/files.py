@@ -56,6 +56,19 @@ def _from_format_2(state: State) -> State:
     }
 
 
+def _settings_of_format_2(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a checkpoint of format 2 by their present names."""
+    alerts, guards = dict(config.get("alarms", {})), dict(config.get("guards", {}))
+    for section, old, new in (
+        (alerts, "still_parameters", "unmoved_parameters"),
+        (guards, "lost_steps", "max_bad_steps"),
+    ):
+        if old in section:
+            section[new] = section.pop(old)
+    rest = {key: value for key, value in config.items() if key != "alarms"}
+    return {**rest, "alerts": alerts, "guards": guards}
+
+
 _UPGRADES: Mapping[int, Callable[[State], State]] = {2: _from_format_2}
 """By older format, the function that makes its state that of the next one; the state given has the
 checkpoint's step under "step"."""
@@ -212,6 +225,8 @@ def load(path: Path) -> Checkpoint:
         for older in range(version, FORMAT):
             state = _UPGRADES[older]({**state, "step": step})
         weights = {"policy": flat} if version < 3 else _by_learner(flat)
+        if version < 3 and "config" in about:
+            about["config"] = _settings_of_format_2(about["config"])
         if path.name != f"step-{step:06d}" or not isinstance(state, dict):
             raise RunError(f"{path}: holds step {step} or a state that is not one.")
     except RunError:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
-from groupwise.settings import AlarmsSettings
+from groupwise.settings import AlertsSettings
 from groupwise.types import Metrics
 
 RECENT = 20
@@ -26,7 +26,7 @@ class AlertRule:
     """A row of the table of alerts.
 
     Attributes:
-        threshold: name of the setting in the section [alarms], and of the alert.
+        threshold: name of the setting in the section [alerts], and of the alert.
         metric: name of the metric.
         below: fire below the threshold instead of above it.
         means: what has happened, in words.
@@ -57,7 +57,7 @@ class Alert:
         causes = "; ".join(f"({n}) {c}" for n, c in enumerate(self.rule.causes, start=1))
         return (
             f"alert {self.rule.threshold}: {self.rule.means} ({self.rule.metric} = "
-            f"{self.value:.4g}, {side} alarms.{self.rule.threshold} = {self.threshold:g}). "
+            f"{self.value:.4g}, {side} alerts.{self.rule.threshold} = {self.threshold:g}). "
             f"Likely causes: {causes}. Try {self.rule.attempt}."
         )
 
@@ -157,9 +157,9 @@ ALERT_RULES: tuple[AlertRule, ...] = (
         at_once=True,
     ),
     AlertRule(
-        threshold="still_parameters",
-        metric="still_share",
-        means="some parameters were not moved by the first update",
+        threshold="unmoved_parameters",
+        metric="unmoved_share",
+        means="some parameters were not moved by the first two updates",
         causes=(
             "they are frozen, or not part of the computation",
             "the learning rate is too small for the number format of the weights",
@@ -213,7 +213,7 @@ class Alerts:
         thresholds: where each alert fires.
     """
 
-    thresholds: AlarmsSettings = field(default_factory=AlarmsSettings)
+    thresholds: AlertsSettings = field(default_factory=AlertsSettings)
     _beyond: dict[str, int] = field(default_factory=dict)
     _first_lengths: list[float] = field(default_factory=list)
     _first_entropies: list[float] = field(default_factory=list)

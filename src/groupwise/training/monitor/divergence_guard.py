@@ -40,7 +40,7 @@ class DivergenceGuard:
         norm = metrics.get("grad_norm", 0.0)
         if metrics["skipped_updates"] or metrics["valid_share"] == 0:
             self.bad_steps += 1
-            return "stop" if self.bad_steps >= self.settings.lost_steps else "bad"
+            return "stop" if self.bad_steps >= self.settings.max_bad_steps else "bad"
         self.bad_steps = 0
         limit = self.settings.spike
         usual = median(self._norms) if len(self._norms) >= WINDOW // 2 else math.inf
@@ -70,9 +70,9 @@ class DivergenceGuard:
             )
         return (
             f"optimizer: {self.bad_steps} consecutive steps gave no usable gradient "
-            f"(guards.lost_steps = {self.settings.lost_steps}): the gradient was not finite, or no "
-            "completion could be judged. No such step was taken; the completions are in suspects/. "
-            "Lower optimizer.learning_rate, or use model.dtype = 'float32'."
+            f"(guards.max_bad_steps = {self.settings.max_bad_steps}): the gradient was not finite, "
+            "or no completion could be judged. No such step was taken; the completions are in "
+            "suspects/. Lower optimizer.learning_rate, or use model.dtype = 'float32'."
         )
 
     def state(self) -> dict[str, Any]:

@@ -44,14 +44,20 @@ class Monitor:
         self.name, self.rollouts_every = name, rollouts_every
         self.movement_checked = False
         self._unmoved: Callable[[], float] | None = None
+        self._moves = 0
         self._start = 0.0
         self._step = 0
         self._reward_failure: str | None = None
 
     def begin_step(self, policy: Learner) -> None:
-        """Start the clock, and watch whether the first update moves the policy's parameters."""
+        """Start the clock, and watch whether the first updates move the policy's parameters.
+
+        The first two, because the first one of a low-rank adapter moves one of its factors only:
+        the other factor starts at 0, and so does the gradient.
+        """
         self._start = time.perf_counter()
-        self._unmoved = None if self.movement_checked else policy.movement()
+        if not self.movement_checked and self._unmoved is None:
+            self._unmoved, self._moves = policy.movement(), 0
 
     def measured(
         self, result: StepResult, *, algorithm: Clipping, published: Metrics
@@ -63,9 +69,11 @@ class Monitor:
             published: metrics of the engine about new weights.
         """
         metrics = {**published, **step_metrics(result, algorithm=algorithm)}
-        moves = metrics.get("grad_norm", 0.0) > 0 and metrics["learning_rate"] > 0
-        if self._unmoved is not None and moves:
-            self.movement_checked, metrics["still_share"] = True, self._unmoved()
+        if self._unmoved is not None and metrics.get("grad_norm", 0.0) > 0:
+            self._moves += metrics["learning_rate"] > 0
+            if self._moves == 2:
+                metrics["unmoved_share"] = self._unmoved()
+                self.movement_checked, self._unmoved = True, None
         every = [update for several in result.updates.values() for update in several]
         seconds = time.perf_counter() - self._start
         return replace(
