@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -27,6 +28,7 @@ from transformers import (
 )
 
 from groupwise.errors import ModelError, RewardError, UsageError
+from groupwise.rewards import RewardSpec, build_scorer
 from groupwise.rewards.builtin.contexts import ContextGain, perplexity, rank_contexts, scorer_of
 from groupwise.rewards.judges.encoders import bert_f1, greedy_f1, load
 from groupwise.rewards.judges.endpoint import judge_endpoint
@@ -42,6 +44,7 @@ from groupwise.rewards.judges.prompt import (
 )
 from groupwise.rewards.judges.reward_model import reward_model
 from groupwise.rewards.judges.similarity import bertscore, korean_reason_bertscore, learned_metric
+from groupwise.types import Completion, Group, Prompt
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "<|end|>", "Yes", "No", "Yeti", *"abcd."]
 LETTERS = [chr(i) for i in range(33, 127) if chr(i) not in WORDS]
@@ -250,7 +253,7 @@ def _choice(**chances: float) -> dict[str, Any]:
 
 
 def test_endpoint_scores_and_what_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("JUDGE_KEY", "secret")
+    monkeypatch.setenv("GROUPWISE_JUDGE_KEY", "secret")
     seen: list[Any] = []
 
     def reply(body: dict[str, Any]) -> Any:
@@ -259,7 +262,7 @@ def test_endpoint_scores_and_what_is_sent(monkeypatch: pytest.MonkeyPatch) -> No
         )
 
     with _endpoint(reply, seen) as url:
-        args = {"endpoint": url, "model": "m", "key_variable": "JUDGE_KEY"}
+        args = {"endpoint": url, "model": "m", "key_variable": "GROUPWISE_JUDGE_KEY"}
         scores = judge_endpoint(["right!", "bad", ""], "r", "q", **args)
         assert scores == pytest.approx([0.7, 0.3, 0.0])
         assert judge_endpoint(["right!", "bad"], "r", "q", mode="binary", **args) == [1.0, 0.0]
@@ -278,6 +281,8 @@ def test_endpoint_without_probabilities() -> None:
         assert judge_endpoint(["x"], "r", "q", mode="binary", **args) == [1.0]
         with pytest.raises(RewardError, match="binary"):
             judge_endpoint(["x"], "r", "q", **args)
+    with _endpoint(lambda body: {"choices": [{"message": {"content": " "}}]}) as url:
+        assert judge_endpoint(["x"], "r", "q", endpoint=url, model="m", mode="binary") == [None]
     with _endpoint(lambda body: _choice(Maybe=0.5, Yes=0.3, No=0.1)) as url:
         assert judge_endpoint(["x"], "r", "q", endpoint=url, model="m") == [0.0]
 
@@ -297,6 +302,136 @@ def test_a_failing_endpoint_raises_and_never_scores_zero() -> None:
 
     with _endpoint(slow) as url, pytest.raises(TimeoutError, match="no judgement in 0.2 s"):
         judge_endpoint(["x"], "r", "q", endpoint=url, model="m", timeout=0.2)
+
+
+@contextmanager
+def _raw_server(serve: Callable[[socket.socket], None]) -> Iterator[str]:
+    """A server that does what a function does with each connection."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def accept() -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=serve, args=(connection,), daemon=True).start()
+
+    threading.Thread(target=accept, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+    finally:
+        listener.close()
+
+
+@pytest.mark.parametrize("head", [b"", b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 200 OK\r\n\r\n{"])
+def test_a_server_that_drips_is_left_in_time(head: bytes) -> None:
+    def drip(connection: socket.socket) -> None:
+        connection.recv(1 << 16)
+        try:
+            connection.sendall(head)
+            while True:
+                connection.sendall(b" " if head.endswith(b"{") else b"X")
+                time.sleep(0.05)
+        except OSError:
+            connection.close()
+
+    with _raw_server(drip) as url:
+        began = time.monotonic()
+        with pytest.raises(TimeoutError, match="no judgement in 0.5 s"):
+            judge_endpoint(["x"], "r", "q", endpoint=url, model="m", timeout=0.5)
+        assert time.monotonic() - began < 3.0
+
+
+def test_a_reply_without_end_is_cut_off() -> None:
+    def flood(connection: socket.socket) -> None:
+        connection.recv(1 << 16)
+        try:
+            connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+            while True:
+                connection.sendall(b" " * (1 << 16))
+        except OSError:
+            connection.close()
+
+    with _raw_server(flood) as url, pytest.raises(RewardError, match="more than 4 MiB"):
+        judge_endpoint(["x"], "r", "q", endpoint=url, model="m")
+
+
+def test_a_redirect_does_not_carry_the_key_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GROUPWISE_JUDGE_KEY", "secret")
+    seen: list[Any] = []
+    with _endpoint(lambda body: _choice(Yes=0.9, No=0.1), seen) as thief:
+
+        def redirect(connection: socket.socket) -> None:
+            connection.recv(1 << 16)
+            line = f"HTTP/1.1 307 Moved\r\nLocation: {thief}/chat/completions\r\n"
+            connection.sendall(f"{line}Content-Length: 0\r\n\r\n".encode())
+            connection.close()
+
+        with _raw_server(redirect) as url, pytest.raises(RewardError, match="replied 307"):
+            judge_endpoint(["x"], "r", "q", endpoint=url, model="m")
+    assert seen == []
+
+
+def test_which_keys_are_sent_where(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("GROUPWISE_JUDGE_KEY", "AWS_SECRET_ACCESS_KEY", "OPENAI_API_KEY"):
+        monkeypatch.setenv(name, "secret")
+    args: dict[str, Any] = {"model": "m"}
+    for endpoint, variable, message in (
+        ("https://example.org/v1", "AWS_SECRET_ACCESS_KEY", "must begin with GROUPWISE_"),
+        ("http://127.0.0.1:9/v1", "AWS_SECRET_ACCESS_KEY", "must begin with GROUPWISE_"),
+        ("https://example.org/v1", "OPENAI_API_KEY", "must begin with GROUPWISE_"),
+        ("http://example.org/v1", "GROUPWISE_JUDGE_KEY", "must begin with https"),
+        ("http://localhost.example.org/v1", "GROUPWISE_JUDGE_KEY", "must begin with https"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            judge_endpoint(["x"], "r", "q", endpoint=endpoint, key_variable=variable, **args)
+    seen: list[Any] = []
+    with _endpoint(lambda body: _choice(Yes=0.9, No=0.1), seen) as url:
+        for variable in ("OPENAI_API_KEY", "GROUPWISE_JUDGE_KEY", ""):
+            judge_endpoint(["x"], "r", "q", endpoint=url, key_variable=variable, **args)
+    assert [key for _, _, key in seen] == ["Bearer secret", "Bearer secret", None]
+
+
+def test_a_busy_endpoint_is_asked_again() -> None:
+    replies: list[Any] = [503, 429, _choice(Yes=0.9, No=0.1)]
+    with _endpoint(lambda body: replies.pop(0)) as url:
+        assert judge_endpoint(["x"], "r", "q", endpoint=url, model="m") == pytest.approx([0.9])
+    refused: list[Any] = []
+    with _endpoint(lambda body: 401, refused) as url, pytest.raises(RewardError, match="401"):
+        judge_endpoint(["x"], "r", "q", endpoint=url, model="m")
+    assert len(refused) == 1
+
+
+@pytest.mark.parametrize("logprob", [math.nan, math.inf, 0.5, None, "x", [1]])
+def test_what_is_no_log_probability_is_refused(logprob: Any) -> None:
+    entry = {"token": "Yes", "logprob": logprob}
+    reply = {"choices": [{"logprobs": {"content": [entry | {"top_logprobs": [entry]}]}}]}
+    with _endpoint(lambda body: reply) as url, pytest.raises(RewardError, match="log-prob"):
+        judge_endpoint(["x"], "r", "q", endpoint=url, model="m")
+
+
+def test_one_failed_judgement_does_not_lose_the_group() -> None:
+    def reply(body: dict[str, Any]) -> Any:
+        asked = body["messages"][0]["content"]
+        if "slow" in asked:
+            time.sleep(1.5)
+        return 400 if "refused" in asked else _choice(Yes=0.9, No=0.1)
+
+    texts = ("right", "refused", "slow", "right")
+    completions = tuple(
+        Completion(tokens=[1], mask=[True], logprobs=[0.0], text=text, finish="stop")
+        for text in texts
+    )
+    prompt = Prompt(id="p", text="q", answer="r")
+    group = Group(prompt=prompt, prompt_tokens=[1], completions=completions)
+    with _endpoint(reply) as url:
+        settings = {"endpoint": url, "model": "m", "timeout": 0.7}
+        with build_scorer([RewardSpec(name="judge_endpoint", settings=settings)]) as scorer:
+            score = scorer.submit(group).result()
+    assert [status.value for status in score.status] == ["ok", "error", "timeout", "ok"]
+    assert score.total[0] == score.total[3] == pytest.approx(0.9)
+    assert "replied 400" in (score.errors[1] or "")
 
 
 def test_a_credulous_judge_is_not_reached_from_inside_the_block() -> None:

@@ -6,11 +6,12 @@ A registered reward takes data first and settings after the star:
     @REWARDS.register
     def exact_answer(text, answer, *, style: str = "answer_tag") -> float | None: ...
 
-The data it asks for decides how it is called. Asking for names of `SAMPLE_DATA` only, it is called
-once per completion and returns a float, or None: this completion cannot be judged. Asking for any
-name of `GROUP_DATA`, it is called once per group and returns one such value per completion, in
-order. A group-level function sees only the completions that every earlier part could judge, so
-that a sample without a verdict never enters the statistics of its group.
+The data it asks for decides how it is called. A reward that asks for names of `SAMPLE_DATA` only is
+called once per completion and returns a float, or None: this completion cannot be judged. One that
+asks for any name of `GROUP_DATA` is called once per group and returns one such value per
+completion, in order; an exception in place of a value is the failure of that completion. It sees
+only the completions that every earlier part could judge, so that a sample without a verdict never
+enters the statistics of its group.
 
 This module and everything that registers into it imports no torch: worker processes load it.
 """

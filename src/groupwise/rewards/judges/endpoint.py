@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import http.client
+import ipaddress
 import json
 import math
 import os
 import re
-import urllib.error
-import urllib.parse
-import urllib.request
+import socket
+import threading
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from urllib.parse import SplitResult, urlsplit
 
 from groupwise.errors import RewardError, UsageError
 from groupwise.rewards.base import REWARDS, in_process, verifier
@@ -25,6 +28,12 @@ from groupwise.rewards.judges.prompt import (
     read_template,
     soft_score,
 )
+
+_TRIES = 3
+_PAUSE = 0.25  # seconds before the second try, doubled before each further one
+_RETRIED = (408, 425, 429, 500, 502, 503, 504)
+_MOST_BYTES = 4 << 20
+_MOST_LOGPROB = 1e-3  # rounding may put the logarithm of 1 a little above 0
 
 
 @verifier
@@ -44,8 +53,8 @@ def judge_endpoint(
     normalise: bool = False,
     source: Source = "final",
     timeout: float = 30.0,
-    key_variable: str = "OPENAI_API_KEY",
-) -> list[float | None]:
+    key_variable: str = "GROUPWISE_JUDGE_KEY",
+) -> list[float | Exception | None]:
     """The judgement of a model behind an OpenAI-compatible HTTP endpoint; the group's questions are
     asked at once.
 
@@ -55,34 +64,40 @@ def judge_endpoint(
         texts, answer, prompt, template, mode, yes, no, normalise, source: see `judge`.
         endpoint: address up to and including the version, such as "http://127.0.0.1:8000/v1".
         model: its name there.
-        timeout: seconds for one judgement.
-        key_variable: environment variable that holds the key, ending in _API_KEY or JUDGE_KEY, and
-            sent if it is set, only by https or within this machine; the key itself
-            never stands in a recipe.
+        timeout: seconds for one judgement, all retries included.
+        key_variable: environment variable that holds the key, sent if it is set; the key itself
+            never stands in a recipe. Its name begins with GROUPWISE_, so that a recipe cannot send
+            other secrets; OPENAI_API_KEY is sent to api.openai.com and to this machine only.
 
     Returns:
-        One score per completion, None without a reference.
+        One score per completion, None without a reference or where the judge says nothing, and the
+        exception of a judgement that failed while others did not.
 
     Raises:
         TimeoutError: no judgement in time.
         RewardError: the endpoint refused, or its reply holds no probabilities although `mode` is
             "soft".
+        UsageError: an address or a key variable that is not permitted.
 
     Source: the chat completions interface with `logprobs` and `top_logprobs`, as vLLM and others
         serve it.
-    Elsewhere: an endpoint tells only its most probable tokens; a word that is not among them counts
-        as 0. Special tokens of a judge that is not at hand cannot be known; those written `<|…|>`,
-        `[INST]`, `<s>` and `<start_of_turn>` are broken up.
+    Elsewhere: redirects are not followed and proxies of the environment not used, so that the key
+        reaches no other host. An endpoint tells only its most probable tokens; a word that is not
+        among them counts as 0. Special tokens of a remote judge are not known; those written
+        `<|…|>`, `[INST]`, `<s>` and `<start_of_turn>` are broken up.
     """
     golds = references(answer)
     if not golds:
         return [None] * len(texts)
-    if not endpoint.startswith(("http://", "https://")):
-        raise UsageError(f"endpoint = {endpoint!r}: must begin with http:// or https://.")
+    address, headers = _address(endpoint), {"Content-Type": "application/json"}
+    if key := _key(address, endpoint, key_variable):
+        headers["Authorization"] = f"Bearer {key}"
+    if not 0 < timeout < math.inf:
+        raise UsageError(f"timeout = {timeout}: must be a positive number of seconds.")
     form = read_template(template)
     said = judged_parts(texts, source)
 
-    def score(one: str) -> float:
+    def score(one: str) -> float | Exception | None:
         if not one:
             return 0.0
         asked = judge_prompt(
@@ -92,17 +107,72 @@ def judge_endpoint(
             answer=one,
             special=_chat_marks((prompt, one, *golds)),
         )
-        reply = _ask(
-            endpoint,
-            {"model": model, "messages": [{"role": "user", "content": asked}]},
-            timeout,
-            key_variable,
-        )
-        return soft_score(_judgement(reply, yes=yes, no=no, mode=mode), mode=mode)
+        question = {"model": model, "messages": [{"role": "user", "content": asked}]}
+        try:
+            reply = _ask(address, headers, question, timeout=timeout)
+            judgement = _judgement(reply, yes=yes, no=no, mode=mode)
+        except (TimeoutError, RewardError) as error:
+            return error
+        return None if judgement is None else soft_score(judgement, mode=mode)
 
     with ThreadPoolExecutor(max_workers=max(len(said), 1)) as pool:
         scores = list(pool.map(score, said))
-    return list(normalised(scores) if normalise else scores)
+    failures = [score for score in scores if isinstance(score, Exception)]
+    if failures and len(failures) == len(scores):
+        raise failures[0]
+    return _normalised(scores) if normalise else scores
+
+
+def _normalised(scores: Sequence[float | Exception | None]) -> list[float | Exception | None]:
+    """The scores normalised over those that there are."""
+    known = iter(normalised([score for score in scores if isinstance(score, float)]))
+    return [next(known) if isinstance(score, float) else score for score in scores]
+
+
+def _address(endpoint: str) -> SplitResult:
+    """The parts of an address that may be asked.
+
+    Raises:
+        UsageError: not an HTTP address.
+    """
+    try:
+        address = urlsplit(endpoint.rstrip("/") + "/chat/completions")
+        usable = address.scheme in ("http", "https") and address.hostname and address.port != 0
+    except ValueError:
+        usable = False
+    if not usable:
+        raise UsageError(f"endpoint = {endpoint!r}: must begin with http:// or https://.")
+    return address
+
+
+def _key(address: SplitResult, endpoint: str, variable: str) -> str | None:
+    """The key to send, if the variable is set.
+
+    Raises:
+        UsageError: a variable that is not for judges, or a key that would be sent in the clear.
+    """
+    host = address.hostname or ""
+    here = host == "localhost" or _is_loopback(host)
+    known = variable == "OPENAI_API_KEY" and (here or host == "api.openai.com")
+    if not (variable == "" or variable.startswith("GROUPWISE_") or known):
+        raise UsageError(
+            f"key_variable = {variable!r}: must begin with GROUPWISE_, or be OPENAI_API_KEY for "
+            "api.openai.com; other variables may hold other secrets."
+        )
+    key = os.environ.get(variable) if variable else None
+    if key and address.scheme != "https" and not here:
+        raise UsageError(
+            f"endpoint = {endpoint!r}: must begin with https://, or the key in {variable} would be "
+            "sent in the clear; key_variable = '' sends none."
+        )
+    return key
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _chat_marks(texts: Iterable[str]) -> set[str]:
@@ -113,68 +183,124 @@ def _chat_marks(texts: Iterable[str]) -> set[str]:
     return {mark for text in texts for mark in pattern.findall(text)}
 
 
-def _check_key(endpoint: str, key_variable: str) -> None:
-    """Refuse to send another secret than a key for an API, or a key over a readable connection.
-
-    A recipe names both the address and the variable, so neither may be arbitrary.
-    """
-    if not re.fullmatch(r"[A-Za-z0-9_]*_API_KEY|[A-Za-z0-9_]*JUDGE_KEY", key_variable):
-        raise UsageError(
-            f"key_variable = {key_variable!r}: must end in _API_KEY or JUDGE_KEY; other variables "
-            "are not sent to a judge."
-        )
-    address = urllib.parse.urlsplit(endpoint)
-    if address.scheme not in ("http", "https"):
-        raise UsageError(f"endpoint = {endpoint!r}: must be an http or https address.")
-    local = address.hostname in ("localhost", "127.0.0.1", "::1")
-    if os.environ.get(key_variable) and address.scheme != "https" and not local:
-        raise UsageError(
-            f"endpoint = {endpoint!r}: must be https, or on this machine, to send the key in "
-            f"{key_variable}."
-        )
-
-
 def _ask(
-    endpoint: str, question: Mapping[str, Any], timeout: float, key_variable: str
+    address: SplitResult,
+    headers: Mapping[str, str],
+    question: Mapping[str, Any],
+    *,
+    timeout: float,
 ) -> Mapping[str, Any]:
-    """One request; the reply's first choice."""
-    body = {**question, "max_tokens": 1, "temperature": 0, "logprobs": True, "top_logprobs": 20}
-    headers = {"Content-Type": "application/json"}
-    _check_key(endpoint, key_variable)
-    if key := os.environ.get(key_variable):
-        headers["Authorization"] = f"Bearer {key}"
-    url = endpoint.rstrip("/") + "/chat/completions"
-    request = urllib.request.Request(url, data=json.dumps(body).encode(), headers=headers)
+    """The first choice of the reply, after as many tries as there is time for.
+
+    Raises:
+        TimeoutError: the time is over.
+        RewardError: the endpoint cannot be reached, refuses, or replies something else.
+    """
+    where, deadline = f"judge at {address.scheme}://{address.netloc}", time.monotonic() + timeout
+    options = {"max_tokens": 1, "temperature": 0, "logprobs": True, "top_logprobs": 20}
+    body = json.dumps({**question, **options}).encode()
+    problem = ""
+    for attempt in range(_TRIES):
+        try:
+            status, reason, content = _post(address, headers, body, deadline=deadline)
+        except TimeoutError as error:
+            raise TimeoutError(f"{where}: no judgement in {timeout:g} s.") from error
+        except (OSError, http.client.HTTPException) as error:
+            problem = f"{where}: cannot be reached ({error or type(error).__name__})."
+        else:
+            if status == 200:
+                return _choice(where, content)
+            problem = f"{where}: replied {status} {reason}."
+            if status not in _RETRIED:
+                break
+        pause = _PAUSE * 2**attempt
+        if attempt + 1 == _TRIES or time.monotonic() + pause >= deadline:
+            break
+        time.sleep(pause)
+    raise RewardError(problem)
+
+
+def _post(
+    address: SplitResult, headers: Mapping[str, str], body: bytes, *, deadline: float
+) -> tuple[int, str, bytes]:
+    """Status, reason and content of one request. A server that sends a byte at a time renews the
+    time-out of a socket with each, so a timer ends the connection."""
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError
+    secure = address.scheme == "https"
+    kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
+    connection = kind(address.hostname or "", address.port, timeout=left)
+    over, sockets = threading.Event(), list[socket.socket]()
+
+    def hang_up() -> None:
+        over.set()
+        for each in sockets:
+            try:
+                each.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                continue
+
+    timer = threading.Timer(left, hang_up)
+    timer.daemon = True
+    timer.start()
     try:
-        with urllib.request.urlopen(request, timeout=timeout) as response:
-            return json.load(response)["choices"][0]
-    except urllib.error.HTTPError as error:
-        raise RewardError(f"judge at {endpoint}: replied {error.code} {error.reason}.") from error
-    except urllib.error.URLError as error:
-        if isinstance(error.reason, TimeoutError):
-            raise TimeoutError(f"judge at {endpoint}: no judgement in {timeout:g} s.") from error
-        raise RewardError(f"judge at {endpoint}: cannot be reached ({error.reason}).") from error
-    except TimeoutError as error:
-        raise TimeoutError(f"judge at {endpoint}: no judgement in {timeout:g} s.") from error
-    except (ValueError, KeyError, IndexError, TypeError) as error:
-        raise RewardError(
-            f"judge at {endpoint}: replied something that is no chat completion."
-        ) from error
+        connection.connect()
+        sockets.append(connection.sock)
+        path = f"{address.path}?{address.query}" if address.query else address.path
+        connection.request("POST", path, body, dict(headers))
+        response = connection.getresponse()
+        content = response.read(_MOST_BYTES + 1)
+    except (OSError, http.client.HTTPException):
+        if over.is_set():
+            raise TimeoutError from None
+        raise
+    finally:
+        timer.cancel()
+        connection.close()
+    if over.is_set():
+        raise TimeoutError
+    return response.status, response.reason, content
 
 
-def _judgement(reply: Mapping[str, Any], *, yes: str, no: str, mode: Mode) -> Judgement:
+def _choice(where: str, content: bytes) -> Mapping[str, Any]:
+    if len(content) > _MOST_BYTES:
+        raise RewardError(f"{where}: replied more than {_MOST_BYTES >> 20} MiB.")
+    try:
+        choice = json.loads(content)["choices"][0]
+        if isinstance(choice, Mapping):
+            return choice
+    except (ValueError, KeyError, IndexError, TypeError, RecursionError):
+        pass
+    raise RewardError(f"{where}: the reply is not a chat completion.")
+
+
+def _judgement(reply: Mapping[str, Any], *, yes: str, no: str, mode: Mode) -> Judgement | None:
     """What a reply says of the two words, spelled in any case and with any white space around
-    them."""
-    logprobs = (reply.get("logprobs") or {}).get("content") or []
-    if not logprobs and mode == "soft":
+    them; None where it says nothing.
+
+    Raises:
+        RewardError: no probabilities in mode "soft", or values that are none.
+    """
+    try:
+        entries = (reply.get("logprobs") or {}).get("content") or []
+        if entries:
+            tops = entries[0].get("top_logprobs") or [entries[0]]
+            found = [(str(top["token"]), float(top["logprob"])) for top in tops]
+        else:
+            found = [(str((reply.get("message") or {}).get("content") or ""), 0.0)]
+    except (AttributeError, KeyError, IndexError, TypeError, ValueError):
+        raise RewardError("judge: the log-probabilities of the reply cannot be read.") from None
+    if not entries and mode == "soft":
         raise RewardError('judge: the endpoint returns no log-probabilities; use mode = "binary".')
+    if not all(logprob <= _MOST_LOGPROB for _, logprob in found):
+        raise RewardError("judge: a log-probability of the reply is NaN or above 0.")
     chances: dict[str, float] = {}
-    if logprobs:
-        for entry in logprobs[0].get("top_logprobs") or [logprobs[0]]:
-            word = str(entry["token"]).strip().lower()
-            chances[word] = chances.get(word, 0.0) + math.exp(float(entry["logprob"]))
-    else:
-        chances[str((reply.get("message") or {}).get("content") or "").strip().lower()] = 1.0
+    for token, logprob in found:
+        word = token.strip().lower()
+        chances[word] = min(chances.get(word, 0.0) + math.exp(min(logprob, 0.0)), 1.0)
+    if not any(chances) and not entries:
+        return None
     return Judgement(
         chances.get(yes.lower(), 0.0), chances.get(no.lower(), 0.0), max(chances.values())
     )

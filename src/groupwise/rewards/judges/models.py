@@ -32,8 +32,8 @@ class LocalJudge:
         """The probabilities of the first tokens of two words as the next token after a question.
 
         Raises:
-            ModelError: the two words begin with the same token, or the question is longer than the
-                model can read.
+            ModelError: the two words begin with the same token, the question is longer than the
+                model can read, or the logits are NaN.
         """
         tokenizer = self.policy.tokenizer
         words = [tokenizer(word, add_special_tokens=False).input_ids[0] for word in (yes, no)]
@@ -53,6 +53,8 @@ class LocalJudge:
                 0, -1
             ]
         chances = logits.float().softmax(-1)
+        if not bool(chances.isfinite().all()):
+            raise ModelError("judge: the model's logits are NaN.")
         return Judgement(*(float(x) for x in (*chances[words], chances.max())))
 
 

@@ -7,6 +7,7 @@ be killed, or on an event loop. This module imports no torch: workers load it.
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import math
 import time
@@ -86,11 +87,15 @@ class Call:
 
 @dataclass(frozen=True, kw_only=True)
 class CallResult:
-    """What came of a call. `failure` is (status, message); parts before it keep their values."""
+    """What came of a call. A failure is (status, message); parts before it keep their values.
+
+    `failures` are those of single completions of a group, one entry for each or none at all.
+    """
 
     values: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
     failure: tuple[str, str] | None = None
+    failures: Sequence[tuple[str, str] | None] = ()
 
 
 class ContractError(Exception):
@@ -105,7 +110,7 @@ def run(parts: Sequence[RewardComponent], call: Call, *, first: bool = False) ->
     """
     values: dict[str, Sequence[float | None]] = {}
     seconds: dict[str, float] = {}
-    failure = None
+    failure, failures = None, ()
     data = dict(call.data)
     for part in parts:
         start = time.perf_counter()
@@ -116,13 +121,13 @@ def run(parts: Sequence[RewardComponent], call: Call, *, first: bool = False) ->
             result = failed(part, error)
         seconds[part.label] = time.perf_counter() - start
         values.update(result.values)
-        failure = result.failure
+        failure, failures = result.failure, result.failures
         value = None if part.whole_group else result.values.get(part.label, [None])[0]
         if part.verifies and value is not None:
             data["correct"] = as_correct(value)
         if failure is not None or (first and value is not None):
             break
-    return CallResult(values=values, seconds=seconds, failure=failure)
+    return CallResult(values=values, seconds=seconds, failure=failure, failures=failures)
 
 
 async def run_async(part: RewardComponent, call: Call, *, first: bool = False) -> CallResult:
@@ -136,7 +141,7 @@ async def run_async(part: RewardComponent, call: Call, *, first: bool = False) -
     except Exception as error:
         result = failed(part, error)
     spent = {part.label: time.perf_counter() - start}
-    return CallResult(values=result.values, seconds=spent, failure=result.failure)
+    return dataclasses.replace(result, seconds=spent)
 
 
 def failed(part: RewardComponent, error: Exception) -> CallResult:
@@ -146,7 +151,8 @@ def failed(part: RewardComponent, error: Exception) -> CallResult:
     if isinstance(error, MemoryError):
         return CallResult(failure=("error", f"{part.label}: out of memory"))
     said = str(error) if isinstance(error, MissingData) else f"{type(error).__name__}: {error}"
-    return CallResult(failure=("error", f"{part.label}: {said}"[:500]))
+    status = "timeout" if isinstance(error, TimeoutError) else "error"
+    return CallResult(failure=(status, f"{part.label}: {said}"[:500]))
 
 
 def check(part: RewardComponent, returned: Any, call: Call, *, first: bool = False) -> CallResult:
@@ -156,7 +162,12 @@ def check(part: RewardComponent, returned: Any, call: Call, *, first: bool = Fal
         ContractError: not one value per completion.
     """
     checked: list[float | None] = []
+    failures: list[tuple[str, str] | None] = []
     for item in _items(part, returned, len(call.indices)):
+        failures.append(failed(part, item).failure if isinstance(item, Exception) else None)
+        if failures[-1]:
+            checked.append(None)
+            continue
         try:
             value = None if item is None else float(item)
         except (TypeError, ValueError):
@@ -167,7 +178,7 @@ def check(part: RewardComponent, returned: Any, call: Call, *, first: bool = Fal
         checked.append(value)
     lost = not part.whole_group and checked[0] is None and not (part.optional or first)
     failure = ("unjudgeable", _unjudged(part, call)) if lost else None
-    return CallResult(values={part.label: checked}, failure=failure)
+    return CallResult(values={part.label: checked}, failure=failure, failures=failures)
 
 
 def _unjudged(part: RewardComponent, call: Call) -> str:
@@ -261,6 +272,8 @@ def _record(
                 correct[place] = as_correct(value)
             if part.whole_group and value is None and not (part.optional or first):
                 failures[place] = ("unjudgeable", _unjudged(part, call))
+    for place, failure in zip(call.indices, result.failures, strict=False):
+        failures[place] = failure or failures[place]
     if result.failure is not None:
         if result.failure[0] == "contract":
             raise RewardError(result.failure[1])
@@ -341,6 +354,4 @@ def _group_data(
 
 
 def _restricted(group: Group, kept: list[Completion]) -> Group:
-    import dataclasses
-
     return dataclasses.replace(group, completions=tuple(kept))

@@ -320,7 +320,9 @@ class PoolScorer:
         healthy = failure is None or "out of memory" not in failure[1]
         if not healthy and failure is not None and self._memory is not None:
             failure = (failure[0], f"{failure[1]} (limit {self._memory} MB)")
-        return CallResult(values=reply[0], seconds=reply[1], failure=failure), healthy
+        failures = [tuple(each) if each else None for each in reply[3]]
+        result = CallResult(values=reply[0], seconds=reply[1], failure=failure, failures=failures)
+        return result, healthy
 
     def _late(self, parts: Sequence[RewardComponent]) -> CallResult:
         names = ", ".join(part.label for part in parts)

@@ -156,7 +156,7 @@ def _work(
 
 
 def _reply(result: Any) -> bytes:
-    return json.dumps([result.values, result.seconds, result.failure]).encode()
+    return json.dumps([result.values, result.seconds, result.failure, result.failures]).encode()
 
 
 def _die_with_parent() -> None:
