@@ -9,7 +9,6 @@ import pytest
 from groupwise.config import build, load
 from groupwise.errors import UsageError
 from groupwise.experiments import read_plan
-from groupwise.rewards.judges.endpoint import _check_key
 
 PYTHON = '[engine]\nname = "vllm"\npython = "./evil"\n'
 REMOTE = "[model]\ntrust_remote_code = true\n"
@@ -62,16 +61,3 @@ def test_arguments_of_vllm_are_limited_to_speed_and_memory(arguments: list[str])
 def test_arguments_of_vllm_that_change_speed_are_allowed() -> None:
     given = ["--tensor-parallel-size", "2", "--swap-space=-1", "--seed", "-1"]
     assert build({"engine": {"name": "vllm", "arguments": given}}).engine.arguments == tuple(given)
-
-
-def test_a_judge_gets_keys_only_and_only_over_a_safe_connection(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("OPENAI_API_KEY", "secret")
-    with pytest.raises(UsageError, match="key_variable = 'AWS_SECRET_ACCESS_KEY'"):
-        _check_key("https://judge.example/v1", "AWS_SECRET_ACCESS_KEY")
-    for endpoint in ("http://judge.example/v1", "http://localhost.example/v1", "file:///etc"):
-        with pytest.raises(UsageError, match="endpoint = "):
-            _check_key(endpoint, "OPENAI_API_KEY")
-    for endpoint in ("https://judge.example/v1", "http://127.0.0.1:8000/v1", "http://[::1]/v1"):
-        _check_key(endpoint, "OPENAI_API_KEY")

@@ -31,7 +31,7 @@ from groupwise.errors import ModelError, RewardError, UsageError
 from groupwise.rewards import RewardSpec, build_scorer
 from groupwise.rewards.builtin.contexts import ContextGain, perplexity, rank_contexts, scorer_of
 from groupwise.rewards.judges.encoders import bert_f1, greedy_f1, load
-from groupwise.rewards.judges.endpoint import judge_endpoint
+from groupwise.rewards.judges.endpoint import _address, _key, judge_endpoint
 from groupwise.rewards.judges.local import judge
 from groupwise.rewards.judges.models import local_judge, rendered, reward_scores
 from groupwise.rewards.judges.prompt import (
@@ -386,6 +386,8 @@ def test_which_keys_are_sent_where(monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         with pytest.raises(UsageError, match=message):
             judge_endpoint(["x"], "r", "q", endpoint=endpoint, key_variable=variable, **args)
+    for endpoint in ("https://example.org/v1", "http://[::1]/v1", "http://localhost:8000/v1"):
+        assert _key(_address(endpoint), endpoint, "GROUPWISE_JUDGE_KEY") == "secret"
     seen: list[Any] = []
     with _endpoint(lambda body: _choice(Yes=0.9, No=0.1), seen) as url:
         for variable in ("OPENAI_API_KEY", "GROUPWISE_JUDGE_KEY", ""):
