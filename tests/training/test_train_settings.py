@@ -1,0 +1,78 @@
+"""Settings of [model] and [algorithm] given to `groupwise.train` from Python."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from groupwise import train
+from groupwise.errors import UsageError
+from groupwise.models import is_adapted
+from groupwise.models.loading import resolve
+
+SMALL: dict[str, Any] = {
+    "steps": 1,
+    "group_size": 2,
+    "prompts_per_step": 1,
+    "sampling": {"max_tokens": 4},
+    "guards": {"silent_rewards": "say"},
+    "optimizer": {"learning_rate": 1e-4},
+}
+ADAPTED = {"dtype": "bfloat16", "adapter": {"rank": 2}}
+
+
+def length(text: str) -> float:
+    return float(len(text))
+
+
+def at_hand() -> dict[str, Any]:
+    """A loaded model and its tokenizer."""
+    place = resolve("bundled")
+    return {
+        "model": AutoModelForCausalLM.from_pretrained(place),
+        "tokenizer": AutoTokenizer.from_pretrained(place),
+    }
+
+
+def test_a_named_model_gets_dtype_and_adapter(tmp_path: Path) -> None:
+    run = train("bundled", ["1+1?"], length, model=ADAPTED, output=str(tmp_path / "run"), **SMALL)
+    assert is_adapted(run.model)
+    assert run.model.dtype == torch.bfloat16
+
+
+def test_a_loaded_model_gets_an_adapter(tmp_path: Path) -> None:
+    given = at_hand()
+    run = train(
+        given["model"],
+        ["1+1?"],
+        length,
+        {"name": "grpo", "advantage": {"ddof": 1}},
+        tokenizer=given["tokenizer"],
+        model={"adapter": {"rank": 2}},
+        output=str(tmp_path / "run"),
+        **SMALL,
+    )
+    assert is_adapted(run.model)
+    assert run.config.algorithm.advantage == {"ddof": 1}
+
+
+@pytest.mark.parametrize("setting", [{"dtype": "bfloat16"}, {"quantization": "nf4"}])
+def test_what_needs_loading_is_refused_for_a_loaded_model(
+    tmp_path: Path, setting: dict[str, Any]
+) -> None:
+    given = at_hand()
+    values = {"adapter": {"rank": 2}, **setting}
+    with pytest.raises(UsageError, match="cannot be applied to a model that is already loaded"):
+        train(
+            given["model"],
+            ["1+1?"],
+            length,
+            tokenizer=given["tokenizer"],
+            model=values,
+            output=str(tmp_path / "run"),
+            **SMALL,
+        )
