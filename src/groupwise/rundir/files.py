@@ -26,7 +26,7 @@ from torch import Tensor
 from groupwise.errors import RunError, UsageError
 from groupwise.types import ScoredGroups
 
-PACKAGES = ("groupwise", "torch", "transformers", "tokenizers", "peft", "datasets", "math-verify")
+PACKAGES = ("groupwise", "torch", "transformers", "tokenizers", "peft", "datasets")
 METRICS, SAVED = "metrics.jsonl", "checkpoints"
 """Where a folder has one of these, it holds a run."""
 
