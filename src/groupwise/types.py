@@ -18,10 +18,10 @@ from torch import Tensor
 from groupwise.errors import UsageError
 from groupwise.settings import Sampling
 
-Beat = Callable[[], None]
+Heartbeat = Callable[[], None]
 """Reports progress of a watched wait; its time limit counts from the last call."""
 
-Watch = Callable[[str], AbstractContextManager[Beat]]
+Watch = Callable[[str], AbstractContextManager[Heartbeat]]
 """From the name of a wait to a context that watches it."""
 
 Finish = Literal["stop", "length", "error"]
@@ -488,7 +488,7 @@ class Source(Protocol):
     def restore(self, state: Mapping[str, Any]) -> None: ...
 
 
-def unwatched(name: str) -> AbstractContextManager[Beat]:
+def unwatched(name: str) -> AbstractContextManager[Heartbeat]:
     """A `Watch` without a time limit."""
     return nullcontext(lambda: None)
 

@@ -81,7 +81,7 @@ def test_a_run_without_a_finite_gradient_stops_at_its_limit(
     run.close()
     again = prepared(tmp_path, "steps=20", "guards.max_bad_steps=5", resume=True)
     poison(again, monkeypatch, lambda version: True)
-    with pytest.raises(RunError, match="5 steps on end"):
+    with pytest.raises(RunError, match="5 consecutive steps"):
         again.trainer.run()
     assert len(timeless(tmp_path)) == 7, "the steps before the resume count"
 

@@ -91,10 +91,10 @@ def test_a_signal_that_comes_after_the_wait_ends_nothing(tmp_path: Path) -> None
 
 def test_progress_moves_the_limit(tmp_path: Path) -> None:
     dog = watchdog(tmp_path, [])
-    with dog.waiting("prompts") as beat:
+    with dog.waiting("prompts") as heartbeat:
         for _ in range(8):
             time.sleep(0.06)
-            beat()
+            heartbeat()
     dog.close()
     assert not (tmp_path / "stacks.txt").exists()
 

@@ -142,9 +142,9 @@ class RolloutSource:
         groups: dict[int, Group] = {}
         tickets: dict[int, Any] = {}
         recalled: dict[int, Scores] = {}
-        with self.watch(f"rollouts of {count} prompts") as beat:
+        with self.watch(f"rollouts of {count} prompts") as heartbeat:
             for group in self.engine.generate(requests, self.sampling):
-                beat()
+                heartbeat()
                 place, group = group.stream.place, _sound(group)
                 groups[place] = group
                 known = self.journal.recall(group) if self.journal else None

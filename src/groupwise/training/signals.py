@@ -1,4 +1,4 @@
-"""Signals as requests that are answered between steps."""
+"""Signals, handled as requests between steps."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ SAVE = (signal.SIGUSR1, signal.SIGHUP)
 class Requests:
     """What signals have asked for so far.
 
-    Plain flags, because a handler interrupts the very thread that reads them: were they a
-    `threading.Event`, one that came while its lock was held would wait for that lock for ever.
+    Plain flags instead of `threading.Event`: a handler interrupts the thread that reads them, and
+    would deadlock on the lock of an event.
 
     Attributes:
         stop: SIGINT (Ctrl-C) or SIGTERM: finish the step, write a checkpoint, end.
-        save: SIGUSR1, or SIGHUP when the terminal is gone: write a checkpoint and go on.
+        save: SIGUSR1, or SIGHUP when the terminal is gone: write a checkpoint and continue.
     """
 
     def __init__(self) -> None:
@@ -31,9 +31,9 @@ class Requests:
 
 @contextmanager
 def requests() -> Iterator[Requests]:
-    """Turn signals into requests while this is open; a second one to stop raises at once.
+    """Turn signals into requests inside the block; a second request to stop raises at once.
 
-    Only the main thread can receive signals; elsewhere nothing is ever asked for.
+    Only the main thread receives signals; in other threads the flags stay False.
     """
     asked = Requests()
     terminals = [descriptor for descriptor in (1, 2) if os.isatty(descriptor)]
@@ -46,7 +46,7 @@ def requests() -> Iterator[Requests]:
     def note_save(number: int, frame: FrameType | None) -> None:
         asked.save = True
         for descriptor in terminals:
-            if not os.isatty(descriptor):  # it is gone; a reward that prints would fail from now on
+            if not os.isatty(descriptor):  # The terminal is gone; printing would fail from here on.
                 os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
 
     if threading.current_thread() is not threading.main_thread():

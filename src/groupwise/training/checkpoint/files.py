@@ -1,9 +1,9 @@
-"""Checkpoints that are either whole or not there.
+"""Checkpoints that are either complete or absent.
 
 A checkpoint is a folder `step-000010` holding weights (safetensors), state (tensors and plain
 values, loaded without unpickling code) and a manifest with the checksum of every file and of
 itself. It is written under another name, flushed to disk and renamed, so a kill at any instant
-leaves the one before it intact; what a kill leaves half-written is never taken for one.
+leaves the previous one intact, and a partial one is never read.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ def prune(folder: Path, *, keep: RetentionPolicy, step: int) -> None:
 
 
 def tidy(folder: Path) -> None:
-    """Remove what a kill left half-written; a checkpoint that was being replaced comes back."""
+    """Remove partial checkpoints, and restore one that was being replaced."""
     for draft in folder.glob(".writing-*"):
         shutil.rmtree(draft, ignore_errors=True)
     for old in folder.glob(".replaced-*"):
@@ -175,18 +175,18 @@ def tidy(folder: Path) -> None:
 
 
 def steps(folder: Path) -> list[int]:
-    """The steps of the checkpoints in a folder, whole or not, in order."""
+    """The steps of the checkpoints in a folder, intact or damaged, in order."""
     names = [path.name.removeprefix("step-") for path in folder.glob("step-*")]
     numbers = [int(name) for name in names if name.isascii() and name.isdecimal()]
     return sorted(step for step in numbers if _place(folder, step).is_dir())
 
 
 def newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
-    """The newest checkpoint that is whole, and a line for each newer one that had to be skipped.
+    """The newest intact checkpoint, and a line for each newer one that was skipped.
 
     Raises:
-        UnknownFormat: the newest one may be whole, but this version cannot read it; going back to
-            an older one, or starting again, would throw away what it holds.
+        UnknownFormat: this version cannot read the newest one, which may be intact; resuming from
+            an older one, or starting again, would discard what it holds.
     """
     skipped = []
     for step in reversed(steps(folder)):
@@ -231,13 +231,13 @@ def load(path: Path) -> Checkpoint:
             raise RunError(f"{path}: holds step {step} or a state that is not one.")
     except RunError:
         raise
-    except Exception as error:  # The readers raise what they like at bytes they did not write.
+    except Exception as error:  # The readers may raise anything on damaged bytes.
         raise RunError(f"{path}: is incomplete ({_first_line(error)}).") from error
     return Checkpoint(step=step, weights=weights, state=state, about=about)
 
 
 class Writer:
-    """Writes checkpoints in a thread of its own; the next one waits for the one before.
+    """Writes checkpoints in a background thread, one at a time.
 
     Args:
         folder: of the checkpoints.
@@ -254,7 +254,7 @@ class Writer:
         """Take a copy of a checkpoint and start to write it.
 
         Raises:
-            RunError: the one before could not be written.
+            RunError: the previous one could not be written.
         """
         self.wait()
         frozen = Checkpoint(
@@ -277,7 +277,7 @@ class Writer:
             self._error = RunError(f"checkpoint at step {checkpoint.step}: {error}")
 
     def wait(self) -> None:
-        """Until the checkpoint in hand is on disk.
+        """Wait until the current checkpoint is on disk.
 
         Raises:
             RunError: it could not be written.
@@ -291,7 +291,7 @@ class Writer:
 
 
 def replace_folder(final: Path, write: Callable[[str], None]) -> None:
-    """Make a folder anew: `write` fills another one, which then takes its place.
+    """Replace a folder: `write` fills a new one, which then takes its place.
 
     Raises:
         RunError: the disk is full or cannot be written; what was there before is intact.
@@ -318,7 +318,7 @@ def replace_folder(final: Path, write: Callable[[str], None]) -> None:
 
 
 def recover_folder(final: Path) -> None:
-    """Undo what a kill left of `replace_folder`: the draft goes, what was moved away comes back."""
+    """Undo an interrupted `replace_folder`: delete the draft, restore the folder."""
     draft, old = _beside(final)
     shutil.rmtree(draft, ignore_errors=True)
     if final.exists():
@@ -328,7 +328,7 @@ def recover_folder(final: Path) -> None:
 
 
 def _beside(final: Path) -> tuple[Path, Path]:
-    """Where a folder is filled, and where the one before waits until the new one is in place."""
+    """The draft of a folder, and where the old one is kept until the draft has replaced it."""
     return final.with_name(f".{final.name}.new"), final.with_name(f".{final.name}.old")
 
 
@@ -362,7 +362,7 @@ def _by_learner(flat: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
 
 
 def _copied(value: Any) -> Any:
-    """The same values in memory that training does not touch."""
+    """A copy in memory that training does not change."""
     if isinstance(value, Tensor):
         return value.detach().to("cpu", copy=True)
     if isinstance(value, Mapping):
@@ -386,7 +386,7 @@ def _digest(path: Path) -> str:
 
 
 def _flush(path: Path) -> None:
-    """Ask the disk to hold what the operating system has only promised."""
+    """Flush a file or folder from the page cache to disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,4 +1,4 @@
-"""Every wait has a name and a limit; what waits too long is shown, named, and ended."""
+"""Names every wait and limits it; a wait that takes too long is reported and ended."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from typing import Any
 import psutil
 
 from groupwise.errors import RunError
-from groupwise.types import Beat
+from groupwise.types import Heartbeat
 
 SLOWER = 10
-"""A wait may take this many times the longest one of its name that went well."""
+"""A wait may take this many times the longest successful one of its name."""
 
 LOOKS = 10
-"""So many times within the limit it is looked whether a wait is past it."""
+"""Number of checks within the limit."""
 
 
 @dataclass(kw_only=True)
@@ -39,23 +39,23 @@ class _Wait:
 
 
 class _Interrupted(BaseException):
-    """Ends a wait. It is no Exception, so that what handles errors on the way, such as the scoring
-    of a reward that raises, does not take it for one."""
+    """Ends a wait. Not an Exception, so that handlers of errors on the way, such as those around
+    rewards, do not catch it."""
 
 
 class Watchdog:
-    """Watches what a run waits for.
+    """Watches the waits of a run.
 
     Past the limit of a wait the stacks of all threads and the state of all worker processes are
-    appended to `stacks.txt`, the run says what it waits for, and, if it is to stop, the wait is
-    ended by a RunError. A wait that cannot be interrupted (stuck in foreign code) ends the process.
+    appended to `stacks.txt`, the name of the wait is logged, and, if `stop` is set, the wait is
+    ended by a RunError. A wait that cannot be interrupted (stuck in native code) ends the process.
 
     Args:
         folder: where `stacks.txt` goes.
         limit_s: seconds without progress; more for waits that have taken long before.
         stop: end a wait that is past its limit; False only reports it.
-        log: called with what happened.
-        grace_s: seconds for a wait to end once it was interrupted.
+        log: called with messages.
+        grace_s: seconds that an interrupted wait has to end.
     """
 
     def __init__(
@@ -82,31 +82,31 @@ class Watchdog:
         self._thread.start()
 
     @contextmanager
-    def waiting(self, name: str) -> Iterator[Beat]:
-        """Watch what happens inside.
+    def waiting(self, name: str) -> Iterator[Heartbeat]:
+        """Watch the block.
 
         Args:
-            name: what is waited for, as the user would say it.
+            name: of what is waited for, in messages.
 
         Raises:
-            RunError: it took too long, and such waits are to be ended.
+            RunError: it took too long, and `stop` is set.
         """
         wait = _Wait(name=name, thread=threading.get_ident(), start=time.monotonic(), deadline=0.0)
 
-        def beat() -> None:
+        def heartbeat() -> None:
             wait.deadline = time.monotonic() + self._limit(name)
 
-        beat()
+        heartbeat()
         with self._lock:
             self._waits.append(wait)
         try:
-            yield beat
+            yield heartbeat
             spent = time.monotonic() - wait.start
             self._longest[name] = max(self._longest.get(name, 0.0), spent)
         except _Interrupted as interruption:
             raise RunError(self._message) from interruption
         finally:
-            wait.over = True  # a signal that is on its way comes too late
+            wait.over = True  # A signal that is still pending is ignored.
             with self._lock:
                 self._waits.remove(wait)
 
@@ -129,7 +129,7 @@ class Watchdog:
             looked = now
             with self._lock:
                 for wait in list(self._waits):
-                    if stood_still > every:  # the process was stopped, and went on
+                    if stood_still > every:  # The process was suspended and resumed.
                         wait.deadline += stood_still
                     if wait.deadline <= now:
                         self._past_limit(wait)
@@ -154,7 +154,7 @@ class Watchdog:
             self.log(self._message)
 
     def _stacks(self, name: str) -> str:
-        """Write down where everything stands; what to say about it."""
+        """Write all stacks to the file; returns a sentence about it."""
         path = self.folder / "stacks.txt"
         try:
             with open(path, "a", encoding="utf-8") as file:
@@ -176,7 +176,7 @@ class Watchdog:
     def _raise(self, number: int, frame: FrameType | None) -> None:
         if self._late is not None and not self._late.over:
             raise _Interrupted
-        if callable(self._before):  # another watchdog's, of a run beside this one
+        if callable(self._before):  # The watchdog of another run in this process.
             self._before(number, frame)
 
 
@@ -198,7 +198,7 @@ def _workers() -> Iterator[str]:
 
 
 def _catches(process: int, number: int) -> bool:
-    """Whether a process has a handler for a signal, which would kill it otherwise."""
+    """Whether a process handles a signal, which would kill it otherwise."""
     try:
         status = Path(f"/proc/{process}/status").read_text(encoding="ascii")
     except OSError:
