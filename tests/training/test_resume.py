@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from groupwise.cli import main
 from groupwise.errors import UsageError
 from small_runs import Quiet, prepared, timeless
 
@@ -49,3 +50,9 @@ def test_lines_that_were_lost_are_named(name: str, tmp_path: Path) -> None:
     )
     again.close()
     assert any(f"{name} lacks step 2" in text for text in progress.said)
+
+
+def test_an_output_beside_resume_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["train", "word-problems", "--resume", "runs/a", "--set", "output=runs/b"]
+    assert main(given) == 2
+    assert "--set = 'output=runs/b': --resume names the run directory" in capsys.readouterr().err

@@ -10,6 +10,7 @@ import typer
 
 from groupwise.cli.options import Overrides, Recipe, TrustRecipe
 from groupwise.cli.output import command_name, drop_output
+from groupwise.errors import UsageError
 
 
 def train(
@@ -42,6 +43,8 @@ def train(
 
     given = list(overrides or [])
     if resume is not None:
+        if other := [item for item in given if item.partition("=")[0].strip() == "output"]:
+            raise UsageError(f"--set = {other[0]!r}: --resume names the run directory; drop it.")
         given.append(f"output={json.dumps(resume)}")
     config = load(recipe, given, trust_recipe=trust_recipe)
 

@@ -183,7 +183,13 @@ class Trainer:
                 elif self.checkpoints is not None and self.checkpoints.due(self.done, asked):
                     self.save()
                 if asked.stop:
+                    self._log_interruption()
                     raise KeyboardInterrupt
+
+    def _log_interruption(self) -> None:
+        if self.checkpoints is not None:
+            folder = self.checkpoints.folder.parent
+            self.monitor.log(f"interrupted; saved, continue with --resume {folder}")
 
     def advance(self) -> StepResult:
         """Take a step, log it, and act on what the monitor and the callbacks say."""
