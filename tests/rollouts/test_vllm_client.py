@@ -17,7 +17,7 @@ from groupwise.errors import RunError, UsageError
 from groupwise.models import AdapterSettings, Policy, load_policy
 from groupwise.models.loading import with_adapter
 from groupwise.rollouts import VllmEngine
-from groupwise.rollouts.engines.vllm.contract import Weights
+from groupwise.rollouts.engines.vllm.base import Weights
 from groupwise.rollouts.engines.vllm.files import WeightFiles, disturbed
 from groupwise.rollouts.engines.vllm.process import OwnServer
 from groupwise.rundir.files import read_lines

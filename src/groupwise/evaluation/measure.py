@@ -132,7 +132,7 @@ def measure(
         greedy=correctness(greedy)[:, 0],
         sampled=np.concatenate([correctness(scores) for _, scores in drawn], 1),
         rewards=np.concatenate([scores.total.double().numpy() for _, scores in drawn], 1),
-        lengths=np.array([[len(c.tokens) for c in group.completions] for group in groups]),
+        lengths=np.array([[c.own_tokens for c in group.completions] for group in groups]),
         truncations=np.array([[c.finish == "length" for c in g.completions] for g in groups]),
         greedy_groups=tuple(greedy_groups),
         groups=tuple(groups),

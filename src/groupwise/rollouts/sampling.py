@@ -14,7 +14,7 @@ from groupwise.types import Sampling
 
 
 @dataclass(frozen=True, kw_only=True)
-class Drawn:
+class SampledTokens:
     """Tokens, their log-probabilities, and under truncation which tokens could have been drawn."""
 
     tokens: Int[Tensor, "rows"]
@@ -60,7 +60,7 @@ def _truncates(sampling: Sampling) -> bool:
 
 def draw(
     logits: Float[Tensor, "rows vocab"], uniform: Float[Tensor, "rows"], sampling: Sampling
-) -> Drawn:
+) -> SampledTokens:
     """One token per row: the first whose cumulative probability exceeds the row's uniform number.
 
     Greedy decoding (`temperature = 0`) takes the largest logit and reports its log-probability at
@@ -73,10 +73,10 @@ def draw(
     if sampling.temperature == 0.0:
         tokens = logits.argmax(-1)
         logp = logits.log_softmax(-1).gather(-1, tokens[:, None]).squeeze(-1)
-        return Drawn(tokens=tokens, logp=logp, kept=None)
+        return SampledTokens(tokens=tokens, logp=logp, kept=None)
     if not _truncates(sampling):
         tokens, logp = active().draw(logits, uniform, temperature=sampling.temperature)
-        return Drawn(tokens=tokens, logp=logp, kept=None)
+        return SampledTokens(tokens=tokens, logp=logp, kept=None)
     probs, kept = distribution(logits, sampling)
     tokens, logp = inverse_cdf(probs, uniform)
-    return Drawn(tokens=tokens, logp=logp, kept=kept)
+    return SampledTokens(tokens=tokens, logp=logp, kept=kept)

@@ -82,12 +82,12 @@ def check_contract(engine: Engine, policy: Policy, *, own_streams: bool = False)
         own_streams: the engine draws random numbers of its own, so that only greedy completions can
             be compared with each other.
     """
-    sampling = replace(FREE, temperature=0.0) if own_streams else FREE
+    sampling = FREE.model_copy(update={"temperature": 0.0}) if own_streams else FREE
     check_logprobs(engine, policy)
     check_greedy(engine, policy)
     check_ends(engine, policy)
     check_uneven(engine)
-    check_continuation(engine, replace(sampling, max_tokens=8))
+    check_continuation(engine, sampling.model_copy(update={"max_tokens": 8}))
     check_injected(engine, policy)
     check_pieces(engine, sampling)
     check_lazy_requests(engine, sampling)
@@ -98,7 +98,7 @@ def check_logprobs(engine: Engine, policy: Policy, *, atol: float = 1e-4) -> Non
     """Every request is answered by one whole group, and log-probabilities are the model's, with the
     temperature."""
     for temperature in (1.0, 0.7):
-        sampling = replace(FREE, temperature=temperature)
+        sampling = FREE.model_copy(update={"temperature": temperature})
         groups = list(engine.generate(make_requests(), sampling))
         assert sorted(group.prompt.id for group in groups) == [str(n) for n in range(7)]
         lengths = set()
@@ -141,7 +141,7 @@ def check_ends(engine: Engine, policy: Policy) -> None:
     the tokens that complete the stop string stay, and the text leaves out the end token alone."""
     requests, stop = make_requests(), _frequent_pair(engine)
     finishes = []
-    for group in engine.generate(requests, replace(FREE, stop=(stop,))):
+    for group in engine.generate(requests, FREE.model_copy(update={"stop": (stop,)})):
         for one in group.completions:
             tokens, ended = list(one.tokens), one.tokens[-1] in policy.end_tokens
             assert not set(tokens[:-1]) & policy.end_tokens
@@ -205,7 +205,7 @@ def check_injected(engine: Engine, policy: Policy) -> None:
     """Injected tokens stay where they are, count neither as the policy's nor against its budget,
     and what follows them is drawn after them; a stop string before or among them ends nothing."""
     request, stop = make_requests(1)[0], _frequent_pair(engine)
-    sampling = replace(FREE, stop=(stop,), temperature=0.0)
+    sampling = FREE.model_copy(update={"stop": (stop,), "temperature": 0.0})
     [whole] = engine.generate([request], sampling)
     inserted = [*policy.tokenizer.encode(stop, add_special_tokens=False), 20, 30]
     begun = tuple(

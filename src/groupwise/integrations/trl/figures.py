@@ -24,7 +24,7 @@ def of_rollouts(scored: ScoredGroups, *, scale: str = "group") -> Metrics:
         Under TRL's names; NaN where a function said nothing.
     """
     completions = [c for group in scored.groups for c in group.completions]
-    lengths = torch.tensor([float(len(c.tokens)) for c in completions])
+    lengths = torch.tensor([float(c.own_tokens) for c in completions])
     ended = lengths[torch.tensor([c.finish == "stop" for c in completions])]
     scores = scored.scores
     total = torch.where(scores.valid, scores.total, math.nan)

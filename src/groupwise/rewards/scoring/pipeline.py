@@ -325,7 +325,7 @@ def _sample_data(
     found = {
         "text": completion.text,
         "finish": completion.finish,
-        "length": len(completion.tokens),
+        "length": completion.own_tokens,
     }
     data.update({name: value for name, value in found.items() if name in wanted})
     if "tokens" in wanted:
@@ -347,7 +347,7 @@ def _group_data(
     if "texts" in wanted:
         data["texts"] = [completion.text for completion in kept]
     if "lengths" in wanted:
-        data["lengths"] = [len(completion.tokens) for completion in kept]
+        data["lengths"] = [completion.own_tokens for completion in kept]
     if "corrects" in wanted:
         data["corrects"] = [_number(correct[i]) for i in alive]
     return data

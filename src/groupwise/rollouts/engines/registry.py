@@ -1,8 +1,9 @@
-"""Which engine serves a policy."""
+"""Engines by name. A new one is a class and a line of `ENGINES`."""
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 
 from groupwise.errors import UsageError, suggest
 from groupwise.models import Policy, unsupported
@@ -12,13 +13,23 @@ from groupwise.rollouts.engines.vllm import VllmEngine
 from groupwise.settings import EngineSettings
 from groupwise.types import Engine
 
-ENGINES = ("group", "generate", "vllm")
+Factory = Callable[[Policy, EngineSettings, int | None], Engine]
+"""From a policy, the settings and the longest sequence (None: the model's context) to an engine."""
+
+ENGINES: dict[str, Factory] = {
+    "group": lambda policy, settings, _: _group_engine(policy, settings),
+    "generate": lambda policy, settings, _: GenerateEngine(policy, max_rows=settings.max_rows),
+    "vllm": lambda policy, settings, length: VllmEngine(
+        policy, max_rows=settings.max_rows, settings=settings, length=length
+    ),
+}
+"""Engines by their names in `engine.name`."""
 
 
 def make_engine(
     policy: Policy, settings: EngineSettings | None = None, *, length: int | None = None
 ) -> Engine:
-    """The engine asked for; "group" falls back to "generate" with a warning that says why.
+    """The engine of the settings; "group" falls back to "generate" with a warning that says why.
 
     Args:
         policy: model and tokenizer.
@@ -32,13 +43,16 @@ def make_engine(
     name = settings.name
     if name not in ENGINES:
         raise UsageError(f"engine.name = {name!r}: no such engine; " + suggest(name, ENGINES))
-    if name == "vllm":
-        return VllmEngine(policy, max_rows=settings.max_rows, settings=settings, length=length)
-    if name == "group" and (reason := unsupported(policy.model)) is not None:
-        warnings.warn(
-            f"engine 'group' cannot run this model, 'generate' is used instead: {reason}",
-            stacklevel=2,
-        )
-        name = "generate"
-    engine = GroupEngine if name == "group" else GenerateEngine
-    return engine(policy, max_rows=settings.max_rows)
+    return ENGINES[name](policy, settings, length)
+
+
+def _group_engine(policy: Policy, settings: EngineSettings) -> Engine:
+    """The group engine, or the generate engine where the model cannot be attended group by
+    group."""
+    if (reason := unsupported(policy.model)) is None:
+        return GroupEngine(policy, max_rows=settings.max_rows)
+    warnings.warn(
+        f"engine 'group' cannot run this model, 'generate' is used instead: {reason}",
+        stacklevel=4,
+    )
+    return GenerateEngine(policy, max_rows=settings.max_rows)

@@ -219,7 +219,7 @@ def step_metrics(result: StepResult, *, algorithm: Clipping) -> Metrics:
     scores = scored.scores
     judged = scores.total[scores.valid]
     finishes = [[c.finish for c in group.completions] for group in scored.groups]
-    written = torch.tensor([[len(c.tokens) for c in group.completions] for group in scored.groups])
+    written = torch.tensor([[c.own_tokens for c in group.completions] for group in scored.groups])
     right = scores.correct[scores.valid & ~torch.isnan(scores.correct)]
     every = [update for several in result.updates.values() for update in several]
     seconds = sum(scored.seconds.values()) + sum(sum(u.seconds.values()) for u in every)

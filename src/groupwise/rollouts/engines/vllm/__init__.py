@@ -1,4 +1,4 @@
-"""Rollouts by vLLM. Nothing here imports it but `inside.py`, when it runs in this process."""
+"""Rollouts by vLLM. Nothing here imports it but `in_process.py`, when it runs in this process."""
 
 from groupwise.rollouts.engines.vllm.engine import VllmEngine
 

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from groupwise.models import Policy
-from groupwise.rollouts.engines.vllm.contract import UNTRUNCATED, Ask, Sampler
+from groupwise.rollouts.engines.vllm.base import UNTRUNCATED, CompletionRequest, Sampler
 from groupwise.types import Group
 
 COUNT = 4
@@ -58,7 +58,7 @@ class Canary:
         # One more token must fit.
         sequences = [tokens[: sampler.context - 1] for tokens in self.sequences]
         asks = [
-            Ask(
+            CompletionRequest(
                 tokens=tokens,
                 params={**UNTRUNCATED, **one, "n": 1, "max_tokens": 1, "logprobs": 0, "seed": 0},
             )

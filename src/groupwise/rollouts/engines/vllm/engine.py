@@ -17,15 +17,15 @@ import torch
 from groupwise.errors import RunError, UsageError
 from groupwise.models import Policy
 from groupwise.models.weights import PublishedWeights
-from groupwise.rollouts.engines.vllm.canary import Canary
-from groupwise.rollouts.engines.vllm.contract import (
-    Ask,
-    Gone,
+from groupwise.rollouts.engines.vllm.base import (
+    CompletionRequest,
+    EngineUnavailable,
     Sampler,
-    Way,
+    WeightSync,
 )
+from groupwise.rollouts.engines.vllm.canary import Canary
 from groupwise.rollouts.engines.vllm.files import WeightFiles, disturbed
-from groupwise.rollouts.engines.vllm.inside import InProcess
+from groupwise.rollouts.engines.vllm.in_process import InProcess
 from groupwise.rollouts.engines.vllm.process import OwnServer
 from groupwise.rollouts.engines.vllm.requests import OpenRequests
 from groupwise.rollouts.engines.vllm.server import VllmServer
@@ -69,7 +69,7 @@ class VllmEngine:
         self.sampler = _sampler(policy, self.settings, max_rows=max_rows, length=length)
         self.canary = Canary(policy)
         self.files = WeightFiles(policy, untied=not torch.accelerator.is_available())
-        self.way: Way | None = None
+        self.way: WeightSync | None = None
         self.ready = self.asleep = False
         self._check_way()
         if isinstance(self.sampler, VllmServer):
@@ -98,7 +98,7 @@ class VllmEngine:
                     returns = 0
                     yield from self._finished(batch, queue)
                 yield from self._finished(batch, queue)
-            except Gone as gone:
+            except EngineUnavailable as gone:
                 returns += 1
                 if returns > RETURNS:
                     raise
@@ -113,7 +113,9 @@ class VllmEngine:
                 self.canary.remember(group)
             yield group
 
-    def _fitting(self, asks: Iterator[Ask | None]) -> Iterator[Ask | None]:
+    def _fitting(
+        self, asks: Iterator[CompletionRequest | None]
+    ) -> Iterator[CompletionRequest | None]:
         """The same, checked against what vLLM holds.
 
         Raises:
@@ -154,7 +156,7 @@ class VllmEngine:
                 self._bring(self.way)
                 gap = self._compared()
                 return {"canary_gap": gap, "seconds.weights": time.perf_counter() - start}
-            except Gone:
+            except EngineUnavailable:
                 self.ready, returns = False, returns + 1
                 if returns > RETURNS:
                     raise
@@ -172,7 +174,7 @@ class VllmEngine:
         if self.canary.gap(self.sampler) > self.settings.canary_limit:
             self.publish(self.weights)
 
-    def _bring(self, way: Way) -> None:
+    def _bring(self, way: WeightSync) -> None:
         """The weights as they are now; a sampler that does not run is started with them."""
         weights, runs = self.files.write(self.weights), self.ready
         if not runs:
@@ -181,7 +183,7 @@ class VllmEngine:
         if runs or way != "restart":
             self.sampler.renew(weights, way)
 
-    def _settle(self) -> Way:
+    def _settle(self) -> WeightSync:
         """The way that new weights will take. A way that keeps the sampler running is tried with
         weights far from the policy's, which it must bring over and back.
 
@@ -214,7 +216,7 @@ class VllmEngine:
             "(--dtype) and was started with --logprobs-mode processed_logprobs."
         )
 
-    def _tried(self, way: Way, *, last: bool) -> float:
+    def _tried(self, way: WeightSync, *, last: bool) -> float:
         """The larger gap after weights that are not the policy's, and after the policy's again;
         infinite where vLLM fails over it and there is another way."""
         try:
@@ -227,7 +229,7 @@ class VllmEngine:
                 return away
             self._bring(way)
             return max(away, self.canary.gap(self.sampler))
-        except Gone:
+        except EngineUnavailable:
             if last:
                 raise
             return math.inf
@@ -258,7 +260,7 @@ class VllmEngine:
                 "model that is trained, with --logprobs-mode processed_logprobs."
             )
 
-    def _bring_back(self, gone: Gone) -> None:
+    def _bring_back(self, gone: EngineUnavailable) -> None:
         """A sampler that went away: wait for it or start it, with the newest weights."""
         warnings.warn(f"{gone} It is brought back with the newest weights.", stacklevel=2)
         self.ready = False
@@ -270,7 +272,7 @@ class VllmEngine:
             self.asleep = False
             try:
                 self.sampler.wake()
-            except Gone:
+            except EngineUnavailable:
                 self.ready = False
 
     def _check_way(self) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from groupwise.errors import RunError, UsageError
 from groupwise.models import Policy, without_bars
-from groupwise.rollouts.engines.vllm.contract import Weights
+from groupwise.rollouts.engines.vllm.base import Weights
 from groupwise.types import WeightsRef
 
 

@@ -18,7 +18,13 @@ import torch
 
 from groupwise.errors import RunError, UsageError
 from groupwise.models import Policy
-from groupwise.rollouts.engines.vllm.contract import Answer, Ask, Gone, Way, Weights
+from groupwise.rollouts.engines.vllm.base import (
+    Answer,
+    CompletionRequest,
+    EngineUnavailable,
+    Weights,
+    WeightSync,
+)
 from groupwise.rollouts.engines.vllm.server import VllmServer
 from groupwise.rollouts.engines.vllm.versions import check_version
 from groupwise.settings import EngineSettings
@@ -67,7 +73,7 @@ class OwnServer:
         self.server: VllmServer | None = None
 
     @property
-    def ways(self) -> tuple[Way, ...]:
+    def ways(self) -> tuple[WeightSync, ...]:
         adapts = hasattr(self.policy.model, "peft_config")
         return ("adapter", "restart") if adapts else ("reload", "restart")
 
@@ -111,7 +117,7 @@ class OwnServer:
             try:
                 self._running().client.get("/health")
                 return
-            except Gone as gone:
+            except EngineUnavailable as gone:
                 status = None if self.process is None else self.process.poll()
                 if status is None and time.monotonic() < end:
                     time.sleep(0.2)
@@ -131,10 +137,10 @@ class OwnServer:
         errors = [line for line in lines if "Error" in line]
         return "\n".join(f"    {line[:300]}" for line in (errors or lines)[-8:])
 
-    def answer(self, asks: Iterable[Ask | None]) -> Iterator[tuple[int, Answer]]:
+    def answer(self, asks: Iterable[CompletionRequest | None]) -> Iterator[tuple[int, Answer]]:
         yield from self._running().answer(asks)
 
-    def renew(self, weights: Weights, way: Way) -> None:
+    def renew(self, weights: Weights, way: WeightSync) -> None:
         if way == "restart":
             self.start(weights)
         else:
@@ -152,7 +158,7 @@ class OwnServer:
 
     def _running(self) -> VllmServer:
         if self.server is None:
-            raise Gone(f"engine.python = {self.python!r}: no server runs.")
+            raise EngineUnavailable(f"engine.python = {self.python!r}: no server runs.")
         return self.server
 
     def _stop(self) -> None:

@@ -12,7 +12,13 @@ import torch
 
 from groupwise.errors import RunError
 from groupwise.models import Policy
-from groupwise.rollouts.engines.vllm.contract import UNTRUNCATED, Answer, Ask, Gone, Written
+from groupwise.rollouts.engines.vllm.base import (
+    UNTRUNCATED,
+    Answer,
+    CompletionOutput,
+    CompletionRequest,
+    EngineUnavailable,
+)
 from groupwise.rollouts.limits import RequestQueue
 from groupwise.rollouts.rows import Row, completions_of, rows_of
 from groupwise.rollouts.text import Ending
@@ -25,7 +31,7 @@ class _Open:
 
     request: Request
     rows: list[Row]
-    written: list[Written | None]
+    written: list[CompletionOutput | None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +40,7 @@ class _Part:
 
     of: _Open
     rows: range
-    ask: Ask
+    ask: CompletionRequest
 
 
 class OpenRequests:
@@ -58,7 +64,9 @@ class OpenRequests:
         """How many requests have no group yet."""
         return len(self._open)
 
-    def asks(self, queue: RequestQueue, *, version: Callable[[], int]) -> Iterator[Ask | None]:
+    def asks(
+        self, queue: RequestQueue, *, version: Callable[[], int]
+    ) -> Iterator[CompletionRequest | None]:
         """Questions to vLLM, counted from 0 for `take`, until there is no other request. None
         where there is none at the moment.
 
@@ -115,7 +123,7 @@ class OpenRequests:
         for span in spans:
             self._unasked.append(_Part(of=each, rows=span, ask=self._ask(request, rows, span)))
 
-    def _ask(self, request: Request, rows: list[Row], span: range) -> Ask:
+    def _ask(self, request: Request, rows: list[Row], span: range) -> CompletionRequest:
         row, sampling = rows[span[0]], self.sampling
         params: dict[str, Any] = {
             **UNTRUNCATED,
@@ -134,7 +142,7 @@ class OpenRequests:
             "spaces_between_special_tokens": False,
             "logprobs": 0,
         }
-        return Ask(tokens=[*request.tokens, *row.given], params=params)
+        return CompletionRequest(tokens=[*request.tokens, *row.given], params=params)
 
     def _group(self, each: _Open) -> Group:
         tokens, logprobs, stopped = [], [], []
@@ -156,12 +164,12 @@ class OpenRequests:
             samples=each.request.wanted,
         )
 
-    def _end(self, row: Row, written: Written) -> int | None:
+    def _end(self, row: Row, written: CompletionOutput) -> int | None:
         """The number of new tokens up to the first end by our own rules; None where there is none.
 
         Raises:
             RunError: vLLM ended the completion where nothing ends.
-            Gone: it was aborted.
+            EngineUnavailable: it was aborted.
         """
         first = len(row.given)
         tokens = torch.tensor([*row.given, *written.tokens])
@@ -179,7 +187,9 @@ class OpenRequests:
                 "server with --generation-config vllm."
             )
         if written.finish != "length":
-            raise Gone(f"engine.name = 'vllm': broke off a completion ({written.finish}).")
+            raise EngineUnavailable(
+                f"engine.name = 'vllm': broke off a completion ({written.finish})."
+            )
         return None
 
 

@@ -15,7 +15,14 @@ from urllib.parse import urlsplit
 
 from groupwise.errors import RunError, UsageError
 from groupwise.models import Policy
-from groupwise.rollouts.engines.vllm.contract import Answer, Ask, Gone, Way, Weights, Written
+from groupwise.rollouts.engines.vllm.base import (
+    Answer,
+    CompletionOutput,
+    CompletionRequest,
+    EngineUnavailable,
+    Weights,
+    WeightSync,
+)
 from groupwise.rollouts.engines.vllm.versions import check_version
 
 SHORT_S = 60.0
@@ -78,14 +85,14 @@ class ServerClient:
             reply = connection.getresponse()
             data = reply.read()
         except (OSError, http.client.HTTPException) as error:
-            raise Gone(
+            raise EngineUnavailable(
                 f"engine.server = {self.url!r}: does not answer ({error or type(error).__name__})."
             ) from error
         finally:
             self._open.discard(connection)
             connection.close()
         if reply.status >= 500:
-            raise Gone(f"engine.server = {self.url!r}: failed ({_said(data)}).")
+            raise EngineUnavailable(f"engine.server = {self.url!r}: failed ({_said(data)}).")
         if reply.status >= 400:
             raise Refused(
                 f"engine.server = {self.url!r}: refused {path} ({reply.status}: {_said(data)}).",
@@ -131,7 +138,7 @@ class VllmServer:
         self._adapters = 0
 
     @property
-    def ways(self) -> tuple[Way, ...]:
+    def ways(self) -> tuple[WeightSync, ...]:
         return ("adapter",) if hasattr(self.policy.model, "peft_config") else ("reload",)
 
     def start(self, weights: Weights | None = None) -> None:
@@ -145,13 +152,13 @@ class VllmServer:
         self.shake_hands()
 
     def await_health(self) -> None:
-        """Ask until the server answers, less and less often."""
+        """CompletionRequest until the server answers, less and less often."""
         end, pause = time.monotonic() + self.patience_s, 0.1
         while True:
             try:
                 self.client.get("/health")
                 return
-            except Gone as gone:
+            except EngineUnavailable as gone:
                 if time.monotonic() + pause > end:
                     raise RunError(
                         f"{str(gone).rstrip('.')}, for {self.patience_s:g} s "
@@ -194,9 +201,9 @@ class VllmServer:
     def _name(self) -> str:
         return str(getattr(self.policy.model.config, "_name_or_path", "") or "MODEL")
 
-    def answer(self, asks: Iterable[Ask | None]) -> Iterator[tuple[int, Answer]]:
+    def answer(self, asks: Iterable[CompletionRequest | None]) -> Iterator[tuple[int, Answer]]:
         """Ask for several prompts at a time; each prompt is computed once for its group."""
-        source, held, over, count = iter(asks), deque[Ask](), False, 0
+        source, held, over, count = iter(asks), deque[CompletionRequest](), False, 0
         running: dict[Future[Answer], tuple[int, int]] = {}  # its index and its completions
         pool = ThreadPoolExecutor(max_workers=self.max_rows)
         try:
@@ -205,7 +212,7 @@ class VllmServer:
                 while held or not (over or paused):
                     ask = held.popleft() if held else next(source, END)
                     over, paused = over or ask is END, ask is None
-                    if not isinstance(ask, Ask):
+                    if not isinstance(ask, CompletionRequest):
                         continue
                     rows, size = sum(n for _, n in running.values()), int(ask.params.get("n", 1))
                     if running and rows + size > self.max_rows:
@@ -221,7 +228,7 @@ class VllmServer:
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
-    def _complete(self, ask: Ask) -> Answer:
+    def _complete(self, ask: CompletionRequest) -> Answer:
         body = {
             **ask.params,
             "model": self._adapter or self.model,
@@ -232,7 +239,7 @@ class VllmServer:
         reply = self.client.post("/v1/completions", body, timeout=None)
         return _answer(reply["choices"], ask)
 
-    def renew(self, weights: Weights, way: Way) -> None:
+    def renew(self, weights: Weights, way: WeightSync) -> None:
         """Have the server read the files; they must lie where it can see them."""
         if way == "adapter":
             # Its name is part of every key of the prefix cache.
@@ -300,10 +307,10 @@ class VllmServer:
         self.client.close()
 
 
-def _answer(choices: Sequence[Mapping[str, Any]], ask: Ask) -> Answer:
+def _answer(choices: Sequence[Mapping[str, Any]], ask: CompletionRequest) -> Answer:
     """The choices of a completion in our words."""
     written = tuple(
-        Written(
+        CompletionOutput(
             tokens=list(choice["token_ids"]),
             logprobs=[_number(x) for x in choice["logprobs"]["token_logprobs"]],
             finish=str(choice["finish_reason"]),

@@ -10,13 +10,13 @@ from typing import Any
 
 from groupwise.errors import RunError, UsageError
 from groupwise.models import Policy
-from groupwise.rollouts.engines.vllm.contract import (
+from groupwise.rollouts.engines.vllm.base import (
     Answer,
-    Ask,
-    Gone,
-    Way,
+    CompletionOutput,
+    CompletionRequest,
+    EngineUnavailable,
     Weights,
-    Written,
+    WeightSync,
 )
 from groupwise.rollouts.engines.vllm.process import arguments_of
 from groupwise.rollouts.engines.vllm.versions import check_version
@@ -60,7 +60,7 @@ class InProcess:
         self._adapter: Any = None
 
     @property
-    def ways(self) -> tuple[Way, ...]:
+    def ways(self) -> tuple[WeightSync, ...]:
         adapts = hasattr(self.policy.model, "peft_config")
         return ("adapter", "restart") if adapts else ("reload", "restart")
 
@@ -83,21 +83,21 @@ class InProcess:
         if weights.base is not None:
             self.renew(weights, "adapter")
 
-    def answer(self, asks: Iterable[Ask | None]) -> Iterator[tuple[int, Answer]]:
+    def answer(self, asks: Iterable[CompletionRequest | None]) -> Iterator[tuple[int, Answer]]:
         """All that there are at the moment, at once: vLLM itself decides what runs together."""
         source, count = iter(asks), 0
         while batch := [ask for ask in iter(partial(next, source, None), None)]:
             yield from enumerate(self._answer(batch), count)
             count += len(batch)
 
-    def _answer(self, asks: Sequence[Ask]) -> list[Answer]:
+    def _answer(self, asks: Sequence[CompletionRequest]) -> list[Answer]:
         from vllm import SamplingParams, TokensPrompt  # pyright: ignore[reportMissingImports]
         from vllm.v1.engine.exceptions import (  # pyright: ignore[reportMissingImports]
             EngineDeadError,
         )
 
         if self._llm is None:
-            raise Gone("engine.name = 'vllm': does not run.")
+            raise EngineUnavailable("engine.name = 'vllm': does not run.")
         try:
             outputs = self._llm.generate(
                 [TokensPrompt(prompt_token_ids=list(ask.tokens)) for ask in asks],
@@ -106,10 +106,12 @@ class InProcess:
                 lora_request=self._adapter,
             )
         except EngineDeadError as error:
-            raise Gone(f"engine.name = 'vllm': its process has died ({error}).") from error
+            raise EngineUnavailable(
+                f"engine.name = 'vllm': its process has died ({error})."
+            ) from error
         return [_answer(output) for output in outputs]
 
-    def renew(self, weights: Weights, way: Way) -> None:
+    def renew(self, weights: Weights, way: WeightSync) -> None:
         if way == "restart":
             self.start(weights)
             return
@@ -147,7 +149,7 @@ def _answer(output: Any) -> Answer:
     prompt = output.prompt_logprobs or ()
     return Answer(
         written=tuple(
-            Written(
+            CompletionOutput(
                 tokens=list(one.token_ids),
                 logprobs=[
                     found[token].logprob

@@ -1,4 +1,4 @@
-"""What the engine asks of vLLM, wherever it runs, and how it is told that nobody answers."""
+"""What the engine needs of vLLM, wherever that runs, and the error for when it is unavailable."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from groupwise.errors import RunError
 
-Way = Literal["adapter", "reload", "restart"]
+WeightSync = Literal["adapter", "reload", "restart"]
 """How new weights reach the sampler: an adapter under a new name, a folder read into the model that
 runs, or a new start from a folder."""
 
@@ -26,8 +26,8 @@ UNTRUNCATED: Mapping[str, Any] = {
 not given with the settings of generation that lie beside the model."""
 
 
-class Gone(RunError):
-    """The sampler does not answer any more; it may come back."""
+class EngineUnavailable(RunError):
+    """The sampler does not answer; it may come back."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,7 @@ class Weights:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ask:
+class CompletionRequest:
     """A row of prompt tokens, and vLLM's own sampling parameters for what follows it."""
 
     tokens: Sequence[int]
@@ -63,7 +63,7 @@ class Ask:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Written:
+class CompletionOutput:
     """One completion as vLLM reports it; `finish` is "stop", "length", or what went wrong."""
 
     tokens: list[int]
@@ -73,10 +73,10 @@ class Written:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """The completions of an `Ask` and, if asked for, the log-probability of every prompt token but
-    the first."""
+    """The completions of a `CompletionRequest` and, if asked for, the log-probability of every
+    prompt token but the first."""
 
-    written: tuple[Written, ...]
+    written: tuple[CompletionOutput, ...]
     prompt_logprobs: tuple[float, ...] = ()
 
 
@@ -85,7 +85,7 @@ class Sampler(Protocol):
     """A running vLLM."""
 
     @property
-    def ways(self) -> tuple[Way, ...]:
+    def ways(self) -> tuple[WeightSync, ...]:
         """How it can take new weights over, the cheapest first."""
         ...
 
@@ -102,16 +102,16 @@ class Sampler(Protocol):
         """
         ...
 
-    def answer(self, asks: Iterable[Ask | None]) -> Iterator[tuple[int, Answer]]:
+    def answer(self, asks: Iterable[CompletionRequest | None]) -> Iterator[tuple[int, Answer]]:
         """Answers as they finish, each with the number of asks before its own. Asks are taken while
         there is room; None among them, which does not count, means none at the moment.
 
         Raises:
-            Gone: nobody answers.
+            EngineUnavailable: nobody answers.
         """
         ...
 
-    def renew(self, weights: Weights, way: Way) -> None:
+    def renew(self, weights: Weights, way: WeightSync) -> None:
         """Take over new weights and forget whatever was computed with the old ones."""
         ...
 
