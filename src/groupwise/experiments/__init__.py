@@ -1,4 +1,4 @@
-"""Experiments: algorithms compared on paired seeds, by a plan that is fixed beforehand."""
+"""Experiments: compare algorithms on paired seeds by a plan fixed in advance."""
 
 from groupwise.experiments.analysis import Analysis, analyse
 from groupwise.experiments.plan import Arm, Plan, Tuning, make_plan, read_plan

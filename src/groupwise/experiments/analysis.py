@@ -1,4 +1,4 @@
-"""From the results of runs to their comparison, on the axis that the plan matches them on."""
+"""Compare the results of an experiment, on the axis on which its plan matches runs."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ AXES: Mapping[str, tuple[str, float]] = {
     "tokens": ("thousand tokens", 1e-3),
     "seconds": ("seconds", 1.0),
 }
-"""What curves are drawn over where runs are matched otherwise than in samples, and its scale."""
+"""Unit and scale of the x-axis where runs are not matched in samples."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Analysis:
-    """What the results of an experiment say.
+    """The comparison of an experiment's runs.
 
     Attributes:
         plan: of the experiment.
-        runs: that finished, as reports read them, on the plan's axis.
+        runs: finished runs, on the plan's axis.
         comparison: contrasts and verdicts.
-        choices: learning rate of every tuned arm.
-        failed: runs that an error ended, of the comparison and of tuning.
-        missing: how many runs of the comparison have no result.
+        choices: learning rate of each tuned arm.
+        failed: failed runs of comparison and tuning.
+        missing: number of runs of the comparison without a result.
     """
 
     plan: Plan
@@ -43,23 +43,23 @@ class Analysis:
     missing: int
 
     def table(self) -> FigureTable:
-        """Figures on the held-out splits, before and after."""
+        """Figures on the held-out splits before and after training."""
         return results_table(self.runs)
 
     def remarks(self) -> list[str]:
-        """What a reader must know beside the verdicts: rates, edges, failures."""
-        said = []
+        """Notes beside the verdicts: learning rates and failures."""
+        remarks = []
         for label, choice in self.choices.items():
-            edge = ", at the edge of what was tried" if choice.at_edge else ""
+            edge = ", at the edge of the grid" if choice.at_edge else ""
             tried = f"best of {len(choice.areas)}{edge}"
-            said.append(f"{label}: learning rate {choice.learning_rate:g} ({tried}).")
-        said += [f"Failed: {result.name} ({result.error})." for result in self.failed]
+            remarks.append(f"{label}: learning rate {choice.learning_rate:g} ({tried}).")
+        remarks += [f"Failed: {result.name} ({result.error})." for result in self.failed]
         if self.missing:
-            said.append(f"{self.missing} runs of the comparison have no result.")
-        return said
+            remarks.append(f"{self.missing} runs of the comparison have no result.")
+        return remarks
 
     def as_dict(self) -> dict[str, Any]:
-        """The analysis as plain JSON values."""
+        """JSON values."""
         table = self.table()
         return {
             "title": self.plan.title,
@@ -88,10 +88,10 @@ def analyse(plan: Plan, results: Sequence[Result]) -> Analysis:
 
     Args:
         plan: of the experiment.
-        results: of any of its runs, in any order.
+        results: of its runs, in any order.
 
     Returns:
-        The analysis; seeds that some arm lacks are left out of its pairs.
+        The analysis; seeds that an arm lacks are not paired.
 
     Raises:
         RunError: no run of the reference arm has finished.
@@ -122,7 +122,7 @@ def analyse(plan: Plan, results: Sequence[Result]) -> Analysis:
 
 
 def choices(plan: Plan, results: Sequence[Result]) -> dict[str, Choice]:
-    """The learning rate of every arm that was tuned, by its label."""
+    """The learning rate of each tuned arm by label."""
     if plan.tuning is None:
         return {}
     tuned = {
@@ -135,7 +135,7 @@ def choices(plan: Plan, results: Sequence[Result]) -> dict[str, Choice]:
 
 
 def _matched(plan: Plan, results: Sequence[Result]) -> list[RunData]:
-    """The runs over steps, or over what all of them used of tokens or seconds."""
+    """The runs over steps, or over the tokens or seconds that all of them used."""
     if plan.match == "samples":
         return [result.run_data() for result in results]
     unit, scale = AXES[plan.match]
@@ -151,7 +151,7 @@ def _matched(plan: Plan, results: Sequence[Result]) -> list[RunData]:
 
 
 def _resampled(result: Result, used: np.ndarray, grid: np.ndarray, unit: str) -> RunData:
-    """A run whose steps are evenly spaced amounts of what it used; values are interpolated."""
+    """A run interpolated to evenly spaced amounts of tokens or seconds."""
     run = result.run_data()
     columns = {
         key: np.interp(grid, used, np.asarray(values, dtype=float))

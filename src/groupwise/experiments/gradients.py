@@ -24,10 +24,10 @@ from groupwise.types import Batch, Outputs, ScoredGroups
 from groupwise.updates import TorchLearner, assemble, sequences
 
 MEMORY_BYTES = 4 * 2**30
-"""The gradients of all completions may take so much; longer ones are projected."""
+"""Memory for the gradients of all completions; longer ones are projected."""
 
 CHUNK = 2**16
-"""Entries of the gradients that are multiplied at once, in float32; their sums are float64."""
+"""Entries multiplied at once in float32; their sums are float64."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,8 +38,8 @@ class InnerProducts:
         scores: of every two completions.
         others: of every completion with each of the other vectors.
         among: of every two of the other vectors.
-        parameters: how many parameters the gradients have.
-        exact: whether whole gradients were multiplied, and not projections of them.
+        parameters: number of parameters.
+        exact: whether whole gradients were multiplied, not projections.
     """
 
     scores: Float[np.ndarray, "batch batch"]
@@ -59,8 +59,8 @@ def inner_products(
     """The inner products of s_i = ∇ Σ_t log π(token t of completion i), for every row of a batch.
 
     Args:
-        learner: whose model it is; nothing of it is moved.
-        batch: completions; equal ones of one prompt are computed once, those without a mask are 0.
+        learner: holds the model, which does not change.
+        batch: completions; equal ones of a prompt are computed once, fully masked ones are 0.
         others: further vectors over the same parameters.
         each: called before every backward pass.
 
@@ -145,12 +145,12 @@ def coefficients(
 
 
 _LOG_LIKELIHOOD = TokenObjective(loss=lambda outputs, batch: outputs["logp"])
-"""The objective whose gradient is the sum of the ∇ log π of all tokens."""
+"""The objective whose gradient is the sum of ∇ log π over all tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _CountSketch:
-    """Vectors made shorter: every entry is added, with a random sign, to a random place."""
+    """Count sketch: every entry is added, with a random sign, to a random index."""
 
     size: int
     place: Int[Tensor, "parameters"] | None

@@ -1,4 +1,4 @@
-"""A run to be done, as one process hands it to another."""
+"""Jobs: runs passed from one process to another."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from groupwise.experiments.results import Result
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A run of an experiment that is to be done.
+    """One run of an experiment.
 
     Attributes:
         recipe, overrides: its configuration.
         splits: held-out splits to measure.
-        result: which run it is; its curve and its evaluations are filled in.
+        result: identifies the run; curve and evaluations are filled in.
         place: file of the result.
-        base: folder in which measurements of the model before training are shared.
-        steps: how many it is expected to take.
-        axis: what a budget counts.
-        budget: the run ends at the first step that has used so much; None ends it by steps alone.
+        base: folder of the evaluations before training, which runs share.
+        steps: expected number of steps.
+        axis: unit of the budget.
+        budget: the run ends at the first step that has used this much; None sets no budget.
     """
 
     recipe: str

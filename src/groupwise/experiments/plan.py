@@ -1,7 +1,6 @@
-"""The experiment file: what is compared, on which seeds, by which rule, fixed before the first run.
+"""The experiment file (TOML): arms, seeds and rules, fixed before the first run.
 
-It is TOML. What it leaves out is filled in when it is read, so that the copy kept with the results
-says everything.
+Defaults are filled in when it is read, so the copy beside the results is complete.
 """
 
 from __future__ import annotations
@@ -34,35 +33,34 @@ SLIM = (
     "evaluation.every_steps=0",
     "evaluation.keep_best=false",
 )
-"""Settings that a recipe's own give way to, and that `set` may set otherwise: what is computed
-stays the same."""
+"""Settings that override the recipe without changing results; `set` may override them."""
 
 GRID = (0.25, 0.5, 1.0, 2.0)
-"""Learning rates that are tried, as multiples of the recipe's."""
+"""Learning rates of the tuning grid, as multiples of the recipe's."""
 
 
 class Tuning(Section):
-    """The learning rate of every arm is chosen on seeds that the comparison does not use."""
+    """Tuning of each arm's learning rate, on seeds that the comparison does not use."""
 
     seeds: Seeds = (1000, 1001)
     """Seeds of the tuning runs."""
     learning_rates: Rates = ()
-    """What is tried; empty takes a grid around the recipe's. Ascending."""
+    """Ascending grid; empty takes multiples of the recipe's rate."""
     extensions: Whole = 2
-    """How often the grid may be extended by one rate where the best is at an edge."""
+    """Most extensions of the grid by one rate where the best is at an edge."""
 
 
 class Arm(Section):
-    """One of the things compared: a row of the table of algorithms, and what is changed in it."""
+    """One arm: a row of the algorithm table with its changed settings."""
 
     label: Label
-    """Name in results and figures; the algorithm's where left out."""
+    """Name in results and figures; defaults to the algorithm's."""
     algorithm: Name
     """Row of the table."""
     set: Names = ()
-    """Settings of this arm, as `--set` takes them."""
+    """Settings of this arm, in the form of `--set`."""
     learning_rate: Positive | None = None
-    """Peak learning rate; None takes the recipe's, or the one that tuning finds."""
+    """Peak learning rate; None takes the tuned one, or the recipe's."""
 
     @model_validator(mode="before")
     @classmethod
@@ -80,11 +78,11 @@ class Plan(Section):
     recipe: Name
     """A packaged recipe by name, or the path of a TOML file."""
     set: Names = ()
-    """Settings of every arm, as `--set` takes them."""
+    """Settings of every arm, in the form of `--set`."""
     seeds: Seeds
-    """Every arm is run once with each of them; runs of one seed share all random numbers."""
+    """Each arm runs once per seed; runs of one seed share all random numbers."""
     splits: Names = ()
-    """Held-out splits that are measured before and after; empty takes `data.eval_split`."""
+    """Held-out splits evaluated before and after training; empty takes `data.eval_split`."""
     match: Match = "samples"
     """What runs of one seed get the same amount of: sampled completions (that is, steps), generated
     tokens, or seconds. The reference arm takes its `steps`; what it used is the others' budget."""
@@ -95,17 +93,17 @@ class Plan(Section):
     threshold: float = 0.6
     """Level of the metric that counts as learned."""
     hypotheses: Names = ()
-    """What is expected, in words."""
+    """Expectations, in words."""
     stopping: str = "Every seed is run once; no result is looked at before all are in."
-    """When the experiment ends, in words."""
+    """The stopping rule, in words."""
     most_steps: Count = 3
-    """A run that is matched in tokens or seconds ends at so many times the recipe's steps."""
+    """Limit of runs matched in tokens or seconds, as a multiple of the recipe's steps."""
     tuning: Tuning | None = None
     arms: Annotated[tuple[Arm, ...], Field(strict=False, min_length=1)]
 
     @property
     def digest(self) -> str:
-        """Hash of everything that the plan says and that is no default."""
+        """Hash of all settings that are not defaults."""
         return hashlib.sha256(self.model_dump_json(exclude_defaults=True).encode()).hexdigest()
 
     def arm(self, label: str) -> Arm:
@@ -113,16 +111,16 @@ class Plan(Section):
         return next(arm for arm in self.arms if arm.label == label)
 
     def overrides(self, arm: Arm) -> list[str]:
-        """The settings of an arm's runs, as `--set` takes them."""
+        """The settings of an arm's runs, in the form of `--set`."""
         return [*SLIM, *self.set, *arm.set, f"algorithm.name={json.dumps(arm.algorithm)}"]
 
     def config(self, arm: Arm) -> Config:
-        """The configuration of an arm's runs, but for seed, learning rate and folder."""
+        """The configuration of an arm's runs, without seed, learning rate and folder."""
         return load(self.recipe, self.overrides(arm))
 
 
 def read_plan(path: str | Path, *, trusted: bool = False) -> Plan:
-    """The plan of an experiment file, checked and filled in.
+    """Read and check an experiment file.
 
     Args:
         trusted: accept overrides that can run code.
@@ -151,10 +149,10 @@ def read_plan(path: str | Path, *, trusted: bool = False) -> Plan:
 
 
 def make_plan(values: Mapping[str, Any]) -> Plan:
-    """A plan from plain values, checked and filled in.
+    """Check the values of a plan and fill in defaults.
 
     Raises:
-        UsageError: an unknown algorithm, recipe or setting, or what cannot be compared.
+        UsageError: an unknown algorithm, recipe or setting, or arms that cannot be compared.
 
     Example:
         >>> arms = [{"algorithm": "softrank"}, {"algorithm": "grpo"}]
@@ -198,7 +196,7 @@ def make_plan(values: Mapping[str, Any]) -> Plan:
 def toml(plan: Plan) -> str:
     """The plan as an experiment file.
 
-    Strings, numbers and lists of them are written alike in JSON and in TOML.
+    JSON and TOML share the syntax of strings, numbers and lists.
     """
     values = plan.model_dump(mode="json", exclude_none=True)
     arms, tuning = values.pop("arms"), values.pop("tuning", None)
@@ -252,7 +250,7 @@ def _tuning_seeds(plan: Plan) -> tuple[int, ...]:
 
 
 def _check_matching(plan: Plan, arm: Arm, config: Config) -> None:
-    """Refuse runs without a curve, and schedules whose end depends on a budget."""
+    """Refuse runs without a curve, and schedules that need the number of steps."""
     if config.steps < 2:
         raise UsageError(f"steps = {config.steps}: a learning curve needs at least 2.")
     if plan.match != "samples" and config.optimizer.schedule != "constant":

@@ -1,4 +1,4 @@
-"""How an experiment is going: what runs now, how much is done, and how long it will take."""
+"""Progress of an experiment: running jobs, finished jobs, and time left."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from groupwise.training.monitor.progress import duration
 
 
 class ProgressTable:
-    """A live table of the runs in hand on a terminal; a line for every finished run elsewhere.
+    """A live table of the current runs on a terminal; elsewhere one line per finished run.
 
     Args:
-        stream: where to write; standard error unless given.
+        stream: output; None takes standard error.
     """
 
     def __init__(self, *, stream: TextIO | None = None) -> None:
@@ -40,24 +40,24 @@ class ProgressTable:
             self._live.start(refresh=True)
 
     def expect(self, jobs: Sequence[Job]) -> None:
-        """Note that there is more to do."""
+        """Add jobs to the total."""
         with self._lock:
             self.runs += len(jobs)
             self.steps += sum(job.steps for job in jobs)
 
     def started(self, job: Job) -> None:
-        """A run has begun."""
+        """Register the start of a run."""
         with self._lock:
             self._running[job.result.name] = (job, 0, {})
             self._began[job.result.name] = time.monotonic()
 
     def step(self, job: Job, step: int, metrics: Mapping[str, float]) -> None:
-        """A run has finished a step, counted from 1."""
+        """Register a finished step, counted from 1."""
         with self._lock:
             self._running[job.result.name] = (job, step, metrics)
 
     def ended(self, job: Job, error: str) -> None:
-        """A run has ended; with an error in words if it failed."""
+        """Register the end of a run, with its error if it failed."""
         name = job.result.name
         with self._lock:
             _, _, metrics = self._running.pop(name, (job, 0, {}))
@@ -78,16 +78,16 @@ class ProgressTable:
         try:
             print(text, file=self.stream, flush=True)
         except BrokenPipeError:
-            # Nobody reads any more; the runs go on.
+            # The reader is gone; the runs continue.
             os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
 
     def close(self) -> None:
-        """Leave the last state standing."""
+        """Stop updating; the last state stays on screen."""
         if self._live is not None:
             self._live.stop()
 
     def table(self) -> Table:
-        """The table as it stands."""
+        """The current table."""
         with self._lock:
             table = Table(box=None, pad_edge=False, show_header=False)
             for justify in ("left", "right", "left", "left"):
@@ -106,7 +106,7 @@ class ProgressTable:
         return self.steps_done + sum(step for _, step, _ in self._running.values())
 
     def _left(self) -> float | None:
-        """Seconds until everything expected so far is done, at the pace until now."""
+        """Estimated seconds until all expected jobs are done."""
         done = self._steps()
         if not done:
             return None
@@ -114,7 +114,7 @@ class ProgressTable:
 
 
 def _values(metrics: Mapping[str, float]) -> list[str]:
-    """The metrics that are shown, written out; a reward that is the accuracy is not said twice."""
+    """The metrics as text; a reward equal to the accuracy is omitted."""
     repeated = metrics.get("reward") == metrics.get("accuracy")
     shown = {k: v for k, v in metrics.items() if not (repeated and k == "reward")}
     return [f"{key} {value:.3f}" for key, value in shown.items()]

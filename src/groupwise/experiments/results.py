@@ -1,4 +1,4 @@
-"""The result of one run: a small file with its curve and what was measured before and after."""
+"""Result files: the learning curve and the evaluations of one run."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ COLUMNS = (
     "effective_samples",
     "truncated_share",
 )
-"""Metrics of the curve, as far as the run has them; beside step, tokens and seconds so far."""
+"""Metrics of the curve, beside step and the cumulative tokens and seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,16 +38,16 @@ class Result:
 
     Attributes:
         experiment: hash of the plan.
-        arm, algorithm, seed, learning_rate: which run it is.
-        tuning: whether it belongs to the search for the learning rate.
-        status: "failed" where an error ended it; what there is of it is kept.
-        error: in words, of a failed run.
-        ended: at its last step, or at its budget.
-        config_hash: of every setting but the folder.
+        arm, algorithm, seed, learning_rate: identify the run.
+        tuning: whether it is a tuning run.
+        status: "failed" after an error; its partial results are kept.
+        error: message of a failed run.
+        ended: whether it ended at its last step or its budget.
+        config_hash: of all settings except the folder.
         curve: values per step by metric: `{"step": [1, 2], "accuracy": [.1, .2]}`; "tokens" and
             "seconds" are sums from the first step on.
         evaluations: rows `{"step", "split", "figures": {name: {"value", "low", "high"}}}`.
-        versions: of Python and of the packages that matter.
+        versions: of Python and the main packages.
     """
 
     experiment: str
@@ -71,12 +71,12 @@ class Result:
         return f"{self.arm}{rate} seed {self.seed}"
 
     def used(self, axis: str) -> float:
-        """What the run used of "tokens", "seconds" or steps ("samples") in all."""
+        """Total "tokens", "seconds" or steps ("samples") of the run."""
         values = self.curve.get("step" if axis == "samples" else axis, ())
         return float((values[-1] if values else 0) or 0)
 
     def run_data(self) -> RunData:
-        """The run as reports read it."""
+        """The run as data of a report."""
         keys = [key for key in self.curve if key not in ("tokens", "seconds")]
         columns = zip(*(self.curve[key] for key in keys), strict=True)
         rows = [dict(zip(keys, row, strict=True)) for row in columns]
@@ -89,7 +89,7 @@ class Result:
         )
 
     def write(self, path: Path) -> None:
-        """Write the file beside its place and move it there, so that a kill leaves all or nothing.
+        """Write the file atomically.
 
         Raises:
             RunError: it cannot be written.
@@ -108,7 +108,7 @@ class Result:
         """The result in a file.
 
         Raises:
-            UsageError: it is none, or of another format.
+            UsageError: the file is not a result, or of another format.
         """
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
@@ -123,7 +123,7 @@ class Result:
 
 
 def place(folder: Path, *, arm: str, seed: int, rate: float | None = None) -> Path:
-    """Where the result of a run stands; of a tuning run where its learning rate is given.
+    """Path of the result of a run; with a learning rate, of a tuning run.
 
     Example:
         >>> str(place(Path("x"), arm="grpo", seed=3))
@@ -135,13 +135,13 @@ def place(folder: Path, *, arm: str, seed: int, rate: float | None = None) -> Pa
 
 
 def read_results(folder: str | Path) -> list[Result]:
-    """Every result of an experiment's folder: those of the comparison, then those of tuning."""
+    """All results in the folder of an experiment, those of tuning last."""
     root = Path(folder) / "results"
     return [Result.read(p) for p in (*sorted(root.glob("*.json")), *sorted(root.glob("*/*.json")))]
 
 
 def read_curve(path: Path) -> dict[str, list[float | None]]:
-    """The curve of a run from its metrics, a column each; empty where there is no step.
+    """The curve of a run by metric; empty without steps.
 
     Args:
         path: `metrics.jsonl` of the run.
@@ -160,22 +160,21 @@ def read_curve(path: Path) -> dict[str, list[float | None]]:
 
 
 def hash_of(config: Config) -> str:
-    """What tells whether a run had the settings that are planned for it.
+    """Hash of the settings of a run.
 
-    Settings at their defaults do not count, so that one more setting in a later version does not
-    make old results look different.
+    Defaults are excluded, so that a new setting in a later version keeps old hashes valid.
     """
     return digest(config.model_dump(mode="json", exclude_defaults=True, exclude={"output"}))
 
 
 def digest(values: Mapping[str, Any]) -> str:
-    """A short hash of plain values."""
+    """A short hash of JSON values."""
     text = json.dumps(values, sort_keys=True, ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _short(value: float | None) -> float | None:
-    """Six digits say all that a curve needs, in half the space; counts stay whole."""
+    """The value with six significant digits; integers stay integers."""
     if value is None:
         return None
     if value == int(value):

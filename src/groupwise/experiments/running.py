@@ -1,4 +1,4 @@
-"""Running an experiment: tuning first where it is asked for, then every arm on every seed."""
+"""Run an experiment: optional tuning, then each arm on each seed."""
 
 from __future__ import annotations
 
@@ -53,27 +53,27 @@ def compare(
     output: str | Path = "runs/compare",
     jobs: int | None = None,
 ) -> Experiment:
-    """Compare algorithms on paired seeds and say which differences can be told from noise.
+    """Compare algorithms on paired seeds and report the differences that exceed the noise.
 
     Args:
         recipe: a packaged recipe by name, or the path of a TOML file.
-        algorithms: rows of the table; `label=row` gives an arm a name of its own.
-        seeds: how many, or which.
-        match: what the runs of a seed get the same amount of: "samples", "tokens" or "seconds".
-        tune_lr: choose every arm's learning rate on two other seeds first.
+        algorithms: rows of the table; `label=row` sets the label of an arm.
+        seeds: number of seeds, or the seeds.
+        match: budget that runs of a seed share: "samples", "tokens" or "seconds".
+        tune_lr: first choose each arm's learning rate on two other seeds.
         matched_rms: divide the advantages of every batch by their root mean square.
-        against: label of the arm that the others are compared with; the last where None.
+        against: label of the reference arm; None takes the last.
         threshold: accuracy that counts as learned.
-        overrides: settings of every arm, as `--set` takes them.
-        output: folder; an experiment in it goes on where it ended.
-        jobs: runs at once; one per core where None.
+        overrides: settings of every arm, in the form of `--set`.
+        output: folder; an interrupted experiment in it is continued.
+        jobs: number of parallel runs; None takes one per core.
 
     Returns:
-        The experiment, with the report written.
+        The experiment; its report is written.
 
     Raises:
         UsageError: a setting that cannot work, or a folder with another experiment.
-        KeyboardInterrupt: after Ctrl-C; the same call goes on.
+        KeyboardInterrupt: after Ctrl-C; the same call continues.
     """
     pairs = [text.partition("=") for text in algorithms]
     values: dict[str, Any] = {
@@ -92,17 +92,17 @@ def compare(
 
 
 def run_plan(plan: Plan, *, output: str | Path, jobs: int | None = None) -> Experiment:
-    """Do the runs of a plan that have no result yet, and write the report.
+    """Run what has no result yet, and write the report.
 
     Args:
-        plan: as `read_plan` or `make_plan` gave it.
+        plan: from `read_plan` or `make_plan`.
         output: folder; an experiment in it must have the same plan.
-        jobs: runs at once; one per core where None.
+        jobs: number of parallel runs; None takes one per core.
 
     Raises:
         UsageError: the folder holds another experiment, or a run cannot work as it is set up.
         RunError: every run of the reference arm failed.
-        KeyboardInterrupt: after Ctrl-C; the same call goes on.
+        KeyboardInterrupt: after Ctrl-C; the same call continues.
     """
     if len(plan.seeds) < MIN_SEEDS:
         warnings.warn(
@@ -110,7 +110,7 @@ def run_plan(plan: Plan, *, output: str | Path, jobs: int | None = None) -> Expe
         )
     folder = Path(output)
     with closing(RunLock(folder)):
-        _fix(plan, folder)
+        _fix_plan(plan, folder)
         with closing(ProgressTable()) as progress:
             pool = WorkerPool(jobs or _cores(), folder=folder / "logs", progress=progress)
             with closing(pool):
@@ -144,7 +144,7 @@ def report(folder: str | Path) -> Experiment:
 
 
 class _Runner:
-    """Does what is missing of an experiment."""
+    """Runs the missing jobs of an experiment."""
 
     def __init__(
         self, *, plan: Plan, folder: Path, pool: WorkerPool, progress: ProgressTable
@@ -153,7 +153,7 @@ class _Runner:
         self.configs = {arm.label: plan.config(arm) for arm in plan.arms}
 
     def run(self) -> None:
-        """Tune, then compare; a reference arm that sets the budgets goes first."""
+        """Tune, then compare; a reference arm that sets budgets runs first."""
         plan = self.plan
         ahead = [self._job(arm, seed, 0.0) for arm in plan.arms for seed in plan.seeds]
         self.progress.expect([job for job in ahead if not _finished(job)])
@@ -179,7 +179,7 @@ class _Runner:
         )
 
     def _rates(self) -> dict[str, float]:
-        """The learning rate of every arm; one that fails at every rate has none."""
+        """The learning rate of each arm; none for an arm that failed at every rate."""
         plan, tuning = self.plan, self.plan.tuning
         if tuning is None:
             return {
@@ -215,7 +215,7 @@ class _Runner:
         tuning: bool = False,
         budget: float | None = None,
     ) -> Job:
-        """One run with everything that it needs."""
+        """The job of one run."""
         plan, folder = self.plan, self.folder
         own = f"tuning/{arm.label}-lr-{rate:g}" if tuning else arm.label
         steps = self.configs[arm.label].steps
@@ -247,10 +247,10 @@ class _Runner:
         )
 
     def _do(self, jobs: Sequence[Job], *, expected: bool = True) -> list[Result]:
-        """Do the jobs that have not finished yet; returns the results of all of them.
+        """Run the unfinished jobs; returns the results of all jobs.
 
         Raises:
-            UsageError: one had another plan or other settings, which must have changed since.
+            UsageError: a result belongs to another plan or other settings.
         """
         missing = [job for job in jobs if not _finished(job)]
         for job in jobs:
@@ -263,12 +263,12 @@ class _Runner:
 
 
 def _finished(job: Job) -> bool:
-    """Whether a run has a result; one that failed is tried again."""
+    """Whether a run has a result; failed runs are repeated."""
     return job.place.exists() and Result.read(job.place).status == "finished"
 
 
 def _check(result: Result, job: Job) -> None:
-    """Refuse to mix a result with others that it was not planned with."""
+    """Refuse a result of another plan or other settings."""
     if result.experiment != job.result.experiment:
         changed = "by another plan than experiment.toml has now; take the plan"
     elif result.config_hash != hash_of(load(job.recipe, job.overrides)):
@@ -281,8 +281,8 @@ def _check(result: Result, job: Job) -> None:
     )
 
 
-def _fix(plan: Plan, folder: Path) -> None:
-    """Write the plan before the first run, or check that it is the one that is there.
+def _fix_plan(plan: Plan, folder: Path) -> None:
+    """Write the plan before the first run, or check it against the existing one.
 
     Raises:
         UsageError: the folder holds another experiment.
@@ -301,7 +301,7 @@ def _fix(plan: Plan, folder: Path) -> None:
 
 
 def _cores() -> int:
-    """Runs at once: one per core, or one where a graphics card does the work."""
+    """Number of parallel runs: one per core, or one with a GPU."""
     import torch
 
     return 1 if torch.cuda.is_available() else len(os.sched_getaffinity(0))

@@ -1,4 +1,4 @@
-"""Signal and noise of gradients that are known by their inner products alone."""
+"""Signal and noise of gradients, from their inner products."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ class Signal:
 
     @property
     def noise(self) -> float:
-        """trace / squared_norm; NaN where no signal can be told from the noise."""
+        """trace / squared_norm; NaN where the signal is not distinguishable from noise."""
         return self.trace / self.squared_norm if self.squared_norm > 0 else math.nan
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain JSON values; None for what is not known."""
+        """JSON values; None for unknown ones."""
         values = {
             key: value.as_dict() if isinstance(value, Estimate) else finite(value)
             for key, value in vars(self).items()
@@ -60,7 +60,7 @@ class Signal:
 def signal(
     gram: Float[np.ndarray, "group group"], pull: Float[np.ndarray, "group"], *, step: int
 ) -> tuple[float, float, Estimate, Estimate, Estimate]:
-    """Signal and noise of vectors known by their inner products alone.
+    """Signal and noise of vectors, from their inner products.
 
         squared_norm = Σ_{p≠q} g_p·g_q / n(n − 1)
         trace        = (Σ_p ‖g_p‖² − ‖Σ_p g_p‖² / n) / (n − 1)
@@ -111,7 +111,7 @@ def _ratios(n: int, total: Any, squares: Any, pull: Any, step: int) -> tuple[Any
 
 
 def _jackknife(value: Any, without: Any) -> Estimate:
-    """A figure with the interval that leaving one group out at a time gives."""
+    """A figure with its jackknife interval."""
     n = len(without)
     spread = math.sqrt((n - 1) / n * float(((without - without.mean()) ** 2).sum()))
     reach = float(stats.t.ppf(0.975, n - 1)) * spread
@@ -119,5 +119,5 @@ def _jackknife(value: Any, without: Any) -> Estimate:
 
 
 def finite(value: Any) -> Any:
-    """The value, None for a number that is not finite, which JSON has no word for."""
+    """The value; None for numbers that JSON cannot represent."""
     return None if isinstance(value, float) and not math.isfinite(value) else value

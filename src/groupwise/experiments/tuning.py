@@ -1,4 +1,4 @@
-"""The learning rate of an arm: the best of a grid that does not end where the best one is."""
+"""Learning-rate tuning: the best of a grid, extended where the best is at an edge."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class Choice:
 
     Attributes:
         learning_rate: the one with the largest mean area under the curve.
-        areas: of every rate that was tried, ascending; None where a run failed.
-        at_edge: the best is the lowest or the highest one tried, so a better one may lie beyond.
+        areas: by rate, ascending; None where a run failed.
+        at_edge: whether the best rate is the lowest or highest of the grid.
     """
 
     learning_rate: float
@@ -24,7 +24,7 @@ class Choice:
     at_edge: bool
 
     def extended(self) -> float:
-        """The next rate beyond the edge, by the factor between the last two."""
+        """The next rate beyond the edge, by the ratio of the last two."""
         rates = list(self.areas)
         if self.learning_rate == rates[0]:
             return _rounded(rates[0] ** 2 / rates[1])
@@ -39,7 +39,7 @@ def choose(results: Sequence[Result], *, metric: str) -> Choice | None:
         metric: of the curve.
 
     Returns:
-        The choice, the lower rate of two that are equally good; None where every rate failed.
+        The choice (of equal rates, the lower one); None where every rate failed.
 
     Example:
         >>> def run(rate, *accuracy):
@@ -63,7 +63,7 @@ def choose(results: Sequence[Result], *, metric: str) -> Choice | None:
 
 
 def _area(results: Sequence[Result], metric: str) -> float | None:
-    """Mean height of the learning curves of some runs; None where one of them failed."""
+    """Mean area under the learning curves; None where a run failed."""
     curves = [
         curve_summary(result.run_data(), metric=metric, threshold=0.0)
         for result in results

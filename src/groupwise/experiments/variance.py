@@ -1,7 +1,7 @@
-"""How much signal and how much noise each estimator takes from the same rollouts of one policy.
+"""Signal and noise of gradient estimators on the same rollouts of one policy.
 
-Nothing is trained. Rollouts are made once; the gradients of all completions are computed once
-(`gradients`); whatever differs between two estimators is then linear algebra.
+Nothing is trained. Rollouts and the gradients of all completions (`gradients`) are computed once;
+each estimator is then linear algebra on them.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ BINS = (
     ("below 1", 0.75, 1.0),
     ("1", 1.0, 1.0),
 )
-"""Pass rates: name, above, up to; 0 and 1 apart, because nothing differs within such groups."""
+"""Bins of pass rates: name, above, up to. Rewards do not differ in groups of rate 0 or 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +83,7 @@ class Variance:
 
     Attributes:
         estimators: best first, by `step_cosine`.
-        left_out: why others could not be measured, by name.
+        left_out: reasons why others could not be measured, by name.
         step: groups of an optimiser step, P.
         group: completions of each.
         pass_rate: mean over the groups measured.
@@ -135,7 +135,7 @@ def variance(
         batches: further steps of rollouts behind the reference, the gradient of the expected
             reward; they share nothing with the groups measured.
         policy, functions: a model and rewards in place of the configured ones.
-        heartbeat: is told, again and again, what is being done.
+        heartbeat: called regularly with the current stage.
 
     Returns:
         KL terms and entropy bonuses are left out: the policy is its own reference.
@@ -214,7 +214,7 @@ def _reference(
     size: int,
     heartbeat: Callable[[str], None],
 ) -> list[Float[Tensor, "parameters"]]:
-    """The gradient of the expected reward, uphill, by each half of some fresh batches."""
+    """The ascent gradient of the expected reward from each half of new batches."""
     halves: list[Tensor] = [torch.zeros(()), torch.zeros(())]
     for number in range(batches):
         heartbeat("reference gradient")

@@ -1,4 +1,4 @@
-"""The figures of `variance` as tables for a terminal of 80 columns, and as a picture."""
+"""The figures of `variance` as tables for 80 columns, and as a picture."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 ROUNDING = 1e-5
-"""What a gradient in float32 may change by, relative to its size, where it does not change."""
+"""Relative rounding noise of a float32 gradient."""
 
 Column = tuple[str, Callable[[Estimator], str]]
 
@@ -45,7 +45,7 @@ WEIGHTS: tuple[Column, ...] = (
 
 
 def variance_table(found: Variance) -> RenderableType:
-    """What was measured and on what, then three tables with a row per estimator.
+    """A summary of the measurement, then three tables with a row per estimator.
 
     Args:
         found: what `variance` returned.
@@ -115,7 +115,7 @@ def write_variance_png(found: Variance, output: str | Path) -> Path:
 
 
 def _heat(axes: Axes, estimators: Sequence[Estimator]) -> None:
-    """Which pass rates each estimator goes the way of the reference with."""
+    """Share of each pass rate in the pull along the reference."""
     labels = [label for label, _, _ in BINS if any(label in e.by_pass_rate for e in estimators)]
     pulls = np.array([[_pull(e, label) for label in labels] for e in estimators])
     axes.imshow(pulls, cmap="PuOr_r", vmin=-1, vmax=1, aspect="auto")
@@ -173,7 +173,7 @@ def _percent(value: float) -> str:
 
 
 def _with_reach(estimate: Estimate) -> str:
-    """A figure and how far its interval reaches."""
+    """A figure with half the width of its interval."""
     reach = (estimate.high - estimate.low) / 2
     if not (math.isfinite(estimate.value) and math.isfinite(reach)):
         return _size(estimate.value)

@@ -1,10 +1,10 @@
-"""A process that trains runs of an experiment, one after the other.
+"""A worker process that trains runs of an experiment, one at a time.
 
     python -m groupwise.experiments.worker
 
-A job comes in as a line of JSON; lines with its steps and with its end go out. A run goes on from
-its last checkpoint where there is one. The process ends when its input does. When nobody reads
-what it says any more, the run in hand writes a checkpoint first.
+It reads a job per line of JSON, and writes a line per step and one for the end of the job. A run
+continues from its last checkpoint if there is one. The process ends with its input. If its output
+is closed, the current run writes a checkpoint first.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from groupwise.training.resume import plain
 from groupwise.types import Metrics, Prompt
 
 SHOWN = ("accuracy", "reward")
-"""Metrics of a step that are passed on."""
+"""Metrics in the messages."""
 
 OF_THE_BASE = ("model", "data", "sampling", "engine", "combine", "rewards", "evaluation", "warmup")
-"""Sections that decide what is measured before the first step."""
+"""Sections that determine the evaluation before the first step."""
 
 
 class Reporter:
@@ -52,15 +52,15 @@ class Reporter:
         print(json.dumps(message), file=self.stream, flush=True)
 
     def step(self, run: str, step: int, metrics: Mapping[str, float]) -> None:
-        """Say that a step is done."""
+        """Report a finished step."""
         self.send(step=step, metrics={key: metrics[key] for key in SHOWN if key in metrics})
 
     def log(self, text: str) -> None:
-        """What a run has to say goes to the log of the process."""
+        """Print a line to the log of the process."""
         print(text, file=sys.stderr, flush=True)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Nothing to close."""
 
 
 class Budget(Callback):
@@ -77,7 +77,7 @@ class Budget(Callback):
 
     @property
     def spent(self) -> bool:
-        """Whether nothing is left."""
+        """Whether the budget is used up."""
         return self.limit is not None and self.used >= self.limit
 
     def should_stop(self, metrics: Metrics) -> bool:
@@ -116,7 +116,7 @@ def evaluate_base(job: Job, prepared: Prepared) -> None:
 
 
 def train(job: Job, reporter: Reporter) -> Result:
-    """Train one run, or what is missing of it, and write its result.
+    """Train a run, or the rest of it, and write its result.
 
     Raises:
         UsageError: a setting, a file or the run directory cannot be used.
@@ -172,7 +172,7 @@ def _trained(job: Job, config: Config, reporter: Reporter) -> bool:
 
 
 def _evaluations(path: Path) -> list[dict[str, Any]]:
-    """What was measured, each once: a run that went on may have begun twice."""
+    """The evaluations without duplicates, which a resumed run may have."""
     rows = read_lines(path) if path.exists() else ()
     return list({(row["step"], row["split"]): row for row in rows}.values())
 
@@ -180,7 +180,7 @@ def _evaluations(path: Path) -> list[dict[str, Any]]:
 def main() -> int:
     """Do the jobs that come in until there are no more."""
     jobs, answers = os.fdopen(os.dup(0), encoding="utf-8"), os.fdopen(os.dup(1), "w")
-    # Whatever a library prints or asks for must not get between the lines.
+    # Output of libraries must not mix with the messages.
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
     reporter = Reporter(answers)
@@ -193,7 +193,7 @@ def main() -> int:
             else:
                 reporter.send(ended=result.status, error=result.error)
     except (KeyboardInterrupt, BrokenPipeError):
-        os._exit(130)  # the run has its checkpoint, and nobody is there to say more to
+        os._exit(130)  # the run has its checkpoint
     return 0
 
 

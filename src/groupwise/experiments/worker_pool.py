@@ -1,4 +1,4 @@
-"""Worker processes that do the runs of an experiment, several at once."""
+"""Worker processes that train the runs of an experiment in parallel."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from groupwise.training.signals import requests
 
 POLL_S = 0.2
 STOP_TIMEOUT_S = 60.0
-"""How long a worker that is told to stop may take over its step and its checkpoint."""
+"""Time for a stopping worker to finish its step and write a checkpoint."""
 
 COMMAND = (sys.executable, "-m", "groupwise.experiments.worker")
 
 
 class WorkerPool:
-    """Does jobs in worker processes, each of which trains on one thread.
+    """Runs jobs in worker processes with one thread each.
 
     Args:
-        count: processes at once.
-        folder: for the log of what they print.
-        progress: shows what they do.
+        count: number of processes.
+        folder: of their log files.
+        progress: shows their progress.
     """
 
     def __init__(self, count: int, *, folder: Path, progress: ProgressTable) -> None:
@@ -43,11 +43,11 @@ class WorkerPool:
         self._refused = ""
 
     def do(self, jobs: Sequence[Job]) -> None:
-        """Do every job; one that fails is reported by its result, and the others go on.
+        """Run all jobs; a failed one is recorded in its result, and the others continue.
 
         Raises:
-            UsageError: a run cannot work as it is set up, and so the others would not either.
-            KeyboardInterrupt: after Ctrl-C or SIGTERM, once every run in hand has a checkpoint.
+            UsageError: the settings of a run cannot work.
+            KeyboardInterrupt: after Ctrl-C or SIGTERM, once every current run has a checkpoint.
         """
         waiting = deque(jobs)
         threads = [
@@ -66,7 +66,7 @@ class WorkerPool:
             raise UsageError(self._refused)
 
     def _serve(self, worker: Worker, waiting: deque[Job]) -> None:
-        """Give one worker job after job."""
+        """Pass jobs to one worker until none is left."""
         while not self._stopping.is_set():
             try:
                 job = waiting.popleft()
@@ -85,7 +85,7 @@ class WorkerPool:
             self.progress.ended(job, error)
 
     def close(self) -> None:
-        """End the processes; runs in hand finish their step and write a checkpoint first."""
+        """Stop the processes; current runs finish their step and write a checkpoint first."""
         self._stopping.set()
         for worker in self._workers:
             worker.stop()
@@ -94,10 +94,10 @@ class WorkerPool:
 
 
 class Worker:
-    """A worker process that is started when there is a job for it, and again if it dies.
+    """A worker process, started on demand and restarted if it dies.
 
     Args:
-        log: file for whatever it prints.
+        log: file for its output.
     """
 
     def __init__(self, log: Path) -> None:
@@ -105,7 +105,7 @@ class Worker:
         self._process: subprocess.Popen[str] | None = None
 
     def do(self, job: Job, progress: ProgressTable) -> tuple[str, str]:
-        """How a job ended ("finished", "failed" or "refused"), and the error in words if any."""
+        """Run a job; returns its status ("finished", "failed" or "refused") and error message."""
         process = self._running()
         stdin, stdout = _pipes(process)
         try:
@@ -125,7 +125,7 @@ class Worker:
         if self._process is None:
             self.log.parent.mkdir(parents=True, exist_ok=True)
             with open(self.log, "a", encoding="utf-8") as log:
-                # In a session of its own, so that Ctrl-C reaches it by way of this process, once.
+                # A new session, so that Ctrl-C reaches it only through this process.
                 self._process = subprocess.Popen(
                     COMMAND,
                     stdin=subprocess.PIPE,
@@ -139,12 +139,12 @@ class Worker:
         return self._process
 
     def stop(self) -> None:
-        """Ask the process to end."""
+        """Send the process SIGTERM."""
         if (process := self._process) is not None:
             process.send_signal(signal.SIGTERM)
 
     def wait(self) -> None:
-        """Until the process has ended; one that takes too long is killed."""
+        """Wait for the process to end; kill it after a timeout."""
         if (process := self._process) is not None:
             try:
                 process.wait(STOP_TIMEOUT_S)

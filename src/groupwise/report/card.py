@@ -1,4 +1,4 @@
-"""The model card of a trained model: README.md beside its weights, made of what its run wrote."""
+"""The model card of a trained model: README.md beside its weights, made from the run directory."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ SURROUNDINGS = {"commit": "commit of groupwise", "kernels": "kernels"}
 
 
 def write_model_card(run_dir: str | Path, folder: str | Path) -> Path:
-    """Write the card of a model that a run has trained, and return its path.
+    """Write the card of a trained model and return its path.
 
     Args:
-        run_dir: the run directory; `config.json` and `evaluations.jsonl` are read.
-        folder: of the model; a card that is there is replaced.
+        run_dir: the run directory with `config.json` and `evaluations.jsonl`.
+        folder: of the model; an existing card is replaced.
     """
     about = json.loads((Path(run_dir) / "config.json").read_text(encoding="utf-8"))
     evaluations = Path(run_dir) / "evaluations.jsonl"
@@ -36,9 +36,9 @@ def write_model_card(run_dir: str | Path, folder: str | Path) -> Path:
 
 
 def model_card(name: str, about: Mapping[str, Any], evaluations: list[dict[str, Any]]) -> str:
-    """The text of a card, for people and, at its head, for the hub.
+    """The text of a card, with metadata for the hub.
 
-    Paths of this machine are left out: of a file or folder, only the last part is named.
+    Of local paths, only the last part is named.
 
     Args:
         name: of the model.
@@ -85,7 +85,7 @@ def model_card(name: str, about: Mapping[str, Any], evaluations: list[dict[str, 
 
 
 def _public(name: Any) -> str:
-    """A model or data set as it may be named elsewhere: of a path its last part, or its run's."""
+    """The public name of a model or data set: of a path, its last part or that of its run."""
     text = str(name or "unnamed")
     path = Path(text)
     if not (path.is_absolute() or text.startswith((".", "~")) or path.exists()):
@@ -94,7 +94,7 @@ def _public(name: Any) -> str:
 
 
 def _evaluation(config: Mapping[str, Any], evaluations: list[dict[str, Any]]) -> list[str]:
-    """What was measured before and after, as a table with 95 % intervals."""
+    """Figures before and after training, as a table with 95 % intervals."""
     run = RunData(label="trained", algorithm="", seed=0, evaluations=evaluations)
     table = results_table([run])
     if not table.rows:
@@ -120,7 +120,7 @@ def _evaluation(config: Mapping[str, Any], evaluations: list[dict[str, Any]]) ->
 
 
 def _training(config: Mapping[str, Any], base: str, data: str) -> list[tuple[str, str]]:
-    """The settings that say most, each with its name in words."""
+    """The main settings and their names."""
     rewards = [
         f"{reward.get('label') or reward.get('name')} × {reward.get('weight', 1.0):g}"
         for reward in config.get("rewards", [])

@@ -1,4 +1,4 @@
-"""From runs to their comparison: summaries, contrasts and verdicts, and the table of results."""
+"""Compare runs: curve summaries, contrasts, verdicts, and the table of results."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ def compare_runs(
     threshold: float = 0.6,
     metric: str = "accuracy",
 ) -> Comparison:
-    """Compare the labels of some runs over the seeds that all of them have.
+    """Compare the labels of runs over the seeds that all of them share.
 
     Args:
-        runs: of at least one label; every (label, seed) once.
-        against: the label that the others are compared with; the last one where None.
-        threshold: level of the metric that counts as "has learned", as a share.
+        runs: at least one; each (label, seed) once.
+        against: reference label; None takes the last.
+        threshold: level of the metric that counts as learned, as a share.
         metric: key of the learning curve.
 
     Returns:
-        Contrasts of curves and of every held-out figure, with their verdicts.
+        Contrasts of curves and held-out figures, with verdicts.
 
     Raises:
         UsageError: no runs, an unknown label, or a label and seed given twice.
@@ -72,13 +72,13 @@ def compare_runs(
 
 
 def results_table(runs: Sequence[RunData]) -> FigureTable:
-    """The table of results: the base model (step 0), then every label at its last evaluation.
+    """The table of results: the base model (step 0), then each label at its last evaluation.
 
     Args:
         runs: of the report.
 
     Returns:
-        A table whose base column is left out where no run was evaluated at step 0.
+        A table without a base column if no run was evaluated at step 0.
     """
     bases = [found for run in runs if (found := figures_at(run, last=False))]
     columns = {"base": bases[:1]} if bases else {}
@@ -90,7 +90,7 @@ def results_table(runs: Sequence[RunData]) -> FigureTable:
 
 
 def curve_summary(run: RunData, *, metric: str, threshold: float) -> CurveSummary | None:
-    """What a run's learning curve came to; None where it has no point."""
+    """Summary of a run's learning curve; None without points."""
     pairs = [(number(row.get("step")), number(row.get(metric))) for row in run.metrics]
     points = [(step, value) for step, value in pairs if step is not None and value is not None]
     if not points:

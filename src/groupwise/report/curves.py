@@ -1,10 +1,10 @@
-"""Curves as numbers: what the page and the picture draw is computed here, once."""
+"""The data of the charts, for the page and the picture."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ TITLES = {
     "accuracy": "Accuracy",
     "reward": "Reward",
     "signal_share": "Groups with signal",
-    "valid_share": "Judged completions",
+    "valid_share": "Scored completions",
     "positive_share": "Positive advantages",
     "nonzero_share": "Non-zero advantages",
     "effective_samples": "Effective samples per group",
@@ -39,13 +39,13 @@ TITLES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """One algorithm in one chart.
+    """One algorithm in a chart.
 
     Attributes:
         label: of the algorithm.
         mean: smoothed curve of one seed, or mean of the smoothed curves of several.
-        low, high: Student's t interval over seeds, or of the evaluation; NaN where there is none.
-        thin: smoothed curve of every seed, or the raw values of the only one.
+        low, high: interval over seeds, or of the evaluation; NaN where there is none.
+        thin: smoothed curves of all seeds, or the raw values of a single one.
     """
 
     label: str
@@ -57,14 +57,14 @@ class Line:
 
 @dataclass(frozen=True, kw_only=True)
 class Chart:
-    """One figure over the steps, for every algorithm.
+    """One metric over the steps, for all algorithms.
 
     Attributes:
         key: of the metric.
-        title: for people.
-        share: values are shares, drawn on a fixed axis from 0 to 100 %.
-        axis: what the steps count.
-        steps: of the points; lines hold NaN where a run has none.
+        title: heading of the chart.
+        share: whether values are shares, drawn from 0 to 100 %.
+        axis: unit of the steps.
+        steps: of the points; lines are NaN where a run has no point.
         lines: in the order of the labels.
     """
 
@@ -76,7 +76,7 @@ class Chart:
     lines: tuple[Line, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """The chart as plain JSON values."""
+        """JSON values."""
         return {
             "key": self.key,
             "title": self.title,
@@ -97,17 +97,17 @@ class Chart:
 
 
 def labels_of(runs: Sequence[RunData]) -> tuple[str, ...]:
-    """Labels in order of first appearance; their place decides their colour everywhere."""
+    """Labels in order of first appearance, which determines their colours."""
     return tuple(dict.fromkeys(run.label for run in runs))
 
 
 def seeds_of(runs: Sequence[RunData]) -> int:
-    """How many runs the best-covered label has."""
+    """Largest number of runs of a label."""
     return max((sum(run.label == label for run in runs) for label in labels_of(runs)), default=0)
 
 
 def metric_charts(runs: Sequence[RunData]) -> list[Chart]:
-    """A chart of every metric that changes or that has a name of its own, best-known ones first."""
+    """A chart for each metric, those with a title first."""
     flat = [_series(run) for run in runs]
     keys = dict.fromkeys(key for series in flat for key in series)
     order = [key for key in TITLES if key in keys]
@@ -116,7 +116,7 @@ def metric_charts(runs: Sequence[RunData]) -> list[Chart]:
 
 
 def evaluation_charts(runs: Sequence[RunData]) -> list[Chart]:
-    """A chart of every held-out figure that was measured at three steps or more."""
+    """A chart for each held-out figure with at least three evaluations."""
     charts = []
     keys = dict.fromkeys(
         (str(row.get("split")), str(name))
@@ -178,7 +178,7 @@ def _chart(
     title: str | None = None,
     measured: bool = False,
 ) -> Chart:
-    """A chart of one key; measured figures are not smoothed, for they have their own interval."""
+    """A chart of one key; evaluated figures have their own intervals and are not smoothed."""
     steps = np.array(sorted({step for points in values for step in points}))
     lines = []
     for label in labels_of(runs):
@@ -205,13 +205,13 @@ def _line(
     label: str, points: Sequence[Mapping[float, float]], steps: np.ndarray, window: int
 ) -> Line:
     raw = [np.array([run.get(step, np.nan) for step in steps]) for run in points]
-    even = [_smoothed(values, window) for values in raw]
+    curves = [_smoothed(values, window) for values in raw]
     unknown = np.full(steps.size, np.nan)
     if len(points) == 1:
-        return Line(label=label, mean=even[0], low=unknown, high=unknown, thin=(raw[0],))
-    grid = np.array(even)
+        return Line(label=label, mean=curves[0], low=unknown, high=unknown, thin=(raw[0],))
+    grid = np.array(curves)
     with warnings.catch_warnings():
-        # A step that no seed has is a gap in the line, not a fault.
+        # A step without values is a gap in the line.
         warnings.simplefilter("ignore", RuntimeWarning)
         mean = np.nanmean(grid, axis=0)
     found = [
@@ -220,25 +220,20 @@ def _line(
     ]
     low = np.array([cell.low if cell else np.nan for cell in found])
     high = np.array([cell.high if cell else np.nan for cell in found])
-    return Line(label=label, mean=mean, low=low, high=high, thin=tuple(even))
+    return Line(label=label, mean=mean, low=low, high=high, thin=tuple(curves))
 
 
 def _smoothed(values: np.ndarray, window: int) -> np.ndarray:
-    """The moving average over the points that are there."""
-    there = np.isfinite(values)
+    """Moving average over the finite points."""
+    finite = np.isfinite(values)
     result = np.full(values.size, np.nan)
-    result[there] = smooth(values[there], window=window)
+    result[finite] = smooth(values[finite], window=window)
     return result
 
 
 def _thinned(line: Line, keep: np.ndarray) -> Line:
-    return Line(
-        label=line.label,
-        mean=line.mean[keep],
-        low=line.low[keep],
-        high=line.high[keep],
-        thin=tuple(values[keep] for values in line.thin),
-    )
+    kept = {name: getattr(line, name)[keep] for name in ("mean", "low", "high")}
+    return replace(line, **kept, thin=tuple(values[keep] for values in line.thin))
 
 
 def _evaluated(run: RunData, split: str, name: str) -> dict[float, tuple[float, float, float]]:
@@ -255,20 +250,13 @@ def _with_intervals(
     runs: Sequence[RunData],
     points: Sequence[Mapping[float, tuple[float, float, float]]],
 ) -> Chart:
-    """Lines of a single seed get the interval of their evaluation."""
+    """The chart with the intervals of the evaluations on lines of a single seed."""
     lines = []
     for line in chart.lines:
         mine = [p for run, p in zip(runs, points, strict=True) if run.label == line.label and p]
         if len(mine) == 1:
             ends = [mine[0].get(step, (np.nan,) * 3) for step in chart.steps]
             low, high = np.array([e[1] for e in ends]), np.array([e[2] for e in ends])
-            line = Line(label=line.label, mean=line.mean, low=low, high=high, thin=())
+            line = replace(line, low=low, high=high, thin=())
         lines.append(line)
-    return Chart(
-        key=chart.key,
-        title=chart.title,
-        share=chart.share,
-        axis=chart.axis,
-        steps=chart.steps,
-        lines=tuple(lines),
-    )
+    return replace(chart, lines=tuple(lines))

@@ -1,4 +1,4 @@
-"""What a report is made of: a run, read from its folder or given in memory."""
+"""The data of a report: runs, read from their folders or made in memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from groupwise.errors import UsageError
 from groupwise.evaluation import Estimate
 from groupwise.report.text import number
 
-# More rollouts than this are not read: a page could not hold them.
+# Larger rollout files would not fit into a page.
 READ_LIMIT_BYTES = 64 * 2**20
 
 Row = Mapping[str, Any]
@@ -21,7 +21,7 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class RunData:
-    """One run, as its report needs it.
+    """One run of a report.
 
     Attributes:
         label: name in legends and tables; runs that differ only in their seed share it.
@@ -33,9 +33,9 @@ class RunData:
             `{"step", "prompt": {"id", "text", "answer"}, "text", "correct"}`.
         rollouts: groups, as the lines of the rollout files.
         config: the resolved settings.
-        skipped: damaged lines that were left out.
-        unread: rollout files that were left out because all of them would not fit.
-        axis: what "step" of metrics and evaluations counts.
+        skipped: number of damaged lines.
+        unread: number of rollout files omitted for size.
+        axis: unit of "step" in metrics and evaluations.
     """
 
     label: str
@@ -52,12 +52,12 @@ class RunData:
 
     @classmethod
     def read(cls, run_dir: str | Path, *, label: str | None = None) -> RunData:
-        """Read a run directory; damaged lines are skipped and counted, absent files are empty.
+        """Read a run directory; damaged lines are counted and skipped, absent files are empty.
 
         Args:
             run_dir: folder with `metrics.jsonl` and, where there are, `evaluations.jsonl`,
                 `rollouts/step-*.jsonl` and `config.json`.
-            label: name in legends; the algorithm's where None.
+            label: name in legends; None takes the algorithm's.
 
         Raises:
             UsageError: no such folder, or nothing of a run in it.
@@ -95,7 +95,7 @@ class RunData:
 
 
 def read_runs(folders: Sequence[str | Path]) -> list[RunData]:
-    """Read several runs; those of one algorithm and one seed are called by their folders.
+    """Read several runs; runs of one algorithm and seed are labelled by their folders.
 
     Args:
         folders: run directories, each once.
@@ -161,7 +161,7 @@ def estimate(given: object) -> Estimate | None:
 
 
 def _lines(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """The objects of a JSON-lines file, and how many lines were none."""
+    """The objects of a JSON Lines file, and the number of other lines."""
     try:
         text = path.read_bytes().decode("utf-8", errors="replace")
     except OSError:
@@ -181,7 +181,7 @@ def _lines(path: Path) -> tuple[list[dict[str, Any]], int]:
 
 
 def _config(path: Path) -> tuple[dict[str, Any], int]:
-    """The settings of a run, which are wrapped together with versions and hardware."""
+    """The settings of a run, which `config.json` wraps with versions and hardware."""
     try:
         found = json.loads(path.read_text(encoding="utf-8", errors="replace"))
     except OSError:
@@ -200,13 +200,13 @@ def _algorithm(config: Mapping[str, Any]) -> str:
 
 
 def _latest(rows: list[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
-    """Rows by ascending step; a step that was written twice counts as it was written last."""
+    """Rows by ascending step; of a repeated step, the last row."""
     by_step = {step: row for row in rows if (step := number(row.get("step"))) is not None}
     return tuple(by_step[step] for step in sorted(by_step))
 
 
 def _samples(evaluations: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Answers that were stored with the evaluations."""
+    """Answers stored with the evaluations."""
     return [
         {"step": row.get("step"), "split": row.get("split"), **sample}
         for row in evaluations
@@ -217,7 +217,7 @@ def _samples(evaluations: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _within(files: list[Path], limit: int) -> list[Path]:
-    """Files that together stay within a size: all of them, or evenly spaced ones with both ends."""
+    """Evenly spaced files, with both ends, whose total size is within the limit."""
     chosen = files
     while len(chosen) > 2 and sum(file.stat().st_size for file in chosen) > limit:
         chosen = [*chosen[:-1:2], chosen[-1]]

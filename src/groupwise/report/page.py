@@ -1,4 +1,4 @@
-"""One self-contained HTML file: no network, no outside code, nothing that model text could run."""
+"""The report page: one self-contained HTML file without network access or foreign code."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from groupwise.report.text import embedded, escaped
 from groupwise.rundir.files import replace_text
 
 SCRIPTS = ("charts.js", "rollouts.js", "page.js")
-# What is shown at once; every other metric waits behind "more curves".
+# Shown at once; other metrics are under "more curves".
 FIRST = ("reward", "signal_share", "entropy", "grad_norm", "length", "tokens_per_second")
 _ICON = (
     "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'%3E"
@@ -43,7 +43,7 @@ def write_run_report(run_dir: str | Path, output: str | Path | None = None) -> P
         output: the file to write; `report.html` in the run directory where None.
 
     Returns:
-        The file written, complete in itself.
+        The file written.
 
     Raises:
         UsageError: no such run.
@@ -75,7 +75,7 @@ def write_comparison_report(
         magnified: one group, `{"prompt", "completions", "advantages": {label: [A]}, "step"}`.
 
     Returns:
-        The file written, complete in itself.
+        The file written.
 
     Raises:
         UsageError: no runs.
@@ -132,7 +132,7 @@ def _page(
 
 
 def _document(title: str, body: str) -> str:
-    """The file: styles and script are inline, and the policy allows these two and nothing else."""
+    """The HTML file; its content security policy allows the inline style and script alone."""
     style = _asset("report.css")
     script = '"use strict";\n' + "\n".join(_asset(name) for name in SCRIPTS)
     policy = (
@@ -152,15 +152,15 @@ def _document(title: str, body: str) -> str:
 
 
 def _curves(charts: Sequence[Chart], seeds: int) -> str:
-    """The curve that matters most, wide."""
+    """The main curve, full width."""
     hero = _hero(charts)
     if hero is None:
         return ""
     how = (
-        "bold: mean over seeds; thin: every seed, moving average of 5 points; "
+        "bold: mean over seeds; thin: single seeds, moving average of 5 points; "
         "band: 95 % Student's t interval of the mean"
         if seeds > 1
-        else "bold: moving average of 5 points; thin: every one"
+        else "bold: moving average of 5 points; thin: raw values"
     )
     over = "per step" if hero.axis == "steps" else f"over {hero.axis}"
     return (
@@ -171,7 +171,7 @@ def _curves(charts: Sequence[Chart], seeds: int) -> str:
 
 
 def _more_curves(charts: Sequence[Chart], evaluated: Sequence[str]) -> str:
-    """Every other curve: the telling ones and the first held-out figures, the rest on demand."""
+    """The other curves: the main metrics and first held-out figures, the rest on demand."""
     hero = _hero(charts)
     rest = [chart.key for chart in charts if hero is None or chart.key != hero.key]
     first = [*(key for key in rest if key in FIRST), *evaluated[:3]]
@@ -181,7 +181,7 @@ def _more_curves(charts: Sequence[Chart], evaluated: Sequence[str]) -> str:
     more = f"<details><summary>{len(others)} more curves</summary>"
     more += f'<div class="grid">{sections.chart_places(others)}</div></details>'
     return (
-        '<section id="diagnostics"><h2>What happened underneath</h2>'
+        '<section id="diagnostics"><h2>Diagnostics</h2>'
         f'<div class="grid">{sections.chart_places(first)}</div>{more if others else ""}</section>'
     )
 
@@ -192,7 +192,7 @@ def _hero(charts: Sequence[Chart]) -> Chart | None:
 
 
 def _changes(table: FigureTable) -> list[str]:
-    """What one run did to each figure, told without a claim about its algorithm."""
+    """Figures before and after one run, without claims about its algorithm."""
     sentences = []
     after = [model for model in table.models if model != "base"]
     for split, figure in table.rows[:3]:

@@ -1,4 +1,4 @@
-"""The curves and the table of results as one picture, for a paper or a README."""
+"""Learning curves and the table of results as a picture."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def write_png(runs: Sequence[RunData], output: str | Path, *, title: str = "") -
 
     Args:
         runs: at least one.
-        output: the file to write; its ending (png, svg, pdf) decides the format.
+        output: the file to write; its suffix (png, svg, pdf) sets the format.
         title: heading; none where empty.
 
     Returns:
         The file written.
 
     Raises:
-        UsageError: no runs, or an ending that is no picture format.
+        UsageError: no runs, or a suffix that is not a picture format.
         RunError: the file cannot be written.
     """
     if not runs:
@@ -74,14 +74,14 @@ def write_png(runs: Sequence[RunData], output: str | Path, *, title: str = "") -
 
 
 def picture_path(output: str | Path, *, where: str) -> Path:
-    """The path of a picture that is to be drawn.
+    """Check the suffix of a picture file.
 
     Args:
-        output: the path.
-        where: what it was given as.
+        output: path of the file.
+        where: name of the option, for the message.
 
     Raises:
-        UsageError: an ending that is no picture format.
+        UsageError: the suffix is not a picture format.
     """
     path = Path(output)
     if path.suffix.lower() not in (".png", ".svg", ".pdf"):
@@ -90,7 +90,7 @@ def picture_path(output: str | Path, *, where: str) -> Path:
 
 
 def write_figure(figure: Figure, path: Path) -> Path:
-    """Write a figure, without a date, so that the same figure gives the same bytes.
+    """Write a figure without a date, so that equal figures give equal bytes.
 
     Raises:
         RunError: the file cannot be written.
@@ -106,7 +106,7 @@ def write_figure(figure: Figure, path: Path) -> Path:
 
 
 def _draw(axes: Axes, chart: Chart, labels: tuple[str, ...], seeds: int) -> None:
-    """The learning curve: bold means, thin seeds, bands, names at the ends."""
+    """The learning curve: bold means, thin seeds, bands, labels at the ends."""
     scale = 100 if chart.share else 1
     low, high = (0.0, 100.0) if chart.share else (None, None)
     ends = []
@@ -148,7 +148,7 @@ def _draw(axes: Axes, chart: Chart, labels: tuple[str, ...], seeds: int) -> None
 
 
 def _tabulate(axes: Axes, table: FigureTable, labels: tuple[str, ...], rows: int) -> None:
-    """The table of results, drawn as text over hairlines."""
+    """The table of results as text."""
     axes.set_axis_off()
     axes.set_xlim(0, 1)
     axes.set_ylim(rows, 0)

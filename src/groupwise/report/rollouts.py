@@ -1,4 +1,4 @@
-"""Rollouts for the page: every string once, columns instead of records, thinned to a budget."""
+"""Rollouts for the page: deduplicated strings, columns instead of records, within a size budget."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from groupwise.report.curves import labels_of
 from groupwise.report.data import Row, RunData
 from groupwise.report.text import embedded, number, visible
 
-# The page as a whole stays under 8 MB; the rest of it takes well under one.
+# Keeps the page below 8 MB; everything else takes less than 1 MB.
 BUDGET_BYTES = 6_500_000
-PLAIN_BYTES = 1_500_000
+UNCOMPRESSED_BYTES = 1_500_000
 
 
 @dataclass(frozen=True, kw_only=True)
 class Payload:
-    """What the browser of rollouts is given.
+    """Packed rollouts for the rollout browser.
 
     Attributes:
         text: JSON, or its gzip in base64.
         compressed: which of the two.
-        shown, total: completions in it, and completions that the runs hold.
-        runs: label and seed of the runs in it.
+        shown, total: number of completions in it, and in the runs.
+        runs: label and seed of its runs.
     """
 
     text: str
@@ -50,15 +50,14 @@ _COLUMNS = (
 
 
 def payload(runs: Sequence[RunData], *, budget: int = BUDGET_BYTES) -> Payload | None:
-    """Pack the rollouts of one run per label, the one with the lowest seed.
+    """Pack the rollouts of the run with the lowest seed of each label.
 
     Args:
         runs: the runs of the report.
-        budget: bytes that the packed rollouts may take.
+        budget: most bytes of the packed rollouts.
 
     Returns:
-        The packed rollouts, with whole groups left out evenly over the run where they would not
-        fit; None where no run has any.
+        The packed rollouts, without evenly spaced groups where not all fit; None without rollouts.
     """
     chosen = [
         min((run for run in runs if run.label == label), key=lambda run: run.seed)
@@ -86,7 +85,7 @@ def payload(runs: Sequence[RunData], *, budget: int = BUDGET_BYTES) -> Payload |
 
 
 def _pack(groups: Sequence[tuple[int, Row]]) -> dict[str, Any]:
-    # Values that repeat are stored once and named by their place in these.
+    # Repeated values are stored once and referred to by index.
     strings: dict[str, int] = {}
     parts: dict[tuple[Any, ...], int] = {}
     columns: dict[str, list[Any]] = {name: [] for name in _COLUMNS}
@@ -162,9 +161,9 @@ def _completions(group: Row) -> list[Row]:
 
 def _encode(packed: Mapping[str, Any]) -> tuple[str, bool]:
     text = embedded(packed)
-    if len(text.encode("utf-8")) <= PLAIN_BYTES:
+    if len(text.encode("utf-8")) <= UNCOMPRESSED_BYTES:
         return text, False
-    # mtime 0: the same rollouts give the same page.
+    # mtime=0 keeps the page reproducible.
     squeezed = gzip.compress(text.encode("utf-8"), compresslevel=6, mtime=0)
     return base64.b64encode(squeezed).decode("ascii"), True
 

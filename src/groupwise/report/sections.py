@@ -1,4 +1,4 @@
-"""The parts of a page as HTML. Everything that comes from a run passes through `escaped`."""
+"""The sections of a page as HTML; all text of a run passes through `escaped`."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ COLOURS = 6
 
 
 def accent(labels: Sequence[str], label: str) -> str:
-    """The colour class of a label: its place among all, the same everywhere on the page."""
+    """The colour class of a label, the same everywhere on the page."""
     return f"a{labels.index(label) % COLOURS}" if label in labels else "base"
 
 
 def header(title: str, kind: str, runs: Sequence[RunData]) -> str:
-    """Title, what was run, and the legend that shows and hides an algorithm."""
+    """Title, facts of the runs, and the legend that shows and hides algorithms."""
     labels = labels_of(runs)
     facts = [fact for fact in (_model(runs), _size(runs), _seeds(runs)) if fact]
     legend = "".join(
@@ -53,13 +53,13 @@ def findings(comparison: Mapping[str, Any], *, seeds: int) -> str:
 
 
 def chart_places(keys: Sequence[str], *, hero: bool = False) -> str:
-    """Empty frames that the page's script draws the charts into."""
+    """Empty frames for the charts, which the script of the page draws."""
     kind = "chart hero" if hero else "chart"
     return "".join(f'<figure class="{kind}" data-chart="{escaped(key)}"></figure>' for key in keys)
 
 
 def results(table: FigureTable, labels: Sequence[str]) -> str:
-    """Final figures with their intervals, and the same as dots with whiskers."""
+    """Final figures with intervals, as a table and as dots with whiskers."""
     if not table.rows:
         return ""
     heads = "".join(
@@ -78,9 +78,9 @@ def results(table: FigureTable, labels: Sequence[str]) -> str:
         body += "".join(_cell(cell, percent) for cell in cells.values())
         body += f'<td class="plot">{_whiskers(cells, labels) if percent else ""}</td></tr>'
     several = max(table.seeds.values(), default=1) > 1
-    how = "over the problems of the evaluation, one seed"
+    how = "over the evaluation prompts, one seed"
     if several:
-        how = "Student's t over seeds; over problems for one seed or where all seeds agree"
+        how = "Student's t over seeds; over prompts for one seed or equal seeds"
     axis = '<th scope="col" class="plot"><div><i>0</i><i>50</i><i>100 %</i></div></th>'
     title = "Before and after" if "base" in table.models else "After training"
     return (
@@ -91,7 +91,7 @@ def results(table: FigureTable, labels: Sequence[str]) -> str:
 
 
 def magnifier(magnified: Mapping[str, Any] | None, labels: Sequence[str]) -> str:
-    """One group: prompt, completions, rewards, and what each algorithm makes of them."""
+    """One group: prompt, completions, rewards, and the advantages of each algorithm."""
     if not magnified:
         return ""
     prompt = magnified.get("prompt")
@@ -116,11 +116,11 @@ def magnifier(magnified: Mapping[str, Any] | None, labels: Sequence[str]) -> str
     step = number(magnified.get("step"))
     when = "" if step is None else f" from step {step:g}"
     caption = magnified.get("caption") or (
-        f"One group{when}: the same completions and rewards, turned into advantages by each "
-        "algorithm. Bars are scaled per algorithm; the numbers are not."
+        f"One group{when}: the advantages that each algorithm computes from the same completions "
+        "and rewards. Bars are scaled per algorithm, numbers are not."
     )
     return (
-        '<section id="magnifier"><h2>One group under the magnifying glass</h2>'
+        '<section id="magnifier"><h2>One group in detail</h2>'
         f'<p class="lead">{escaped(caption)}</p><div class="card">'
         f'<div class="prompt">{escaped(prompt.get("text") or "")}{_answer(prompt)}</div>'
         f'<ol class="samples">{rows}</ol></div></section>'
@@ -128,7 +128,7 @@ def magnifier(magnified: Mapping[str, Any] | None, labels: Sequence[str]) -> str
 
 
 def before_after(runs: Sequence[RunData]) -> str:
-    """Answers of the base model and of every trained one to the same first prompts."""
+    """Answers of the base model and of every trained model to the same prompts."""
     labels = labels_of(runs)
     chosen = {
         label: min((run for run in runs if run.label == label), key=lambda run: run.seed)
@@ -150,19 +150,19 @@ def before_after(runs: Sequence[RunData]) -> str:
         return ""
     return (
         '<section id="samples"><h2>Answers before and after</h2><p class="lead">The first prompts '
-        "of the evaluation, in its order; none was picked.</p>" + cards + "</section>"
+        "of the evaluation, in order; none was selected.</p>" + cards + "</section>"
     )
 
 
 def browser(packed: Payload | None, unread: int) -> str:
-    """The frame of the rollout browser, which the page's script fills."""
+    """The frame of the rollout browser, which the script of the page fills."""
     if packed is None:
         return ""
     seeds = ", ".join(f"{label} (seed {seed})" for label, seed in packed.runs)
     some = f"{packed.shown:,} of {packed.total:,}" if packed.shown < packed.total else "All"
     total = "" if packed.shown < packed.total else f" {packed.total:,}"
     note = f"{some}{total} logged completions of {seeds}."
-    note += f" {unread} rollout files were left out, evenly over the run." if unread else ""
+    note += f" {unread} rollout files were omitted, evenly over the run." if unread else ""
     return (
         '<section id="rollouts"><h2>Rollouts</h2>'
         f'<p class="lead">{escaped(note)}</p>'
@@ -172,7 +172,7 @@ def browser(packed: Payload | None, unread: int) -> str:
 
 
 def timings(runs: Sequence[RunData]) -> str:
-    """Where the seconds of a step go, as one bar per algorithm."""
+    """Seconds per stage of a step, one bar per algorithm."""
     stages = stage_seconds(runs)
     if not stages:
         return ""
@@ -198,14 +198,11 @@ def timings(runs: Sequence[RunData]) -> str:
         f'<span class="s{place % 8}"><i></i>{escaped(title_of(name))}</span>'
         for place, name in enumerate(names)
     )
-    return (
-        '<section id="time"><h2>Where a step spends its time</h2>'
-        f'{rows}<p class="stages">{keys}</p></section>'
-    )
+    return f'<section id="time"><h2>Time per step</h2>{rows}<p class="stages">{keys}</p></section>'
 
 
 def footer(runs: Sequence[RunData]) -> str:
-    """Settings, and what of the files could not be used."""
+    """Settings, and the number of damaged lines."""
     skipped = sum(run.skipped for run in runs)
     lost = f"<p>{skipped} damaged lines of the run files were skipped.</p>" if skipped else ""
     config = runs[0].config if runs else {}
@@ -220,7 +217,7 @@ def footer(runs: Sequence[RunData]) -> str:
 
 
 def _contrasts(contrasts: Sequence[Mapping[str, Any]]) -> str:
-    """Every contrast that was tested, so that none of them is told selectively."""
+    """All tested contrasts, not only significant ones."""
     rows = ""
     for row in contrasts:
         cell, unit = estimate(row.get("difference")), str(row.get("unit") or "")
@@ -296,7 +293,7 @@ def _advantage(name: str, value: object, scale: float, labels: Sequence[str]) ->
 
 
 def _judged(completion: Row) -> str:
-    """Right or wrong, the reward, and the parts of the reward."""
+    """Correctness, reward, and the parts of the reward."""
     reward = number(completion.get("reward"))
     status = str(completion.get("status") or "ok")
     given = completion.get("parts")
@@ -310,7 +307,7 @@ def _judged(completion: Row) -> str:
 
 
 def _tick(answer: Row) -> str:
-    """Right, wrong or not judged; nothing where the reward does not say what is right."""
+    """Right, wrong or not judged; empty where no reward defines correctness."""
     correct = answer.get("correct")
     value = float(correct) if isinstance(correct, bool) else number(correct)
     if (answer.get("status") or "ok") != "ok":

@@ -1,4 +1,4 @@
-"""Text that others wrote, made safe to show: model output is hostile until shown otherwise."""
+"""Escaping of untrusted text, such as model output."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _UNSEEN = re.compile(
 
 
 def visible(text: object) -> str:
-    """Text in which every character that a reader could not see, or that acts, is spelled out.
+    """Text with invisible and control characters spelled out.
 
     Line breaks and tabs stay; ASCII controls become their pictures (␛), the rest `⟨U+202E⟩`.
 
@@ -39,7 +39,7 @@ def escaped(text: object) -> str:
 
 
 def embedded(value: Any) -> str:
-    """JSON for a `<script type="application/json">` element, from which nothing can break out.
+    """JSON that is safe inside a `<script type="application/json">` element.
 
     `<`, `>` and `&` are written as \\u escapes, so neither `</script>` nor `<!--` can appear.
 
@@ -47,14 +47,16 @@ def embedded(value: Any) -> str:
         >>> embedded({"a": "</script>", "b": float("nan")})
         '{"a":"\\\\u003c/script\\\\u003e","b":null}'
     """
-    text = json.dumps(_plain(value), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    text = json.dumps(
+        _json_value(value), ensure_ascii=False, separators=(",", ":"), allow_nan=False
+    )
     for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return text
 
 
 def number(value: object) -> float | None:
-    """A finite number, or None for anything else that a file may hold in its place.
+    """A finite number, or None for anything else.
 
     Example:
         >>> number(3), number(True), number("7"), number(float("inf")), number(10**400)
@@ -76,12 +78,12 @@ def _spell(match: re.Match[str]) -> str:
     return "␡" if code == 0x7F else f"⟨U+{code:04X}⟩"
 
 
-def _plain(value: Any) -> Any:
-    """Values as JSON has them, every string visible, numbers to five digits."""
+def _json_value(value: Any) -> Any:
+    """JSON values with visible strings and numbers rounded to five digits."""
     if isinstance(value, Mapping):
-        return {visible(key): _plain(inner) for key, inner in value.items()}
+        return {visible(key): _json_value(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(inner) for inner in value]
+        return [_json_value(inner) for inner in value]
     if isinstance(value, str):
         return visible(value)
     if isinstance(value, float):
