@@ -5,10 +5,9 @@ A registered function takes data first and settings after the star:
     @ADVANTAGES.register
     def zscore(rewards, valid=None, *, ddof: int = 0): ...
 
-Its positional parameters name the data it needs, from a fixed vocabulary that the registry states;
-its keyword-only parameters are its settings, with their types and defaults. There is no second list
-of either anywhere: recipes, the command line, the tables of the docs and the error messages are all
-    made from the signature.
+Its positional parameters name the data it needs, from a vocabulary that the registry defines. Its
+keyword-only parameters are its settings, with types and defaults. Recipes, the command line, the
+tables in the docs and the error messages are all generated from the signature.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A configuration from plain values, with one clear line where that fails."""
+"""A configuration from plain values; errors are one line."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WANTED = {
     "dict_type": "must be a table of settings",
     "string_too_short": "must not be empty",
 }
-"""What must hold, for the kinds of error whose own words speak of Python."""
+"""What must hold, for errors that pydantic describes in terms of Python."""
 
 OTHER_NAMES = {
     "batch_size": "prompts_per_step",
@@ -35,7 +35,7 @@ OTHER_NAMES = {
     "num_iterations": "update.epochs",
     "output_dir": "output",
 }
-"""Where a setting is that others know by another name."""
+"""Paths of settings that other projects name differently."""
 
 
 def build(values: Mapping[str, Any]) -> Config:
@@ -54,7 +54,7 @@ def build(values: Mapping[str, Any]) -> Config:
 
 
 def checked(model: type[Model], values: Mapping[str, Any]) -> Model:
-    """Any model of settings from plain nested values, in the way of `build`.
+    """Any model of settings from plain nested values, with the errors of `build`.
 
     Raises:
         UsageError: the first value that cannot be used: dotted path, value, what must hold.

@@ -1,4 +1,4 @@
-"""What is looked at when all settings of a run are known: whether they can work together."""
+"""Checks that need all settings of a run: whether they work together."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _is_number(text: str) -> bool:
 
 
 def check_combinations(config: Config) -> None:
-    """Refuse settings that are fine one by one and cannot work together.
+    """Refuse settings that are valid one by one but do not work together.
 
     Raises:
         UsageError: with the dotted path of the setting to change.
@@ -89,7 +89,7 @@ def check_combinations(config: Config) -> None:
 
 
 def check_engine(config: Config) -> None:
-    """Refuse what vLLM cannot do, and settings of vLLM that nothing would heed.
+    """Refuse what vLLM does not support, and settings of vLLM for other engines.
 
     Raises:
         UsageError: with the dotted path of the setting to change.
@@ -125,7 +125,7 @@ def check_engine(config: Config) -> None:
 
 
 def validate_by_call(algorithm: BoundAlgorithm, config: Config) -> None:
-    """Take the advantage of a made-up group of the size that the run will have.
+    """Compute the advantage of an example group of the size that the run will have.
 
     Raises:
         UsageError: the algorithm compares more completions than `group_size`.

@@ -1,4 +1,4 @@
-"""Everything in this process, on one device: the engine and the learner share one model."""
+"""Engine, learner and scorer of a configuration, in one process on one device."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from groupwise.updates import TorchLearner
 
 @dataclass(frozen=True, kw_only=True)
 class Connected:
-    """Who writes and who learns."""
+    """The policy with its engine and its learner."""
 
     policy: Policy
     engine: Engine

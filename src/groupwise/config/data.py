@@ -1,4 +1,4 @@
-"""The prompts of a configuration: from where its section [data] says, as the model sees them."""
+"""The prompts of a configuration, loaded as its [data] section says and rendered for the model."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The largest step of the rollout and of the update on tensors without content, adding up what is
-alive at the same time."""
+"""The largest step of the rollout and of the update on fake tensors, counting live memory."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""What a run holds in memory at its peak, found out before anything is loaded.
+"""Peak memory of a run, computed before anything is loaded.
 
-Nothing is estimated by the kind of a model. The model is made of tensors that have a shape and no
-content, and the largest step of the rollout and of the update is run on it with the code that runs
-later; whatever is alive at the same time is added up. What kernels use inside themselves, and what
-an allocator cannot use again, comes on top.
+The model is built from fake tensors, which have shapes and no content. The largest step of the
+rollout and of the update runs on it with the code of a real run, and the sizes of all tensors alive
+at the same time are added up. Scratch memory of kernels and fragmentation come on top.
 """
 
 from __future__ import annotations

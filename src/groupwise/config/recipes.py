@@ -1,4 +1,4 @@
-"""Recipes: TOML files, packaged or one's own, with settings replaced on the command line."""
+"""Recipes: packaged or custom TOML files, with overrides from the command line."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RESET = object()
 
 @dataclass(frozen=True, kw_only=True)
 class Resolved:
-    """A configuration and where each of its settings was said.
+    """A configuration with the origin of each setting.
 
     Attributes:
         config: the configuration.
