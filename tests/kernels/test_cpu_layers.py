@@ -15,6 +15,7 @@ from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 from groupwise.algorithms.losses import TokenObjective
 from groupwise.kernels import Reference, active, cpu, using
 from groupwise.kernels import cpu_layers as layers
+from groupwise.kernels.auto import Auto
 from groupwise.kernels.build import compiled
 from groupwise.kernels.cpu import matmul, rms_norm, rms_norm_backward, softmax_, swiglu
 from groupwise.kernels.cpu_layers import use_cpu_kernels
@@ -23,26 +24,14 @@ from groupwise.training.stages.base_model import small_policy
 from groupwise.types import Batch, Outputs
 from groupwise.updates import OptimizerSettings, TorchLearner
 
-pytestmark = pytest.mark.skipif(compiled() is None, reason="there is no g++")
+pytestmark = pytest.mark.skipif(
+    not isinstance(active(), Auto) or compiled() is None, reason="there are no CPU kernels here"
+)
 
 
 def turned(x: Tensor) -> Tensor:
     """The same matrix, laid out by columns."""
     return x.t().contiguous().t()
-
-
-@pytest.mark.parametrize("rows", [1, 17, 130])
-@pytest.mark.parametrize("columns", [1, 32, 70])
-@pytest.mark.parametrize("depth", [1, 16, 37])
-def test_a_product_of_any_size_in_any_layout(rows: int, columns: int, depth: int) -> None:
-    left, right = torch.randn(rows, depth), torch.randn(depth, columns)
-    wanted = (left.double() @ right.double()).float()
-    for one in (left, turned(left), torch.randn(rows, 2 * depth)[:, ::2].copy_(left)):
-        for other in (right, turned(right)):
-            torch.testing.assert_close(matmul(one, other), wanted, atol=1e-5, rtol=1e-5)
-            total = torch.ones(rows, columns)
-            assert matmul(one, other, onto=total) is total
-            torch.testing.assert_close(total, wanted + 1, atol=1e-5, rtol=1e-5)
 
 
 def gradients(layer: nn.Module, x: Tensor) -> list[Tensor]:
@@ -303,20 +292,6 @@ def test_a_trial_leaves_modes_and_gradients_as_they_were() -> None:
     assert all(p.grad is None and p.requires_grad for p in model.parameters())
 
 
-@pytest.mark.parametrize("size", [1, 15, 16, 17, 1000])
-def test_a_softmax_and_its_normaliser(size: int) -> None:
-    x = 20 * torch.randn(3, size)
-    x[1, size // 2 :] = float("-inf") if size > 1 else 0.0
-    wanted, norm = x.double().softmax(-1), x.double().logsumexp(-1)
-    found = x.clone()
-    torch.testing.assert_close(softmax_(found).double(), norm, atol=1e-5, rtol=1e-6)
-    torch.testing.assert_close(found.double(), wanted, atol=1e-7, rtol=1e-5)
-    assert not found[1, size // 2 :].any() or size == 1
-    x[2, 0] = float("nan")
-    assert softmax_(x)[2].isnan()
-    assert x[2].isnan().all()
-
-
 def test_layers_are_used_where_they_suit_and_given_back() -> None:
     inside = [nn.Linear(300, 300), nn.Linear(8, 8), nn.Linear(300, 300).to(torch.bfloat16)]
     model = nn.ModuleList(inside)
@@ -331,21 +306,6 @@ def test_without_a_compiler_pytorch_computes(monkeypatch: pytest.MonkeyPatch) ->
     model = nn.Sequential(nn.Linear(300, 300))
     with use_cpu_kernels(model):
         assert "forward" not in vars(model[0])
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_products_are_added_in_float32_at_least(dtype: torch.dtype) -> None:
-    left, right = torch.randn(40, 24).to(dtype), torch.randn(24, 300).to(dtype)
-    wanted = left.double() @ right.double()
-    total = active().add_matmul(None, left, right)
-    again = active().add_matmul(total, left, right)
-    assert again is total
-    assert total.dtype == torch.promote_types(dtype, torch.float32)
-    accuracy = 1e-2 if dtype == torch.bfloat16 else 1e-5
-    torch.testing.assert_close(total.double(), 2 * wanted, atol=accuracy, rtol=accuracy)
-    torch.testing.assert_close(
-        active().matmul(left, right).double(), wanted, atol=1e-1, rtol=accuracy
-    )
 
 
 def two_prompts() -> tuple[Policy, Batch]:

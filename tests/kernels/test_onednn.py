@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from groupwise.algorithms.losses import TokenObjective
-from groupwise.kernels import active
 from groupwise.kernels import onednn as module
 from groupwise.kernels.onednn import reordered_layers
 from groupwise.models import Policy
@@ -46,34 +45,6 @@ def laid_out(model: nn.Module) -> AbstractContextManager[None]:
 
 def gap(found: Tensor, wanted: Tensor) -> float:
     return ((found.double() - wanted.double()).abs().max() / wanted.double().abs().max()).item()
-
-
-@pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("rows", [1, 7, 64, 300])
-def test_a_product_is_the_product(rows: int, dtype: torch.dtype) -> None:
-    left, weight = numbers(rows, 256, dtype=dtype), numbers(512, 256, dtype=dtype, seed=1)
-    found = active().linear(left, weight)
-    assert found.dtype == dtype
-    exact = left.double() @ weight.double().t()
-    assert gap(found, exact) < (1e-6 if dtype == torch.float32 else 4e-3)
-
-
-def test_a_product_with_a_transposed_factor() -> None:
-    left, weight = numbers(300, 512), numbers(512, 256, seed=1)
-    assert gap(active().linear(left, weight.t()), left.double() @ weight.double()) < 1e-6
-
-
-def test_a_product_is_differentiated_where_gradients_are_recorded() -> None:
-    left, weight = numbers(7, 256), numbers(512, 256, seed=1).requires_grad_()
-    active().linear(left, weight).sum().backward()
-    assert weight.grad is not None
-    assert torch.allclose(weight.grad, left.sum(0).expand(512, -1), atol=1e-5)
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
-def test_other_types_are_left_to_pytorch(dtype: torch.dtype) -> None:
-    left, weight = numbers(7, 256, dtype=dtype), numbers(512, 256, dtype=dtype, seed=1)
-    assert torch.equal(active().linear(left, weight), left @ weight.t())
 
 
 @pytest.mark.parametrize("dtype", TYPES)

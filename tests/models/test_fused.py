@@ -18,7 +18,8 @@ from transformers import (
     Qwen3Config,
 )
 
-from groupwise.kernels import GroupCache
+from groupwise.kernels import GroupCache, active
+from groupwise.kernels.auto import Auto
 from groupwise.kernels.build import compiled
 from groupwise.models import (
     AdapterSettings,
@@ -38,8 +39,7 @@ from groupwise.updates.learner import recompute_activations
 from tiny_models import CONFIGS, SHAPE, letter_tokenizer, random_model, tiny_model, tiny_policy
 
 pytestmark = pytest.mark.skipif(
-    compiled() is None,
-    reason="there is no g++",
+    not isinstance(active(), Auto) or compiled() is None, reason="there are no CPU kernels here"
 )
 MADE_LIKE_LLAMA = sorted(set(CONFIGS) - {"gemma2"})
 

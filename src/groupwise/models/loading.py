@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.resources
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -78,8 +79,9 @@ def load_policy(
     tokenizer = _tokenizer(path, _with_tokenizer(place, home), trust_remote_code=trust_remote_code)
     try:
         with without_bars():
-            model = AutoModelForCausalLM.from_pretrained(
+            model, loaded = AutoModelForCausalLM.from_pretrained(
                 home,
+                output_loading_info=True,
                 dtype=DTYPES[dtype],
                 trust_remote_code=trust_remote_code,
                 use_safetensors=True,
@@ -90,6 +92,7 @@ def load_policy(
         raise UsageError(
             f"model.path = {str(path)!r}: cannot be loaded ({_first_line(error)})."
         ) from error
+    _check_weights(loaded, path)
     _check_four_bits(model, path)
     if head_dtype != "model":
         model.config.head_dtype = head_dtype
@@ -163,6 +166,25 @@ def _check_folder(path: str | Path, place: str) -> None:
             f"model.path = {str(path)!r}: no tokenizer is there; the folder must hold the "
             "tokenizer's files beside the weights."
         )
+
+
+def _check_weights(loaded: Mapping[str, Any], path: str | Path) -> None:
+    """See that the weights are those of the model: transformers fills missing ones, other than tied
+    ones, with random numbers."""
+    kinds = {"missing": loaded["missing_keys"], "unexpected": loaded["unexpected_keys"]}
+    wrong = [f"{kind}: {_listed(names)}" for kind, names in kinds.items() if names]
+    if wrong:
+        raise UsageError(
+            f"model.path = {str(path)!r}: the weights are not those that config.json describes "
+            f"({'; '.join(wrong)}); copy or download the model again."
+        )
+
+
+def _listed(names: Collection[str]) -> str:
+    """The first of many names, and how many more there are."""
+    first = sorted(names)[:3]
+    more = len(names) - len(first)
+    return ", ".join(first) + (f" and {more} more" if more else "")
 
 
 def _check_attention(name: str) -> None:

@@ -1,48 +1,35 @@
-"""Kernels of our own: the numbers of PyTorch, whatever the sizes, and PyTorch where they are not to
-be had."""
+"""Every kernel against its definition, operation by operation: outputs, gradients, limits."""
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import threading
 from collections.abc import Iterator
 from dataclasses import fields, replace
-from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
-from transformers import (
-    LlamaConfig,
-    MistralConfig,
-    PreTrainedConfig,
-    Qwen3Config,
-)
 
-from groupwise.kernels import GroupCache, LayerCache, Reference, build, using
+from groupwise.kernels import GroupCache, LayerCache, Reference, onednn, using
 from groupwise.kernels.auto import Auto
 from groupwise.kernels.build import compiled
 from groupwise.kernels.cpu import PackedLinear as Linear
 from groupwise.kernels.cpu import can_use_attention as attends
-from groupwise.kernels.cpu import draw_tokens, rms_norm
-from groupwise.models import Backbone, Policy, can_use_fused, only_known_parts
-from groupwise.rollouts import GroupEngine
+from groupwise.kernels.cpu import draw_tokens, matmul, rms_norm, softmax_
+from groupwise.kernels.tree_attention import tree_attention
 from groupwise.rollouts.engines.attention import Decode, Prefill
 from groupwise.rollouts.sampling import draw
-from groupwise.testing.engines import check_logprobs, make_requests
 from groupwise.types import Sampling
-from tiny_models import SHAPE, random_model, tiny_policy
+from trees import GROUPS, attended, check_attention, laid_out, tensors
 
-needs_kernels = pytest.mark.skipif(
-    compiled() is None, reason="no g++ whose programs this machine loads"
-)
+pytestmark = pytest.mark.skipif(compiled() is None, reason="there is no g++")
+TYPES = [t for t in (torch.float32, torch.bfloat16) if t in onednn.dtypes()]
 
 
-def numbers(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+def numbers(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 def gap(found: Tensor, wanted: Tensor) -> float:
@@ -52,7 +39,6 @@ def gap(found: Tensor, wanted: Tensor) -> float:
 # Products, norms
 
 
-@needs_kernels
 @pytest.mark.parametrize("rows", [1, 2, 3, 7, 8, 9, 129])
 @pytest.mark.parametrize(("columns", "depth"), [(1, 1), (15, 3), (16, 16), (33, 7), (96, 64)])
 def test_a_product_is_the_product(rows: int, columns: int, depth: int) -> None:
@@ -73,7 +59,6 @@ def test_a_product_is_the_product(rows: int, columns: int, depth: int) -> None:
         assert gap(found, wanted) < 2e-6
 
 
-@needs_kernels
 def test_the_activation_of_any_number() -> None:
     """Far below nought it is nothing, where e^-x is more than a float32 holds."""
     x = torch.tensor([-1e30, -1e4, -200, -100, -89, -88.5, -20, -1, 0, 1, 20, 89, 200, 1e4])
@@ -88,15 +73,6 @@ def test_the_activation_of_any_number() -> None:
     assert ((found - wanted) / wanted)[wanted != 0].abs().max() < 5e-7
 
 
-@needs_kernels
-def test_a_product_of_views() -> None:
-    weight, x, onto = numbers(20, 6), numbers(6, 5).t(), numbers(20, 5, seed=1).t()
-    assert gap(Linear(weight, None)(x, onto=onto), x.double() @ weight.double().t() + onto) < 1e-6
-    assert gap(Linear(numbers(6, 20).t(), None)(x), x.double() @ numbers(6, 20).double()) < 1e-6
-    assert Linear(weight, None)(x[:0]).shape == (0, 20)
-
-
-@needs_kernels
 @pytest.mark.parametrize("size", [1, 15, 16, 33, 896])
 def test_a_norm_is_the_norm(size: int) -> None:
     x, weight = numbers(3, 2, size) * 5, numbers(size, seed=1)
@@ -105,7 +81,6 @@ def test_a_norm_is_the_norm(size: int) -> None:
         torch.testing.assert_close(rms_norm(given, weight, 1e-5), exact.float())
 
 
-@needs_kernels
 @pytest.mark.parametrize("size", [1, 2, 15, 16, 17, 128, 129, 1000, 5000])
 @pytest.mark.parametrize("temperature", [1.0, 0.3, 2.5])
 def test_tokens_are_drawn_by_their_probabilities(size: int, temperature: float) -> None:
@@ -121,7 +96,6 @@ def test_tokens_are_drawn_by_their_probabilities(size: int, temperature: float) 
     assert (after > uniform - 1e-6).all() and (after - logp.exp() < uniform + 1e-6).all()
 
 
-@needs_kernels
 @pytest.mark.parametrize("size", [100, 1000])
 def test_the_largest_number_below_one_draws_what_can_be_drawn(size: int) -> None:
     """The sum of a block, rounded, may be more than that of its tokens one by one."""
@@ -131,7 +105,6 @@ def test_the_largest_number_below_one_draws_what_can_be_drawn(size: int) -> None
     assert (logp > -torch.inf).all()
 
 
-@needs_kernels
 @pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("size", [40, 300])
 def test_logits_that_are_no_numbers_are_told_of(number: float, size: int) -> None:
@@ -142,7 +115,6 @@ def test_logits_that_are_no_numbers_are_told_of(number: float, size: int) -> Non
     assert logp.isnan().tolist() == [False, True, False] and tokens[1] == size - 1
 
 
-@needs_kernels
 @pytest.mark.parametrize("number", [torch.nan, torch.inf])
 def test_one_of_them_is_enough(number: float) -> None:
     logits = numbers(2, 300)
@@ -151,7 +123,6 @@ def test_one_of_them_is_enough(number: float) -> None:
     assert logp.isnan().tolist() == [False, True]
 
 
-@needs_kernels
 def test_what_is_drawn_is_what_pytorch_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     logits, uniform = 3 * numbers(300, 2, 500)[:, 0], torch.rand(600, dtype=torch.float64)[::2]
     ours = draw(logits, uniform, Sampling(max_tokens=1, temperature=0.7))
@@ -163,14 +134,12 @@ def test_what_is_drawn_is_what_pytorch_draws(monkeypatch: pytest.MonkeyPatch) ->
     assert (ours.tokens.dtype, ours.logp.dtype) == (theirs.tokens.dtype, theirs.logp.dtype)
 
 
-@needs_kernels
 @pytest.mark.parametrize("temperature", [-1.0, 0.0, torch.inf, torch.nan])
 def test_no_token_is_drawn_at_such_a_temperature(temperature: float) -> None:
     with pytest.raises(ValueError, match="temperature"):
         draw_tokens(numbers(2, 40), torch.zeros(2), temperature=temperature)
 
 
-@needs_kernels
 def test_no_rows_no_tokens() -> None:
     tokens, logp = draw_tokens(numbers(0, 40), torch.zeros(0), temperature=1.0)
     assert tokens.shape == logp.shape == (0,)
@@ -178,7 +147,6 @@ def test_no_rows_no_tokens() -> None:
         draw_tokens(numbers(2, 0), torch.zeros(2), temperature=1.0)
 
 
-@needs_kernels
 def test_sizes_that_do_not_belong_together_are_refused() -> None:
     """A model is tried out by what is refused; beyond their end, weights are not to be read."""
     with pytest.raises(ValueError):
@@ -193,13 +161,80 @@ def test_sizes_that_do_not_belong_together_are_refused() -> None:
         draw_tokens(numbers(2, 6), torch.zeros(1).double(), temperature=1.0)
 
 
-@pytest.mark.parametrize("part", ["embed_tokens", "norm"])
-def test_parts_in_16_bits_are_left_to_the_models_own_layers(part: str) -> None:
-    """Beside products in float32 they would be read as if they were as long."""
-    policy = wide_policy(LlamaConfig(**SHAPE, head_dim=16))
-    assert only_known_parts(Backbone.of(policy.model))
-    getattr(policy.model.model, part).to(torch.bfloat16)
-    assert not only_known_parts(Backbone.of(policy.model))
+def by_columns(x: Tensor) -> Tensor:
+    """The same matrix, laid out by columns."""
+    return x.t().contiguous().t()
+
+
+@pytest.mark.parametrize("rows", [1, 17, 130])
+@pytest.mark.parametrize("columns", [1, 32, 70])
+@pytest.mark.parametrize("depth", [1, 16, 37])
+def test_a_product_of_any_size_in_any_layout(rows: int, columns: int, depth: int) -> None:
+    left, right = torch.randn(rows, depth), torch.randn(depth, columns)
+    wanted = (left.double() @ right.double()).float()
+    for one in (left, by_columns(left), torch.randn(rows, 2 * depth)[:, ::2].copy_(left)):
+        for other in (right, by_columns(right)):
+            torch.testing.assert_close(matmul(one, other), wanted, atol=1e-5, rtol=1e-5)
+            total = torch.ones(rows, columns)
+            assert matmul(one, other, onto=total) is total
+            torch.testing.assert_close(total, wanted + 1, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("size", [1, 15, 16, 17, 1000])
+def test_a_softmax_and_its_normaliser(size: int) -> None:
+    x = 20 * torch.randn(3, size)
+    x[1, size // 2 :] = float("-inf") if size > 1 else 0.0
+    wanted, norm = x.double().softmax(-1), x.double().logsumexp(-1)
+    found = x.clone()
+    torch.testing.assert_close(softmax_(found).double(), norm, atol=1e-5, rtol=1e-6)
+    torch.testing.assert_close(found.double(), wanted, atol=1e-7, rtol=1e-5)
+    assert not found[1, size // 2 :].any() or size == 1
+    x[2, 0] = float("nan")
+    assert softmax_(x)[2].isnan()
+    assert x[2].isnan().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_products_are_added_in_float32_at_least(dtype: torch.dtype) -> None:
+    left, right = torch.randn(40, 24).to(dtype), torch.randn(24, 300).to(dtype)
+    wanted = left.double() @ right.double()
+    total = Auto().add_matmul(None, left, right)
+    again = Auto().add_matmul(total, left, right)
+    assert again is total
+    assert total.dtype == torch.promote_types(dtype, torch.float32)
+    accuracy = 1e-2 if dtype == torch.bfloat16 else 1e-5
+    torch.testing.assert_close(total.double(), 2 * wanted, atol=accuracy, rtol=accuracy)
+    torch.testing.assert_close(
+        Auto().matmul(left, right).double(), wanted, atol=1e-1, rtol=accuracy
+    )
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("rows", [1, 7, 64, 300])
+def test_linear_of_every_type(rows: int, dtype: torch.dtype) -> None:
+    left, weight = numbers(rows, 256, dtype=dtype), numbers(512, 256, dtype=dtype, seed=1)
+    found = Auto().linear(left, weight)
+    assert found.dtype == dtype
+    exact = left.double() @ weight.double().t()
+    assert gap(found, exact) < (1e-6 if dtype == torch.float32 else 4e-3)
+
+
+def test_a_product_with_a_transposed_factor() -> None:
+    left, weight = numbers(300, 512), numbers(512, 256, seed=1)
+    assert gap(Auto().linear(left, weight.t()), left.double() @ weight.double()) < 1e-6
+
+
+def test_a_product_is_differentiated_where_gradients_are_recorded() -> None:
+    left, weight = numbers(7, 256), numbers(512, 256, seed=1).requires_grad_()
+    Auto().linear(left, weight).sum().backward()
+    assert weight.grad is not None
+    assert torch.allclose(weight.grad, left.sum(0).expand(512, -1), atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+def test_other_types_are_left_to_pytorch(dtype: torch.dtype) -> None:
+    left, weight = numbers(7, 256, dtype=dtype), numbers(512, 256, dtype=dtype, seed=1)
+    assert torch.equal(Auto().linear(left, weight), left @ weight.t())
 
 
 # Attention
@@ -266,14 +301,12 @@ def check(
         assert torch.equal(one, other)
 
 
-@needs_kernels
 @pytest.mark.parametrize("window", [None, 1, 2, 6, 10, 18, 22, 100])
 def test_attention_of_slots_that_differ(window: int | None) -> None:
     """Windows that end in a suffix, at its first token, in a prompt and before it."""
     check(*scene(), window=window)
 
 
-@needs_kernels
 @pytest.mark.parametrize("window", [None, 1, 4, 7, 30])
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
 def test_new_prompts_attend_as_pytorch_lets_them(window: int | None, kind: torch.dtype) -> None:
@@ -303,7 +336,6 @@ def narrow(grid: GroupCache) -> GroupCache:
     return made
 
 
-@needs_kernels
 @pytest.mark.parametrize("window", [None, 1, 8])
 def test_attention_in_16_bits_is_that_in_float32_rounded(window: int | None) -> None:
     decode, given = scene(heads=6, dim=32)
@@ -321,7 +353,6 @@ def test_attention_in_16_bits_is_that_in_float32_rounded(window: int | None) -> 
         assert torch.equal(mine, other.float())
 
 
-@needs_kernels
 @pytest.mark.parametrize(
     ("heads", "key_heads", "dim"), [(1, 1, 16), (3, 3, 48), (7, 1, 80), (14, 2, 128), (8, 4, 256)]
 )
@@ -330,7 +361,6 @@ def test_attention_of_heads_of_every_kind(heads: int, key_heads: int, dim: int) 
     check(*scene(heads=heads, key_heads=key_heads, dim=dim), window=8)
 
 
-@needs_kernels
 @pytest.mark.parametrize(
     ("lengths", "ages", "rows"),
     [
@@ -347,7 +377,6 @@ def test_attention_of_grids_of_every_kind(
     check(*scene(lengths=lengths, ages=ages, rows=rows))
 
 
-@needs_kernels
 def test_attention_of_inputs_that_are_views() -> None:
     """Layers of `transformers` hand in heads by rows, turned round; fused ones slices of one
     product."""
@@ -360,7 +389,6 @@ def test_attention_of_inputs_that_are_views() -> None:
         check(decode, (views[0], views[1], views[2]))
 
 
-@needs_kernels
 @pytest.mark.parametrize("scale", [1e2, 1e4, 1e15, -1e4])
 def test_attention_to_extreme_scores(scale: float) -> None:
     """All weight is that of the highest one; none overflows. Sums of both are rounded apart, so
@@ -374,7 +402,6 @@ def test_attention_to_extreme_scores(scale: float) -> None:
     check(decode, (query, key, value), scaling=1.0)
 
 
-@needs_kernels
 @pytest.mark.parametrize("bits", [0x7FC00000, 0x7FC00001, 0x7FC0017F])
 @pytest.mark.parametrize(
     ("place", "rows", "heads"),
@@ -401,7 +428,6 @@ def test_what_is_no_number_shows(place: str, rows: list[int], heads: list[int], 
     assert torch.equal(found[0].isnan().any(-1), shown)
 
 
-@needs_kernels
 def test_what_cannot_be_attended_is_left_to_pytorch() -> None:
     _, (query, key, value) = scene()
     assert attends(query, key, value, softcap=None)
@@ -438,7 +464,6 @@ def everything() -> list[Tensor]:
     return [Linear(weight, None)(x), gated(x), rms_norm(x, weight[0], 1e-5), *drawn, *found]
 
 
-@needs_kernels
 def test_any_number_of_threads_gives_the_same_bits(threads: None) -> None:
     torch.set_num_threads(1)
     wanted = everything()
@@ -447,7 +472,6 @@ def test_any_number_of_threads_gives_the_same_bits(threads: None) -> None:
         assert all(map(torch.equal, everything(), wanted))
 
 
-@needs_kernels
 def test_threads_of_python_do_not_hinder_each_other() -> None:
     weight, x = numbers(200, 96), numbers(33, 96, seed=1)
     linear = Linear(weight, None)
@@ -465,7 +489,6 @@ def test_threads_of_python_do_not_hinder_each_other() -> None:
     assert len(found) == 200 and all(found)
 
 
-@needs_kernels
 def test_a_row_does_not_depend_on_its_company() -> None:
     """To the bit: a completion is the same whoever is written beside it."""
     x, weight = numbers(19, 96), numbers(40, 96, seed=1)
@@ -475,166 +498,104 @@ def test_a_row_does_not_depend_on_its_company() -> None:
         assert torch.equal(linear(x[row : row + 1])[0], whole[row])
 
 
-# Engines
+# Tree attention
 
 
-def wide_policy(config: PreTrainedConfig) -> Policy:
-    """With heads of 16 dimensions, which kernels attend, where those of other tests have 8."""
-    return tiny_policy(random_model(config), ends=(1, 5, 9))
+@pytest.fixture(params=[1, 2, 5])
+def tree_threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
 
 
-CONFIGS = {
-    "llama": lambda: LlamaConfig(**SHAPE, head_dim=16),
-    "qwen3": lambda: Qwen3Config(**SHAPE, head_dim=16),
-    "window": lambda: MistralConfig(**SHAPE, head_dim=16, sliding_window=7),
-}
-Written = list[tuple[list[int], list[float]]]
-
-
-def written(policy: Policy, *, fused: bool) -> Written:
-    """What an engine writes of which every token is the most probable; few rows, so that prompts
-    wait for each other."""
-    engine = GroupEngine(policy, max_rows=8)
-    assert (engine.calls is not None) == fused
-    groups = list(engine.generate(make_requests(), Sampling(max_tokens=16, temperature=0.0)))
-    groups.sort(key=lambda group: group.prompt.id)
-    return [(list(c.tokens), list(c.logprobs)) for group in groups for c in group.completions]
-
-
-def check_alike(found: Written, wanted: Written) -> None:
-    assert [tokens for tokens, _ in found] == [tokens for tokens, _ in wanted]
-    for (_, one), (_, other) in zip(found, wanted, strict=True):
-        assert one == pytest.approx(other, abs=1e-5)
-
-
-@pytest.fixture
-def unknown() -> Iterator[None]:
-    """Whether there is a compiler is asked anew in a test, and after it."""
-    compiled.cache_clear()
-    yield
-    compiled.cache_clear()
-
-
-@pytest.fixture
-def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, unknown: None) -> Path:
-    """Nothing has been compiled yet, into "a cache" here."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "a cache"))
-    return tmp_path
-
-
-@needs_kernels
-@pytest.mark.parametrize("name", CONFIGS)
-def test_an_engine_writes_the_same_without_them(
-    name: str, unknown: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def check_tree(
+    given: list[Tensor], spans: Tensor, window: int | None, *, accuracy: float = 1e-5
 ) -> None:
-    policy = wide_policy(CONFIGS[name]())
-    found = written(policy, fused=True)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    compiled.cache_clear()
-    assert compiled() is None and can_use_fused(Backbone.of(policy.model)) is None
-    check_alike(found, written(policy, fused=False))
+    check_attention(
+        lambda *qkv: tree_attention(*qkv, spans, scaling=0.3, window=window),
+        lambda *qkv: attended(*qkv, spans, 0.3, window),
+        given,
+        accuracy=accuracy,
+    )
 
 
-@needs_kernels
-@pytest.mark.parametrize("name", CONFIGS)
-def test_completions_of_different_lengths(name: str) -> None:
-    """Drawn, so that rows of one prompt end apart; a draw itself is not compared, which rounding
-    may turn."""
-    policy = wide_policy(CONFIGS[name]())
-    check_logprobs(GroupEngine(policy, max_rows=8), policy)
-
-
-@needs_kernels
-def test_layers_of_a_model_are_attended_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that are not fused hand their heads to the kernel as well."""
-    policy = wide_policy(LlamaConfig(**SHAPE, head_dim=16, hidden_act="gelu"))
-    found = written(policy, fused=False)
-    with using(Reference()):
-        check_alike(found, written(policy, fused=False))
-
-
-# Where they are compiled
-
-
-def compiler(folder: Path, script: str) -> str:
-    """A folder with a `g++` that does what a script says."""
-    made = folder / "bin" / "g++"
-    made.parent.mkdir()
-    made.write_text(script)
-    made.chmod(0o755)
-    return str(made.parent)
-
-
-@pytest.mark.parametrize(
-    "script",
-    [
-        "#!/bin/sh\nexit 1\n",
-        "#!/bin/sh\nexit 0\n",
-        '#!/bin/sh\nfor last; do :; done\necho no library > "$last"\n',
-        "no program",
-    ],
-    ids=["fails", "writes nothing", "writes something else", "is none"],
-)
-def test_a_broken_compiler_is_as_good_as_none(
-    script: str, fresh: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("window", [None, 1, 5, 70, 200])
+@pytest.mark.parametrize("groups", GROUPS.values(), ids=list(GROUPS))
+def test_a_token_sees_its_prompt_and_its_own_past(
+    groups: list[tuple[int, list[int]]], window: int | None, tree_threads: int
 ) -> None:
-    monkeypatch.setenv("PATH", compiler(fresh, script) + os.pathsep + os.environ["PATH"])
-    assert compiled() is None
-    assert can_use_fused(Backbone.of(wide_policy(CONFIGS["llama"]()).model)) is None
-    assert not attends(*(numbers(1, 2, 16) for _ in range(3)), softcap=None)
+    spans = laid_out(groups)
+    check_tree(tensors(6, 2, 32, int(spans[1].sum())), spans, window)
 
 
-@needs_kernels
-def test_a_cache_that_cannot_be_written_is_done_without(
-    fresh: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("heads", "key_heads", "dim"), [(1, 1, 16), (4, 4, 48), (8, 1, 128)])
+def test_tree_attention_of_heads_of_every_kind(
+    heads: int, key_heads: int, dim: int, tree_threads: int
 ) -> None:
-    """Permissions do not hold for everybody, a file in its place does."""
-    (fresh / "file").touch()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(fresh / "file"))
-    assert compiled() is not None
+    spans = laid_out([(40, [33, 7])])
+    check_tree(tensors(heads, key_heads, dim, 80), spans, None)
 
 
-@needs_kernels
-def test_so_is_a_file_that_is_no_library(fresh: Path) -> None:
-    """As one that was being written when the power went."""
-    assert compiled() is not None
-    (made,) = (fresh / "a cache" / "groupwise").iterdir()
-    made.unlink()  # and not cut short: it is in use
-    made.touch()
-    compiled.cache_clear()
-    assert compiled() is not None
+def test_tree_attention_of_views() -> None:
+    """As rotation leaves them, head by head, and as one product of all three gives them."""
+    spans = laid_out([(40, [33, 7])])
+    query, key, value, grad = tensors(4, 2, 16, 80)
+    by_head = query.transpose(0, 1).contiguous().transpose(0, 1)
+    joined = torch.cat([query, key, value], 1)
+    for given in (
+        [by_head, key, value, grad],
+        [*joined.split([4, 2, 2], 1), grad],
+        [query, key, value, grad.mT.contiguous().mT],
+    ):
+        check_tree(given, spans, None)
 
 
-@needs_kernels
-def test_a_library_is_compiled_once(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second process finds it, and needs no compiler that works; another processor does."""
-    assert compiled() is not None
-    (made,) = (fresh / "a cache" / "groupwise").iterdir()
-    monkeypatch.setenv("PATH", compiler(fresh, "#!/bin/sh\nexit 1\n") + ":" + os.environ["PATH"])
-    compiled.cache_clear()
-    assert compiled() is not None
-    monkeypatch.setattr(build, "_processor", lambda: "another")
-    compiled.cache_clear()
-    assert compiled() is None
-    assert list(made.parent.iterdir()) == [made]
+def test_heads_whose_numbers_lie_apart_are_refused() -> None:
+    query, key, value, _ = tensors(4, 2, 16, 80)
+    with pytest.raises(ValueError, match="contiguous"):
+        tree_attention(
+            query.mT.contiguous().mT,
+            key,
+            value,
+            laid_out([(40, [33, 7])]),
+            scaling=1.0,
+            window=None,
+        )
 
 
-def multiply(start: threading.Event, results: multiprocessing.SimpleQueue[bool]) -> None:
-    """What another process does: compile, and use what it has."""
-    start.wait()
-    found = compiled() is not None and Linear(torch.eye(3), None)(torch.ones(2, 3)).sum() == 6
-    results.put(bool(found))
+def test_tree_attention_of_scores_far_apart() -> None:
+    spans = laid_out([(40, [33, 7])])
+    query, key, value, grad = tensors(2, 2, 16, 80)
+    check_tree([100 * query, 10 * key, value, grad], spans, None, accuracy=2e-3)
 
 
-@needs_kernels
-def test_processes_may_compile_at_once(fresh: Path) -> None:
-    context = multiprocessing.get_context("fork")
-    start, results = context.Event(), context.SimpleQueue()
-    others = [context.Process(target=multiply, args=(start, results)) for _ in range(2)]
-    for other in others:
-        other.start()
-    start.set()
-    assert all(results.get() for _ in others)
-    for other in others:
-        other.join()
-    assert [path.suffix for path in (fresh / "a cache" / "groupwise").iterdir()] == [".so"]
+def test_tree_attention_in_16_bits_is_that_in_float32_rounded() -> None:
+    spans = laid_out([(40, [33, 7])])
+    check_tree([x.bfloat16() for x in tensors(4, 2, 16, 80)], spans, None, accuracy=2**-8)
+
+
+def test_later_tokens_do_not_change_tree_attention() -> None:
+    """Not a bit: a completion knows nothing of its end, or of another one."""
+    spans = laid_out([(40, [33, 40]), (20, [35])])
+    query, key, value, _ = tensors(2, 2, 16, 168)
+    before = tree_attention(query, key, value, spans, scaling=0.3, window=None)
+    key[60:73], value[60:73] = 1e30, 1e30
+    after = tree_attention(query, key, value, spans, scaling=0.3, window=None)
+    assert torch.equal(before[:60], after[:60])
+    assert torch.equal(before[73:], after[73:])
+    assert not torch.equal(before[60:73], after[60:73])
+
+
+def test_tree_attention_gives_the_same_bits_again(tree_threads: int) -> None:
+    spans = laid_out([(40, [33, 40, 9, 64]), (20, [35])])
+    *parts, grad = tensors(4, 1, 16, int(spans[1].sum()))
+
+    def gradients() -> list[Tensor]:
+        leaves = [x.detach().requires_grad_() for x in parts]
+        out = tree_attention(*leaves, spans, scaling=0.3, window=None)  # pyright: ignore[reportArgumentType]
+        return list(torch.autograd.grad(out, leaves, grad))
+
+    first = gradients()
+    for _ in range(5):
+        assert all(torch.equal(x, y) for x, y in zip(first, gradients(), strict=True))
