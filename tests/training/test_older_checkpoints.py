@@ -40,6 +40,6 @@ def test_a_run_of_format_2_continues_where_it_was(tmp_path: Path) -> None:
     run.close()
     expected = [json.loads(line) for line in (FORMAT_2 / "expected.jsonl").read_text().splitlines()]
     for found, wanted in zip(timeless(folder), expected, strict=True):
-        wanted.pop("still_share", None)  # It is `unmoved_share` of the second update by now.
+        wanted.pop("still_share", None)  # It is `unmoved_share` of the second step by now.
         for key, value in wanted.items():
             assert found.get(key) == pytest.approx(value, rel=1e-4, abs=1e-6), (key, wanted["step"])

@@ -324,7 +324,7 @@ class AlertsSettings(Section):
     sampler_gap: NonNegative | None = 0.02
     """Difference of log-probabilities of learner and sampler in nats per token, above."""
     unmoved_parameters: Share | None = 0.0
-    """Share of parameters that the first two updates with a gradient did not move, above."""
+    """Share of parameters that the second step with a gradient did not move, above."""
     duplicates: Share | None = 0.8
     """Share of completions that repeat another of their group, where it is not all right, above."""
     hacking: NonNegative | None = 0.05

@@ -44,7 +44,7 @@ def _from_format_2(state: State) -> State:
             "last": trainer.get("evaluated", step),
         },
         "monitor": {
-            "movement_checked": trainer.get("moved", False),
+            "moves": 2 if trainer.get("moved") else 0,
             "alerts": {**alerts, "beyond": dict(alerts.get("beyond", {}))},
             "guard": {
                 "bad_steps": guard.get("lost", 0),

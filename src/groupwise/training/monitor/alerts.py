@@ -159,7 +159,7 @@ ALERT_RULES: tuple[AlertRule, ...] = (
     AlertRule(
         threshold="unmoved_parameters",
         metric="unmoved_share",
-        means="some parameters were not moved by the first two updates",
+        means="some parameters were not moved by the second step",
         causes=(
             "they are frozen, or not part of the computation",
             "the learning rate is too small for the number format of the weights",

@@ -42,22 +42,20 @@ class Monitor:
         self.run_log, self.progress, self.trackers = run_log, progress, trackers
         self.alerts, self.guard = alerts or Alerts(), guard or DivergenceGuard()
         self.name, self.rollouts_every = name, rollouts_every
-        self.movement_checked = False
+        self.moves = 0
         self._unmoved: Callable[[], float] | None = None
-        self._moves = 0
         self._start = 0.0
         self._step = 0
         self._reward_failure: str | None = None
 
     def begin_step(self, policy: Learner) -> None:
-        """Start the clock, and watch whether the first updates move the policy's parameters.
+        """Start the clock, and watch whether the second step moves the policy's parameters.
 
-        The first two, because the first one of a low-rank adapter moves one of its factors only:
-        the other factor starts at 0, and so does the gradient.
+        Not the first one, which moves one factor of a low-rank adapter only: the other factor
+        starts at 0, and so does the gradient.
         """
         self._start = time.perf_counter()
-        if not self.movement_checked and self._unmoved is None:
-            self._unmoved, self._moves = policy.movement(), 0
+        self._unmoved = policy.movement() if self.moves == 1 else None
 
     def measured(
         self, result: StepResult, *, algorithm: Clipping, published: Metrics
@@ -69,11 +67,10 @@ class Monitor:
             published: metrics of the engine about new weights.
         """
         metrics = {**published, **step_metrics(result, algorithm=algorithm)}
-        if self._unmoved is not None and metrics.get("grad_norm", 0.0) > 0:
-            self._moves += metrics["learning_rate"] > 0
-            if self._moves == 2:
+        if metrics.get("grad_norm", 0.0) > 0 and metrics["learning_rate"] > 0:
+            self.moves += 1
+            if self._unmoved is not None:
                 metrics["unmoved_share"] = self._unmoved()
-                self.movement_checked, self._unmoved = True, None
         every = [update for several in result.updates.values() for update in several]
         seconds = time.perf_counter() - self._start
         return replace(
@@ -137,13 +134,13 @@ class Monitor:
     def state(self) -> dict[str, Any]:
         """State for `restore`."""
         return {
-            "movement_checked": self.movement_checked,
+            "moves": self.moves,
             "alerts": self.alerts.state(),
             "guard": self.guard.state(),
         }
 
     def restore(self, state: Mapping[str, Any], *, step: int) -> None:
         """Restore a saved state of a step."""
-        self._step, self.movement_checked = step, bool(state["movement_checked"])
+        self._step, self.moves = step, int(state["moves"])
         self.alerts.restore(state["alerts"])
         self.guard.restore(state["guard"])
