@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from groupwise.errors import UsageError
-from groupwise.rewards import extract_answer
+from groupwise.rewards import extract_answer, math_equal
 
 
 @pytest.mark.parametrize(
@@ -63,3 +63,25 @@ def test_an_unknown_style_is_refused() -> None:
 def test_long_texts_are_searched_from_the_end() -> None:
     assert extract_answer("1 " * 200_000 + r"\boxed{2}") == "2"
     assert extract_answer("{" * 200_000, style="boxed") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [("총99개", "99"), ("정답은42", "42"), ("정답은-3이다", "-3"), ("合計は12個です", "12"),
+     ("答案是7。", "7"), ("3일-5일", "5"), ("모두 1,234명이다.", "1234"), ("답:3/4", "3/4"),
+     ("é5", None), ("a1", None), ("v1.2.3", None)],
+)  # fmt: skip
+def test_a_number_may_follow_hangul_and_cjk_letters(text: str, found: str | None) -> None:
+    assert extract_answer(text, style="last_number") == found
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer", "equal"),
+    [("99", "총 99개", True), ("99개", "99", True), ("1,234", "1,234명", True),
+     ("99", "98개", False), ("3시간", "3분", False), ("3시간", "3시간", True),
+     ("0.5", "0.5개", True), ("12", "12個。", True), ("12", "12만", False), ("3", "3억원", False)],
+)  # fmt: skip
+def test_a_counter_behind_a_number_is_left_out_unless_both_have_one(
+    gold: str, answer: str, equal: bool
+) -> None:
+    assert math_equal(gold, answer) is equal

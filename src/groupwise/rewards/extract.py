@@ -11,10 +11,17 @@ Style = Literal["auto", "answer_tag", "boxed", "gsm8k", "last_number", "choice"]
 
 _TAIL = 20_000  # characters from the end that are looked at: the answer stands there
 _SPECIAL = re.compile(r"<\|[a-z_]+\|>|</s>|<eos>", re.IGNORECASE)
+_CJK = "\u1100-\u11ff\u3040-\u30ff\u3130-\u318f\u3400-\u9fff\uac00-\ud7af"
+# A number may follow Hangul or CJK letters directly; a sign only the topic particle, since the
+# hyphen of a range follows letters as well.
 _NUMBER = re.compile(
-    r"(?<![\w.])[-+]?[$€£]?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)"
+    rf"(?:(?<![\w.])[-+]?|(?<=[은는])[-+]|(?<=[{_CJK}]))[$€£]?(?:\d{{1,3}}(?:,\d{{3}})+(?!\d)|\d+)"
     r"(?:\.\d+)?(?:[eE][-+]?\d+)?(?:/\d+)?(?![a-zA-Z]*\d)"
     r"|(?<![\w.])[-+]?\.\d+"
+)
+_NUMERALS = "십백천만억조반할푼리퍼十百千万萬億亿兆半割"  # they change the value
+_COUNTED = re.compile(
+    rf"(?:[총약] ?|모두 )?([-+]?[\d,]*\.?\d+) ?((?![{_NUMERALS}])[{_CJK}]+)[.。]?"
 )
 _MIXED = re.compile(r"[-+]?\d{1,4} \d{1,4}/\d{1,4}$")
 _PERCENT = re.compile(r"\s*(?:\\?%|percent(?:age)?\b|pct\b)")
@@ -70,6 +77,17 @@ def extract_answer(text: str, *, style: Style = "auto") -> str | None:
 def _answering_part(text: str) -> str:
     after = text.rpartition("</think>")[2]
     return after if after.strip() else text
+
+
+def counted(text: str) -> tuple[str, str]:
+    """A number and the Korean, Chinese or Japanese counter behind it; other text, and "".
+
+    Example:
+        >>> counted("총 99개"), counted("x")
+        (('99', '개'), ('x', ''))
+    """
+    match = _COUNTED.fullmatch(text)
+    return (match[1], match[2]) if match else (text, "")
 
 
 def answer_tag(text: str) -> str | None:

@@ -11,7 +11,7 @@ import re
 from typing import Any
 
 from groupwise.rewards.base import REWARDS, verifier
-from groupwise.rewards.extract import Style, boxed, extract_answer
+from groupwise.rewards.extract import Style, boxed, counted, extract_answer
 from groupwise.rewards.math.ast import Node
 from groupwise.rewards.math.equality import plain_words, same
 from groupwise.rewards.math.expressions import read
@@ -57,6 +57,9 @@ def math_equal(gold: str, answer: str) -> bool | None:
         return None
     if gold == answer:
         return True
+    (one, unit), (two, other) = counted(gold), counted(answer)
+    if (unit or other) and (not (unit and other) or unit == other):
+        gold, answer = one, two  # 99개 is 99, but 3시간 is not 3분
     quick = _quick(gold, answer)
     if quick is not None:
         return quick
