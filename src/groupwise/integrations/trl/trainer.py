@@ -301,8 +301,11 @@ class GRPOTrainer:
         flow = self.flow or self._following()
         flow.log(logs)
         flow.control = self.callback_handler.on_evaluate(
-            self.args, self.state, flow.control, metrics=logs
-        )  # pyright: ignore[reportArgumentType]
+            self.args,  # pyright: ignore[reportArgumentType]
+            self.state,
+            flow.control,
+            metrics=logs,
+        )
         return logs
 
     def _answered(self, held_out: Sequence[Prompt]) -> ScoredGroups:
