@@ -67,7 +67,7 @@ def held(learner: TorchLearner) -> int:
     tensors = [
         *learner.model.parameters(),
         *learner.model.buffers(),
-        *learner.optimizer.masters,
+        *learner.optimizer.masters.values(),
         *learner.first.values(),
         *([] if learner.frozen is None else learner.frozen.parameters()),
         *(value for value in moments if isinstance(value, torch.Tensor)),

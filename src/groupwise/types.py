@@ -184,6 +184,7 @@ class Batch:
         sampler_logp: as reported by the engine.
         ref_logp: under the reference model; None when nothing needs it.
         advantage, weight: per token; `weight` sums the token losses to the loss of the step.
+        row_weight: per row, in place of `weight` for objectives that judge rows or groups.
         kept: per row and position the token ids that truncated sampling kept, else None.
         columns: further per-row values that an objective may need (returns, chosen flags …).
     """
@@ -198,6 +199,7 @@ class Batch:
     old_logp: Float[Tensor, "batch time"] | None = None
     sampler_logp: Float[Tensor, "batch time"] | None = None
     ref_logp: Float[Tensor, "batch time"] | None = None
+    row_weight: Float[Tensor, "batch"] | None = None
     kept: tuple[tuple[Sequence[int], ...] | None, ...] | None = None
     columns: Mapping[str, Float[Tensor, "batch *rest"]] = field(default_factory=dict)
 
@@ -219,6 +221,7 @@ class Batch:
             old_logp=cut(self.old_logp),
             sampler_logp=cut(self.sampler_logp),
             ref_logp=cut(self.ref_logp),
+            row_weight=None if self.row_weight is None else self.row_weight[index],
             kept=None if self.kept is None else tuple(self.kept[int(i)] for i in index),
             columns={
                 k: v[index, :time] if v.ndim > 1 else v[index] for k, v in self.columns.items()
@@ -375,7 +378,6 @@ prompt against each other."""
 @dataclass(frozen=True, kw_only=True)
 class Outputs:
     """What a model computes for every token, with gradient; None where it was not asked for.
-
     `outputs["entropy"]` is the output of that name, and an error where it is missing.
 
     Attributes:
@@ -397,12 +399,12 @@ class Outputs:
 
 @runtime_checkable
 class Objective(Protocol):
-    """The loss of each token.
+    """The loss of each token, or of each row where rows or groups are judged.
 
     Attributes:
-        needs: names of what it reads: outputs of the model ("logp", "entropy", "values") and
-            fields of the batch that are computed on demand ("ref_logp", "sampler_logp").
-        granularity: what it judges. Microbatches never split what is judged together.
+        needs: names of what it reads: outputs of the model, and "ref_logp" and "sampler_logp".
+        granularity: a loss for each token is weighted by `Batch.weight`, one for each row by
+            `Batch.row_weight`. Rows judged together stay in one microbatch.
         skips_zero_advantage: whether a row whose advantages are all 0 has exactly no gradient.
     """
 
@@ -415,7 +417,7 @@ class Objective(Protocol):
     @property
     def skips_zero_advantage(self) -> bool: ...
 
-    def __call__(self, outputs: Outputs, batch: Batch) -> Float[Tensor, "batch time"]: ...
+    def __call__(self, outputs: Outputs, batch: Batch) -> Float[Tensor, "batch *time"]: ...
 
 
 @runtime_checkable
@@ -439,8 +441,8 @@ class Learner(Protocol):
         """One optimiser step on Σ weight · loss."""
         ...
 
-    def weights(self) -> Mapping[str, Tensor]:
-        """All weights, by their names in a Hugging Face checkpoint."""
+    def publish(self) -> WeightsRef:
+        """The present version of the weights, by their names in a Hugging Face checkpoint."""
         ...
 
     def trained(self) -> Mapping[str, Tensor]:

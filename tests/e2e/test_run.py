@@ -69,11 +69,11 @@ def test_sampler_and_learner_agree(tmp_path: Path) -> None:
 def test_a_learning_rate_of_0_moves_nothing(tmp_path: Path) -> None:
     """The same prompts, weights and random numbers give the same metrics, step after step."""
     run = prepared(tmp_path, "optimizer.learning_rate=0.0", "data.limit=3")
-    before = {n: w.clone() for n, w in run.trainer.policy.weights().items()}
+    before = {n: w.clone() for n, w in run.trainer.policy.publish().named.items()}
     first = run.trainer.step().metrics
     run.trainer.source.order.restore({"count": 3, "seed": 0, "position": 0})
     second = run.trainer.step().metrics
-    for name, weight in run.trainer.policy.weights().items():
+    for name, weight in run.trainer.policy.publish().named.items():
         assert torch.equal(weight, before[name]), name
     assert first["grad_norm"] > 0
     for name, value in first.items():
@@ -83,9 +83,9 @@ def test_a_learning_rate_of_0_moves_nothing(tmp_path: Path) -> None:
 
 def test_a_learning_rate_above_0_moves_every_parameter(tmp_path: Path) -> None:
     run = prepared(tmp_path)
-    before = {n: w.clone() for n, w in run.trainer.policy.weights().items()}
+    before = {n: w.clone() for n, w in run.trainer.policy.publish().named.items()}
     run.trainer.step()
-    still = [n for n, w in run.trainer.policy.weights().items() if torch.equal(w, before[n])]
+    still = [n for n, w in run.trainer.policy.publish().named.items() if torch.equal(w, before[n])]
     assert still == []
 
 
@@ -171,13 +171,13 @@ def test_kl_is_against_a_frozen_reference(
         f'algorithm.divergence={{name="{name}", coefficient=0.1, in="{where}"}}',
     )
     notes = watched(run, monkeypatch)
-    start = {n: w.clone() for n, w in run.trainer.policy.frozen.named_parameters()}
+    start = {n: w.clone() for n, w in run.trainer.policy.frozen.model.named_parameters()}
     first = run.trainer.step().metrics
     assert first["kl"] == pytest.approx(0, abs=1e-9)
     for _ in range(4):
         last = run.trainer.step().metrics
     assert last["kl"] > 1e-3
-    for n, w in run.trainer.policy.frozen.named_parameters():
+    for n, w in run.trainer.policy.frozen.model.named_parameters():
         assert torch.equal(w, start[n])
     _, batch, losses = notes.calls[-1]
     plain = -batch.advantage  # KL in the reward is in the advantage already
@@ -342,7 +342,7 @@ def trained(output: Path, *more: str, resume: bool = False) -> dict[str, Tensor]
         run.trainer.run()
     finally:
         run.close()
-    return {n: w.detach().clone() for n, w in run.trainer.policy.weights().items()}
+    return {n: w.detach().clone() for n, w in run.trainer.policy.publish().named.items()}
 
 
 @pytest.mark.parametrize(
@@ -401,20 +401,22 @@ def test_a_run_begins_where_its_warm_up_ended_and_resumes_with_that_reference(
         'algorithm.divergence={name="k3", coefficient=0.1, in="loss"}',
     )
     first = prepared(tmp_path / "run", *more)
-    warmed = {n: w.clone() for n, w in first.trainer.policy.weights().items()}
+    warmed = {n: w.clone() for n, w in first.trainer.policy.publish().named.items()}
     assert sum(not torch.equal(w, p) for (n, w), p in zip(
         warmed.items(), tiny().model.to(getattr(torch, dtype)).parameters(), strict=True
     )) == len(warmed)  # fmt: skip
-    frozen = dict(first.trainer.policy.frozen.named_parameters())
+    frozen = dict(first.trainer.policy.frozen.model.named_parameters())
     assert all(torch.equal(w, frozen[n]) for n, w in warmed.items())
     first.trainer.advance()
-    moved = [n for n, w in first.trainer.policy.weights().items() if not torch.equal(w, warmed[n])]
+    moved = [
+        n for n, w in first.trainer.policy.publish().named.items() if not torch.equal(w, warmed[n])
+    ]
     assert moved, "the optimiser of the warm-up must not keep the gradients"
     first.trainer.advance()
     first.trainer.save(wait=True)
     first.close()
     again = prepared(tmp_path / "run", *more, resume=True)
-    again_frozen = dict(again.trainer.policy.frozen.named_parameters())
+    again_frozen = dict(again.trainer.policy.frozen.model.named_parameters())
     assert all(torch.equal(w, again_frozen[n]) for n, w in warmed.items())
     assert again.trainer.done == 2
     again.close()

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from groupwise.algorithms import bind
 from groupwise.algorithms.advantages import advantage_inputs
-from groupwise.algorithms.losses import TokenObjective
+from groupwise.algorithms.losses import FunctionObjective
 from groupwise.cli import main
 from groupwise.errors import UsageError
 from groupwise.experiments import gradients
@@ -161,7 +161,7 @@ def test_one_text_after_two_prompts_has_two_gradients(rollouts):
     assert gram[0, 0] != pytest.approx(gram[1, 1], rel=5e-4)
 
 
-LOGP = TokenObjective(loss=lambda outputs, batch: outputs["logp"])
+LOGP = FunctionObjective(loss=lambda outputs, batch: outputs["logp"])
 
 
 def test_made_up_gradients_by_hand(rollouts):

@@ -48,7 +48,7 @@ def left(run: Prepared) -> dict[str, Any]:
         "evaluations": (folder / "evaluations.jsonl").read_text(),
         "best": (folder / "best" / "model.safetensors").read_bytes(),
         "best_step": run.trainer.evaluation.best_step,
-        "weights": {n: w.tolist() for n, w in run.trainer.policy.weights().items()},
+        "weights": {n: w.tolist() for n, w in run.trainer.policy.publish().named.items()},
     }
 
 
@@ -133,8 +133,8 @@ def test_an_update_that_was_interrupted_half_way_is_not_kept(
     again.trainer.run()
     again.close()
     assert timeless(tmp_path / "run") == timeless(tmp_path / "whole")
-    for name, weight in whole.trainer.policy.weights().items():
-        assert torch.equal(weight, again.trainer.policy.weights()[name]), name
+    for name, weight in whole.trainer.policy.publish().named.items():
+        assert torch.equal(weight, again.trainer.policy.publish().named[name]), name
 
 
 def test_verdicts_of_other_rewards_are_not_used_again(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from groupwise.algorithms.losses import TokenObjective
+from groupwise.algorithms.losses import FunctionObjective
 from groupwise.errors import RunError
 from groupwise.rundir.files import read_lines
 from groupwise.training.prepare import Prepared
@@ -28,7 +28,7 @@ from small_runs import Quiet, config, letters, prepared, timeless, tiny
 
 
 def weights(run: Prepared) -> dict[str, Tensor]:
-    return {n: w.detach().clone() for n, w in run.trainer.policy.weights().items()}
+    return {n: w.detach().clone() for n, w in run.trainer.policy.publish().named.items()}
 
 
 def same(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
@@ -39,7 +39,7 @@ def poison(run: Prepared, monkeypatch: pytest.MonkeyPatch, when: Callable[[int],
     """Make the loss of some updates not a number."""
     update, objective = run.trainer.policy.update, run.trainer.algorithm.objective
 
-    broken = TokenObjective(
+    broken = FunctionObjective(
         loss=lambda outputs, batch: objective(outputs, batch) * math.nan, needs=objective.needs
     )
 
@@ -92,7 +92,7 @@ def test_logits_that_are_no_numbers_are_noticed_where_they_are_sampled_from(
     run = prepared(tmp_path, "steps=20")
     run.trainer.advance()
     with torch.no_grad():
-        next(iter(run.trainer.policy.weights().values())).fill_(math.nan)
+        next(iter(run.trainer.policy.publish().named.values())).fill_(math.nan)
     with pytest.raises(RunError, match=r"not one completion .* \(the sampler failed\)"):
         run.trainer.run()
     assert len(timeless(tmp_path)) == 1
@@ -136,7 +136,7 @@ def test_a_spike_goes_back_to_the_last_checkpoint_and_leaves_its_batches_out(
     )
     objective, update = run.trainer.algorithm.objective, run.trainer.policy.update
 
-    loud = TokenObjective(
+    loud = FunctionObjective(
         loss=lambda outputs, batch: objective(outputs, batch) * 1000, needs=objective.needs
     )
 

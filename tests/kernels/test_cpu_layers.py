@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
-from groupwise.algorithms.losses import TokenObjective
+from groupwise.algorithms.losses import FunctionObjective
 from groupwise.kernels import Reference, active, cpu, using
 from groupwise.kernels import cpu_layers as layers
 from groupwise.kernels.auto import Auto
@@ -324,7 +324,7 @@ def two_prompts() -> tuple[Policy, Batch]:
     return policy, batch
 
 
-NLL = TokenObjective(loss=lambda outputs, batch: -outputs["logp"])
+NLL = FunctionObjective(loss=lambda outputs, batch: -outputs["logp"])
 
 
 def test_layers_may_be_computed_again_in_the_backward_pass() -> None:
@@ -345,7 +345,7 @@ def test_a_batch_that_was_not_finished_leaves_nothing() -> None:
         raise KeyError
 
     with pytest.raises(KeyError):
-        learner.gradient(batch, TokenObjective(loss=failing))
+        learner.gradient(batch, FunctionObjective(loss=failing))
     assert torch.equal(learner.gradient(batch, NLL), wanted)
 
 
@@ -357,7 +357,7 @@ def test_an_objective_may_ask_for_log_probabilities() -> None:
         learner.evaluate(batch, {"logp"})["logp"]
         return -outputs["logp"]
 
-    asking_objective = TokenObjective(loss=asking)
+    asking_objective = FunctionObjective(loss=asking)
     assert torch.equal(learner.gradient(batch, asking_objective), learner.gradient(batch, NLL))
     assert not any("forward" in vars(module) for module in learner.model.modules())
 

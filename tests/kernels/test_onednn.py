@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from groupwise.algorithms.losses import TokenObjective
+from groupwise.algorithms.losses import FunctionObjective
 from groupwise.kernels import onednn as module
 from groupwise.kernels.onednn import reordered_layers
 from groupwise.models import Policy
@@ -194,7 +194,9 @@ def test_while_a_rollout_waits_the_model_is_its_callers() -> None:
     first = next(waiting)
     assert not any("forward" in vars(each) for each in ours.model.modules())
     before = copy.deepcopy(ours.model)
-    optimizer = MasterOptimizer(ours.model.parameters(), OptimizerSettings(learning_rate=0.01))
+    optimizer = MasterOptimizer(
+        dict(ours.model.named_parameters()), OptimizerSettings(learning_rate=0.01)
+    )
     ids = torch.arange(12)[None]
     ours.model(ids).logits.square().mean().backward()
     optimizer.step()
@@ -223,7 +225,7 @@ def test_a_rollout_that_is_given_up_leaves_nothing_behind() -> None:
         assert torch.equal(ours.model(ids).logits, wanted)
 
 
-NLL = TokenObjective(loss=lambda outputs, batch: -outputs["logp"])
+NLL = FunctionObjective(loss=lambda outputs, batch: -outputs["logp"])
 
 
 def test_log_probabilities_without_gradients_are_those_of_the_update() -> None:

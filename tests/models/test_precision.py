@@ -48,7 +48,7 @@ def test_a_wide_head_serves_the_sampler_and_the_learner(model: Path, tmp_path: P
     run = prepared(tmp_path / "run", f"model.path={model}", "model.dtype=bfloat16",
                    "model.head_dtype=float32")  # fmt: skip
     run.trainer.advance()
-    head = run.trainer.policy.backbone
+    head = run.trainer.policy.reader.backbone
     run.close()
     assert head.wide
     # The learner's own pass: hidden states of one row, and from them logits without rounding.
@@ -99,7 +99,7 @@ def test_without_bitsandbytes_both_of_its_settings_say_so(
         load_policy(model, quantization="nf4")
     settings = OptimizerSettings(name="adamw_8bit")
     with pytest.raises(UsageError, match="optimizer.name = 'adamw_8bit': needs bitsandbytes"):
-        MasterOptimizer([nn.Parameter(torch.zeros(1))], settings)
+        MasterOptimizer({"w": nn.Parameter(torch.zeros(1))}, settings)
 
 
 def moved(name: Any, *, break_after: int | None = None) -> tuple[MasterOptimizer, torch.Tensor]:
@@ -108,11 +108,11 @@ def moved(name: Any, *, break_after: int | None = None) -> tuple[MasterOptimizer
     weight = nn.Parameter(torch.randn(64, 128, generator=generator))
     target = torch.randn(64, 128, generator=generator)
     settings = OptimizerSettings(name=name, learning_rate=0.01, max_grad_norm=None)
-    optimizer = MasterOptimizer([weight], settings)
+    optimizer = MasterOptimizer({"w": weight}, settings)
     for step in range(10):
         if step == break_after:
             state = copy.deepcopy(optimizer.state())
-            optimizer = MasterOptimizer([weight], settings)
+            optimizer = MasterOptimizer({"w": weight}, settings)
             optimizer.restore(state)
         (weight - target).square().sum().backward()
         optimizer.step()
@@ -124,7 +124,7 @@ def test_moments_of_8_bits_move_weights_as_those_of_32_do() -> None:
     pytest.importorskip("bitsandbytes", reason="needs bitsandbytes (extra quant)")
     optimizer, weight = moved("adamw_8bit")
     _, wanted = moved("adamw")
-    kept = [v for v in optimizer.adam.state[optimizer.masters[0]].values() if torch.is_tensor(v)]
+    kept = [v for v in optimizer.adam.state[optimizer.masters["w"]].values() if torch.is_tensor(v)]
     assert sum(v.numel() * v.element_size() for v in kept) < 2.5 * weight.numel()
     assert float((weight - wanted).abs().mean()) < 0.005
     assert float((weight - moved("adamw")[1]).abs().max()) < 0.05
@@ -216,10 +216,10 @@ def test_an_offloaded_optimiser_moves_weights_as_one_on_the_card_does() -> None:
     for offload in (False, True):
         weight = nn.Parameter(torch.full((4, 4), 0.5, device="cuda", dtype=torch.bfloat16))
         settings = OptimizerSettings(learning_rate=0.1, offload=offload)
-        optimizer = MasterOptimizer([weight], settings)
+        optimizer = MasterOptimizer({"w": weight}, settings)
         for _ in range(3):
             weight.square().sum().backward()
             optimizer.step()
-        assert optimizer.masters[0].is_pinned() is offload
+        assert optimizer.masters["w"].is_pinned() is offload
         results.append(weight.detach().cpu())
     assert torch.equal(*results)

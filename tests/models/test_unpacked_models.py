@@ -17,7 +17,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from groupwise.algorithms.losses import TokenObjective
+from groupwise.algorithms.losses import FunctionObjective
 from groupwise.models import AdapterSettings, Policy, unsupported
 from groupwise.models.loading import with_adapter
 from groupwise.rollouts import GenerateEngine, GroupEngine, make_engine
@@ -72,7 +72,7 @@ def batch_of(groups: list[Group]) -> Batch:
     return replace(batch, advantage=ones, weight=ones / batch.mask.sum())
 
 
-BONUS = TokenObjective(
+BONUS = FunctionObjective(
     loss=lambda outputs, batch: -batch.advantage * outputs["logp"] - 0.1 * outputs["entropy"],
     needs=frozenset({"logp", "entropy"}),
 )
@@ -116,8 +116,8 @@ def test_whole_sequences_give_the_gradient_of_the_packed_form() -> None:
     found = []
     for packs in (True, False):
         learner = TorchLearner(policy, optimizer=STILL, temperature=0.8, tokens_per_microbatch=25)
-        assert learner.packs
-        learner.packs = packs
+        assert learner.reader.packs
+        learner.reader.packs = packs
         learner.optimizer.step = lambda: (0.0, 0.0)  # type: ignore[method-assign]
         model.zero_grad()
         learner.update(batch, BONUS)
@@ -199,7 +199,7 @@ def test_gradients_of_fp16_do_not_vanish_below_its_smallest_number() -> None:
         step, optimizer = learner.optimizer.adam.step, learner.optimizer
         seen: list[torch.Tensor] = []
         optimizer.adam.step = lambda seen=seen, optimizer=optimizer: seen.extend(  # type: ignore[method-assign]
-            m.grad.flatten().clone() for m in optimizer.masters if m.grad is not None
+            m.grad.flatten().clone() for m in optimizer.masters.values() if m.grad is not None
         )
         learner.update(batch, BONUS)
         optimizer.adam.step = step  # type: ignore[method-assign]
@@ -227,7 +227,7 @@ def test_a_batch_without_gradient_moves_nothing_computed_or_skipped() -> None:
     """The momentum of earlier steps would move the weights where zeros are computed, and would not
     where rows are skipped: a setting that saves time must not decide."""
 
-    plain = TokenObjective(
+    plain = FunctionObjective(
         loss=lambda outputs, batch: -batch.advantage * outputs["logp"], skips_zero_advantage=True
     )
 

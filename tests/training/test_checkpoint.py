@@ -144,18 +144,24 @@ def test_names_in_the_manifest_lead_nowhere(tmp_path: Path) -> None:
 
 
 def test_an_older_format_is_read(tmp_path: Path) -> None:
-    """Format 2 had one learner, without a name, and one state of the trainer."""
+    """Format 2 had one learner, without a name, one state of the trainer, and tensors of the
+    optimizer in the order of the parameters."""
     path = save(tmp_path, made(), keep=RetentionPolicy())
     save_file({"w": torch.ones(2)}, path / "weights.safetensors")
     trainer = {"best": 0.5, "best_step": 2, "moved": True, "guard": {"lost": 1}}
-    torch.save({"learner": {"version": 3}, "source": {}, "trainer": trainer}, path / "state.pt")
+    optimizer = {"adam": {"state": {0: {"step": 3}}}, "masters": [torch.ones(1)], "steps": 3}
+    learner = {"version": 3, "optimizer": optimizer}
+    torch.save({"learner": learner, "source": {}, "trainer": trainer}, path / "state.pt")
     manifest = json.loads((path / "manifest.json").read_text()) | {"format": 2}
     (path / "manifest.json").write_text(json.dumps(manifest))
     for name in ("weights.safetensors", "state.pt"):
         forge(path, name, (path / name).read_bytes())
     found = load(path)
     assert found.weights["policy"]["w"].tolist() == [1.0, 1.0]
-    assert found.state["learners"] == {"policy": {"version": 3}}
+    assert found.state["learners"]["policy"] == {
+        "version": 3,
+        "optimizer": {"moments": {0: {"step": 3}}, "masters": {0: torch.ones(1)}, "steps": 3},
+    }
     assert found.state["evaluation"] == {"best": 0.5, "best_step": 2, "last": 3}
     assert found.state["monitor"]["guard"]["bad_steps"] == 1
 

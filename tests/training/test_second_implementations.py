@@ -13,6 +13,7 @@ from torch import Tensor
 
 from groupwise.algorithms import bind
 from groupwise.errors import RunError
+from groupwise.models.weights import PublishedWeights
 from groupwise.rundir.files import RunLog, read_lines
 from groupwise.settings import CheckpointSettings
 from groupwise.training.callbacks import Callback
@@ -83,8 +84,8 @@ class Bandit:
         before = self.logits.detach().clone()
         return lambda: float((self.logits == before).all())
 
-    def weights(self) -> Mapping[str, Tensor]:
-        return {"logits": self.logits}
+    def publish(self) -> PublishedWeights:
+        return PublishedWeights(version=self.version, named=self.trained())
 
     def trained(self) -> Mapping[str, Tensor]:
         return {"logits": self.logits.detach()}

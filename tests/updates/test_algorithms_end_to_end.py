@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from groupwise.algorithms import ALGORITHMS, BoundAlgorithm, bind
-from groupwise.algorithms.losses import TokenObjective
+from groupwise.algorithms.losses import FunctionObjective
 from groupwise.algorithms.properties import broken
 from groupwise.rollouts import GroupEngine
 from groupwise.types import (
@@ -134,7 +134,7 @@ def test_neither_microbatches_nor_skipped_rows_change_the_gradient(given: Given,
         assert_same(gradient(learner(tokens=tokens, skip=skip), batch, algorithm.objective), wanted)
 
 
-IMITATION = TokenObjective(loss=lambda outputs, batch: -batch.advantage * outputs["logp"])
+IMITATION = FunctionObjective(loss=lambda outputs, batch: -batch.advantage * outputs["logp"])
 """−A · log π: what every surrogate is on-policy."""
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from groupwise.algorithms import bind
+from groupwise.errors import UsageError
 from groupwise.types import Batch, Completion, Group, Prompt, ScoredGroups, Scores, Status
 from groupwise.updates import assemble, sequences
 
@@ -105,6 +107,12 @@ def test_more_minibatches_than_groups_split_between_completions() -> None:
     assert [len(step.tokens) for step in steps] == [1] * 9
     rows = sorted(ids(step)[0] for step in steps)
     assert rows == sorted(ids(batch))
+
+
+def test_groups_that_are_judged_together_are_not_split_into_minibatches() -> None:
+    batch = sequences(scored([[1, 0, 0], [1, 0, 1], [0, 1, 0]]))
+    with pytest.raises(UsageError, match="minibatches = 4: .* there are 3 prompts"):
+        assemble(batch, torch.ones(3, 3), bind("dapo").weighting, minibatches=4, whole_groups=True)
 
 
 def test_advantages_per_token_go_to_their_tokens() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from groupwise.algorithms.losses import TokenObjective
+from groupwise.algorithms.losses import FunctionObjective
 from groupwise.rollouts import GroupEngine
 from groupwise.types import Batch, Prompt, Request, Sampling
 from groupwise.updates import OptimizerSettings, TorchLearner, plan
@@ -50,7 +50,7 @@ def test_a_group_of_29_tokens_is_split_where_it_is_half_again_too_large(
     assert sorted(row for rows in split for row in rows.tolist()) == list(range(9))
 
 
-BONUS = TokenObjective(
+BONUS = FunctionObjective(
     loss=lambda outputs, batch: -batch.advantage * outputs["logp"] - 0.1 * outputs["entropy"],
     needs=frozenset({"logp", "entropy"}),
 )
@@ -174,7 +174,7 @@ def test_masters_take_steps_that_bf16_cannot() -> None:
     settings = OptimizerSettings(learning_rate=1e-5, max_grad_norm=None)
     learner = TorchLearner(tiny_policy(model), optimizer=settings)
     norm = model.get_decoder().norm.weight
-    place = next(i for i, p in enumerate(learner.optimizer.parameters) if p is norm)
+    place = next(name for name, p in learner.optimizer.parameters.items() if p is norm)
     before = learner.optimizer.masters[place].detach().clone()
     for _ in range(30):
         learner.update(batch, BONUS)
@@ -201,7 +201,7 @@ def test_inert_rows_are_left_out_without_changing_the_gradient() -> None:
     advantage[[0, 3, 4]] = 0.0
     batch = replace(batch, advantage=advantage)
 
-    plain = TokenObjective(
+    plain = FunctionObjective(
         loss=lambda outputs, batch: -batch.advantage * outputs["logp"], skips_zero_advantage=True
     )
 

@@ -6,14 +6,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from groupwise.updates import Head, token_logprobs
+from groupwise.updates import Projection, token_logprobs
 
 TOKENS, VOCAB, HIDDEN = 300, 50, 24
 ROW = 4 * VOCAB
 
 
 def dense(
-    hidden: Tensor, weight: Tensor, bias: Tensor, target: Tensor, head: Head, allowed: Tensor | None
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    target: Tensor,
+    head: Projection,
+    allowed: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """The same in float64, from all logits at once."""
     z = hidden @ weight.t() + bias
@@ -41,7 +46,7 @@ def test_any_cut_gives_the_whole(
     allowed[torch.arange(TOKENS), target] = True
     hidden, weight, bias = (nn.Parameter(x) for x in parts)
     wide = [x.double().requires_grad_() for x in parts]
-    head = Head(
+    head = Projection(
         weight=weight, bias=bias, softcap=softcap, temperature=0.7,
         chunk_bytes=16 * ROW, keep_bytes=keep * ROW,
     )  # fmt: skip
@@ -50,7 +55,7 @@ def test_any_cut_gives_the_whole(
     assert sum(rows.stop - rows.start for rows in head.chunks(TOKENS)) == TOKENS
     logp, spread = token_logprobs(
         hidden, target, head, entropy=entropy,
-        kept=(lambda rows: allowed[rows]) if truncated else None,
+        support=(lambda rows: allowed[rows]) if truncated else None,
     )  # fmt: skip
     wanted, of_wanted = dense(*wide, target, head, allowed if truncated else None)  # pyright: ignore[reportArgumentType]
     torch.testing.assert_close(logp.double(), wanted, atol=1e-5, rtol=1e-5)
@@ -70,11 +75,13 @@ def test_any_cut_gives_the_whole(
 def test_gradients_are_added_where_they_are_wanted() -> None:
     hidden, weight = torch.randn(20, 24), nn.Parameter(torch.randn(50, 24))
     for _ in range(2):
-        logp, _ = token_logprobs(hidden, torch.arange(20), Head(weight=weight, adds=True))
+        logp, _ = token_logprobs(
+            hidden, torch.arange(20), Projection(weight=weight, accumulate_into_grad=True)
+        )
         logp.sum().backward()
     assert weight.grad is not None
     once = nn.Parameter(weight.detach().clone())
-    token_logprobs(hidden, torch.arange(20), Head(weight=once))[0].sum().backward()
+    token_logprobs(hidden, torch.arange(20), Projection(weight=once))[0].sum().backward()
     assert once.grad is not None
     torch.testing.assert_close(weight.grad, 2 * once.grad)
 
@@ -82,7 +89,7 @@ def test_gradients_are_added_where_they_are_wanted() -> None:
 def test_they_may_be_gone_back_from_twice() -> None:
     """The first time spoils what was kept; the second computes it again."""
     hidden, weight = torch.randn(20, 24, requires_grad=True), nn.Parameter(torch.randn(50, 24))
-    logp, _ = token_logprobs(hidden, torch.arange(20), Head(weight=weight))
+    logp, _ = token_logprobs(hidden, torch.arange(20), Projection(weight=weight))
     first = torch.autograd.grad(logp.sum(), [hidden, weight], retain_graph=True)
     second = torch.autograd.grad(logp.sum(), [hidden, weight])
     for one, other in zip(first, second, strict=True):

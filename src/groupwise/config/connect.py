@@ -64,8 +64,9 @@ def connect(
         reference=reference_kind(config, algorithm, policy.model),
         gradient_checkpointing=config.update.gradient_checkpointing,
         skip_inert_rows=config.update.skip_zero_rows,
+        dropout_seed=config.seed,
     )
-    if config.model.head_dtype == "float32" and not learner.packs:
+    if config.model.head_dtype == "float32" and not learner.reader.packs:
         raise UsageError(
             "model.head_dtype = 'float32': this model cannot be taken apart at its head; set "
             "model.head_dtype = 'model'."

@@ -21,7 +21,7 @@ from groupwise.rollouts.engines.attention import Decode, Prefill
 from groupwise.rollouts.engines.group import PREFILL_TOKENS
 from groupwise.rollouts.sampling import draw
 from groupwise.types import Batch, Limits
-from groupwise.updates import Head, Pack, pack, plan, token_logprobs
+from groupwise.updates import Pack, Projection, pack, plan, token_logprobs
 from groupwise.updates.learner import learning_mode
 
 
@@ -126,11 +126,11 @@ def update_bytes(
             own = _without_content(laid, lambda real: mode.from_tensor(real).to(device))
             hidden = backbone.hidden(own.tokens, own.positions, own.attend)
             layers = live.now - before
-            head = Head(
+            head = Projection(
                 weight=backbone.head.weight,
                 bias=backbone.head.bias,
                 softcap=backbone.softcap,
-                wide=backbone.wide,
+                fp32_logits=backbone.wide,
             )
             logp, _ = token_logprobs(hidden.index_select(0, own.source), own.target, head)
             logp.sum().backward()

@@ -121,7 +121,7 @@ def memory_plan(config: Config, *, sizes: PretrainedConfig | None = None) -> Mem
     with FakeTensorMode() as mode, device:
         place_without_content(model, device)
         plain = config.optimizer.model_copy(update={"name": "adamw", "offload": False})
-        optimizer = MasterOptimizer(model.parameters(), plain)
+        optimizer = MasterOptimizer(dict(model.named_parameters()), plain)
         held = _held(config, algorithm, model, optimizer)
         rollout, update = {}, {}
         with suppress(*UNPLANNED):
@@ -142,7 +142,7 @@ def memory_plan(config: Config, *, sizes: PretrainedConfig | None = None) -> Mem
         update=update,
         prompt=prompt,
         parameters=model.num_parameters(),
-        trained=sum(master.numel() for master in optimizer.masters),
+        trained=sum(master.numel() for master in optimizer.masters.values()),
     )
 
 
@@ -228,8 +228,8 @@ def _held(
     if config.model.quantization is not None:
         small = _four_bit(model)
         weights += sum(math.ceil(p.numel() * NF4_BYTES) - p.nbytes for p in small)
-    own = [m for m, p in zip(optimizer.masters, optimizer.parameters, strict=True) if m is not p]
-    trained = sum(master.numel() for master in optimizer.masters)
+    own = [m for n, m in optimizer.masters.items() if m is not optimizer.parameters[n]]
+    trained = sum(master.numel() for master in optimizer.masters.values())
     here = not config.optimizer.offload or best_device().type == "cpu"
     held = {
         "weights": weights,

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from groupwise.algorithms import BoundAlgorithm
 from groupwise.algorithms.advantages import advantage_inputs
-from groupwise.algorithms.losses import TokenObjective
+from groupwise.algorithms.losses import FunctionObjective
 from groupwise.errors import UsageError
 from groupwise.types import Batch, Outputs, ScoredGroups
 from groupwise.updates import TorchLearner, assemble, sequences
@@ -79,7 +79,7 @@ def inner_products(
         if key not in distinct:
             first.append(row)
         place.append(distinct.setdefault(key, len(distinct)))
-    parameters = sum(p.numel() for p in learner.optimizer.masters)
+    parameters = sum(p.numel() for p in learner.trained().values())
     size = min(parameters, MEMORY_BYTES // (4 * (len(first) + len(others))))
     shorten = _CountSketch.of(parameters, size)
     vectors = torch.zeros(len(first) + len(others), size)
@@ -144,7 +144,7 @@ def coefficients(
     return -len(scored.groups) * rows.view(shape).numpy()
 
 
-_LOG_LIKELIHOOD = TokenObjective(loss=lambda outputs, batch: outputs["logp"])
+_LOG_LIKELIHOOD = FunctionObjective(loss=lambda outputs, batch: outputs["logp"])
 """The objective whose gradient is the sum of ∇ log π over all tokens."""
 
 

@@ -12,14 +12,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from groupwise.algorithms import BoundAlgorithm
 from groupwise.algorithms.advantages import advantage_inputs
 from groupwise.errors import RunError
-from groupwise.models.weights import PublishedWeights
 from groupwise.training.callbacks import Callback
 from groupwise.training.checkpoint.files import Checkpoint, replace_folder
 from groupwise.training.checkpoint.manager import CheckpointManager
@@ -134,6 +132,7 @@ class Trainer:
             minibatches=self.settings.minibatches,
             epochs=self.settings.epochs,
             seed=(self.settings.seed, self.done),
+            whole_groups=self.algorithm.objective.granularity == "group",
         )
         return tuple(steps)
 
@@ -147,17 +146,13 @@ class Trainer:
         with self.watch("the update") as heartbeat:
             for batch in batches:
                 heartbeat()
-                with torch.random.fork_rng():
-                    # An adapter's dropout depends on the seed and the step alone.
-                    torch.manual_seed(self.settings.seed * 1_000_003 + self.policy.version)
-                    updates.append(self.policy.update(batch, self.algorithm.objective))
+                updates.append(self.policy.update(batch, self.algorithm.objective))
         return {POLICY: tuple(updates)}
 
     def _publish(self) -> Metrics:
         """Hand the policy's weights to the engine."""
         with self.watch("the engine to take over new weights"):
-            weights = PublishedWeights(version=self.policy.version, named=self.policy.weights())
-            return self.engine.publish(weights)
+            return self.engine.publish(self.policy.publish())
 
     def run(self) -> None:
         """Train until the last step; whatever ends the run earlier, a checkpoint is written first.

@@ -1,23 +1,29 @@
-"""Optimiser steps, by a `Learner`.
+"""Updates: from scored groups to optimizer steps.
 
-`packing.py` lays the completions of a prompt out as branches of one row, so that the prompt is
-computed once; `logprobs.py` turns hidden states into log-probabilities without ever holding
-[tokens, vocab]; `optimizer.py` keeps float32 masters and the schedule; `torch_learner.py` puts them
-together.
+`assemble.py` turns scored groups into weighted batches. `packing.py` lays out the completions of a
+prompt as branches of one row, so that the prompt is computed once; `unpacked.py` pads models that
+do not allow it. `reader.py` is the module that reads the weights, `heads.py` what it computes from
+hidden states, `logprobs.py` log-probabilities without [tokens, vocab] in memory. `optimizer.py`
+keeps float32 master weights and the schedule; `learner.py` joins them.
 """
 
 from groupwise.settings import OptimizerSettings
 from groupwise.updates.assemble import assemble, sequences
+from groupwise.updates.heads import Head, LanguageModelHead
 from groupwise.updates.learner import TorchLearner
-from groupwise.updates.logprobs import Head, token_logprobs
+from groupwise.updates.logprobs import Projection, token_logprobs
 from groupwise.updates.optimizer import MasterOptimizer, learning_rate
 from groupwise.updates.packing import Pack, TreeAttention, pack, plan
+from groupwise.updates.reader import Reader
 
 __all__ = [
     "Head",
+    "LanguageModelHead",
     "MasterOptimizer",
     "OptimizerSettings",
     "Pack",
+    "Projection",
+    "Reader",
     "TorchLearner",
     "TreeAttention",
     "assemble",

@@ -1,4 +1,4 @@
-"""From scored groups to the batches of optimiser steps."""
+"""From scored groups to the batches of optimizer steps."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from groupwise.errors import UsageError
 from groupwise.types import Batch, ScoredGroups
 
 Weighting = Callable[
@@ -18,19 +19,19 @@ Weighting = Callable[
 
 
 def sequences(scored: ScoredGroups, *, excluded: bool = False) -> Batch:
-    """One row per completion, in the order prompt · group; advantages and weights still 0.
+    """One row per completion in the order prompt · group, with advantages and weights of 0.
 
-    Rows that could not be judged or that a filter excludes keep their tokens but lose their mask,
+    Rows that could not be judged, or that a filter excludes, keep their tokens but lose their mask,
     so nothing is computed from them.
 
     Args:
-        scored: groups with their scores.
-        excluded: whether the rows that a filter excludes keep their mask: they are in the
-            statistics of their groups, and so is whatever is taken off their rewards.
+        scored: groups with their scores; none gives a batch without rows.
+        excluded: whether rows that a filter excludes keep their mask: they are part of the
+            statistics of their group, and so are penalties on their rewards.
     """
     completions = [completion for group in scored.groups for completion in group.completions]
-    length = torch.tensor([len(c.tokens) for c in completions])
-    shape = (len(completions), int(length.max()))
+    length = torch.tensor([len(c.tokens) for c in completions], dtype=torch.long)
+    shape = (len(completions), max(length.tolist(), default=0))
     tokens = torch.zeros(shape, dtype=torch.long)
     mask = torch.zeros(shape, dtype=torch.bool)
     sampler = torch.zeros(shape)
@@ -43,7 +44,7 @@ def sequences(scored: ScoredGroups, *, excluded: bool = False) -> Batch:
         if used[row]:
             mask[row, :n] = torch.as_tensor(completion.mask, dtype=torch.bool)
     kept = tuple(c.kept for c in completions)
-    sizes = torch.tensor([len(group) for group in scored.groups])
+    sizes = torch.tensor([len(group) for group in scored.groups], dtype=torch.long)
     return Batch(
         prompts=tuple(
             torch.as_tensor(group.prompt_tokens, dtype=torch.long) for group in scored.groups
@@ -68,11 +69,12 @@ def assemble(
     minibatches: int = 1,
     epochs: int = 1,
     seed: tuple[int, ...] = (0,),
+    whole_groups: bool = False,
 ) -> list[Batch]:
-    """The batches of the optimiser steps that one batch of rollouts feeds, epoch after epoch.
+    """The batches of the optimizer steps on one batch of rollouts, epoch after epoch.
 
-    The weights of each are normalised over it as a whole, before anything is split or skipped.
-    Minibatches hold whole groups, shuffled by `seed`, as long as there are groups enough; otherwise
+    Weights are normalised over each step as a whole, before anything is split or skipped. With at
+    least as many groups as minibatches, these hold whole groups, shuffled by `seed`; otherwise
     whole completions.
 
     Args:
@@ -80,9 +82,18 @@ def assemble(
         advantage: per completion, or per token.
         weighting: from (mask, group) to the weight of every token.
         keep: the rows that the loss may use; None: all that have a mask.
-        minibatches: optimiser steps per epoch.
+        minibatches: optimizer steps per epoch.
         epochs: passes over the rollouts (μ).
+        whole_groups: never split a group, because the objective judges groups.
+
+    Raises:
+        UsageError: groups have to stay whole and are fewer than the minibatches.
     """
+    if whole_groups and minibatches > max(1, len(batch.prompts)):
+        raise UsageError(
+            f"update.minibatches = {minibatches}: the objective compares the completions of a "
+            f"prompt, and there are {len(batch.prompts)} prompts; use at most that many."
+        )
     rows, time = batch.tokens.shape
     if keep is not None:
         batch = replace(batch, mask=batch.mask & keep.flatten()[:, None])

@@ -1,4 +1,4 @@
-"""Log-probabilities from hidden states, in chunks, so that [tokens, vocab] never exists."""
+"""Log-probabilities from hidden states, in chunks: [tokens, vocab] never exists as a whole."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ KEEP_BYTES = 224 * 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Head:
-    """The output projection and what is done to its logits before the softmax.
+class Projection:
+    """The output projection and what is applied to its logits before the softmax.
 
     Attributes:
-        weight, bias: of the projection.
-        softcap: logits become softcap · tanh(logits / softcap) where it is set.
-        temperature: the sampler's; logits are divided by it, so that log-probabilities are of what
-            was sampled from.
-        chunk_bytes: size of one float32 logits buffer beside what is kept; two and a half exist at
-            a time.
-        keep_bytes: probabilities kept for the backward pass up to this size, all in one buffer, and
-            recomputed beyond it.
-        wide: compute the product in float32 whatever the type of its factors.
-        adds: add the gradient of the weight to `weight.grad`, where there is one, instead of
-            handing it to autograd to be added.
+        weight, bias: parameters of the projection.
+        softcap: if set, logits become softcap · tanh(logits / softcap).
+        temperature: of the sampler; logits are divided by it.
+        chunk_bytes: size of one float32 buffer of logits besides those kept; up to two and a half
+            exist at one time.
+        keep_bytes: size of the buffer of probabilities kept for the backward pass; those beyond it
+            are recomputed.
+        fp32_logits: compute logits in float32 whatever the type of the factors.
+        accumulate_into_grad: add the gradient of the weight to an existing `weight.grad` in place
+            instead of returning it to autograd. Saves a buffer of the weight's size; sums of many
+            microbatches are rounded more often.
     """
 
     weight: Tensor
@@ -41,18 +41,18 @@ class Head:
     temperature: float = 1.0
     chunk_bytes: int = CHUNK_BYTES
     keep_bytes: int = KEEP_BYTES
-    wide: bool = False
-    adds: bool = False
+    fp32_logits: bool = False
+    accumulate_into_grad: bool = False
 
     def kept(self, tokens: int) -> int:
-        """Of how many tokens, the first ones, the probabilities are kept."""
+        """How many tokens, from the first, have their probabilities kept."""
         size = self.weight.element_size()
-        # In 16 bits the backward pass rounds its gradient of the logits beside them.
+        # With 16-bit weights the backward pass holds a rounded copy of the gradient as well.
         each = len(self.weight) * (4 + size if size < 4 else size)
         return 0 if self.softcap is not None else min(tokens, self.keep_bytes // each // 16 * 16)
 
     def chunks(self, tokens: int) -> list[slice]:
-        """What is multiplied at once: all that is kept, and the rest in chunks."""
+        """Rows multiplied at once: all that are kept, then the rest in chunks."""
         kept = self.kept(tokens)
         return ([slice(0, kept)] if kept else []) + self.pieces(slice(kept, tokens))
 
@@ -62,20 +62,21 @@ class Head:
         return [slice(i, min(i + size, rows.stop)) for i in range(rows.start, rows.stop, size)]
 
 
-Kept = Callable[[slice], Bool[Tensor, "chunk vocab"]]
+Support = Callable[[slice], Bool[Tensor, "chunk vocab"]]
+"""For truncated sampling, which tokens could have been drawn in a slice of the rows."""
 
 
 def token_logprobs(
     hidden: Float[Tensor, "tokens hidden"],
     target: Int[Tensor, "tokens"],
-    head: Head,
+    head: Projection,
     *,
     entropy: bool = False,
-    kept: Kept | None = None,
+    support: Support | None = None,
 ) -> tuple[Float[Tensor, "tokens"], Float[Tensor, "tokens"] | None]:
-    """log π(target | hidden) and, if asked for, the entropy of π at every token; differentiable.
+    """log π(target | hidden) and, on request, the entropy of π at every token; differentiable.
 
-        z    = cap(hidden · Wᵀ + b) / temperature,   −inf outside the kept set
+        z    = cap(hidden · Wᵀ + b) / temperature,   −inf outside the support
         logp = z[target] − logsumexp(z)
         H    = −Σ_v π_v log π_v
 
@@ -84,20 +85,20 @@ def token_logprobs(
         target: the tokens they predict.
         head: projection, soft cap, temperature, sizes of buffers.
         entropy: whether to compute H.
-        kept: for truncated sampling, which tokens a chunk's rows could have drawn.
+        support: for truncated sampling, which tokens could have been drawn.
 
     Returns:
         float32 (float64 for a float64 model); memory linear in the chunk, not in tokens × vocab.
     """
     anchor = head.weight if head.weight.requires_grad else None
     apply: Any = _TokenLogprobs.apply
-    logp, h = apply(hidden, anchor, head.bias, target, head, entropy, kept)
+    logp, h = apply(hidden, anchor, head.bias, target, head, entropy, support)
     return logp, (h if entropy else None)
 
 
-def _logits(hidden: Tensor, head: Head) -> Tensor:
+def _logits(hidden: Tensor, head: Projection) -> Tensor:
     """z of one chunk, in float32 at least."""
-    z = head_product(hidden, head.weight, wide=head.wide)
+    z = head_product(hidden, head.weight, wide=head.fp32_logits)
     if head.bias is not None:
         z += head.bias
     if z.dtype in (torch.bfloat16, torch.float16):
@@ -108,8 +109,8 @@ def _logits(hidden: Tensor, head: Head) -> Tensor:
 
 
 class _TokenLogprobs(torch.autograd.Function):
-    """Forward in chunks; backward recomputes the logits of a chunk, or uses its kept
-    probabilities. What is element by element goes through a larger first chunk in pieces."""
+    """The forward pass works in chunks; the backward pass recomputes the logits of a chunk, or uses
+    the probabilities kept of the first one. Element-wise work runs through that chunk in pieces."""
 
     @staticmethod
     def forward(
@@ -118,9 +119,9 @@ class _TokenLogprobs(torch.autograd.Function):
         weight: Tensor | None,
         bias: Tensor | None,
         target: Tensor,
-        head: Head,
+        head: Projection,
         entropy: bool,
-        kept: Kept | None,
+        support: Support | None,
     ) -> tuple[Tensor, Tensor]:
         wide = torch.float64 if hidden.dtype == torch.float64 else torch.float32
         logp = torch.empty(len(hidden), dtype=wide, device=hidden.device)
@@ -130,8 +131,8 @@ class _TokenLogprobs(torch.autograd.Function):
             whole = _logits(hidden[rows], head)
             for part in head.pieces(rows):
                 z = _within(whole, rows, part)
-                if kept is not None:
-                    z.masked_fill_(~kept(part), float("-inf"))
+                if support is not None:
+                    z.masked_fill_(~support(part), float("-inf"))
                 own = z.gather(-1, target[part, None]).squeeze(-1)
                 logp[part] = own - active().softmax_(z)
                 if entropy:
@@ -141,7 +142,7 @@ class _TokenLogprobs(torch.autograd.Function):
                 ctx.probs = whole
             del whole
         ctx.save_for_backward(hidden, target, h)
-        ctx.head, ctx.entropy, ctx.kept = head, entropy, kept
+        ctx.head, ctx.entropy, ctx.support = head, entropy, support
         return logp, h
 
     @staticmethod
@@ -150,10 +151,10 @@ class _TokenLogprobs(torch.autograd.Function):
         ctx: Any, *grads: Tensor
     ) -> tuple[Tensor | None, ...]:
         hidden, _, h = ctx.saved_tensors
-        head: Head = ctx.head
+        head: Projection = ctx.head
         want_hidden, want_weight, want_bias = ctx.needs_input_grad[:3]
         d_hidden = torch.empty_like(hidden) if want_hidden else None
-        added = accumulable_grad(head.weight) if head.adds else None
+        added = accumulable_grad(head.weight) if head.accumulate_into_grad else None
         d_weight = added
         d_bias = h.new_zeros(len(head.weight)) if want_bias else None
         for rows in head.chunks(len(hidden)):
@@ -175,14 +176,14 @@ class _TokenLogprobs(torch.autograd.Function):
 
 
 def _within(whole: Tensor, rows: slice, part: slice) -> Tensor:
-    """The rows of a part, of a tensor that has all of `rows`."""
+    """The rows of a part, from a tensor that holds `rows`."""
     return whole[part.start - rows.start : part.stop - rows.start]
 
 
 def _logits_gradient(ctx: Any, rows: slice, grad: Tensor, grad_h: Tensor) -> Tensor:
     """The gradient of one chunk's logits, before soft cap and temperature."""
     _, target, h = ctx.saved_tensors
-    head: Head = ctx.head
+    head: Projection = ctx.head
     whole, fresh = ctx.probs if rows.start == 0 else None, False
     if whole is None:
         whole, fresh = _logits(ctx.saved_tensors[0][rows], head), True
@@ -191,11 +192,11 @@ def _logits_gradient(ctx: Any, rows: slice, grad: Tensor, grad_h: Tensor) -> Ten
     for part in head.pieces(rows):
         p, slope, extra = _within(whole, rows, part), None, None
         if fresh:
-            if ctx.kept is not None:
-                p.masked_fill_(~ctx.kept(part), float("-inf"))
+            if ctx.support is not None:
+                p.masked_fill_(~ctx.support(part), float("-inf"))
             if head.softcap is not None:
-                # d cap(x)/dx = 1 − (cap(x)/softcap)², and z·temperature is cap(x); 0 where −inf
-                # was filled in.
+                # d cap(x)/dx = 1 − (cap(x)/softcap)², where cap(x) = z · temperature; 0 where z was
+                # masked to −inf.
                 slope = 1 - (p * (head.temperature / head.softcap)).nan_to_num(neginf=1.0).square()
             active().softmax_(p)
         if ctx.entropy:
@@ -209,3 +210,23 @@ def _logits_gradient(ctx: Any, rows: slice, grad: Tensor, grad_h: Tensor) -> Ten
         if head.temperature != 1.0:
             d /= head.temperature
     return whole
+
+
+def logits_logprobs(
+    logits: Float[Tensor, "tokens vocab"],
+    target: Int[Tensor, "tokens"],
+    *,
+    temperature: float,
+    entropy: bool = False,
+    support: Bool[Tensor, "tokens vocab"] | None = None,
+) -> tuple[Float[Tensor, "tokens"], Float[Tensor, "tokens"] | None]:
+    """log π(target) and, on request, the entropy, as `token_logprobs`, from all logits at once."""
+    z = (logits if logits.dtype == torch.float64 else logits.float()) / temperature
+    if support is not None:
+        z = z.masked_fill(~support, float("-inf"))
+    logs = z.log_softmax(-1)
+    logp = logs.gather(-1, target[:, None]).squeeze(-1)
+    if not entropy:
+        return logp, None
+    finite = logs if support is None else logs.masked_fill(~support, 0.0)
+    return logp, -(logs.exp() * finite).sum(-1)

@@ -1,24 +1,24 @@
-"""AdamW on float32 masters, gradient clipping, and the learning-rate schedule."""
+"""AdamW on float32 master weights, gradient clipping, and the learning-rate schedule."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from statistics import fmean
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from groupwise.errors import UsageError
+from groupwise.errors import RunError, UsageError
 from groupwise.settings import OptimizerSettings
 
 SCALE = 1024.0
-"""What the loss of an fp16 model is multiplied by; a power of 4, so that its root is exact."""
+"""Initial loss scale of an fp16 model; a power of 4, so that its square root is exact."""
 
 
 def learning_rate(step: int, settings: OptimizerSettings, *, total_steps: int = 0) -> float:
-    """The rate of optimiser step `step`, counted from 0.
+    """The learning rate of optimizer step `step`, counted from 0.
 
         warm-up: rate · (step + 1) / warmup_steps
         after:   rate · (f + (1 − f) · decay(x)),  x = (step − warmup) / (total − warmup)
@@ -43,52 +43,56 @@ def learning_rate(step: int, settings: OptimizerSettings, *, total_steps: int = 
 class MasterOptimizer:
     """AdamW whose weights and gradients are float32 whatever the model computes in.
 
-    bf16 has 8 bits of mantissa: a weight of 1 cannot take a step of 1e-6. So a model in bf16 or
-    fp16 gets float32 masters; gradients are added to theirs as each microbatch's backward pass
-    produces them, and the model's copy is refreshed after the step. A float32 or float64 model is
-    its own master, at no cost.
+    bf16 has 8 bits of mantissa: a weight of 1 cannot take a step of 1e-6. So parameters in bf16 or
+    fp16 get float32 master weights, to which the gradients of each microbatch are added as its
+    backward pass produces them; the model's copy is refreshed after the step. A float32 or float64
+    parameter is its own master.
 
     Args:
-        parameters: those that require gradients are trained.
+        named: all parameters of the model by name; those that require a gradient are trained.
         settings: of AdamW and its schedule.
-        total_steps: optimiser steps of the run, where a decaying schedule ends.
+        total_steps: optimizer steps of the run, where a decaying schedule ends.
 
     Attributes:
-        scale: what the loss is to be multiplied by before its backward pass, and is divided out
-            again here. fp16 ends at 6e-8, where the gradients of a batch of many tokens begin.
+        parameters, masters: trained parameters and their master weights, by name.
+        scale: factor to multiply the loss by before the backward pass; divided out again here.
+            The smallest number of fp16 is 6e-8, where the gradients of large batches begin.
     """
 
     def __init__(
         self,
-        parameters: Iterable[nn.Parameter],
+        named: Mapping[str, nn.Parameter],
         settings: OptimizerSettings,
         *,
         total_steps: int = 0,
     ) -> None:
         self.settings, self.total_steps = settings, total_steps
-        everything = list(parameters)
-        self.parameters = [p for p in everything if p.requires_grad]
-        self.masters = [_master(p, offload=settings.offload) for p in self.parameters]
+        self.parameters = {name: p for name, p in named.items() if p.requires_grad}
+        self.masters = {
+            name: _master(p, offload=settings.offload) for name, p in self.parameters.items()
+        }
+        self._separate = {n: m for n, m in self.masters.items() if m is not self.parameters[n]}
         self._hooks = [
-            parameter.register_post_accumulate_grad_hook(_into(master))
-            for parameter, master in zip(self.parameters, self.masters, strict=True)
-            if master is not parameter
+            self.parameters[name].register_post_accumulate_grad_hook(_into(master))
+            for name, master in self._separate.items()
         ]
-        self.adam = _adam(self.masters, settings)
+        self.adam = _adam(list(self.masters.values()), settings)
         self.steps = 0
         # Gradients of a float32 adapter come through the fp16 layers above it.
-        self.scale = SCALE if any(p.dtype == torch.float16 for p in everything) else 1.0
+        self.scale = SCALE if any(p.dtype == torch.float16 for p in named.values()) else 1.0
 
     def step(self) -> tuple[float, float]:
         """Clip, step, refresh; returns the norm before clipping and the rate used.
 
-        A gradient that is not finite changes nothing: the step is left out and the norm returned
-        tells. Nor does a gradient of exactly 0: whether rows that teach nothing were computed or
-        skipped must not decide whether the momentum of earlier steps moves the weights.
+        A gradient that is not finite skips the step. So does a gradient of exactly 0: whether rows
+        without a gradient were computed or left out must not decide whether the momentum of earlier
+        steps moves the weights.
         """
         limit = self.settings.max_grad_norm
         self._unscale()
-        norm = float(nn.utils.clip_grad_norm_(self.masters, math.inf if limit is None else limit))
+        norm = float(
+            nn.utils.clip_grad_norm_(self.masters.values(), math.inf if limit is None else limit)
+        )
         rate = learning_rate(self.steps, self.settings, total_steps=self.total_steps)
         if not math.isfinite(norm):
             self.scale = max(1.0, self.scale / SCALE**0.5)
@@ -102,21 +106,22 @@ class MasterOptimizer:
         return norm, rate
 
     def clear(self) -> None:
-        """Leave no gradient: the next batch begins with none."""
+        """Discard all gradients."""
         self.adam.zero_grad(set_to_none=True)
 
     @torch.no_grad()
-    def take(self) -> Tensor:
-        """The gradient of all masters as one vector; 0 where none came. None is left behind."""
+    def pop_gradient(self) -> Tensor:
+        """The gradient of all masters as one vector, 0 where there is none; discards it."""
         self._unscale()
-        grads = [torch.zeros_like(m) if m.grad is None else m.grad for m in self.masters]
+        masters = self.masters.values()
+        grads = [torch.zeros_like(m) if m.grad is None else m.grad for m in masters]
         self.clear()
         return torch.cat([grad.flatten() for grad in grads])
 
     @torch.no_grad()
     def _unscale(self) -> None:
         if self.scale != 1.0:
-            for master in self.masters:
+            for master in self.masters.values():
                 if master.grad is not None:
                     master.grad.div_(self.scale)
 
@@ -127,45 +132,62 @@ class MasterOptimizer:
         def sums() -> list[tuple[float, float]]:
             """Two sums per parameter, which almost any change shows in."""
             with torch.no_grad():
-                wide = (master.double() for master in self.masters)
+                wide = (master.double() for master in self.masters.values())
                 return [(float(w.sum()), float(w.square().sum())) for w in wide]
 
         before = sums()
         return lambda: fmean(float(a == b) for a, b in zip(before, sums(), strict=True))
 
-    def release(self) -> None:
-        """Leave the parameters to another optimiser: their gradients no longer come here."""
+    def remove_hooks(self) -> None:
+        """Leave the parameters to another optimizer: their gradients are no longer moved here."""
         for hook in self._hooks:
             hook.remove()
 
     @torch.no_grad()
     def _refresh(self) -> None:
-        for parameter, master in zip(self.parameters, self.masters, strict=True):
-            if master is not parameter:
-                parameter.copy_(master)
+        for name, master in self._separate.items():
+            self.parameters[name].copy_(master)
 
     def state(self) -> dict[str, Any]:
         """Everything a resumed run needs, as tensors and plain numbers."""
-        own = [m.detach() for p, m in zip(self.parameters, self.masters, strict=True) if m is not p]
+        moments = self.adam.state_dict()["state"]
         return {
-            "adam": self.adam.state_dict(),
-            "masters": own,
+            "moments": {n: moments[i] for i, n in enumerate(self.masters) if i in moments},
+            "masters": {name: master.detach() for name, master in self._separate.items()},
             "steps": self.steps,
             "scale": self.scale,
         }
 
     @torch.no_grad()
-    def restore(self, state: dict[str, Any]) -> None:
-        self.adam.load_state_dict(state["adam"])
-        own = [m for p, m in zip(self.parameters, self.masters, strict=True) if m is not p]
-        for master, saved in zip(own, state["masters"], strict=True):
-            master.copy_(saved)
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Set the state back to what `state` returned.
+
+        Raises:
+            RunError: the state is of other parameters.
+        """
+        moments = _by_name(state["moments"], list(self.masters))
+        masters = _by_name(state["masters"], list(self._separate))
+        if not moments.keys() <= self.masters.keys() or masters.keys() != self._separate.keys():
+            raise RunError(
+                "optimizer state: is of other parameters; resume with the settings of the run's "
+                "config.json."
+            )
+        found = {i: moments[name] for i, name in enumerate(self.masters) if name in moments}
+        self.adam.load_state_dict({**self.adam.state_dict(), "state": found})
+        for name, saved in masters.items():
+            self._separate[name].copy_(saved)
         self.steps, self.scale = state["steps"], state.get("scale", self.scale)
         self._refresh()
 
 
+def _by_name(saved: Mapping[Any, Any], names: list[str]) -> dict[str, Any]:
+    """State by name; states of older formats are keyed by position."""
+    return {names[key] if isinstance(key, int) else key: value for key, value in saved.items()}
+
+
 def _master(parameter: nn.Parameter, *, offload: bool) -> nn.Parameter:
-    """What the optimiser changes in place of a parameter; the parameter itself where it can."""
+    """The tensor that the optimizer steps: the parameter itself, if it is float32 or wider and in
+    place, or a float32 copy."""
     away = offload and parameter.device.type != "cpu"
     low = parameter.dtype in (torch.bfloat16, torch.float16)
     if not low and not away:
@@ -194,7 +216,7 @@ def _adam(masters: list[nn.Parameter], settings: OptimizerSettings) -> torch.opt
 
 
 def _into(master: nn.Parameter) -> Any:
-    """A hook that moves a parameter's finished gradient into its master's."""
+    """A hook that adds the finished gradient of a parameter to that of its master."""
 
     def move(parameter: Tensor) -> None:
         if parameter.grad is not None:

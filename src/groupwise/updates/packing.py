@@ -1,17 +1,17 @@
-"""Completions as branches: a prompt once, then its completions, each seeing the prompt and itself.
+"""Packed microbatches: a prompt once, then its completions as branches that attend to it.
 
-A pack is one flat row of tokens,
+A pack is one flat row of tokens without padding,
 
     [prompt a][a's 1st completion][a's 2nd completion] … [prompt b][b's 1st completion] …
 
-with positions that restart after the prompt for every branch. Nothing in it is padding. The last
-token of a completion predicts nothing and is left out; the last token of the prompt predicts the
-first token of every branch.
+Position ids restart after the prompt for every branch. The state of a prompt's last token predicts
+the first token of each of its branches. The last token of a completion predicts nothing, so it is
+left out unless a head reads the state after it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,8 +21,8 @@ from torch import Tensor
 from groupwise.kernels import Tree, active
 from groupwise.types import Batch
 
-WHOLE = 1.5
-"""A group stays in one microbatch while it has no more than so many times the tokens of one."""
+SPLIT_ABOVE = 1.5
+"""A group is split over several microbatches when it exceeds the tokens of one by this factor."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,25 +32,25 @@ class Pack:
     Attributes:
         rows: which rows of the batch it computes.
         tokens, positions: what the model is given.
-        attend: who sees whom.
-        source: for every predicted token, the packed position whose hidden state predicts it.
-        target: the predicted tokens.
-        row, time: where they stand in `batch.rows(rows)`.
+        attend: which tokens attend to which.
+        source: for every read, the packed position of the hidden state.
+        target: the token that follows each read.
+        row, time: the place of each read in `batch.rows(rows)`.
     """
 
     rows: Int[Tensor, "rows"]
     tokens: Int[Tensor, "packed"]
     positions: Int[Tensor, "packed"]
     attend: TreeAttention
-    source: Int[Tensor, "predicted"]
-    target: Int[Tensor, "predicted"]
-    row: Int[Tensor, "predicted"]
-    time: Int[Tensor, "predicted"]
+    source: Int[Tensor, "reads"]
+    target: Int[Tensor, "reads"]
+    row: Int[Tensor, "reads"]
+    time: Int[Tensor, "reads"]
 
 
 class TreeAttention(Tree):
-    """Attention of a pack: prompts causal among themselves, branches to their prompt and causally
-    to themselves."""
+    """Attention of a pack: prompts attend causally to themselves, branches to their prompt and
+    causally to themselves."""
 
     def __call__(
         self,
@@ -68,13 +68,20 @@ class TreeAttention(Tree):
         )
 
 
-def plan(batch: Batch, rows: Int[Tensor, "rows"], *, tokens: int) -> list[Int[Tensor, "_"]]:
-    """Split rows into microbatches of about `tokens` packed tokens, completions of one prompt
-    together.
+def plan(
+    batch: Batch, rows: Int[Tensor, "rows"], *, tokens: int, whole_groups: bool = False
+) -> list[Int[Tensor, "_"]]:
+    """Split rows into microbatches of about `tokens` packed tokens, keeping groups together.
 
-    A completion is never split. The completions of one prompt are spread over several microbatches
-    only where they are more than half again too many for one, and then the prompt is computed once
-    in each. Groups are taken in order of length, so that the rectangles of attention fit.
+    A completion is never split. A group is split only if it has more than `SPLIT_ABOVE` times the
+    tokens of a microbatch; its prompt is then computed once in each. Groups are taken in order of
+    length, which keeps the rectangles of attention small.
+
+    Args:
+        batch: the batch.
+        rows: the rows to compute; none gives no microbatch.
+        tokens: packed tokens of a microbatch.
+        whole_groups: never split a group, whatever its size.
     """
     groups: dict[int, list[int]] = {}
     for row in rows.tolist():
@@ -91,7 +98,7 @@ def plan(batch: Batch, rows: Int[Tensor, "rows"], *, tokens: int) -> list[Int[Te
             plans.append(current)
             current, room = [], tokens
         room -= prompt
-        splits = whole > WHOLE * tokens
+        splits = not whole_groups and whole > SPLIT_ABOVE * tokens
         for row in groups[group]:
             if splits and current and length[row] > room:
                 plans.append(current)
@@ -103,16 +110,41 @@ def plan(batch: Batch, rows: Int[Tensor, "rows"], *, tokens: int) -> list[Int[Te
     return [torch.tensor(rows) for rows in plans]
 
 
-def pack(batch: Batch, rows: Int[Tensor, "rows"], *, device: torch.device) -> Pack:
-    """Lay some rows of a batch out as one packed row."""
-    group = batch.group[rows].tolist()
-    length = batch.length[rows].tolist()
+def read_positions(
+    batch: Batch, reads: Collection[str]
+) -> tuple[Int[Tensor, "reads"], Int[Tensor, "reads"], Int[Tensor, "reads"]]:
+    """Row, time and following token of every state that a head reads: "before" each token the
+    policy wrote, and "after" the last token of each row, where time is the length of the row."""
+    row = torch.zeros(0, dtype=torch.long)
+    time = target = row
+    if "before" in reads:
+        row, time = batch.mask.nonzero(as_tuple=True)
+        target = batch.tokens[row, time]
+    if "after" in reads:
+        row = torch.cat([row, torch.arange(len(batch.length))])
+        time = torch.cat([time, batch.length])
+        target = torch.cat([target, torch.zeros_like(batch.length)])
+    return row, time, target
+
+
+def pack(
+    batch: Batch,
+    rows: Int[Tensor, "rows"],
+    *,
+    device: torch.device,
+    reads: Collection[str] = ("before",),
+) -> Pack:
+    """Lay out rows of a batch as one packed row, with the states that a head reads."""
+    own = batch.rows(rows)
+    group, length = own.group.tolist(), own.length.tolist()
     prompts = sorted(set(group))
     place: dict[int, int] = {}
-    pieces: list[Tensor] = []
-    positions: list[Tensor] = []
+    none = torch.zeros(0, dtype=torch.long)
+    pieces, positions = [none], [none]
     starts: list[int] = []
     filled = 0
+    unread = 0 if "after" in reads else 1
+    given = (own.length - unread).clamp(min=0)
     members: dict[int, list[int]] = {g: [] for g in prompts}
     for row, g in enumerate(group):
         members[g].append(row)
@@ -125,17 +157,15 @@ def pack(batch: Batch, rows: Int[Tensor, "rows"], *, device: torch.device) -> Pa
         positions.append(torch.arange(len(prompt)))
         filled += len(prompt)
         for row in members[g]:
-            given = max(0, length[row] - 1)
+            size = max(0, length[row] - unread)
             branch_start[row] = filled
-            pieces.append(batch.tokens[rows[row], :given])
-            positions.append(torch.arange(len(prompt), len(prompt) + given))
-            filled += given
-    prompt_length = torch.tensor([len(batch.prompts[g]) for g in prompts])
-    owner = torch.tensor([place[g] for g in group])
-    start, branch = torch.tensor(starts), torch.tensor(branch_start)
-    given = (batch.length[rows] - 1).clamp(min=0)
-    mask = batch.mask[rows, : max(length)]
-    row, time = mask.nonzero(as_tuple=True)
+            pieces.append(own.tokens[row, :size])
+            positions.append(torch.arange(len(prompt), len(prompt) + size))
+            filled += size
+    prompt_length = _whole([len(batch.prompts[g]) for g in prompts])
+    owner = _whole([place[g] for g in group])
+    start, branch = _whole(starts), _whole(branch_start)
+    row, time, target = read_positions(own, reads)
     last_of_prompt = (start + prompt_length - 1)[owner]
     source = torch.where(time == 0, last_of_prompt[row], branch[row] + time - 1)
     return Pack(
@@ -144,10 +174,15 @@ def pack(batch: Batch, rows: Int[Tensor, "rows"], *, device: torch.device) -> Pa
         positions=torch.cat(positions).to(device),
         attend=_tree(start, prompt_length, branch, given, owner, packed=filled, device=device),
         source=source.to(device),
-        target=batch.tokens[rows][row, time].to(device),
+        target=target.to(device),
         row=row.to(device),
         time=time.to(device),
     )
+
+
+def _whole(numbers: list[int]) -> Int[Tensor, "_"]:
+    """Whole numbers as a tensor, also where there are none."""
+    return torch.tensor(numbers, dtype=torch.long)
 
 
 def _tree(
@@ -160,7 +195,7 @@ def _tree(
     packed: int,
     device: torch.device,
 ) -> TreeAttention:
-    """The rectangles of a pack and the way back."""
+    """The attention of a pack."""
     prompt_index, prompt_real = _rectangle(start, prompt_length)
     branch_index, branch_real = _rectangle(branch, given)
     inverse = torch.zeros(packed, dtype=torch.long)
@@ -188,18 +223,18 @@ def _tree(
 
 def _rectangle(start: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
     """Packed positions [rows, longest] of spans, 0 in padding, and which cells are real."""
-    step = torch.arange(int(length.max()) if len(length) else 0)
+    step = torch.arange(max(length.tolist(), default=0))
     real = step < length[:, None]
     return torch.where(real, start[:, None] + step, 0), real
 
 
-def kept_mask(
-    kept: Sequence[Sequence[Sequence[int]] | None], row: Tensor, time: Tensor, *, vocab: int
-) -> Bool[Tensor, "predicted vocab"]:
-    """Which tokens truncated sampling could have drawn, for each predicted position."""
+def support_mask(
+    support: Sequence[Sequence[Sequence[int]] | None], row: Tensor, time: Tensor, *, vocab: int
+) -> Bool[Tensor, "reads vocab"]:
+    """Which tokens truncated sampling could have drawn, for each read."""
     mask = torch.ones(len(row), vocab, dtype=torch.bool)
     for place, (r, t) in enumerate(zip(row.tolist(), time.tolist(), strict=True)):
-        ids = kept[r]
+        ids = support[r]
         if ids is not None:
             mask[place] = False
             mask[place, list(ids[t])] = True

@@ -11,7 +11,7 @@ reaches neither values nor gradients.
 
 from groupwise.algorithms.losses.corrections import CORRECTIONS
 from groupwise.algorithms.losses.divergences import DIVERGENCES
-from groupwise.algorithms.losses.objective import PolicyObjective, TokenObjective
+from groupwise.algorithms.losses.objective import FunctionObjective, PolicyObjective
 from groupwise.algorithms.losses.ratios import RATIOS
 from groupwise.algorithms.losses.surrogates import SURROGATES
 from groupwise.algorithms.losses.values import VALUE_LOSSES
@@ -25,5 +25,5 @@ __all__ = [
     "VALUE_LOSSES",
     "WEIGHTINGS",
     "PolicyObjective",
-    "TokenObjective",
+    "FunctionObjective",
 ]

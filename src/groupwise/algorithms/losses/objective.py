@@ -15,20 +15,20 @@ from groupwise.types import Batch, Granularity, Outputs
 
 
 @dataclass(frozen=True, kw_only=True)
-class TokenObjective:
+class FunctionObjective:
     """An objective made of one function.
 
     Attributes:
-        loss: per-token loss from the outputs of the model and the batch.
+        loss: the loss of each token, or of each row, from the outputs of the model and the batch.
         needs, granularity, skips_zero_advantage: as `Objective` explains.
     """
 
-    loss: Callable[[Outputs, Batch], Float[Tensor, "batch time"]]
+    loss: Callable[[Outputs, Batch], Float[Tensor, "batch *time"]]
     needs: frozenset[str] = frozenset({"logp"})
     granularity: Granularity = "token"
     skips_zero_advantage: bool = False
 
-    def __call__(self, outputs: Outputs, batch: Batch) -> Float[Tensor, "batch time"]:
+    def __call__(self, outputs: Outputs, batch: Batch) -> Float[Tensor, "batch *time"]:
         return self.loss(outputs, batch)
 
 

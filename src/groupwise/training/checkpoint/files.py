@@ -36,7 +36,7 @@ def _from_format_2(state: State) -> State:
     trainer, step = state["trainer"], state["step"]
     guard, alerts = trainer.get("guard", {}), trainer.get("alarms", {})
     return {
-        "learners": {"policy": state["learner"]},
+        "learners": {"policy": _by_position(state["learner"])},
         "source": state["source"],
         "evaluation": {
             "best": trainer["best"],
@@ -67,6 +67,14 @@ def _settings_of_format_2(config: Mapping[str, Any]) -> dict[str, Any]:
             section[new] = section.pop(old)
     rest = {key: value for key, value in config.items() if key != "alarms"}
     return {**rest, "alerts": alerts, "guards": guards}
+
+
+def _by_position(learner: State) -> State:
+    """Optimizer state has names of parameters for keys. Here it is listed in their order, which the
+    optimizer alone knows, so positions become the keys that it resolves."""
+    old = dict(learner["optimizer"])
+    moments, masters = old.pop("adam")["state"], dict(enumerate(old["masters"]))
+    return {**learner, "optimizer": {**old, "moments": moments, "masters": masters}}
 
 
 _UPGRADES: Mapping[int, Callable[[State], State]] = {2: _from_format_2}

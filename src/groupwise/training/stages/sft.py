@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from groupwise.algorithms.losses import TokenObjective
+from groupwise.algorithms.losses import FunctionObjective
 from groupwise.errors import UsageError
 from groupwise.models import Policy, load_policy
 from groupwise.models import save_policy as save
@@ -26,7 +26,7 @@ from groupwise.updates import OptimizerSettings, TorchLearner
 OnStep = Callable[[int, Update], None]
 
 
-NEGATIVE_LOG_LIKELIHOOD = TokenObjective(loss=lambda outputs, batch: -outputs["logp"])
+NEGATIVE_LOG_LIKELIHOOD = FunctionObjective(loss=lambda outputs, batch: -outputs["logp"])
 """Token losses −log π(token): the objective of supervised learning."""
 
 
@@ -119,7 +119,7 @@ def fit(
             _check_length(batch, chosen, policy.context)
             yield learner.update(batch, NEGATIVE_LOG_LIKELIHOOD)
     finally:
-        learner.optimizer.release()
+        learner.optimizer.remove_hooks()
     policy.model.eval()
 
 

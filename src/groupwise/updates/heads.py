@@ -1,0 +1,117 @@
+"""Heads: what is computed from the hidden states of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Literal
+
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from groupwise.models import Backbone
+from groupwise.types import Outputs
+from groupwise.updates.logprobs import Projection, logits_logprobs, token_logprobs
+
+Read = Literal["before", "after"]
+"""A hidden state that a head reads: before each token the policy wrote, or after the last token."""
+
+Support = Callable[[slice, int], Bool[Tensor, "tokens vocab"]]
+"""From a slice of the read states and the size of the vocabulary to the tokens that truncated
+sampling could have drawn there."""
+
+
+class Head(nn.Module):
+    """Computes outputs from hidden states, and owns the parameters that this takes.
+
+    Attributes:
+        outputs: names of the `Outputs` it can compute.
+        reads: the states it needs. Column t of its outputs is what was read before token t of a
+            completion; with "after" there is one column more, and what was read after the last
+            token stands at column `length`.
+    """
+
+    outputs: frozenset[str]
+    reads: frozenset[Read] = frozenset({"before"})
+
+    def forward(
+        self,
+        states: Float[Tensor, "tokens hidden"],
+        targets: Int[Tensor, "tokens"],
+        *,
+        names: Collection[str],
+        support: Support | None = None,
+    ) -> Outputs:
+        """Outputs of the states that were asked for.
+
+        Args:
+            states: hidden states, one for each read.
+            targets: the token that follows each state; 0 after the last one.
+            names: of the outputs that are needed.
+            support: for truncated sampling, which tokens could have been drawn.
+        """
+        raise NotImplementedError
+
+
+class LanguageModelHead(Head):
+    """Log-probabilities and entropy under the model's own output projection, which may be tied to
+    its embedding; it has no parameters of its own.
+
+    Args:
+        backbone: the model, whose projection is looked up at every use.
+        temperature: of the sampler; log-probabilities are of the tempered distribution that was
+            sampled from.
+    """
+
+    outputs = frozenset({"logp", "entropy"})
+
+    def __init__(self, backbone: Backbone, *, temperature: float = 1.0) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.temperature = temperature
+
+    def forward(
+        self,
+        states: Float[Tensor, "tokens hidden"],
+        targets: Int[Tensor, "tokens"],
+        *,
+        names: Collection[str],
+        support: Support | None = None,
+    ) -> Outputs:
+        """As `Head.forward`, without holding [tokens, vocab] at one time."""
+        own = self.backbone.head
+        projection = Projection(
+            weight=own.weight,
+            bias=own.bias,
+            softcap=self.backbone.softcap,
+            temperature=self.temperature,
+            fp32_logits=self.backbone.wide,
+            accumulate_into_grad=True,
+        )
+        vocab = len(own.weight)
+        logp, entropy = token_logprobs(
+            states,
+            targets,
+            projection,
+            entropy="entropy" in names,
+            support=None if support is None else lambda rows: support(rows, vocab),
+        )
+        return Outputs(logp=logp, entropy=entropy)
+
+    def of_logits(
+        self,
+        logits: Float[Tensor, "tokens vocab"],
+        targets: Int[Tensor, "tokens"],
+        *,
+        names: Collection[str],
+        support: Support | None = None,
+    ) -> Outputs:
+        """The same from finished logits, for models whose head is more than a projection."""
+        allowed = None if support is None else support(slice(None), logits.shape[-1])
+        logp, entropy = logits_logprobs(
+            logits,
+            targets,
+            temperature=self.temperature,
+            entropy="entropy" in names,
+            support=allowed,
+        )
+        return Outputs(logp=logp, entropy=entropy)
