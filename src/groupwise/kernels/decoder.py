@@ -63,8 +63,9 @@ class CpuDecoder:
         require(positions.dtype == torch.int64, "positions must be int64")
         first, last = torch.aminmax(positions)
         require(0 <= int(first) and int(last) < self.positions, "positions exceed the rotation")
-        if isinstance(attend, DecodeRows) and self.attends:
-            x = self._decoded(x, positions, attend)
+        rows = _decode_rows(attend)
+        if rows is not None and self.attends:
+            x = self._decoded(x, positions, rows)
         else:
             for index, layer in enumerate(self.layers):
                 x = layer(x, index, positions, attend)
@@ -186,3 +187,8 @@ def _signed(rotation: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     cos, sin = rotation
     half = sin.shape[-1] // 2
     return cos.contiguous(), torch.cat([-sin[:, :half], sin[:, half:]], 1)
+
+
+def _decode_rows(attend: object) -> DecodeRows | None:
+    """The rows of a decoding step; None for any other attention."""
+    return attend if isinstance(attend, DecodeRows) else None

@@ -79,7 +79,7 @@ def load_policy(
     tokenizer = _tokenizer(path, _with_tokenizer(place, home), trust_remote_code=trust_remote_code)
     try:
         with without_bars():
-            model, loaded = AutoModelForCausalLM.from_pretrained(
+            found: Any = AutoModelForCausalLM.from_pretrained(
                 home,
                 output_loading_info=True,
                 dtype=DTYPES[dtype],
@@ -88,6 +88,7 @@ def load_policy(
                 quantization_config=four_bits(DTYPES[dtype]) if quantization == "nf4" else None,
                 attn_implementation=None if attention == "auto" else attention,
             )
+            model, loaded = found
     except Exception as error:  # safetensors and transformers raise what they like
         raise UsageError(
             f"model.path = {str(path)!r}: cannot be loaded ({_first_line(error)})."

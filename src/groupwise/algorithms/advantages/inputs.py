@@ -70,7 +70,7 @@ def _column(name: str) -> Callable[[ScoredGroups, Batch], Tensor | None]:
 
 
 def _grouped(rows: Tensor, scored: ScoredGroups) -> Tensor:
-    return rows.unflatten(0, scored.scores.total.shape)
+    return rows.view(*scored.scores.total.shape, *rows.shape[1:])
 
 
 def _rewards(size: int, settings: Mapping[str, Any]) -> Tensor:

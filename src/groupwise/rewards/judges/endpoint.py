@@ -139,8 +139,8 @@ def _address(endpoint: str) -> SplitResult:
         address = urlsplit(endpoint.rstrip("/") + "/chat/completions")
         usable = address.scheme in ("http", "https") and address.hostname and address.port != 0
     except ValueError:
-        usable = False
-    if not usable:
+        address, usable = None, False
+    if address is None or not usable:
         raise UsageError(f"endpoint = {endpoint!r}: must begin with http:// or https://.")
     return address
 

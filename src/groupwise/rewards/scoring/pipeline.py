@@ -164,10 +164,11 @@ def check(part: RewardComponent, returned: Any, call: Call, *, first: bool = Fal
     checked: list[float | None] = []
     failures: list[tuple[str, str] | None] = []
     for item in _items(part, returned, len(call.indices)):
-        failures.append(failed(part, item).failure if isinstance(item, Exception) else None)
-        if failures[-1]:
+        if isinstance(item, Exception):
+            failures.append(failed(part, item).failure)
             checked.append(None)
             continue
+        failures.append(None)
         try:
             value = None if item is None else float(item)
         except (TypeError, ValueError):

@@ -75,7 +75,8 @@ def main(control: socket.socket) -> None:
             _end(worker)
         with contextlib.suppress(ChildProcessError):
             for _ in range(100):
-                os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG) or time.sleep(0.01)
+                if not os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG):
+                    time.sleep(0.01)
 
 
 def _obey(

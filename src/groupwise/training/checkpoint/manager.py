@@ -12,6 +12,7 @@ from torch import Tensor
 from groupwise.errors import RunError
 from groupwise.rewards.cache import RewardCache
 from groupwise.rundir.files import RunLog
+from groupwise.settings.sections import CheckpointSettings
 from groupwise.training.checkpoint.files import (
     Checkpoint,
     RetentionPolicy,
