@@ -41,11 +41,11 @@ def timeless(result: Result) -> dict[str, list[float | None]]:
 def test_an_algorithm_against_itself_is_the_same_run_twice(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given = ["--algorithms", "one=grpo,other=grpo,softrank", "--seeds", "2", "--against", "one"]
+    given = ["--algorithms", "one=grpo,other=grpo,softrank", "--seeds", "3", "--against", "one"]
     assert main(arguments(tmp_path / "x", *given, "--json", str(tmp_path / "x.json"))) == 0
     found = {(r.arm, r.seed): r for r in read_results(tmp_path / "x")}
-    assert len(found) == 6
-    for seed in (0, 1):
+    assert len(found) == 9
+    for seed in (0, 1, 2):
         one, other = found["one", seed], found["other", seed]
         assert timeless(one) == timeless(other)
         assert one.evaluations == other.evaluations
@@ -66,7 +66,7 @@ def test_an_algorithm_against_itself_is_the_same_run_twice(
     before = (tmp_path / "x" / "results" / "one-seed-0.json").stat().st_mtime_ns
     assert main(arguments(tmp_path / "x", *given)) == 0
     assert (tmp_path / "x" / "results" / "one-seed-0.json").stat().st_mtime_ns == before
-    assert main(arguments(tmp_path / "x", *given, "--seeds", "3")) == 2
+    assert main(arguments(tmp_path / "x", *given, "--seeds", "4")) == 2
     assert "was fixed with other seeds" in capsys.readouterr().err
 
 

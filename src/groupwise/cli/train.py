@@ -43,7 +43,7 @@ def train(
 
     given = list(overrides or [])
     if resume is not None:
-        if other := [item for item in given if item.partition("=")[0].strip() == "output"]:
+        if other := [item for item in given if _other_output(item, resume)]:
             raise UsageError(f"--set = {other[0]!r}: --resume names the run directory; drop it.")
         given.append(f"output={json.dumps(resume)}")
     config = load(recipe, given, trust_recipe=trust_recipe)
@@ -103,3 +103,10 @@ def merge(
     print(merge(adapter, output, dtype=dtype, trust_remote_code=trust_remote_code))
     if name is not None:
         print(push(output, name))
+
+
+def _other_output(override: str, folder: str) -> bool:
+    """Whether an override sets `output` to another folder."""
+    name, _, value = override.partition("=")
+    given = Path(value.strip().strip("\"'")).expanduser()
+    return name.strip() == "output" and given.resolve() != Path(folder).expanduser().resolve()
