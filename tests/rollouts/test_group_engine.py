@@ -7,6 +7,7 @@ import torch
 
 import groupwise.testing.engines as contract
 from groupwise.models import unsupported
+from groupwise.models.weights import PublishedWeights
 from groupwise.rollouts import GenerateEngine, GroupEngine, distribution
 from groupwise.testing.engines import make_requests, plain_logits
 from groupwise.types import Group, Sampling
@@ -132,3 +133,23 @@ def test_a_model_that_does_not_fit_is_refused_with_the_reason() -> None:
         lambda module, inputs, output: type(output)(logits=output.logits * 3)
     )
     assert "log-probabilities change" in (unsupported(model) or "")
+
+
+@pytest.mark.parametrize("rows", [4, 8])
+def test_tokens_after_a_publication_carry_the_new_version(rows: int) -> None:
+    policy = tiny_policy(tiny_model("llama"), ends=ENDS)
+    engine, sampling = GroupEngine(policy, max_rows=rows), Sampling(max_tokens=24)
+    engine.publish(PublishedWeights(version=3, named={}))
+    groups = []
+    for group in engine.generate(make_requests(), sampling):
+        if not groups:
+            engine.publish(PublishedWeights(version=4, named={}))
+        groups.append(group)
+    assert {completion.versions for completion in groups[0].completions} == {((0, 3),)}
+    later = [completion.versions for group in groups[1:] for completion in group.completions]
+    assert ((0, 4),) in later, "prompts that were admitted afterwards"
+    for span in later:
+        places, versions = zip(*span, strict=True)
+        assert versions in {(3,), (4,), (3, 4)} and list(places) == sorted(set(places))
+        assert places[0] == 0
+    assert groups[-1].completions[-1].versions[-1][1] == 4
