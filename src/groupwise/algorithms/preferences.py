@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from groupwise.algorithms.advantages.statistics import require_positive
 from groupwise.errors import UsageError
 from groupwise.registry import Registry
 
@@ -56,7 +57,7 @@ def logistic(margin: Float[Tensor, "pair"], *, beta: float = 0.1) -> Float[Tenso
     Source: DPO (2305.18290), equation 7.
     Elsewhere: TRL's and OpenRLHF's "sigmoid".
     """
-    _positive("beta", beta)
+    require_positive("beta", beta)
     return -F.logsigmoid(beta * margin)
 
 
@@ -76,7 +77,7 @@ def hinge(margin: Float[Tensor, "pair"], *, beta: float = 0.1) -> Float[Tensor, 
 
     Source: SLiC-HF (2305.10425); RSO (2309.06657).
     """
-    _positive("beta", beta)
+    require_positive("beta", beta)
     return torch.relu(1 - beta * margin)
 
 
@@ -99,7 +100,7 @@ def square(margin: Float[Tensor, "pair"], *, beta: float = 0.1) -> Float[Tensor,
     Source: IPO (2310.12036), equation 17.
     Elsewhere: TRL's "ipo" takes Δ per token, so its beta means another margin.
     """
-    _positive("beta", beta)
+    require_positive("beta", beta)
     return (margin - 1 / (2 * beta)) ** 2
 
 
@@ -124,7 +125,7 @@ def smoothed(
     beta · margin = log((1 − noise) / noise).
     Elsewhere: OpenRLHF's `label_smoothing`; TRL ignores that setting with "sigmoid".
     """
-    _positive("beta", beta)
+    require_positive("beta", beta)
     _noise(noise)
     x = beta * margin
     return -(1 - noise) * F.logsigmoid(x) - noise * F.logsigmoid(-x)
@@ -149,7 +150,7 @@ def robust(
 
     Source: rDPO (2403.00409), equation 12.
     """
-    _positive("beta", beta)
+    require_positive("beta", beta)
     _noise(noise)
     x = beta * margin
     return (-(1 - noise) * F.logsigmoid(x) + noise * F.logsigmoid(-x)) / (1 - 2 * noise)
@@ -180,7 +181,7 @@ def anchored(
 
     Source: APO (2408.06266), equations 7 and 8.
     """
-    _positive("beta", beta)
+    require_positive("beta", beta)
     if direction == "zero":
         return 1 - torch.sigmoid(beta * chosen) + torch.sigmoid(beta * rejected)
     return torch.sigmoid(beta * chosen) + 1 - torch.sigmoid(beta * (chosen - rejected))
@@ -204,7 +205,7 @@ def sppo(
 
     Source: SPPO (2405.00675), equation 4.7 with probabilities 0 and 1.
     """
-    _positive("beta", beta)
+    require_positive("beta", beta)
     target = 1 / (2 * beta)
     return (chosen - target) ** 2 + (rejected + target) ** 2
 
@@ -237,7 +238,7 @@ def kto(
 
     Source: KTO (2402.01306), equation 8.
     """
-    _positive("beta", beta)
+    require_positive("beta", beta)
     z = 0.0 if kl is None else kl.detach().clamp(min=0)
     wanted = desirable_weight * (1 - torch.sigmoid(beta * (delta - z)))
     unwanted = undesirable_weight * (1 - torch.sigmoid(beta * (z - delta)))
@@ -268,7 +269,7 @@ def simpo(
     Source: SimPO (2405.14734), equation 6.
     Elsewhere: TRL's CPO trainer with loss "simpo".
     """
-    _positive("beta", beta)
+    require_positive("beta", beta)
     return -F.logsigmoid(beta * (chosen_mean - rejected_mean) - gap)
 
 
@@ -294,7 +295,7 @@ def orpo(
 
     Source: ORPO (2403.07691), equations 6 and 7.
     """
-    _positive("beta", beta)
+    require_positive("beta", beta)
     odds = _log_odds(chosen_mean) - _log_odds(rejected_mean)
     return -chosen_mean - beta * F.logsigmoid(odds)
 
@@ -303,11 +304,6 @@ def _log_odds(logp: Float[Tensor, "pair"]) -> Float[Tensor, "pair"]:
     """log(p / (1 − p)) of p = exp(logp), finite at p = 1."""
     tiny = torch.finfo(logp.dtype).eps
     return logp - torch.log(-torch.expm1(logp.clamp(max=-tiny)))
-
-
-def _positive(name: str, value: float) -> None:
-    if not value > 0:
-        raise UsageError(f"{name} = {value!r}: must be greater than 0.")
 
 
 def _noise(value: float) -> None:

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from groupwise.algorithms.advantages.base import ADVANTAGES
-from groupwise.algorithms.advantages.statistics import judged, whiten
+from groupwise.algorithms.advantages.statistics import judged, require_positive, whiten
 from groupwise.algorithms.properties import breaks
 from groupwise.errors import UsageError
 
@@ -157,8 +157,7 @@ def _lambda(
     length = counted.sum(-1).double()
     if length_alpha is None:
         return torch.full_like(length, lam)
-    if not length_alpha > 0:
-        raise UsageError(f"length_alpha = {length_alpha!r}: must be greater than 0.")
+    require_positive("length_alpha", length_alpha)
     return (1 - 1 / (length_alpha * length.clamp(min=1))).clamp(min=0)
 
 

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from groupwise.errors import UsageError
+from groupwise.algorithms.advantages.statistics import require_positive
 from groupwise.registry import Registry
 
 VALUE_LOSSES = Registry("value_loss", ("values", "old_values", "returns", "mask"))
@@ -73,8 +73,7 @@ def clipped(
     Source: the PPO implementation of OpenAI Baselines.
     Elsewhere: verl's default range is 0.5; Open-Reasoner-Zero takes the squared error.
     """
-    if not clip > 0:
-        raise UsageError(f"clip = {clip!r}: must be greater than 0.")
+    require_positive("clip", clip)
     free = torch.where(mask, values - returns, 0)
     moved = torch.where(mask, values - old_values, 0).clamp(-clip, clip)
     held = torch.where(mask, old_values + moved - returns, 0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -52,7 +51,7 @@ def average(
     with torch.no_grad():
         for name, parameter in first.model.named_parameters():
             parameter.copy_(total[name])
-    save_policy(replace(first, model=first.model), folder)
+    save_policy(first, folder)
     return folder
 
 
