@@ -252,16 +252,17 @@ class Trainer:
         return {name: learner.version for name, learner in self.learners.items()}
 
     def _rescue(self, done: int, versions: Mapping[str, int], source: Mapping[str, Any]) -> None:
-        """Write a checkpoint before an error ends the run, unless an update is half done. If that
-        fails too, the first error is the one to raise."""
-        if self._versions() == versions:
-            self.source.restore(source)
-        elif self.done == done:
-            return
+        """Write a checkpoint before an error ends the run, unless an update is half done; then
+        finish the one that is being written. If that fails too, the first error is the one to
+        raise."""
         if self.checkpoints is None:
             return
+        unchanged = self._versions() == versions
+        if unchanged:
+            self.source.restore(source)
+        half_done = not unchanged and self.done == done
         try:
-            if self.done > self.checkpoints.saved:
+            if self.done > self.checkpoints.saved and not half_done:
                 self.save(wait=True)
             else:
                 self.checkpoints.wait()
