@@ -33,6 +33,7 @@ class Analysis:
         choices: learning rate of each tuned arm.
         failed: failed runs of comparison and tuning.
         missing: number of runs of the comparison without a result.
+        bases: fingerprints of the models that the runs started from, as far as they are known.
     """
 
     plan: Plan
@@ -41,6 +42,7 @@ class Analysis:
     choices: Mapping[str, Choice]
     failed: Sequence[Result]
     missing: int
+    bases: frozenset[str] = frozenset()
 
     def table(self) -> FigureTable:
         """Figures on the held-out splits before and after training."""
@@ -56,6 +58,11 @@ class Analysis:
         remarks += [f"Failed: {result.name} ({result.error})." for result in self.failed]
         if self.missing:
             remarks.append(f"{self.missing} runs of the comparison have no result.")
+        if len(self.bases) > 1:
+            remarks.append(
+                f"The runs started from {len(self.bases)} different base models, so differences "
+                "between arms may come from the base; repeat the runs of one of them."
+            )
         return remarks
 
     def as_dict(self) -> dict[str, Any]:
@@ -118,6 +125,7 @@ def analyse(plan: Plan, results: Sequence[Result]) -> Analysis:
         choices=choices(plan, results),
         failed=failed,
         missing=len(order) - len({(r.arm, r.seed) for r in mine}),
+        bases=frozenset(r.base for r in finished if r.base is not None),
     )
 
 

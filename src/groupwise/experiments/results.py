@@ -48,6 +48,8 @@ class Result:
             "seconds" are sums from the first step on.
         evaluations: rows `{"step", "split", "figures": {name: {"value", "low", "high"}}}`.
         versions: of Python and the main packages.
+        base: fingerprint of the model that training started from; None where it is unknown. Runs of
+            different bases are not paired.
     """
 
     experiment: str
@@ -63,6 +65,7 @@ class Result:
     curve: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
     evaluations: Sequence[Mapping[str, Any]] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
+    base: str | None = None
 
     @property
     def name(self) -> str:

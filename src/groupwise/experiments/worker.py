@@ -24,6 +24,7 @@ from groupwise.config.data import load_eval
 from groupwise.errors import UsageError
 from groupwise.experiments.jobs import Job
 from groupwise.experiments.results import Result, digest, hash_of, read_curve
+from groupwise.models import base_fingerprint
 from groupwise.rundir.files import read_lines, surroundings
 from groupwise.training.callbacks import Callback
 from groupwise.training.prepare import Prepared, prepare
@@ -126,7 +127,7 @@ def train(job: Job, reporter: Reporter) -> Result:
     folder = Path(config.output)
     told: dict[str, Any] = {}
     try:
-        told["ended"] = "budget" if _trained(job, config, reporter) else "steps"
+        told |= _trained(job, config, reporter)
     except (UsageError, BrokenPipeError):
         raise
     except Exception as error:
@@ -148,8 +149,8 @@ def train(job: Job, reporter: Reporter) -> Result:
     return result
 
 
-def _trained(job: Job, config: Config, reporter: Reporter) -> bool:
-    """Train to the end; returns whether it was the budget that ended it."""
+def _trained(job: Job, config: Config, reporter: Reporter) -> dict[str, Any]:
+    """Train to the end; returns the base model and what ended the run."""
     budget = Budget(job.axis, limit=job.budget)
     prepared = prepare(
         config,
@@ -166,7 +167,10 @@ def _trained(job: Job, config: Config, reporter: Reporter) -> bool:
         budget.used = used[-1] or 0.0
         if not budget.spent:
             prepared.trainer.run()
-        return budget.spent
+        return {
+            "ended": "budget" if budget.spent else "steps",
+            "base": base_fingerprint(prepared.policy.model),
+        }
     finally:
         prepared.close()
 

@@ -183,9 +183,14 @@ def fingerprint(model: Any) -> str | None:
     return f"sha256:{digest.hexdigest()}"
 
 
+def base_fingerprint(model: Any) -> str | None:
+    """The fingerprint of a model, or of the one below its adapter."""
+    return fingerprint(model.get_base_model() if is_adapted(model) else model)
+
+
 def note_base(model: Any, folder: str | Path) -> None:
     """Write the fingerprint of an adapter's model beside the adapter."""
-    found = fingerprint(model.get_base_model())
+    found = base_fingerprint(model)
     if found is not None:
         text = json.dumps({"fingerprint": found})
         (Path(folder) / BASE).write_text(text + "\n", encoding="utf-8")
