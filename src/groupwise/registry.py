@@ -12,6 +12,7 @@ tables in the docs and the error messages are all generated from the signature.
 
 from __future__ import annotations
 
+import ast
 import inspect
 import types
 import typing
@@ -40,6 +41,32 @@ class FunctionSpec:
 def spec(name: str, **settings: Any) -> FunctionSpec:
     """Shorthand: `spec("softrank", tau=0.5)`."""
     return FunctionSpec(name=name, settings=settings)
+
+
+def parse_spec(text: str, *, where: str) -> FunctionSpec:
+    """A function with settings as it is written in one line: `name` or `name(key=value, …)`.
+
+    Args:
+        where: what is written there, for messages.
+
+    Raises:
+        UsageError: it is written otherwise; values are numbers, strings, lists, True, False, None.
+
+    Example:
+        >>> str(parse_spec("softrank(tau=0.5)", where="advantage"))
+        'softrank(tau=0.5)'
+    """
+    try:
+        found = ast.parse(text.strip(), mode="eval").body
+        if isinstance(found, ast.Name):
+            return FunctionSpec(name=found.id)
+        if isinstance(found, ast.Call) and isinstance(found.func, ast.Name) and not found.args:
+            settings = {str(k.arg): ast.literal_eval(k.value) for k in found.keywords if k.arg}
+            if len(settings) == len(found.keywords):
+                return FunctionSpec(name=found.func.id, settings=settings)
+    except (SyntaxError, ValueError, RecursionError):
+        pass
+    raise UsageError(f"{where} = {text!r}: must read name or name(key=value, …).")
 
 
 @dataclass(frozen=True, kw_only=True)

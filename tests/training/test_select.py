@@ -8,7 +8,7 @@ import pytest
 
 from groupwise.errors import UsageError
 from groupwise.registry import spec
-from groupwise.training.stages.select import SELECTIONS, preference_pairs, select
+from groupwise.training.stages.select import SELECTIONS, preference_pairs, rules_of, select
 
 
 def row(id: str, tokens: int, correct: float | None, reward: float = 0.0, text: str = "") -> dict:
@@ -59,6 +59,7 @@ def test_a_rule_keeps_what_it_says(name, settings, expected) -> None:
 def test_every_rule_is_tested_here() -> None:
     assert set(SELECTIONS.names()) == {
         *("correct", "shortest_correct", "best", "pass_rate", "length", "at_most", "distinct"),
+        "language",
     }
 
 
@@ -115,3 +116,28 @@ def test_answers_that_nothing_decides_are_never_rejected_as_wrong() -> None:
         preference_pairs(rows, ratio=2.0)
     with pytest.raises(UsageError, match="ratio = 1.0"):
         preference_pairs(ROWS, ratio=1.0)
+
+
+def test_rules_are_read_as_they_are_written() -> None:
+    rules = rules_of(["distinct", "pass_rate(above=0.1, below=0.9)", "best(count=1)"])
+    assert [str(rule.spec) for rule in rules] == [
+        "distinct",
+        "pass_rate(above=0.1, below=0.9)",
+        "best(count=1)",
+    ]
+    for wrong in ("longth", "at_most(2)", "at_most(count=open('x'))", "at_most(cuont=2)", "a b"):
+        with pytest.raises(UsageError):
+            rules_of([wrong])
+
+
+def test_answers_in_another_language_are_left_out() -> None:
+    rows = [
+        row("a", 1, 1, text="다섯 더하기 둘은 일곱"),
+        row("b", 1, 1, text="five plus two is 일곱"),
+    ]
+    assert left("language", rows, tongue="korean", share=0.9) == [("a", 1)]
+
+
+def test_the_best_answer_by_another_score_leaves_out_what_was_not_scored() -> None:
+    rows = [row("a", 1, 1) | {"score": None}, row("a", 2, 0) | {"score": -1.0}]
+    assert left("best", rows, column="score") == [("a", 2)]

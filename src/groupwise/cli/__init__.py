@@ -20,7 +20,7 @@ from typing import Annotated, Any
 import typer
 
 from groupwise import __version__
-from groupwise.cli import chat, compare, evaluate, inspect, rewards, train
+from groupwise.cli import chat, compare, data, evaluate, inspect, rewards, train
 from groupwise.cli.output import drop_output, visible
 from groupwise.errors import GroupwiseError, UsageError
 
@@ -112,6 +112,8 @@ for _function in (
     compare.compare,
     compare.variance,
     train.sft,
+    data.sample,
+    data.select,
     train.merge,
     inspect.doctor,
     chat.chat,

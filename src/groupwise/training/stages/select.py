@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from groupwise.errors import UsageError
-from groupwise.registry import BoundFunction, Registry
+from groupwise.registry import BoundFunction, Registry, parse_spec
+from groupwise.rewards.builtin.format import language_consistency
 
 Row = Mapping[str, Any]
 
@@ -31,6 +32,19 @@ class Selected:
 
     rows: tuple[Row, ...]
     counts: tuple[tuple[str, int], ...]
+
+
+def rules_of(texts: Sequence[str]) -> list[BoundFunction]:
+    """Rules as they are written: `correct`, `pass_rate(above=0.1, below=0.9)`.
+
+    Raises:
+        UsageError: no such rule or setting, or one that cannot be read.
+
+    Example:
+        >>> [str(rule.spec) for rule in rules_of(["correct", "at_most(count=2)"])]
+        ['correct', 'at_most(count=2)']
+    """
+    return [SELECTIONS.bind(parse_spec(text, where="selection")) for text in texts]
 
 
 def select(rows: Iterable[Row], rules: Sequence[BoundFunction]) -> Selected:
@@ -74,17 +88,20 @@ def shortest_correct(rows: Sequence[Row]) -> list[Row]:
 
 
 @SELECTIONS.register
-def best(rows: Sequence[Row], *, count: int = 1) -> list[Row]:
+def best(rows: Sequence[Row], *, count: int = 1, column: str = "reward") -> list[Row]:
     """The answers of every prompt with the highest rewards; of equal ones the first.
+
+    Answers without a reward are not chosen.
 
     Args:
         count: answers per prompt.
+        column: with the reward, or another score.
     """
     _at_least_one("count", count)
     chosen = {
         id(row)
-        for group in _groups(rows)
-        for row in sorted(group, key=lambda row: -row["reward"])[:count]
+        for group in _groups([row for row in rows if row[column] is not None])
+        for row in sorted(group, key=lambda row: -row[column])[:count]
     }
     return [row for row in rows if id(row) in chosen]
 
@@ -129,6 +146,23 @@ def length(rows: Sequence[Row], *, least: int = 0, most: int = 1_000_000) -> lis
     if not 0 <= least <= most:
         raise UsageError(f"least, most = {least}, {most}: must be 0 ≤ least ≤ most.")
     return [row for row in rows if least <= row["tokens"] <= most]
+
+
+@SELECTIONS.register
+def language(rows: Sequence[Row], *, tongue: str = "korean", share: float = 0.9) -> list[Row]:
+    """Answers of which at least `share` of the words are in one language.
+
+    Args:
+        tongue: the language, as the reward `language_consistency` takes it.
+        share: of words, from 0 to 1.
+
+    Source: DeepSeek-R1 (2501.12948), section 2.3.2, drops chains of thought of mixed languages.
+    """
+    if not 0 <= share <= 1:
+        raise UsageError(f"share = {share!r}: must be 0 to 1.")
+    return [
+        row for row in rows if language_consistency(row["completion"], language=tongue) >= share
+    ]
 
 
 @SELECTIONS.register

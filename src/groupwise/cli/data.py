@@ -1,0 +1,131 @@
+"""Commands that make data of answers: sample, select."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from groupwise.cli.options import JsonFile, Overrides, TrustRecipe, write_json
+from groupwise.cli.output import print_table
+from groupwise.errors import UsageError
+
+Rows = Annotated[str, typer.Argument(help="File of sampled answers (.jsonl, .csv, .parquet).")]
+
+
+def sample(
+    model: Annotated[str, typer.Argument(help='Model folder, hub name, or "bundled".')],
+    recipe: Annotated[
+        str,
+        typer.Option("--task", "--recipe", help="Recipe with the prompts, rewards and sampling."),
+    ] = "word-problems",
+    output: Annotated[
+        Path, typer.Option(metavar="FILE", help="JSON lines, one per answer.")
+    ] = Path("samples.jsonl"),
+    count: Annotated[int, typer.Option("--count", "-n", min=1, help="Answers per prompt.")] = 8,
+    split: Annotated[
+        str, typer.Option(help="Prompts of `data.train` or held-out: train, eval.")
+    ] = ("train"),
+    prompts: Annotated[
+        int | None, typer.Option(min=1, help="Only the first prompts; default: all.")
+    ] = None,
+    shard: Annotated[
+        str, typer.Option(metavar="I/N", help="Every N-th prompt from the I-th on.")
+    ] = "1/1",
+    overrides: Overrides = None,
+    trust_recipe: TrustRecipe = False,
+) -> None:
+    """Sample answers to the prompts of a recipe and score them.
+
+    An interrupted command goes on where it stopped.
+    """
+    from groupwise.config import load
+
+    config = load(recipe, overrides or [], trust_recipe=trust_recipe)
+    part = _shard(shard)
+
+    from groupwise.training.stages.sample import sample
+
+    found = sample(config, model, output, count=count, split=split, prompts=prompts, shard=part)
+    print(found)
+    print(found.path)
+
+
+def select(
+    rows: Rows,
+    keep: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="RULE",
+            help="correct, shortest_correct, best(count=2), pass_rate(above=0.1, below=0.9), "
+            "distinct, length(least=1, most=512), language(tongue='korean'), at_most(count=2); "
+            "repeatable, applied in order.",
+        ),
+    ] = None,
+    pairs: Annotated[
+        bool, typer.Option("--pairs", help="Write pairs for preferences instead of answers.")
+    ] = False,
+    ratio: Annotated[
+        float, typer.Option(help="With --pairs: a right answer so many times longer is rejected.")
+    ] = 1.5,
+    most: Annotated[int, typer.Option(min=1, help="With --pairs: pairs per prompt.")] = 1,
+    columns: Annotated[
+        str, typer.Option(metavar="A=B,C=D", help="Other names of columns: correct=score.")
+    ] = "",
+    figures: Annotated[
+        bool,
+        typer.Option(
+            "--figures", help="Accuracy of majority, best reward and any of k, with intervals."
+        ),
+    ] = False,
+    output: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="JSON lines; default: only count.")
+    ] = None,
+    json_file: JsonFile = None,
+) -> None:
+    """Select sampled answers by rules, and count what each rule leaves."""
+    from groupwise.training.stages.rows import read_samples, write_rows
+    from groupwise.training.stages.select import preference_pairs, rules_of, select
+
+    rules = rules_of(keep or [])
+    given = read_samples(rows, columns=_columns(columns))
+    found = select(given, rules)
+    chosen = preference_pairs(found.rows, ratio=ratio, most=most) if pairs else found.rows
+    counts = [*found.counts, *([("pairs", len(chosen))] if pairs else [])]
+    print_table(("rule", "rows"), [(name, str(number)) for name, number in counts])
+    told = {"counts": counts}
+    if figures:
+        from rich.console import Console
+
+        from groupwise.evaluation import figure_table, terminal_table
+        from groupwise.evaluation.best_of import selection_figures
+
+        sections = selection_figures(given)
+        Console().print(terminal_table(figure_table({Path(rows).name: [sections]}), verdicts=[]))
+        told["figures"] = {
+            section: {name: value.as_dict() for name, value in each.items()}
+            for section, each in sections.items()
+        }
+    if output is not None:
+        write_rows(output, chosen)
+        print(output)
+    write_json(json_file, told)
+
+
+def _shard(text: str) -> tuple[int, int]:
+    """`2/4` as (1, 4)."""
+    place, slash, parts = text.partition("/")
+    if not slash or not (place.isdecimal() and parts.isdecimal()):
+        raise UsageError(f"--shard = {text!r}: must read I/N, such as 1/4.")
+    if not 1 <= int(place) <= int(parts):
+        raise UsageError(f"--shard = {text!r}: must be from 1/{parts} to {parts}/{parts}.")
+    return int(place) - 1, int(parts)
+
+
+def _columns(text: str) -> dict[str, str]:
+    """`completion=code,correct=score` as a mapping."""
+    pairs = [pair.partition("=") for pair in text.split(",") if pair.strip()]
+    if bad := [name for name, equals, value in pairs if not (name.strip() and equals and value)]:
+        raise UsageError(f"--columns = {text!r}: {bad[0]!r} must read name=column.")
+    return {name.strip(): value.strip() for name, _, value in pairs}

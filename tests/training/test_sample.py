@@ -1,0 +1,93 @@
+"""Samples are written whole, go on where they stopped, and say what made them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from groupwise.errors import UsageError
+from groupwise.rundir.provenance import origin_path
+from groupwise.training.stages.rows import read_samples
+from groupwise.training.stages.sample import BLOCK, sample
+from small_runs import Quiet, config, tiny
+
+PROMPTS = BLOCK + 8
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("samples") / "rows.jsonl"
+    taken(path)
+    return path
+
+
+def taken(path: Path, **more: object):
+    settings = config(path.parent, f"data.limit={PROMPTS}", "sampling.max_tokens=4")
+    given = {"policy": tiny(), "count": 2, "progress": Quiet()} | more
+    return sample(settings, "bundled", path, **given)  # pyright: ignore[reportArgumentType]
+
+
+def rows(path: Path) -> list[dict]:
+    return [json.loads(text) for text in path.read_text(encoding="utf-8").splitlines()]
+
+
+def test_a_row_has_the_answer_its_score_and_the_columns_of_its_prompt(whole: Path) -> None:
+    found = rows(whole)
+    assert len(found) == 2 * PROMPTS
+    assert [row["sample"] for row in found[:4]] == [0, 1, 0, 1]
+    first = found[0]
+    assert first["prompt"][0]["role"] == "user" and first["level"] >= 1
+    assert first["correct"] in (0, 1) and 1 <= first["tokens"] <= 4
+    assert read_samples(whole) == found
+
+
+def cuts(path: Path) -> Iterator[bytes]:
+    """What a kill may leave: within the first block, at its end, within the second, without the
+    mark of the end."""
+    content = path.read_bytes()
+    ends = [n for n, byte in enumerate(content) if byte == 0x0A]
+    for length in (0, 9, ends[5] + 20, ends[2 * BLOCK - 1] + 1, ends[2 * BLOCK + 2] + 7):
+        yield content[:length]
+    yield content
+
+
+def test_an_interrupted_file_goes_on_to_the_same_bytes(whole: Path, tmp_path: Path) -> None:
+    origin = json.loads(origin_path(whole).read_text(encoding="utf-8"))
+    del origin["finished"], origin["rows"]
+    for number, left in enumerate(cuts(whole)):
+        path = tmp_path / str(number) / "rows.jsonl"
+        path.parent.mkdir()
+        path.write_bytes(left)
+        origin_path(path).write_text(json.dumps(origin), encoding="utf-8")
+        taken(path)
+        assert path.read_bytes() == whole.read_bytes(), f"after cut {number}"
+        assert origin_path(path).read_bytes() == origin_path(whole).read_bytes()
+
+
+def test_shards_together_are_the_whole(whole: Path, tmp_path: Path) -> None:
+    for place in range(3):
+        taken(tmp_path / f"{place}.jsonl", shard=(place, 3))
+    shards = [rows(tmp_path / f"{place}.jsonl") for place in range(3)]
+    assert sorted((r["id"], r["sample"], r["completion"]) for each in shards for r in each) == (
+        sorted((r["id"], r["sample"], r["completion"]) for r in rows(whole))
+    )
+
+
+def test_a_file_of_other_settings_is_refused(whole: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"was made with count = 2, not 3"):
+        taken(whole, count=3)
+    unknown = tmp_path / "mine.jsonl"
+    unknown.write_text("{}\n", encoding="utf-8")
+    with pytest.raises(UsageError, match="nothing says what made it"):
+        taken(unknown)
+    assert unknown.read_text(encoding="utf-8") == "{}\n"
+
+
+@pytest.mark.parametrize("wrong", [{"count": 0}, {"split": "tset"}, {"shard": (2, 2)}])
+def test_impossible_requests_are_refused(tmp_path: Path, wrong: dict) -> None:
+    with pytest.raises(UsageError):
+        taken(tmp_path / "rows.jsonl", **wrong)
+    assert not (tmp_path / "rows.jsonl").exists()
