@@ -11,6 +11,13 @@ from groupwise.models.backbone import Backbone, head_product, unsupported
 from groupwise.models.fused import FusedBackbone, can_use_fused, only_known_parts
 from groupwise.models.loading import load_policy, with_adapter
 from groupwise.models.policy import Policy, make_policy, save_policy, without_bars
+from groupwise.models.scoring import (
+    check_same_tokenizer,
+    load_scorer,
+    score_layer,
+    scorer_of,
+    scoring_policy,
+)
 from groupwise.settings import AdapterSettings
 
 __all__ = [
@@ -21,13 +28,18 @@ __all__ = [
     "Policy",
     "base_fingerprint",
     "can_use_fused",
+    "check_same_tokenizer",
     "groupwise_attention",
     "head_product",
     "is_adapted",
     "load_policy",
+    "load_scorer",
     "make_policy",
     "only_known_parts",
     "save_policy",
+    "score_layer",
+    "scorer_of",
+    "scoring_policy",
     "unsupported",
     "with_adapter",
     "without_bars",

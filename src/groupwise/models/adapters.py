@@ -20,6 +20,9 @@ CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 BASE = "base_model.json"
 """Beside an adapter: the fingerprint of its model."""
 
+SCORE_LAYERS = ("score", "classifier")
+"""Names that transformers gives the head of a sequence or token classifier."""
+
 SAMPLES, SAMPLE_BYTES = 64, 1 << 16
 """Of every file of weights, so much is read for a fingerprint."""
 
@@ -29,8 +32,12 @@ def is_adapted(model: Any) -> bool:
     return hasattr(model, "peft_config")
 
 
-def new_adapter(model: Any, adapter: AdapterSettings) -> Any:
+def new_adapter(model: Any, adapter: AdapterSettings, *, task: str = "CAUSAL_LM") -> Any:
     """The model with a fresh low-rank adapter, float32, that alone is trained.
+
+    Args:
+        task: what the model is for, as PEFT calls it. The head of a classifier ("SEQ_CLS",
+            "TOKEN_CLS") has no adapter: it is trained whole and saved with the adapter.
 
     Raises:
         UsageError: the targets are not modules of this model.
@@ -43,7 +50,9 @@ def new_adapter(model: Any, adapter: AdapterSettings) -> Any:
         lora_alpha=adapter.alpha,  # pyright: ignore[reportArgumentType]
         lora_dropout=adapter.dropout,
         target_modules=targets,
-        task_type="CAUSAL_LM",
+        task_type=task,
+        # PEFT leaves the head out for some tasks only.
+        exclude_modules=None if task == "CAUSAL_LM" else list(SCORE_LAYERS),
     )
     try:
         return get_peft_model(model, config)

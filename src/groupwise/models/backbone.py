@@ -50,7 +50,8 @@ class Backbone:
 
     @property
     def head(self) -> Any:
-        """The output projection, read at every use: adapters and merges may replace it."""
+        """The output projection, read at every use: adapters and merges may replace it. None in a
+        classifier."""
         return self.model.get_output_embeddings()
 
     def hidden(
@@ -136,10 +137,11 @@ def unsupported(model: Any, *, tokens: int = 12) -> str | None:
     """Why a model cannot be attended group by group, or None where it can.
 
     Runs two short sequences through the model as it is, and through its parts in one row, and
-    compares the logits. That finds, without a list of names: encoder-decoder models, layers that
-    mix tokens without attention, learned or relative position schemes that need the mask, heads
-    with a scale of their own, attention sinks. Windows wider than the sequences would not show, so
-    layers that the configuration calls windowed have to hand over their window.
+    compares the logits; of a classifier, the hidden states. That finds, without a list of names:
+    encoder-decoder models, layers that mix tokens without attention, learned or relative position
+    schemes that need the mask, heads with a scale of their own, attention sinks. Windows wider than
+    the sequences would not show, so layers that the configuration calls windowed have to hand over
+    their window.
     """
     try:
         backbone = Backbone.of(model)
@@ -151,8 +153,13 @@ def unsupported(model: Any, *, tokens: int = 12) -> str | None:
         training = base.training
         base.eval()
         try:
-            plain = base(input_ids=ids.unflatten(0, (2, -1)), use_cache=False).logits
-            apart = backbone.logits(backbone.hidden(ids, places, attend))
+            given = {"input_ids": ids.unflatten(0, (2, -1)), "use_cache": False}
+            if backbone.head is None:
+                plain = backbone.decoder(**given).last_hidden_state
+                apart = backbone.hidden(ids, places, attend)
+            else:
+                plain = base(**given).logits
+                apart = backbone.logits(backbone.hidden(ids, places, attend))
         finally:
             base.train(training)
     except (
@@ -165,12 +172,14 @@ def unsupported(model: Any, *, tokens: int = 12) -> str | None:
         reason = f"{type(error).__name__}: {error}"
         return f"its layers cannot be run through the attention interface ({reason})"
     plain, apart = plain.flatten(0, 1).float(), apart.float()
-    gap = (plain.log_softmax(-1) - apart.log_softmax(-1)).abs().max().item()
+    if backbone.head is None:
+        what, gap = "hidden states", ((plain - apart).norm() / plain.norm()).item()
+    else:
+        what = "log-probabilities"
+        gap = (plain.log_softmax(-1) - apart.log_softmax(-1)).abs().max().item()
     limit = 1e-4 if base.dtype in (torch.float32, torch.float64) else 0.25
     if not gap <= limit:
-        return (
-            f"its log-probabilities change by {gap:.2g} when attention is replaced (limit {limit})"
-        )
+        return f"its {what} change by {gap:.2g} when attention is replaced (limit {limit})"
     kinds = getattr(base.config.get_text_config(), "layer_types", None) or ()
     for layer, kind in enumerate(kinds):
         if kind != "full_attention" and attend.calls.get(layer, {}).get("window") is None:

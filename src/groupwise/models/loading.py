@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.resources
 from collections.abc import Collection, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -71,36 +71,82 @@ def load_policy(
         UsageError: no such model, a folder without tokenizer, a tokenizer that cannot be used, or
             an adapter of another model.
     """
-    place = resolve(path)
-    saved = SavedAdapter.at(Path(place))
-    home = place if saved is None else resolve(saved.base)
-    _check_folder(path, home)
+    source = ModelSource.at(path)
     _check_attention(attention)
-    tokenizer = _tokenizer(path, _with_tokenizer(place, home), trust_remote_code=trust_remote_code)
-    try:
-        with without_bars():
-            found: Any = AutoModelForCausalLM.from_pretrained(
-                home,
-                output_loading_info=True,
-                dtype=DTYPES[dtype],
-                trust_remote_code=trust_remote_code,
-                use_safetensors=True,
-                quantization_config=four_bits(DTYPES[dtype]) if quantization == "nf4" else None,
-                attn_implementation=None if attention == "auto" else attention,
-            )
-            model, loaded = found
-    except Exception as error:  # safetensors and transformers raise what they like
-        raise UsageError(
-            f"model.path = {str(path)!r}: cannot be loaded ({_first_line(error)})."
-        ) from error
-    _check_weights(loaded, path)
-    _check_four_bits(model, path)
+    tokenizer = source.tokenizer(trust_remote_code=trust_remote_code)
+    model, loaded = source.read(
+        AutoModelForCausalLM,
+        dtype=DTYPES[dtype],
+        trust_remote_code=trust_remote_code,
+        quantization_config=four_bits(DTYPES[dtype]) if quantization == "nf4" else None,
+        attn_implementation=None if attention == "auto" else attention,
+    )
+    check_weights(loaded, path)
+    check_four_bits(model, path)
     if head_dtype != "model":
         model.config.head_dtype = head_dtype
     policy = make_policy(model, tokenizer)
-    if saved is not None:
-        return replace(policy, model=saved.attached(model, adapter))
+    if source.adapter is not None:
+        return replace(policy, model=source.adapter.attached(model, adapter))
     return policy if adapter is None else with_adapter(policy, adapter)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSource:
+    """Where a model and its tokenizer are read from.
+
+    Attributes:
+        path: as it was given, for messages.
+        home: the folder or hub name of the weights; of an adapter, those it belongs to.
+        words: the folder or hub name of the tokenizer.
+        adapter: the adapter that `path` holds, if it holds one.
+    """
+
+    path: str | Path
+    home: str
+    words: str
+    adapter: SavedAdapter | None
+
+    @classmethod
+    def at(cls, path: str | Path) -> ModelSource:
+        """The source that a path stands for.
+
+        Raises:
+            UsageError: no such model, or a folder without tokenizer.
+        """
+        place = resolve(path)
+        saved = SavedAdapter.at(Path(place))
+        home = place if saved is None else resolve(saved.base)
+        _check_folder(path, home)
+        return cls(path=path, home=home, words=_with_tokenizer(place, home), adapter=saved)
+
+    def tokenizer(self, *, trust_remote_code: bool) -> Any:
+        """The tokenizer.
+
+        Raises:
+            UsageError: none can be loaded.
+        """
+        return _tokenizer(self.path, self.words, trust_remote_code=trust_remote_code)
+
+    def read(self, kind: Any, **settings: Any) -> tuple[Any, dict[str, Any]]:
+        """The model, without its adapter, and what transformers says of its weights.
+
+        Args:
+            kind: one of the Auto classes of transformers.
+            settings: of its `from_pretrained`.
+
+        Raises:
+            UsageError: the model cannot be loaded.
+        """
+        try:
+            with without_bars():
+                return kind.from_pretrained(
+                    self.home, output_loading_info=True, use_safetensors=True, **settings
+                )
+        except Exception as error:  # safetensors and transformers raise what they like
+            raise UsageError(
+                f"model.path = {str(self.path)!r}: cannot be loaded ({_first_line(error)})."
+            ) from error
 
 
 def configuration(path: str | Path, *, trust_remote_code: bool = False) -> PretrainedConfig:
@@ -169,7 +215,7 @@ def _check_folder(path: str | Path, place: str) -> None:
         )
 
 
-def _check_weights(loaded: Mapping[str, Any], path: str | Path) -> None:
+def check_weights(loaded: Mapping[str, Any], path: str | Path) -> None:
     """See that the weights are those of the model: transformers fills missing ones, other than tied
     ones, with random numbers."""
     kinds = {"missing": loaded["missing_keys"], "unexpected": loaded["unexpected_keys"]}
@@ -239,7 +285,7 @@ def four_bits(compute: torch.dtype) -> Any:
     )
 
 
-def _check_four_bits(model: Any, path: str | Path) -> None:
+def check_four_bits(model: Any, path: str | Path) -> None:
     """See that layers in 4 bits compute on this device, and pass gradients on."""
     for name, layer in model.named_modules():
         if not hasattr(layer, "support_avx512bf16_for_cpu"):

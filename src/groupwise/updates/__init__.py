@@ -9,7 +9,7 @@ keeps float32 master weights and the schedule; `learner.py` joins them.
 
 from groupwise.settings import OptimizerSettings
 from groupwise.updates.assemble import assemble, sequences
-from groupwise.updates.heads import Head, LanguageModelHead
+from groupwise.updates.heads import Head, LanguageModelHead, Score
 from groupwise.updates.learner import TorchLearner
 from groupwise.updates.logprobs import Projection, token_logprobs
 from groupwise.updates.optimizer import MasterOptimizer, learning_rate
@@ -24,6 +24,7 @@ __all__ = [
     "Pack",
     "Projection",
     "Reader",
+    "Score",
     "TorchLearner",
     "TreeAttention",
     "assemble",

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import Literal
+from typing import Any, Literal
 
+import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from groupwise.models import Backbone
+from groupwise.errors import UsageError
+from groupwise.models import Backbone, score_layer
 from groupwise.types import Outputs
 from groupwise.updates.logprobs import Projection, logits_logprobs, token_logprobs
 
-Read = Literal["before", "after"]
-"""A hidden state that a head reads: before each token the policy wrote, or after the last token."""
+Read = Literal["before", "written", "after"]
+"""A hidden state that a head reads: before each token the policy wrote, of the token itself, or
+after the last token."""
 
 Support = Callable[[slice, int], Bool[Tensor, "tokens vocab"]]
 """From a slice of the read states and the size of the vocabulary to the tokens that truncated
@@ -26,8 +29,9 @@ class Head(nn.Module):
     Attributes:
         outputs: names of the `Outputs` it can compute.
         reads: the states it needs. Column t of its outputs is what was read before token t of a
-            completion; with "after" there is one column more, and what was read after the last
-            token stands at column `length`.
+            completion, or of the token itself with "written", which stands alone; with "after"
+            there is one column more, and what was read after the last token stands at column
+            `length`.
     """
 
     outputs: frozenset[str]
@@ -115,3 +119,51 @@ class LanguageModelHead(Head):
             support=allowed,
         )
         return Outputs(logp=logp, entropy=entropy)
+
+
+class Score(Head):
+    """One number for each state, from the linear layer of a classifier.
+
+        V = w · h + b
+
+    A critic reads "before" each token the policy wrote, and "after" the last one where truncated
+    answers are bootstrapped; a reward model reads "after" the last token; a token reward model
+    reads "written" tokens. The layer is the model's own (`groupwise.models.load_scorer`), so what
+    is trained is saved with the model. The product is computed in float32 at least.
+
+    Args:
+        model: a sequence or token classifier with one label, adapter included.
+        reads: the states.
+
+    Raises:
+        UsageError: the model has no layer that gives one number, or "written" is read together
+            with others.
+    """
+
+    outputs = frozenset({"values"})
+
+    def __init__(self, model: Any, *, reads: Collection[Read]) -> None:
+        super().__init__()
+        self.reads = frozenset(reads)
+        if "written" in self.reads and len(self.reads) > 1:
+            raise UsageError(
+                f"reads = {sorted(self.reads)}: the states of written tokens have columns of their "
+                "own and are read alone."
+            )
+        score_layer(model)
+        self.classifier = [model]  # In a list, for its parameters are not the head's.
+
+    def forward(
+        self,
+        states: Float[Tensor, "tokens hidden"],
+        targets: Int[Tensor, "tokens"],
+        *,
+        names: Collection[str],
+        support: Support | None = None,
+    ) -> Outputs:
+        """As `Head.forward`."""
+        layer = score_layer(self.classifier[0])
+        wide = torch.promote_types(states.dtype, torch.float32)
+        bias = None if layer.bias is None else layer.bias.to(wide)
+        values = nn.functional.linear(states.to(wide), layer.weight.to(wide), bias)
+        return Outputs(values=values.squeeze(-1))

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -110,21 +111,32 @@ def plan(
     return [torch.tensor(rows) for rows in plans]
 
 
-def read_positions(
-    batch: Batch, reads: Collection[str]
-) -> tuple[Int[Tensor, "reads"], Int[Tensor, "reads"], Int[Tensor, "reads"]]:
-    """Row, time and following token of every state that a head reads: "before" each token the
-    policy wrote, and "after" the last token of each row, where time is the length of the row."""
+class Reads(NamedTuple):
+    """The states of a batch that a head reads, one entry each: the row, the column of the output,
+    how many tokens of the completion were seen, and the token that follows."""
+
+    row: Int[Tensor, "reads"]
+    time: Int[Tensor, "reads"]
+    seen: Int[Tensor, "reads"]
+    target: Int[Tensor, "reads"]
+
+
+def read_positions(batch: Batch, reads: Collection[str]) -> Reads:
+    """Every state that a head reads: "before" each token the policy wrote, or of the "written"
+    token itself, and "after" the last token of each row, whose column is the row's length."""
     row = torch.zeros(0, dtype=torch.long)
-    time = target = row
+    time = seen = target = row
     if "before" in reads:
         row, time = batch.mask.nonzero(as_tuple=True)
-        target = batch.tokens[row, time]
+        seen, target = time, batch.tokens[row, time]
+    if "written" in reads:
+        row, time = batch.mask.nonzero(as_tuple=True)
+        seen, target = time + 1, torch.zeros_like(time)
     if "after" in reads:
         row = torch.cat([row, torch.arange(len(batch.length))])
-        time = torch.cat([time, batch.length])
+        time, seen = torch.cat([time, batch.length]), torch.cat([seen, batch.length])
         target = torch.cat([target, torch.zeros_like(batch.length)])
-    return row, time, target
+    return Reads(row, time, seen, target)
 
 
 def pack(
@@ -143,7 +155,7 @@ def pack(
     pieces, positions = [none], [none]
     starts: list[int] = []
     filled = 0
-    unread = 0 if "after" in reads else 1
+    unread = 0 if {"after", "written"} & set(reads) else 1
     given = (own.length - unread).clamp(min=0)
     members: dict[int, list[int]] = {g: [] for g in prompts}
     for row, g in enumerate(group):
@@ -165,18 +177,18 @@ def pack(
     prompt_length = _whole([len(batch.prompts[g]) for g in prompts])
     owner = _whole([place[g] for g in group])
     start, branch = _whole(starts), _whole(branch_start)
-    row, time, target = read_positions(own, reads)
+    read = read_positions(own, reads)
     last_of_prompt = (start + prompt_length - 1)[owner]
-    source = torch.where(time == 0, last_of_prompt[row], branch[row] + time - 1)
+    source = torch.where(read.seen == 0, last_of_prompt[read.row], branch[read.row] + read.seen - 1)
     return Pack(
         rows=rows,
         tokens=torch.cat(pieces).to(device),
         positions=torch.cat(positions).to(device),
         attend=_tree(start, prompt_length, branch, given, owner, packed=filled, device=device),
         source=source.to(device),
-        target=target.to(device),
-        row=row.to(device),
-        time=time.to(device),
+        target=read.target.to(device),
+        row=read.row.to(device),
+        time=read.time.to(device),
     )
 
 

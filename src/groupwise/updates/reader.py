@@ -22,7 +22,7 @@ class Reader(nn.Module):
     """A model and a head. All weights are read in `forward`, so that one module can be sharded.
 
     Args:
-        model: a causal language model, adapter included.
+        model: a causal language model or a classifier, adapter included.
         head: what is computed from its hidden states; None: log-probabilities.
         temperature: of the sampler, for log-probabilities.
 
@@ -37,7 +37,8 @@ class Reader(nn.Module):
         self.backbone = Backbone.of(model)
         self.head = head or LanguageModelHead(self.backbone, temperature=temperature)
         # An adapter on the head is not in the matrix that a projection multiplies by.
-        self.packs = unsupported(model) is None and self.backbone.plain_head
+        plain = not isinstance(self.head, LanguageModelHead) or self.backbone.plain_head
+        self.packs = plain and unsupported(model) is None
         self._kernels = active().training_layers(model)
 
     def forward(

@@ -54,13 +54,13 @@ def pad(
     for place, prompt in enumerate(prompts):
         tokens[place, : len(prompt)] = prompt
         tokens[place, len(prompt) : whole[place]] = own.tokens[place, : own.length[place]]
-    row, time, target = read_positions(own, reads)
+    read = read_positions(own, reads)
     return Padded(
         rows=rows,
         tokens=tokens.to(device),
         seen=(torch.arange(tokens.shape[1]) < whole[:, None]).to(device),
-        source=(before[row] + time - 1).to(device),
-        target=target.to(device),
-        row=row.to(device),
-        time=time.to(device),
+        source=(before[read.row] + read.seen - 1).to(device),
+        target=read.target.to(device),
+        row=read.row.to(device),
+        time=read.time.to(device),
     )
