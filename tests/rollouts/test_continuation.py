@@ -123,6 +123,50 @@ def test_requests_that_cannot_be_are_refused() -> None:
         list(engine.generate([request], SAMPLING, limits))
 
 
+@pytest.mark.parametrize("kind", [GroupEngine, GenerateEngine])
+def test_completions_beyond_their_budget_or_the_context_have_ended(kind: type) -> None:
+    """A reply may be longer than what the context leaves, and a budget smaller than what is
+    there: such completions come back as they are."""
+    request, engine = contract.make_requests(1)[0], kind(POLICY)
+    [whole] = engine.generate([request], SAMPLING)
+    some, reply = contract.cut(whole.completions[0], 2), POLICY.context
+    filled = replace(
+        some,
+        tokens=[*some.tokens, *[20] * reply],
+        mask=[*some.mask, *[False] * reply],
+        logprobs=[*some.logprobs, *[0.0] * reply],
+    )
+    requests = [
+        replace(request, samples=(0,), begun=(filled,)),
+        replace(request, begun=whole.completions, budget=1),
+    ]
+    for asked, found in zip(requests, engine.generate(requests, SAMPLING), strict=True):
+        for one, before in zip(found.completions, asked.begun, strict=True):
+            assert list(one.tokens) == list(before.tokens)
+            ended = before.tokens[-1] in ENDS and before.mask[-1]
+            assert one.finish == ("stop" if ended else "length")
+
+
+def test_begun_completions_whose_parts_do_not_match_are_refused() -> None:
+    request, engine = contract.make_requests(1)[0], GroupEngine(POLICY)
+    [plain] = engine.generate([request], SAMPLING)
+    [truncated] = engine.generate([request], CUT)
+    some, sets = contract.cut(plain.completions[0], 2), contract.cut(truncated.completions[0], 1)
+    injected = {"tokens": [*sets.tokens, 20], "mask": [True, False], "logprobs": [-1.0, 0.0]}
+    for begun, sampling, message in (
+        (replace(some, mask=[True]), SAMPLING, "mask .* has 1 entries for 2 tokens"),
+        (replace(some, logprobs=[]), SAMPLING, "logprobs .* has 0 entries for 2 tokens"),
+        (replace(sets, **injected), CUT, "kept .* has 1 entries for 2 tokens"),
+        (some, CUT, "drawn from the whole vocabulary"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            list(engine.generate([replace(request, samples=(0,), begun=(begun,))], sampling))
+    with pytest.raises(UsageError, match="budget = -1"):
+        list(engine.generate([replace(request, budget=-1)], SAMPLING))
+    nothing = list(engine.generate([replace(request, budget=0)], SAMPLING))
+    assert [len(one.tokens) for one in nothing[0].completions] == [0] * 4
+
+
 def test_no_more_than_one_request_is_taken_ahead() -> None:
     taken = 0
     requests = contract.make_requests()

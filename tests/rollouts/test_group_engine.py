@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 
 import groupwise.testing.engines as contract
+from groupwise.kernels import Reference, using
 from groupwise.models import unsupported
+from groupwise.models.loading import with_adapter
 from groupwise.models.weights import PublishedWeights
 from groupwise.rollouts import GenerateEngine, GroupEngine, distribution
-from groupwise.testing.engines import make_requests, plain_logits
-from groupwise.types import Group, Sampling
+from groupwise.settings import AdapterSettings
+from groupwise.testing.engines import make_requests, plain_logits, plain_logprobs
+from groupwise.types import Group, Limits, Request, Sampling
+from groupwise.updates.learner import learning_mode
 from tiny_models import NAMES, tiny_model, tiny_policy
 
 ENDS = (1, 7, 8, 9, 10, 11)  # Several, so that completions end at different steps.
@@ -153,3 +159,51 @@ def test_tokens_after_a_publication_carry_the_new_version(rows: int) -> None:
         assert versions in {(3,), (4,), (3, 4)} and list(places) == sorted(set(places))
         assert places[0] == 0
     assert groups[-1].completions[-1].versions[-1][1] == 4
+
+
+@pytest.mark.parametrize("name", ["qwen2", "gemma2"])
+def test_weights_published_while_a_request_is_taken_write_all_of_its_tokens(name: str) -> None:
+    """Of the request before it too, whose prompt is computed together with it. Gemma is computed
+    with the live weights, Qwen with copies of them."""
+    policy = tiny_policy(tiny_model(name), ends=ENDS)
+    engine, requests = GroupEngine(policy, max_rows=8), make_requests(2)
+
+    def source() -> Iterator[Request]:
+        yield requests[0]
+        with torch.no_grad():
+            for parameter in policy.model.parameters():
+                parameter.mul_(1.3)
+        engine.publish(PublishedWeights(version=1, named={}))
+        yield requests[1]
+
+    limits = Limits(prompt=20, group=4, suffix=8, slots=4)
+    for group in engine.generate(source(), Sampling(max_tokens=8), limits):
+        for one in group.completions:
+            wanted = plain_logprobs(policy.model, group, list(one.tokens))
+            assert one.versions == ((0, 1),)
+            assert one.logprobs == pytest.approx(wanted, abs=1e-4)
+
+
+def test_an_update_during_a_rollout_turns_no_dropout_on() -> None:
+    settings = AdapterSettings(rank=4, dropout=0.9)
+    policy = with_adapter(tiny_policy(tiny_model("qwen2"), ends=ENDS), settings)
+    with torch.no_grad():
+        for name, parameter in policy.model.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_()
+    engine, sampling = GroupEngine(policy, max_rows=4), Sampling(max_tokens=8)
+    wanted = by_prompt(list(engine.generate(make_requests(), sampling)))
+    found = []
+    for group in engine.generate(make_requests(), sampling):
+        learning_mode(policy.model)
+        found.append(group)
+    assert by_prompt(found) == wanted
+
+
+def test_another_backend_may_be_selected_after_an_engine_was_built() -> None:
+    engine = GroupEngine(tiny_policy(tiny_model("qwen2"), ends=ENDS))
+    wanted = by_prompt(list(engine.generate(make_requests(2), Sampling(max_tokens=8))))
+    with using(Reference()):
+        assert not engine.exact_continuation
+        found = by_prompt(list(engine.generate(make_requests(2), Sampling(max_tokens=8))))
+    assert found == wanted

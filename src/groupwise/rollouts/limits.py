@@ -7,18 +7,19 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from groupwise.errors import UsageError
 from groupwise.models import Policy
+from groupwise.rollouts.sampling import truncates
 from groupwise.types import Completion, Limits, Request, Sampling
 
 PAUSES = (0.001, 0.05)
 """The first and the longest pause, in seconds, before an idle engine asks again for a request."""
 
 
-def check(request: Request, policy: Policy) -> None:
+def check(request: Request, policy: Policy, sampling: Sampling) -> None:
     """Refuse what no engine can answer.
 
     Raises:
-        UsageError: no completion wanted, an empty prompt, one that fills the context, or begun
-            completions that do not match the samples.
+        UsageError: no completion wanted, an empty prompt, one that fills the context, a negative
+            budget, or begun completions that do not match the samples or the sampling.
     """
     if request.group < 1:
         raise UsageError(f"group_size = {request.group}: must be at least 1.")
@@ -37,6 +38,26 @@ def check(request: Request, policy: Policy) -> None:
         )
     if len(set(request.wanted)) < len(request.wanted) or min(request.wanted) < 0:
         raise UsageError(f"{where}: samples = {request.samples}: must be different indices.")
+    if request.budget is not None and request.budget < 0:
+        raise UsageError(f"{where}: budget = {request.budget}: must not be negative.")
+    for begun in request.begun:
+        _check_begun(begun, sampling, where=where)
+
+
+def _check_begun(begun: Completion, sampling: Sampling, *, where: str) -> None:
+    """Refuse a begun completion whose parts do not belong to the same tokens."""
+    count, support = len(begun.tokens), begun.kept
+    for name, values in (("mask", begun.mask), ("logprobs", begun.logprobs), ("kept", support)):
+        if values is not None and len(values) != count:
+            raise UsageError(
+                f"{where}: {name} of a begun completion has {len(values)} entries for {count} "
+                "tokens; give one for each token, injected ones included."
+            )
+    if truncates(sampling) and support is None and any(begun.mask):
+        raise UsageError(
+            f"{where}: a begun completion was drawn from the whole vocabulary, and is to be "
+            "continued by truncated sampling; take the same top_k, top_p and min_p for all of it."
+        )
 
 
 def budget(
@@ -64,7 +85,8 @@ def limits_of(
         prompt=max(len(request.tokens) for request in requests),
         group=group,
         suffix=max(
-            budget(request, policy, sampling, begun)
+            # What is begun may be longer already, and is then at its end.
+            max(budget(request, policy, sampling, begun), len(begun.tokens) if begun else 0)
             for request in requests
             for begun in request.begun or (None,)
         ),
@@ -99,7 +121,7 @@ class RequestQueue:
         if limits is None:
             known = [request for request in requests if request is not None]
             for request in known:
-                check(request, policy)
+                check(request, policy, sampling)
             if known:
                 limits = limits_of(known, policy, sampling, max_rows=max_rows)
             requests = known
@@ -142,7 +164,7 @@ class RequestQueue:
         return request
 
     def _check(self, request: Request) -> None:
-        check(request, self.policy)
+        check(request, self.policy, self.sampling)
         assert self.limits is not None
         found = limits_of([request], self.policy, self.sampling, max_rows=1)
         for name in ("prompt", "group", "suffix"):

@@ -36,7 +36,7 @@ def distribution(
     if sampling.temperature != 1.0:
         logits = logits / sampling.temperature
     probs = torch.softmax(logits, -1)
-    if not _truncates(sampling):
+    if not truncates(sampling):
         return probs, None
     kept = torch.ones_like(probs, dtype=torch.bool)
     if 0 < sampling.top_k < probs.shape[-1]:
@@ -54,8 +54,11 @@ def distribution(
     return probs / probs.sum(-1, keepdim=True), kept
 
 
-def _truncates(sampling: Sampling) -> bool:
-    return sampling.top_k > 0 or sampling.top_p < 1.0 or sampling.min_p > 0.0
+def truncates(sampling: Sampling) -> bool:
+    """Whether tokens are drawn from a part of the vocabulary only; greedy decoding does not say
+    from which."""
+    cuts = sampling.top_k > 0 or sampling.top_p < 1.0 or sampling.min_p > 0.0
+    return cuts and sampling.temperature > 0.0
 
 
 def draw(
@@ -74,7 +77,7 @@ def draw(
         tokens = logits.argmax(-1)
         logp = logits.log_softmax(-1).gather(-1, tokens[:, None]).squeeze(-1)
         return SampledTokens(tokens=tokens, logp=logp, kept=None)
-    if not _truncates(sampling):
+    if not truncates(sampling):
         tokens, logp = active().draw(logits, uniform, temperature=sampling.temperature)
         return SampledTokens(tokens=tokens, logp=logp, kept=None)
     probs, kept = distribution(logits, sampling)

@@ -70,10 +70,8 @@ class GroupEngine:
     def exact_continuation(self) -> bool:
         """True where compiled kernels compute every layer and the head: their results do not depend
         on what else is in the batch."""
-        backbone = Backbone.of(self.policy.model)
-        if self.calls is None or not only_known_parts(backbone):
-            return False
-        return FusedBackbone(backbone, self.calls, positions=1).batch_invariant
+        fused = self._fused(positions=1)
+        return fused is not None and fused.batch_invariant
 
     def generate(
         self,
@@ -86,7 +84,6 @@ class GroupEngine:
         if queue.limits is None:
             return
         training = self.policy.model.training
-        self.policy.model.eval()
         try:
             rollout = _Rollout(
                 self.policy, queue, queue.limits, sampling, max_rows=self.max_rows,
@@ -97,6 +94,7 @@ class GroupEngine:
                 if rollout.outdated:
                     weights = self._laid_out(rollout)
                     rollout.follow(self.version)
+                self.policy.model.eval()  # An update in between may have turned dropout on.
                 # While its caller has the turn, the model is as the caller gave it.
                 with weights:
                     groups = rollout.next_groups()
@@ -106,11 +104,22 @@ class GroupEngine:
 
     def _laid_out(self, rollout: _Rollout) -> AbstractContextManager[None]:
         """Let a rollout compute with copies of the weights of now; inside what is returned."""
-        rollout.backbone = backbone = Backbone.of(self.policy.model)
-        if self.calls is None or not only_known_parts(backbone):  # an adapter was added since
-            return active().inference_layers(self.policy.model, rows=self.max_rows)
-        rollout.backbone = FusedBackbone(backbone, self.calls, positions=rollout.positions)
-        return nullcontext()
+        fused = self._fused(positions=rollout.positions)
+        rollout.backbone = fused or Backbone.of(self.policy.model)
+        if fused is not None:
+            return nullcontext()
+        return active().inference_layers(self.policy.model, rows=self.max_rows)
+
+    def _fused(self, *, positions: int) -> FusedBackbone | None:
+        """The model as kernels compute it, with its weights of now; None where an adapter was added
+        or another backend selected since the engine was built, or kernels never could."""
+        backbone = Backbone.of(self.policy.model)
+        if self.calls is None or not only_known_parts(backbone):
+            return None
+        try:
+            return FusedBackbone(backbone, self.calls, positions=positions)
+        except ValueError:
+            return None
 
     def publish(self, weights: WeightsRef) -> Metrics:
         """Stamp what follows with the new version; the tensors are shared with the learner."""
@@ -201,6 +210,7 @@ class _Rollout:
         self.stopped = torch.zeros(shape[0], dtype=torch.bool, device=self.device)
         self.ending = Ending(policy, sampling, device=self.device)
         self.slots: list[_Slot] = []
+        self.filled = 0
         self.clock = 0
         self.left = False
         nothing = torch.empty(0, dtype=torch.long, device=self.device)
@@ -219,8 +229,11 @@ class _Rollout:
 
     def follow(self, version: int) -> None:
         """Stamp tokens with another version from here on."""
-        for row, time in zip(self.live.rows.tolist(), self.live.time.tolist(), strict=True):
-            self._row(row).stamp(time + 1, version)
+        for place, time in zip(self.live.rows.tolist(), self.live.time.tolist(), strict=True):
+            self._row(place).stamp(time + 1, version)
+        for row in (row for slot in self.slots[self.filled :] for row in slot.rows):
+            if row.ended is None:
+                row.stamp(0, version)
         self.version = version
 
     def next_groups(self) -> list[Group]:
@@ -238,8 +251,9 @@ class _Rollout:
 
     def admit(self) -> None:
         """Let requests in while their completions fit; draw the first tokens of those that are not
-        begun."""
-        first, rows, tokens = len(self.slots), len(self.live.rows), 0
+        begun, unless the weights have changed meanwhile."""
+        first, rows, tokens = self.filled, len(self.live.rows), 0
+        rows += sum(len(slot.rows) for slot in self.slots[first:])
         while len(self.slots) < self.cache.slots:
             request = self.requests.peek(idle=not self.slots)
             if request is None or self.outdated:
@@ -249,8 +263,9 @@ class _Rollout:
             if rows > self.max_rows or too_long:
                 break
             self._enter(self.requests.pop())
-        if len(self.slots) > first:
+        if len(self.slots) > first and not self.outdated:
             self._prefill(first)
+            self.filled = len(self.slots)
             self._measure()
 
     def _enter(self, request: Request) -> None:
@@ -452,6 +467,7 @@ class _Rollout:
         for slot, staying in zip(to, moved, strict=True):
             self.slots[slot] = staying
         del self.slots[left:]
+        self.filled = left
         if not moved:
             return
         prompt = max(len(slot.request.tokens) for slot in moved)
