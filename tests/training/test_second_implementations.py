@@ -284,6 +284,41 @@ def test_a_step_that_updated_one_of_two_learners_is_not_saved(tmp_path: Path) ->
     assert checkpoint.steps(tmp_path / "checkpoints") == [2]
 
 
+class Idle(Trainer):
+    """Updates nothing in its third step."""
+
+    def update(self, batches: Any) -> Any:
+        return {} if self.done == 2 else super().update(batches)
+
+
+class Fails(Callback):
+    """Fails once a step is done."""
+
+    def __init__(self, *, at: int) -> None:
+        self.at = at
+
+    def on_step(self, step: int, result: Any) -> None:
+        if step == self.at:
+            raise RunError("after the step")
+
+
+def test_a_finished_step_that_updated_nothing_does_not_draw_its_prompts_again(
+    tmp_path: Path,
+) -> None:
+    whole = bandit(tmp_path / "whole", steps=5, kind=Idle)
+    whole.run()
+    first = bandit(tmp_path / "first", steps=5, kind=Idle, callbacks=[Fails(at=3)])
+    with pytest.raises(RunError, match="after the step"):
+        first.run()
+    saved, _ = checkpoint.newest(tmp_path / "first" / "checkpoints")
+    assert saved is not None and saved.step == 3
+    second = bandit(tmp_path / "second", steps=5, kind=Idle)
+    second.restore(saved)
+    second.run()
+    weights = [run.policy.trained()["logits"] for run in (whole, second)]
+    assert torch.equal(*weights)
+
+
 class Notes(Callback):
     """Notes what it is called with, and stops the run at a step."""
 

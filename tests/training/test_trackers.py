@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 
+from groupwise.errors import RunError
+from groupwise.training import prepare
 from groupwise.training.monitor.trackers import make_trackers
+from small_runs import prepared
 
 SETTINGS = {"seed": 3, "model": {"path": "bundled"}}
 
@@ -28,6 +32,44 @@ def test_tensorboard_files_hold_every_figure_and_the_settings(tmp_path: Path) ->
     assert [(e.step, e.value) for e in read.Scalars("completions/length")] == [(1, 12.0)]
     (text,) = read.Tensors("config/text_summary")
     assert b"seed = 3" in text.tensor_proto.string_val[0]
+
+
+class Recording:
+    """A tracker that keeps what it is called with."""
+
+    def __init__(self) -> None:
+        self.calls: list[int | str] = []
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self.calls.append(step)
+
+    def close(self) -> None:
+        self.calls.append("closed")
+
+
+@pytest.mark.parametrize("fault", ["", "no checkpoint can be read"])
+def test_a_run_ends_its_trackers(
+    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also a run that fails before its first step."""
+    tracker = Recording()
+    monkeypatch.setattr(prepare, "make_trackers", lambda *_: (tracker,))
+    if fault:
+        monkeypatch.setattr(prepare, "_restore", failing(RunError(fault)))
+        with pytest.raises(RunError, match=fault):
+            prepared(tmp_path, "steps=1")
+    else:
+        run = prepared(tmp_path, "steps=1")
+        run.trainer.run()
+        run.close()
+    assert tracker.calls == (["closed"] if fault else [1, "closed"])
+
+
+def failing(error: Exception) -> Callable[..., None]:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    return fail
 
 
 @pytest.mark.verify

@@ -11,8 +11,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from groupwise import train
 from groupwise.errors import UsageError
+from groupwise.kernels import active, using
+from groupwise.kernels.interface import BACKENDS
 from groupwise.models import is_adapted
 from groupwise.models.loading import resolve
+from groupwise.training import prepare
+from small_runs import prepared
 
 SMALL: dict[str, Any] = {
     "steps": 1,
@@ -76,3 +80,14 @@ def test_what_needs_loading_is_refused_for_a_loaded_model(
             output=str(tmp_path / "run"),
             **SMALL,
         )
+
+
+def test_a_warm_up_of_a_loaded_model_computes_with_the_kernels_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used: list[type] = []
+    monkeypatch.setattr(prepare, "warm_up", lambda *_, **__: used.append(type(active())))
+    with using(active()):
+        for kernels in ("torch", "auto"):
+            prepared(tmp_path / kernels, f"model.kernels={kernels}", "warmup.steps=1").close()
+    assert used == [type(BACKENDS[kernels]()) for kernels in ("torch", "auto")]

@@ -23,6 +23,7 @@ from groupwise.config.connect import (
 )
 from groupwise.config.data import load_eval, load_train, rendered
 from groupwise.evaluation.measure import Measurement, measure
+from groupwise.kernels import select
 from groupwise.models import Policy
 from groupwise.prompts.contamination import contamination_warning, shared_prompts
 from groupwise.prompts.templates import Rendered
@@ -52,6 +53,7 @@ class Prepared:
 
     Attributes:
         splits: held-out prompts by the name of their split.
+        opened: what ends with the run.
     """
 
     config: Config
@@ -59,16 +61,12 @@ class Prepared:
     engine: Engine
     scorer: Scorer
     trainer: Trainer
-    watchdog: Watchdog
-    lock: RunLock
     splits: Mapping[str, Rendered]
+    opened: ExitStack
 
     def close(self) -> None:
-        """End workers and threads, and let others have the run directory."""
-        self.scorer.close()
-        self.engine.close()
-        self.watchdog.close()
-        self.lock.close()
+        """End workers, threads and trackers, and let others have the run directory."""
+        self.opened.close()
 
     def evaluate(self, split: str) -> dict[str, Any]:
         """The row of an evaluation on one split."""
@@ -122,8 +120,9 @@ def prepare(
         UsageError: a setting, a file or the run directory cannot be used; nothing was started.
     """
     with ExitStack() as undo:
+        select(config.model.kernels)  # before a warm-up, which trains
         scorer = undo.enter_context(scorer or make_scorer(config, functions))
-        lock = undo.enter_context(closing(RunLock(config.output)))
+        undo.enter_context(closing(RunLock(config.output)))
         found = resuming.ResumePoint()
         if resume:
             found = resuming.find(config, allow_changes, restart=restart, log=progress.log)
@@ -139,31 +138,31 @@ def prepare(
             settings=resuming.plain(config),
             resume_at=found.step if resume else None,
         )
-        watchdog = _watchdog(config, run_log, progress=progress)
-        undo.callback(watchdog.close)
+        watchdog = undo.enter_context(closing(_watchdog(config, run_log, progress=progress)))
+        monitor = undo.enter_context(
+            closing(_monitor(config, run_log, progress=progress, name=name))
+        )
         trainer = _trainer(
             config,
             algorithm,
             connected,
             train_on,
             scorer=scorer,
-            monitor=_monitor(config, run_log, progress=progress, name=name),
+            monitor=monitor,
             evaluate=(lambda step: prepared.evaluate_all(step)) if splits else None,
             callbacks=callbacks,
             watch=watchdog.waiting,
         )
+        _restore(trainer, found, config, log=progress.log)
         prepared = Prepared(
             config=config,
             policy=policy,
             engine=connected.engine,
             scorer=scorer,
             trainer=trainer,
-            watchdog=watchdog,
-            lock=lock,
             splits=splits,
+            opened=undo.pop_all(),
         )
-        _restore(trainer, found, config, log=progress.log)
-        undo.pop_all()
         return prepared
 
 

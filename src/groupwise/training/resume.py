@@ -12,7 +12,6 @@ import torch
 
 from groupwise.config import Config, build, free_to_change
 from groupwise.errors import UsageError
-from groupwise.kernels import select
 from groupwise.rundir.files import surroundings, without_secrets
 from groupwise.training.checkpoint import files as checkpoint
 from groupwise.training.checkpoint.files import Checkpoint
@@ -88,7 +87,6 @@ def find(
     _refuse(found, step=saved.step, allowed=allow_changes)
     for change in found:
         log(f"changed {change}")
-    select(config.model.kernels)
     used = _used(surroundings())
     for name, version in _used(about).items():
         now = used.get(name)

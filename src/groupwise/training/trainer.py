@@ -257,12 +257,11 @@ class Trainer:
         raise."""
         if self.checkpoints is None:
             return
-        unchanged = self._versions() == versions
-        if unchanged:
+        updated = self._versions() != versions
+        if self.done == done and not updated:
             self.source.restore(source)
-        half_done = not unchanged and self.done == done
         try:
-            if self.done > self.checkpoints.saved and not half_done:
+            if self.done > self.checkpoints.saved and (self.done > done or not updated):
                 self.save(wait=True)
             else:
                 self.checkpoints.wait()

@@ -131,6 +131,11 @@ class Monitor:
         if self.progress is not None:
             self.progress.log(f"{self.name}, step {self._step}: {text}")
 
+    def close(self) -> None:
+        """End the trackers: nothing is measured after this."""
+        for tracker in self.trackers:
+            tracker.close()
+
     def state(self) -> dict[str, Any]:
         """State for `restore`."""
         return {
