@@ -497,6 +497,33 @@ def test_the_honest_program_passes_the_tests_that_are_not_forged() -> None:
         assert attack("def solve(x): return x * x", test) == Outcome(verdict=Verdict.PASSED)
 
 
+RIGHTS = """
+import ctypes, os
+libc = ctypes.CDLL(None)
+def solve():
+    header = (0x20080522).to_bytes(4, "little") + bytes(4)
+    held, flags = ctypes.create_string_buffer(24), os.statvfs("/tmp").f_flag
+    everything = ctypes.create_string_buffer(b"\\xff" * 24)
+    return [
+        libc.capget(ctypes.create_string_buffer(header), held) or any(held.raw),
+        libc.prctl(39, 0, 0, 0, 0),  # PR_GET_NO_NEW_PRIVS
+        any(libc.prctl(47, 1, cap, 0, 0) for cap in range(41)),  # PR_CAP_AMBIENT_IS_SET
+        libc.capset(ctypes.create_string_buffer(header), everything),
+        libc.mount(b"tmpfs", b"/tmp", b"tmpfs", 32, b"nr_inodes=100000"),
+        libc.umount2(b"/tmp", 2),
+        flags & (2 | 4 | 8),  # nosuid, nodev, noexec
+        os.statvfs("/tmp").f_files,
+        os.statvfs("/").f_flag & 1,
+    ]
+"""
+
+
+def test_the_right_to_mount_is_gone_before_the_program_starts() -> None:
+    expected = [False, 1, False, -1, -1, -1, 14, 1024, 1]
+    outcome = attack(RIGHTS, f"assert solve() == {expected}, solve()")
+    assert outcome.verdict is Verdict.PASSED, outcome.detail
+
+
 # Programs that read standard input ---------------------------------------------------------------
 
 

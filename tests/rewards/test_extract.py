@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from groupwise.errors import UsageError
@@ -85,3 +87,71 @@ def test_a_counter_behind_a_number_is_left_out_unless_both_have_one(
     gold: str, answer: str, equal: bool
 ) -> None:
     assert math_equal(gold, answer) is equal
+
+
+@pytest.mark.parametrize(
+    ("style", "text", "answer"),
+    [
+        ("auto", "It is .5", ".5"),
+        ("last_number", "the answer is −5", "-5"),
+        ("auto", "so x is −5.", "-5"),
+        ("auto", "The result is 2^10.", "2^10"),
+        ("auto", "So we get (1, 2).", "(1, 2)"),
+        ("auto", "the point (−1, 2) works", "(-1, 2)"),
+        ("auto", "Thus √2", "√2"),
+        ("auto", "it equals 3√2.", "3√2"),
+        ("auto", "it equals sqrt(2)/2", "sqrt(2)/2"),
+        ("auto", "The answer is 2√3 cm", "2√3"),
+        ("auto", "The answer is (3, 4)", "(3, 4)"),
+        ("auto", "The answer is 5, not 6.", "5"),
+        ("auto", "It is 5, not 6", "5"),
+        ("last_number", "It is 5, not 6.", "5"),
+        ("auto", "It is not 6 but 5.", "5"),
+        ("auto", "It is 5 rather than 6.", "5"),
+        ("auto", "it is not 5.", "5"),
+        ("last_number", "There are 3 apples, not 4.5 apples", "3"),
+        ("choice", "I think the answer is B", "B"),
+        ("choice", "B, I think", "B"),
+        ("choice", "The answer I found is B", "B"),
+        ("choice", "I choose B, not C.", "B"),
+        ("choice", "The answer is A because I said so", "A"),
+        ("choice", "The answer is I.", "I"),
+        ("choice", "(I)", "I"),
+        ("choice", "So I think it must be (D), I am sure", "D"),
+        ("choice", "A good reason is given. C", "C"),
+        ("choice", "A", "A"),
+        ("choice", "A.", "A"),
+        ("choice", "I", "I"),
+        ("choice", "answer: b", "B"),
+        ("choice", "The answer is a mystery", None),
+        ("choice", "The answer is I think C", "C"),
+        ("choice", "Answer: A", "A"),
+        ("choice", "option A is right", "A"),
+        ("choice", "It's A and not B", "A"),
+        ("auto", "```python\nprint(42)\n```", None),
+        ("last_number", "```python\nx=1\nprint(42)\n```", None),
+        ("auto", "def f():\n    return 3", None),
+        ("auto", "The answer is:\n```\n42\n```", "42"),
+        ("last_number", "The answer is:\n```\n42\n```", "42"),
+        ("auto", "```python\nprint(42)\n```\nThe answer is 7", "7"),
+        ("auto", "```python\nprint(42)\n```\nIt prints 42", "42"),
+        ("auto", "10^-3", "10^-3"),
+        ("auto", "3 × 10^8 m", "3 × 10^8"),
+        ("auto", "10⁻³", "10⁻³"),
+        ("auto", "2(3) = 6", "6"),
+        ("auto", "f(2, 3) = 7", "7"),
+    ],
+)
+def test_answers_without_tags(style: str, text: str, answer: str | None) -> None:
+    assert extract_answer(text, style=style) == answer
+
+
+@pytest.mark.parametrize(
+    "piece",
+    ["not ", "1 ", "√(", "(1,", "```\n", "1^", "answer ", "1*", "~~~~", "```\nx\n", " not 5", "A "],
+)
+def test_extraction_takes_time_in_proportion_to_the_text(piece: str) -> None:
+    start = time.perf_counter()
+    for style in ("auto", "last_number", "choice"):
+        extract_answer(piece * (20_000 // len(piece)), style=style)
+    assert time.perf_counter() - start < 2.0  # quadratic patterns take half a minute

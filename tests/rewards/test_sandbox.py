@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import struct
+import subprocess
 import textwrap
 from typing import Any
 
@@ -419,3 +421,12 @@ def test_a_machine_without_a_table_has_no_sandbox(monkeypatch: pytest.MonkeyPatc
     assert "riscv64" in (unavailable.__wrapped__() or "")
     with pytest.raises(UsageError, match="riscv64"):
         seccomp.outer_filter()
+
+
+def test_a_sandbox_is_ended_while_bubblewrap_still_says_what_it_started() -> None:
+    told, tells = os.pipe()
+    os.write(tells, b'{\n    "child-pid": 12')  # the rest of the number is not written yet
+    process = subprocess.Popen(["sleep", "60"], start_new_session=True)
+    sandbox._end(process, told)
+    os.close(tells)
+    assert process.returncode == -9

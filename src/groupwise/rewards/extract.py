@@ -6,6 +6,7 @@ import re
 from typing import Literal
 
 from groupwise.errors import UsageError, suggest
+from groupwise.rewards.math.phrases import is_program
 
 Style = Literal["auto", "answer_tag", "boxed", "gsm8k", "last_number", "choice"]
 
@@ -19,6 +20,22 @@ _NUMBER = re.compile(
     r"(?:\.\d+)?(?:[eE][-+]?\d+)?(?:/\d+)?(?![a-zA-Z]*\d)"
     r"|(?<![\w.])[-+]?\.\d+"
 )
+_ITEM = r"[-+−]?(?:\d+(?:\.\d+)?(?:/\d+)?|\.\d+)"
+# Numbers as plain text writes them with more than digits: tuples, powers, roots.
+_WRITTEN = re.compile(
+    rf"[(\[]\s*{_ITEM}(?:\s*,\s*{_ITEM}){{1,9}}\s*[)\]]"
+    rf"|(?<![\w.)])(?:{_ITEM}\s*[*·×]\s*)?{_ITEM}"
+    rf"(?:\^(?:\{{{_ITEM}\}}|\({_ITEM}\)|{_ITEM})|[⁰¹²³⁴-⁹⁻]+)"
+    rf"|(?<![\w.])[-+−]?(?:\d+(?:\.\d+)?\s*\*?\s*)?(?:[√∛∜]\s*(?:\d+|\([^()\n]{{1,40}}\))"
+    rf"|sqrt\([^()\n]{{1,40}}\))(?:/\d+)?"
+)
+_FENCED = re.compile(
+    r"^[ \t]*(`{3,}(?!`)|~{3,}(?!~))[^\n]*\n(.*?)(?:^[ \t]*\1[ \t]*$|\Z)", re.M | re.S
+)
+_DENIED = re.compile(
+    r"[,;]?\s*(?:\b(?:and|but)\s+)?\b(?:not|rather than|instead of)\s+"
+    r"(?:[^\s.,;]|[.,](?=\w)|[ \t](?!but\b))+"
+)
 _NUMERALS = "십백천만억조반할푼리퍼十百千万萬億亿兆半割"  # they change the value
 _COUNTED = re.compile(
     rf"(?:[총약] ?|모두 )?([-+]?[\d,]*\.?\d+) ?((?![{_NUMERALS}])[{_CJK}]+)[.。]?"
@@ -30,15 +47,21 @@ _MATH = re.compile(
     re.DOTALL,
 )
 _PHRASE = re.compile(
-    r"(?:final\s+answer|answer)\s*(?:\*\*)?\s*(?:is|are|:|=)+\s*(?:\*\*)?\s*:?\s*", re.IGNORECASE
+    r"(?:final\s+answer|answer)\s*(?:\*\*)?\s*(?:is|are|:|=)+\s*(?:\*\*)?\s*:?\s*"
+    r"(?:`{3}\w*\s)?\s*",
+    re.IGNORECASE,
 )
 _FINAL = re.compile(r"final\s+answer\s+is\s*:?\s*", re.IGNORECASE)
 _SENTENCE_END = re.compile(r"\n|\.\s+(?=[A-Z])|\.\s*$|<\|")
-_CHOICE = re.compile(r"(?<![A-Za-z\\])\(?\s*([A-J])\s*[).:](?!\w)|(?<![\w'’-])([A-J])(?![\w'’])")
+# The pronoun I and the article A are no choices: they need a mark, or the end of their sentence.
+_CHOICE = re.compile(
+    r"(?<![A-Za-z\\])\(?\s*([A-HJ]|(?<=\()I)\s*[).:](?!\w)|(?<![\w'’-])([B-HJ])(?![\w'’])"
+    r"|(?<![\w'’-])([AI])(?=\s*(?:[.,;:)*]|$)|\s+(?:and|or|but|because|since|as|is|not)\b)"
+)
 _CHOICE_PHRASE = re.compile(
-    r"(?:answer|option|choice)\s*(?:\*\*)?\s*(?:is|:)?\s*"
-    r"(?:\*\*|\\boxed\{|\\text\{|\$)*\s*\(?([A-J])\b(?!')",
-    re.IGNORECASE,
+    r"(?i:answer|option|choice)\s*(?:\*\*)?\s*(?P<is>(?i:is)\b|:)?\s*"
+    r"(?:\*\*|\\boxed\{|\\text\{|\$)*\s*(?P<open>\()?(?P<letter>[A-Ja-j])\b(?!['’])"
+    r"(?P<end>\s*(?:[).,:;*}$]|$))?(?!\w)"
 )
 _JOINED = re.compile(
     r"(?:\s|[$,;&]|\\[()\[\]]|\\q?quad|\\text\{[^{}]{0,40}\}|(?:[a-z]+\s)?\b(?:and|or)\b"
@@ -156,7 +179,7 @@ def _hashes(text: str) -> str | None:
 
 def last_number(text: str) -> str | None:
     """The last number, a fraction a/b included, without thousands separators."""
-    found = _NUMBER.findall(text)
+    found = _NUMBER.findall(_asserted(_prose(text).replace("−", "-")))
     return re.sub(r"[,$€£+]", "", found[-1]) if found else None
 
 
@@ -167,11 +190,31 @@ def choice(text: str) -> str | None:
         match = re.match(r"(?:\\text(?:bf)?\{)?\s*\(?\s*([A-Ja-j])\s*(?:[).:}]|$|\s)", marked)
         if match:
             return match[1].upper()
-    phrases = _CHOICE_PHRASE.findall(text)
+    phrases = [match for match in _CHOICE_PHRASE.finditer(text) if _names_choice(match)]
     if phrases:
-        return phrases[-1].upper()
-    letters = [a or b for a, b in _CHOICE.findall(text)]
+        return phrases[-1]["letter"].upper()
+    letters = ["".join(found) for found in _CHOICE.findall(_asserted(text))]
     return letters[-1] if letters else None
+
+
+def _names_choice(match: re.Match[str]) -> bool:
+    """Whether "answer A" names a choice: "the answer I found" and "an answer a child sees" do
+    not."""
+    letter, marked = match["letter"], match["end"] is not None or match["open"] is not None
+    if letter.islower():
+        return marked
+    return letter not in "AI" or marked or (letter == "A" and bool(match["is"]))
+
+
+def _asserted(text: str) -> str:
+    """The text without alternatives that it denies ("5, not 6"), if anything is left."""
+    rest = _DENIED.sub(" ", text)
+    return rest if re.search(r"\d|\b[A-J]\b", rest) else text
+
+
+def _prose(text: str) -> str:
+    """The text without fenced programs: the last number of a program is not an answer."""
+    return _FENCED.sub(lambda match: " " if is_program(match[2]) else match[0], text)
 
 
 def _auto(text: str) -> str | None:
@@ -187,13 +230,14 @@ def _auto(text: str) -> str | None:
         if found:
             inner = boxed(found) if style is answer_tag else None
             return inner or found
+    text = _prose(text)
     phrases = list(_PHRASE.finditer(text))
     if phrases:
         said = _sentence(text[phrases[-1].end() :])
         found = _last_formula(said) or (said if len(said.split()) <= 6 else None)
         if found:
             return found
-    return _last_formula(text)
+    return None if is_program(text) else _last_formula(text)
 
 
 def _sentence(text: str) -> str:
@@ -203,8 +247,13 @@ def _sentence(text: str) -> str:
 
 def _last_formula(text: str) -> str | None:
     """The last formula or number of a text, with a percent sign that follows it."""
+    text = _asserted(text)
     formula = next(reversed(list(_MATH.finditer(text))), None)
-    number = next(reversed(list(_NUMBER.finditer(text))), None)
+    plain = text.replace("−", "-")
+    number = next(reversed(list(_NUMBER.finditer(plain))), None)
+    written = next(reversed(list(_WRITTEN.finditer(plain))), None)
+    if number and written and written.start() <= number.start() < written.end():
+        number = written
     if formula is not None and (number is None or number.start() < formula.end()):
         content = next(group for group in formula.groups() if group is not None)
         return content.strip() + _percent_after(text, formula.end())

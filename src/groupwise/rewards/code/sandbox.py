@@ -16,10 +16,10 @@ import contextlib
 import functools
 import importlib
 import inspect
-import json
 import marshal
 import os
 import platform
+import re
 import secrets
 import select
 import shutil
@@ -360,7 +360,8 @@ def _end(process: subprocess.Popen[bytes], told: int) -> None:
     it leaves if that falls to this process: in a container, the trainer may be process 1."""
     os.set_blocking(told, False)
     with os.fdopen(told, "rb") as report:
-        inner = json.loads(report.read() or b"{}").get("child-pid")
+        found = re.search(rb'"child-pid": (\d+)\D', report.read() or b"")
+    inner = int(found[1]) if found else None  # bubblewrap may be killed before all is written
     if inner and process.poll() is None:
         with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
             os.kill(inner, 9)

@@ -70,3 +70,30 @@ def constant(name: str) -> Node:
 def plain(node: Node) -> str:
     """An exponent of a unit as text."""
     return str(node.value) if node.op == "num" else node.op
+
+
+def mixed(left: Node, right: Node) -> Node:
+    """What a whole number before a factor is: 2 1/3 and 12 1/2 % are sums, 2x is a product."""
+    part = right.args[0] if right.op == "percent" else right
+    if right.op == "div" and right.args[1].op == "percent":  # 1/2 % was read as 1 over 2 %
+        part = Node("div", (right.args[0], right.args[1].args[0]))
+    if part.op != "div" or not all(arg.op == "num" for arg in part.args):
+        return Node("mul", (left, right))
+    whole = left.args[0] if left.op == "neg" else left
+    node = Node("add", (whole, part))
+    node = Node("neg", (node,)) if left.op == "neg" else node
+    return node if part is right else Node("percent", (node,))
+
+
+def total(left: Node, sign: str, right: Node) -> Node:
+    """A sum or difference; a set taken from a set is the difference of sets."""
+    if sign == "-" and right.op == "set":
+        return Node("minus", (as_set(left, braced=False), right))
+    return Node("add", (left, right if sign == "+" else Node("neg", (right,))))
+
+
+def as_set(node: Node, braced: bool) -> Node:
+    """An operand of a set operation: R is the real numbers, {3} the set of 3."""
+    if node.op == "symbol" and node.value == "R":
+        return Node("reals")
+    return Node("set", (node,)) if braced and node.op not in ("set", "list") else node

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from fractions import Fraction
 from typing import Any
 
 from groupwise.rewards.math.ast import Node
-from groupwise.rewards.math.numbers import Number, is_rounding, known_unit
+from groupwise.rewards.math.exact import rational
+from groupwise.rewards.math.grids import as_matrix
+from groupwise.rewards.math.numbers import (
+    MAX_EXPONENT,
+    Number,
+    differ,
+    is_rounding,
+    known_unit,
+)
 from groupwise.rewards.math.real_sets import (
     FLIPPED,
     members,
@@ -15,6 +24,7 @@ from groupwise.rewards.math.real_sets import (
     same_pieces,
     same_regions,
     settled,
+    spelled_out,
 )
 from groupwise.rewards.math.values import (
     Evaluation,
@@ -36,7 +46,7 @@ def same(gold: Node, answer: Node) -> bool:
     Raises:
         NoValue: this cannot be decided, because something in them has no value.
     """
-    gold, answer = _bare(gold), _bare(answer)
+    gold, answer = spelled_out(_bare(gold)), spelled_out(_bare(answer))
     if gold == answer:
         return True
     if gold.op == "unit" or answer.op == "unit":
@@ -57,25 +67,37 @@ def same(gold: Node, answer: Node) -> bool:
 
 def _same_collections(gold: Node, answer: Node) -> bool:
     ops = {gold.op, answer.op}
-    if ops & {"tuple", "ratio"} and "matrix" in ops:
-        vector, grid = (answer, gold) if gold.op == "matrix" else (gold, answer)
-        return 1 in grid.value and _pairwise(vector.args, grid.args)
+    if "matrix" in ops and ops & {"tuple", "ratio", "interval"}:
+        return _same_vectors(*((answer, gold) if gold.op == "matrix" else (gold, answer)))
     if gold.op == answer.op == "matrix":
         return gold.value == answer.value and _pairwise(gold.args, answer.args)
-    if gold.op == answer.op and gold.op in ("tuple", "interval", "ratio"):
+    if gold.op == answer.op and gold.op in ("tuple", "ratio"):
+        return _pairwise(gold.args, answer.args)
+    if gold.op == answer.op == "interval":
         return gold.value == answer.value and _pairwise(gold.args, answer.args)
     if ops == {"tuple", "list"}:
-        return _pairwise(gold.args, answer.args)
+        listed = gold if gold.op == "list" else answer
+        bounds = all(map(_inequality, listed.args))
+        return same_regions(gold, answer) if bounds else _pairwise(gold.args, answer.args)
     if ops <= {"tuple", "interval"}:
         return False
     if gold.op in UNORDERED and answer.op in UNORDERED:
         one, two = members(gold), members(answer)
-        return _matched(one, two) or (ops == {"list"} and _same_inequalities(one, two))
+        return _matched(one, two) or (ops == {"list"} and _same_inequalities(gold, answer))
     if ops & set(REGIONS) - {"tuple"}:
         return same_regions(gold, answer)
     if ops & {"list", "pm", "tuple", "ratio"}:
         return False
     return same_scalars(gold, answer)
+
+
+def _same_vectors(vector: Node, grid: Node) -> bool:
+    """A matrix, and a list of its entries (if it is a vector) or a tuple of its rows."""
+    rows = as_matrix(vector)
+    if rows is not None and rows.value == grid.value:
+        return _pairwise(rows.args, grid.args)
+    listed = vector.op in ("tuple", "ratio") or vector.value == (True, True)
+    return listed and 1 in grid.value and _pairwise(vector.args, grid.args)
 
 
 def _bare(node: Node) -> Node:
@@ -122,11 +144,18 @@ def _decimal(node: Node) -> Number | None:
     """A node that is one decimal literal, signed or not."""
     negative = node.op == "neg"
     node = node.args[0] if negative else node
+    shift = 0
+    if node.op == "mul" and node.args[1].op == "pow" and node.args[1].args[0] == as_node(10):
+        power = rational(node.args[1].args[1])
+        if power is None or power.denominator != 1 or abs(power) > MAX_EXPONENT:
+            return None
+        node, shift = node.args[0], power.numerator
     if node.op != "decimal":
         return None
     value, literal = node.value
+    value *= Fraction(10) ** shift
     mantissa, _, exponent = literal.lower().partition("e")
-    places = len(mantissa.partition(".")[2]) - int(exponent or 0)
+    places = len(mantissa.partition(".")[2]) - int(exponent or 0) - shift
     digits = len(mantissa.replace(".", "").lstrip("0"))
     return Number(value=-value if negative else value, digits=digits, places=max(places, 0))
 
@@ -134,6 +163,8 @@ def _decimal(node: Node) -> Number | None:
 def _same_units(gold: Node, answer: Node) -> bool:
     inner = [node.args[0] if node.op == "unit" else node for node in (gold, answer)]
     units = [_unit(node) for node in (gold, answer)]
+    if gold.op == answer.op and differ(gold.value, answer.value):
+        return False
     if units[0] and units[1]:
         if units[0][0] != units[1][0]:
             return False
@@ -251,6 +282,8 @@ def _surely(one: Node, two: Node) -> bool:
 
 
 def _same_relations(gold: Node, answer: Node) -> bool:
+    if any(node.op == "relation" and _false_chain(node) for node in (gold, answer)):
+        return False
     gold, answer = settled(gold), settled(answer)
     if gold.op != "relation" or answer.op != "relation":
         one, two = _assigned(gold), _assigned(answer)
@@ -278,8 +311,13 @@ def _label(node: Node) -> Node | None:
         return left
     if left.op in ("mul", "abs", "ratio", "div") and not symbols(right):
         leaves = _leaves(left)
-        named = all(n.op in ("symbol", "indexed") and n.value.isupper() for n in leaves)
-        return left if named else None  # AB = 5, |AB| = 5: a length has a name of several letters
+        marks = {"angle", "measuredangle", "triangle"} & {str(n.value) for n in leaves}
+        small = {*marks, "m"} if marks else set()
+        named = all(
+            n.op in ("symbol", "indexed", "text") and (n.value.isupper() or n.value in small)
+            for n in leaves
+        )
+        return left if named else None  # AB = 5, |AB| = 5, m∠ABC = 5: several letters, one name
     return None
 
 
@@ -295,8 +333,21 @@ def _assigned(node: Node) -> Node | None:
         return node
     if _label(node) is not None:
         return node.args[-1]
-    numbered = node.value == ("=",) and node.args[0].op == "num" and not symbols(node.args[1])
-    return node.args[-1] if numbered else None
+    return node.args[-1] if node.value == ("=",) and not symbols(node) else None
+
+
+def _false_chain(node: Node) -> bool:
+    """Whether a computation written as a chain, 2 + 3 = 5, does not hold."""
+    if set(node.value) != {"="} or symbols(node) or any(map(_wordlike, node.args)):
+        return False
+    try:
+        return not all(map(same, node.args, node.args[1:]))
+    except NoValue:
+        return False
+
+
+def _wordlike(node: Node) -> bool:
+    return node.op in ("text", "unit", "constant") or any(map(_wordlike, node.args))
 
 
 def _same_comparisons(gold: Node, answer: Node) -> bool:
@@ -331,11 +382,15 @@ def _ascending(node: Node) -> Node:
     return node
 
 
-def _same_inequalities(one: Sequence[Node], two: Sequence[Node]) -> bool:
-    """x < 2 or x > 5: a list of inequalities is the union of what each allows."""
-    nodes = (*one, *two)
-    if not all(n.op == "relation" and "=" not in n.value for n in nodes):
+def _inequality(node: Node) -> bool:
+    return node.op == "relation" and "=" not in node.value
+
+
+def _same_inequalities(one: Node, two: Node) -> bool:
+    """Two lists of inequalities of one variable that allow the same values."""
+    nodes = (*one.args, *two.args)
+    if not all(map(_inequality, nodes)):
         return False
     if len(frozenset().union(*map(symbols, nodes))) != 1:
         return False
-    return same_pieces([p for n in one for p in pieces(n)], [p for n in two for p in pieces(n)])
+    return same_pieces(pieces(one), pieces(two))

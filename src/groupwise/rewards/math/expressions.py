@@ -12,19 +12,22 @@ from fractions import Fraction
 from groupwise.rewards.math.ast import (
     BRACKETS,
     CLOSERS,
-    MATRICES,
     OVER,
     RELATIONS,
     SET_OPERATIONS,
     TIMES,
     UNREAD,
     Node,
+    as_set,
     constant,
     is_literal,
     is_product,
+    mixed,
     number,
     plain,
+    total,
 )
+from groupwise.rewards.math.grids import bracketed, read_matrix
 from groupwise.rewards.math.numbers import UNITS
 from groupwise.rewards.math.tokens import (
     CONSTANTS,
@@ -93,10 +96,15 @@ class _Parser:
     def items(self) -> Node:
         """Rows of expressions: commas and "and" separate, semicolons separate the rows."""
         rows: list[list[Node]] = [[self.relation()]]
+        marks: set[str] = set()
         while mark := self._separator():
+            marks.add(mark)
             if mark == ";" and self.rows_matter():
                 rows.append([])
             rows[-1].append(self.relation())
+        if len(rows) == 1 and len(rows[0]) > 1:
+            word = marks.pop() if len(marks) == 1 and marks <= JOINERS else None
+            return Node("list", tuple(rows[0]), word)
         found = [row[0] if len(row) == 1 else Node("list", tuple(row)) for row in rows]
         return found[0] if len(found) == 1 else Node("list", tuple(found))
 
@@ -124,10 +132,13 @@ class _Parser:
         return Node("relation", tuple(parts), tuple(signs))
 
     def sets(self) -> Node:
+        braced = self.peek() == "{"
         left = self.ratio()
         while self.peek() in SET_OPERATIONS:
             operation = SET_OPERATIONS[self.take().text]
-            left = Node(operation, (left, self.ratio()))
+            left = as_set(left, braced)
+            braced = self.peek() == "{"
+            left = Node(operation, (left, as_set(self.ratio(), braced)))
         return left
 
     def ratio(self) -> Node:
@@ -145,7 +156,7 @@ class _Parser:
             if sign in ("\\pm", "\\mp"):
                 left = Node("pm", (left, right), 1 if sign == "\\pm" else -1)
             else:
-                left = Node("add", (left, right if sign == "+" else Node("neg", (right,))))
+                left = total(left, sign, right)
         return left
 
     def product(self) -> Node:
@@ -167,16 +178,20 @@ class _Parser:
             return Node("unit", (left,), self._unit())
         after_number = previous.kind == "num" and is_literal(left)
         right = self.power()
+        if token.kind == "num" and previous.kind == "num" and self.ends_in_power(left, right):
+            return Node("mul", (left, right))
         if token.kind == "num" and previous.kind == "num":
             if not (after_number and token.spaced and right.op == "num" and self.peek() == "/"):
                 raise ReadError("two numbers side by side")
             self.take()
-            right = Node("div", (right, self.power()))
-        if after_number and right.op == "div" and all(arg.op == "num" for arg in right.args):
-            whole = left.args[0] if left.op == "neg" else left
-            mixed = Node("add", (whole, right))
-            return Node("neg", (mixed,)) if left.op == "neg" else mixed
-        return Node("mul", (left, right))
+            right = Node("div", (right, self.postfix()))
+        return mixed(left, right) if after_number else Node("mul", (left, right))
+
+    @staticmethod
+    def ends_in_power(left: Node, right: Node) -> bool:
+        """2^6 3^5: a power, then another one."""
+        last = left.args[1] if left.op == "mul" else left
+        return last.op == right.op == "pow"
 
     def _is_unit(self, left: Node) -> bool:
         """A word after a number: 5 cm, 12 apples."""
@@ -229,7 +244,7 @@ class _Parser:
     def _postfix_of(self, node: Node) -> Node:
         while True:
             text = self.peek()
-            if text == "!" and self.token(1).text != "=":
+            if text == "!" and (self.token(1).text != "=" or self.token(1).spaced):
                 node = Node("factorial", (node,))
             elif text == "%":
                 node = Node("percent", (node,))
@@ -263,7 +278,8 @@ class _Parser:
         """`\\frac12` and `\\sqrt34`: one digit belongs to the command."""
         previous = self.tokens[self.at - 1]
         before = self.tokens[self.at - 2] if self.at > 1 else Token("end", "")
-        return previous.text == "\\frac" or before.text == "\\frac" or previous.text == "\\sqrt"
+        pairs = ("\\frac", "\\binom")
+        return previous.text in (*pairs, "\\sqrt") or before.text in pairs
 
     def group(self, opening: str, closing: str) -> Node:
         self.expect(opening)
@@ -335,10 +351,7 @@ class _Parser:
             raise ReadError("a bracket is never closed")
         if inner.op != "list":
             return inner
-        square = (opening == "[", closing == "]")
-        if len(inner.args) == 2 and any(square):
-            return Node("interval", inner.args, square)
-        return Node("tuple", inner.args)
+        return bracketed(inner, (opening == "[", closing == "]"))
 
     def _word(self) -> Node:
         token = self.take()
@@ -399,7 +412,7 @@ class _Parser:
             self.expect(closing)
             return Node("tuple", inner.args if inner.op == "list" else (inner,))
         if name == "begin":
-            return self._matrix()
+            return read_matrix(self)
         if name in FONTS:
             return self.argument()
         if name.isalpha() and name not in UNREAD:
@@ -438,8 +451,8 @@ class _Parser:
         node = Node("function", args, (name, index is not None))
         if exponent is None:
             return node
-        inverse = exponent.op == "neg" and name in ("sin", "cos", "tan")
-        if inverse and exponent.args[0].value == 1:
+        inverse = exponent.op == "neg" and exponent.args[0].value == 1
+        if inverse and "arc" + name in FUNCTIONS:
             return Node("function", args, ("arc" + name, False))
         return Node("pow", (node, exponent))
 
@@ -464,37 +477,3 @@ class _Parser:
             raise ReadError("a series without limits")
         body = self.product()
         return Node(name, (lower.args[1], upper, body), lower.args[0].value)
-
-    def _matrix(self) -> Node:
-        kind = self._environment()
-        if kind not in MATRICES:
-            raise ReadError(f"unknown environment {kind}")
-        while kind == "array" and self.token().text not in ("}", ""):
-            self.take()
-        if kind == "array":
-            self.expect("}")
-        rows: list[list[Node]] = [[]]
-        while self.peek() != "\\end":
-            if self.peek() == "\\\\":
-                self.take()
-                rows.append([])
-            elif self.peek() in ("&", "\\hline"):
-                self.take()
-            else:
-                rows[-1].append(self.relation())
-        self.take()
-        self._environment()
-        rows = [row for row in rows if row]
-        if not rows or len({len(row) for row in rows}) != 1:
-            raise ReadError("a matrix with ragged rows")
-        cells = tuple(cell for row in rows for cell in row)
-        node = Node("matrix", cells, (len(rows), len(rows[0])))
-        return Node("function", (node,), ("det", False)) if kind == "vmatrix" else node
-
-    def _environment(self) -> str:
-        self.expect("{")
-        name = ""
-        while self.token().kind == "word":
-            name += self.take().text
-        self.expect("}")
-        return name

@@ -48,6 +48,11 @@ UNITS: dict[str, tuple[str, Fraction]] = {
     for name in names.split()
 }
 
+_VAGUE = frozenset(
+    "unit squar cubic sq total in of th a an per way tim possibl different distinct percent "
+    "percentag pct peopl person number such and or is".split()
+)
+
 _DIGITS = r"(?:[1-9]\d{0,2}(?:[,  ]\d{3})+(?![\d,])|\d+)"
 _NUMBER = re.compile(
     rf"""(?P<sign>[+-]?)\s*[{CURRENCY}]?\s*(?P<sign2>[+-]?)
@@ -72,6 +77,7 @@ class Number:
         places: decimal places of a decimal.
         percent: written with a percent sign.
         unit: (dimension, factor) of a known unit, else None.
+        word: the word after the number, which says what is counted.
     """
 
     value: Fraction
@@ -79,6 +85,7 @@ class Number:
     places: int = 0
     percent: bool = False
     unit: tuple[str, Fraction] | None = None
+    word: str = ""
 
 
 def plain_number(text: str) -> Number | None:
@@ -121,6 +128,33 @@ def plain_number(text: str) -> Number | None:
         places=places,
         percent=match["percent"] is not None,
         unit=unit,
+        word=word,
+    )
+
+
+def differ(one: str, two: str) -> bool:
+    """Whether the words after two numbers count different things. Words that only one of them has
+    (red balls, balls), known units, and words without a meaning of their own do not count.
+
+    Example:
+        >>> differ("apples", "oranges"), differ("apple", "red apples"), differ("km", "metres")
+        (True, False, False)
+    """
+    words = [_counted(text) for text in (one, two)]
+    if not words[0] or not words[1]:
+        return False
+    if all(any(known_unit(word) for word in each) for each in words):
+        return False
+    return not (words[0] <= words[1] or words[1] <= words[0])
+
+
+def _counted(text: str) -> frozenset[str]:
+    found = re.findall(r"[^\W\d_]+", text.lower().replace(".", ""))
+    return frozenset(
+        name
+        for word in found
+        if (name := word if known_unit(word) else word.removesuffix("s").removesuffix("e"))
+        and name not in _VAGUE
     )
 
 
@@ -164,6 +198,8 @@ def same_number(gold: Number, answer: Number) -> bool:
     two decimals must be equal as written. A percent sign on one side only may be meant either way
     (12% is 12 and 0.12), on both sides it must agree. Known units are converted.
     """
+    if differ(gold.word, answer.word):
+        return False
     if gold.unit and answer.unit:
         if gold.unit[0] != answer.unit[0]:
             return False

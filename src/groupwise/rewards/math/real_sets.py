@@ -9,6 +9,7 @@ from groupwise.rewards.math.ast import Node
 from groupwise.rewards.math.values import Evaluation, NoValue, agree, context, symbols
 
 MAX_ITEMS = 40
+COLLECTIONS = ("pm", "list", "set", "tuple", "interval", "ratio", "matrix", "relation", "text")
 FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "!=": "!=", "=": "=", "==": "=="}
 Piece = tuple[Any, bool, Any, bool]
 
@@ -32,6 +33,13 @@ def expand(node: Node) -> list[Node]:
     if not _contains(node, "pm"):
         return [node]
     return [_branch(node, 1), _branch(node, -1)]
+
+
+def spelled_out(node: Node) -> Node:
+    """An expression with ± inside it as the list of its values."""
+    if node.op in COLLECTIONS or not _contains(node, "pm"):
+        return node
+    return Node("list", tuple(expand(node)))
 
 
 def _branch(node: Node, sign: int) -> Node:
@@ -92,8 +100,7 @@ def pieces(node: Node) -> list[Piece]:
     if node.op == "reals":
         return [(-ctx.inf, False, ctx.inf, False)]
     if node.op in ("set", "list"):
-        points = [piece for arg in members(node) for piece in _points(arg)]
-        return points
+        return _together([_points(arg) for arg in members(node)], node.value)
     if node.op in ("interval", "tuple") and len(node.args) == 2:
         low, high = map(_end, node.args)
         closed = node.value or (False, False)
@@ -107,6 +114,20 @@ def pieces(node: Node) -> list[Piece]:
     if node.op == "relation":
         return _allowed(settled(node))
     raise NoValue(f"{node.op} is no set of reals")
+
+
+def _together(parts: list[list[Piece]], word: str | None) -> list[Piece]:
+    """x > 1 and x < 3: all hold, unless nothing would be left. With "or", one holds; with a comma,
+    one, unless that would leave nothing out."""
+    ctx = context()
+    union = [piece for part in parts for piece in part]
+    everything = same_pieces(union, [(-ctx.inf, False, ctx.inf, False)])
+    if word == "or" or not (word == "and" or everything):
+        return union
+    common = parts[0]
+    for part in parts[1:]:
+        common = _intersected(common, part)
+    return common or union
 
 
 def _points(node: Node) -> list[Piece]:
@@ -128,9 +149,10 @@ def _allowed(node: Node) -> list[Piece]:
     if node.op != "relation":
         return pieces(node)
     ctx = context()
-    places = [i for i, arg in enumerate(node.args) if _variable(arg)]
+    places = [i for i, arg in enumerate(node.args) if symbols(arg)]
     if len(places) != 1:
-        raise NoValue("an inequality without a bare variable")
+        raise NoValue("an inequality with a variable on both sides")
+    slope, shift, absolute = _line(node.args[places[0]])
     found: list[Piece] = [(-ctx.inf, False, ctx.inf, False)]
     rules: dict[str, Callable[[Any], list[Piece]]] = {
         "<": lambda v: [(-ctx.inf, False, v, False)],
@@ -147,15 +169,46 @@ def _allowed(node: Node) -> list[Piece]:
                 raise NoValue("this chain is not read")
             sign = sign if i > places[0] else FLIPPED[sign]
             found = _intersected(found, rules[sign](_end(arg)))
-    if node.args[places[0]].op == "abs":
+    if absolute:
         found = _intersected(found, [(ctx.mpf(0), True, ctx.inf, False)])
         found += [(-high, hc, -low, lc) for low, lc, high, hc in found]
-    return found
+    return [_scaled(piece, slope, shift) for piece in found]
 
 
-def _variable(node: Node) -> bool:
+def _scaled(piece: Piece, slope: Any, shift: Any) -> Piece:
+    """The values of x for which slope · x + shift lies in an interval."""
+    low, low_closed, high, high_closed = piece
+    ends = ((low - shift) / slope, low_closed), ((high - shift) / slope, high_closed)
+    (low, low_closed), (high, high_closed) = ends if slope > 0 else ends[::-1]
+    return low, low_closed, high, high_closed
+
+
+def _line(node: Node) -> tuple[Any, Any, bool]:
+    """Slope and value at zero of a linear expression, and whether its absolute value is meant.
+
+    Raises:
+        NoValue: it is not linear in one variable.
+    """
+    ctx = context()
     inner = node.args[0] if node.op == "abs" else node
-    return inner.op in ("symbol", "indexed", "call")
+    if inner.op in ("symbol", "indexed", "call"):
+        return ctx.mpf(1), ctx.mpf(0), node.op == "abs"
+    names = symbols(inner)
+    if len(names) != 1 or not names <= _letters(inner):
+        raise NoValue("an inequality without a bare variable")
+    [name] = names
+    values = [Evaluation({name: ctx.mpf(x)}).scalar(inner) for x in (0, 1, 2, ctx.mpf(7) / 3)]
+    shift, slope = values[0], values[1] - values[0]
+    straight = agree(values[2] - shift, 2 * slope) and agree(3 * (values[3] - shift), 7 * slope)
+    if not straight or slope == 0 or any(ctx.im(value) != 0 for value in values):
+        raise NoValue("an inequality that is not linear")
+    return slope, shift, node.op == "abs"
+
+
+def _letters(node: Node) -> frozenset[str]:
+    if node.op == "symbol":
+        return frozenset({node.value})
+    return frozenset().union(*map(_letters, node.args))
 
 
 def _merged(found: list[Piece]) -> list[Piece]:

@@ -16,7 +16,8 @@ from groupwise.rewards.math.ast import Node
 from groupwise.rewards.math.equality import plain_words, same
 from groupwise.rewards.math.expressions import read
 from groupwise.rewards.math.numbers import plain_number, same_number
-from groupwise.rewards.math.tokens import MAX_LENGTH, ReadError, tidy
+from groupwise.rewards.math.phrases import clock, directed, is_program, same_time
+from groupwise.rewards.math.tokens import JOINERS, KNOWN, MAX_LENGTH, ReadError, tidy
 from groupwise.rewards.math.values import NoValue
 
 MAX_WORDS = 8
@@ -60,6 +61,14 @@ def math_equal(gold: str, answer: str) -> bool | None:
     (one, unit), (two, other) = counted(gold), counted(answer)
     if (unit or other) and (not (unit and other) or unit == other):
         gold, answer = one, two  # 99개 is 99, but 3시간 is not 3분
+    times = clock(_plain(gold)), clock(_plain(answer))
+    if times[0] and times[1]:
+        return same_time(*times)
+    (one, way), (two, other) = directed(_plain(gold)), directed(_plain(answer))
+    if way and other and way != other:
+        return False
+    if way or other:
+        gold, answer = one, two
     quick = _quick(gold, answer)
     if quick is not None:
         return quick
@@ -87,14 +96,21 @@ def _core(text: str) -> str:
     """The part of a text that is the answer: the box, the last formula of a sentence, or all."""
     if "\\boxed" in text or "\\fbox" in text:
         return (extract_answer(text) if boxed(text) else text) or text
+    if is_program(text):
+        return text
     formula = re.search(r"\$|\\\(|\\\[", text)
-    sentence = _WORD.findall(_STYLED.sub(" ", re.sub(r"\\[a-zA-Z]+", " ", text)))
-    if formula and len(_WORD.findall(text[: formula.start()])) >= 1 and not text.startswith("$"):
+    sentence = _said(_STYLED.sub(" ", re.sub(r"\\[a-zA-Z]+", " ", text)))
+    if formula and _said(text[: formula.start()]) and not text.startswith("$"):
         return extract_answer(text) or text
     saying = len(sentence) >= 4 or re.search(r"\banswer\b", text, re.IGNORECASE)
     if saying and (formula or re.search(r"\d", text)):
         return extract_answer(text) or text
     return text.strip("$ ") if text.count("$") in (1, 2) else text
+
+
+def _said(text: str) -> list[str]:
+    """The words of a sentence: names of functions, constants and letters are none."""
+    return [word for word in _WORD.findall(text) if word not in KNOWN - JOINERS]
 
 
 def _by_structure(gold: str, answer: str) -> bool | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from dataclasses import dataclass
 
 MAX_LENGTH = 2000
@@ -11,13 +12,21 @@ _UNICODE = {
     "−": "-", "–": "-", "—": "-", "‐": "-", "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ",
     "∗": "*", "÷": r"\div ", "√": r"\sqrt ", "π": r"\pi ", "∞": r"\infty ", "±": r"\pm ",
     "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "≈": r"\approx ", "∪": r"\cup ", "∩": r"\cap ",
-    "∈": r"\in ", "∅": r"\emptyset ", "°": r"^\circ ", "²": "^2", "³": "^3", "½": r"\frac{1}{2}",
-    "⁄": "/", "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}", "′": "'", "’": "'", "，": ",", "（": "(",
+    "∈": r"\in ", "∅": r"\emptyset ", "°": r"^\circ ", "∖": r"\setminus ",
+    "⁄": "/", "∠": r"\angle ", "△": r"\triangle ", "∛": r"\sqrt[3]", "∜": r"\sqrt[4]",
+    "′": "'", "’": "'", "，": ",", "（": "(",
     "）": ")", "：": ":", "\u00a0": " ", "\u2009": " ", "\u202f": " ", "θ": r"\theta ",
     "α": r"\alpha ", "β": r"\beta ", "λ": r"\lambda ", "ℝ": r"\mathbb{R}",
     "\f": r"\f", "\b": r"\b", "→": r"\to ",
 }  # fmt: skip
 _UNICODE_TABLE = str.maketrans(_UNICODE)
+_RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789+-n")
+_LOWERED = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
+_SCRIPTS = re.compile(
+    r"(?P<up>[⁰¹²³⁴-⁹⁺⁻ⁿ]+)|(?P<down>[₀-₉]+)|(?P<part>[½⅓⅔¼¾⅕-⅞])|√\s*(?P<root>\d+)"
+)
+_POWER_OF_TEN = re.compile(r"(?<=\d)\s*[xX]\s*(?=10\s*\^)")
+_MINUS_SET = re.compile(r"(?<=[R}\])]) \\ ?(?=\\?\{)")  # R \ {1}
 
 _SIZES = re.compile(
     r"\\(?:left|right|[bB]ig{1,2}[lrm]?|middle|displaystyle|textstyle|scriptstyle|limits|nolimits"
@@ -73,7 +82,8 @@ def tidy(text: str) -> str:
         >>> tidy("$\\\\left( \\\\dfrac{1}{2},\\\\, 16{,}384 \\\\right)$.")
         '( \\\\frac{1}{2}, 16384 )'
     """
-    text = text.translate(_UNICODE_TABLE).rstrip("\\ ")
+    text = _SCRIPTS.sub(_script, text).translate(_UNICODE_TABLE).rstrip("\\ ")
+    text = _MINUS_SET.sub(r"\\setminus ", _POWER_OF_TEN.sub(r"\\times ", text))
     if "begin{" not in text:
         text = _DOUBLED.sub(r"\\", text)  # escaped twice on the way through a file
     text = re.sub(r"(?<!\\)\\([\[\]()])", " ", text)
@@ -89,9 +99,22 @@ def tidy(text: str) -> str:
     text = _REPEATING.sub(_repeating, text)
     text = re.sub(r"\^\s*\{?\s*\\circ\s*\}?", r"\\degree ", text)
     text = " ".join(text.split()).strip("*` ")
+    text = re.sub(r"^=\s*(?=[^=\s])", "", text)
     while text and (text[-1] in ",;:" or (text[-1] == "." and not text.endswith(".."))):
         text = text[:-1].rstrip()
     return text
+
+
+def _script(match: re.Match[str]) -> str:
+    """Raised and lowered digits, fractions in one character, and numbers under a radical sign."""
+    if match["up"]:
+        return f"^{{{match['up'].translate(_RAISED)}}}"
+    if match["down"]:
+        return f"_{{{match['down'].translate(_LOWERED)}}}"
+    if match["root"]:
+        return rf"\sqrt{{{match['root']}}}"
+    top, _, bottom = unicodedata.normalize("NFKC", match["part"]).partition("⁄")
+    return rf"\frac{{{top}}}{{{bottom}}}"
 
 
 def _repeating(match: re.Match[str]) -> str:
@@ -143,6 +166,8 @@ def _styled(command: str, content: str, spaced: bool) -> list[Token]:
         return [Token("cmd", "\\mathbb" + content, spaced)]
     if name in FONTS:
         return [Token("op", "{", spaced), *tokenise(content), Token("op", "}")]
+    if content in FUNCTIONS:
+        return [Token("word", content, spaced)]
     if name in ("mathrm", "operatorname", "rm") or re.fullmatch(r"[\d.,/ +-]+", content):
         unit = re.fullmatch(r"[a-zA-Z]{2,}(\^\d)?|[a-zA-Z]+/[a-zA-Z]+(\^\d)?", content)
         if name == "mathrm" and unit and content not in KNOWN:
@@ -172,8 +197,9 @@ def closing(text: str, opening: int) -> int:
 
 FUNCTIONS = {
     "sin", "cos", "tan", "cot", "sec", "csc", "arcsin", "arccos", "arctan", "sinh", "cosh", "tanh",
-    "arcsinh", "arccosh", "arctanh", "ln", "log", "lg", "exp", "gcd", "lcm", "max", "min", "det",
-    "asin", "acos", "atan", "sqrt", "abs", "arg", "deg", "Re", "Im",
+    "arccot", "arcsec", "arccsc", "arcsinh", "arccosh", "arctanh", "arsinh", "arcosh", "artanh",
+    "sech", "csch", "coth", "ln", "log", "lg", "exp", "gcd", "lcm", "max", "min", "det",
+    "asin", "acos", "atan", "asinh", "acosh", "atanh", "sqrt", "abs", "arg", "deg", "Re", "Im",
 }  # fmt: skip
 CONSTANTS = {"pi", "infty", "inf", "infinity", "oo", "e", "i"}
 GREEK = {

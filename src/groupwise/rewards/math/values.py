@@ -1,6 +1,6 @@
 """Values of expression trees: numbers and matrices at given points, within strict limits.
 
-Two expressions are the same if they agree at several points to 38 digits. Every operation that
+Two expressions are the same if they agree at several points to 90 digits. Every operation that
 could blow up (powers, factorials, series, trigonometry of huge arguments) is refused beyond a
 limit, so that evaluating an answer takes milliseconds whatever it says.
 """
@@ -15,9 +15,11 @@ from fractions import Fraction
 from typing import Any
 
 from groupwise.rewards.math.ast import Node
+from groupwise.rewards.math.exact import rational
 
-DIGITS = 60
-AGREE = 1e-38
+DIGITS = 120
+AGREE = 1e-90
+NOISE = 1e-105  # relative to the terms of a sum; what is smaller is a rounding error
 MAX_STEPS = 20_000
 MAX_TERMS = 1_000
 MAX_LOG2 = 2.0**40
@@ -27,7 +29,8 @@ MAX_BINOMIAL = 10.0**5
 MAX_MATRIX = 12
 ALIASES = {
     "arcsin": "asin", "arccos": "acos", "arctan": "atan", "arcsinh": "asinh", "arccosh": "acosh",
-    "arctanh": "atanh", "Re": "re", "Im": "im", "abs": "fabs",
+    "arctanh": "atanh", "arsinh": "asinh", "arcosh": "acosh", "artanh": "atanh", "arccot": "acot",
+    "arcsec": "asec", "arccsc": "acsc", "Re": "re", "Im": "im", "abs": "fabs",
 }  # fmt: skip
 
 
@@ -107,6 +110,10 @@ def same_values(left: Node, right: Node) -> bool:
     2 ln x, for the positive x that these are written for.
     """
     names = symbols(left) | symbols(right)
+    if not names:
+        exact = rational(left), rational(right)
+        if None not in exact:
+            return exact[0] == exact[1]
     whole = whole_symbols(left) | whole_symbols(right)
     compared = 0
     for index, point in enumerate(points(names, whole)):
@@ -152,7 +159,7 @@ def proportion(left: Node, right: Node) -> Any:
 
 
 def agree(one: Any, two: Any) -> bool:
-    """Equal to 38 digits, relative to the larger; matrices cell by cell."""
+    """Equal to 90 digits, relative to the larger; matrices cell by cell."""
     if isinstance(one, Grid) or isinstance(two, Grid):
         if not (isinstance(one, Grid) and isinstance(two, Grid)):
             return False
@@ -365,7 +372,7 @@ class Evaluation:
         if len(args) != 1 or name == "deg":
             raise NoValue(f"arguments of {name}")
         value = getattr(self.ctx, ALIASES.get(name, name))(self._bounded(args[0]))
-        return value if abs(value) > 1e-50 else value * 0
+        return value if abs(value) > NOISE else value * 0
 
     def _logarithm(self, name: str, args: list[Any], indexed: bool) -> Any:
         if args[0] == 0:
@@ -388,9 +395,16 @@ class Evaluation:
 
 
 def _plus(one: Any, two: Any) -> Any:
-    """A sum; what cancels down to rounding errors is zero, so that nothing else need be."""
+    """A sum; what cancels down to rounding errors is zero, so that nothing else need be.
+
+    Raises:
+        NoValue: one term is lost in the rounding of the other.
+    """
     total = one + two
-    return total if abs(total) > 1e-50 * abs(one) else total * 0
+    small, large = sorted((abs(one), abs(two)))
+    if 0 < small < NOISE * large and not context().isinf(large):
+        raise NoValue("a sum of terms too far apart")
+    return total if abs(total) > NOISE * large else total * 0
 
 
 def _times(one: Any, two: Any) -> Any:

@@ -5,6 +5,7 @@ import os
 import sys
 
 MOST_FILES = 1024
+_REMOUNT = 32 | 8 | 4 | 2  # MS_REMOUNT, MS_NOEXEC, MS_NODEV, MS_NOSUID
 
 
 def system(name, *args) -> None:
@@ -24,7 +25,7 @@ def drop_rights(uid, code) -> None:
     """Limit the files in /tmp, become an unprivileged user without capabilities, and install a
     filter of system calls. The kernel's memory for files counts towards no other limit."""
     options = b"nr_inodes=%d" % MOST_FILES
-    system("mount", b"tmpfs", b"/tmp", b"tmpfs", 32 | 4 | 2, options)  # MS_REMOUNT, NODEV, NOSUID
+    system("mount", b"tmpfs", b"/tmp", b"tmpfs", _REMOUNT, options)
     if uid is not None:
         os.setgroups([])
         os.setresgid(uid, uid, uid)
