@@ -31,8 +31,7 @@ Metrics = dict[str, float]
 
 
 class Stream(NamedTuple):
-    """Names the random numbers of a request: its place in a round of drawing, in a step (negative
-    for evaluations) of a run with this seed."""
+    """Names a request's random numbers: place, round of drawing, step (negative in evaluations)."""
 
     seed: int = 0
     step: int = 0
@@ -59,9 +58,7 @@ class Prompt:
     columns: Mapping[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        return (
-            self.text if self.text is not None else "\n".join(m["content"] for m in self.messages)
-        )
+        return "\n".join(m["content"] for m in self.messages) if self.text is None else self.text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +75,8 @@ class Completion:
         versions: (first token, policy version) spans; a rollout may straddle an update.
         kept: for truncated sampling, the token ids that were kept at each position, else None.
         own: the text of the policy's tokens where others were injected, else None.
+        values: what an environment counted, such as "calls"; empty without one.
+        failure: status and message where a tool failed; such a completion is not judged.
     """
 
     tokens: Sequence[int]
@@ -88,6 +87,8 @@ class Completion:
     versions: tuple[tuple[int, int], ...] = ((0, 0),)
     kept: tuple[Sequence[int], ...] | None = None
     own: str | None = None
+    values: Mapping[str, float] = field(default_factory=dict)
+    failure: tuple[Status, str] | None = None
 
     @property
     def own_tokens(self) -> int:
@@ -320,8 +321,7 @@ class TensorInfo(NamedTuple):
 
 @runtime_checkable
 class WeightsRef(Protocol):
-    """A published version (count of optimizer steps) of a policy's weights, handed over by
-    reference: whoever needs the tensors reads them."""
+    """A published version (count of optimizer steps) of weights; its tensors are read on demand."""
 
     @property
     def version(self) -> int: ...

@@ -160,6 +160,7 @@ def check_functions(config: Config) -> None:
         UsageError: unknown name or setting, a value of the wrong type or range.
     """
     from groupwise.algorithms import bind
+    from groupwise.environments import ENVIRONMENTS
     from groupwise.rewards import REWARDS, combination
 
     algorithm = bind(config.algorithm.name, config.algorithm.overrides(), where="algorithm")
@@ -168,6 +169,15 @@ def check_functions(config: Config) -> None:
         combination(config.combine)
     except UsageError as error:
         raise UsageError(str(error).removeprefix("reward.")) from None
+    if (environment := config.environment) is not None:
+        if environment.name not in ENVIRONMENTS:
+            raise UsageError(
+                f"environment.name = {environment.name!r}: no such environment; "
+                + suggest(environment.name, ENVIRONMENTS)
+            )
+        ENVIRONMENTS.bind(
+            FunctionSpec(name=environment.name, settings=environment.settings), where="environment"
+        )
     for index, reward in enumerate(config.rewards):
         if reward.name not in REWARDS:
             raise UsageError(

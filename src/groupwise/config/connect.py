@@ -11,12 +11,16 @@ import torch
 
 from groupwise.algorithms import BoundAlgorithm
 from groupwise.config import Config
+from groupwise.environments import ENVIRONMENTS, Environment
 from groupwise.errors import UsageError
 from groupwise.kernels import keep_freed_memory, select
 from groupwise.models import Policy, is_adapted, load_policy
 from groupwise.prompts.templates import fix_variables
+from groupwise.registry import FunctionSpec
 from groupwise.rewards import REWARDS, Scorer, build_scorer, from_functions
 from groupwise.rollouts import make_engine
+from groupwise.rollouts.tools import ToolEngine
+from groupwise.settings import EnvironmentSettings
 from groupwise.types import Engine
 from groupwise.updates import TorchLearner
 
@@ -76,10 +80,28 @@ def connect(
 
 
 def configured_engine(config: Config, policy: Policy) -> Engine:
-    """The engine of the engine section."""
+    """The engine of the engine section, with the environment where there is one.
+
+    Raises:
+        UsageError: a setting of the environment cannot work, or what it needs is not there.
+    """
+    tools = config.environment
     longest = config.data.max_prompt_tokens
-    length = None if longest is None else longest + config.sampling.max_tokens
-    return make_engine(policy, config.engine, length=length)
+    injected = 0 if tools is None else tools.max_injected_tokens
+    length = None if longest is None else longest + config.sampling.max_tokens + injected
+    if tools is None:
+        return make_engine(policy, config.engine, length=length)
+    environment = make_environment(tools)
+    engine = make_engine(policy, config.engine, length=length)
+    return ToolEngine(
+        engine, environment, policy=policy, settings=tools, max_rows=config.engine.max_rows
+    )
+
+
+def make_environment(settings: EnvironmentSettings) -> Environment:
+    """The environment of the environment section."""
+    chosen = FunctionSpec(name=settings.name, settings=settings.settings)
+    return ENVIRONMENTS.bind(chosen, where="environment")({})
 
 
 def load_configured(config: Config) -> Policy:

@@ -148,11 +148,13 @@ def memory_plan(config: Config, *, sizes: PretrainedConfig | None = None) -> Mem
 
 def rollout_limits(config: Config, *, prompt: int) -> Limits:
     """The largest shapes of a step's rollouts, with prompts of at most `prompt` tokens."""
+    tools = config.environment
     return Limits(
         prompt=prompt,
         group=config.group_size,
-        suffix=config.sampling.max_tokens,
-        slots=slots_for(
+        suffix=config.sampling.max_tokens + (tools.max_injected_tokens if tools else 0),
+        slots=(2 if tools else 1)
+        * slots_for(
             max_rows=config.engine.max_rows,
             group=config.group_size,
             prompts=config.prompts_per_step,

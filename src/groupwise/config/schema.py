@@ -17,6 +17,7 @@ from groupwise.settings import (
     Count,
     DataSettings,
     EngineSettings,
+    EnvironmentSettings,
     EvaluationSettings,
     GuardsSettings,
     Location,
@@ -54,6 +55,7 @@ class Config(Section):
     algorithm: AlgorithmSettings = AlgorithmSettings()
     sampling: Sampling = Sampling()
     engine: EngineSettings = EngineSettings()
+    environment: EnvironmentSettings | None = None
     combine: str | dict[str, Any] | list[Any] = "weighted_sum"
     """How the parts of the reward become one total: a name, a table with settings, or a list."""
     rewards: Annotated[tuple[RewardSettings, ...], Field(strict=False)] = ()

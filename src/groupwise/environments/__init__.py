@@ -8,6 +8,7 @@ registered functions that return one; their keyword-only parameters are their se
 from groupwise.environments import calculator, search
 from groupwise.environments.base import (
     ENVIRONMENTS,
+    SEARCH_TAGS,
     Environment,
     Reply,
     TagEnvironment,
@@ -17,6 +18,7 @@ from groupwise.environments.base import (
 
 __all__ = [
     "ENVIRONMENTS",
+    "SEARCH_TAGS",
     "Environment",
     "Reply",
     "TagEnvironment",

@@ -18,17 +18,22 @@ class Reply:
     """What an environment answers a model that handed over.
 
     Attributes:
-        text: injected into the completion, tags included.
+        text: injected into the completion, tags included; of a tool that failed, what is said of
+            it in the log.
         done: the completion ends with this reply.
         status: `ok`; anything else (the tool timed out, its server is gone) takes the completion
             out of its group's statistics. A tool that found nothing is ok and says so in `text`.
         values: numbers for rewards and metrics, added up over the completion.
+        frame: characters at the start and at the end of `text` that are the environment's own, such
+            as tags. What is between them comes from outside: it alone is cut where it is too long,
+            and special tokens in it are broken up.
     """
 
     text: str
     done: bool = False
     status: Status = Status.OK
     values: Mapping[str, float] = field(default_factory=dict)
+    frame: tuple[int, int] = (0, 0)
 
 
 @runtime_checkable
@@ -45,7 +50,10 @@ class Environment(Protocol):
         ...
 
     def reply(self, state: Any, text: str) -> Reply:
-        """The answer to `text`, which the model wrote since the last reply."""
+        """The answer to `text`, which the model wrote since the last reply.
+
+        Called in threads, at most one at a time for each state; an exception is a failed tool.
+        """
         ...
 
 
@@ -133,7 +141,8 @@ class TagEnvironment:
         state.calls.append(call)
         if len(state.calls) > self.max_calls:
             return self._wrapped(Reply(text="error: no calls left", values={"refused": 1.0}))
-        return self._wrapped(self.tool(call))
+        reply = self.tool(call)
+        return self._wrapped(reply) if reply.status is Status.OK else reply
 
     def _call(self, text: str) -> str | None:
         """The text between the last pair of tags; None where no call was opened."""
@@ -149,7 +158,11 @@ class TagEnvironment:
         inside = self._harmless(reply.text)[: self.max_result_chars]
         values = {"calls": 1.0, **reply.values}
         return Reply(
-            text=f"{before}{inside}{after}", done=reply.done, status=reply.status, values=values
+            text=f"{before}{inside}{after}",
+            done=reply.done,
+            status=reply.status,
+            values=values,
+            frame=(len(before), len(after)),
         )
 
     def _harmless(self, text: str) -> str:

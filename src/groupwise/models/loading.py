@@ -23,7 +23,8 @@ from groupwise.models.hub import check_on_hub
 from groupwise.models.policy import Policy, make_policy, without_bars
 from groupwise.settings import AdapterSettings, ModelSettings
 
-BUNDLED = "bundled"
+BUNDLED = {"bundled": "word-problems-base", "bundled:search": "search-base"}
+"""Models that ship with the package: name → folder among its assets."""
 TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model", "*.tiktoken", "tekken*")
 """Names that the files of tokenizers have."""
 
@@ -38,9 +39,9 @@ DTYPES = {
 
 
 def resolve(path: str | Path) -> str:
-    """The folder of the bundled model for "bundled", folders in full, hub names unchanged."""
-    if str(path) == BUNDLED:
-        return str(importlib.resources.files("groupwise") / "assets" / "word-problems-base")
+    """The folder of a bundled model, folders in full, hub names unchanged."""
+    if str(path) in BUNDLED:
+        return str(importlib.resources.files("groupwise") / "assets" / BUNDLED[str(path)])
     return str(Path(path).absolute()) if Path(path).exists() else str(path)
 
 
@@ -57,8 +58,9 @@ def load_policy(
     """Load a causal language model and its tokenizer.
 
     Args:
-        path: a folder in Hugging Face form, a hub name, or "bundled". The folder of an adapter
-            gives the model that it belongs to with the adapter, which alone is trained.
+        path: a folder in Hugging Face form, a hub name, "bundled" or "bundled:search". The folder
+            of an adapter gives the model that it belongs to with the adapter, which alone is
+            trained.
         dtype: of the weights: float32, bfloat16, float16 or float64.
         trust_remote_code: run Python code that comes with the model. Off unless asked for.
         adapter: train this adapter and leave the weights as they are.

@@ -15,10 +15,31 @@ COMPLETIONS = Registry("completion style", data=("text",))
 
 @dataclass(frozen=True, kw_only=True)
 class Example:
-    """A prompt and the completion to learn, without its end token."""
+    """A prompt and the completion to learn, without its end token.
+
+    Attributes:
+        injected: the parts of the completion, from one character to another, that an environment
+            wrote: they are read and not learned.
+    """
 
     prompt: Prompt
     completion: str
+    injected: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def pieces(self) -> list[tuple[str, bool]]:
+        """The completion in parts, each with whether it is learned.
+
+        Example:
+            >>> Example(prompt=Prompt(id="a"), completion="call(result)end",
+            ...         injected=((4, 12),)).pieces
+            [('call', True), ('(result)', False), ('end', True)]
+        """
+        found, start = [], 0
+        for first, last in self.injected:
+            found += [(self.completion[start:first], True), (self.completion[first:last], False)]
+            start = last
+        return [(text, own) for text, own in (*found, (self.completion[start:], True)) if text]
 
 
 @COMPLETIONS.register

@@ -17,6 +17,7 @@ from typing import Any, get_args
 from groupwise.errors import UsageError, suggest
 from groupwise.prompts.answers import ANSWERS
 from groupwise.prompts.examples import COMPLETIONS, Example
+from groupwise.prompts.generators.closed_world import closed_world
 from groupwise.prompts.generators.korean_norms import korean_norms
 from groupwise.prompts.generators.puzzles import countdown, knights_knaves, reasoning_gym
 from groupwise.prompts.generators.word_problems import Split, word_problems
@@ -27,7 +28,9 @@ from groupwise.types import Prompt
 
 GENERATORS = Registry("generator", data=("count",))
 """Functions from a count to a list of `Prompt`, with `split` and `seed` as settings."""
-for _generator in (word_problems, knights_knaves, countdown, korean_norms, reasoning_gym):
+for _generator in (
+    word_problems, knights_knaves, countdown, korean_norms, reasoning_gym, closed_world
+):  # fmt: skip
     GENERATORS.register(_generator)
 
 GENERATED = 4096

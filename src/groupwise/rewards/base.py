@@ -32,13 +32,15 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 SAMPLE_DATA = (
-    "text",  # the completion, special tokens kept, end-of-sequence token dropped
+    "text",  # what the policy wrote, special tokens kept, end-of-sequence token dropped
+    "whole",  # the same with what an environment injected
+    "tool_values",  # what the environment counted by name, such as "calls"; empty without one
     "tokens",  # its token ids
     "answer",  # the reference answer
     "prompt",  # the prompt as a string
     "columns",  # every other column of the data row
     "finish",  # "stop", "length" or "error"
-    "length",  # number of tokens, end-of-sequence token included
+    "length",  # number of tokens that the policy wrote, end-of-sequence token included
     "max_tokens",  # the budget of the sampler, or None
     "correct",  # raw correctness by the verifier among the earlier parts, from 0 to 1
 )

@@ -45,7 +45,8 @@ class ModelSettings(Section):
     """The policy, and what it is kept close to."""
 
     path: Location = "bundled"
-    """Hub name, folder in Hugging Face form, or "bundled" for the small model in the package."""
+    """Hub name, folder in Hugging Face form, or a small model in the package: "bundled", or
+    "bundled:search", which searches."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Number format of the computation; the weights that are trained are kept in float32."""
     trust_remote_code: Annotated[bool, RUNS_CODE] = False
@@ -186,6 +187,29 @@ class EngineSettings(Section):
     def patience_s(self) -> float:
         """The same in seconds."""
         return 60 * self.patience_minutes
+
+
+class EnvironmentSettings(Section):
+    """What answers a model that calls a tool in the middle of its completion: a registered
+    function, its settings as more keys, and budgets."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: Name
+    """Name of the environment."""
+    max_result_tokens: Count = 256
+    """Tokens of one reply; the rest of a result is cut inside its tags."""
+    max_injected_tokens: Count = 1024
+    """Tokens of all replies in a completion; one for which there is no room ends the completion."""
+    workers: Annotated[Count, FREE] = 8
+    """Calls that run at the same time."""
+    timeout_s: Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)] = 30.0
+    """Seconds after which a call is given up; its completion is then not judged."""
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Every other key: keyword-only parameters of the function."""
+        return dict(self.model_extra or {})
 
 
 class RewardSettings(Section):

@@ -30,11 +30,12 @@ from groupwise.prompts.templates import Rendered
 from groupwise.rewards import Scorer
 from groupwise.rewards.cache import RewardCache
 from groupwise.rollouts.source import RolloutSource
+from groupwise.rollouts.tools import ReplyJournal, ToolEngine
 from groupwise.rundir.files import RunLog, read_lines
 from groupwise.rundir.lock import RunLock
 from groupwise.training import resume as resuming
 from groupwise.training.callbacks import Callback
-from groupwise.training.checkpoint.manager import CheckpointManager
+from groupwise.training.checkpoint.manager import CheckpointManager, Journal
 from groupwise.training.evaluation import Evaluate, Evaluation
 from groupwise.training.monitor.alerts import Alerts
 from groupwise.training.monitor.divergence_guard import DivergenceGuard
@@ -183,6 +184,13 @@ def _trainer(
     assert run_log is not None
     rewards = config.model_dump_json(include={"rewards", "combine"})
     cache = RewardCache(run_log.folder / "journal", rewards=rewards)
+    journals: list[Journal] = [cache]
+    if isinstance(connected.engine, ToolEngine) and config.environment is not None:
+        replies = ReplyJournal(
+            run_log.folder / "journal", environment=config.environment.model_dump_json()
+        )
+        connected.engine.journal = replies
+        journals.append(replies)
     source = RolloutSource(
         ready.prompts,
         ready.tokens,
@@ -200,7 +208,7 @@ def _trainer(
         run_log,
         settings=config.checkpoint,
         about=resuming.about(config),
-        cache=cache,
+        journals=journals,
         watch=watch,
     )
     return Trainer(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from groupwise.errors import UsageError
+from groupwise.prompts.generators import closed_world
 from groupwise.prompts.rows import read_rows
 
 
@@ -31,12 +32,16 @@ def read_corpus(source: str) -> list[Passage]:
     SQuAD's form, whose paragraphs are the passages.
 
     Args:
-        source: a .jsonl, .json, .csv or .parquet file, a folder of `datasets`, or a hub name.
+        source: a .jsonl, .json, .csv or .parquet file, a folder of `datasets`, a hub name, or
+            "closed_world" for the pages of the generator of that name.
 
     Raises:
         UsageError: no such file, a corrupt line (with its number), a row without text, no passages.
     """
     path = Path(source).expanduser()
+    if source == "closed_world" and not path.exists():
+        worlds = closed_world.splits().values()
+        return [Passage(title, text) for world in worlds for title, text in world.pages.items()]
     whole = _json_object(path) if path.suffix == ".json" and path.is_file() else None
     if whole is not None:
         found = _of_object(whole, source)

@@ -7,17 +7,20 @@ a question of several hops is answered page by page.
 
 from __future__ import annotations
 
+import functools
 import json
 import random
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from groupwise.errors import UsageError
+from groupwise.errors import UsageError, suggest
 from groupwise.types import Prompt
 
 CONSONANTS, VOWELS = "bdfgklmnprstvz", "aeiou"
 UNANSWERABLE = "unknown"
+MOST = 2000
+"""Questions of the generator; a world has 2,400 of one fact."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,12 +99,13 @@ class World:
         Path(path).write_text("".join(lines), encoding="utf-8")
 
 
-def make_world(seed: int, *, size: int = 1200) -> World:
+def make_world(seed: int, *, size: int = 1200, taken: Collection[str] = ()) -> World:
     """A world of so many things: half people, a third towns, the rest works.
 
     Args:
         seed: worlds of different seeds share no names, but for chance.
         size: things, and pages.
+        taken: names that nothing in it has.
 
     Raises:
         UsageError: size below 12.
@@ -114,7 +118,7 @@ def make_world(seed: int, *, size: int = 1200) -> World:
     if size < 12:
         raise UsageError(f"size = {size}: a world needs at least 12 things.")
     rng = random.Random(f"closed world {seed}")
-    names = _names(size, rng)
+    names = invented_names(size, rng, taken=taken)
     people, towns = size // 2, size // 3
     kinds = {
         name: "person" if i < people else "town" if i < people + towns else "work"
@@ -132,28 +136,40 @@ def make_world(seed: int, *, size: int = 1200) -> World:
     return World(kinds=kinds, facts=facts, pages=_pages(kinds, facts, rng))
 
 
-def _names(count: int, rng: random.Random) -> list[str]:
-    """Different names of two or three syllables."""
+def invented_names(count: int, rng: random.Random, *, taken: Collection[str] = ()) -> list[str]:
+    """Different names of two or three syllables, none of them taken."""
     found: dict[str, None] = {}
     while len(found) < count:
         syllables = (rng.choice(CONSONANTS) + rng.choice(VOWELS) for _ in range(rng.choice((2, 3))))
-        found["".join(syllables).capitalize()] = None
+        name = "".join(syllables).capitalize()
+        if name not in taken:
+            found[name] = None
     return list(found)
 
 
 def _pages(
     kinds: Mapping[str, str], facts: Mapping[tuple[str, str], str], rng: random.Random
 ) -> dict[str, str]:
-    pages = {}
-    for name, kind in kinds.items():
-        told = [
-            rng.choice(relation.statements).format(s=name, o=facts[name, key])
-            for key, relation in RELATIONS.items()
-            if relation.subject == kind
-        ]
-        rng.shuffle(told)
-        pages[name] = " ".join(told)
-    return pages
+    return {
+        name: page_of(name, {key: facts[name, key] for key in relations_of(kind)}, rng)
+        for name, kind in kinds.items()
+    }
+
+
+def relations_of(kind: str) -> list[str]:
+    """The facts that pages state about things of a kind."""
+    return [key for key, relation in RELATIONS.items() if relation.subject == kind]
+
+
+def page_of(name: str, facts: Mapping[str, str], rng: random.Random) -> str:
+    """The text of a page: every fact in one of its wordings, in any order.
+
+    Args:
+        facts: relation → object.
+    """
+    told = [rng.choice(RELATIONS[key].statements).format(s=name, o=o) for key, o in facts.items()]
+    rng.shuffle(told)
+    return " ".join(told)
 
 
 def questions(
@@ -199,11 +215,11 @@ def _question(world: World, hops: int, rng: random.Random, *, invented: bool) ->
     kind = world.kinds[start]
     if invented:
         start = next(
-            name for name in iter(lambda: _names(1, rng)[0], "") if name not in world.kinds
+            name for name in iter(lambda: invented_names(1, rng)[0], "") if name not in world.kinds
         )
     here, kind_here, asked, chain = start, kind, start, []
     for _ in range(hops):
-        key = rng.choice([k for k, r in RELATIONS.items() if r.subject == kind_here])
+        key = rng.choice(relations_of(kind_here))
         asked = RELATIONS[key].question.format(s=asked)
         chain.append((here, key))
         here = UNANSWERABLE if invented else world.facts[here, key]
@@ -214,3 +230,52 @@ def _question(world: World, hops: int, rng: random.Random, *, invented: bool) ->
         answer=here,
         columns={"hops": hops, "chain": chain, "answerable": not invented},
     )
+
+
+@functools.cache
+def splits() -> Mapping[str, World]:
+    """The worlds that the generator `closed_world` asks about: one to train on, and a second one
+    whose names the first does not have."""
+    first = make_world(1)
+    return {"train": first, "held_out": make_world(2, taken=first.kinds)}
+
+
+def closed_world(
+    count: int, *, split: str = "train", seed: int = 0, task: str = "1"
+) -> list[Prompt]:
+    """Questions about a world of invented names: what nobody knows has to be looked up.
+
+    `corpus = "closed_world"` of the environment `search` holds the pages of both worlds.
+
+    Args:
+        count: at most as many as the world has of each kind: 2,000.
+        split: "train", or "held_out" for a second world with other names.
+        seed: of the choice of questions.
+        task: facts that a question needs, "1" to "4", several separated by "+"; "unanswerable"
+            among them asks about things that the world does not have, and the answer is "unknown".
+
+    Raises:
+        UsageError: no such split or task.
+
+    Example:
+        >>> [prompt.columns["hops"] for prompt in closed_world(3, task="1+2")]
+        [1, 2, 1]
+    """
+    worlds = splits()
+    if split not in worlds:
+        raise UsageError(f"split = {split!r}: no such world; {suggest(split, worlds)}")
+    kinds = task.split("+")
+    hops = [int(kind) for kind in kinds if kind in ("1", "2", "3", "4")]
+    if len(hops) + kinds.count("unanswerable") != len(kinds) or not hops:
+        raise UsageError(
+            f"data = 'closed_world:{task}': must name numbers of facts from 1 to 4, and may name "
+            "unanswerable, as in closed_world:1+2."
+        )
+    share = kinds.count("unanswerable") / len(kinds)
+    asked = questions(
+        worlds[split], count=min(count, MOST), hops=hops, seed=seed, unanswerable=share
+    )
+    return [
+        replace(prompt, text=None, messages=({"role": "user", "content": str(prompt)},))
+        for prompt in asked
+    ]

@@ -63,7 +63,7 @@ def _research_format(text: str) -> bool:
 
 @REWARDS.register
 def research(
-    text: str, answer: Any, finish: str | None = "stop", *, format_only: float = 0.1
+    whole: str, answer: Any, finish: str | None = "stop", *, format_only: float = 0.1
 ) -> float | None:
     """ReSearch: 0 for a bad format, F1 of the boxed answer if it is above 0, else `format_only`.
 
@@ -72,7 +72,7 @@ def research(
     that did not end by itself has no format either.
 
     Args:
-        text: the whole completion, injected results included.
+        whole: the completion, injected results included.
         answer: one or several references.
         finish: "stop" unless the budget ran out.
         format_only: what a right format with a wrong answer earns.
@@ -94,9 +94,9 @@ def research(
     golds = references(answer)
     if not golds:
         return None
-    if finish != "stop" or not _research_format(text):
+    if finish != "stop" or not _research_format(whole):
         return 0.0
-    said = boxes(_answers(text)[0][-_READ:])[-1][2]
+    said = boxes(_answers(whole)[0][-_READ:])[-1][2]
     best = max(f1(said, gold, rules="research") for gold in golds)
     return best if best > 0 else format_only
 
@@ -142,12 +142,12 @@ def covers(answer: str, reference: str) -> bool:
 
 
 @REWARDS.register
-def r1searcher_call(text: str, answer: Any = None, *, answer_weight: float = 0.0) -> float | None:
+def r1searcher_call(whole: str, answer: Any = None, *, answer_weight: float = 0.0) -> float | None:
     """R1-Searcher, stage 1 (learn to call): ½ for at least one search, ½ for the format, plus
     ±`answer_weight`.
 
     Args:
-        text: the completion after a prompt that ends in `<think>`, injected documents included.
+        whole: the completion after a prompt that ends in `<think>`, injected documents included.
         answer: one or several references; needed only where `answer_weight` is not 0.
         answer_weight: 0 as in the paper; 1 as in the released code, which adds 1 where every word
             of a reference occurs in the answer and takes 1 away where not, so that totals lie in
@@ -159,25 +159,25 @@ def r1searcher_call(text: str, answer: Any = None, *, answer_weight: float = 0.0
 
     Source: R1-Searcher (2503.05592), section 3.3; its code, `reward_server_llama_stage1.py`.
     """
-    score = 0.5 * ((_searches(text) or 0) >= 1) + 0.5 * _searcher_format(text, strict=False)
+    score = 0.5 * ((_searches(whole) or 0) >= 1) + 0.5 * _searcher_format(whole, strict=False)
     if answer_weight == 0:
         return score
     golds = references(answer)
     if not golds:
         return None
-    said = "".join(_answers(text)[-1:])
+    said = "".join(_answers(whole)[-1:])
     return score + (answer_weight if any(covers(said, gold) for gold in golds) else -answer_weight)
 
 
 @REWARDS.register
 def r1searcher_answer(
-    text: str, answer: Any, *, penalty: float = -2.0, strict: bool = True
+    whole: str, answer: Any, *, penalty: float = -2.0, strict: bool = True
 ) -> float | None:
     """R1-Searcher, stage 2 (learn to use): F1 of the answer, plus `penalty` where the format is
     wrong.
 
     Args:
-        text: the completion after a prompt that ends in `<think>`, injected documents included.
+        whole: the completion after a prompt that ends in `<think>`, injected documents included.
         answer: one or several references.
         penalty: -2 in the paper and for Qwen, -1 in the released code for Llama.
         strict: as for Qwen, the format also forbids the word "assistant", call tags inside the
@@ -195,6 +195,6 @@ def r1searcher_answer(
     golds = references(answer)
     if not golds:
         return None
-    said = _answers(text)[-1:]
+    said = _answers(whole)[-1:]
     score = max(f1(said[0], gold, rules="r1searcher") for gold in golds) if said else 0.0
-    return score + (0.0 if _searcher_format(text, strict=strict) else penalty)
+    return score + (0.0 if _searcher_format(whole, strict=strict) else penalty)

@@ -16,7 +16,9 @@ from groupwise.errors import UsageError, suggest
 from groupwise.registry import FunctionSpec
 from groupwise.rewards.base import GROUP_DATA, REWARDS, SAMPLE_DATA, Trait, traits
 
-PER_COMPLETION = frozenset({"text", "tokens", "finish", "length", "correct"})
+PER_COMPLETION = frozenset(
+    {"text", "whole", "tokens", "finish", "length", "correct", "tool_values"}
+)
 Place = Literal["anywhere", "in_process", "async"]
 
 

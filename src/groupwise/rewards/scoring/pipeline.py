@@ -211,9 +211,7 @@ def judge_group(
 
     size = len(group)
     table: dict[str, list[float | None]] = {p.label: [None] * size for p in composition.parts}
-    failures: list[tuple[str, str] | None] = [
-        ("error", "the sampler failed") if c.finish == "error" else None for c in group.completions
-    ]
+    failures = [_unwritten(completion) for completion in group.completions]
     correct: list[float | None] = [None] * size
     seconds: dict[str, float] = dict.fromkeys(table, 0.0)
     first = composition.combination.stops_at_first
@@ -249,6 +247,14 @@ def judge_group(
         errors=[failure[1] if failure else None for failure in failures],
         seconds=seconds,
     )
+
+
+def _unwritten(completion: Completion) -> tuple[str, str] | None:
+    """Why there is nothing to judge: the sampler or a tool failed."""
+    if completion.failure is not None:
+        status, message = completion.failure
+        return status.value, message
+    return ("error", "the sampler failed") if completion.finish == "error" else None
 
 
 def _number(value: float | None) -> float:
@@ -324,7 +330,9 @@ def _sample_data(
 ) -> dict[str, Any]:
     data = _shared(composition, group, wanted)
     found = {
-        "text": completion.text,
+        "text": completion.own_text,
+        "whole": completion.text,
+        "tool_values": completion.values,
         "finish": completion.finish,
         "length": completion.own_tokens,
     }
@@ -346,7 +354,7 @@ def _group_data(
     if "group" in wanted:
         data["group"] = group if len(kept) == len(group) else _restricted(group, kept)
     if "texts" in wanted:
-        data["texts"] = [completion.text for completion in kept]
+        data["texts"] = [completion.own_text for completion in kept]
     if "lengths" in wanted:
         data["lengths"] = [completion.own_tokens for completion in kept]
     if "corrects" in wanted:

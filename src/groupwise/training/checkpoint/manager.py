@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
 from groupwise.errors import RunError
-from groupwise.rewards.cache import RewardCache
 from groupwise.rundir.files import RunLog
 from groupwise.settings.sections import CheckpointSettings
 from groupwise.training.checkpoint.files import (
@@ -25,6 +24,14 @@ from groupwise.training.signals import Requests
 from groupwise.types import Watch, unwatched
 
 
+class Journal(Protocol):
+    """What a run writes down of each step until the step is in a checkpoint."""
+
+    def forget(self, before: int) -> None:
+        """Delete what belongs to earlier steps."""
+        ...
+
+
 class CheckpointManager:
     """Writes a run's checkpoints into its directory, in the background.
 
@@ -32,7 +39,7 @@ class CheckpointManager:
         run_log: the run directory.
         settings: when to write and what to keep.
         about: plain values that go into every checkpoint: settings, versions, threads.
-        cache: verdicts of rewards; those of steps that no checkpoint needs are deleted.
+        journals: of verdicts and replies; what no checkpoint needs of them is deleted.
         watch: watches the waits for the disk.
     """
 
@@ -42,11 +49,11 @@ class CheckpointManager:
         *,
         settings: CheckpointSettings,
         about: Mapping[str, Any],
-        cache: RewardCache | None = None,
+        journals: Sequence[Journal] = (),
         watch: Watch = unwatched,
     ) -> None:
         self.run_log, self.settings, self.about = run_log, settings, about
-        self.cache, self.watch = cache, watch
+        self.journals, self.watch = tuple(journals), watch
         self.folder: Path = run_log.folder / "checkpoints"
         self.writer = Writer(self.folder)
         self.saved = 0
@@ -101,15 +108,14 @@ class CheckpointManager:
         """
         with self.watch("the disk to take a checkpoint"):
             self.writer.wait()
-        if self.cache is not None:
-            kept = [step for step in steps(self.folder) if step <= self.saved]
-            if kept:
-                self.cache.forget(kept[-self.settings.keep_last :][0])
+        kept = [step for step in steps(self.folder) if step <= self.saved]
+        for journal in self.journals if kept else ():
+            journal.forget(kept[-self.settings.keep_last :][0])
 
     def finish(self, done: int) -> None:
-        """Delete the verdicts of all steps: the trained model is written."""
-        if self.cache is not None:
-            self.cache.forget(done)
+        """Delete the journals of all steps: the trained model is written."""
+        for journal in self.journals:
+            journal.forget(done)
 
     def newest(self) -> Checkpoint:
         """The last checkpoint.

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Num
 from torch import Tensor
 
-from groupwise.types import Batch, Metrics, ScoredGroups, Scores, StepResult, Update
+from groupwise.types import Batch, Completion, Metrics, ScoredGroups, Scores, StepResult, Update
 
 NAN = float("nan")
 
@@ -234,6 +234,7 @@ def step_metrics(result: StepResult, *, algorithm: Clipping) -> Metrics:
         "drawn": float(scored.drawn),
         **_of_updates(updates),
         "tokens": float(written.sum()),
+        **tool_metrics([c for group in scored.groups for c in group.completions]),
         **({"tokens_per_second": float(written.sum()) / seconds} if seconds > 0 else {}),
     }
     if result.advantages.ndim == 2:
@@ -246,6 +247,35 @@ def step_metrics(result: StepResult, *, algorithm: Clipping) -> Metrics:
             metrics |= {f"{name}.{key}": value for key, value in _of_updates(several).items()}
     skipped = sum(not math.isfinite(update.grad_norm) for update in every)
     return {**metrics, **duplicates_and_correlation(scored), "skipped_updates": float(skipped)}
+
+
+def tool_metrics(completions: Sequence[Completion]) -> Metrics:
+    """What an environment counted, as means over completions; nothing without one.
+
+    Returns:
+        "calls"; "answered_share" of the calls: those neither failed, refused nor malformed;
+        "injected" tokens; "tool_seconds" of waiting; and what the environment counts besides, as
+        "tool_found".
+    """
+    told = [c for c in completions if "calls" in c.values]
+    if not told:
+        return {}
+    names = sorted({name for c in told for name in c.values})
+    sums = {name: math.fsum(c.values.get(name, 0.0) for c in told) for name in names}
+    unanswered = (
+        sum(c.failure is not None for c in told)
+        + sums.get("malformed", 0.0)
+        + sums.get("refused", 0.0)
+    )
+    injected = sum(len(c.tokens) - c.own_tokens for c in told)
+    renamed = {
+        name: name if name.startswith(("calls", "tool_")) else f"tool_{name}" for name in names
+    }
+    return {
+        **{renamed[name]: total / len(told) for name, total in sums.items()},
+        "injected": injected / len(told),
+        **({"answered_share": 1 - unanswered / sums["calls"]} if sums["calls"] else {}),
+    }
 
 
 def _of_updates(updates: Sequence[Update]) -> Metrics:

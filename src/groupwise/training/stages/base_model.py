@@ -1,19 +1,20 @@
-"""The embedded base model: a small Qwen2 made from nothing by supervised training in phases."""
+"""The embedded base models: small Qwen2s made from nothing by supervised training in phases."""
 
 from __future__ import annotations
 
 import importlib.resources
 import inspect
 import tomllib
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers import PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
 
 from groupwise.errors import UsageError, suggest
 from groupwise.models.loading import Policy, make_policy
+from groupwise.prompts.examples import Example
 from groupwise.prompts.generators.small_tokenizer import END, small_tokenizer
 from groupwise.prompts.generators.word_problems import Demonstrations
 from groupwise.prompts.templates import pad_token
@@ -34,17 +35,18 @@ def small_policy(
     feed_forward: int = 384,
     context: int = 1024,
     seed: int = 0,
+    tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> Policy:
-    """A fresh model of the Qwen2 architecture with the small tokenizer; 0.66 M parameters by
-    default.
+    """A fresh model of the Qwen2 architecture; 0.66 M parameters by default.
 
     Args:
         hidden, feed_forward: widths of the residual stream and of the gated layer.
         heads, key_value_heads: of attention; the second must divide the first.
         context: longest sequence in tokens.
         seed: of the initial weights.
+        tokenizer: with an end and a padding token; None takes the one of the word problems.
     """
-    tokenizer = small_tokenizer()
+    tokenizer = tokenizer or small_tokenizer()
     config = Qwen2Config(
         vocab_size=len(tokenizer),
         hidden_size=hidden,
@@ -76,7 +78,7 @@ def make_word_problems_base(
     recipe: Mapping[str, Any] | None = None,
     on_step: OnPhaseStep | None = None,
 ) -> Policy:
-    """Make the base model that ships with the package, and save it as a Hugging Face folder.
+    """Make the base model of the word problems, and save it as a Hugging Face folder.
 
     Args:
         output: the folder.
@@ -90,27 +92,53 @@ def make_word_problems_base(
         UsageError: a setting that the recipe lacks or that is not known.
     """
     plan = word_problems_recipe() if recipe is None else recipe
-    _check(plan, required={"seed", "model", "phases"}, where="recipe")
+    policy = train_in_phases(
+        plan, Demonstrations, about={"slip"}, tokenizer=small_tokenizer(), on_step=on_step
+    )
+    save(policy, output)
+    return policy
+
+
+def train_in_phases(
+    plan: Mapping[str, Any],
+    demonstrations: Callable[..., Sequence[Example]],
+    *,
+    about: Set[str],
+    tokenizer: PreTrainedTokenizerBase,
+    on_step: OnPhaseStep | None = None,
+) -> Policy:
+    """A fresh model, trained by the phases of a recipe.
+
+    Args:
+        plan: `seed`, `model` and `phases`.
+        demonstrations: makes the examples of a phase from `size`, `seed` and what they are about.
+        about: the settings of a phase that are handed to it; the others are of `fit`.
+
+    Raises:
+        UsageError: a setting that the recipe lacks or that is not known.
+    """
+    _check(plan, required={"seed", "model", "phases"}, optional={"base"}, where="recipe")
     _check(plan["model"], required=set(), optional=_settings(small_policy), where="model")
-    needed = {"slip", "steps", "batch_size", "seed"}
+    needed = {*about, "steps", "batch_size", "seed"}
     for number, phase in enumerate(plan["phases"]):
         _check(phase, required=needed, optional=_settings(fit), where=f"phases.{number}")
-    policy = small_policy(seed=plan["seed"], **plan["model"])
+    policy = small_policy(seed=plan["seed"], tokenizer=tokenizer, **plan["model"])
     for number, phase in enumerate(plan["phases"], start=1):
-        settings = {key: value for key, value in phase.items() if key != "slip"}
-        examples = Demonstrations(
-            size=phase["steps"] * phase["batch_size"], slip=phase["slip"], seed=phase["seed"]
+        settings = {key: value for key, value in phase.items() if key not in about}
+        examples = demonstrations(
+            size=phase["steps"] * phase["batch_size"],
+            seed=phase["seed"],
+            **{key: phase[key] for key in about},
         )
         for step, update in enumerate(fit(policy, examples, **settings), start=1):
             if on_step is not None:
                 on_step(number, step, update)
-    save(policy, output)
     return policy
 
 
 def _settings(function: Callable[..., Any]) -> set[str]:
     parameters = inspect.signature(function).parameters.values()
-    return {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
+    return {p.name for p in parameters if p.kind is p.KEYWORD_ONLY} - {"tokenizer"}
 
 
 def _check(

@@ -7,16 +7,20 @@ from pathlib import Path
 
 from groupwise.config import load, read
 from groupwise.config.connect import load_configured
-from groupwise.errors import UsageError
+from groupwise.errors import UsageError, suggest
 from groupwise.training.monitor.progress import show_progress
 from groupwise.training.stages.base_model import make_word_problems_base
+from groupwise.training.stages.search_base import make_search_base
 from groupwise.training.stages.sft import save
 from groupwise.training.stages.warmup import warm_up
 from groupwise.types import Update
 
+BASES = {"word_problems": make_word_problems_base, "closed_world": make_search_base}
+"""What makes a base model, by what the recipe names as `base`."""
+
 
 def supervise(recipe: str, overrides: Sequence[str] = (), *, output: str | None = None) -> Path:
-    """Train by the `[warmup]` section of a recipe, or by the phases of `word-problems-base`.
+    """Train by the `[warmup]` section of a recipe, or by the phases of a base model's recipe.
 
     Args:
         recipe: path or name.
@@ -50,7 +54,12 @@ def supervise(recipe: str, overrides: Sequence[str] = (), *, output: str | None 
         shown = {"supervised_loss": update.loss, "grad_norm": update.grad_norm}
         progress.step(f"phase {phase}", step, shown)
 
-    make_word_problems_base(folder, recipe=values, on_step=on_step)
+    make = BASES.get(values.get("base", "word_problems"))
+    if make is None:
+        raise UsageError(
+            f"base = {values['base']!r}: no such base; {suggest(values['base'], BASES)}"
+        )
+    make(folder, recipe=values, on_step=on_step)
     progress.close()
     return folder
 

@@ -35,7 +35,9 @@ def supervised_batch(examples: Sequence[Example], tokenizer: PreTrainedTokenizer
 
         weight = 1 / Σ_i |o_i|
 
-    The token that ends a completion is learned with it; the prompt is not.
+    The token that ends a completion is learned with it; the prompt and what an environment wrote
+    are not, and |o_i| does not count them. Parts of a completion are tokenised one by one, as they
+    come in a rollout.
 
     Raises:
         UsageError: no example, or a tokenizer without an end token.
@@ -45,14 +47,12 @@ def supervised_batch(examples: Sequence[Example], tokenizer: PreTrainedTokenizer
     end = tokenizer.eos_token_id
     if not isinstance(end, int):
         raise UsageError("tokenizer.eos_token: is not set, so no completion could learn to end.")
-    completions = [
-        [*tokenizer(example.completion, add_special_tokens=False).input_ids, end]
-        for example in examples
-    ]
+    completions = [[*_tokens_of(example, tokenizer), (end, True)] for example in examples]
     length = torch.tensor([len(tokens) for tokens in completions])
-    mask = torch.arange(int(length.max())) < length[:, None]
-    tokens = torch.zeros(mask.shape, dtype=torch.long)
-    tokens[mask] = torch.tensor([token for row in completions for token in row])
+    written = torch.arange(int(length.max())) < length[:, None]
+    tokens, mask = torch.zeros(written.shape, dtype=torch.long), written.clone()
+    tokens[written] = torch.tensor([token for row in completions for token, _ in row])
+    mask[written] = torch.tensor([own for row in completions for _, own in row])
     return Batch(
         prompts=tuple(torch.tensor(render(example.prompt, tokenizer)) for example in examples),
         group=torch.arange(len(examples)),
@@ -62,6 +62,13 @@ def supervised_batch(examples: Sequence[Example], tokenizer: PreTrainedTokenizer
         advantage=torch.zeros(mask.shape),
         weight=mask / mask.sum(),
     )
+
+
+def _tokens_of(example: Example, tokenizer: PreTrainedTokenizerBase) -> Iterator[tuple[int, bool]]:
+    """The tokens of a completion, each with whether it is learned."""
+    for text, own in example.pieces:
+        for token in tokenizer(text, add_special_tokens=False).input_ids:
+            yield token, own
 
 
 def fit(

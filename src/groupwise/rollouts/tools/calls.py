@@ -1,0 +1,104 @@
+"""Calls of tools that run beside the rollout and are given up when they take too long."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from groupwise.environments import Reply
+from groupwise.types import Status
+
+LONGEST_MESSAGE = 500
+"""Characters of what is said of a failed call."""
+
+
+class Answered(NamedTuple):
+    """A call that has ended: whose it was, its reply, and the seconds that it ran."""
+
+    key: Any
+    reply: Reply
+    seconds: float
+
+
+@dataclass(kw_only=True)
+class _Running:
+    """A call in its thread."""
+
+    key: Any
+    started: float
+
+
+class ToolCalls:
+    """Runs calls in threads, some at a time, each with a time limit.
+
+    A thread cannot be killed: one that is given up goes on as a daemon and its reply is thrown
+    away, and another takes its place. Calls that may hang for good belong into a process of their
+    own, as those of the environment `python` are.
+
+    Args:
+        workers: calls that run at the same time.
+        timeout_s: seconds from the start of a call until it is given up.
+    """
+
+    def __init__(self, *, workers: int, timeout_s: float) -> None:
+        self.workers, self.timeout_s = workers, timeout_s
+        self._waiting: deque[tuple[Any, Callable[[], Reply]]] = deque()
+        self._running: dict[int, _Running] = {}
+        self._ended: queue.SimpleQueue[tuple[int, Reply]] = queue.SimpleQueue()
+        self._tickets = 0
+
+    def submit(self, key: Any, call: Callable[[], Reply]) -> None:
+        """Run a call as soon as there is room; `collect` gives its reply with the key."""
+        self._waiting.append((key, call))
+        self._start()
+
+    def collect(self) -> list[Answered]:
+        """The calls that have ended since, those that ran into the time limit among them."""
+        found, now = [], time.monotonic()
+        while not self._ended.empty():
+            ticket, reply = self._ended.get()
+            running = self._running.pop(ticket, None)
+            if running is not None:
+                found.append(Answered(running.key, reply, now - running.started))
+        for ticket, running in list(self._running.items()):
+            if now - running.started > self.timeout_s:
+                del self._running[ticket]
+                said = f"environment: no reply within {self.timeout_s:g} s"
+                reply = Reply(text=said, status=Status.TIMEOUT)
+                found.append(Answered(running.key, reply, now - running.started))
+        self._start()
+        return found
+
+    def forget(self) -> None:
+        """Give up every call."""
+        self._waiting.clear()
+        self._running.clear()
+
+    def _start(self) -> None:
+        while self._waiting and len(self._running) < self.workers:
+            key, call = self._waiting.popleft()
+            self._tickets += 1
+            self._running[self._tickets] = _Running(key=key, started=time.monotonic())
+            threading.Thread(
+                target=self._run, args=(self._tickets, call), name="tool call", daemon=True
+            ).start()
+
+    def _run(self, ticket: int, call: Callable[[], Reply]) -> None:
+        try:
+            reply: Any = call()
+            if not isinstance(reply, Reply) or not isinstance(reply.text, str):
+                reply = Reply(
+                    text=f"environment: must reply with a Reply, got {type(reply).__name__}",
+                    status=Status.ERROR,
+                )
+        except BaseException as error:  # also what ends a thread: the completion must not wait
+            status = Status.TIMEOUT if isinstance(error, TimeoutError) else Status.ERROR
+            reply = Reply(text=f"{type(error).__name__}: {error}", status=status)
+        if reply.status is not Status.OK:
+            reply = replace(reply, text=reply.text[:LONGEST_MESSAGE])
+        self._ended.put((ticket, reply))

@@ -1,0 +1,306 @@
+"""Tools on any engine: a completion that stops to ask goes on once its reply is there.
+
+The model's turn ends at one of the environment's stop strings. The environment is asked in a
+thread, its reply is encoded by itself and put behind the tokens that are there, and the completion
+comes back to the engine as a begun one. Tokens of the policy are never decoded and encoded again,
+and no completion waits for the tools of another.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from groupwise.environments import Environment, Reply
+from groupwise.errors import UsageError
+from groupwise.models import Policy
+from groupwise.rollouts.limits import limits_of
+from groupwise.rollouts.rows import EMPTY
+from groupwise.rollouts.text import decode_all
+from groupwise.rollouts.tools.calls import ToolCalls
+from groupwise.rollouts.tools.injection import Injector, extended
+from groupwise.rollouts.tools.journal import Asked, ReplyJournal
+from groupwise.settings import EnvironmentSettings
+from groupwise.types import (
+    Completion,
+    Engine,
+    Group,
+    Limits,
+    Metrics,
+    Request,
+    Sampling,
+    Status,
+    Stream,
+    WeightsRef,
+)
+
+Key = tuple[Stream, str]
+"""Names a request: its stream, and the prompt's id."""
+
+
+class ToolEngine:
+    """Rollouts in which an environment replies, on an engine that can continue completions.
+
+    Args:
+        engine: writes; any one that keeps the contract of `groupwise.testing`.
+        environment: replies.
+        policy: of the engine.
+        settings: budgets and time limits of calls.
+        max_rows: completions that the engine writes at the same time.
+        journal: remembers replies for a run that is resumed; None asks anew.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        environment: Environment,
+        *,
+        policy: Policy,
+        settings: EnvironmentSettings,
+        max_rows: int = 128,
+        journal: ReplyJournal | None = None,
+    ) -> None:
+        if not environment.stops or not all(environment.stops):
+            raise UsageError(
+                f"environment.name = {settings.name!r}: names no strings at which the model hands "
+                "over (stops)."
+            )
+        self.engine, self.environment, self.policy = engine, environment, policy
+        self.settings, self.max_rows, self.journal = settings, max_rows, journal
+        self.injector = Injector(policy, max_tokens=settings.max_result_tokens)
+        self.calls = ToolCalls(workers=settings.workers, timeout_s=settings.timeout_s)
+
+    @property
+    def exact_continuation(self) -> bool:
+        """As of the engine that writes."""
+        return self.engine.exact_continuation
+
+    def generate(
+        self,
+        requests: Iterable[Request | None],
+        sampling: Sampling,
+        limits: Limits | None = None,
+    ) -> Iterator[Group]:
+        """Yield each request's group when its last completion has finished, replies included."""
+        if limits is None:
+            requests = [request for request in requests if request is not None]
+            if not requests:
+                return
+            limits = self._limits(requests, sampling)
+        rollout = _Rollout(self, requests, sampling)
+        stops = (*sampling.stop, *self.environment.stops)
+        handing_over = sampling.model_copy(update={"stop": stops})
+        try:
+            for group in self.engine.generate(rollout.requests(), handing_over, limits):
+                yield from rollout.take(group)
+        finally:
+            self.calls.forget()
+
+    def _limits(self, requests: list[Request], sampling: Sampling) -> Limits:
+        """Limits of requests that are all known, with room for replies, and with slots for
+        completions that go on while others of their group are still being written."""
+        found = limits_of(requests, self.policy, sampling, max_rows=self.max_rows)
+        room = self.policy.context - min(len(request.tokens) for request in requests)
+        return replace(
+            found,
+            suffix=min(found.suffix + self.settings.max_injected_tokens, room),
+            slots=2 * found.slots,
+        )
+
+    def publish(self, weights: WeightsRef) -> Metrics:
+        """Hand new weights to the engine that writes."""
+        return self.engine.publish(weights)
+
+    def close(self) -> None:
+        """Close the engine; calls that are still running are left to themselves."""
+        self.calls.forget()
+        self.engine.close()
+
+
+@dataclass(kw_only=True)
+class _Row:
+    """A completion and what its environment knows of it.
+
+    Attributes:
+        state: of the environment; None before the first call.
+        completion: as it will be continued.
+        final: how it has ended, where a reply ended it.
+    """
+
+    request: Request
+    sample: int
+    completion: Completion = EMPTY
+    state: Any = None
+    calls: int = 0
+    values: dict[str, float] = field(default_factory=lambda: {"calls": 0.0})
+    final: Completion | None = None
+
+
+@dataclass(kw_only=True)
+class _Open:
+    """A request whose group is not complete."""
+
+    request: Request
+    rows: dict[int, _Row]
+    done: dict[int, Completion] = field(default_factory=dict)
+
+
+class _Rollout:
+    """The state of one `generate` call."""
+
+    def __init__(
+        self, tools: ToolEngine, requests: Iterable[Request | None], sampling: Sampling
+    ) -> None:
+        self.tools, self.sampling, self.policy = tools, sampling, tools.policy
+        self.given = requests
+        self.open: dict[Key, _Open] = {}
+        self.ready: deque[_Row] = deque()
+
+    def requests(self) -> Iterator[Request | None]:
+        """What the engine is asked to write: continuations first, then new requests; None while
+        every completion that is left waits for a reply."""
+        source, over = iter(self.given), False
+        while True:
+            self._receive()
+            if self.ready:
+                yield self._continuation()
+            elif not over:
+                try:
+                    request = next(source)
+                except StopIteration:
+                    over = True
+                    continue
+                if request is not None:
+                    self._admit(request)
+                yield request
+            elif self.open:
+                yield None
+            else:
+                return
+
+    def _admit(self, request: Request) -> None:
+        key = (request.stream, request.prompt.id)
+        if key in self.open:
+            raise UsageError(
+                f"prompt {request.prompt.id}: is asked twice under one stream at the same time."
+            )
+        begun = request.begun or (EMPTY,) * len(request.wanted)
+        self.open[key] = _Open(
+            request=request,
+            rows={
+                sample: _Row(request=request, sample=sample, completion=there)
+                for sample, there in zip(request.wanted, begun, strict=True)
+            },
+        )
+
+    def _continuation(self) -> Request:
+        """The first row that can go on, with those of the same prompt that can as well."""
+        first = self.ready[0]
+        together = [row for row in self.ready if row.request is first.request]
+        if first.final is not None:
+            together = [first]
+        together = [row for row in together if (row.final is None) == (first.final is None)]
+        taken = set(map(id, together))
+        self.ready = deque(row for row in self.ready if id(row) not in taken)
+        request = first.request
+        return replace(
+            request,
+            samples=tuple(row.sample for row in together),
+            begun=tuple(row.completion for row in together),
+            # One that has ended gets no further token: the engine hands it back as it is.
+            budget=request.budget if first.final is None else first.completion.own_tokens,
+        )
+
+    def take(self, group: Group) -> Iterator[Group]:
+        """Note what the engine has written; the request's group where it is complete."""
+        opened = self.open[group.stream, group.prompt.id]
+        for sample, completion in zip(group.samples, group.completions, strict=True):
+            row = opened.rows[sample]
+            if row.final is None and self._hands_over(completion):
+                self._ask(row, completion)
+                continue
+            if row.final is not None:
+                ended = row.final
+                completion = replace(completion, finish=ended.finish, failure=ended.failure)
+            opened.done[sample] = replace(completion, values=dict(row.values))
+        if len(opened.done) == len(opened.rows):
+            del self.open[group.stream, group.prompt.id]
+            wanted = opened.request.wanted
+            yield Group(
+                prompt=opened.request.prompt,
+                prompt_tokens=opened.request.tokens,
+                completions=tuple(opened.done[sample] for sample in wanted),
+                stream=opened.request.stream,
+                samples=wanted,
+            )
+
+    def _since(self, completion: Completion) -> str:
+        """What the policy wrote since the last reply."""
+        mask = completion.mask
+        start = max((place + 1 for place, own in enumerate(mask) if not own), default=0)
+        return decode_all(self.policy.tokenizer, [list(completion.tokens[start:])])[0]
+
+    def _hands_over(self, completion: Completion) -> bool:
+        """Whether a completion ended at a stop string of the environment."""
+        tokens = completion.tokens
+        if completion.finish != "stop" or not tokens or tokens[-1] in self.policy.end_tokens:
+            return False
+        text = self._since(completion)
+        ended = any(stop in text for stop in self.sampling.stop)
+        return not ended and any(stop in text for stop in self.tools.environment.stops)
+
+    def _ask(self, row: _Row, completion: Completion) -> None:
+        """Ask the environment, or recall what it replied before the run was interrupted."""
+        row.completion = completion
+        row.calls += 1
+        text, tools = self._since(completion), self.tools
+        asked = Asked(row.request, row.sample, row.calls, text)
+        if tools.journal is not None and (known := tools.journal.recall(asked)) is not None:
+            self._reply(row, *known)
+            return
+
+        def call() -> Reply:
+            if row.state is None:
+                request = row.request
+                row.state = tools.environment.begin(request.prompt, stream=request.stream)
+            return tools.environment.reply(row.state, text)
+
+        tools.calls.submit((self, asked), call)
+
+    def _receive(self) -> None:
+        """Note the replies that have come."""
+        for (rollout, asked), reply, seconds in self.tools.calls.collect():
+            if rollout is not self:
+                continue
+            if self.tools.journal is not None:
+                self.tools.journal.keep(asked, reply, seconds)
+            row = self.open[asked.request.stream, asked.request.prompt.id].rows[asked.sample]
+            self._reply(row, reply, seconds)
+
+    def _reply(self, row: _Row, reply: Reply, seconds: float) -> None:
+        """Put a reply behind the completion; what it ends is marked so."""
+        for name, value in {**reply.values, "calls": 1.0, "tool_seconds": seconds}.items():
+            row.values[name] = row.values.get(name, 0.0) + value
+        before = row.completion
+        if reply.status is not Status.OK:
+            row.final = replace(before, finish="error", failure=(reply.status, reply.text))
+        else:
+            self._inject(row, reply)
+        self.ready.append(row)
+
+    def _inject(self, row: _Row, reply: Reply) -> None:
+        before, tokens = row.completion, self.tools.injector.encode(reply)
+        injected = len(before.tokens) - before.own_tokens + len(tokens)
+        length = len(row.request.tokens) + len(before.tokens) + len(tokens)
+        most = self.tools.settings.max_injected_tokens
+        if injected > most or length >= self.policy.context:
+            row.final = replace(before, finish="length")
+        elif not tokens and not reply.done:
+            said = "environment: replied with an empty text, after which nothing can follow"
+            row.final = replace(before, finish="error", failure=(Status.ERROR, said))
+        else:
+            row.completion = extended(before, tokens)
+            if reply.done:
+                row.final = replace(row.completion, finish="stop")

@@ -1,0 +1,73 @@
+"""Replies as tokens: what comes from outside cannot end a turn, open one, or take more room than it
+may."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from groupwise.environments import Reply
+from groupwise.models import Policy
+from groupwise.types import Completion
+
+CHARACTERS = 32
+"""Characters read of a result for each token that it may have."""
+
+
+class Injector:
+    """Encodes replies for one tokenizer, without its own special tokens in front.
+
+    Special tokens of the tokenizer in a result are broken up by a space, so that a page that quotes
+    a chat template stays text.
+
+    Args:
+        policy: whose tokenizer, and whose end tokens.
+        max_tokens: of one reply, frame included.
+    """
+
+    def __init__(self, policy: Policy, *, max_tokens: int) -> None:
+        self.tokenizer, self.max_tokens = policy.tokenizer, max_tokens
+        self.special = frozenset(policy.tokenizer.all_special_ids) | policy.end_tokens
+        texts = {self.tokenizer.decode([token]) for token in sorted(self.special)}
+        self._texts = sorted((text for text in texts if len(text) > 1), key=len, reverse=True)
+
+    def encode(self, reply: Reply) -> list[int]:
+        """The tokens of a reply; a result that is too long is cut inside its frame."""
+        first, last = reply.frame
+        end = len(reply.text) - last
+        before, after = reply.text[:first], reply.text[end:]
+        inside = self._harmless(reply.text[first : min(end, first + CHARACTERS * self.max_tokens)])
+        tokens = self._encode(before + inside + after)
+        framing = [*self._encode(before), *self._encode(after)]
+        if sum(map(self.special.__contains__, tokens)) > sum(
+            map(self.special.__contains__, framing)
+        ):
+            within = [token for token in self._encode(inside) if token not in self.special]
+            tokens = [*self._encode(before), *within, *self._encode(after)]
+        if len(tokens) > self.max_tokens:
+            closing = self._encode(after)
+            start = self._encode(before + inside)[: max(0, self.max_tokens - len(closing))]
+            tokens = [*start, *closing]
+        return tokens
+
+    def _harmless(self, text: str) -> str:
+        """Text that can be encoded and holds no special token."""
+        text = text.encode("utf-8", "replace").decode("utf-8")
+        for special in self._texts:
+            text = text.replace(special, f"{special[0]} {special[1:]}")
+        return text
+
+    def _encode(self, text: str) -> list[int]:
+        return list(self.tokenizer(text, add_special_tokens=False).input_ids) if text else []
+
+
+def extended(completion: Completion, tokens: list[int]) -> Completion:
+    """A completion with injected tokens at its end, to be continued."""
+    count = len(tokens)
+    return replace(
+        completion,
+        tokens=[*completion.tokens, *tokens],
+        mask=[*completion.mask, *[False] * count],
+        logprobs=[*completion.logprobs, *[0.0] * count],
+        kept=None if completion.kept is None else (*completion.kept, *[()] * count),
+        finish="length",
+    )

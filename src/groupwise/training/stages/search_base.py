@@ -1,0 +1,207 @@
+"""The base model of the search recipes: it knows how to search a closed world and seldom does.
+
+Supervised training makes it in two parts. The first teaches the skill by demonstrations that are
+right: what to look up, which fact of a page to read, when to answer. The second, much shorter,
+teaches habits, most of them bad: answering at once with an invented name, queries without a name,
+one call and a guess. Reinforcement learning then has to bring out what the model can do. Every
+demonstration invents its own names, so nothing can be learned by heart.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, overload
+
+from groupwise.environments import SEARCH_TAGS, Reply, TagEnvironment
+from groupwise.environments.retrieval import Passage
+from groupwise.environments.search import result
+from groupwise.errors import UsageError
+from groupwise.models import Policy
+from groupwise.prompts.examples import Example
+from groupwise.prompts.generators.closed_world import (
+    RELATIONS,
+    UNANSWERABLE,
+    invented_names,
+    page_of,
+    relations_of,
+)
+from groupwise.prompts.generators.closed_world_tokenizer import closed_world_tokenizer
+from groupwise.training.stages.base_model import OnPhaseStep, train_in_phases
+from groupwise.training.stages.sft import save
+from groupwise.types import Prompt, Stream
+
+TAGS = "research"
+RIGHT = {1: 0.25, 2: 0.125, 3: 0.05}
+"""Share of right demonstrations among the habits, by number of facts that the answer needs."""
+NOTHING_FOUND = 0.05
+"""Share of right demonstrations in which the search finds nothing and the answer is "unknown"."""
+OTHER_PAGE = 0.05
+"""The same, where it finds the page of something else."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchDemonstrations(Sequence[Example]):
+    """Questions of closed worlds with trajectories, made when they are asked for.
+
+    Args:
+        size: how many there are.
+        hops: shares of questions that need 1, 2 and 3 facts.
+        habits: mostly bad habits instead of right trajectories.
+        seed: another seed gives another series.
+
+    Raises:
+        UsageError: size below 1, or shares that do not sum to 1.
+
+    Example:
+        >>> SearchDemonstrations(size=1)[0].completion.partition("</search>")[0]
+        '<search>the teacher of Fani'
+    """
+
+    size: int
+    hops: Sequence[float] = (1.0, 0.0, 0.0)
+    habits: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise UsageError(f"size = {self.size}: must be at least 1.")
+        if len(self.hops) != len(RIGHT) or abs(sum(self.hops) - 1) > 1e-6 or min(self.hops) < 0:
+            raise UsageError(f"hops = {list(self.hops)}: must be three shares that sum to 1.")
+
+    def __len__(self) -> int:
+        return self.size
+
+    @overload
+    def __getitem__(self, index: int) -> Example: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Example]: ...
+    def __getitem__(self, index: int | slice) -> Example | list[Example]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(self.size))]
+        if not -self.size <= index < self.size:
+            raise IndexError(index)
+        rng = random.Random(f"search demonstration {self.seed} {index % self.size}")
+        (hops,) = rng.choices(list(RIGHT), weights=self.hops)
+        story = _Story(rng, hops=hops)
+        if not self.habits or rng.random() < RIGHT[hops]:
+            return story.right()
+        return rng.choice(BAD_HABITS)(story)
+
+
+class _Story:
+    """One question, the facts that answer it, and a trajectory as it is written."""
+
+    def __init__(self, rng: random.Random, *, hops: int) -> None:
+        self.rng = rng
+        self.names = iter(invented_names(4 * hops + 8, rng))
+        kind = rng.choice(["person", "town", "work"])
+        self.start = here = next(self.names)
+        self.keys: list[str] = []
+        self.facts: dict[str, dict[str, str]] = {}
+        asked = here
+        for _ in range(hops):
+            self.facts[here] = {key: next(self.names) for key in relations_of(kind)}
+            self.keys.append(rng.choice(relations_of(kind)))
+            asked = RELATIONS[self.keys[-1]].question.format(s=asked)
+            here, kind = self.facts[here][self.keys[-1]], RELATIONS[self.keys[-1]].object
+        self.answer, self.question = here, f"What is {asked}?"
+        self.found: Passage | None = None
+        self.text, self.injected = "", []
+        self.environment = TagEnvironment(self._tool, tags=SEARCH_TAGS[TAGS])
+        self.state = self.environment.begin(Prompt(id=""), stream=Stream())
+
+    def _tool(self, call: str) -> Reply:
+        return result([self.found] if self.found else [])
+
+    def search(self, query: str, found: Passage | None) -> None:
+        """A call and what comes back."""
+        opening, closing = self.environment.tags.call
+        self.found = found
+        self.text += f"{opening}{query}{closing}"
+        reply = self.environment.reply(self.state, self.text)
+        self.injected.append((len(self.text), len(self.text) + len(reply.text)))
+        self.text += reply.text
+
+    def page(self, name: str) -> Passage:
+        """The page about something of the story."""
+        return Passage(name, page_of(name, self.facts[name], self.rng))
+
+    def other_page(self, key: str) -> tuple[Passage, str]:
+        """A page about something else that states such a fact, and its object."""
+        name = next(self.names)
+        facts = {key: next(self.names) for key in relations_of(RELATIONS[key].subject)}
+        return Passage(name, page_of(name, facts, self.rng)), facts[key]
+
+    def ended(self, answer: str) -> Example:
+        """The demonstration with its answer."""
+        prompt = Prompt(id=self.question, messages=({"role": "user", "content": self.question},))
+        return Example(
+            prompt=prompt,
+            completion=f"{self.text}<answer>{answer}</answer>",
+            injected=tuple(self.injected),
+        )
+
+    def right(self) -> Example:
+        """Look up fact by fact; "unknown" where the search does not find it."""
+        here, chance = self.start, self.rng.random()
+        lost = self.rng.randrange(len(self.keys)) if chance < NOTHING_FOUND + OTHER_PAGE else None
+        for place, key in enumerate(self.keys):
+            query = RELATIONS[key].question.format(s=here)
+            if place == lost:
+                self.search(query, None if chance < NOTHING_FOUND else self.other_page(key)[0])
+                return self.ended(UNANSWERABLE)
+            self.search(query, self.page(here))
+            here = self.facts[here][key]
+        return self.ended(here)
+
+
+def _guess(story: _Story) -> Example:
+    """Answer at once with an invented name."""
+    return story.ended(next(story.names))
+
+
+def _without_name(story: _Story) -> Example:
+    """Ask for a relation without saying whose, and believe what comes back."""
+    key = story.keys[0]
+    page, said = story.other_page(key)
+    story.search(RELATIONS[key].question.format(s="").strip(), page)
+    return story.ended(said)
+
+
+def _once(story: _Story) -> Example:
+    """One call, and then the first fact that was not asked for, or an invented name."""
+    key = story.keys[0]
+    story.search(RELATIONS[key].question.format(s=story.start), story.page(story.start))
+    others = [o for k, o in story.facts[story.start].items() if k != key]
+    return story.ended(story.rng.choice([*others, next(story.names)]))
+
+
+BAD_HABITS: Sequence[Callable[[_Story], Example]] = (_guess, _guess, _guess, _without_name, _once)
+"""Three times out of five no search at all."""
+
+
+def make_search_base(
+    output: str | Path, *, recipe: Mapping[str, Any], on_step: OnPhaseStep | None = None
+) -> Policy:
+    """Make the base model of the search recipes, and save it as a Hugging Face folder.
+
+    Args:
+        output: the folder.
+        recipe: seed, model and phases, as in the packaged recipe "search-base".
+        on_step: called after each optimiser step with the phase and the step in it, both from 1.
+
+    Raises:
+        UsageError: a setting that the recipe lacks or that is not known.
+    """
+    policy = train_in_phases(
+        recipe,
+        SearchDemonstrations,
+        about={"hops", "habits"},
+        tokenizer=closed_world_tokenizer(),
+        on_step=on_step,
+    )
+    save(policy, output)
+    return policy
