@@ -111,6 +111,7 @@ for _function in (
     evaluate.report,
     compare.compare,
     compare.variance,
+    train.prefer,
     train.sft,
     data.sample,
     data.select,

@@ -1,10 +1,10 @@
-"""Commands that train and merge models: train, sft, merge."""
+"""Commands that train and merge models: train, prefer, sft, merge."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,53 +12,68 @@ from groupwise.cli.options import Overrides, Recipe, TrustRecipe
 from groupwise.cli.output import command_name, drop_output
 from groupwise.errors import UsageError
 
+if TYPE_CHECKING:
+    from groupwise.config import Config
+
+
+Resume = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DIR",
+        help="Resume from the newest checkpoint in this run directory; start if it has none.",
+    ),
+]
+AllowChanges = Annotated[
+    bool,
+    typer.Option(
+        "--allow-changes", help="Resume even if settings that affect results have changed."
+    ),
+]
+Restart = Annotated[
+    bool,
+    typer.Option(
+        "--restart", help="With --resume: start again from step 0 if no checkpoint is intact."
+    ),
+]
+
 
 def train(
     recipe: Recipe,
     overrides: Overrides = None,
-    resume: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DIR",
-            help="Resume from the newest checkpoint in this run directory; start if it has none.",
-        ),
-    ] = None,
+    resume: Resume = None,
     trust_recipe: TrustRecipe = False,
-    allow_changes: Annotated[
-        bool,
-        typer.Option(
-            "--allow-changes", help="Resume even if settings that affect results have changed."
-        ),
-    ] = False,
-    restart: Annotated[
-        bool,
-        typer.Option(
-            "--restart",
-            help="With --resume: start again from step 0 if no checkpoint is intact.",
-        ),
-    ] = False,
+    allow_changes: AllowChanges = False,
+    restart: Restart = False,
 ) -> None:
     """Train a model with a recipe."""
-    from groupwise.config import load
-
-    given = list(overrides or [])
-    if resume is not None:
-        if other := [item for item in given if _other_output(item, resume)]:
-            raise UsageError(f"--set = {other[0]!r}: --resume names the run directory; drop it.")
-        given.append(f"output={json.dumps(resume)}")
-    config = load(recipe, given, trust_recipe=trust_recipe)
+    config = _loaded(recipe, overrides, resume, trust_recipe=trust_recipe)
 
     from groupwise.training.run import train_config
 
     run = train_config(
         config, resume=resume is not None, allow_changes=allow_changes, restart=restart
     )
-    try:
-        print(f"model   {run.folder / 'final'}")
-        print(f"report  {command_name()} report {run.folder}")
-        print(f"chat    {command_name()} chat {run.folder / 'final'}", flush=True)
-    except OSError:
-        drop_output()  # the terminal was closed during the run
+    _print_results(run.folder)
+
+
+def prefer(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    resume: Resume = None,
+    trust_recipe: TrustRecipe = False,
+    allow_changes: AllowChanges = False,
+    restart: Restart = False,
+) -> None:
+    """Train on preferences: pairs, labelled answers, or the model's own right and wrong ones.
+
+    Uses the [preference] section of RECIPE; word-problems-dpo makes pairs of the bundled model.
+    """
+    config = _loaded(recipe, overrides, resume, trust_recipe=trust_recipe)
+
+    from groupwise.training.offline.preference import prefer
+
+    folder = prefer(config, resume=resume is not None, allow_changes=allow_changes, restart=restart)
+    _print_results(folder)
 
 
 def sft(
@@ -103,6 +118,30 @@ def merge(
     print(merge(adapter, output, dtype=dtype, trust_remote_code=trust_remote_code))
     if name is not None:
         print(push(output, name))
+
+
+def _loaded(
+    recipe: str, overrides: list[str] | None, resume: str | None, *, trust_recipe: bool
+) -> Config:
+    """The configuration of a run, with the directory that --resume names."""
+    from groupwise.config import load
+
+    given = list(overrides or [])
+    if resume is not None:
+        if other := [item for item in given if _other_output(item, resume)]:
+            raise UsageError(f"--set = {other[0]!r}: --resume names the run directory; drop it.")
+        given.append(f"output={json.dumps(resume)}")
+    return load(recipe, given, trust_recipe=trust_recipe)
+
+
+def _print_results(folder: Path) -> None:
+    """Where the model is, and what to do with it."""
+    try:
+        print(f"model   {folder / 'final'}")
+        print(f"report  {command_name()} report {folder}")
+        print(f"chat    {command_name()} chat {folder / 'final'}", flush=True)
+    except OSError:
+        drop_output()  # the terminal was closed during the run
 
 
 def _other_output(override: str, folder: str) -> bool:

@@ -24,6 +24,7 @@ from groupwise.settings import (
     LoggingSettings,
     ModelSettings,
     OptimizerSettings,
+    PreferenceSettings,
     RewardPoolSettings,
     RewardSettings,
     Sampling,
@@ -69,6 +70,7 @@ class Config(Section):
     guards: Annotated[GuardsSettings, FREE] = GuardsSettings()
     watchdog: Annotated[WatchdogSettings, FREE] = WatchdogSettings()
     warmup: WarmupSettings | None = None
+    preference: PreferenceSettings | None = None
 
     @model_validator(mode="after")
     def _can_work_together(self) -> Config:

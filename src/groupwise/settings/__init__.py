@@ -17,6 +17,7 @@ from groupwise.settings.base import (
     Share,
     Whole,
 )
+from groupwise.settings.offline import DatasetSettings, PreferenceSettings
 from groupwise.settings.sections import (
     AdapterSettings,
     AlertsSettings,
@@ -47,6 +48,7 @@ __all__ = [
     "CheckpointSettings",
     "Count",
     "DataSettings",
+    "DatasetSettings",
     "EngineSettings",
     "EnvironmentSettings",
     "EvaluationSettings",
@@ -62,6 +64,7 @@ __all__ = [
     "OptimizerName",
     "OptimizerSettings",
     "Positive",
+    "PreferenceSettings",
     "RUNS_CODE",
     "RewardPoolSettings",
     "RewardSettings",

@@ -12,6 +12,7 @@ reaches neither values nor gradients.
 from groupwise.algorithms.losses.corrections import CORRECTIONS
 from groupwise.algorithms.losses.divergences import DIVERGENCES
 from groupwise.algorithms.losses.objective import FunctionObjective, PolicyObjective
+from groupwise.algorithms.losses.preference import REFERENCED, PreferenceObjective
 from groupwise.algorithms.losses.ratios import RATIOS
 from groupwise.algorithms.losses.surrogates import SURROGATES
 from groupwise.algorithms.losses.values import VALUE_LOSSES
@@ -21,9 +22,11 @@ __all__ = [
     "CORRECTIONS",
     "DIVERGENCES",
     "RATIOS",
+    "REFERENCED",
     "SURROGATES",
     "VALUE_LOSSES",
     "WEIGHTINGS",
     "PolicyObjective",
+    "PreferenceObjective",
     "FunctionObjective",
 ]

@@ -23,6 +23,8 @@ SHOWN = {
     "loss": ("supervised_loss", "{:.3f}"),
     "reward": ("reward", "{:.3f}"),
     "accuracy": ("accuracy", "{:.3f}"),
+    "pair accuracy": ("pair_accuracy", "{:.3f}"),
+    "margin": ("margin", "{:.3g}"),
     "signal": ("signal_share", "{:.2f}"),
     "grad norm": ("grad_norm", "{:.3g}"),
     "tokens/s": ("tokens_per_second", "{:,.0f}"),

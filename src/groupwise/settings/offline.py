@@ -1,0 +1,44 @@
+"""Settings of training on data instead of on rollouts: the sections [preference] and their like."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from groupwise.settings.base import Count, Location, Name, NonNegative, Positive, Section
+
+
+class DatasetSettings(Section):
+    """The data set that a run learns from, and what becomes of rows that do not fit."""
+
+    data: Location | None = None
+    """File, folder or hub name of the data."""
+    split: Name = "train"
+    """Split of a folder or hub data set."""
+    epochs: Positive | None = None
+    """Passes over the data, in place of `steps`; None trains for `steps`."""
+    held_out: Annotated[float, Field(ge=0, lt=1)] = 0.05
+    """Share of the prompts that are not trained on but evaluated."""
+    max_tokens: Count | None = None
+    """Most tokens of a prompt with an answer; None is the model's context."""
+    too_long: Literal["refuse", "drop", "cut"] = "drop"
+    """What becomes of longer answers: the run is refused, or they are dropped or cut at their end,
+    and counted."""
+    bad_rows: Literal["refuse", "drop"] = "refuse"
+    """What becomes of rows that say nothing, such as equal answers: the run is refused, or they are
+    dropped and counted."""
+
+
+class PreferenceSettings(DatasetSettings):
+    """Training on preferences; a step takes `prompts_per_step` prompts with all their answers.
+    Without `data`, the model's own answers are sampled and scored by the rewards."""
+
+    loss: dict[str, Any] = {"name": "logistic"}
+    """Function of the preference, with its settings: `{ name = "logistic", beta = 0.1 }`."""
+    nll: NonNegative = 0.0
+    """Weight of −log π per token of the chosen answer, which keeps it likely."""
+    prompts: Count = 256
+    """Training prompts that own answers are sampled to, `group_size` each."""
+    pairs: Literal["best_worst", "all"] = "best_worst"
+    """Pairs made of scored answers: the best with the worst, or all that differ in score."""

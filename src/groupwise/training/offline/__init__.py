@@ -1,0 +1,1 @@
+"""Training on data instead of on rollouts: preferences, rankings, worked conversations."""

@@ -1,0 +1,265 @@
+"""Runs on data, from a configuration to the finished folder."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from groupwise.config import Config
+from groupwise.config.connect import (
+    best_device,
+    configured_engine,
+    load_configured,
+    make_scorer,
+)
+from groupwise.config.data import load_eval, rendered
+from groupwise.evaluation.measure import measure
+from groupwise.kernels import keep_freed_memory
+from groupwise.models import Policy
+from groupwise.prompts.order import PromptOrder
+from groupwise.prompts.templates import Rendered
+from groupwise.rewards import Scorer
+from groupwise.rundir.files import RunLog
+from groupwise.rundir.lock import RunLock
+from groupwise.settings import DatasetSettings
+from groupwise.training import resume as resuming
+from groupwise.training.checkpoint.manager import CheckpointManager
+from groupwise.training.evaluation import Evaluation
+from groupwise.training.monitor.progress import Progress, show_progress
+from groupwise.training.monitor.trackers import make_trackers
+from groupwise.training.monitor.watchdog import Watchdog
+from groupwise.training.offline.encoding import Encoded
+from groupwise.training.offline.trainer import OfflineSettings, OfflineTrainer, Task
+from groupwise.training.prepare import evaluation_row
+from groupwise.types import Engine
+from groupwise.updates import TorchLearner
+from groupwise.updates.heads import Head
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workplace:
+    """What a run on data is made from.
+
+    Attributes:
+        policy: as it is before the first step.
+        engine: samples from the policy.
+        scorer: of the recipe's rewards; None where it has none.
+        run_log: the run directory.
+        resumed: whether the run goes on from a checkpoint.
+    """
+
+    config: Config
+    policy: Policy
+    engine: Engine
+    scorer: Scorer | None
+    run_log: RunLog
+    progress: Progress
+    resumed: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What one kind of run on data makes of its workplace.
+
+    Attributes:
+        task: what is learned.
+        learner: takes the steps.
+        items: how many prompts are trained on.
+        patience: as in `OfflineSettings`.
+    """
+
+    task: Task
+    learner: TorchLearner
+    items: int
+    patience: int = 0
+
+
+def run_on_data(
+    config: Config,
+    settings: DatasetSettings,
+    make: Callable[[Workplace], Job],
+    *,
+    name: str,
+    resume: bool = False,
+    allow_changes: bool = False,
+    restart: bool = False,
+    progress: Progress | None = None,
+) -> Path:
+    """Run a configuration on data to its end; write `final/` and the report.
+
+    Args:
+        settings: section of the configuration.
+        make: from the workplace to the job.
+        name: of the run in the progress.
+        resume, allow_changes, restart, progress: as `train_config` has them.
+
+    Returns:
+        The run directory.
+    """
+    from groupwise.report import write_run_report
+
+    with ExitStack() as stack:
+        showing = progress or stack.enter_context(closing(show_progress({})))
+        scorer = stack.enter_context(closing(make_scorer(config))) if config.rewards else None
+        stack.enter_context(closing(RunLock(config.output)))
+        found = resuming.ResumePoint()
+        if resume:
+            found = resuming.find(config, allow_changes, restart=restart, log=showing.log)
+        policy = _policy(config)
+        engine = stack.enter_context(closing(configured_engine(config, policy)))
+        run_log = RunLog(
+            config.output,
+            settings=resuming.plain(config),
+            resume_at=found.step if resume else None,
+        )
+        watchdog = stack.enter_context(closing(_watchdog(config, run_log, showing)))
+        workplace = Workplace(
+            config=config,
+            policy=policy,
+            engine=engine,
+            scorer=scorer,
+            run_log=run_log,
+            progress=showing,
+            resumed=found.saved is not None,
+        )
+        job = make(workplace)
+        steps = total_steps(config, settings, job.items)
+        shown = progress or stack.enter_context(closing(show_progress({name: steps})))
+        trainer = _trainer(
+            replace(workplace, progress=shown), job, steps=steps, name=name, watchdog=watchdog
+        )
+        if found.saved is not None:
+            trainer.restore(found.saved)
+            showing.log(f"resumed at step {found.step}")
+        trainer.run()
+        trainer.finish()
+    write_run_report(config.output)
+    return Path(config.output)
+
+
+def _policy(config: Config) -> Policy:
+    """The policy as it is before the first step."""
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    if best_device().type == "cpu":
+        keep_freed_memory()
+    with torch.random.fork_rng():
+        torch.manual_seed(config.seed)  # An adapter begins with random numbers.
+        policy = load_configured(config)
+    if config.model.quantization is None:
+        policy.model.to(best_device())
+    return policy
+
+
+def _watchdog(config: Config, run_log: RunLog, progress: Progress) -> Watchdog:
+    return Watchdog(
+        run_log.folder,
+        limit_s=60 * config.watchdog.limit_minutes,
+        stop=config.watchdog.stop,
+        log=progress.log,
+    )
+
+
+def total_steps(config: Config, settings: DatasetSettings, items: int) -> int:
+    """Optimizer steps of a run over so many prompts."""
+    if settings.epochs is None:
+        return config.steps
+    return max(1, math.ceil(settings.epochs * items / config.prompts_per_step))
+
+
+def _trainer(
+    workplace: Workplace, job: Job, *, steps: int, name: str, watchdog: Watchdog
+) -> OfflineTrainer:
+    config, run_log = workplace.config, workplace.run_log
+    checkpoints = CheckpointManager(
+        run_log,
+        settings=config.checkpoint,
+        about=resuming.about(config),
+        watch=watchdog.waiting,
+    )
+    evaluation = config.evaluation
+    return OfflineTrainer(
+        settings=OfflineSettings(
+            steps=steps,
+            items=min(config.prompts_per_step, job.items),
+            max_bad_steps=config.guards.max_bad_steps,
+            patience=job.patience,
+        ),
+        task=job.task,
+        learner=job.learner,
+        order=PromptOrder(job.items, seed=config.seed),
+        run_log=run_log,
+        progress=workplace.progress,
+        checkpoints=checkpoints,
+        evaluation=Evaluation(
+            evaluate=lambda step: {},
+            every_steps=evaluation.every_steps,
+            keep_best=evaluation.keep_best,
+        ),
+        name=name,
+        trackers=make_trackers(config.logging.trackers, run_log.folder, resuming.plain(config)),
+        watch=watchdog.waiting,
+    )
+
+
+def held_out_split(
+    items: Sequence[Encoded], share: float, *, seed: int
+) -> tuple[list[Encoded], list[Encoded]]:
+    """Prompts to train on and prompts to evaluate, drawn by the seed, each in their order."""
+    count = min(len(items) - 1, round(share * len(items)))
+    drawn = set(np.random.default_rng([seed, 1]).permutation(len(items))[:count].tolist())
+    train = [item for place, item in enumerate(items) if place not in drawn]
+    return train, [items[place] for place in sorted(drawn)]
+
+
+def make_learner(
+    workplace: Workplace, settings: DatasetSettings, items: int, *, head: Head | None = None
+) -> TorchLearner:
+    """The learner of a run over so many prompts. Log-probabilities are of the untempered
+    distribution, which the data are of."""
+    config = workplace.config
+    return TorchLearner(
+        workplace.policy,
+        optimizer=config.optimizer,
+        total_steps=total_steps(config, settings, items),
+        head=head,
+        tokens_per_microbatch=config.update.tokens_per_microbatch,
+        gradient_checkpointing=config.update.gradient_checkpointing,
+        dropout_seed=config.seed,
+    )
+
+
+def generation(
+    workplace: Workplace, learner: TorchLearner
+) -> Callable[[], Mapping[str, Any]] | None:
+    """The evaluation of generated answers to the task's held-out prompts; None where the recipe has
+    no rewards or no such prompts."""
+    config, scorer = workplace.config, workplace.scorer
+    if scorer is None:
+        return None
+    prompts = load_eval(config)[: config.evaluation.prompts]
+    if not prompts:
+        return None
+    ready: Rendered = rendered(config, workplace.policy, prompts)
+    asked = scorer
+
+    def evaluate() -> Mapping[str, Any]:
+        workplace.engine.publish(learner.publish())
+        measured = measure(
+            workplace.engine,
+            asked,
+            ready.prompts,
+            ready.tokens,
+            sampling=config.sampling,
+            samples=config.evaluation.samples,
+        )
+        return evaluation_row(measured)
+
+    return evaluate

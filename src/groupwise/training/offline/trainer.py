@@ -1,0 +1,239 @@
+"""The loop of training on data: a batch of items, an optimizer step, and what a run writes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from groupwise.errors import RunError
+from groupwise.prompts.order import PromptOrder
+from groupwise.rundir.files import RunLog
+from groupwise.training.checkpoint.files import Checkpoint, replace_folder
+from groupwise.training.checkpoint.manager import CheckpointManager
+from groupwise.training.evaluation import Evaluation
+from groupwise.training.monitor.progress import Progress
+from groupwise.training.monitor.trackers import Tracker
+from groupwise.training.signals import requests
+from groupwise.types import Batch, Metrics, Objective, Update, Watch, unwatched
+from groupwise.updates import TorchLearner
+
+
+@runtime_checkable
+class Task(Protocol):
+    """What is learned from a data set."""
+
+    def batch(self, items: Sequence[int]) -> tuple[Batch, Objective]:
+        """The batch of an optimizer step on some items, and its loss."""
+        ...
+
+    def metrics(self, batch: Batch, objective: Objective, update: Update) -> Metrics:
+        """Figures of a step."""
+        ...
+
+    def evaluate(self) -> Sequence[Mapping[str, Any]]:
+        """Rows of an evaluation, one for each split, as `evaluations.jsonl` holds them; the "score"
+        of the first decides which model is best."""
+        ...
+
+    def save(self, folder: str) -> None:
+        """Write the trained model."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfflineSettings:
+    """Settings of the loop.
+
+    Attributes:
+        steps: optimizer steps.
+        items: items of a step.
+        max_bad_steps: stop after this many consecutive steps without a finite gradient.
+        patience: stop after this many evaluations that are no better than the best; 0 never does.
+    """
+
+    steps: int
+    items: int
+    max_bad_steps: int = 3
+    patience: int = 0
+
+
+@dataclass(kw_only=True)
+class OfflineTrainer:
+    """One run on a data set.
+
+    Attributes:
+        task: makes batches of items and measures the model.
+        learner: takes the steps.
+        order: of the items.
+        evaluation: when the model is evaluated.
+        done: steps finished.
+        bad_steps: consecutive steps without a finite gradient.
+        since_best: consecutive evaluations without a better score.
+    """
+
+    settings: OfflineSettings
+    task: Task
+    learner: TorchLearner
+    order: PromptOrder
+    run_log: RunLog
+    progress: Progress
+    checkpoints: CheckpointManager
+    evaluation: Evaluation
+    name: str = "run"
+    learner_name: str = "policy"
+    trackers: Sequence[Tracker] = ()
+    watch: Watch = field(default=unwatched)
+    done: int = 0
+    bad_steps: int = 0
+    since_best: int = 0
+
+    def run(self) -> None:
+        """Train until the last step; whatever ends the run earlier, a checkpoint is written first.
+
+        Raises:
+            KeyboardInterrupt: after Ctrl-C or SIGTERM, once the current step is finished and saved.
+            RunError: updates stay without a finite gradient, a wait took too long, or the disk is
+                full.
+        """
+        with requests() as asked:
+            if self.done == 0 or self._evaluation_due():
+                self._evaluate()
+            while self.done < self.settings.steps and not self.stopped_early:
+                before, version = self.done, self.learner.version
+                try:
+                    self.advance()
+                except BaseException:
+                    self._rescue(before, version)
+                    raise
+                if asked.stop or self.done == self.settings.steps or self.stopped_early:
+                    self.save(wait=True)
+                elif self.checkpoints.due(self.done, asked):
+                    self.save()
+                if asked.stop:
+                    self._log(f"interrupted; saved, continue with --resume {self.run_log.folder}")
+                    raise KeyboardInterrupt
+
+    @property
+    def stopped_early(self) -> bool:
+        """Whether evaluations have stopped improving."""
+        return 0 < self.settings.patience <= self.since_best
+
+    def advance(self) -> None:
+        """Take a step, log it, and evaluate where that is due."""
+        start = time.perf_counter()
+        with self.watch("the update"):
+            batch, objective = self.task.batch(self.order.next(self.settings.items))
+            update = self.learner.update(batch, objective)
+        metrics = {
+            **self.task.metrics(batch, objective, update),
+            "loss": update.loss,
+            "grad_norm": update.grad_norm,
+            "learning_rate": update.learning_rate,
+            "epoch": self.order.epoch,
+        }
+        seconds = time.perf_counter() - start
+        tokens = sum(map(len, batch.prompts)) + int(batch.length.sum())
+        metrics |= {"tokens_per_second": tokens / seconds, "seconds": seconds}
+        step = self.done + 1
+        self.run_log.step(step, metrics)
+        self.done = step  # Set after logging: no checkpoint may be ahead of the logs.
+        for tracker in self.trackers:
+            tracker.log(step, metrics)
+        self.progress.step(self.name, step, metrics)
+        self._judge(update)
+        if self._evaluation_due():
+            self._evaluate()
+
+    def _judge(self, update: Update) -> None:
+        finite = abs(update.grad_norm) < float("inf")
+        self.bad_steps = 0 if finite else self.bad_steps + 1
+        if self.bad_steps >= self.settings.max_bad_steps:
+            raise RunError(
+                f"optimizer: {self.bad_steps} consecutive steps gave no finite gradient "
+                "(guards.max_bad_steps); none was taken. Lower optimizer.learning_rate, or use "
+                "model.dtype = 'float32'."
+            )
+
+    def _evaluation_due(self) -> bool:
+        return self.evaluation.due(self.done, final=self.done == self.settings.steps)
+
+    def _evaluate(self) -> None:
+        """Evaluate the model, log the figures, and save the model if it is the best so far."""
+        with self.watch("the evaluation"):
+            rows = self.task.evaluate()
+        for row in rows:
+            self.run_log.evaluation(self.done, {k: v for k, v in row.items() if k != "score"})
+            self._log(f"{row['split']}: {_shown(row['figures'])}")
+        score = float(rows[0]["score"]) if rows else float("nan")
+        better = score > self.evaluation.best
+        self.since_best = 0 if better else self.since_best + 1
+        if better and self.evaluation.keep_best and self.done:
+            replace_folder(self.run_log.folder / "best", self.task.save)
+            self.evaluation.best_step = self.done
+        self.evaluation.best = max(self.evaluation.best, score)
+        self.evaluation.last = self.done
+
+    def _log(self, text: str) -> None:
+        self.progress.log(f"{self.name}, step {self.done}: {text}")
+
+    def save(self, *, wait: bool = False) -> None:
+        """Write a checkpoint of everything the next step depends on, in the background."""
+        state = {
+            "learners": {self.learner_name: self.learner.state()},
+            "order": self.order.state(),
+            "evaluation": self.evaluation.state(),
+            "loop": {"bad_steps": self.bad_steps, "since_best": self.since_best},
+        }
+        weights = {self.learner_name: self.learner.trained()}
+        self.checkpoints.write(
+            self.done, weights=weights, state=state, best=self.evaluation.best_step
+        )
+        if wait:
+            self.checkpoints.wait()
+
+    def _rescue(self, done: int, version: int) -> None:
+        """Write a checkpoint before an error ends the run, unless an update is half done."""
+        half_done = self.learner.version != version and self.done == done
+        try:
+            if self.done > self.checkpoints.saved and not half_done:
+                self.save(wait=True)
+            else:
+                self.checkpoints.wait()
+        except RunError as error:
+            self._log(str(error))
+
+    def restore(self, saved: Checkpoint) -> None:
+        """Continue from a checkpoint as if the run had never stopped."""
+        self.learner.set_trained(saved.weights[self.learner_name])
+        self.learner.restore(saved.state["learners"][self.learner_name])
+        self.order.restore(saved.state["order"])
+        self.evaluation.restore(saved.state["evaluation"])
+        self.bad_steps = int(saved.state["loop"]["bad_steps"])
+        self.since_best = int(saved.state["loop"]["since_best"])
+        self.done = saved.step
+        self.checkpoints.resume(saved.step, best=self.evaluation.best_step)
+
+    def finish(self) -> Path:
+        """Write the trained model as a plain folder, with a model card."""
+        from groupwise.report.card import write_model_card
+
+        final, run = self.run_log.folder / "final", self.run_log.folder
+
+        def write(folder: str) -> None:
+            self.task.save(folder)
+            write_model_card(run, folder)
+
+        replace_folder(final, write)
+        return final
+
+
+def _shown(figures: Mapping[str, Mapping[str, float | None]]) -> str:
+    """Figures in one line."""
+    return ", ".join(
+        f"{name.replace('_', ' ')} {cell['value']:.3f}"
+        for name, cell in figures.items()
+        if cell["value"] is not None
+    )
