@@ -55,13 +55,22 @@ study-models: .venv/.runtime
 	for task in lists long-answers sharpening; do \
 	    $(BIN)/groupwise sft studies/softrank/$$task-base.toml || exit 1; done
 
+compare-plan = $(BIN)/groupwise compare --plan $$plan \
+    --output studies/softrank/results/$$(basename $$plan .toml) || exit 1;
+
+# EDITION=second runs the second edition: its first stage, then the plans that follow from it.
 study-runs: .venv/.runtime
-	for plan in studies/softrank/plans/*.toml; do \
-	    $(BIN)/groupwise compare --plan $$plan --output studies/softrank/results/$$(basename $$plan .toml) \
-	        || exit 1; done
+ifeq ($(EDITION),second)
+	for plan in studies/softrank/plans/second/*-rates.toml; do $(compare-plan) done
+	$(BIN)/python studies/softrank/second.py settle
+	for plan in $$(ls studies/softrank/plans/second/*.toml | grep -v -- -rates); do $(compare-plan) done
+else
+	for plan in studies/softrank/plans/*.toml; do $(compare-plan) done
+endif
 
 study: .venv/.runtime
 	$(BIN)/python studies/softrank/page.py
+	$(BIN)/python studies/softrank/second.py
 
 # Peers of the benchmarks, each in its own environment; `make verify` tests the engine against the vLLM
 # of the first.

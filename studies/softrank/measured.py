@@ -6,18 +6,21 @@ import json
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from groupwise.evaluation import (
     Contrast,
     CurveSummary,
+    Equivalence,
     Estimate,
     Figure,
+    equivalence,
     holm,
     paired_seeds,
     seed_mean,
-    summarise,
+    summarise_arm,
 )
 from groupwise.experiments import Plan, Result, read_plan, read_results
 
@@ -66,12 +69,14 @@ class Task:
         plans: of the experiments on it; the first one names recipe, metric and threshold.
         results: finished runs of the comparison, by arm and seed.
         edges: arms whose learning rate is the lowest or the highest that was tried.
+        tuning: mean area of the tuning runs by arm and learning rate.
     """
 
     name: str
     plans: Sequence[Plan] = ()
     results: Mapping[str, Mapping[int, Result]] = field(default_factory=dict)
     edges: frozenset[str] = frozenset()
+    tuning: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     @property
     def plan(self) -> Plan:
@@ -87,20 +92,22 @@ class Task:
         """How many seeds every arm of the first experiment has."""
         return len(self.results[self.plan.against])
 
+    @property
+    def runs(self) -> list[Result]:
+        """The runs of all arms."""
+        return [result for by_seed in self.results.values() for result in by_seed.values()]
+
     def rate(self, arm: str) -> float:
         """The learning rate of an arm."""
         return next(iter(self.results[arm].values())).learning_rate
 
     def summaries(self, arm: str) -> dict[int, CurveSummary]:
         """The learning curve of every seed in numbers."""
-        return {
-            seed: summarise(
-                _numbers(result, "step"),
-                _numbers(result, self.plan.metric),
-                threshold=self.plan.threshold,
-            )
+        curves = {
+            seed: (_numbers(result, "step"), _numbers(result, self.plan.metric))
             for seed, result in self.results[arm].items()
         }
+        return summarise_arm(curves, threshold=self.plan.threshold)
 
     def values(self, arm: str, figure: str) -> dict[int, float]:
         """A figure of the curve, or of the evaluation after training, by seed."""
@@ -155,6 +162,16 @@ class Task:
             unreached=missed,
         )
 
+    def same_rate(self, first: str, second: str) -> bool:
+        """Whether two arms were run at the same learning rate."""
+        return self.rate(first) == self.rate(second)
+
+    def equivalence(self, figure: str, first: str, second: str, *, margin: float) -> Equivalence:
+        """Whether two arms differ by less than a margin in a figure."""
+        a, b = self.values(first, figure), self.values(second, figure)
+        seeds = sorted({*a} & {*b})
+        return equivalence([a[s] for s in seeds], [b[s] for s in seeds], margin=margin)
+
     def _missed(self, arm: str, seeds: Sequence[int]) -> int:
         return sum(not self.summaries(arm)[seed].reached for seed in seeds)
 
@@ -198,11 +215,13 @@ def _with(task: Task, folder: Path) -> Task:
     seeds = set.intersection(*({*found} for found in runs.values()))
     if len(seeds) < FEWEST:
         return task
+    found = _tuning(folder)
     return replace(
         task,
         plans=(*task.plans, plan),
         results={**task.results, **{arm: _only(found, seeds) for arm, found in runs.items()}},
-        edges=task.edges | _edges(folder),
+        edges=task.edges | {arm for arm, each in found.items() if each["at_edge"]},
+        tuning={**task.tuning, **{arm: each["areas"] for arm, each in found.items()}},
     )
 
 
@@ -210,13 +229,10 @@ def _only(runs: Mapping[int, Result], seeds: Set[int]) -> dict[int, Result]:
     return {seed: runs[seed] for seed in sorted(seeds)}
 
 
-def _edges(folder: Path) -> frozenset[str]:
-    """Arms whose learning rate is the lowest or the highest that was tried."""
+def _tuning(folder: Path) -> dict[str, Any]:
+    """What tuning found, by arm."""
     path = folder / "comparison.json"
-    if not path.exists():
-        return frozenset()
-    tuning = json.loads(path.read_text(encoding="utf-8"))["tuning"]
-    return frozenset(arm for arm, found in tuning.items() if found["at_edge"])
+    return json.loads(path.read_text(encoding="utf-8"))["tuning"] if path.exists() else {}
 
 
 def corrected(contrasts: Iterable[Contrast]) -> list[Contrast]:

@@ -9,24 +9,40 @@ pictures.
 from __future__ import annotations
 
 import json
+import math
 import sys
-import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from string import Template
 
+import torch
+from corrections import (
+    GRPO,
+    MATCHED,
+    PAPER,
+    control_rows,
+    control_sentences,
+    equal_rates,
+    equal_rates_section,
+    errata,
+    power_of,
+    rates_of,
+)
 from measured import HELD_OUT, RESULTS, Task, corrected, read_task
 from pictures import curves_picture
+from safetensors import safe_open
+from words import bullets, listed, percent, points, ratio, table, wrapped
 
-from groupwise.evaluation import Contrast, Estimate, sentence
+import groupwise
+from groupwise.algorithms.advantages.softrank import softrank
+from groupwise.evaluation import Contrast, sentence
 
 TEMPLATE = Path(__file__).with_name("page.md")
 PAGE = Path(__file__).parents[2] / "docs" / "studies" / "softrank.md"
 
 TASKS = {"word-problems": "Word problems", "lists": "Lists", "long-answers": "Long answers"}
 """Folders of results, and the tasks in words; each may have a folder NAME-candidates beside it."""
-SHARPENING, CONTROLS = "sharpening", ("shuffled", "constant")
-PAPER, MATCHED, GRPO = "softrank", "softrank_matched", "grpo"
+SHARPENING = "sharpening"
 CANDIDATES = ("log_odds", "softrank_two_sided")
 WHILE_TRAINING = ("area", "steps_to_threshold", "oscillation", "final")
 CLAIMED = (*WHILE_TRAINING, *HELD_OUT)
@@ -62,10 +78,16 @@ def page(tasks: Tasks) -> str:
         "candidates": candidates(tasks),
         "tried": tried(),
         "sharpening": sharpening(),
-        "controls": controls(),
+        "controls": f"{control_rows()}\n\n{bullets(control_sentences())}",
+        "errata": bullets(errata(tasks)),
+        "equal_rates": equal_rates_section(),
+        "power": bullets(power_of(tasks)) or NOT_RUN,
+        "tuned": tuned(tasks),
+        "parameters": f"{_parameters() / 1e6:.2f}",
+        "softmax_share": f"{_softmax_share():.2f}".lstrip("0"),
     }
     text = Template(TEMPLATE.read_text(encoding="utf-8")).substitute(blocks)
-    return "\n".join(_wrapped(line) for line in text.split("\n"))
+    return "\n".join(wrapped(line) for line in text.split("\n"))
 
 
 def claims(tasks: Tasks) -> dict[str, list[Contrast]]:
@@ -107,17 +129,17 @@ def short(tasks: Tasks) -> str:
     for name, contrasts in claims(tasks).items():
         for arm in (PAPER, MATCHED):
             mine = [c for c in contrasts if c.first == arm and c.figure.key in WHILE_TRAINING]
-            told = "; ".join(sentence(c) for c in mine if c.distinct)
+            if not mine:
+                continue
+            said = "; ".join(sentence(c) for c in mine if c.distinct)
             alike = f"{arm} and {GRPO} are not distinguishable while training"
-            lines.append(f"{TASKS[name]}: {told or alike}.")
+            rates = rates_of(tasks[name], arm, GRPO)
+            note = f" (at different learning rates, {rates}: no evidence for the algorithm)"
+            lines.append(f"{TASKS[name]}: {said or alike}{note if said and rates else ''}.")
+    lines += [f"Lists at equal learning rates: {line}" for line in equal_rates((PAPER,))]
+    lines += control_sentences()
     lines += causes(tasks)
-    for name, task in tasks.items():
-        best = max(task.arms, key=lambda arm: task.mean(arm, "area").value)
-        lines.append(
-            f"{TASKS[name]}: the highest mean {task.plan.metric} over training is that of "
-            f"{best}, {_percent(task.mean(best, 'area'))}."
-        )
-    return _list([*lines, *verdicts_on_candidates(tasks)]) or NOT_RUN
+    return bullets([*lines, *verdicts_on_candidates(tasks)]) or NOT_RUN
 
 
 def protocol(tasks: Tasks) -> dict[str, str]:
@@ -132,7 +154,7 @@ def protocol(tasks: Tasks) -> dict[str, str]:
         "prompts": str(config.prompts_per_step),
         "group": str(config.group_size),
         "rates": str(len(tuning.learning_rates) if tuning else 1),
-        "tuning_seeds": _listed([str(seed) for seed in tuning.seeds]) if tuning else "none",
+        "tuning_seeds": listed([str(seed) for seed in tuning.seeds]) if tuning else "none",
     }
 
 
@@ -164,22 +186,22 @@ def figures(task: Task) -> str:
             [
                 arm,
                 f"{task.rate(arm):g}" + (" (edge)" if arm in task.edges else ""),
-                _percent(task.mean(arm, "area")),
+                percent(task.mean(arm, "area")),
                 f"{task.mean(arm, 'steps_to_threshold').value:.1f}"
                 + (f" ({missed} never)" if missed else ""),
-                *(_percent(task.mean(arm, figure)) for figure in ("final", *HELD_OUT)),
+                *(percent(task.mean(arm, figure)) for figure in ("final", *HELD_OUT)),
                 f"{task.last(arm, 'entropy'):.3f}",
                 f"{task.tokens(arm) / 1000:.1f}",
             ]
         )
-    return _table(head, rows)
+    return table(head, rows)
 
 
 def told(contrasts: Sequence[Contrast]) -> str:
     """Contrasts as sentences: differences first, then what is not distinguishable."""
     distinct = [f"{sentence(c)}." for c in contrasts if c.distinct]
     open_ = [f"{sentence(c)}." for c in contrasts if not c.distinct]
-    return _list([*distinct, *open_])
+    return bullets([*distinct, *open_])
 
 
 def shares(tasks: Tasks) -> str:
@@ -203,7 +225,7 @@ def shares(tasks: Tasks) -> str:
     if not rows:
         return NOT_RUN
     head = ["task", "arm", "positive", "negative", "zero", "effective samples per group"]
-    return f"{_table(head, rows)}\n\n{_list(said)}"
+    return f"{table(head, rows)}\n\n{bullets(said)}"
 
 
 def variance() -> str:
@@ -216,21 +238,20 @@ def variance() -> str:
         found = {e["name"]: e for e in json.loads(path.read_text(encoding="utf-8"))["estimators"]}
         for each in found.values():
             noise = "no signal" if each["noise"] is None else f"{each['noise']:.2f}"
-            cells = [_ratio(each[key]) for key in ("signal_to_noise", "step_cosine")]
+            cells = [ratio(each[key]) for key in ("signal_to_noise", "step_cosine")]
             rows.append([title, each["name"], noise, *cells])
-        ours, theirs = (found[key]["signal_to_noise"] for key in (PAPER, "zscore"))
-        more = "less" if ours["value"] > theirs["value"] else "more"
-        apart = ours["low"] > theirs["high"] or theirs["low"] > ours["high"]
+        ours, theirs = (found[key]["noise"] for key in (PAPER, "zscore"))
+        more = "less" if ours < theirs else "more"
         said.append(
             f"{title}: relative to its mean, the gradient of {PAPER} varies {more} than that of "
-            f"{GRPO} (zscore); their intervals {'are apart' if apart else 'overlap'}, so C3 "
-            f"{_holds(apart and more == 'less')}."
+            f"{GRPO} (zscore), {ours:.2f} against {theirs:.2f}; no paired test was planned, so C3 "
+            f"is {'not decided' if more == 'less' else 'not shown'}."
         )
     if not rows:
         return NOT_RUN
     head = ["task", "advantage", "tr Cov / ‖mean‖²", "signal to noise of a step"]
-    table = _table([*head, "cosine of a step to ∇E[r]"], rows)
-    return f"At the base policy, all on the same answers:\n\n{table}\n\n{_list(said)}"
+    shown = table([*head, "cosine of a step to ∇E[r]"], rows)
+    return f"At the base policy, all on the same answers:\n\n{shown}\n\n{bullets(said)}"
 
 
 def claim(tasks: Tasks, figure: str) -> str:
@@ -239,18 +260,20 @@ def claim(tasks: Tasks, figure: str) -> str:
     for name, contrasts in claims(tasks).items():
         for c in (c for c in contrasts if c.figure.key == figure):
             verdict = "the claim is not supported"
-            if c.distinct:
+            if c.distinct and (rates := rates_of(tasks[name], c.first, c.second)):
+                verdict = f"the rates differ ({rates}), so this says nothing of the claim"
+            elif c.distinct:
                 lower = c.result.difference.value < 0
                 verdict = "the claim holds" if lower else "the opposite of the claim holds"
             lines.append(f"{TASKS[name]}: {sentence(c)}: {verdict}.")
-    return _list(lines) or NOT_RUN
+    return bullets(lines) or NOT_RUN
 
 
 def relatives(tasks: Tasks) -> str:
     """SoftRank at matched scale against the arms that theory says it resembles."""
     arms = ("maxrl", "reinforce", "dr_grpo", GRPO)
     rows = [
-        [TASKS[name], _title(figure), *(_points(c.result.difference) for c in found)]
+        [TASKS[name], _title(figure), *(points(c.result.difference) for c in found)]
         for name, task in tasks.items()
         if {MATCHED, *arms} <= {*task.arms}
         for figure in ("area", "final", "sampled")
@@ -258,12 +281,12 @@ def relatives(tasks: Tasks) -> str:
     ]
     if not rows:
         return NOT_RUN
-    table = _table(["task", "figure", *(f"− {arm}" for arm in arms)], rows)
-    return f"{table}\n\n{_list(causes(tasks))}"
+    shown = table(["task", "figure", *(f"− {arm}" for arm in arms)], rows)
+    return f"{shown}\n\n{bullets(causes(tasks))}"
 
 
 def causes(tasks: Tasks) -> list[str]:
-    """Whether it is the softmax or the missing baseline that tells SoftRank from its relatives."""
+    """SoftRank at matched scale against its relatives with and without a baseline."""
     named = [
         name for name, task in tasks.items() if {MATCHED, "reinforce", "maxrl"} <= {*task.arms}
     ]
@@ -273,12 +296,9 @@ def causes(tasks: Tasks) -> list[str]:
     said = []
     for name in named:
         plain, based = found[name, "reinforce"], found[name, "maxrl"]
-        cause = ""
-        if based.distinct and not plain.distinct:
-            cause = ": what makes the difference is the missing baseline, not the softmax"
-        elif plain.distinct and not based.distinct:
-            cause = ": what makes the difference is the weighting, not the missing baseline"
-        said.append(f"{TASKS[name]}: {sentence(based)}; {sentence(plain)}{cause}.")
+        rates = [rates_of(tasks[name], MATCHED, other) for other in ("maxrl", "reinforce")]
+        note = f" (learning rates differ: {'; '.join(filter(None, rates))})" if any(rates) else ""
+        said.append(f"{TASKS[name]}: {sentence(based)}; {sentence(plain)}{note}.")
     return said
 
 
@@ -289,7 +309,7 @@ def norms(tasks: Tasks) -> str:
     for name, task in tasks.items():
         ratios = {a: task.last(a, "grad_norm") / task.first(a, "grad_norm") for a in task.arms}
         rows.append([TASKS[name], *(f"{ratios[a]:.2f}" if a in ratios else "" for a in arms)])
-    return _table(["task", *arms], rows) if rows else NOT_RUN
+    return table(["task", *arms], rows) if rows else NOT_RUN
 
 
 def candidates(tasks: Tasks) -> str:
@@ -300,11 +320,11 @@ def candidates(tasks: Tasks) -> str:
         for candidate in CANDIDATES:
             if candidate in task.arms:
                 cells = [task.contrast("area", candidate, o).result.difference for o in others]
-                rows.append([TASKS[name], candidate, *map(_points, cells)])
+                rows.append([TASKS[name], candidate, *map(points, cells)])
     if not rows:
         return NOT_RUN
-    table = _table(["task", "candidate", *(f"− {other}" for other in others)], rows)
-    return f"{table}\n\n{_list(verdicts_on_candidates(tasks))}"
+    shown = table(["task", "candidate", *(f"− {other}" for other in others)], rows)
+    return f"{shown}\n\n{bullets(verdicts_on_candidates(tasks))}"
 
 
 def verdicts_on_candidates(tasks: Tasks) -> list[str]:
@@ -312,13 +332,25 @@ def verdicts_on_candidates(tasks: Tasks) -> list[str]:
     said = []
     for candidate, won in winners(tasks).items():
         if runs := [name for name, task in tasks.items() if candidate in task.arms]:
-            on = f" ({_listed([TASKS[name].lower() for name in won])})" if won else ""
+            on = f" ({listed([TASKS[name].lower() for name in won])})" if won else ""
             met = "is met" if len(won) >= NEEDED else "is not met"
             said.append(
                 f"`{candidate}` is above both {GRPO} and {PAPER} on {len(won)} of {len(runs)} "
-                f"tasks{on}: the rule {met}."
+                f"tasks{on}: the rule {met}{_candidate_rates(tasks, candidate)}."
             )
     return said
+
+
+def _candidate_rates(tasks: Tasks, candidate: str) -> str:
+    """Where a candidate was run at another learning rate than the arms it is compared with."""
+    differ = [
+        f"{TASKS[name].lower()}: {rates}"
+        for name, task in tasks.items()
+        if {candidate, GRPO, PAPER} <= {*task.arms}
+        for other in (GRPO, PAPER)
+        if (rates := rates_of(task, candidate, other))
+    ]
+    return f" (at learning rates that differ; {'; '.join(differ)})" if differ else ""
 
 
 def tried() -> str:
@@ -328,7 +360,7 @@ def tried() -> str:
         return ""
     design = json.loads(path.read_text(encoding="utf-8"))
     rows = [[row["arm"], f"{row['rate']:g}", row["area"], row["sampled"]] for row in design["rows"]]
-    return f"{design['about']}\n\n" + _table(
+    return f"{design['about']}\n\n" + table(
         ["advantage", "learning rate", "accuracy over training", "sampled"], rows
     )
 
@@ -342,22 +374,40 @@ def sharpening() -> str:
     return about(SHARPENING, task, corrected(task.contrast(f, arm, GRPO) for arm, f in pairs))
 
 
-def controls() -> str:
-    """Change of accuracy and entropy under rewards that say nothing."""
+def tuned(tasks: Tasks) -> str:
+    """What tuning saw: mean area by arm and learning rate."""
+    rates = sorted({float(r) for t in tasks.values() for a in t.tuning.values() for r in a})
     rows = [
         [
-            name,
+            TASKS[name],
             arm,
-            _points(task.change(arm, "accuracy")) + " pp",
-            _signed(task.change(arm, "entropy"), digits=3),
+            *(_area(areas.get(f"{rate:g}"), chosen=rate == task.rate(arm)) for rate in rates),
         ]
-        for name in CONTROLS
-        if (task := read_task(name)) is not None
-        for arm in task.arms
+        for name, task in tasks.items()
+        for arm, areas in task.tuning.items()
+        if arm in task.arms
     ]
-    return (
-        _table(["reward", "arm", "accuracy", "entropy, nats per token"], rows) if rows else NOT_RUN
-    )
+    return table(["task", "arm", *(f"{rate:g}" for rate in rates)], rows) if rows else NOT_RUN
+
+
+def _area(value: float | None, *, chosen: bool) -> str:
+    """A mean area of the tuning runs in percent; the chosen one in bold."""
+    if value is None:
+        return ""
+    return f"**{100 * value:.1f}**" if chosen else f"{100 * value:.1f}"
+
+
+def _parameters() -> int:
+    """Number of weights of the bundled model."""
+    path = Path(groupwise.__file__).parent / "assets/word-problems-base/model.safetensors"
+    with safe_open(path, framework="pt") as file:
+        return sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
+
+
+def _softmax_share() -> float:
+    """Least sum of SoftRank's advantages in a mixed group of eight 0/1 rewards."""
+    rewards = torch.tensor([[1.0] * right + [0.0] * (8 - right) for right in range(1, 8)])
+    return float(softrank(rewards).sum(1).min())
 
 
 def _signs(task: Task, arm: str) -> tuple[float, float]:
@@ -371,50 +421,6 @@ def _holds(holds: bool) -> str:
 
 def _title(figure: str) -> str:
     return {"pass_at_8": "pass@8", "area": "over training"}.get(figure, figure)
-
-
-def _percent(value: Estimate) -> str:
-    share = value.as_share()
-    interval = f" [{100 * share.low:.1f}, {100 * share.high:.1f}]" if share.known else ""
-    return f"{100 * value.value:.1f} %{interval}"
-
-
-def _ratio(value: Mapping[str, float]) -> str:
-    return f"{value['value']:.2f} [{value['low']:.2f}, {value['high']:.2f}]"
-
-
-def _points(value: Estimate) -> str:
-    return _signed(value, scale=100, digits=1)
-
-
-def _signed(value: Estimate, *, scale: float = 1, digits: int) -> str:
-    ends = [f"{scale * x:+.{digits}f}" for x in (value.value, value.low, value.high)]
-    interval = f" [{ends[1]}, {ends[2]}]" if value.known else ""
-    return f"{ends[0]}{interval}".replace("-", "−")
-
-
-def _listed(words: Sequence[str]) -> str:
-    *most, last = words
-    return f"{', '.join(most)} and {last}" if most else last
-
-
-def _list(lines: Sequence[str]) -> str:
-    return "\n".join(f"* {line}" for line in lines)
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def _wrapped(line: str) -> str:
-    """A line of at most 100 characters, but for tables, pictures and code."""
-    if len(line) <= 100 or line.startswith(("|", "!", " ")):
-        return line
-    indent = "  " if line.startswith("* ") else ""
-    return textwrap.fill(
-        line, 100, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
-    )
 
 
 def main() -> int:

@@ -31,7 +31,7 @@ from groupwise.prompts.generators.word_problems import (
 )
 
 HERE = Path(__file__).parent
-COUNTS = {"worked": 12_000, "train": 1024, "held_out": 128}
+COUNTS = {"worked": 12_000, "train": 1024, "held_out": 1024}
 HELD_OUT_SHARE = 8
 """One prompt in this many is held out."""
 

@@ -5,19 +5,20 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from groupwise.experiments import Result, make_plan
+from groupwise.experiments import Result, make_plan, read_plan
 from groupwise.experiments.plan import toml
 from groupwise.prompts.generators.word_problems import problem
 from groupwise.rewards.builtin.rouge import rouge
 from groupwise.rewards.math.reward import exact_answer
 
 STUDY = Path(__file__).parents[2] / "studies" / "softrank"
-NAMES = ("tasks", "measured", "pictures", "page")
+NAMES = ("tasks", "words", "design", "measured", "corrections", "pictures", "page", "second")
 
 
 @pytest.fixture
@@ -31,7 +32,66 @@ def study(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, ModuleType]]:
 
 def test_the_page_is_what_the_results_make_of_it(study: dict[str, ModuleType]) -> None:
     page = study["page"]
-    assert page.PAGE.read_text(encoding="utf-8") == page.page(page.read_tasks()), "run `make study`"
+    tasks = page.read_tasks()
+    assert page.PAGE.read_text(encoding="utf-8") == page.page(tasks), "run `make study`"
+    second = study["second"]
+    assert second.PAGE.read_text(encoding="utf-8") == second.page(second.first_edition()), (
+        "run `make study`"
+    )
+    plan = read_plan(second.PLANS / "second-lists-rates.toml")
+    assert plan == second.rates_plan("lists"), "run `make study`"
+
+
+def test_a_difference_at_different_rates_is_no_evidence_for_a_claim(
+    study: dict[str, ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(study["measured"], "RESULTS", tmp_path)
+    heights = {"grpo": [0.2, 0.21, 0.19, 0.2], "softrank": [0.7, 0.73, 0.69, 0.7]}
+    write(tmp_path / "lists", heights)
+    page = study["page"]
+    assert "(at different learning rates" not in page.short(page.read_tasks())
+    assert "the opposite of the claim holds" in page.claim(page.read_tasks(), "area")
+    for path in (tmp_path / "lists" / "results").glob("grpo-*.json"):
+        replace(Result.read(path), learning_rate=5e-5).write(path)
+    tasks = page.read_tasks()
+    assert "no evidence for the algorithm" in page.short(tasks)
+    told = page.claim(tasks, "area")
+    assert "says nothing of the claim" in told and "holds" not in told
+
+
+def test_arms_at_equal_rates_are_equal_only_by_a_test(
+    study: dict[str, ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(study["measured"], "RESULTS", tmp_path)
+    jitter = [0.0, 0.004, -0.004, 0.002]
+    arms = {f"{a}@0.0001": [0.5 + s * j for j in jitter] for a, s in
+            (("grpo", 1), ("softrank", -1), ("softrank_matched", 0))}  # fmt: skip
+    write(tmp_path / "lists-equal-rates", arms)
+    area, steps, *_ = study["corrections"].equal_rates()
+    assert "not distinguishable in mean accuracy over training" in area
+    assert "; equivalent with a margin of 1 pp (p = " in area
+    # Every run takes the same steps: no spread, and so no test.
+    assert "steps to 60 % differ by 0.0 in each of 4 seeds, so there is no test" in steps
+
+
+def test_the_second_edition_takes_its_rate_and_its_seeds_by_rule(
+    study: dict[str, ModuleType],
+) -> None:
+    second, design = study["second"], study["design"]
+    rates = [1e-4, 2e-4, 4e-4, 8e-4]
+    # Means .3, .4, .6, .1: the parabola through the last three has its top left of 4e-4, by less
+    # than half a step of the grid.
+    areas = {"softrank": [0.3, 0.5, 0.6, 0.1], "grpo": [0.3, 0.3, 0.6, 0.1]}
+    known = {arm: dict(zip(rates, values, strict=True)) for arm, values in areas.items()}
+    assert second.common_rate(known) == 4e-4
+    edge = {arm: dict(zip(rates, [0.6, 0.5, 0.2, 0.1], strict=True)) for arm in areas}
+    assert second.common_rate(edge) == 1e-4
+    # At d_z = .5 and α = .05 every table says 34 pairs for a power of .80.
+    assert design.seeds_needed(difference=0.5, deviation=1.0) == 34
+    assert design.power(34, difference=0.5, deviation=1.0) == pytest.approx(0.808, abs=0.002)
+    plan = second.contrast_plan("lists", rate=1e-4, seeds=3)
+    assert (plan.match, plan.seeds, plan.margin) == ("tokens", (2000, 2001, 2002), 0.005)
+    assert {arm.learning_rate for arm in plan.arms} == {1e-4}
 
 
 def write(folder: Path, heights: dict[str, list[float]]) -> None:

@@ -19,6 +19,7 @@ from groupwise.evaluation import (
     best_of_k,
     best_of_n_kl_bound,
     compare_curves,
+    equivalence,
     expected_max,
     expected_max_plugin,
     figure_table,
@@ -37,6 +38,7 @@ from groupwise.evaluation import (
     sentence,
     smooth,
     summarise,
+    summarise_arm,
     terminal_table,
     wilson,
 )
@@ -247,10 +249,67 @@ def test_curve_summary():
     assert found.area == pytest.approx(0.52)  # (4 + 10 + 12) / 50
     assert (found.steps_to_threshold, found.reached) == (20, True)
     assert found.final == 0.8 and found.draw_down == pytest.approx(0.2)
-    # differences .4, −.2, .4: mean .2, deviations .2, −.4, .2: √(.24/2)
-    assert found.oscillation == pytest.approx(math.sqrt(0.12))
+    assert math.isnan(found.oscillation)
     censored = summarise(steps, values, threshold=0.9, window=1)
     assert (censored.steps_to_threshold, censored.reached) == (60, False)
+
+
+def test_oscillation_is_measured_around_the_mean_curve_of_the_arm():
+    # Two steep curves, .2 apart at the third of four steps: residuals (0, 0, ±.1, 0), differences
+    # (0, ±.1, ∓.1), deviation √(.02/2) = .1, times √2 for the run's own part in the mean of two.
+    steps, rise = [1, 2, 3, 4], [0.0, 0.1, 0.4, 0.9]
+    bent = [0.0, 0.1, 0.6, 0.9]
+    two = summarise_arm({7: (steps, rise), 8: (steps, bent)}, threshold=0.5, window=1)
+    assert [two[s].oscillation for s in (7, 8)] == pytest.approx([0.1 * math.sqrt(2)] * 2)
+    assert two[8].area == summarise(steps, bent, threshold=0.5, window=1).area
+    # However steep, curves that are alike do not oscillate; nor does a shift count.
+    shifted = [value + 0.05 for value in rise]
+    alike = summarise_arm({0: (steps, rise), 1: (steps, shifted)}, threshold=0.5, window=1)
+    assert [s.oscillation for s in alike.values()] == pytest.approx([0.0, 0.0], abs=1e-12)
+    # Runs of unequal length are compared over the steps that both have.
+    short = summarise_arm({0: (steps, rise), 1: (steps[:3], rise[:3])}, threshold=0.5, window=1)
+    assert short[0].oscillation == pytest.approx(0.0, abs=1e-12)
+    assert math.isnan(summarise_arm({0: (steps, rise)}, threshold=0.5)[0].oscillation)
+
+
+def test_equality_needs_a_test_of_its_own():
+    rng = np.random.default_rng(0)
+    noise = rng.normal(0, 0.01, (2, 20))
+    close = equivalence(noise[0], noise[1], margin=0.01)
+    assert close.equivalent and close.difference.low > -0.01 and close.difference.high < 0.01
+    # Three noisy seeds do not differ significantly, and are not equivalent either.
+    first, second = [0.5, 0.7, 0.6], [0.6, 0.55, 0.65]
+    assert paired_seeds(first, second).p > 0.05
+    assert not equivalence(first, second, margin=0.01).equivalent
+    # The same side that the interval decides: 90 % interval inside the margin, or not.
+    wide = equivalence([0.012 + x for x in noise[0] / 10], [0.0] * 20, margin=0.01)
+    assert wide.difference.high > 0.01 and not wide.equivalent and wide.p > 0.5
+    with pytest.raises(UsageError, match="margin = 0: must be positive"):
+        equivalence([0.1, 0.2], [0.1, 0.3], margin=0)
+
+
+@pytest.mark.verify
+def test_equivalence_is_rarely_claimed_at_the_margin():
+    rng = np.random.default_rng(1)
+    claims = [
+        equivalence(rng.normal(0.01, 0.02, 10), np.zeros(10), margin=0.01).equivalent
+        for _ in range(5000)
+    ]
+    assert np.mean(claims) <= 0.05 + 2 * math.sqrt(0.05 * 0.95 / 5000)
+
+
+def test_a_margin_makes_a_verdict_say_whether_equality_was_shown():
+    near = [0.001, -0.001, 0.002, 0.0, -0.002, 0.001]
+    a = {s: curve(area=0.6 + near[s]) for s in range(6)}
+    b = {s: curve(area=0.6) for s in range(6)}
+    pair = {"A": a, "B": b}
+    shown = compare_curves(pair, against="B", threshold=0.6, margin=0.01)
+    assert "; equivalent within ±1 pp, p < .001" in " ".join(shown.verdicts)
+    tight = compare_curves(pair, against="B", threshold=0.6, margin=0.0005)
+    assert "; not shown to be equivalent within ±0.05 pp" in " ".join(tight.verdicts)
+    assert "equivalent" not in " ".join(compare_curves(pair, against="B", threshold=0.6).verdicts)
+    kinds = {c["figure"]: c["equivalent"] for c in shown.as_dict()["contrasts"]}
+    assert kinds["area"] is True and kinds["final"] is None
 
 
 def test_smoothing_keeps_straight_lines_and_area_keeps_noise():

@@ -64,6 +64,8 @@ def test_what_a_plan_leaves_out_is_filled_in_and_survives_the_file(tmp_path: Pat
             {"tuning": {}, "arms": [{"algorithm": "grpo", "learning_rate": 1e-4}]},
             "arms.0.learning_rate = 0.0001: is fixed, but [tuning]",
         ),
+        ({"match": "tokens", "tuning": {"equal_rates": True}}, "needs match = 'samples'"),
+        ({"margin": 0.0}, "margin = 0.0: must be"),
         ({"match": "token"}, "match = 'token': must be"),
         ({"match": "tokens", "set": ["optimizer.schedule=cosine"]}, "schedule = 'cosine' needs"),
         ({"set": ["steps=1"]}, "steps = 1: a learning curve needs at least 2"),
@@ -142,6 +144,58 @@ def test_a_failed_run_is_named_and_its_seed_left_out_of_the_pairs() -> None:
     )
     with pytest.raises(RunError, match="no run of the reference arm plain has finished"):
         analyse(plan, results[:1])
+
+
+def test_arms_at_different_rates_are_compared_at_equal_ones_too() -> None:
+    """Softrank is ahead because its rate is twice the other's; at either rate they are alike."""
+    plan = make_plan(values(seeds=[0, 1, 2, 3], tuning={"learning_rates": [1e-4, 2e-4]}))
+    jitter = [0.0, 0.003, -0.002, 0.001]
+
+    def learned(arm: str, name: str, height: float, rate: float, sign: int) -> list[Result]:
+        heights = [height + sign * j for j in jitter]
+        return [
+            run(name, s, [0.1, h, 0.9], algorithm=arm, learning_rate=rate)
+            for s, h in enumerate(heights)
+        ]
+
+    tuning = [
+        run(arm, 1000, [0.1, height, 0.9], learning_rate=rate, tuning=True)
+        for arm, rate, height in (
+            ("softrank", 1e-4, 0.3), ("softrank", 2e-4, 0.5),
+            ("plain", 1e-4, 0.5), ("plain", 2e-4, 0.3),
+        )
+    ]  # fmt: skip
+    chosen = [
+        *tuning,
+        *learned("softrank", "softrank", 0.5, 2e-4, 1),
+        *learned("plain", "plain", 0.3, 1e-4, -1),
+    ]
+    found = analyse(plan, chosen)
+    assert found.missing == 0 and not found.equal_rates
+    assert "Learning rates differ: softrank and plain" in " ".join(found.remarks())
+    assert "set tuning.equal_rates = true" in " ".join(found.remarks())
+    assert found.comparison.verdicts[0].startswith("softrank has a higher mean accuracy")
+    crossed = [
+        *learned("softrank", "softrank@0.0001", 0.3, 1e-4, 1),
+        *learned("plain", "plain@0.0002", 0.5, 2e-4, -1),
+    ]
+    both = analyse(plan, [*chosen, *crossed])
+    assert both.missing == 0 and both.comparison == found.comparison
+    remarks = " ".join(both.remarks())
+    for pair in ("softrank@0.0001 and plain@0.0001", "softrank@0.0002 and plain@0.0002"):
+        assert f"{pair} are not distinguishable in mean accuracy over training" in remarks
+
+
+def test_runs_of_different_base_models_are_named() -> None:
+    plan = make_plan(values(seeds=[0, 1, 2]))
+    results = [
+        run(arm, seed, [0.1, 0.2], base="sha256:a")
+        for seed in (0, 1, 2)
+        for arm in ("softrank", "plain")
+    ]
+    assert not analyse(plan, results).remarks()
+    results[0] = replace(results[0], base="sha256:b")
+    assert "2 different base models" in analyse(plan, results).remarks()[0]
 
 
 def test_a_result_is_read_as_it_was_written_and_a_damaged_one_named(tmp_path: Path) -> None:

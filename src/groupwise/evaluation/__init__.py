@@ -1,11 +1,13 @@
 """Evaluation: figures with intervals, paired comparisons, and the sentences they support."""
 
-from groupwise.evaluation.curves import CurveSummary, smooth, summarise
-from groupwise.evaluation.intervals import Estimate, prompt_mean, seed_mean, wilson
+from groupwise.evaluation.curves import CurveSummary, smooth, summarise, summarise_arm
+from groupwise.evaluation.intervals import Estimate, coverage_note, prompt_mean, seed_mean, wilson
 from groupwise.evaluation.paired import (
+    Equivalence,
     ItemDifference,
     Reflection,
     SeedDifference,
+    equivalence,
     holm,
     mcnemar,
     paired_items,
@@ -42,6 +44,7 @@ __all__ = [
     "Comparison",
     "Contrast",
     "CurveSummary",
+    "Equivalence",
     "Estimate",
     "Figure",
     "FigureTable",
@@ -51,6 +54,8 @@ __all__ = [
     "best_of_k",
     "best_of_n_kl_bound",
     "compare_curves",
+    "coverage_note",
+    "equivalence",
     "expected_max",
     "expected_max_plugin",
     "figure_table",
@@ -70,6 +75,7 @@ __all__ = [
     "sentence",
     "smooth",
     "summarise",
+    "summarise_arm",
     "terminal_table",
     "title_of",
     "wilson",

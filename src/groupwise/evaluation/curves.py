@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy import integrate
@@ -21,7 +22,9 @@ class CurveSummary:
             the last step where it never is.
         reached: False where the threshold was never reached and `steps_to_threshold` is censored.
         final: mean of the last tenth of the points.
-        oscillation: standard deviation of the first differences of the smoothed curve.
+        oscillation: standard deviation of the first differences of the smoothed curve around the
+            mean curve of its arm (`summarise_arm`); NaN for a curve on its own, whose rise cannot
+            be told from its noise.
         draw_down: largest drop of the smoothed curve below its running maximum.
         spacing: largest distance between two points, the resolution of `steps_to_threshold`.
     """
@@ -60,7 +63,7 @@ def smooth(values: Numbers, *, window: int = 5) -> np.ndarray:
 def summarise(
     steps: Numbers, values: Numbers, *, threshold: float, window: int = 5
 ) -> CurveSummary:
-    """Summarise one learning curve.
+    """Summarise one learning curve; `summarise_arm` adds the oscillation, which takes several.
 
     Args:
         steps: ascending.
@@ -69,7 +72,7 @@ def summarise(
         window: of the centred moving average, which all but area and final value use.
 
     Returns:
-        The summary; every number finite.
+        The summary; every number but the oscillation finite.
 
     Raises:
         UsageError: no points, steps that do not ascend, unequal lengths, or values not finite.
@@ -97,7 +100,59 @@ def summarise(
         steps_to_threshold=float(x[above[0]] if above.size else x[-1]),
         reached=bool(above.size),
         final=float(y[-max(1, y.size // 10) :].mean()),
-        oscillation=float(np.diff(smoothed).std(ddof=1)) if y.size > 2 else 0.0,
+        oscillation=float("nan"),
         spacing=float(np.diff(x).max(initial=0.0)),
         draw_down=float((np.maximum.accumulate(smoothed) - smoothed).max()),
     )
+
+
+def summarise_arm(
+    curves: Mapping[int, tuple[Numbers, Numbers]], *, threshold: float, window: int = 5
+) -> dict[int, CurveSummary]:
+    """Summarise the learning curves of one arm, with their oscillation around their mean.
+
+    The first differences of a rising curve vary whether or not it oscillates. The mean curve of the
+    arm's runs is what they have in common; the oscillation of run s is that of the rest:
+    √(n/(n−1)) · sd_t[Δ(y_s − ȳ)(t)], with Δ the first difference and ȳ the mean over all n runs.
+    The factor makes up for the run's own part in the mean.
+
+    Args:
+        curves: steps and values of every run, by seed.
+        threshold, window: see `summarise`.
+
+    Returns:
+        The summaries by seed. Oscillations compare the steps that all runs have; they are NaN for
+        one run and 0 for fewer than three shared steps.
+
+    Raises:
+        UsageError: see `summarise`.
+
+    Example:
+        >>> rise = [0.0, 0.1, 0.4, 0.9]
+        >>> two = {0: ([1, 2, 3, 4], rise), 1: ([1, 2, 3, 4], rise)}
+        >>> summarise_arm(two, threshold=.5, window=1)[0].oscillation
+        0.0
+
+    Source: none; the spread of first differences alone is mostly the slope of the curve.
+    """
+    found = {
+        seed: summarise(x, y, threshold=threshold, window=window) for seed, (x, y) in curves.items()
+    }
+    if len(curves) < 2:
+        return found
+    steps = sorted(set.intersection(*({*map(float, x)} for x, _ in curves.values())))
+    shared = {
+        seed: smooth(y, window=window)[np.isin(np.asarray(x, dtype=float), steps)]
+        for seed, (x, y) in curves.items()
+    }
+    mean = np.mean([*shared.values()], axis=0)
+    own_part = np.sqrt(len(curves) / (len(curves) - 1))
+    return {
+        seed: replace(summary, oscillation=_roughness(shared[seed] - mean) * float(own_part))
+        for seed, summary in found.items()
+    }
+
+
+def _roughness(values: np.ndarray) -> float:
+    """Standard deviation of the first differences."""
+    return float(np.diff(values).std(ddof=1)) if values.size > 2 else 0.0

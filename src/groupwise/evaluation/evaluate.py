@@ -19,6 +19,7 @@ from groupwise.evaluation import (
     Estimate,
     Figure,
     FigureTable,
+    coverage_note,
     figure_table,
     item_verdict,
     paired_items,
@@ -115,7 +116,10 @@ def evaluate(
         measurements=measurements,
         figures=figures,
         split=config.data.eval_split,
-        verdicts=tuple(text for model in others for text in _verdicts(model, last, measurements)),
+        verdicts=(
+            *(text for model in others for text in _verdicts(model, last, measurements)),
+            *filter(None, [coverage_note(min(len(m.greedy) for m in measurements.values()))]),
+        ),
         shared=shared,
     )
 

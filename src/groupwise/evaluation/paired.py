@@ -37,6 +37,23 @@ class SeedDifference:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Equivalence:
+    """Whether a paired difference over seeds is smaller than a margin.
+
+    Attributes:
+        margin: largest difference that counts as none, fixed before the data are seen.
+        difference: mean difference with the 1 − 2α interval of the test (90 % for α = .05).
+        p: the larger of the two one-sided p; 1 where there is no interval.
+        equivalent: whether p ≤ α, that is, whether the interval lies within ± margin.
+    """
+
+    margin: float
+    difference: Estimate
+    p: float
+    equivalent: bool
+
+
+@dataclass(frozen=True, kw_only=True)
 class ItemDifference:
     """First minus second on the same items.
 
@@ -96,6 +113,42 @@ def paired_seeds(first: Numbers, second: Numbers, *, level: float = 0.95) -> See
     t = estimate.value / deviation * math.sqrt(a.size)
     p = 2 * float(stats.t.sf(abs(t), a.size - 1))
     return SeedDifference(difference=estimate, p=p, deviation=deviation, seeds=a.size)
+
+
+def equivalence(
+    first: Numbers, second: Numbers, *, margin: float, alpha: float = 0.05
+) -> Equivalence:
+    """Two one-sided paired t tests: whether two arms differ by less than a margin.
+
+    That a difference is not significant does not make two arms equal; this test can. It rejects
+    "the arms differ by the margin or more" where both mean + margin > 0 and mean − margin < 0 are
+    significant.
+
+    Args:
+        first, second: one value per seed, paired as in `paired_seeds`.
+        margin: largest difference that counts as none; it must be fixed beforehand.
+        alpha: level of both tests, and of their combination.
+
+    Raises:
+        UsageError: a margin that is not positive, lengths that differ, or values not finite.
+
+    Example:
+        >>> d = equivalence([.71, .74, .70, .73, .72], [.70, .74, .71, .72, .72], margin=.02)
+        >>> d.equivalent, round(d.p, 4)
+        (True, 0.0041)
+
+    Source: Schuirmann 1987, "A comparison of the two one-sided tests procedure and the power
+    approach". Here d = (.01, 0, −.01, .01, 0), s = .0083666, t = (.02 − .002)/(.0083666/√5) =
+    4.8107 with 4 degrees of freedom.
+    """
+    if not margin > 0:
+        raise UsageError(f"margin = {margin}: must be positive.")
+    found = paired_seeds(first, second, level=1 - 2 * alpha)
+    if not found.difference.known:
+        return Equivalence(margin=margin, difference=found.difference, p=1.0, equivalent=False)
+    t = (margin - abs(found.difference.value)) / found.deviation * math.sqrt(found.seeds)
+    p = float(stats.t.sf(t, found.seeds - 1))
+    return Equivalence(margin=margin, difference=found.difference, p=p, equivalent=p <= alpha)
 
 
 def paired_items(

@@ -10,7 +10,14 @@ from typing import Any
 
 from groupwise.errors import UsageError, suggest
 from groupwise.evaluation.curves import CurveSummary
-from groupwise.evaluation.paired import ItemDifference, SeedDifference, holm, paired_seeds
+from groupwise.evaluation.paired import (
+    Equivalence,
+    ItemDifference,
+    SeedDifference,
+    equivalence,
+    holm,
+    paired_seeds,
+)
 
 SIGNIFICANCE = 0.05
 MIN_SEEDS = 3
@@ -55,6 +62,7 @@ class Contrast:
         first, second: the algorithms; the difference is first minus second.
         p_holm: p corrected for all contrasts of the comparison.
         unreached: for steps to a threshold, seeds in which first and second never reached it.
+        equivalence: test of a margin that was fixed beforehand; None without one.
     """
 
     figure: Figure
@@ -63,6 +71,7 @@ class Contrast:
     result: SeedDifference
     p_holm: float
     unreached: tuple[int, int] = (0, 0)
+    equivalence: Equivalence | None = None
 
     @property
     def distinct(self) -> bool:
@@ -100,6 +109,7 @@ class Contrast:
             "effect": effect if effect == effect else None,
             "distinct": self.distinct,
             "unreached": list(self.unreached),
+            "equivalent": None if self.equivalence is None else self.equivalence.equivalent,
         }
 
 
@@ -143,6 +153,7 @@ def compare_curves(
     metric: str = "accuracy",
     finals: Finals | None = None,
     axis: str = "steps",
+    margin: float | None = None,
 ) -> Comparison:
     """Compare every algorithm with a reference over the seeds that all of them share.
 
@@ -154,6 +165,8 @@ def compare_curves(
         finals: further shares after training, by figure ("held-out greedy accuracy"), algorithm
             and seed.
         axis: unit of the x-axis.
+        margin: difference of the area below which two algorithms count as equivalent; None claims
+            no equivalence.
 
     Returns:
         Contrasts with Holm's correction over all of them, and verdicts. With fewer than `MIN_SEEDS`
@@ -191,7 +204,7 @@ def compare_curves(
         *_curve_figures(curves, seeds, threshold, metric, axis),
         *_final_figures(finals or {}, names, seeds),
     ]
-    contrasts = _contrasts(figures, names, against, seeds)
+    contrasts = _contrasts(figures, names, against, seeds, margin)
     note = (
         f"{len(seeds)} paired seeds. Intervals: 95 %, Student's t over the paired differences. "
         f"A difference is claimed only where its interval excludes 0 and Holm's p over all "
@@ -339,15 +352,18 @@ def _final_figures(finals: Finals, names: tuple[str, ...], seeds: tuple[int, ...
 
 
 def _contrasts(
-    figures: Sequence[_Values], names: tuple[str, ...], against: str, seeds: tuple[int, ...]
+    figures: Sequence[_Values],
+    names: tuple[str, ...],
+    against: str,
+    seeds: tuple[int, ...],
+    margin: float | None,
 ) -> tuple[Contrast, ...]:
     pairs = [(item, name) for name in names if name != against for item in figures]
-    results = [
-        paired_seeds(
-            [item.values[name][s] for s in seeds], [item.values[against][s] for s in seeds]
-        )
+    values = [
+        ([item.values[name][s] for s in seeds], [item.values[against][s] for s in seeds])
         for item, name in pairs
     ]
+    results = [paired_seeds(*both) for both in values]
     corrected = holm([result.p for result in results])
     return tuple(
         Contrast(
@@ -357,8 +373,11 @@ def _contrasts(
             result=result,
             p_holm=p,
             unreached=(item.unreached.get(name, 0), item.unreached.get(against, 0)),
+            equivalence=equivalence(*both, margin=margin)
+            if margin is not None and item.figure.key == "area"
+            else None,
         )
-        for (item, name), result, p in zip(pairs, results, corrected, strict=True)
+        for (item, name), both, result, p in zip(pairs, values, results, corrected, strict=True)
     )
 
 
@@ -396,6 +415,10 @@ def _undecided(contrast: Contrast) -> str:
         text += ", the same in every seed up to rounding"
     elif contrast.result.difference.excludes(0.0):
         text += f", {_p(contrast.result.p)} alone, {_p(contrast.p_holm)} after correction"
+    if (test := contrast.equivalence) is not None:
+        scale = 100 if contrast.figure.unit == "pp" else 1
+        word = "equivalent" if test.equivalent else "not shown to be equivalent"
+        text += f"; {word} within ±{_rounded(scale * test.margin)}{unit}, {_p(test.p)}"
     return f"{contrast.figure.name} ({text}){_not_reached(contrast)}"
 
 

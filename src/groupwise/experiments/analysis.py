@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from groupwise.errors import RunError
-from groupwise.evaluation import Comparison, FigureTable
+from groupwise.evaluation import Comparison, Contrast, FigureTable, holm, sentence
 from groupwise.experiments.plan import Plan
 from groupwise.experiments.results import Result
-from groupwise.experiments.tuning import Choice, choose
+from groupwise.experiments.tuning import Choice, at_rate, choose, equal_rate_runs
 from groupwise.report import RunData, compare_runs, results_table
 
 AXES: Mapping[str, tuple[str, float]] = {
@@ -33,6 +33,8 @@ class Analysis:
         choices: learning rate of each tuned arm.
         failed: failed runs of comparison and tuning.
         missing: number of runs of the comparison without a result.
+        equal_rates: contrasts with the reference arm at equal learning rates, as far as they have
+            been run, where tuning gave the arms different ones.
         bases: fingerprints of the models that the runs started from, as far as they are known.
     """
 
@@ -42,6 +44,7 @@ class Analysis:
     choices: Mapping[str, Choice]
     failed: Sequence[Result]
     missing: int
+    equal_rates: Sequence[Contrast] = ()
     bases: frozenset[str] = frozenset()
 
     def table(self) -> FigureTable:
@@ -55,6 +58,7 @@ class Analysis:
             edge = ", at the edge of the grid" if choice.at_edge else ""
             tried = f"best of {len(choice.areas)}{edge}"
             remarks.append(f"{label}: learning rate {choice.learning_rate:g} ({tried}).")
+        remarks += self._unequal_rates()
         remarks += [f"Failed: {result.name} ({result.error})." for result in self.failed]
         if self.missing:
             remarks.append(f"{self.missing} runs of the comparison have no result.")
@@ -64,6 +68,21 @@ class Analysis:
                 "between arms may come from the base; repeat the runs of one of them."
             )
         return remarks
+
+    def _unequal_rates(self) -> list[str]:
+        """A warning where arms are compared at different rates, and what holds at equal ones."""
+        against = self.plan.against
+        rates = {label: choice.learning_rate for label, choice in self.choices.items()}
+        differ = sorted({label for label, _ in equal_rate_runs(rates, against=against)} - {against})
+        if not differ:
+            return []
+        said = (
+            f"Learning rates differ: {', '.join(differ)} and {against} are compared at the rates "
+            "that tuning chose for each, so a difference may come from the rate"
+        )
+        if not self.equal_rates:
+            return [f"{said}; set tuning.equal_rates = true to compare them at equal rates too."]
+        return [f"{said}. At equal rates:", *(f"{sentence(c)}." for c in self.equal_rates)]
 
     def as_dict(self) -> dict[str, Any]:
         """JSON values."""
@@ -85,6 +104,7 @@ class Analysis:
                 for (model, split, figure), cell in table.cells.items()
             ],
             "comparison": self.comparison.as_dict(),
+            "equal_rates": [contrast.as_dict() for contrast in self.equal_rates],
             "failed": [{"run": result.name, "error": result.error} for result in self.failed],
             "missing": self.missing,
         }
@@ -116,17 +136,53 @@ def analyse(plan: Plan, results: Sequence[Result]) -> Analysis:
             "groupwise compare again to do the missing runs."
         )
     runs = _matched(plan, finished)
+    tuned = choices(plan, results)
     return Analysis(
         plan=plan,
         runs=runs,
         comparison=compare_runs(
-            runs, against=plan.against, threshold=plan.threshold, metric=plan.metric
+            runs,
+            against=plan.against,
+            threshold=plan.threshold,
+            metric=plan.metric,
+            margin=plan.margin,
         ),
-        choices=choices(plan, results),
+        choices=tuned,
         failed=failed,
-        missing=len(order) - len({(r.arm, r.seed) for r in mine}),
+        missing=len({*order} - {(r.arm, r.seed) for r in mine}),
+        equal_rates=_at_equal_rates(plan, tuned, found),
         bases=frozenset(r.base for r in finished if r.base is not None),
     )
+
+
+def _at_equal_rates(
+    plan: Plan, tuned: Mapping[str, Choice], found: Mapping[tuple[str, int], Result]
+) -> list[Contrast]:
+    """Area and steps to the threshold of every arm and the reference at either's learning rate."""
+    rates = {label: choice.learning_rate for label, choice in tuned.items()}
+    contrasts = []
+    for label in [arm.label for arm in plan.arms if rates.get(arm.label) is not None]:
+        both = {rates[label], rates.get(plan.against, rates[label])}
+        for rate in sorted(both) if len(both) > 1 else ():
+            runs = [
+                result.run_data(label=at_rate(name, rate))
+                for name in (label, plan.against)
+                for seed in plan.seeds
+                for result in [found.get((_name(name, rate, rates), seed))]
+                if result is not None
+            ]
+            if len({run.label for run in runs}) == 2:
+                contrasts += compare_runs(
+                    runs, threshold=plan.threshold, metric=plan.metric, margin=plan.margin
+                ).contrasts
+    chosen = [c for c in contrasts if c.figure.key in ("area", "steps_to_threshold")]
+    corrected = holm([contrast.result.p for contrast in chosen])
+    return [replace(c, p_holm=p) for c, p in zip(chosen, corrected, strict=True)]
+
+
+def _name(label: str, rate: float, rates: Mapping[str, float]) -> str:
+    """What the results call an arm at a rate."""
+    return label if rates[label] == rate else at_rate(label, rate)
 
 
 def choices(plan: Plan, results: Sequence[Result]) -> dict[str, Choice]:

@@ -48,6 +48,9 @@ class Tuning(Section):
     """Ascending grid; empty takes multiples of the recipe's rate."""
     extensions: Whole = 2
     """Most extensions of the grid by one rate where the best is at an edge."""
+    equal_rates: bool = False
+    """Where an arm's rate differs from that of the reference arm, run both at both rates, so that
+    the algorithm can be told from its learning rate. Needs `match = "samples"`."""
 
 
 class Arm(Section):
@@ -92,6 +95,9 @@ class Plan(Section):
     """The learning curve that is compared."""
     threshold: float = 0.6
     """Level of the metric that counts as learned."""
+    margin: Positive | None = None
+    """Difference of the mean metric over training below which arms count as equivalent, in the
+    metric's own unit (.01 is one percentage point); None claims no equivalence."""
     hypotheses: Names = ()
     """Expectations, in words."""
     stopping: str = "Every seed is run once; no result is looked at before all are in."
@@ -232,6 +238,10 @@ def _check_seeds(plan: Plan) -> None:
         )
     if plan.tuning is None:
         return
+    if plan.tuning.equal_rates and plan.match != "samples":
+        raise UsageError(
+            f"tuning.equal_rates = true: needs match = 'samples'; got match = {plan.match!r}."
+        )
     rates = plan.tuning.learning_rates
     if len(rates) == 1 or any(b <= a for a, b in zip(rates, rates[1:], strict=False)):
         raise UsageError(

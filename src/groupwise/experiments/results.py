@@ -78,13 +78,13 @@ class Result:
         values = self.curve.get("step" if axis == "samples" else axis, ())
         return float((values[-1] if values else 0) or 0)
 
-    def run_data(self) -> RunData:
-        """The run as data of a report."""
+    def run_data(self, *, label: str | None = None) -> RunData:
+        """The run as data of a report, under the name of its arm or another."""
         keys = [key for key in self.curve if key not in ("tokens", "seconds")]
         columns = zip(*(self.curve[key] for key in keys), strict=True)
         rows = [dict(zip(keys, row, strict=True)) for row in columns]
         return RunData(
-            label=self.arm,
+            label=label or self.arm,
             algorithm=self.algorithm,
             seed=self.seed,
             metrics=rows,

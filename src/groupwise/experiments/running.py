@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ from groupwise.experiments.jobs import Job
 from groupwise.experiments.plan import Arm, Plan, Tuning, make_plan, read_plan, toml
 from groupwise.experiments.progress_table import ProgressTable
 from groupwise.experiments.results import Result, hash_of, place, read_results
-from groupwise.experiments.tuning import Choice
+from groupwise.experiments.tuning import Choice, at_rate, equal_rate_runs
 from groupwise.experiments.worker_pool import WorkerPool
 from groupwise.report import write_comparison_report, write_png
 from groupwise.rundir.lock import RunLock
@@ -87,7 +87,7 @@ def compare(
         "arms": [{"label": label, "algorithm": row or label} for label, _, row in pairs],
     }
     if tune_lr:
-        values["tuning"] = Tuning().model_dump()
+        values["tuning"] = Tuning(equal_rates=match == "samples").model_dump()
     return run_plan(make_plan(values), output=output, jobs=jobs)
 
 
@@ -163,6 +163,7 @@ class _Runner:
             self._do(
                 [self._job(arm, seed, rates[arm.label]) for seed in plan.seeds for arm in arms]
             )
+            self._equal_rates(rates)
             return
         first = [arm for arm in arms if arm.label == plan.against]
         results = self._do(
@@ -177,6 +178,26 @@ class _Runner:
                 if arm.label != plan.against
             ]
         )
+
+    def _equal_rates(self, rates: Mapping[str, float]) -> None:
+        """Run the arms whose rates differ from the reference's, and the reference, at both."""
+        plan = self.plan
+        if plan.tuning is None or not plan.tuning.equal_rates:
+            return
+        extra = equal_rate_runs(rates, against=plan.against)
+        arms = [
+            plan.arm(label).model_copy(update={"label": at_rate(label, rate)})
+            for label, rate in extra
+        ]
+        self.configs |= {
+            arm.label: self.configs[label] for arm, (label, _) in zip(arms, extra, strict=True)
+        }
+        jobs = [
+            self._job(arm, seed, rate)
+            for seed in plan.seeds
+            for arm, (_, rate) in zip(arms, extra, strict=True)
+        ]
+        self._do(jobs, expected=False)
 
     def _rates(self) -> dict[str, float]:
         """The learning rate of each arm; none for an arm that failed at every rate."""

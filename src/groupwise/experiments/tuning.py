@@ -62,6 +62,40 @@ def choose(results: Sequence[Result], *, metric: str) -> Choice | None:
     return Choice(learning_rate=best, areas=areas, at_edge=best in (rates[0], rates[-1]))
 
 
+def at_rate(label: str, rate: float) -> str:
+    """Name of an arm's runs at a learning rate that is not its own.
+
+    Example:
+        >>> at_rate("grpo", 1e-4)
+        'grpo@0.0001'
+    """
+    return f"{label}@{rate:g}"
+
+
+def equal_rate_runs(rates: Mapping[str, float], *, against: str) -> list[tuple[str, float]]:
+    """The arms and rates that it takes to compare every arm with the reference at equal rates.
+
+    Args:
+        rates: by arm.
+        against: the reference arm.
+
+    Returns:
+        Arms whose rate differs, at the reference's rate; the reference at theirs.
+
+    Example:
+        >>> equal_rate_runs({"a": 2e-4, "b": 1e-4, "c": 1e-4}, against="c")
+        [('a', 0.0001), ('c', 0.0002)]
+    """
+    if against not in rates:
+        return []
+    own = rates[against]
+    differ = {label: rate for label, rate in rates.items() if rate != own}
+    return [
+        *((label, own) for label in differ),
+        *((against, rate) for rate in sorted({*differ.values()})),
+    ]
+
+
 def _area(results: Sequence[Result], metric: str) -> float | None:
     """Mean area under the learning curves; None where a run failed."""
     curves = [

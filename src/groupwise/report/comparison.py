@@ -13,11 +13,15 @@ from groupwise.evaluation import (
     figure_table,
     is_share,
     summarise,
+    summarise_arm,
     title_of,
 )
 from groupwise.report.curves import labels_of
 from groupwise.report.data import RunData, figures_at
 from groupwise.report.text import number
+
+Points = tuple[list[float], list[float]]
+"""Steps and values of a learning curve."""
 
 
 def compare_runs(
@@ -26,6 +30,7 @@ def compare_runs(
     against: str | None = None,
     threshold: float = 0.6,
     metric: str = "accuracy",
+    margin: float | None = None,
 ) -> Comparison:
     """Compare the labels of runs over the seeds that all of them share.
 
@@ -34,6 +39,7 @@ def compare_runs(
         against: reference label; None takes the last.
         threshold: level of the metric that counts as learned, as a share.
         metric: key of the learning curve.
+        margin: see `compare_curves`.
 
     Returns:
         Contrasts of curves and held-out figures, with verdicts.
@@ -44,14 +50,13 @@ def compare_runs(
     if not runs:
         raise UsageError("runs: must hold at least one run.")
     labels = labels_of(runs)
-    curves: dict[str, dict[int, CurveSummary]] = {label: {} for label in labels}
+    points: dict[str, dict[int, Points]] = {label: {} for label in labels}
     finals: dict[str, dict[str, dict[int, float]]] = {}
     for run in runs:
-        if run.seed in curves[run.label]:
+        if run.seed in points[run.label]:
             raise UsageError(f"runs: {run.label} with seed {run.seed} is given twice.")
-        summary = curve_summary(run, metric=metric, threshold=threshold)
-        if summary is not None:
-            curves[run.label][run.seed] = summary
+        if (found := _points(run, metric))[0]:
+            points[run.label][run.seed] = found
         for split, figures in figures_at(run, last=True).items():
             for name, cell in figures.items():
                 key = f"{_figure(name)} ({title_of(split)})"
@@ -62,12 +67,13 @@ def compare_runs(
         if is_share(key, [v for by_seed in values.values() for v in by_seed.values()])
     }
     return compare_curves(
-        curves,
+        {label: summarise_arm(found, threshold=threshold) for label, found in points.items()},
         against=against or labels[-1],
         threshold=threshold,
         metric=metric,
         finals=shares,
         axis=runs[0].axis,
+        margin=margin,
     )
 
 
@@ -91,11 +97,15 @@ def results_table(runs: Sequence[RunData]) -> FigureTable:
 
 def curve_summary(run: RunData, *, metric: str, threshold: float) -> CurveSummary | None:
     """Summary of a run's learning curve; None without points."""
+    steps, values = _points(run, metric)
+    return summarise(steps, values, threshold=threshold) if steps else None
+
+
+def _points(run: RunData, metric: str) -> Points:
+    """Steps and values of the rows that have the metric."""
     pairs = [(number(row.get("step")), number(row.get(metric))) for row in run.metrics]
     points = [(step, value) for step, value in pairs if step is not None and value is not None]
-    if not points:
-        return None
-    return summarise([p[0] for p in points], [p[1] for p in points], threshold=threshold)
+    return [step for step, _ in points], [value for _, value in points]
 
 
 def _figure(name: str) -> str:
