@@ -31,6 +31,7 @@ def configured(spec: dict[str, Any]) -> Config:
         "data": {"max_prompt_tokens": spec["prompt"]},
         "algorithm": {"name": "grpo"},
         "sampling": {"max_tokens": spec["max_tokens"]},
+        "evaluation": {"prompts": 1, "samples": 1},  # steps alone are measured
     }
     skip = {"skip_zero_rows": False, **settings.pop("update", {})}
     return build({**values, "update": skip, **settings})

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -16,12 +18,13 @@ from groupwise.cli import main
 from groupwise.cli.doctor import examine
 from groupwise.config import Config
 from groupwise.config.dry_run import Live
-from groupwise.config.memory import MemoryPlan, memory_plan, memory_savings
+from groupwise.config.memory import MemoryPlan, memory_plan, memory_savings, rollout_limits
 from groupwise.errors import UsageError
-from groupwise.kernels import active
+from groupwise.kernels import GroupCache, active
 from groupwise.models import save_policy
+from groupwise.rollouts.engines import group
 from groupwise.training.stages.base_model import small_policy
-from small_runs import config, settings, tiny
+from small_runs import config, prepared, settings, tiny
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -97,6 +100,26 @@ def test_a_full_cache_of_the_rollout(model: Path) -> None:
     completions of 8."""
     plan, _ = planned(model)
     assert plan.rollout["keys and values"] == 2 * 4 * 16 * (3 * 20 + 12 * 8)
+
+
+def test_an_evaluation_with_more_prompts_than_a_step_is_planned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the caches of a run are made, whose prompts may be shorter than planned."""
+    made: list[GroupCache] = []
+
+    def cache(**sizes: Any) -> GroupCache:
+        made.append(GroupCache(**sizes))
+        return made[-1]
+
+    monkeypatch.setattr(group, "GroupCache", cache)
+    more = ("steps=1", "evaluation.prompts=10", "evaluation.samples=3", "engine.max_rows=8")
+    with closing(prepared(tmp_path, *more, eval_prompts=None)) as run:
+        run.trainer.run()
+        limits = rollout_limits(run.config, prompt=20)
+    cells = [each.slots * (20 + each.group * each.suffix_capacity) for each in made]
+    assert len(cells) == 3 and max(cells) > cells[0]
+    assert limits.slots * (20 + limits.group * limits.suffix) == max(cells)
 
 
 def test_weights_that_a_rollout_lays_out(tmp_path: Path) -> None:

@@ -23,10 +23,15 @@ def load_train(config: Config) -> Sequence[Prompt]:
     return load_source(config, data.train, setting="train", limit=data.limit)
 
 
+def has_eval(config: Config) -> bool:
+    """Whether there are held-out prompts: a file has no split to take them from."""
+    return config.data.eval is not None or not Path(config.data.train).is_file()
+
+
 def load_eval(config: Config) -> Sequence[Prompt]:
-    """Held-out prompts; none where the data is one file, which has no split to take them from."""
+    """Held-out prompts; none where the data is one file."""
     data = config.data
-    if data.eval is None and Path(data.train).is_file():
+    if not has_eval(config):
         return []
     source = data.eval or data.train
     limit = config.evaluation.prompts

@@ -144,7 +144,7 @@ def rollout_bytes(
 ) -> dict[str, int]:
     """What the group engine needs beside the model when its cache is full."""
     prompt, group, length = limits.prompt, limits.group, limits.suffix
-    used = min(config.prompts_per_step, max(config.engine.max_rows, group) // group)
+    used = min(limits.slots, max(config.engine.max_rows, group) // group)
     backbone = Backbone.of(model)
     model.eval()
     cache = GroupCache(

@@ -21,6 +21,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 from groupwise.algorithms import BoundAlgorithm, bind
 from groupwise.config import Config, build
 from groupwise.config.connect import best_device, reference_kind
+from groupwise.config.data import has_eval
 from groupwise.config.dry_run import (
     microbatches,
     place_without_content,
@@ -147,19 +148,23 @@ def memory_plan(config: Config, *, sizes: PretrainedConfig | None = None) -> Mem
 
 
 def rollout_limits(config: Config, *, prompt: int) -> Limits:
-    """The largest shapes of a step's rollouts, with prompts of at most `prompt` tokens."""
-    tools = config.environment
-    return Limits(
-        prompt=prompt,
-        group=config.group_size,
-        suffix=config.sampling.max_tokens + (tools.max_injected_tokens if tools else 0),
-        slots=(2 if tools else 1)
-        * slots_for(
-            max_rows=config.engine.max_rows,
-            group=config.group_size,
-            prompts=config.prompts_per_step,
-        ),
-    )
+    """The shapes of the largest rollout, of a step's or of an evaluation's, with prompts of at most
+    `prompt` tokens. An evaluation may have many more prompts than a step."""
+    tools, rows = config.environment, config.engine.max_rows
+    length = config.sampling.max_tokens + (tools.max_injected_tokens if tools else 0)
+    asked = [(config.group_size, config.prompts_per_step)]
+    if has_eval(config):
+        asked += [(group, config.evaluation.prompts) for group in (1, config.evaluation.samples)]
+    shapes = [
+        Limits(
+            prompt=prompt,
+            group=group,
+            suffix=length,
+            slots=(2 if tools else 1) * slots_for(max_rows=rows, group=group, prompts=prompts),
+        )
+        for group, prompts in asked
+    ]
+    return max(shapes, key=lambda limits: limits.slots * (prompt + limits.group * length))
 
 
 def memory_savings(config: Config, *, room: float = 0.0) -> Iterator[MemorySaving]:

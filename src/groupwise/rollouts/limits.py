@@ -72,8 +72,10 @@ def budget(
 
 def slots_for(*, max_rows: int, group: int, prompts: int) -> int:
     """Prompts to hold at the same time: twice those that full groups need, because prompts whose
-    last completions are long keep few rows, and others may enter."""
-    return min(prompts, 2 * (max(max_rows, group) // group))
+    last completions are long keep few rows, and others may enter. A group of one has no last
+    completion that others wait for."""
+    needed = max(max_rows, group) // group
+    return min(prompts, needed if group == 1 else 2 * needed)
 
 
 def limits_of(
