@@ -182,6 +182,17 @@ def test_nothing_is_loaded_from_where_others_may_write(
             build._private(folder)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+def test_a_folder_inside_that_of_another_user_is_refused(tmp_path: Path) -> None:
+    """Who may rename a folder may put another one in its place after it was checked."""
+    folder = tmp_path / "theirs" / "groupwise"
+    folder.mkdir(parents=True, mode=0o700)
+    assert build._private(folder) == folder
+    os.chown(folder.parent, 12345, -1)
+    with pytest.raises(PermissionError, match="theirs belongs to another user"):
+        build._private(folder)
+
+
 @needs_kernels
 def test_a_cache_that_is_not_private_is_done_without(fresh: Path) -> None:
     folder = fresh / "a cache" / "groupwise"

@@ -110,9 +110,12 @@ def _private(folder: Path) -> Path:
     if own.st_mode & 0o077:
         folder.chmod(0o700)
     for parent in folder.resolve().parents:
-        mode = parent.stat().st_mode
-        if mode & (stat.S_IWGRP | stat.S_IWOTH) and not mode & stat.S_ISVTX:
+        found = parent.stat()
+        open_to_others = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        if open_to_others and not found.st_mode & stat.S_ISVTX:
             raise PermissionError(f"{parent} may be written to by other users")
+        if found.st_uid not in (0, os.geteuid()):
+            raise PermissionError(f"{parent} belongs to another user")
     return folder
 
 
@@ -154,7 +157,7 @@ def _whole(path: Path) -> bool:
 
 def _openmp() -> list[str]:
     """The OpenMP library that this process has loaded; PyTorch's where another package has one."""
-    maps = Path("/proc/self/maps").read_text().splitlines()
+    maps = Path("/proc/self/maps").read_text(errors="replace").splitlines()
     paths = {line.split(maxsplit=5)[-1] for line in maps if "/libgomp" in line}
     return sorted(paths, key=lambda path: ("torch" not in path, path))[:1]
 
