@@ -70,11 +70,11 @@ class Completion:
         mask: True where the policy wrote the token, False for injected tokens such as tool output.
         logprobs: log-probability of each token under the distribution that was really sampled from.
         text: the tokens decoded with special tokens kept and the end-of-sequence token dropped.
-        finish: "stop" (end token or stop string), "length" (budget used up) or "error" (the sampler
-            failed).
+        finish: "stop" (end token or stop string), "length" (budget used up) or "error".
         versions: (first token, policy version) spans; a rollout may straddle an update.
         kept: for truncated sampling, the token ids that were kept at each position, else None.
         own: the text of the policy's tokens where others were injected, else None.
+        injected: where the others stand in `text`, from one character to another, if it is known.
         values: what an environment counted, such as "calls"; empty without one.
         failure: status and message where a tool failed; such a completion is not judged.
     """
@@ -87,6 +87,7 @@ class Completion:
     versions: tuple[tuple[int, int], ...] = ((0, 0),)
     kept: tuple[Sequence[int], ...] | None = None
     own: str | None = None
+    injected: tuple[tuple[int, int], ...] = ()
     values: Mapping[str, float] = field(default_factory=dict)
     failure: tuple[Status, str] | None = None
 
@@ -371,8 +372,7 @@ class Engine(Protocol):
 
 
 Granularity = Literal["token", "row", "group"]
-"""What an objective judges: each token by itself, whole completions, or the completions of one
-prompt against each other."""
+"""What an objective judges: tokens, whole completions, or a prompt's completions together."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,7 @@ from typing import Annotated, Any
 import typer
 
 from groupwise import __version__
-from groupwise.cli import chat, compare, data, evaluate, inspect, rewards, train
+from groupwise.cli import chat, compare, data, evaluate, inspect, rewards, serve, train
 from groupwise.cli.output import drop_output, visible
 from groupwise.errors import GroupwiseError, UsageError
 
@@ -118,6 +118,7 @@ for _function in (
     train.merge,
     inspect.doctor,
     chat.chat,
+    serve.serve_search,
     inspect.algorithms,
     inspect.config,
 ):

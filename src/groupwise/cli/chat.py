@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import sys
-from typing import Annotated
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from groupwise.cli.options import Overrides
+
+if TYPE_CHECKING:
+    from groupwise.models import Policy
+    from groupwise.types import Engine
 
 
 def chat(
@@ -17,6 +25,13 @@ def chat(
     trust_remote_code: Annotated[
         bool, typer.Option(help="Run Python code that comes with the model.")
     ] = False,
+    task: Annotated[
+        str | None,
+        typer.Option(
+            "--task", "--recipe", help="Recipe whose [environment] replies to calls of tools."
+        ),
+    ] = None,
+    overrides: Overrides = None,
 ) -> None:
     """Chat with a model; an empty line or Ctrl-D ends it. Lines may also come from a pipe."""
     from groupwise.rollouts.chat import chat
@@ -30,9 +45,22 @@ def chat(
         sampling=Sampling(max_tokens=max_tokens, temperature=temperature),
         seed=seed,
         trust_remote_code=trust_remote_code,
+        tools=None if task is None else _tools(task, overrides or []),
     )
     for answer in answers:
         print(printable(answer), flush=True)
+
+
+def _tools(task: str, overrides: Sequence[str]) -> Callable[[Policy], Engine]:
+    """What makes an engine with the environment of a recipe."""
+    from groupwise.config import load
+    from groupwise.config.connect import configured_engine
+    from groupwise.errors import UsageError
+
+    config = load(task, overrides)
+    if config.environment is None:
+        raise UsageError(f"--task = {task!r}: this recipe has no section [environment].")
+    return functools.partial(configured_engine, config)
 
 
 def _line() -> str:

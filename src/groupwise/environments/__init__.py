@@ -5,7 +5,7 @@ wrote. Replies become injected tokens: part of the context, never part of the lo
 registered functions that return one; their keyword-only parameters are their settings.
 """
 
-from groupwise.environments import calculator, search
+from groupwise.environments import calculator, python, search
 from groupwise.environments.base import (
     ENVIRONMENTS,
     SEARCH_TAGS,
@@ -25,5 +25,6 @@ __all__ = [
     "TagState",
     "Tags",
     "calculator",
+    "python",
     "search",
 ]

@@ -141,8 +141,12 @@ class TagEnvironment:
         state.calls.append(call)
         if len(state.calls) > self.max_calls:
             return self._wrapped(Reply(text="error: no calls left", values={"refused": 1.0}))
-        reply = self.tool(call)
+        reply = self.answer(state, call)
         return self._wrapped(reply) if reply.status is Status.OK else reply
+
+    def answer(self, state: TagState, call: str) -> Reply:
+        """The bare result of a call; overridden by environments that keep more of a completion."""
+        return self.tool(call)
 
     def _call(self, text: str) -> str | None:
         """The text between the last pair of tags; None where no call was opened."""

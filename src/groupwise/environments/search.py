@@ -7,24 +7,26 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from groupwise.environments.base import ENVIRONMENTS, SEARCH_TAGS, Reply, TagEnvironment
-from groupwise.environments.retrieval import Index, Passage, read_corpus
+from groupwise.environments.retrieval import Client, Index, Passage, read_corpus
 from groupwise.errors import UsageError, suggest
 
 
 @ENVIRONMENTS.register
 def search(
     *,
-    corpus: str,
+    corpus: str = "",
+    server: str = "",
     top_k: int = 3,
     tags: str = "search-r1",
     index_folder: str = "",
     max_result_chars: int = 2000,
     max_calls: int = 4,
 ) -> TagEnvironment:
-    """Passages for a query, from a BM25 index in this process.
+    """Passages for a query, from a BM25 index in this process or from a server.
 
     Args:
-        corpus: file of passages.
+        corpus: file of passages, or "closed_world" for the pages of that generator.
+        server: address of a retrieval server that speaks /retrieve, in place of a corpus.
         top_k: passages per query.
         tags: whose tags: "search-r1", "research" or "r1-searcher".
         index_folder: keeps the index of a corpus between runs; empty builds it in memory.
@@ -32,7 +34,7 @@ def search(
         max_calls: queries of one completion.
 
     Raises:
-        UsageError: unknown tags, a corpus that cannot be read.
+        UsageError: unknown tags, a corpus that cannot be read, neither a corpus nor a server.
 
     Source: Search-R1 (2503.09516), ReSearch (2503.19470), R1-Searcher (2503.05592).
     """
@@ -40,14 +42,35 @@ def search(
         raise UsageError(f"environment.tags = {tags!r}: not known; {suggest(tags, SEARCH_TAGS)}")
     if top_k < 1:
         raise UsageError(f"environment.top_k = {top_k!r}: must be at least 1.")
-    folder = Path(index_folder).expanduser() if index_folder else None
-    tool = functools.partial(_find, index=Index(read_corpus(corpus), folder=folder), top_k=top_k)
+    if bool(corpus) == bool(server):
+        raise UsageError(
+            f"environment.corpus = {corpus!r}: give either a corpus or environment.server."
+        )
+    if server:
+        found: Index | Client = Client(server)
+    else:
+        folder = Path(index_folder).expanduser() if index_folder else None
+        found = Index(read_corpus(corpus), folder=folder)
+    tool = functools.partial(_find, index=found, top_k=top_k)
     return TagEnvironment(
         tool, tags=SEARCH_TAGS[tags], max_result_chars=max_result_chars, max_calls=max_calls
     )
 
 
-def _find(query: str, *, index: Index, top_k: int) -> Reply:
+@ENVIRONMENTS.register
+def no_search(*, tags: str = "search-r1", max_calls: int = 4) -> TagEnvironment:
+    """A search that never finds anything: what a model answers without its tool.
+
+    Args:
+        tags: as of `search`.
+        max_calls: queries of one completion.
+    """
+    if tags not in SEARCH_TAGS:
+        raise UsageError(f"environment.tags = {tags!r}: not known; {suggest(tags, SEARCH_TAGS)}")
+    return TagEnvironment(lambda query: result([]), tags=SEARCH_TAGS[tags], max_calls=max_calls)
+
+
+def _find(query: str, *, index: Index | Client, top_k: int) -> Reply:
     return result([hit.passage for hit in index.search(query, top_k=top_k)])
 
 

@@ -16,7 +16,7 @@ from groupwise.rewards.math.numbers import plain_number
 from groupwise.rewards.math.reward import exact_answer
 from groupwise.types import Group, Prompt
 
-DIFFICULTY = ("level", "difficulty", "people")
+DIFFICULTY = ("level", "difficulty", "people", "hops")
 """Columns of the data that say how hard a problem is; the first one that is there counts."""
 
 MOST_LEVELS = 12

@@ -245,4 +245,4 @@ def _verdicts(model: str, against: str, measurements: Mapping[str, Measurement])
 
 def _figure(name: str) -> Figure:
     words = "sampled accuracy" if name == "sampled" else title_of(name)
-    return Figure.named(words, unit="" if name == "reward" else "pp")
+    return Figure.named(words, unit="" if name in ("reward", "calls") else "pp")

@@ -52,7 +52,8 @@ class Measurement:
 
     @property
     def by_prompt(self) -> dict[str, np.ndarray]:
-        """Greedy and sampled accuracy, pass@k and reward of every prompt; NaN where not judged."""
+        """Greedy and sampled accuracy, pass@k, calls of tools and reward of every prompt; NaN where
+        not judged."""
         values = {"greedy": self.greedy, "sampled": self.sampled.mean(1)}
         n, k = self.sampled.shape[1], self.samples
         if k > 1:
@@ -61,6 +62,10 @@ class Measurement:
             values[f"pass_at_{k}"][judged] = [
                 pass_at_k(n, int(right), k=k) for right in self.sampled[judged].sum(1)
             ]
+        if any(c.values for group in self.groups for c in group.completions):
+            values["calls"] = np.array(
+                [np.mean([c.values.get("calls", 0.0) for c in g.completions]) for g in self.groups]
+            )
         return values | {"reward": _row_means(self.rewards)}
 
     @property

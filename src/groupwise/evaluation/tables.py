@@ -119,7 +119,7 @@ def is_share(figure: str, values: Sequence[float]) -> bool:
 
     Source: none; rewards have no unit, and a reward of .9 is not 90 % of anything.
     """
-    return not figure.startswith(("reward", "length")) and all(0 <= v <= 1 for v in values)
+    return not figure.startswith(("reward", "length", "calls")) and all(0 <= v <= 1 for v in values)
 
 
 def title_of(key: str) -> str:

@@ -46,6 +46,8 @@ _COLUMNS = (
     "part",
     "levels",
     "pieces",
+    "calls",
+    "injected",
 )
 
 
@@ -128,6 +130,19 @@ def _append(
     columns["part"].append(_place(parts, tuple((_text(k), number(v)) for k, v in named)))
     columns["levels"].append(_place(strings, levels))
     columns["pieces"].append(_place(strings, pieces))
+    values = completion.get("values")
+    columns["calls"].append(number(values.get("calls")) if isinstance(values, Mapping) else None)
+    columns["injected"].append(_place(strings, _spans(completion)))
+
+
+def _spans(completion: Row) -> str:
+    """Where injected text stands, in UTF-16 units as the page counts: "12-40 80-99"."""
+    given, text = completion.get("injected"), _text(completion.get("text"))
+    if not isinstance(given, list) or visible(text) != text:
+        return ""
+    spans = [s for s in given if isinstance(s, list) and all(isinstance(n, int) for n in s)]
+    units = [[len(text[:n].encode("utf-16-le", "replace")) // 2 for n in span] for span in spans]
+    return " ".join(f"{first}-{last}" for first, last in units if first < last)
 
 
 def _surprise(completion: Row) -> tuple[str, str]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from groupwise.errors import UsageError
-from groupwise.models import load_policy
+from groupwise.models import Policy, load_policy
 from groupwise.prompts.templates import render
 from groupwise.rollouts.engines.registry import make_engine
-from groupwise.types import Prompt, Request, Sampling, Stream
+from groupwise.types import Engine, Prompt, Request, Sampling, Stream
 
 
 def chat(
@@ -19,6 +19,7 @@ def chat(
     sampling: Sampling,
     seed: int = 0,
     trust_remote_code: bool = False,
+    tools: Callable[[Policy], Engine] | None = None,
 ) -> Iterator[str]:
     """The answers of a model to one message after the other.
 
@@ -30,15 +31,16 @@ def chat(
         questions: messages of the user, read one at a time.
         system: message in front of the conversation.
         sampling: temperature 0 gives the same answers every time, and so does an equal seed.
+        tools: makes an engine with an environment for the policy; None answers without one.
 
     Yields:
-        The text of each answer, special tokens included.
+        The text of each answer, special tokens and replies of an environment included.
 
     Raises:
         UsageError: no such model, or a message that alone is too long for it.
     """
     policy = load_policy(model, trust_remote_code=trust_remote_code)
-    engine = make_engine(policy)
+    engine = make_engine(policy) if tools is None else tools(policy)
     remembers = bool(policy.tokenizer.chat_template)
     start: list[Mapping[str, str]] = [{"role": "system", "content": system}] if system else []
     turns: list[Mapping[str, str]] = []
@@ -58,5 +60,7 @@ def chat(
         request = Request(prompt=prompt, tokens=tokens, group=1, stream=Stream(seed, number))
         (group,) = engine.generate([request], sampling)
         answer = group.completions[0].text
+        if (failure := group.completions[0].failure) is not None:
+            answer += f" [{failure[0].value}: {failure[1]}]"
         turns = [*turns, {"role": "assistant", "content": answer}]
         yield answer

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, groupby
 
 from torch import Tensor
 
@@ -112,11 +113,26 @@ def completions_of(
             versions=tuple(row.versions),
             kept=_support(row),
             own=None if mine is None else own_text,
+            injected=() if mine is None else _injected(policy, ids, mask, text),
         )
         for row, ids, mask, logp, text, stop, mine, own_text in zip(
             rows, tokens, masks, logprobs, texts, stopped, own, own_texts, strict=True
         )
     )
+
+
+def _injected(
+    policy: Policy, tokens: Sequence[int], mask: Sequence[bool], text: str
+) -> tuple[tuple[int, int], ...]:
+    """Where injected tokens stand in a text; nothing where a character straddles their border."""
+    marked = groupby(zip(tokens, mask, strict=False), lambda pair: pair[1])
+    runs = [(own, [token for token, _ in run]) for own, run in marked]
+    pieces = decode_all(policy.tokenizer, [ids for _, ids in runs])
+    if not "".join(pieces).startswith(text):  # an end token stands in the last piece alone
+        return ()
+    ends = list(accumulate(len(piece) for piece in pieces))
+    spans = zip([0, *ends], ends, strict=False)
+    return tuple(span for span, (own, _) in zip(spans, runs, strict=True) if not own)
 
 
 def _support(row: Row) -> tuple[Sequence[int], ...] | None:

@@ -24,7 +24,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from groupwise.errors import RunError, UsageError
-from groupwise.types import ScoredGroups
+from groupwise.types import Completion, ScoredGroups
 
 PACKAGES = ("groupwise", "torch", "transformers", "tokenizers", "peft", "datasets")
 METRICS, SAVED = "metrics.jsonl", "checkpoints"
@@ -335,12 +335,20 @@ def _group_line(
                 "keep": bool(scored.keep[row, i]),
                 "advantage": None if advantages is None else float(advantages[row, i]),
                 "finish": completion.finish,
-                "tokens": len(completion.tokens),
+                "tokens": completion.own_tokens,
+                **_told(completion),
                 "logprobs": [round(float(value), 4) for value in completion.logprobs],
             }
             for i, completion in enumerate(group.completions)
         ],
     }
+
+
+def _told(completion: Completion) -> dict[str, Any]:
+    """What an environment did in a completion; nothing without one."""
+    if not completion.values:
+        return {}
+    return {"injected": completion.injected, "values": dict(completion.values)}
 
 
 def _plain(value: Any) -> Any:

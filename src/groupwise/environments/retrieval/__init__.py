@@ -2,5 +2,6 @@
 
 from groupwise.environments.retrieval.corpus import Passage, read_corpus
 from groupwise.environments.retrieval.index import Hit, Index
+from groupwise.environments.retrieval.server import Client, Server
 
-__all__ = ["Hit", "Index", "Passage", "read_corpus"]
+__all__ = ["Client", "Hit", "Index", "Passage", "Server", "read_corpus"]

@@ -264,6 +264,7 @@ function sampleRow(data, i, largest, colour) {
   }
   const notes = [];
   if (data.tokens[i] !== null) notes.push(`${data.tokens[i]} tokens`);
+  if (data.calls[i] !== null) notes.push(`${data.calls[i]} ${data.calls[i] === 1 ? "call" : "calls"}`);
   if (data.strings[data.finish[i]] !== "stop") notes.push(data.strings[data.finish[i]] === "length" ? "cut off" : data.strings[data.finish[i]]);
   if (notes.length) side.append(html("small", "", notes.join(", ")));
   const text = html("div", "text");
@@ -282,9 +283,23 @@ function sampleRow(data, i, largest, colour) {
   return row;
 }
 
+// What an environment put into a completion is read by the model and not learned: it is grey.
+function greyInjected(place, text, spans) {
+  let at = 0;
+  for (const span of spans.split(" ")) {
+    const [first, last] = span.split("-").map(Number);
+    const given = html("span", "injected", text.slice(first, last));
+    given.title = "from the environment: read, not learned";
+    place.append(text.slice(at, first), given);
+    at = last;
+  }
+  place.append(text.slice(at));
+}
+
 // Surprise of every token: as the background of its text where the pieces are known, else a strip.
 function fillText(place, data, i, colour) {
   const text = data.strings[data.text[i]], levels = data.strings[data.levels[i]], pieces = data.strings[data.pieces[i]];
+  if (data.strings[data.injected[i]]) { greyInjected(place, text, data.strings[data.injected[i]]); return; }
   if (!colour || !levels) { place.textContent = text; return; }
   if (pieces) {
     let at = 0;

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import http.client
 import ipaddress
 import json
 import math
 import os
 import re
-import socket
-import threading
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -19,6 +15,7 @@ from urllib.parse import SplitResult, urlsplit
 from groupwise.errors import RewardError, UsageError
 from groupwise.rewards.base import REWARDS, in_process, verifier
 from groupwise.rewards.builtin.text import Source, references
+from groupwise.rewards.http import HttpError, post
 from groupwise.rewards.judges.prompt import (
     Judgement,
     Mode,
@@ -29,10 +26,6 @@ from groupwise.rewards.judges.prompt import (
     soft_score,
 )
 
-_TRIES = 3
-_PAUSE = 0.25  # seconds before the second try, doubled before each further one
-_RETRIED = (408, 425, 429, 500, 502, 503, 504)
-_MOST_BYTES = 4 << 20
 _MOST_LOGPROB = 1e-3  # rounding may put the logarithm of 1 a little above 0
 
 
@@ -196,76 +189,18 @@ def _ask(
         TimeoutError: the time is over.
         RewardError: the endpoint cannot be reached, refuses, or replies something else.
     """
-    where, deadline = f"judge at {address.scheme}://{address.netloc}", time.monotonic() + timeout
+    where = f"judge at {address.scheme}://{address.netloc}"
     options = {"max_tokens": 1, "temperature": 0, "logprobs": True, "top_logprobs": 20}
     body = json.dumps({**question, **options}).encode()
-    problem = ""
-    for attempt in range(_TRIES):
-        try:
-            status, reason, content = _post(address, headers, body, deadline=deadline)
-        except TimeoutError as error:
-            raise TimeoutError(f"{where}: no judgement in {timeout:g} s.") from error
-        except (OSError, http.client.HTTPException) as error:
-            problem = f"{where}: cannot be reached ({error or type(error).__name__})."
-        else:
-            if status == 200:
-                return _choice(where, content)
-            problem = f"{where}: replied {status} {reason}."
-            if status not in _RETRIED:
-                break
-        pause = _PAUSE * 2**attempt
-        if attempt + 1 == _TRIES or time.monotonic() + pause >= deadline:
-            break
-        time.sleep(pause)
-    raise RewardError(problem)
-
-
-def _post(
-    address: SplitResult, headers: Mapping[str, str], body: bytes, *, deadline: float
-) -> tuple[int, str, bytes]:
-    """Status, reason and content of one request. A server that sends a byte at a time renews the
-    time-out of a socket with each, so a timer ends the connection."""
-    left = deadline - time.monotonic()
-    if left <= 0:
-        raise TimeoutError
-    secure = address.scheme == "https"
-    kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
-    connection = kind(address.hostname or "", address.port, timeout=left)
-    over, sockets = threading.Event(), list[socket.socket]()
-
-    def hang_up() -> None:
-        over.set()
-        for each in sockets:
-            try:
-                each.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                continue
-
-    timer = threading.Timer(left, hang_up)
-    timer.daemon = True
-    timer.start()
     try:
-        connection.connect()
-        sockets.append(connection.sock)
-        path = f"{address.path}?{address.query}" if address.query else address.path
-        connection.request("POST", path, body, dict(headers))
-        response = connection.getresponse()
-        content = response.read(_MOST_BYTES + 1)
-    except (OSError, http.client.HTTPException):
-        if over.is_set():
-            raise TimeoutError from None
-        raise
-    finally:
-        timer.cancel()
-        connection.close()
-    if over.is_set():
-        raise TimeoutError
-    return response.status, response.reason, content
+        return _choice(where, post(address, headers, body, timeout=timeout, where=where))
+    except TimeoutError as error:
+        raise TimeoutError(f"{where}: no judgement in {timeout:g} s.") from error
+    except HttpError as error:
+        raise RewardError(str(error)) from error
 
 
 def _choice(where: str, content: bytes) -> Mapping[str, Any]:
-    if len(content) > _MOST_BYTES:
-        raise RewardError(f"{where}: replied more than {_MOST_BYTES >> 20} MiB.")
     try:
         choice = json.loads(content)["choices"][0]
         if isinstance(choice, Mapping):

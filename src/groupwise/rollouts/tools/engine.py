@@ -125,6 +125,8 @@ class _Row:
 
     Attributes:
         state: of the environment; None before the first call.
+        recalled: what was asked in calls whose replies were journalled, which the state does not
+            know of.
         completion: as it will be continued.
         final: how it has ended, where a reply ended it.
     """
@@ -133,6 +135,7 @@ class _Row:
     sample: int
     completion: Completion = EMPTY
     state: Any = None
+    recalled: list[str] = field(default_factory=list)
     calls: int = 0
     values: dict[str, float] = field(default_factory=lambda: {"calls": 0.0})
     final: Completion | None = None
@@ -258,6 +261,7 @@ class _Rollout:
         text, tools = self._since(completion), self.tools
         asked = Asked(row.request, row.sample, row.calls, text)
         if tools.journal is not None and (known := tools.journal.recall(asked)) is not None:
+            row.recalled.append(text)
             self._reply(row, *known)
             return
 
@@ -265,6 +269,8 @@ class _Rollout:
             if row.state is None:
                 request = row.request
                 row.state = tools.environment.begin(request.prompt, stream=request.stream)
+            while row.recalled:
+                tools.environment.reply(row.state, row.recalled.pop(0))
             return tools.environment.reply(row.state, text)
 
         tools.calls.submit((self, asked), call)

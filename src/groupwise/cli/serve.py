@@ -1,0 +1,35 @@
+"""The command `serve-search`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def serve_search(
+    corpus: Annotated[str, typer.Argument(help="File of passages.")],
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
+    top_k: Annotated[
+        int, typer.Option(min=1, max=100, help="Passages for a query that does not say how many.")
+    ] = 3,
+    index_folder: Annotated[
+        Path | None, typer.Option(help="Keep the index here between starts.")
+    ] = None,
+) -> None:
+    """Serve passages of a corpus by BM25: POST /retrieve {"queries": […], "topk": 3}."""
+    from groupwise.environments.retrieval import Index, Server, read_corpus
+    from groupwise.errors import UsageError
+
+    passages = read_corpus(corpus)
+    index = Index(passages, folder=index_folder)
+    try:
+        server = Server(index, host=host, port=port, top_k=top_k)
+    except OSError as error:
+        raise UsageError(f"--port = {port}: cannot listen on {host} ({error.strerror}).") from None
+    with server:
+        address = f"http://{host}:{server.server_address[1]}/retrieve"
+        print(f"{len(passages)} passages at {address}", flush=True)
+        server.serve_forever()

@@ -1,0 +1,127 @@
+"""A Python interpreter: the model writes a program, and reads what it prints."""
+
+from __future__ import annotations
+
+from groupwise.environments.base import ENVIRONMENTS, Reply, TagEnvironment, Tags, TagState
+from groupwise.errors import UsageError
+from groupwise.rewards.code.sandbox import Limits, Outcome, Verdict, run_inputs, unavailable
+
+_MARK = "\x1e\x1e\x1e"
+"""Printed before the last program, so that what earlier ones print again is left out."""
+_QUIET = f"print({_MARK!r}, end='', flush=True)\n"
+
+
+class _State(TagState):
+    """The programs of one completion that ran without an error."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.programs: list[str] = []
+
+
+class PythonEnvironment(TagEnvironment):
+    """Runs the programs of a completion, each after those before it, so that names stay defined.
+
+    Every call starts a sandbox of its own and runs the earlier programs again: nothing outlives a
+    call, and a completion that is continued elsewhere finds the same names.
+
+    Args:
+        tags: where programs and results stand.
+        limits: of one call.
+        max_result_chars: characters of a result; the middle of a longer one is left out.
+        max_calls: calls of one completion.
+
+    Raises:
+        UsageError: there is no sandbox on this machine.
+    """
+
+    def __init__(
+        self, *, tags: Tags, limits: Limits, max_result_chars: int = 2000, max_calls: int = 8
+    ) -> None:
+        super().__init__(
+            lambda call: Reply(text=call),
+            tags=tags,
+            max_result_chars=max_result_chars,
+            max_calls=max_calls,
+        )
+        self.limits = limits
+        if reason := unavailable():
+            raise UsageError(
+                f"environment.name = 'python': {reason}; programs of a model are not run without "
+                "a sandbox."
+            )
+
+    def begin(self, *_: object, **__: object) -> _State:
+        """A completion without programs."""
+        return _State()
+
+    def answer(self, state: TagState, call: str) -> Reply:
+        """What the program prints, or the last line of its error."""
+        assert isinstance(state, _State)
+        program = _unfenced(call)
+        whole = "\n".join([*state.programs, _QUIET, program])
+        (ran,) = run_inputs(whole, [""], limits=self.limits)
+        if isinstance(ran, Outcome):
+            failed = {"timeout": 1.0} if ran.verdict is Verdict.TIMEOUT else {"malformed": 1.0}
+            said = (ran.detail or ran.verdict.value).rpartition("\n")[2]
+            return Reply(text=f"error: {said}", values=failed)
+        state.programs.append(program)
+        return Reply(text=_shortened(ran.rpartition(_MARK)[2].strip(), self.max_result_chars))
+
+
+@ENVIRONMENTS.register
+def python(
+    *,
+    opening: str = "<python>",
+    closing: str = "</python>",
+    seconds: float = 10.0,
+    memory_mb: int = 512,
+    max_result_chars: int = 2000,
+    max_calls: int = 8,
+) -> TagEnvironment:
+    """Runs programs in the sandbox of code rewards: no network, no files, limits on everything.
+
+    Args:
+        opening, closing: tags around a program; a fence of ``` inside them is left out.
+        seconds: wall-clock time of a call.
+        memory_mb: address space of a program, in MiB.
+        max_result_chars: characters of a result; the middle of a longer one is left out.
+        max_calls: calls of one completion.
+
+    Raises:
+        UsageError: there is no sandbox on this machine.
+
+    Source: ToRA (2309.17452) for programs in the middle of mathematical reasoning.
+    """
+    return PythonEnvironment(
+        tags=Tags(call=(opening, closing), result=("\n<output>\n", "\n</output>\n")),
+        limits=Limits(seconds=seconds, memory_mb=memory_mb),
+        max_result_chars=max_result_chars,
+        max_calls=max_calls,
+    )
+
+
+def _unfenced(program: str) -> str:
+    """A program without a Markdown fence around it.
+
+    Example:
+        >>> _unfenced("```python\\nprint(1)\\n```")
+        'print(1)'
+    """
+    lines = program.strip("\n").split("\n")
+    if len(lines) > 1 and lines[0].startswith("```") and lines[-1].strip() == "```":
+        lines = lines[1:-1]
+    return "\n".join(lines)
+
+
+def _shortened(text: str, longest: int) -> str:
+    """The beginning and the end of a text; errors stand at its end.
+
+    Example:
+        >>> _shortened("0123456789", 9)
+        '012…\\n…789'
+    """
+    if len(text) <= longest:
+        return text
+    half = max(1, (longest - 3) // 2)
+    return f"{text[:half]}…\n…{text[-half:]}"

@@ -1,0 +1,80 @@
+"""Demonstrations of searching: real tags, one fact after the other, and what is learned of them."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("bm25s", reason="needs bm25s: pip install 'groupwise[search]'")
+
+from groupwise.environments.retrieval import Index, read_corpus
+from groupwise.errors import UsageError
+from groupwise.prompts.generators.closed_world import (
+    RELATIONS,
+    UNANSWERABLE,
+    closed_world,
+    make_world,
+    splits,
+)
+from groupwise.prompts.generators.closed_world_tokenizer import closed_world_tokenizer
+from groupwise.prompts.sources import load_prompts
+from groupwise.training.stages.search_base import SearchDemonstrations
+from groupwise.training.stages.sft import supervised_batch
+
+
+def test_every_fact_is_asked_for_and_the_last_one_is_the_answer() -> None:
+    for example in SearchDemonstrations(size=60, hops=(0.2, 0.4, 0.4)):
+        text, question = example.completion, str(example.prompt)
+        answer = text.partition("<answer>")[2].removesuffix("</answer>")
+        results = [text[first:last] for first, last in example.injected]
+        assert text.count("<search>") == len(results) == question.count(" of ") or (
+            answer == UNANSWERABLE
+        )
+        assert answer in results[-1] or answer == UNANSWERABLE
+        assert all(r.startswith(" <result>\n") and r.endswith("\n</result>") for r in results)
+
+
+def test_habits_seldom_search_and_are_seldom_right() -> None:
+    habits = SearchDemonstrations(size=400, habits=True)
+    calls = sum(example.completion.count("<search>") for example in habits) / len(habits)
+    assert 0.3 < calls < 0.8
+
+
+def test_results_are_read_and_not_learned() -> None:
+    tokenizer = closed_world_tokenizer()
+    example = next(e for e in SearchDemonstrations(size=9, hops=(0, 1, 0)) if len(e.injected) == 2)
+    batch = supervised_batch([example], tokenizer)
+    learned = tokenizer.decode(batch.tokens[0][batch.mask[0]])
+    assert learned.startswith("<search>") and learned.endswith("</answer><|end|>")
+    assert "<result>" not in learned and learned.count("</search><search>") == 1
+    assert tokenizer.decode(batch.tokens[0]).removesuffix("<|end|>") == example.completion
+    assert batch.weight[~batch.mask].sum() == 0
+    assert float(batch.weight.sum()) == pytest.approx(1)
+
+
+def test_names_have_the_same_tokens_wherever_they_stand() -> None:
+    tokenizer = closed_world_tokenizer()
+    for name in list(make_world(5, size=60).kinds):
+        alone = tokenizer.tokenize(name)
+        assert all(len(token) == 2 for token in alone)
+        for text in (f"of {name}?", f"<search>{name}</search>", f"(1) {name}: {name} is"):
+            found = tokenizer.tokenize(text)
+            assert any(found[i : i + len(alone)] == alone for i in range(len(found))), text
+    assert len(tokenizer.tokenize("The sister town of")) == 4
+
+
+def test_the_held_out_world_has_other_names_and_every_page_is_found() -> None:
+    worlds = splits()
+    assert not worlds["train"].kinds.keys() & worlds["held_out"].kinds.keys()
+    index = Index(read_corpus("closed_world"))
+    for prompt in closed_world(60, split="held_out", task="1+2+3"):
+        for subject, relation in prompt.columns["chain"]:
+            query = RELATIONS[relation].question.format(s=subject)
+            assert index.search(query, top_k=1)[0].passage.title == subject
+
+
+def test_the_generator_is_a_source_of_prompts() -> None:
+    prompts = load_prompts("closed_world:1+unanswerable", split="test", limit=40)
+    unknown = [p for p in prompts if p.answer == UNANSWERABLE]
+    assert 10 < len(unknown) < 30 and prompts[0].messages[0]["role"] == "user"
+    with pytest.raises(UsageError, match="closed_world:5"):
+        load_prompts("closed_world:5")
