@@ -287,7 +287,7 @@ def test_an_interrupted_rollout_asks_nothing_again(tmp_path: Path) -> None:
     with open(tmp_path / "replies-000003.jsonl", "a") as file:
         file.write('{"call": "cut o')
     assert ReplyJournal(tmp_path, environment="a")._read(3)
-    journal.forget(4)
+    journal.files.forget(4)
     assert not tmp_path.exists()
 
 

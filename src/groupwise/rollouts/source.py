@@ -21,7 +21,7 @@ from groupwise.errors import RunError, UsageError
 from groupwise.prompts.order import PromptOrder
 from groupwise.prompts.sources import content_hash
 from groupwise.rewards import Scorer
-from groupwise.rewards.cache import RewardCache
+from groupwise.rewards.journal import RewardJournal
 from groupwise.types import (
     Engine,
     Group,
@@ -66,7 +66,7 @@ class RolloutSource:
         sampling: Sampling,
         seed: int,
         max_draws: int = 10,
-        journal: RewardCache | None = None,
+        journal: RewardJournal | None = None,
         watch: Watch = unwatched,
     ) -> None:
         self.prompts, self.tokens = prompts, tokens

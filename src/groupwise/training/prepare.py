@@ -28,14 +28,14 @@ from groupwise.models import Policy
 from groupwise.prompts.contamination import contamination_warning, shared_prompts
 from groupwise.prompts.templates import Rendered
 from groupwise.rewards import Scorer
-from groupwise.rewards.cache import RewardCache
+from groupwise.rewards.journal import RewardJournal
 from groupwise.rollouts.source import RolloutSource
 from groupwise.rollouts.tools import ReplyJournal, ToolEngine
 from groupwise.rundir.files import RunLog, read_lines
 from groupwise.rundir.lock import RunLock
 from groupwise.training import resume as resuming
 from groupwise.training.callbacks import Callback
-from groupwise.training.checkpoint.manager import CheckpointManager, Journal
+from groupwise.training.checkpoint.manager import CheckpointManager
 from groupwise.training.evaluation import Evaluate, Evaluation
 from groupwise.training.monitor.alerts import Alerts
 from groupwise.training.monitor.divergence_guard import DivergenceGuard
@@ -183,14 +183,14 @@ def _trainer(
     run_log = monitor.run_log
     assert run_log is not None
     rewards = config.model_dump_json(include={"rewards", "combine"})
-    cache = RewardCache(run_log.folder / "journal", rewards=rewards)
-    journals: list[Journal] = [cache]
+    verdicts = RewardJournal(run_log.folder / "journal", rewards=rewards)
+    journals = [verdicts.files]
     if isinstance(connected.engine, ToolEngine) and config.environment is not None:
         replies = ReplyJournal(
             run_log.folder / "journal", environment=config.environment.model_dump_json()
         )
         connected.engine.journal = replies
-        journals.append(replies)
+        journals.append(replies.files)
     source = RolloutSource(
         ready.prompts,
         ready.tokens,
@@ -201,7 +201,7 @@ def _trainer(
         sampling=config.sampling,
         seed=config.seed,
         max_draws=config.algorithm.max_draws,
-        journal=cache,
+        journal=verdicts,
         watch=watch,
     )
     checkpoints = CheckpointManager(

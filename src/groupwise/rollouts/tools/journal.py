@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from groupwise.environments import Reply
-from groupwise.errors import RunError
+from groupwise.rewards.journal import StepFiles
 from groupwise.types import Request, Status
 
 
@@ -34,12 +33,12 @@ class ReplyJournal:
     """One file of replies per step. Evaluations, whose steps are negative, are not kept.
 
     Args:
-        folder: made when the first reply is written.
+        folder: of the journal.
         environment: who replies, as text; replies of others are not recalled.
     """
 
     def __init__(self, folder: Path, *, environment: str = "") -> None:
-        self.folder, self.environment = folder, environment
+        self.files, self.environment = StepFiles(folder, prefix="replies"), environment
         self._step = -1
         self._found: dict[str, tuple[Reply, float]] = {}
 
@@ -71,34 +70,12 @@ class ReplyJournal:
             "frame": list(reply.frame),
             "seconds": seconds,
         }
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            with open(self._path(step), "a", encoding="utf-8") as file:
-                file.write(json.dumps(entry) + "\n")
-        except OSError as error:
-            raise RunError(f"{self.folder}: cannot be written ({error.strerror}).") from None
-
-    def forget(self, before: int) -> None:
-        """Delete the replies of steps that no checkpoint needs any more."""
-        for path in self.folder.glob("replies-*.jsonl"):
-            if path.stem[8:].isdecimal() and int(path.stem[8:]) < before:
-                path.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):
-            self.folder.rmdir()
-
-    def _path(self, step: int) -> Path:
-        return self.folder / f"replies-{step:06d}.jsonl"
+        self.files.append(step, [entry])
 
     def _read(self, step: int) -> dict[str, tuple[Reply, float]]:
-        """The replies of a step; one that was cut off by a kill was not used either."""
         found = {}
-        try:
-            lines = self._path(step).read_text(encoding="utf-8").split("\n")
-        except (OSError, UnicodeDecodeError):
-            return {}
-        for line in lines:
+        for entry in self.files.read(step):
             with contextlib.suppress(ValueError, KeyError, TypeError):
-                entry = json.loads(line)
                 if entry["environment"] == self.environment:
                     found[entry["call"]] = _reply(entry), float(entry["seconds"])
         return found

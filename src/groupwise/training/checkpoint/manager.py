@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 
 from groupwise.errors import RunError
+from groupwise.rewards.journal import StepFiles
 from groupwise.rundir.files import RunLog
 from groupwise.settings.sections import CheckpointSettings
 from groupwise.training.checkpoint.files import (
@@ -22,14 +23,6 @@ from groupwise.training.checkpoint.files import (
 )
 from groupwise.training.signals import Requests
 from groupwise.types import Watch, unwatched
-
-
-class Journal(Protocol):
-    """What a run writes down of each step until the step is in a checkpoint."""
-
-    def forget(self, before: int) -> None:
-        """Delete what belongs to earlier steps."""
-        ...
 
 
 class CheckpointManager:
@@ -49,7 +42,7 @@ class CheckpointManager:
         *,
         settings: CheckpointSettings,
         about: Mapping[str, Any],
-        journals: Sequence[Journal] = (),
+        journals: Sequence[StepFiles] = (),
         watch: Watch = unwatched,
     ) -> None:
         self.run_log, self.settings, self.about = run_log, settings, about

@@ -12,7 +12,7 @@ import contextlib
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +22,64 @@ from groupwise.errors import RunError
 from groupwise.types import Group, Scores, Status
 
 
-class RewardCache:
-    """One file of verdicts per step.
+class StepFiles:
+    """A journal: a file of entries for every step, until no checkpoint needs it any more.
 
     Args:
-        folder: made when the first step is written.
+        folder: made when the first entry is written.
+        prefix: of the names of the files.
+    """
+
+    def __init__(self, folder: Path, *, prefix: str) -> None:
+        self.folder, self.prefix = folder, prefix
+
+    def append(self, step: int, entries: Iterable[Mapping[str, Any]]) -> None:
+        """Write entries down.
+
+        Raises:
+            RunError: the disk is full.
+        """
+        lines = "".join(json.dumps(entry) + "\n" for entry in entries)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with open(self._path(step), "a", encoding="utf-8") as file:
+                file.write(lines)
+        except OSError as error:
+            raise RunError(f"{self.folder}: cannot be written ({error.strerror}).") from None
+
+    def read(self, step: int) -> Iterator[Any]:
+        """The entries of a step; one that was cut off by a kill was not used either."""
+        try:
+            lines = self._path(step).read_text(encoding="utf-8").split("\n")
+        except (OSError, UnicodeDecodeError):
+            return
+        for line in lines:
+            with contextlib.suppress(ValueError):
+                yield json.loads(line)
+
+    def forget(self, before: int) -> None:
+        """Delete the entries of earlier steps."""
+        for path in self.folder.glob(f"{self.prefix}-*.jsonl"):
+            number = path.stem.removeprefix(f"{self.prefix}-")
+            if number.isdecimal() and int(number) < before:
+                path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self.folder.rmdir()  # where nothing is left in it
+
+    def _path(self, step: int) -> Path:
+        return self.folder / f"{self.prefix}-{step:06d}.jsonl"
+
+
+class RewardJournal:
+    """The verdicts of each step.
+
+    Args:
+        folder: of the journal.
         rewards: who judges, as text; verdicts of others are not recalled.
     """
 
     def __init__(self, folder: Path, *, rewards: str = "") -> None:
-        self.folder, self.rewards = folder, rewards
+        self.files, self.rewards = StepFiles(folder, prefix="step"), rewards
         self._step = -1
         self._found: dict[str, Mapping[str, Any]] = {}
 
@@ -49,44 +97,19 @@ class RewardCache:
         Raises:
             RunError: the disk is full.
         """
-        if not groups:
-            return
-        lines = "".join(
-            json.dumps(_plain(fingerprint(group, self.rewards), scores, row)) + "\n"
-            for row, group in enumerate(groups)
-        )
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            with open(self._path(groups[0].stream.step), "a", encoding="utf-8") as file:
-                file.write(lines)
-        except OSError as error:
-            raise RunError(f"{self.folder}: cannot be written ({error.strerror}).") from None
-
-    def forget(self, before: int) -> None:
-        """Delete the verdicts of steps that no checkpoint needs any more."""
-        for path in self.folder.glob("step-*.jsonl"):
-            if path.stem[5:].isdecimal() and int(path.stem[5:]) < before:
-                path.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):
-            self.folder.rmdir()  # where nothing is left in it
-
-    def _path(self, step: int) -> Path:
-        return self.folder / f"step-{step:06d}.jsonl"
+        if groups:
+            entries = (
+                _plain(fingerprint(group, self.rewards), scores, row)
+                for row, group in enumerate(groups)
+            )
+            self.files.append(groups[0].stream.step, entries)
 
     def _read(self, step: int) -> dict[str, Mapping[str, Any]]:
-        """The entries of a step; one that was cut off by a kill was not used either."""
         found = {}
-        try:
-            lines = self._path(step).read_text(encoding="utf-8").split("\n")
-        except (OSError, UnicodeDecodeError):
-            return {}
-        for line in lines:
-            try:
-                entry = json.loads(line)
+        for entry in self.files.read(step):
+            with contextlib.suppress(ValueError, KeyError, TypeError):
                 _scores(entry)
                 found[entry["group"]] = entry
-            except (ValueError, KeyError, TypeError):
-                continue
         return found
 
 
