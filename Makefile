@@ -9,20 +9,24 @@ PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HU
 # torch goes in first and is pinned by the constraints, so that no later requirement replaces it.
 TORCH  := $(shell sed -n 's/^\(torch==[^ ]*\).*/\1/p' constraints.txt)
 
-.PHONY: demo test test-torch-kernels verify audit lint types format api base-model study study-models study-runs vllm-env trl-env dist clean
+.PHONY: demo test test-torch-kernels verify cluster-test audit lint types format api base-model study study-models study-runs vllm-env trl-env dist clean
 
 demo: .venv/.runtime
 	$(BIN)/groupwise demo
 
 test: .venv/.dev
-	$(PYTEST) -n $(JOBS) --dist worksteal -m "not verify" $(ARGS)
+	$(PYTEST) -n $(JOBS) --dist worksteal -m "not verify and not cluster" $(ARGS)
 
 # The suite once more with PyTorch in place of every kernel (model.kernels = "torch").
 test-torch-kernels: .venv/.dev
-	GROUPWISE_TEST_KERNELS=torch $(PYTEST) -n $(JOBS) --dist worksteal -m "not verify" $(ARGS)
+	GROUPWISE_TEST_KERNELS=torch $(PYTEST) -n $(JOBS) --dist worksteal -m "not verify and not cluster" $(ARGS)
 
 verify: .venv/.dev
 	$(PYTEST) -n $(JOBS) --dist worksteal -m verify $(ARGS)
+
+# Several ranks and replicas on this machine, also those that are killed.
+cluster-test: .venv/.dev
+	@$(PYTEST) -n 0 -m "not verify" tests/distributed $(ARGS)
 
 # The pinned packages against published advisories; needs the network. Strict, because a package that is
 # unknown to the database would otherwise pass.

@@ -25,6 +25,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"config"}),
     frozenset({"evaluation", "rundir"}),
     frozenset({"report"}),
+    frozenset({"distributed"}),
     frozenset({"training"}),
     frozenset({"experiments", "integrations"}),
     frozenset({"cli"}),

@@ -45,7 +45,15 @@ def train(
     allow_changes: AllowChanges = False,
     restart: Restart = False,
 ) -> None:
-    """Train a model with a recipe."""
+    """Train a model with a recipe.
+
+    With several processes: torchrun --nproc-per-node N -m groupwise train RECIPE.
+    """
+    from groupwise.distributed.launched import follows
+
+    if follows():
+        _follow()
+        return
     config = _loaded(recipe, overrides, resume, trust_recipe=trust_recipe)
 
     from groupwise.training.run import train_config
@@ -74,6 +82,16 @@ def prefer(
 
     folder = prefer(config, resume=resume is not None, allow_changes=allow_changes, restart=restart)
     _print_results(folder)
+
+
+def _follow() -> None:
+    """Take part in the run of rank 0, which says what there is to say."""
+    import warnings
+
+    warnings.simplefilter("ignore")
+    from groupwise.distributed.ranks import serve
+
+    serve()
 
 
 def sft(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -21,8 +21,10 @@ from groupwise.rewards import REWARDS, Scorer, build_scorer, from_functions
 from groupwise.rollouts import make_engine
 from groupwise.rollouts.tools import ToolEngine
 from groupwise.settings import EnvironmentSettings
-from groupwise.types import Engine
+from groupwise.types import Engine, Learner
 from groupwise.updates import TorchLearner
+
+MadeLearner = TypeVar("MadeLearner", bound=TorchLearner)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +33,7 @@ class Connected:
 
     policy: Policy
     engine: Engine
-    learner: TorchLearner
+    learner: Learner
 
 
 def connect(
@@ -45,6 +47,15 @@ def connect(
     Raises:
         UsageError: the model cannot be loaded, or cannot be trained as asked.
     """
+    policy = policy or load_configured(config)
+    select_device(config, policy)
+    learner = configured_learner(config, algorithm, policy)
+    engine = configured_engine(config, policy)
+    return Connected(policy=policy, engine=engine, learner=learner)
+
+
+def select_device(config: Config, policy: Policy) -> None:
+    """Choose kernels and threads, and put the model where it computes."""
     select(config.model.kernels)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
@@ -54,12 +65,28 @@ def connect(
             warnings.warn(
                 "optimizer.offload = true: changes nothing here, where there is no CUDA card and "
                 "everything is in the memory of the CPU.",
-                stacklevel=2,
+                stacklevel=3,
             )
-    policy = policy or load_configured(config)
     if config.model.quantization is None:
         policy.model.to(best_device())
-    learner = TorchLearner(
+
+
+def configured_learner(
+    config: Config,
+    algorithm: BoundAlgorithm,
+    policy: Policy,
+    *,
+    make: Callable[..., MadeLearner] = TorchLearner,
+) -> MadeLearner:
+    """The learner of a configuration.
+
+    Args:
+        make: the class, if it is not the one for a single process.
+
+    Raises:
+        UsageError: the model cannot be trained as asked.
+    """
+    learner = make(
         policy,
         optimizer=config.optimizer,
         total_steps=optimizer_steps(config),
@@ -75,8 +102,7 @@ def connect(
             "model.head_dtype = 'float32': this model cannot be taken apart at its head; set "
             "model.head_dtype = 'model'."
         )
-    engine = configured_engine(config, policy)
-    return Connected(policy=policy, engine=engine, learner=learner)
+    return learner
 
 
 def configured_engine(config: Config, policy: Policy) -> Engine:

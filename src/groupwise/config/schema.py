@@ -16,6 +16,7 @@ from groupwise.settings import (
     CheckpointSettings,
     Count,
     DataSettings,
+    DistributedSettings,
     EngineSettings,
     EnvironmentSettings,
     EvaluationSettings,
@@ -63,6 +64,7 @@ class Config(Section):
     reward_pool: Annotated[RewardPoolSettings, FREE] = RewardPoolSettings()
     optimizer: OptimizerSettings = OptimizerSettings()
     update: UpdateSettings = UpdateSettings()
+    distributed: Annotated[DistributedSettings, FREE] = DistributedSettings()
     checkpoint: Annotated[CheckpointSettings, FREE] = CheckpointSettings()
     evaluation: Annotated[EvaluationSettings, FREE] = EvaluationSettings()
     logging: Annotated[LoggingSettings, FREE] = LoggingSettings()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from groupwise.errors import ModelError
@@ -60,12 +61,18 @@ def _end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> f
     return frozenset(int(i) for i in ids if isinstance(i, int))
 
 
-def save_policy(policy: Policy, folder: str | Path) -> None:
+def save_policy(
+    policy: Policy, folder: str | Path, *, weights: Mapping[str, Tensor] | None = None
+) -> None:
     """Write model and tokenizer in Hugging Face form: weights, generation config, chat template.
 
     The generation config names every token that ended completions here, so that other programs stop
     where training did. Of a model with an adapter, the adapter alone is written, with the name and
     the fingerprint of the model that it belongs to.
+
+    Args:
+        weights: in place of those of the model, by the names of its state; a sharded model holds
+            only a part of each.
     """
     Path(folder).mkdir(parents=True, exist_ok=True)
     generation = getattr(policy.model, "generation_config", None)
@@ -73,7 +80,7 @@ def save_policy(policy: Policy, folder: str | Path) -> None:
         generation.eos_token_id = sorted(policy.end_tokens)
         generation.pad_token_id = policy.tokenizer.pad_token_id
     with without_bars():
-        policy.model.save_pretrained(folder)
+        policy.model.save_pretrained(folder, state_dict=weights)
     policy.tokenizer.save_pretrained(folder)
     if is_adapted(policy.model):
         note_base(policy.model, folder)

@@ -291,6 +291,21 @@ class UpdateSettings(Section):
     """Leave out completions that no term of the loss depends on; the gradient is the same."""
 
 
+class DistributedSettings(Section):
+    """A run in several processes, started by `torchrun`."""
+
+    sharding: Literal["auto", "none", "full"] = "auto"
+    """Whether every process holds the whole model ("none") or a part of weights, gradients and
+    moments ("full", FSDP2); "auto" shards a model that would fill more than half of a card."""
+    timeout_minutes: Minutes = 10.0
+    """Minutes that processes wait for each other before the run ends and names the missing ones."""
+
+    @property
+    def timeout_s(self) -> float:
+        """The same in seconds."""
+        return 60 * self.timeout_minutes
+
+
 class CheckpointSettings(Section):
     """When a run can be resumed from."""
 

@@ -47,6 +47,9 @@ from groupwise.training.stages.warmup import warm_up
 from groupwise.training.trainer import POLICY, Trainer, TrainerSettings
 from groupwise.types import Engine, Prompt, Watch
 
+Connector = Callable[..., Connected]
+"""From a configuration, a bound algorithm and `policy` to the policy with learner and engine."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
@@ -106,6 +109,7 @@ def prepare(
     allow_changes: bool = False,
     restart: bool = False,
     callbacks: Sequence[Callback] = (),
+    connector: Connector = connect,
 ) -> Prepared:
     """Load, check and connect everything a run needs; nothing but a warm-up is trained yet.
 
@@ -115,6 +119,7 @@ def prepare(
         eval_prompts: held-out prompts, or several splits of them by name, of which the first
             decides which model is best.
         callbacks: called around every step.
+        connector: makes learner and engine of a policy.
         For the others see `train_config`.
 
     Raises:
@@ -129,7 +134,7 @@ def prepare(
             found = resuming.find(config, allow_changes, restart=restart, log=progress.log)
         algorithm = bind(config.algorithm.name, config.algorithm.overrides())
         policy = _started(config, policy, found, progress=progress)
-        connected = connect(config, algorithm, policy=policy)
+        connected = connector(config, algorithm, policy=policy)
         undo.callback(connected.engine.close)
         train_on = rendered(config, policy, prompts or load_train(config))
         splits = _held_out(config, policy, eval_prompts)

@@ -13,16 +13,17 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from groupwise.config import Config, build
-from groupwise.config.connect import Reward
+from groupwise.config.connect import Reward, connect
 from groupwise.config.data import load_source
 from groupwise.config.memory import memory_plan, memory_savings
+from groupwise.distributed.launched import follows, launched
 from groupwise.errors import GroupwiseError, RunError, UsageError
 from groupwise.models import Policy, make_policy
 from groupwise.models.loading import with_settings
 from groupwise.prompts.templates import fix_variables
 from groupwise.rundir.files import read_lines
 from groupwise.training.monitor.progress import Progress, show_progress
-from groupwise.training.prepare import prepare
+from groupwise.training.prepare import Connector, prepare
 from groupwise.types import Metrics, Prompt
 
 
@@ -162,6 +163,8 @@ def train_config(
 ) -> Run:
     """Run a configuration to its end and write `final/` and the report.
 
+    Under `torchrun`, rank 0 does that, and the other ranks do their share until it has ended.
+
     Args:
         policy, functions, prompts, eval_prompts: in place of what the configuration names.
         resume: go on from the newest whole checkpoint of the run directory, or start.
@@ -169,6 +172,8 @@ def train_config(
         restart: start from step 0 where checkpoints exist and none is intact.
         progress: shows the run; None shows it on standard error.
     """
+    if follows():
+        return _followed(policy)
     showing = progress or show_progress({config.algorithm.name: config.steps})
     try:
         with _memory_named(config if policy is None else None):
@@ -182,6 +187,7 @@ def train_config(
                 allow_changes=allow_changes,
                 restart=restart,
                 progress=showing,
+                connector=_connector(),
             )
             try:
                 prepared.trainer.run()
@@ -199,6 +205,28 @@ def train_config(
     )
     run.report()
     return run
+
+
+def _connector() -> Connector:
+    """Makes learner and engine, of all ranks where there are several."""
+    if not launched():
+        return connect
+    from groupwise.distributed.ranks import lead
+
+    return lead
+
+
+def _followed(policy: Policy | None) -> Run:
+    """The run of rank 0, in which this rank took part."""
+    from groupwise.distributed.ranks import serve
+
+    config, policy = serve(policy)
+    return Run(
+        config=config,
+        folder=Path(config.output),
+        model=policy.model,
+        tokenizer=policy.tokenizer,
+    )
 
 
 @contextmanager

@@ -71,15 +71,15 @@ class TorchLearner:
         if gradient_checkpointing:
             recompute_activations(self.model)
         self.reader = Reader(self.model, head=head, temperature=temperature or 1.0)
-        self._make_reference(temperature or 1.0)
+        self._copy_reference(temperature or 1.0)
         self.place()
+        self.first = self._values() if reference == "adapter" else {}
         self.optimizer = MasterOptimizer(self.reader.named(), optimizer, total_steps=total_steps)
         self._pending: _Pending | None = None
 
-    def _make_reference(self, temperature: float) -> None:
-        """Keep what the reference model is computed from."""
+    def _copy_reference(self, temperature: float) -> None:
+        """Keep a copy of the model, if the reference model is one."""
         self.frozen: Reader | None = None
-        self.first: Mapping[str, Tensor] = {}
         if self.reference == "frozen":
             twin = copy.deepcopy(self.model).requires_grad_(False).eval()
             self.frozen = Reader(twin, temperature=temperature)
@@ -89,7 +89,6 @@ class TorchLearner:
                     "model.reference = 'adapter': the model has no adapter to go back to; use "
                     "'frozen'."
                 )
-            self.first = {name: weight.clone() for name, weight in self.trained().items()}
 
     def place(self) -> None:
         """Prepare the readers for where they compute, before the optimizer is made; a sharded
@@ -128,24 +127,28 @@ class TorchLearner:
             )
         if self.frozen is not None:
             return self._evaluate(self.frozen, batch, {"logp"})["logp"]
-        now = {name: weight.clone() for name, weight in self.trained().items()}
-        self.set_trained(self.first)
+        now = self._values()
+        self._set_values(self.first)
         try:
             return self._evaluate(self.reader, batch, {"logp"})["logp"]
         finally:
-            self.set_trained(now)
+            self._set_values(now)
 
     def _evaluate(self, reader: Reader, batch: Batch, names: Collection[str]) -> dict[str, Tensor]:
-        found = {name: torch.zeros(_shape(batch, reader), dtype=_dtype(reader)) for name in names}
-        read = batch.mask.any(1) | ("after" in reader.head.reads)
-        rows = read.nonzero().squeeze(-1)
+        found = blank_outputs(reader, batch, names)
         with reader.evaluating():
-            for part in plan(batch, rows, tokens=self.tokens_per_microbatch):
-                laid = reader.lay_out(batch, part)
-                outputs = reader(laid, names=names, support=_support(batch, part))
-                for name, grid in found.items():
-                    grid[_places(laid)] = outputs[name].cpu()
+            for part in plan(batch, read_rows(reader, batch), tokens=self.tokens_per_microbatch):
+                self._fill(found, reader, batch, part)
         return found
+
+    def _fill(
+        self, found: Mapping[str, Tensor], reader: Reader, batch: Batch, part: Int[Tensor, "_"]
+    ) -> None:
+        """Compute the outputs of some rows of a batch and write them into those of the whole."""
+        laid = reader.lay_out(batch, part)
+        outputs = reader(laid, names=found.keys(), support=_support(batch, part))
+        for name, grid in found.items():
+            grid[_places(laid)] = outputs[name].cpu()
 
     # -- updating ------------------------------------------------------------------------------
 
@@ -174,6 +177,7 @@ class TorchLearner:
         self.begin(batch, objective)
         for part in self.parts(batch, objective):
             self.add(part)
+        self.complete()
         return self.optimizer.pop_gradient()
 
     def parts(self, batch: Batch, objective: Objective) -> list[Int[Tensor, "_"]]:
@@ -212,8 +216,13 @@ class TorchLearner:
         for name in names & pending.outputs.keys():
             pending.outputs[name][_places(laid)] = outputs[name].detach().float().cpu()
 
+    def complete(self) -> None:
+        """Called once all microbatches of this process are added: a learner of several processes
+        sums their gradients and outputs here."""
+
     def finish(self) -> Update:
         """Take the optimizer step on the gradients added since `begin`."""
+        self.complete()
         pending, self._pending = self._pending, None
         assert pending is not None, "begin() comes first"
         backward = time.perf_counter()
@@ -271,7 +280,6 @@ class TorchLearner:
         """The weights that are trained, by name: all of them, or an adapter's."""
         return {name: p.detach() for name, p in self._trainable().items()}
 
-    @torch.no_grad()
     def set_trained(self, weights: Mapping[str, Tensor]) -> None:
         """Overwrite the weights that are trained.
 
@@ -284,8 +292,16 @@ class TorchLearner:
                 "weights: belong to another model or adapter; resume with the settings of the "
                 "run's config.json."
             )
-        for name, parameter in own.items():
-            parameter.copy_(weights[name])
+        self._set_values(weights)
+
+    def _values(self) -> dict[str, Tensor]:
+        """A copy of the trained weights as this process holds them."""
+        return {name: p.detach().clone() for name, p in self._trainable().items()}
+
+    @torch.no_grad()
+    def _set_values(self, values: Mapping[str, Tensor]) -> None:
+        for name, parameter in self._trainable().items():
+            parameter.copy_(values[name])
 
     def _trainable(self) -> dict[str, nn.Parameter]:
         return {name: p for name, p in self.reader.named().items() if p.requires_grad}
@@ -342,6 +358,17 @@ def learning_mode(model: nn.Module) -> None:
 
 def _dtype(reader: Reader) -> torch.dtype:
     return torch.float64 if reader.backbone.model.dtype == torch.float64 else torch.float32
+
+
+def blank_outputs(reader: Reader, batch: Batch, names: Collection[str]) -> dict[str, Tensor]:
+    """Outputs of a batch before they are computed."""
+    return {name: torch.zeros(_shape(batch, reader), dtype=_dtype(reader)) for name in names}
+
+
+def read_rows(reader: Reader, batch: Batch) -> Int[Tensor, "rows"]:
+    """The rows that a head reads anything of."""
+    read = batch.mask.any(1) | ("after" in reader.head.reads)
+    return read.nonzero().squeeze(-1)
 
 
 def _shape(batch: Batch, reader: Reader) -> tuple[int, int]:

@@ -1,0 +1,106 @@
+"""A run under `torchrun`: rank 0 runs the loop and writes the run directory, the others follow."""
+
+from __future__ import annotations
+
+import copy
+import json
+import signal
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from groupwise.algorithms import BoundAlgorithm, bind
+from groupwise.config import Config, build
+from groupwise.config.connect import (
+    Connected,
+    configured_engine,
+    configured_learner,
+    load_configured,
+    select_device,
+)
+from groupwise.distributed.engine import SpreadEngine
+from groupwise.distributed.learner import DistributedLearner, Sharding
+from groupwise.distributed.team import Leader, Member, follow
+from groupwise.distributed.world import World
+from groupwise.models import Policy, is_adapted
+
+BYTES_PER_PARAMETER = 16
+"""float32 weights, gradients and both moments."""
+SHARE_OF_CARD = 0.5
+"""Weights and optimizer are sharded where they would fill more of a card."""
+
+
+def lead(config: Config, algorithm: BoundAlgorithm, *, policy: Policy) -> Connected:
+    """Call the other ranks to a run, and connect the policy to the learner and the engine of all of
+    them. Closing the engine lets them go."""
+    world = World.call(config.to_json(), timeout_s=config.distributed.timeout_s)
+    member = _member(config, algorithm, policy, world=world)
+    leader = Leader(member)
+    assert member.engine is not None
+    engine = SpreadEngine(leader, member.engine, spreads=_spreads(config))
+    return Connected(policy=policy, engine=engine, learner=leader)
+
+
+def serve(policy: Policy | None = None) -> tuple[Config, Policy]:
+    """Follow rank 0 until its run has ended; returns its configuration and this rank's policy.
+
+    Args:
+        policy: a model at hand, which is given rank 0's weights; None loads the configured one.
+
+    Raises:
+        RunError: rank 0 or another rank was lost.
+    """
+    # Ctrl-C and SIGTERM reach every rank; rank 0 finishes its step and lets the others go.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    world, text = World.called(lambda text: build(json.loads(text)).distributed.timeout_s)
+    config = build(json.loads(text))
+    try:
+        try:
+            algorithm = bind(config.algorithm.name, config.algorithm.overrides())
+            policy = policy or load_configured(config)
+            member = _member(config, algorithm, policy, world=world)
+        except BaseException as error:
+            world.failed(error)
+            raise
+        follow(member)
+    finally:
+        world.close()
+    return config, policy
+
+
+def _member(config: Config, algorithm: BoundAlgorithm, policy: Policy, *, world: World) -> Member:
+    """This rank's learner and engine, with the weights of rank 0."""
+    select_device(config, policy)
+    sharding, spreads = _sharding(config, policy), _spreads(config)
+    samples = spreads or world.leads
+    sampler = None
+    if sharding == "full" and samples:
+        sampler = replace(policy, model=copy.deepcopy(policy.model))
+    make = partial(DistributedLearner, world=world, sharding=sharding)
+    learner = configured_learner(config, algorithm, policy, make=make)
+    engine = configured_engine(config, sampler or policy) if samples else None
+    member = Member(
+        world, learner, engine, sampler=sampler, objectives={"policy": algorithm.objective}
+    )
+    if sampler is not None or sharding == "full":
+        member.renew()
+    return member
+
+
+def _spreads(config: Config) -> bool:
+    """Whether every rank samples; of a server there is one."""
+    return config.engine.name != "vllm"
+
+
+def _sharding(config: Config, policy: Policy) -> Sharding:
+    """What "auto" means for this model on this machine."""
+    wanted = config.distributed.sharding
+    if wanted != "auto":
+        return wanted
+    if is_adapted(policy.model) or not torch.cuda.is_available():
+        return "none"
+    size = BYTES_PER_PARAMETER * sum(p.numel() for p in policy.model.parameters())
+    memory = torch.cuda.get_device_properties(0).total_memory
+    return "full" if size > SHARE_OF_CARD * memory else "none"

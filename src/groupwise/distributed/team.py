@@ -1,0 +1,273 @@
+"""Rank 0 leads: it runs the loop, and the others do their share of what it asks for.
+
+Rank 0 sends the name of a method of `Member` and its arguments, then all ranks call it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from groupwise.distributed.learner import DistributedLearner
+from groupwise.distributed.weights import take_over
+from groupwise.distributed.world import World
+from groupwise.errors import RunError, UsageError
+from groupwise.models import Policy
+from groupwise.types import (
+    Batch,
+    Engine,
+    Group,
+    Limits,
+    Metrics,
+    Objective,
+    Request,
+    Sampling,
+    Update,
+    WeightsRef,
+)
+
+
+class Member:
+    """What one rank does when it is asked.
+
+    Args:
+        world: the group of processes.
+        learner: this rank's part of the learner.
+        engine: samples this rank's share of the prompts; None where rank 0 samples alone.
+        sampler: the model of the engine, if the learner does not share it.
+        objectives: the losses by name, because functions do not travel between processes.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        learner: DistributedLearner,
+        engine: Engine | None,
+        *,
+        sampler: Policy | None,
+        objectives: Mapping[str, Objective],
+    ) -> None:
+        self.world, self.learner, self.engine = world, learner, engine
+        self.sampler, self.objectives = sampler, objectives
+        self.requests: list[list[Request]] | None = None
+        self._moved: Callable[[], float] = lambda: 0.0
+        self._weights: WeightsRef | None = None
+
+    def evaluate(self, batch: Batch, names: Collection[str]) -> dict[str, Tensor]:
+        """As `Learner.evaluate`."""
+        return self.learner.evaluate(batch, names)
+
+    def update(self, batch: Batch, objective: str) -> Update:
+        """As `Learner.update`, for an objective by name."""
+        return self.learner.update(batch, self.objectives[objective])
+
+    def trained(self) -> dict[str, Tensor]:
+        """As `Learner.trained`."""
+        return self.learner.trained()
+
+    def set_trained(self, weights: Mapping[str, Tensor]) -> None:
+        """As `Learner.set_trained`; rank 0 has the weights."""
+        self.learner.set_trained(weights)
+
+    def state(self) -> dict[str, Any]:
+        """As `Learner.state`."""
+        return self.learner.state()
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """As `Learner.restore`; rank 0 has the state."""
+        self.learner.restore(state)
+
+    def watch_movement(self) -> None:
+        """Begin to watch the weights."""
+        self._moved = self.learner.movement()
+
+    def moved(self) -> float:
+        """The share of parameters that have not changed since."""
+        return self._moved()
+
+    def save(self, path: str) -> None:
+        """As `Learner.save`."""
+        self.learner.save(path)
+
+    def publish(self) -> WeightsRef:
+        """The present weights, whole on every rank."""
+        self._weights = self.learner.publish()
+        return self._weights
+
+    def renew(self) -> Metrics:
+        """Sample from the weights that were published last."""
+        if self.learner.sharding == "none" or self._weights is None:
+            self.publish()
+        weights, self._weights = self._weights, None
+        assert weights is not None
+        if self.sampler is not None:
+            take_over(self.sampler.model, weights)
+        return {} if self.engine is None else self.engine.publish(weights)
+
+    def generate(self, sampling: Sampling, limits: Limits | None) -> Iterator[Group]:
+        """Sample from this rank's share of the prompts. Rank 0 is given everyone's groups, its own
+        as they finish."""
+        share = self.world.scatter(self.requests, "prompts to sample from")
+        assert self.engine is not None
+        own = []
+        for group in self.engine.generate(share, sampling, limits):
+            own.append(group)
+            if self.world.leads:
+                yield group
+        sent = [] if self.world.leads else own
+        for groups in self.world.gather(sent, "completions of the other ranks"):
+            yield from groups if self.world.leads else ()
+
+    def close(self) -> None:
+        """End what the engine holds."""
+        if self.engine is not None:
+            self.engine.close()
+
+
+def follow(member: Member) -> None:
+    """Do what rank 0 asks for until it lets this rank go.
+
+    Raises:
+        RunError: rank 0 was lost.
+    """
+    world = member.world
+    try:
+        while (command := world.command()) is not None:
+            name, given = command
+            world.meet(f"all ranks to begin {name!r}")
+            with world.waiting(f"the other ranks in {name!r}"):
+                result = getattr(member, name)(**given)
+                if isinstance(result, Iterator):
+                    deque(result, maxlen=0)
+    except BaseException as error:
+        world.failed(error)
+        raise
+    finally:
+        member.close()
+
+
+class Leader:
+    """Rank 0's side of the group: a `Learner` that does everything together with the other ranks.
+
+    Args:
+        member: rank 0's own part.
+    """
+
+    def __init__(self, member: Member) -> None:
+        self.member, self.world = member, member.world
+        self._broken: str | None = None
+
+    def ask(self, name: str, given: Mapping[str, Any] | None = None, /, **local: Any) -> Any:
+        """Have all ranks call a method of `Member`; returns what rank 0's returns.
+
+        Args:
+            given: arguments that are sent to all ranks.
+            local: arguments that stay here; the others are given empty ones.
+
+        Raises:
+            RunError: a rank was lost, and which.
+        """
+        own = given or {}
+        with self.together():
+            self.world.command((name, {**own, **dict.fromkeys(local, {})}))
+            self.world.meet(f"all ranks to begin {name!r}")
+            with self.world.waiting(f"the other ranks in {name!r}"):
+                return getattr(self.member, name)(**own, **local)
+
+    def together(self) -> _Together:
+        """A context for operations of all ranks. After an error in it the ranks are out of step,
+        so each later one fails with the same message."""
+        return _Together(self)
+
+    def close(self) -> None:
+        """Let the other ranks end."""
+        try:
+            if self._broken is None:
+                self.world.command(None)
+        except RunError:
+            pass  # They have ended already.
+        finally:
+            self.world.close()
+
+    @property
+    def _whole(self) -> bool:
+        """Whether rank 0 holds all weights and their state itself."""
+        return self.member.learner.sharding == "none"
+
+    # -- Learner -------------------------------------------------------------------------------
+
+    @property
+    def version(self) -> int:
+        """As `Learner.version`."""
+        return self.member.learner.version
+
+    def evaluate(self, batch: Batch, names: Collection[str]) -> Mapping[str, Tensor]:
+        """As `Learner.evaluate`."""
+        return self.ask("evaluate", {"batch": batch, "names": set(names)}) if names else {}
+
+    def update(self, batch: Batch, objective: Objective) -> Update:
+        """As `Learner.update`.
+
+        Raises:
+            UsageError: the other ranks do not have this objective.
+        """
+        known = self.member.objectives
+        name = next((name for name, each in known.items() if each is objective), None)
+        if name is None:
+            raise UsageError(
+                f"objective = {objective!r}: the other ranks do not have it. Known: "
+                f"{', '.join(known)}."
+            )
+        return self.ask("update", {"batch": batch, "objective": name})
+
+    def publish(self) -> WeightsRef:
+        """As `Learner.publish`."""
+        return self.member.publish() if self._whole else self.ask("publish")
+
+    def trained(self) -> Mapping[str, Tensor]:
+        """As `Learner.trained`."""
+        return self.member.trained() if self._whole else self.ask("trained")
+
+    def set_trained(self, weights: Mapping[str, Tensor]) -> None:
+        """As `Learner.set_trained`."""
+        self.ask("set_trained", weights=weights)
+
+    def state(self) -> dict[str, Any]:
+        """As `Learner.state`."""
+        return self.member.state() if self._whole else self.ask("state")
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """As `Learner.restore`."""
+        self.ask("restore", state=state)
+
+    def movement(self) -> Callable[[], float]:
+        """As `Learner.movement`."""
+        if self._whole:
+            return self.member.learner.movement()
+        self.ask("watch_movement")
+        return lambda: self.ask("moved")
+
+    def save(self, path: str) -> None:
+        """As `Learner.save`."""
+        if self._whole:
+            self.member.save(path)
+        else:
+            self.ask("save", {"path": path})
+
+
+class _Together:
+    """Inside, all ranks do the same."""
+
+    def __init__(self, leader: Leader) -> None:
+        self.leader = leader
+
+    def __enter__(self) -> None:
+        if self.leader._broken is not None:
+            raise RunError(self.leader._broken)
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
+        if kind is not None:
+            self.leader._broken = str(error) or "interrupted between operations of all ranks"

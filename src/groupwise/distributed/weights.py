@@ -1,0 +1,61 @@
+"""Published weights taken over by another model, and the proof that they arrived."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from groupwise.errors import RunError
+from groupwise.models.weights import PublishedWeights
+from groupwise.types import WeightsRef
+
+
+@torch.no_grad()
+def take_over(model: Any, weights: WeightsRef) -> None:
+    """Copy published weights into a model of the same kind, and check what is there afterwards.
+
+    Raises:
+        RunError: a tensor is missing, unknown, of another shape or type, or its bytes differ from
+            those that were published; or a tied head came apart.
+    """
+    own = dict(model.named_parameters())
+    _check_cover(own, weights)
+    for name, tensor in weights.tensors():
+        own[name].copy_(tensor)
+    here = PublishedWeights(version=weights.version, named=own)
+    if wrong := [name for name in own if here.digest(name) != weights.digest(name)]:
+        raise RunError(
+            f"weights of version {weights.version}: {_some(wrong)} arrived with other bytes than "
+            "were published."
+        )
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    head, embedding = base.get_output_embeddings(), base.get_input_embeddings()
+    tied = getattr(base.config, "tie_word_embeddings", False)
+    if tied and head is not None and head.weight is not embedding.weight:
+        raise RunError(
+            f"weights of version {weights.version}: the head is tied to the embedding, but the "
+            "model that samples holds another one."
+        )
+
+
+def _check_cover(own: dict[str, Any], weights: WeightsRef) -> None:
+    """That the published tensors are those of the model, in name, shape and type."""
+    manifest = weights.manifest
+    missing, unknown = sorted(own.keys() - manifest.keys()), sorted(manifest.keys() - own.keys())
+    if missing or unknown:
+        said = [f"{_some(missing)} missing"] if missing else []
+        said += [f"{_some(unknown)} unknown to the model that samples"] if unknown else []
+        raise RunError(f"weights of version {weights.version}: {', '.join(said)}.")
+    for name, (shape, dtype) in manifest.items():
+        if (shape, dtype) != (tuple(own[name].shape), own[name].dtype):
+            raise RunError(
+                f"weights of version {weights.version}: {name} is {dtype} {list(shape)}, the model "
+                f"that samples has {own[name].dtype} {list(own[name].shape)}."
+            )
+
+
+def _some(names: list[str]) -> str:
+    """The first names of a list."""
+    rest = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + rest

@@ -1,0 +1,269 @@
+"""The processes of a run, as `torchrun` starts them, and what is said when one of them is lost."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import psutil
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
+
+from groupwise.errors import RunError
+
+IDLE = timedelta(hours=24)
+"""How long a rank waits for the next command of rank 0; an ended rank 0 is noticed at once."""
+LOST = ("closed by peer", "timed out", "timeout", "connection re", "broken pipe", "gloo", "nccl")
+"""What the messages of `torch.distributed` contain when another rank is gone."""
+
+
+class World:
+    """A group of processes that train one model.
+
+    Args:
+        store: where ranks note who they are and why they failed.
+        rank, size: number of this process, and how many there are.
+        timeout_s: how long a rank waits for the others inside an operation.
+    """
+
+    def __init__(self, store: Store, rank: int, size: int, *, timeout_s: float) -> None:
+        self.rank, self.size, self.timeout_s = rank, size, timeout_s
+        self.commanded = 0
+        # Each of the two groups takes keys of the store for itself.
+        self.store = PrefixStore("groupwise", store)
+        limit = timedelta(seconds=timeout_s)
+        cards = torch.cuda.is_available()
+        if cards:
+            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
+        self.store.set(f"process/{rank}", f"{socket.gethostname()}:{os.getpid()}")
+        with self.waiting("all ranks to start"):
+            dist.init_process_group(
+                "cpu:gloo,cuda:nccl" if cards else "gloo",
+                store=PrefixStore("torch", store),
+                rank=rank,
+                world_size=size,
+                timeout=limit,
+            )
+        self.control: Any = dist.new_group(backend="gloo", timeout=limit)
+        self.commands: Any = dist.new_group(backend="gloo", timeout=IDLE)
+
+    @classmethod
+    def call(cls, text: str, *, timeout_s: float) -> World:
+        """Rank 0: tell the other ranks what is to be done, and wait for them.
+
+        Raises:
+            RunError: they did not come.
+        """
+        store, rank, size = _met(timeout_s)
+        store.set("call", text)
+        return cls(store, rank, size, timeout_s=timeout_s)
+
+    @classmethod
+    def called(cls, limit: Callable[[str], float]) -> tuple[World, str]:
+        """The other ranks: wait for what rank 0 says, and join it.
+
+        Args:
+            limit: from what rank 0 says to how long ranks wait for each other, in seconds.
+        """
+        store, rank, size = _met(IDLE.total_seconds())
+        try:
+            store.wait(["call"], IDLE)
+            text = store.get("call").decode()
+        except RuntimeError as error:
+            raise RunError(f"rank {rank}: rank 0 ended before the run began.") from error
+        return cls(store, rank, size, timeout_s=limit(text)), text
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is rank 0."""
+        return self.rank == 0
+
+    def close(self) -> None:
+        """Leave the group."""
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    # -- operations that all ranks call ----------------------------------------------------------
+
+    def command(self, value: Any = None) -> Any:
+        """A value of rank 0, for which the others wait as long as it takes, but rank 0 waits for
+        them no longer than in any other operation."""
+        data = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
+        size = torch.tensor([len(data)])
+        if self.leads:
+            self.commanded += 1
+        self._hand_out(size)
+        if not self.leads:
+            data = torch.empty(int(size), dtype=torch.uint8)
+        self._hand_out(data)
+        if not self.leads:
+            self.commanded += 1
+            self.store.set(f"commanded/{self.rank}", str(self.commanded))
+        return value if self.leads else pickle.loads(data.numpy().tobytes())
+
+    def _hand_out(self, tensor: Tensor) -> None:
+        name = "the others to take a command" if self.leads else "the next command of rank 0"
+        with self.waiting(name):
+            work = dist.broadcast(tensor, src=0, group=self.commands, async_op=True)
+            assert work is not None
+            work.wait(timedelta(seconds=self.timeout_s) if self.leads else IDLE)
+
+    def meet(self, name: str) -> None:
+        """Wait until every rank is here.
+
+        Raises:
+            RunError: names the ranks that did not come in time.
+        """
+        if self.size > 1:
+            with self.waiting(name):
+                dist.monitored_barrier(
+                    self.control, timedelta(seconds=self.timeout_s), wait_all_ranks=True
+                )
+
+    def gather(self, value: Any, name: str) -> list[Any]:
+        """The value of every rank, on every rank."""
+        found: list[Any] = [None] * self.size
+        with self.waiting(name):
+            dist.all_gather_object(found, value, group=self.control)
+        return found
+
+    def scatter(self, values: list[Any] | None, name: str) -> Any:
+        """Of a list on rank 0, one value for each rank."""
+        box: list[Any] = [None]
+        with self.waiting(name):
+            dist.scatter_object_list(box, values, src=0, group=self.control)
+        return box[0]
+
+    def add(self, values: Tensor, name: str) -> Tensor:
+        """Sum a tensor over all ranks, in place."""
+        with self.waiting(name):
+            dist.all_reduce(values, op=dist.ReduceOp.SUM)
+        return values
+
+    def unite(self, values: Tensor, name: str) -> Tensor:
+        """Put together a tensor of which every element is 0 but on one rank: exact, NaN included,
+        because bits are added and not numbers."""
+        whole = {4: torch.int32, 8: torch.int64}[values.element_size()]
+        self.add(values.view(whole), name)
+        return values
+
+    def send(self, named: Mapping[str, Tensor] | None, name: str) -> Iterator[tuple[str, Tensor]]:
+        """The tensors of rank 0, one after the other, on every rank."""
+        device = None if named is None else {n: (t.shape, t.dtype) for n, t in named.items()}
+        box = [device]
+        with self.waiting(name):
+            dist.broadcast_object_list(box, src=0, group=self.control)
+        for key, (shape, dtype) in (box[0] or {}).items():
+            if named is None:
+                tensor = torch.empty(shape, dtype=dtype)
+            else:
+                tensor = named[key].detach().cpu().contiguous()
+            with self.waiting(name):
+                dist.broadcast(tensor, src=0, group=self.control)
+            yield key, tensor
+
+    # -- failures --------------------------------------------------------------------------------
+
+    def failed(self, error: BaseException) -> None:
+        """Leave word for the other ranks of why this one ends."""
+        text = f"{type(error).__name__}: {_first_line(error)}"
+        if isinstance(error, KeyboardInterrupt):
+            text = "interrupted"
+        try:
+            self.store.set(f"failed/{self.rank}", text)
+        except RuntimeError:
+            pass  # The store ended with the rank that kept it.
+
+    @contextmanager
+    def waiting(self, name: str) -> Iterator[None]:
+        """Inside, an error of communication becomes one that names the lost ranks.
+
+        Raises:
+            RunError: what was waited for, and who was lost, as far as can be seen from here.
+        """
+        try:
+            yield
+        except RuntimeError as error:
+            if isinstance(error, RunError) or not _is_lost(error):
+                raise
+            raise RunError(
+                f"rank {self.rank} of {self.size} waited for {name}: "
+                f"{self._who(error)}. Continue with --resume."
+            ) from error
+
+    def _who(self, error: BaseException, *, patience_s: float = 3.0) -> str:
+        """Who was lost: ranks that left word, that have ended, or what the library says."""
+        end = time.monotonic() + patience_s
+        while time.monotonic() < end:
+            if lines := [line for rank in range(self.size) if (line := self._fate(rank))]:
+                return "; ".join(lines)
+            time.sleep(0.1)
+        limit = f"no answer within {self.timeout_s:.0f} s (distributed.timeout_minutes)"
+        silent = "timed out" in str(error).lower() or "timeout" in str(error).lower()
+        if silent and (late := [rank for rank in range(1, self.size) if self._late(rank)]):
+            return f"{limit} from rank {', '.join(map(str, late))}"
+        return f"{limit if silent else 'the connection broke'} ({_plain(error)})"
+
+    def _late(self, rank: int) -> bool:
+        """Whether a rank has not yet taken the last command, as far as rank 0 knows."""
+        if not self.leads or rank == self.rank:
+            return False
+        key = f"commanded/{rank}"
+        taken = int(self.store.get(key)) if self.store.check([key]) else 0
+        return taken < self.commanded
+
+    def _fate(self, rank: int) -> str | None:
+        """What became of a rank, if anything is known."""
+        if rank == self.rank:
+            return None
+        try:
+            if self.store.check([f"failed/{rank}"]):
+                return f"rank {rank} failed: {self.store.get(f'failed/{rank}').decode()}"
+            host, _, number = self.store.get(f"process/{rank}").decode().rpartition(":")
+        except RuntimeError:
+            return "rank 0, which keeps the addresses of the others, has ended" if rank == 0 else ""
+        if host == socket.gethostname() and not _runs(int(number)):
+            return f"rank {rank} (process {number}) has ended without a word"
+        return None
+
+
+def _met(timeout_s: float) -> tuple[Store, int, int]:
+    """The store that `torchrun` describes in the environment, this rank, and how many there are."""
+    try:
+        return next(rendezvous("env://", timeout=timedelta(seconds=timeout_s)))
+    except (RuntimeError, ValueError) as error:
+        raise RunError(
+            f"torchrun: rank {os.environ.get('RANK')} could not reach the other ranks at "
+            f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')} "
+            f"({_first_line(error)})."
+        ) from error
+
+
+def _runs(process: int) -> bool:
+    try:
+        return psutil.Process(process).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _is_lost(error: BaseException) -> bool:
+    said = str(error).lower()
+    return any(part in said for part in LOST)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or ["no message"])[0]
+
+
+def _plain(error: BaseException) -> str:
+    """The first line of a message, without the path of the file that raised it."""
+    return _first_line(error).rpartition("] ")[2][:200]

@@ -1,0 +1,315 @@
+"""The learner of several ranks is the one of a single process: gradients, steps, state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import Qwen2Config
+
+from batches import batch_of
+from groupwise.algorithms import ALGORITHMS, bind
+from groupwise.algorithms.losses import FunctionObjective
+from groupwise.distributed import learner as learners
+from groupwise.distributed import sharding as shardings
+from groupwise.distributed.learner import DistributedLearner
+from groupwise.distributed.sharding import sharded_modules
+from groupwise.distributed.world import World
+from groupwise.models.adapters import new_adapter
+from groupwise.settings import AdapterSettings
+from groupwise.updates import OptimizerSettings, TorchLearner
+from ranks import exact_norms, run_ranks, same
+from tiny_models import SHAPE, random_model, tiny_model, tiny_policy
+
+ADAM = OptimizerSettings(learning_rate=1e-2, max_grad_norm=1.0)
+EXACT = 1e-12
+"""Largest relative difference in float64."""
+
+POLICY_GRADIENT = FunctionObjective(
+    loss=lambda outputs, batch: -batch.advantage * outputs["logp"] - 0.1 * outputs["entropy"],
+    needs=frozenset({"logp", "entropy"}),
+)
+
+
+def model_of(kind: str, *, dtype: torch.dtype = torch.float64) -> Any:
+    """A model: with its head tied to the embedding, with one of its own, or with an adapter."""
+    if kind == "tied":
+        return exact_norms(
+            random_model(Qwen2Config(**SHAPE, tie_word_embeddings=True), dtype=dtype)
+        )
+    model = exact_norms(tiny_model("qwen3", dtype=dtype))
+    if kind == "adapter":
+        torch.manual_seed(1)
+        model = new_adapter(model, AdapterSettings(rank=4))
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.data = 0.1 * torch.randn(parameter.shape, dtype=dtype)
+    return model
+
+
+def made(world: World | None, kind: str = "tied", **given: Any) -> TorchLearner:
+    """A learner of one process, or of several."""
+    policy = tiny_policy(model_of(kind, dtype=given.pop("dtype", torch.float64)))
+    given = {"optimizer": ADAM, "tokens_per_microbatch": 40, **given}
+    if world is None:
+        given.pop("sharding", None)
+        return TorchLearner(policy, **given)
+    return DistributedLearner(policy, world=world, **given)
+
+
+def difference(one: Tensor, other: Tensor) -> float:
+    """The largest difference, relative to the largest number."""
+    return float((one - other).abs().max() / other.abs().max())
+
+
+def step_on(world: World | None, kind: str, sharding: str, groups: int) -> dict[str, Tensor]:
+    """A gradient, outputs, and what three steps with clipping make of the weights."""
+    batch = batch_of(groups)
+    reference = "adapter" if kind == "adapter" else "frozen"
+    learner = made(world, kind, sharding=sharding, reference=reference)
+    found = {"gradient": learner.gradient(batch, POLICY_GRADIENT)}
+    for _ in range(3):
+        update = learner.update(batch, POLICY_GRADIENT)
+    outputs = learner.evaluate(batch, {"logp", "ref_logp"})
+    moments = learner.state()["optimizer"]["moments"]
+    return {
+        **found,
+        **outputs,
+        "norm": torch.tensor([update.grad_norm]),
+        "loss": torch.tensor([update.loss]),
+        "update": update.logp.nan_to_num(nan=7.0),
+        "version": torch.tensor([float(learner.version)]),
+        "weights": joined(learner.trained()),
+        "moments": joined({name: each["exp_avg"] for name, each in moments.items()}),
+    }
+
+
+def joined(named: Mapping[str, Tensor]) -> Tensor:
+    return torch.cat([named[name].double().flatten() for name in sorted(named)])
+
+
+def compare_steps(world: World, cases: list[tuple[str, str, int]]) -> dict[str, float]:
+    """For each case the largest relative difference from a single process, on this rank."""
+    worst = {}
+    for kind, sharding, groups in cases:
+        here, alone = step_on(world, kind, sharding, groups), step_on(None, kind, sharding, groups)
+        assert here.keys() == alone.keys()
+        worst[f"{kind} {sharding} {groups}"] = max(
+            difference(here[name].double(), alone[name].double()) for name in alone
+        )
+    return worst
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("size", [2, 3])
+def test_steps_are_those_of_one_process(size: int) -> None:
+    """Uneven groups; with one group and whole prompts there is a rank without work."""
+    cases = [("tied", "full", 3), ("adapter", "none", 3)]
+    if size == 3:
+        cases += [("tied", "none", 5), ("adapter", "full", 5), ("untied", "full", 1)]
+    for worst in same(run_ranks(size, compare_steps, cases)):
+        assert {case: worst[case] for case in worst if not worst[case] <= EXACT} == {}
+        assert len(worst) == len(cases)
+
+
+def idle_rank(world: World, sharding: str) -> tuple[int, float, float]:
+    """Microbatches with rows on this rank, and difference of the gradient and of the norm, when
+    rows that belong together leave nothing for the second rank."""
+    batch = batch_of(1)
+    objective = FunctionObjective(
+        loss=lambda outputs, batch: -(batch.advantage * outputs["logp"] * batch.mask).sum(1),
+        needs=frozenset({"logp"}),
+        granularity="group",
+    )
+    learner, alone = made(world, sharding=sharding), made(None)
+    own = sum(len(part) > 0 for part in learner.parts(batch, objective))
+    gap = difference(learner.gradient(batch, objective), alone.gradient(batch, objective))
+    norms = [each.update(batch, objective).grad_norm for each in (learner, alone)]
+    return own, gap, abs(norms[0] - norms[1]) / norms[1]
+
+
+@pytest.mark.parametrize("sharding", ["none", pytest.param("full", marks=pytest.mark.cluster)])
+def test_a_rank_without_rows_takes_the_same_step(sharding: str) -> None:
+    results = same(run_ranks(2, idle_rank, sharding))
+    assert [own for own, *_ in results] == [1, 0]
+    assert all(gap <= EXACT and norm <= EXACT for _, gap, norm in results)
+
+
+def all_rows(world: World) -> dict[str, float]:
+    """For every row of the table, the difference of its gradient from that of one process."""
+    batch, learner, alone = batch_of(5), made(world), made(None)
+    found = {}
+    for name in ALGORITHMS.names():
+        objective = bind(name).objective
+        expected = alone.gradient(batch, objective)
+        found[name] = difference(learner.gradient(batch, objective), expected)
+    return found
+
+
+@pytest.mark.cluster
+def test_every_algorithm_has_the_gradient_of_one_process() -> None:
+    for found in same(run_ranks(2, all_rows)):
+        assert found.keys() == set(ALGORITHMS.names())
+        assert {name: gap for name, gap in found.items() if not gap <= EXACT} == {}
+
+
+def float32_gradients(world: World, sharding: str) -> tuple[float, float]:
+    """Distance of the float32 gradient from the sum in float64 of single microbatches, and from one
+    process."""
+    batch = batch_of(20, dtype=torch.float32)
+    learner = made(world, "untied", sharding=sharding, dtype=torch.float32)
+    alone = made(None, "untied", dtype=torch.float32)
+    rows = torch.arange(len(batch.length))
+    assert isinstance(learner, DistributedLearner)
+    total = torch.zeros(1)
+    for share in learner.shares(batch, rows):
+        for part in share:
+            if len(part):
+                alone.begin(batch, POLICY_GRADIENT)
+                alone.add(part)
+                total = total + alone.optimizer.pop_gradient().double()
+    gradient = learner.gradient(batch, POLICY_GRADIENT).double()
+    single = alone.gradient(batch, POLICY_GRADIENT).double()
+    return tuple(float((gradient - e).norm() / e.norm()) for e in (total, single))  # type: ignore[return-value]
+
+
+@pytest.mark.cluster
+def test_float32_is_as_near_to_the_exact_sum_as_sums_are() -> None:
+    for sharding in ("none", "full"):
+        for exact, single in same(run_ranks(2, float32_gradients, sharding)):
+            assert exact <= 2e-7
+            assert single <= 3e-6
+
+
+# -- what would be wrong without a word ------------------------------------------------------------
+
+
+def averaged(world: World) -> float:
+    """The gradient if FSDP averages, as it does by default."""
+    shardings.sum_gradients = lambda reader: None  # type: ignore[assignment]
+    batch = batch_of(5)
+    learner = made(world, sharding="full")
+    expected = made(None).gradient(batch, POLICY_GRADIENT)
+    return difference(learner.gradient(batch, POLICY_GRADIENT), expected / world.size)
+
+
+@pytest.mark.cluster
+def test_fsdp_averages_unless_it_is_told_to_sum() -> None:
+    assert all(gap <= EXACT for gap in same(run_ranks(2, averaged)))
+
+
+class OptimizerFirst(DistributedLearner):
+    """Makes its optimizer of the whole weights, then shards them."""
+
+    def place(self) -> None:
+        """Later."""
+
+    def shard_late(self) -> None:
+        super().place()
+
+
+def optimizer_first(world: World) -> float:
+    learner = OptimizerFirst(
+        tiny_policy(model_of("tied")), world=world, sharding="full", optimizer=ADAM
+    )
+    learner.shard_late()
+    return learner.update(batch_of(5), POLICY_GRADIENT).grad_norm
+
+
+def test_an_optimizer_made_before_sharding_is_refused() -> None:
+    for result in run_ranks(2, optimizer_first):
+        assert "before the weights were sharded" in str(result)
+
+
+def left_gathered(world: World) -> tuple[int, int]:
+    """Weights that lose a write after a pass without gradients, with the root left gathered, and as
+    the learner does it."""
+    batch, lost = batch_of(3), []
+    for careless in (True, False):
+        learner = made(world, sharding="full")
+        if careless:
+            learners.reshard = lambda reader: None  # type: ignore[assignment]
+            root = list(sharded_modules(learner.reader))[0]
+            root.set_reshard_after_forward(False)
+        learner.evaluate(batch, {"logp"})
+        wanted = {name: torch.full_like(w, 0.5) for name, w in learner.trained().items()}
+        learner.set_trained(wanted)
+        learners.reshard = shardings.reshard
+        learners.reshard(learner.reader)
+        now = learner.trained()
+        lost.append(sum(not torch.equal(now[name], wanted[name]) for name in wanted))
+    return lost[0], lost[1]
+
+
+def test_weights_left_gathered_lose_writes_and_the_accessors_reshard_first() -> None:
+    for careless, careful in same(run_ranks(2, left_gathered)):
+        assert careless > 0
+        assert careful == 0
+
+
+def without_anchor(world: World) -> None:
+    """A rank with fewer microbatches than the others, and no anchors."""
+    batch = batch_of(5)
+    learner = made(world, sharding="full", tokens_per_microbatch=10)
+    parts = [part for part in learner.parts(batch, POLICY_GRADIENT) if len(part)]
+    with world.waiting("the other ranks in 'update'"):
+        learner.update(batch, POLICY_GRADIENT, parts=parts[: 2 - world.rank])
+
+
+@pytest.mark.cluster
+def test_a_missing_anchor_ends_in_an_error_that_says_so() -> None:
+    results = run_ranks(2, without_anchor, timeout_s=4.0, limit_s=30.0)
+    assert any(isinstance(result, BaseException) for result in results)
+    assert all(result is None or isinstance(result, BaseException) for result in results)
+    said = " ".join(map(str, results))
+    assert "waited for" in said and "rank" in said
+
+
+# -- checkpoints -----------------------------------------------------------------------------------
+
+
+def continued(
+    world: World | None, weights: Mapping[str, Tensor] | None, state: Any, steps: int, sharding: str
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Go on from a checkpoint for some steps; the checkpoint afterwards."""
+    learner = made(world, sharding=sharding)
+    if weights is not None:
+        first = world is None or world.leads
+        learner.set_trained(weights if first else {})
+        learner.restore(state if first else {})
+    for _ in range(steps):
+        learner.update(batch_of(3), POLICY_GRADIENT)
+    return learner.trained(), learner.state()
+
+
+def flat(checkpoint: tuple[Mapping[str, Tensor], Mapping[str, Any]]) -> dict[str, Tensor]:
+    weights, state = checkpoint
+    moments = state["optimizer"]["moments"]
+    return {
+        **weights,
+        **{f"{n} {key}": value for n, each in moments.items() for key, value in each.items()},
+        "version": torch.tensor(state["version"]),
+    }
+
+
+def test_a_checkpoint_goes_on_with_any_number_of_ranks() -> None:
+    """2 ranks sharded → 1 process → 3 ranks sharded: loading alone changes no bit, and the steps
+    after it are those of one process."""
+    alone = continued(None, None, None, 2, "none")
+    saved = same(run_ranks(2, continued, None, None, 2, "full"))[0]
+    assert difference(joined(saved[0]), joined(alone[0])) <= EXACT
+    for size, sharding in ((1, "none"), (3, "full")):
+        for steps in (0, 1):
+            if size == 1:
+                loaded = continued(None, *saved, steps, sharding)
+            else:
+                loaded = same(run_ranks(size, continued, *saved, steps, sharding))[0]
+            if steps == 0:
+                assert flat(loaded).keys() == flat(saved).keys()
+                assert all(torch.equal(flat(loaded)[n], flat(saved)[n]) for n in flat(saved))
+        saved = loaded
+    last = continued(None, None, None, 4, "none")
+    assert difference(joined(saved[0]), joined(last[0])) <= EXACT
