@@ -145,9 +145,8 @@ def prepare(
             resume_at=found.step if resume else None,
         )
         watchdog = undo.enter_context(closing(_watchdog(config, run_log, progress=progress)))
-        monitor = undo.enter_context(
-            closing(_monitor(config, run_log, progress=progress, name=name))
-        )
+        monitor = _monitor(config, run_log, progress=progress, name=name)
+        undo.callback(monitor.close)
         trainer = _trainer(
             config,
             algorithm,
