@@ -72,7 +72,8 @@ class Completion:
         text: the tokens decoded with special tokens kept and the end-of-sequence token dropped.
         finish: "stop" (end token or stop string), "length" (budget used up) or "error".
         versions: (first token, policy version) spans; a rollout may straddle an update.
-        kept: for truncated sampling, the token ids that were kept at each position, else None.
+        support: for truncated sampling, the token ids that could be drawn at each position, else
+            None.
         own: the text of the policy's tokens where others were injected, else None.
         injected: where the others stand in `text`, from one character to another, if it is known.
         values: what an environment counted, such as "calls"; empty without one.
@@ -85,7 +86,7 @@ class Completion:
     text: str
     finish: Finish
     versions: tuple[tuple[int, int], ...] = ((0, 0),)
-    kept: tuple[Sequence[int], ...] | None = None
+    support: tuple[Sequence[int], ...] | None = None
     own: str | None = None
     injected: tuple[tuple[int, int], ...] = ()
     values: Mapping[str, float] = field(default_factory=dict)
@@ -187,7 +188,7 @@ class Batch:
         ref_logp: under the reference model; None when nothing needs it.
         advantage, weight: per token; `weight` sums the token losses to the loss of the step.
         row_weight: per row, in place of `weight` for objectives that judge rows or groups.
-        kept: per row and position the token ids that truncated sampling kept, else None.
+        support: per row and position the token ids that truncated sampling could draw, else None.
         columns: further per-row values that an objective may need (returns, chosen flags …).
     """
 
@@ -202,7 +203,7 @@ class Batch:
     sampler_logp: Float[Tensor, "batch time"] | None = None
     ref_logp: Float[Tensor, "batch time"] | None = None
     row_weight: Float[Tensor, "batch"] | None = None
-    kept: tuple[tuple[Sequence[int], ...] | None, ...] | None = None
+    support: tuple[tuple[Sequence[int], ...] | None, ...] | None = None
     columns: Mapping[str, Float[Tensor, "batch *rest"]] = field(default_factory=dict)
 
     def rows(self, index: Int[Tensor, "rows"]) -> Batch:
@@ -224,7 +225,7 @@ class Batch:
             sampler_logp=cut(self.sampler_logp),
             ref_logp=cut(self.ref_logp),
             row_weight=None if self.row_weight is None else self.row_weight[index],
-            kept=None if self.kept is None else tuple(self.kept[int(i)] for i in index),
+            support=None if self.support is None else tuple(self.support[int(i)] for i in index),
             columns={
                 k: v[index, :time] if v.ndim > 1 else v[index] for k, v in self.columns.items()
             },
@@ -493,8 +494,3 @@ class Source(Protocol):
 def unwatched(name: str) -> AbstractContextManager[Heartbeat]:
     """A `Watch` without a time limit."""
     return nullcontext(lambda: None)
-
-
-def nan_like(values: Tensor) -> Tensor:
-    """A float tensor of the same shape, full of NaN: "not computed"."""
-    return torch.full(values.shape, float("nan"))

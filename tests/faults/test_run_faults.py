@@ -380,9 +380,9 @@ def test_changed_settings_are_listed_and_refused_where_they_change_the_mathemati
 
 
 def test_a_schedule_that_depends_on_the_steps_makes_them_mathematics(tmp_path: Path) -> None:
-    from groupwise.training.resume import changes, plain
+    from groupwise.training.resume import changes, plain_settings
 
-    cosine = plain(config(tmp_path, "optimizer.schedule=cosine"))
+    cosine = plain_settings(config(tmp_path, "optimizer.schedule=cosine"))
     longer = {**cosine, "steps": 9}
     assert [c.mathematical for c in changes(cosine, longer)] == [True]
 

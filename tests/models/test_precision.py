@@ -50,7 +50,7 @@ def test_a_wide_head_serves_the_sampler_and_the_learner(model: Path, tmp_path: P
     run.trainer.advance()
     head = run.trainer.policy.reader.backbone
     run.close()
-    assert head.wide
+    assert head.fp32_logits
     # The learner's own pass: hidden states of one row, and from them logits without rounding.
     learner = TorchLearner(policy, optimizer=OptimizerSettings())
     ids = torch.arange(20, 30)[None]
@@ -70,7 +70,7 @@ def test_a_wide_head_serves_the_sampler_and_the_learner(model: Path, tmp_path: P
     wanted = logits.log_softmax(-1).gather(1, ids.t()).t()
     torch.testing.assert_close(learner.evaluate(batch, {"logp"})["logp"], wanted, atol=1e-5, rtol=0)
     save_policy(policy, tmp_path / "saved")
-    assert Backbone.of(load_policy(tmp_path / "saved", dtype="bfloat16").model).wide
+    assert Backbone.of(load_policy(tmp_path / "saved", dtype="bfloat16").model).fp32_logits
 
 
 def test_a_wide_head_where_no_side_would_heed_it(model: Path, tmp_path: Path) -> None:

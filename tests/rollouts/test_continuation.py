@@ -156,7 +156,7 @@ def test_begun_completions_whose_parts_do_not_match_are_refused() -> None:
     for begun, sampling, message in (
         (replace(some, mask=[True]), SAMPLING, "mask .* has 1 entries for 2 tokens"),
         (replace(some, logprobs=[]), SAMPLING, "logprobs .* has 0 entries for 2 tokens"),
-        (replace(sets, **injected), CUT, "kept .* has 1 entries for 2 tokens"),
+        (replace(sets, **injected), CUT, "support .* has 1 entries for 2 tokens"),
         (some, CUT, "drawn from the whole vocabulary"),
     ):
         with pytest.raises(UsageError, match=message):

@@ -16,7 +16,7 @@ from groupwise.rollouts import GenerateEngine, GroupEngine, distribution
 from groupwise.settings import AdapterSettings
 from groupwise.testing.engines import make_requests, plain_logits, plain_logprobs
 from groupwise.types import Group, Limits, Request, Sampling
-from groupwise.updates.learner import learning_mode
+from groupwise.updates.learner import update_mode
 from tiny_models import NAMES, tiny_model, tiny_policy
 
 ENDS = (1, 7, 8, 9, 10, 11)  # Several, so that completions end at different steps.
@@ -57,7 +57,7 @@ def test_generate_engine_draws_the_same_completions() -> None:
             assert list(theirs.tokens) == list(mine.tokens)
             assert theirs.finish == mine.finish
             assert theirs.logprobs == pytest.approx(mine.logprobs, abs=1e-6)
-            assert [set(k) for k in theirs.kept or ()] == [set(k) for k in mine.kept or ()]
+            assert [set(k) for k in theirs.support or ()] == [set(k) for k in mine.support or ()]
 
 
 @pytest.mark.parametrize(
@@ -80,10 +80,10 @@ def test_logprobs_are_of_the_distribution_sampled_from(sampling: Sampling) -> No
             wanted = probs.gather(1, torch.tensor(completion.tokens)[:, None]).squeeze(1).log()
             assert completion.logprobs == pytest.approx(wanted.tolist(), abs=1e-8)
             if kept is None:
-                assert completion.kept is None
+                assert completion.support is None
             else:
                 sets = [set(row.nonzero().squeeze(1).tolist()) for row in kept]
-                assert [set(ids) for ids in completion.kept or ()] == sets
+                assert [set(ids) for ids in completion.support or ()] == sets
 
 
 def test_samples_follow_the_distribution() -> None:
@@ -195,7 +195,7 @@ def test_an_update_during_a_rollout_turns_no_dropout_on() -> None:
     wanted = by_prompt(list(engine.generate(make_requests(), sampling)))
     found = []
     for group in engine.generate(make_requests(), sampling):
-        learning_mode(policy.model)
+        update_mode(policy.model)
         found.append(group)
     assert by_prompt(found) == wanted
 

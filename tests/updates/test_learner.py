@@ -160,7 +160,7 @@ def test_learner_mirrors_temperature_and_the_kept_set_of_the_sampler() -> None:
             mask=torch.arange(time) < length[:, None],
             advantage=torch.zeros(6, time),
             weight=torch.zeros(6, time),
-            kept=tuple(c.kept for c in completions) if completions[0].kept else None,
+            support=tuple(c.support for c in completions) if completions[0].support else None,
         )
         learner = TorchLearner(policy, optimizer=STILL, temperature=sampling.temperature)
         torch.testing.assert_close(

@@ -22,7 +22,7 @@ from groupwise.rollouts.engines.group import PREFILL_TOKENS
 from groupwise.rollouts.sampling import draw
 from groupwise.types import Batch, Limits
 from groupwise.updates import Pack, Projection, pack, plan, token_logprobs
-from groupwise.updates.learner import learning_mode
+from groupwise.updates.learner import update_mode
 
 
 class Live(TorchDispatchMode):
@@ -116,7 +116,7 @@ def update_bytes(
         mode: that made the model.
     """
     backbone = Backbone.of(model)
-    learning_mode(model)
+    update_mode(model)
     layers = before = 0
     with Live() as live, groupwise_attention(backbone.model):
         live.leave_out([*model.parameters(), *model.buffers()])
@@ -130,7 +130,7 @@ def update_bytes(
                 weight=backbone.head.weight,
                 bias=backbone.head.bias,
                 softcap=backbone.softcap,
-                fp32_logits=backbone.wide,
+                fp32_logits=backbone.fp32_logits,
             )
             logp, _ = token_logprobs(hidden.index_select(0, own.source), own.target, head)
             logp.sum().backward()

@@ -28,7 +28,7 @@ from groupwise.models import base_fingerprint
 from groupwise.rundir.files import read_lines, surroundings
 from groupwise.training.callbacks import Callback
 from groupwise.training.prepare import Prepared, prepare
-from groupwise.training.resume import plain
+from groupwise.training.resume import plain_settings
 from groupwise.types import Metrics, Prompt
 
 SHOWN = ("accuracy", "reward")
@@ -99,7 +99,7 @@ def held_out(job: Job) -> dict[str, Sequence[Prompt]]:
 
 def evaluate_base(job: Job, prepared: Prepared) -> None:
     """Log the evaluations before the first step, which all arms of a seed share."""
-    config = plain(prepared.config)
+    config = plain_settings(prepared.config)
     basis = {name: config[name] for name in OF_THE_BASE}
     if config["warmup"] is not None:
         basis["seed"] = config["seed"]

@@ -26,14 +26,14 @@ class Backbone:
         model: the `transformers` model itself (inside any adapter wrapper).
         decoder: everything below the head.
         softcap: logits become softcap · tanh(logits / softcap) where it is set (Gemma 2).
-        wide: the head's product is computed in float32 whatever the model's type, because its
-            configuration says `head_dtype = "float32"`.
+        fp32_logits: the head's product is computed in float32 whatever the model's type, because
+            its configuration says `head_dtype = "float32"`.
     """
 
     model: Any
     decoder: Any
     softcap: float | None
-    wide: bool
+    fp32_logits: bool
 
     @classmethod
     def of(cls, model: Any) -> Backbone:
@@ -41,7 +41,7 @@ class Backbone:
         base: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
         softcap = getattr(base.config, "final_logit_softcapping", None)
         wide = getattr(base.config, "head_dtype", None) == "float32"
-        return cls(model=base, decoder=base.get_decoder(), softcap=softcap, wide=wide)
+        return cls(model=base, decoder=base.get_decoder(), softcap=softcap, fp32_logits=wide)
 
     @property
     def device(self) -> torch.device:
@@ -76,7 +76,7 @@ class Backbone:
 
     def logits(self, hidden: Float[Tensor, "tokens hidden"]) -> Float[Tensor, "tokens vocab"]:
         """Logits in float32 at least, soft cap included."""
-        if self.wide and self.plain_head:
+        if self.fp32_logits and self.plain_head:
             logits = head_product(hidden, self.head.weight, wide=True)
             logits = logits if self.head.bias is None else logits + self.head.bias
         else:

@@ -46,8 +46,8 @@ def check(request: Request, policy: Policy, sampling: Sampling) -> None:
 
 def _check_begun(begun: Completion, sampling: Sampling, *, where: str) -> None:
     """Refuse a begun completion whose parts do not belong to the same tokens."""
-    count, support = len(begun.tokens), begun.kept
-    for name, values in (("mask", begun.mask), ("logprobs", begun.logprobs), ("kept", support)):
+    count, support = len(begun.tokens), begun.support
+    for name, values in (("mask", begun.mask), ("logprobs", begun.logprobs), ("support", support)):
         if values is not None and len(values) != count:
             raise UsageError(
                 f"{where}: {name} of a begun completion has {len(values)} entries for {count} "

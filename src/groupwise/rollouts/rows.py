@@ -28,7 +28,7 @@ class Row:
         given: begun tokens that have yet to pass through the model.
         start: tick of the engine's clock at which its first token would have passed.
         versions: (first token, policy version) spans.
-        support: token ids that truncated sampling kept at each new position.
+        support: token ids that truncated sampling could draw at each new position.
     """
 
     begun: Completion
@@ -111,7 +111,7 @@ def completions_of(
             text=text,
             finish="stop" if stop else "length",
             versions=tuple(row.versions),
-            kept=_support(row),
+            support=_support(row),
             own=None if mine is None else own_text,
             injected=() if mine is None else _injected(policy, ids, mask, text),
         )
@@ -136,8 +136,8 @@ def _injected(
 
 
 def _support(row: Row) -> tuple[Sequence[int], ...] | None:
-    """The kept sets of all positions; None where sampling was not truncated."""
-    begun, new = row.begun.kept, [ids.tolist() for ids in row.support]
+    """The support of all positions; None where sampling was not truncated."""
+    begun, new = row.begun.support, [ids.tolist() for ids in row.support]
     if begun is None and not new:
         return None
     return (*(begun or ((),) * len(row.begun.tokens)), *new)

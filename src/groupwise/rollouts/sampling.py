@@ -19,7 +19,7 @@ class SampledTokens:
 
     tokens: Int[Tensor, "rows"]
     logp: Float[Tensor, "rows"]
-    kept: Bool[Tensor, "rows vocab"] | None
+    support: Bool[Tensor, "rows vocab"] | None
 
 
 def distribution(
@@ -76,10 +76,10 @@ def draw(
     if sampling.temperature == 0.0:
         tokens = logits.argmax(-1)
         logp = logits.log_softmax(-1).gather(-1, tokens[:, None]).squeeze(-1)
-        return SampledTokens(tokens=tokens, logp=logp, kept=None)
+        return SampledTokens(tokens=tokens, logp=logp, support=None)
     if not truncates(sampling):
         tokens, logp = active().draw(logits, uniform, temperature=sampling.temperature)
-        return SampledTokens(tokens=tokens, logp=logp, kept=None)
+        return SampledTokens(tokens=tokens, logp=logp, support=None)
     probs, kept = distribution(logits, sampling)
     tokens, logp = inverse_cdf(probs, uniform)
-    return SampledTokens(tokens=tokens, logp=logp, kept=kept)
+    return SampledTokens(tokens=tokens, logp=logp, support=kept)

@@ -47,13 +47,13 @@ def published(policy: Policy, *, version: int) -> PublishedWeights:
 
 def cut(completion: Completion, count: int) -> Completion:
     """The first `count` tokens of a completion, as `Request.begun` takes them."""
-    kept = completion.kept
+    support = completion.support
     return replace(
         completion,
         tokens=completion.tokens[:count],
         mask=completion.mask[:count],
         logprobs=completion.logprobs[:count],
-        kept=None if kept is None else kept[:count],
+        support=None if support is None else support[:count],
         text="",
         finish="length",
     )
@@ -175,7 +175,7 @@ def check_continuation(
     engine: Engine, sampling: Sampling = FREE, requests: Sequence[Request] | None = None
 ) -> None:
     """A completion cut at any position and continued under its stream equals the unbroken one: its
-    tokens, its end and its sets of kept tokens; its log-probabilities to the bit where the engine
+    tokens, its end and its supports; its log-probabilities to the bit where the engine
     says so, and within 1e-4 elsewhere. The rows of a request are cut at different positions."""
     requests = make_requests(2) if requests is None else requests
     whole = _by_prompt(engine.generate(requests, sampling))
@@ -305,7 +305,7 @@ def _by_prompt(groups: Iterator[Group]) -> dict[str, Group]:
 
 
 def _sets(completion: Completion) -> list[set[int]] | None:
-    return None if completion.kept is None else [set(ids) for ids in completion.kept]
+    return None if completion.support is None else [set(ids) for ids in completion.support]
 
 
 def _close(found: Sequence[float], wanted: Sequence[float], *, atol: float = 1e-4) -> None:

@@ -33,7 +33,6 @@ from groupwise.rollouts.source import RolloutSource
 from groupwise.rollouts.tools import ReplyJournal, ToolEngine
 from groupwise.rundir.files import RunLog, read_lines
 from groupwise.rundir.lock import RunLock
-from groupwise.training import resume as resuming
 from groupwise.training.callbacks import Callback
 from groupwise.training.checkpoint.manager import CheckpointManager
 from groupwise.training.evaluation import Evaluate, Evaluation
@@ -43,6 +42,7 @@ from groupwise.training.monitor.monitor import Monitor
 from groupwise.training.monitor.progress import Progress
 from groupwise.training.monitor.trackers import make_trackers
 from groupwise.training.monitor.watchdog import Watchdog
+from groupwise.training.resume import ResumePoint, find_resume_point, plain_settings, resume_facts
 from groupwise.training.stages.warmup import warm_up
 from groupwise.training.trainer import POLICY, Trainer, TrainerSettings
 from groupwise.types import Engine, Prompt, Watch
@@ -129,9 +129,9 @@ def prepare(
         select(config.model.kernels)  # before a warm-up, which trains
         scorer = undo.enter_context(scorer or make_scorer(config, functions))
         undo.enter_context(closing(RunLock(config.output)))
-        found = resuming.ResumePoint()
+        found = ResumePoint()
         if resume:
-            found = resuming.find(config, allow_changes, restart=restart, log=progress.log)
+            found = find_resume_point(config, allow_changes, restart=restart, log=progress.log)
         algorithm = bind(config.algorithm.name, config.algorithm.overrides())
         policy = _started(config, policy, found, progress=progress)
         connected = connector(config, algorithm, policy=policy)
@@ -141,10 +141,10 @@ def prepare(
         _warn(train_on, splits, log=progress.log)
         run_log = RunLog(
             config.output,
-            settings=resuming.plain(config),
+            settings=plain_settings(config),
             resume_at=found.step if resume else None,
         )
-        watchdog = undo.enter_context(closing(_watchdog(config, run_log, progress=progress)))
+        watchdog = undo.enter_context(closing(make_watchdog(config, run_log, progress=progress)))
         monitor = _monitor(config, run_log, progress=progress, name=name)
         undo.callback(monitor.close)
         trainer = _trainer(
@@ -211,7 +211,7 @@ def _trainer(
     checkpoints = CheckpointManager(
         run_log,
         settings=config.checkpoint,
-        about=resuming.about(config),
+        about=resume_facts(config),
         journals=journals,
         watch=watch,
     )
@@ -235,7 +235,7 @@ def _trainer(
 
 
 def _restore(
-    trainer: Trainer, found: resuming.ResumePoint, config: Config, *, log: Callable[[str], None]
+    trainer: Trainer, found: ResumePoint, config: Config, *, log: Callable[[str], None]
 ) -> None:
     """Continue from a checkpoint; without one, write that of step 0 where one is needed later."""
     if found.saved is not None:
@@ -256,7 +256,8 @@ def _logged_steps(path: Path) -> set[int]:
     return {row["step"] for row in read_lines(path)} if path.exists() else set()
 
 
-def _watchdog(config: Config, run_log: RunLog, *, progress: Progress) -> Watchdog:
+def make_watchdog(config: Config, run_log: RunLog, *, progress: Progress) -> Watchdog:
+    """The watchdog of a run's waits."""
     return Watchdog(
         run_log.folder,
         limit_s=60 * config.watchdog.limit_minutes,
@@ -269,7 +270,7 @@ def _monitor(config: Config, run_log: RunLog, *, progress: Progress, name: str |
     return Monitor(
         run_log=run_log,
         progress=progress,
-        trackers=make_trackers(config.logging.trackers, run_log.folder, resuming.plain(config)),
+        trackers=make_trackers(config.logging.trackers, run_log.folder, plain_settings(config)),
         alerts=Alerts(thresholds=config.alerts),
         guard=DivergenceGuard(settings=config.guards),
         name=name or config.algorithm.name,
@@ -303,7 +304,7 @@ def _held_out(
 
 
 def _started(
-    config: Config, policy: Policy | None, found: resuming.ResumePoint, *, progress: Progress
+    config: Config, policy: Policy | None, found: ResumePoint, *, progress: Progress
 ) -> Policy:
     """The policy as it was before the first step: a reference model is a copy of this one."""
     if config.threads is not None:

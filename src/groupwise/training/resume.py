@@ -48,7 +48,7 @@ class ResumePoint:
         return 0 if self.saved is None else self.saved.step
 
 
-def find(
+def find_resume_point(
     config: Config, allow_changes: bool, *, restart: bool, log: Callable[[str], None]
 ) -> ResumePoint:
     """The newest intact checkpoint of a run directory, written with the same settings.
@@ -83,7 +83,9 @@ def find(
         log(f"{config.output} holds no checkpoint; the run starts at step 0")
         return ResumePoint()
     about = saved.about
-    found = changes(_completed(about["config"]), plain(config)) if "config" in about else []
+    found = (
+        changes(_completed(about["config"]), plain_settings(config)) if "config" in about else []
+    )
     _refuse(found, step=saved.step, allowed=allow_changes)
     for change in found:
         log(f"changed {change}")
@@ -101,16 +103,16 @@ def find(
 def _completed(settings: Mapping[str, Any]) -> Mapping[str, Any]:
     """The settings of a checkpoint, with the defaults of those that its version did not have."""
     try:
-        return plain(build(settings))
+        return plain_settings(build(settings))
     except UsageError:
         return settings
 
 
-def about(config: Config) -> dict[str, Any]:
+def resume_facts(config: Config) -> dict[str, Any]:
     """What a checkpoint records for comparison with a resumed run."""
     around = surroundings()
     return {
-        "config": plain(config),
+        "config": plain_settings(config),
         **{name: around[name] for name in ("kernels", "versions")},
         "threads": torch.get_num_threads(),
     }
@@ -122,7 +124,7 @@ def _used(about: Mapping[str, Any]) -> dict[str, str]:
     return {**about.get("versions", {}), **kernels}
 
 
-def plain(config: Config) -> dict[str, Any]:
+def plain_settings(config: Config) -> dict[str, Any]:
     """All settings as plain JSON values, without secrets from environment variables."""
     return json.loads(without_secrets(config.to_json()))
 

@@ -43,7 +43,7 @@ def sequences(scored: ScoredGroups, *, excluded: bool = False) -> Batch:
         sampler[row, :n] = torch.as_tensor(completion.logprobs, dtype=torch.float32)
         if used[row]:
             mask[row, :n] = torch.as_tensor(completion.mask, dtype=torch.bool)
-    kept = tuple(c.kept for c in completions)
+    support = tuple(c.support for c in completions)
     sizes = torch.tensor([len(group) for group in scored.groups], dtype=torch.long)
     return Batch(
         prompts=tuple(
@@ -56,7 +56,7 @@ def sequences(scored: ScoredGroups, *, excluded: bool = False) -> Batch:
         advantage=torch.zeros(shape),
         weight=torch.zeros(shape),
         sampler_logp=sampler,
-        kept=kept if any(k is not None for k in kept) else None,
+        support=support if any(s is not None for s in support) else None,
     )
 
 

@@ -88,7 +88,7 @@ class LanguageModelHead(Head):
             bias=own.bias,
             softcap=self.backbone.softcap,
             temperature=self.temperature,
-            fp32_logits=self.backbone.wide,
+            fp32_logits=self.backbone.fp32_logits,
             accumulate_into_grad=True,
         )
         vocab = len(own.weight)

@@ -197,7 +197,7 @@ class TorchLearner:
             computed=torch.zeros(len(batch.tokens), dtype=torch.bool),
         )
         self.optimizer.clear()
-        learning_mode(self.reader)
+        update_mode(self.reader)
 
     def add(self, part: Int[Tensor, "_"]) -> None:
         """Add the gradient of one microbatch: some rows of the batch."""
@@ -346,7 +346,7 @@ def recompute_activations(model: Any, **how: bool) -> None:
     getattr(model, "activation_checkpointing_enable", older)({"use_reentrant": False, **how})
 
 
-def learning_mode(model: nn.Module) -> None:
+def update_mode(model: nn.Module) -> None:
     """Set modules to the mode of an update: that of the sampler, without dropout, or the ratio
     would start as noise. Exceptions are an adapter's own dropout, and layers with gradient
     checkpointing, which transformers applies in training mode only."""
@@ -392,7 +392,7 @@ def _row_weight(batch: Batch) -> Tensor:
 
 
 def _support(batch: Batch, rows: Tensor) -> list[Any] | None:
-    return None if batch.kept is None else [batch.kept[row] for row in rows.tolist()]
+    return None if batch.support is None else [batch.support[row] for row in rows.tolist()]
 
 
 def _loss(

@@ -164,8 +164,8 @@ class GenerateEngine:
             count = int(ending.length[place]) if draft.stopped else out.shape[1] - longest
             draft.tokens = [*draft.tokens, *out[place, longest : longest + count].tolist()]
             draft.logprobs += logp[place, :count].tolist()
-            kept = [step[place].nonzero().squeeze(-1) for step in drawing.kept[:count]]
-            draft.row.support += kept
+            support = [step[place].nonzero().squeeze(-1) for step in drawing.support[:count]]
+            draft.row.support += support
 
     def publish(self, weights: WeightsRef) -> Metrics:
         """Stamp what follows with the new version; the tensors are shared with the learner."""
@@ -205,7 +205,7 @@ class _Drawing(LogitsProcessor):
         self.uniform = torch.stack(streams).to(device)
         self.sampling, self.longest = sampling, longest
         self.logp: list[Tensor] = []
-        self.kept: list[Tensor] = []
+        self.support: list[Tensor] = []
 
     def __call__(
         self, input_ids: Tensor, scores: Float[Tensor, "rows vocab"]
@@ -213,8 +213,8 @@ class _Drawing(LogitsProcessor):
         uniform = self.uniform[:, input_ids.shape[1] - self.longest]
         drawn = draw(scores, uniform, self.sampling)
         self.logp.append(drawn.logp.double())
-        if drawn.kept is not None:
-            self.kept.append(drawn.kept)
+        if drawn.support is not None:
+            self.support.append(drawn.support)
         return torch.full_like(scores, float("-inf")).scatter_(1, drawn.tokens[:, None], 0.0)
 
 

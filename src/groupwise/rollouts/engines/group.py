@@ -399,9 +399,9 @@ class _Rollout:
         drawn = draw(logits, self.uniform[live.rows, place], self.sampling)
         self.tokens[live.rows, place] = drawn.tokens
         self.logp[live.rows, place] = drawn.logp.double()
-        if drawn.kept is not None:
-            for row, kept in zip(live.rows.tolist(), drawn.kept, strict=True):
-                self._row(row).support.append(kept.nonzero().squeeze(-1))
+        if drawn.support is not None:
+            for row, support in zip(live.rows.tolist(), drawn.support, strict=True):
+                self._row(row).support.append(support.nonzero().squeeze(-1))
         stopped = self.ending(drawn.tokens, self.tokens, live.rows, place, self.since)
         ended = stopped | (place + 1 >= live.budget)
         live = replace(live, time=place, token=drawn.tokens)

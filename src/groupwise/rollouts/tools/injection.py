@@ -68,6 +68,6 @@ def extended(completion: Completion, tokens: list[int]) -> Completion:
         tokens=[*completion.tokens, *tokens],
         mask=[*completion.mask, *[False] * count],
         logprobs=[*completion.logprobs, *[0.0] * count],
-        kept=None if completion.kept is None else (*completion.kept, *[()] * count),
+        support=None if completion.support is None else (*completion.support, *[()] * count),
         finish="length",
     )

@@ -21,7 +21,7 @@ from groupwise.config.connect import (
 )
 from groupwise.config.data import load_eval, rendered
 from groupwise.evaluation.measure import measure
-from groupwise.kernels import keep_freed_memory
+from groupwise.kernels import keep_freed_memory, select
 from groupwise.models import Policy
 from groupwise.prompts.order import PromptOrder
 from groupwise.prompts.templates import Rendered
@@ -29,7 +29,6 @@ from groupwise.rewards import Scorer
 from groupwise.rundir.files import RunLog
 from groupwise.rundir.lock import RunLock
 from groupwise.settings import DatasetSettings
-from groupwise.training import resume as resuming
 from groupwise.training.checkpoint.manager import CheckpointManager
 from groupwise.training.evaluation import Evaluation
 from groupwise.training.monitor.progress import Progress, show_progress
@@ -37,7 +36,8 @@ from groupwise.training.monitor.trackers import make_trackers
 from groupwise.training.monitor.watchdog import Watchdog
 from groupwise.training.offline.encoding import Encoded
 from groupwise.training.offline.trainer import OfflineSettings, OfflineTrainer, Task
-from groupwise.training.prepare import evaluation_row
+from groupwise.training.prepare import evaluation_row, make_watchdog
+from groupwise.training.resume import ResumePoint, find_resume_point, plain_settings, resume_facts
 from groupwise.types import Engine
 from groupwise.updates import TorchLearner
 from groupwise.updates.heads import Head
@@ -106,20 +106,21 @@ def run_on_data(
     from groupwise.report import write_run_report
 
     with ExitStack() as stack:
+        select(config.model.kernels)
         showing = progress or stack.enter_context(closing(show_progress({})))
         scorer = stack.enter_context(closing(make_scorer(config))) if config.rewards else None
         stack.enter_context(closing(RunLock(config.output)))
-        found = resuming.ResumePoint()
+        found = ResumePoint()
         if resume:
-            found = resuming.find(config, allow_changes, restart=restart, log=showing.log)
+            found = find_resume_point(config, allow_changes, restart=restart, log=showing.log)
         policy = _policy(config)
         engine = stack.enter_context(closing(configured_engine(config, policy)))
         run_log = RunLog(
             config.output,
-            settings=resuming.plain(config),
+            settings=plain_settings(config),
             resume_at=found.step if resume else None,
         )
-        watchdog = stack.enter_context(closing(_watchdog(config, run_log, showing)))
+        watchdog = stack.enter_context(closing(make_watchdog(config, run_log, progress=showing)))
         workplace = Workplace(
             config=config,
             policy=policy,
@@ -138,6 +139,8 @@ def run_on_data(
         if found.saved is not None:
             trainer.restore(found.saved)
             showing.log(f"resumed at step {found.step}")
+        for tracker in trainer.trackers:
+            stack.callback(tracker.close)
         trainer.run()
         trainer.finish()
     write_run_report(config.output)
@@ -158,15 +161,6 @@ def _policy(config: Config) -> Policy:
     return policy
 
 
-def _watchdog(config: Config, run_log: RunLog, progress: Progress) -> Watchdog:
-    return Watchdog(
-        run_log.folder,
-        limit_s=60 * config.watchdog.limit_minutes,
-        stop=config.watchdog.stop,
-        log=progress.log,
-    )
-
-
 def total_steps(config: Config, settings: DatasetSettings, items: int) -> int:
     """Optimizer steps of a run over so many prompts."""
     if settings.epochs is None:
@@ -181,7 +175,7 @@ def _trainer(
     checkpoints = CheckpointManager(
         run_log,
         settings=config.checkpoint,
-        about=resuming.about(config),
+        about=resume_facts(config),
         watch=watchdog.waiting,
     )
     evaluation = config.evaluation
@@ -204,7 +198,7 @@ def _trainer(
             keep_best=evaluation.keep_best,
         ),
         name=name,
-        trackers=make_trackers(config.logging.trackers, run_log.folder, resuming.plain(config)),
+        trackers=make_trackers(config.logging.trackers, run_log.folder, plain_settings(config)),
         watch=watchdog.waiting,
     )
 
