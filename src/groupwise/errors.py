@@ -41,6 +41,11 @@ class RunError(GroupwiseError):
     """A run cannot go on; what it had learned so far is in its last checkpoint."""
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of another library's message, for one of ours; its type where it has none."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 def suggest(name: str, known: Iterable[str], *, meant: str = "") -> str:
     """`did you mean X? Known: …` for a name that is not among the known ones.
 

@@ -23,7 +23,7 @@ from groupwise.config import Config
 from groupwise.config.connect import best_device, load_configured, make_scorer
 from groupwise.config.data import load_eval, load_train, rendered
 from groupwise.config.memory import MemoryPlan, memory_plan, memory_savings
-from groupwise.errors import GroupwiseError
+from groupwise.errors import GroupwiseError, first_line
 from groupwise.kernels import active
 from groupwise.models import Policy
 from groupwise.prompts.contamination import shared_prompts
@@ -120,7 +120,7 @@ def _looked(name: str, look: Callable[[], str], before: Sequence[CheckResult]) -
         advice = "do what the message says; it would have ended the run"
         return CheckResult(name=name, passed=False, found=str(error), advice=advice)
     except Exception as error:
-        said = (str(error).strip().splitlines() or ["no message"])[0]
+        said = first_line(error)
         return CheckResult(
             name=name,
             passed=False,

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from groupwise.errors import RunError
+from groupwise.errors import RunError, first_line
 
 IDLE = timedelta(hours=24)
 """How long a rank waits for the next command of rank 0; an ended rank 0 is noticed at once."""
@@ -175,7 +175,7 @@ class World:
 
     def failed(self, error: BaseException) -> None:
         """Leave word for the other ranks of why this one ends."""
-        text = f"{type(error).__name__}: {_first_line(error)}"
+        text = f"{type(error).__name__}: {first_line(error)}"
         if isinstance(error, KeyboardInterrupt):
             text = "interrupted"
         try:
@@ -244,7 +244,7 @@ def _met(timeout_s: float) -> tuple[Store, int, int]:
         raise RunError(
             f"torchrun: rank {os.environ.get('RANK')} could not reach the other ranks at "
             f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')} "
-            f"({_first_line(error)})."
+            f"({first_line(error)})."
         ) from error
 
 
@@ -260,10 +260,6 @@ def _is_lost(error: BaseException) -> bool:
     return any(part in said for part in LOST)
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or ["no message"])[0]
-
-
 def _plain(error: BaseException) -> str:
     """The first line of a message, without the path of the file that raised it."""
-    return _first_line(error).rpartition("] ")[2][:200]
+    return first_line(error).rpartition("] ")[2][:200]

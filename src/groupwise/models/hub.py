@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from groupwise.errors import UsageError
+from groupwise.errors import UsageError, first_line
 
 TIMEOUT_S = 10.0
 """How long the hub may take to say so."""
@@ -29,7 +29,7 @@ def check_on_hub(name: str) -> None:
     except EntryNotFoundError:
         return  # a model of another form, which loading has more to say about
     except Exception as error:  # of whatever transport the hub's library uses
-        said = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        said = first_line(error).rstrip(".")
         raise UsageError(
             f"model.path = {name!r}: no folder has this path here, and no model of that name "
             f"could be found on the hub ({said})."

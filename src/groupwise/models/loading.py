@@ -17,7 +17,7 @@ from transformers import (
     PretrainedConfig,
 )
 
-from groupwise.errors import UsageError
+from groupwise.errors import UsageError, first_line
 from groupwise.models.adapters import SavedAdapter, new_adapter
 from groupwise.models.hub import check_on_hub
 from groupwise.models.policy import Policy, make_policy, without_bars
@@ -147,7 +147,7 @@ class ModelSource:
                 )
         except Exception as error:  # safetensors and transformers raise what they like
             raise UsageError(
-                f"model.path = {str(self.path)!r}: cannot be loaded ({_first_line(error)})."
+                f"model.path = {str(self.path)!r}: cannot be loaded ({first_line(error)})."
             ) from error
 
 
@@ -165,7 +165,7 @@ def configuration(path: str | Path, *, trust_remote_code: bool = False) -> Pretr
         return AutoConfig.from_pretrained(place, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, KeyError) as error:
         raise UsageError(
-            f"model.path = {str(path)!r}: no config.json could be read ({_first_line(error)})."
+            f"model.path = {str(path)!r}: no config.json could be read ({first_line(error)})."
         ) from error
 
 
@@ -261,7 +261,7 @@ def _tokenizer(path: str | Path, place: str, *, trust_remote_code: bool) -> Any:
         return AutoTokenizer.from_pretrained(place, trust_remote_code=trust_remote_code)
     except Exception as error:  # tokenizers raises nothing more precise
         raise UsageError(
-            f"model.path = {str(path)!r}: no tokenizer could be loaded ({_first_line(error)}); its "
+            f"model.path = {str(path)!r}: no tokenizer could be loaded ({first_line(error)}); its "
             "files must be beside the weights."
         ) from error
 
@@ -277,7 +277,7 @@ def four_bits(compute: torch.dtype) -> Any:
     except Exception as error:  # Its library is loaded here, and fails as it likes.
         raise UsageError(
             f"model.quantization = 'nf4': bitsandbytes does not work on this machine "
-            f"({_first_line(error)}); leave the setting out and set model.dtype = 'bfloat16'."
+            f"({first_line(error)}); leave the setting out and set model.dtype = 'bfloat16'."
         ) from error
     return BitsAndBytesConfig(
         load_in_4bit=True,
@@ -301,7 +301,3 @@ def check_four_bits(model: Any, path: str | Path) -> None:
                 f"matrices whose rows are no multiple of {BLOCK}, and {name} of {str(path)!r} has "
                 f"rows of {layer.in_features}; leave the setting out, or take another model."
             )
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from groupwise.errors import UsageError, suggest
+from groupwise.errors import UsageError, first_line, suggest
 from groupwise.prompts.lazy import LARGE_BYTES, line_rows, table_rows
 
 MAX_UNPACKED_BYTES = 2**30
@@ -136,7 +136,7 @@ def _is_large(path: Path) -> bool:
     try:
         footer = pyarrow.parquet.read_metadata(path)
     except (pyarrow.ArrowException, OSError) as error:
-        raise UsageError(f"{path}: is not a parquet file ({_first_line(error)}).") from error
+        raise UsageError(f"{path}: is not a parquet file ({first_line(error)}).") from error
     size = sum(footer.row_group(i).total_byte_size for i in range(footer.num_row_groups))
     return size >= LARGE_BYTES or footer.num_rows > MAX_READ_ROWS
 
@@ -216,7 +216,7 @@ def _read_parquet(path: Path) -> list[Row]:
     try:
         return pyarrow.parquet.read_table(path).to_pylist()
     except (pyarrow.ArrowException, OSError) as error:
-        raise UsageError(f"{path}: is not a parquet file ({_first_line(error)}).") from error
+        raise UsageError(f"{path}: is not a parquet file ({first_line(error)}).") from error
 
 
 _READERS: Mapping[str, Callable[[Path], list[Row]]] = {
@@ -260,7 +260,7 @@ def _from_hub(
     except Exception as error:  # `datasets` raises many types of errors here
         raise UsageError(
             f"data = {name!r}: is not a file, and could not be loaded from the hub "
-            f"({_first_line(error)})."
+            f"({first_line(error)})."
         ) from error
 
 
@@ -292,7 +292,3 @@ def _as_row(row: Any, where: str) -> Row:
             f"{where}: must be an object with named columns, not {type(row).__name__}."
         )
     return row
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

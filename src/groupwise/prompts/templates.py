@@ -15,7 +15,7 @@ from typing import Literal
 
 from transformers import PreTrainedTokenizerBase
 
-from groupwise.errors import ModelError, UsageError
+from groupwise.errors import ModelError, UsageError, first_line
 from groupwise.prompts.lazy import LazySequence
 from groupwise.types import Prompt
 
@@ -197,7 +197,7 @@ def _by_template(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> list[int
                 continue_final_message=continued,
             )
     except Exception as error:  # a template is a program and may raise anything
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         raise ModelError(
             f"prompt {prompt.id}: the chat template rejects its messages ({reason})."
         ) from error

@@ -17,7 +17,7 @@ from groupwise.config.connect import Reward, connect
 from groupwise.config.data import load_source
 from groupwise.config.memory import memory_plan, memory_savings
 from groupwise.distributed.launched import follows, launched
-from groupwise.errors import GroupwiseError, RunError, UsageError
+from groupwise.errors import GroupwiseError, RunError, UsageError, first_line
 from groupwise.models import Policy, make_policy
 from groupwise.models.loading import with_settings
 from groupwise.prompts.templates import fix_variables
@@ -238,7 +238,7 @@ def _memory_named(config: Config | None) -> Iterator[None]:
     except (MemoryError, RuntimeError) as error:
         said = str(error)
         if isinstance(error, MemoryError | torch.OutOfMemoryError) or "alloc" in said.lower():
-            said = (said.strip().splitlines() or ["no message"])[0]
+            said = first_line(error)
             raise RunError(
                 f"out of memory ({said}); {_smaller(config)}. Checkpoints are intact: "
                 "continue with --resume."

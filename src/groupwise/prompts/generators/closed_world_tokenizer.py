@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from groupwise.prompts.generators.closed_world import (
     CONSONANTS,
@@ -18,7 +18,7 @@ from groupwise.prompts.generators.closed_world import (
     UNANSWERABLE,
     VOWELS,
 )
-from groupwise.prompts.generators.small_tokenizer import CHAT_TEMPLATE, END, PAD, ROLES
+from groupwise.prompts.generators.small_tokenizer import made_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -39,25 +39,12 @@ def closed_world_tokenizer() -> PreTrainedTokenizerBase:
         >>> closed_world_tokenizer().tokenize("The mayor of Bado is Keludi.")
         ['The', 'Ġmayor', 'Ġof', 'Ġ', 'Ba', 'do', 'Ġis', 'Ġ', 'Ke', 'lu', 'di', '.']
     """
-    from tokenizers import AddedToken, pre_tokenizers
-    from transformers import Qwen2Tokenizer
+    from tokenizers import pre_tokenizers
 
     merges = list(dict.fromkeys(_merges()))
     tokens = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *(a + b for a, b in merges)]
-    ends: dict[str, Any] = {"eos_token": END, "pad_token": PAD, "unk_token": None}
-    tokenizer = Qwen2Tokenizer(
-        vocab={token: place for place, token in enumerate(dict.fromkeys(tokens))},
-        merges=merges,  # pyright: ignore[reportArgumentType]
-        **ends,
-        additional_special_tokens=list(ROLES),
-        chat_template=CHAT_TEMPLATE,
-        clean_up_tokenization_spaces=False,
-        model_max_length=1024,
-    )
-    for tag in TAGS:
-        token: Any = AddedToken(tag, special=False, normalized=False)
-        tokenizer.add_tokens(token)
-    return tokenizer
+    vocab = {token: place for place, token in enumerate(dict.fromkeys(tokens))}
+    return made_tokenizer(vocab, merges, tags=TAGS)
 
 
 def _merges() -> Iterator[tuple[str, str]]:

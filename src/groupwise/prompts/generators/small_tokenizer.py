@@ -9,6 +9,7 @@ skipped.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from groupwise.prompts.generators.word_problems import (
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 TAGS = ("<reasoning>", "</reasoning>", "<answer>", "</answer>")
 PAD, END = "<|pad|>", "<|end|>"
 ROLES = ("<|system|>", "<|user|>", "<|assistant|>", "<|tool|>")
+_ENDS: dict[str, Any] = {"eos_token": END, "pad_token": PAD, "unk_token": None}
 SIZE = 512
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
@@ -53,11 +55,10 @@ def small_tokenizer() -> PreTrainedTokenizerBase:
         padding token, and an end token that also ends every turn. Every word of the word problems
         is one token.
     """
-    from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, trainers
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
     from transformers import Qwen2Tokenizer
 
-    ends: dict[str, Any] = {"eos_token": END, "pad_token": PAD, "unk_token": None}
-    blank = Qwen2Tokenizer(vocab={}, merges=[], **ends)
+    blank = Qwen2Tokenizer(vocab={}, merges=[], **_ENDS)
     special = [PAD, END, *ROLES]
     learned = Tokenizer(models.BPE())
     learned.pre_tokenizer = blank.backend_tokenizer.pre_tokenizer
@@ -69,16 +70,27 @@ def small_tokenizer() -> PreTrainedTokenizerBase:
     # Repeated, so that every merge of these words comes before the first one of any other word.
     learned.train_from_iterator([*_texts()] * 100 + _OTHER_WORDS.split("\n"), trainer)
     model = json.loads(learned.to_str())["model"]
+    return made_tokenizer(model["vocab"], model["merges"], tags=TAGS)
+
+
+def made_tokenizer(
+    vocab: Mapping[str, int], merges: Sequence[Sequence[str]], *, tags: Sequence[str]
+) -> PreTrainedTokenizerBase:
+    """A byte-level tokenizer with the turns and ends of the small models; tags are ordinary
+    tokens."""
+    from tokenizers import AddedToken
+    from transformers import Qwen2Tokenizer
+
     tokenizer = Qwen2Tokenizer(
-        vocab=model["vocab"],
-        merges=[tuple(pair) for pair in model["merges"]],  # pyright: ignore[reportArgumentType]
-        **ends,
+        vocab=dict(vocab),
+        merges=[tuple(pair) for pair in merges],  # pyright: ignore[reportArgumentType]
+        **_ENDS,
         additional_special_tokens=list(ROLES),
         chat_template=CHAT_TEMPLATE,
         clean_up_tokenization_spaces=False,
         model_max_length=1024,
     )
-    for tag in TAGS:
+    for tag in tags:
         token: Any = AddedToken(tag, special=False, normalized=False)
         tokenizer.add_tokens(token)
     return tokenizer

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
 
-from groupwise.errors import UsageError, suggest
+from groupwise.errors import UsageError, first_line, suggest
 
 Kind = Literal["encoder", "classifier"]
 
@@ -56,7 +56,7 @@ def load(path: str, *, kind: Kind, device: str = "cpu") -> Loaded:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         model = maker.from_pretrained(folder, local_files_only=True, use_safetensors=True)
     except (OSError, ValueError, RuntimeError, KeyError) as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         raise UsageError(f"model = {path!r}: cannot be loaded as {kind} ({reason}).") from error
     return Loaded(
         model=model.eval().to(device), tokenizer=tokenizer, limit=_limit(model, tokenizer)

@@ -23,7 +23,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from groupwise.errors import RunError
+from groupwise.errors import RunError, first_line
 
 FORMAT = 3
 MANIFEST, WEIGHTS, STATE = "manifest.json", "weights.safetensors", "state.pt"
@@ -156,7 +156,7 @@ def save(
         shutil.rmtree(draft, ignore_errors=True)
         raise RunError(
             f"checkpoint at step {checkpoint.step}: {folder} could not be written "
-            f"({getattr(error, 'strerror', None) or _first_line(error)}); free some space or "
+            f"({getattr(error, 'strerror', None) or first_line(error)}); free some space or "
             "choose another output. Earlier checkpoints are intact."
         ) from error
     prune(folder, keep=keep, step=checkpoint.step)
@@ -240,7 +240,7 @@ def load(path: Path) -> Checkpoint:
     except RunError:
         raise
     except Exception as error:  # The readers may raise anything on damaged bytes.
-        raise RunError(f"{path}: is incomplete ({_first_line(error)}).") from error
+        raise RunError(f"{path}: is incomplete ({first_line(error)}).") from error
     return Checkpoint(step=step, weights=weights, state=state, about=about)
 
 
@@ -320,7 +320,7 @@ def replace_folder(final: Path, write: Callable[[str], None]) -> None:
         shutil.rmtree(draft, ignore_errors=True)
         raise RunError(
             f"{final}: could not be written "
-            f"({getattr(error, 'strerror', None) or _first_line(error)}); free some space and go "
+            f"({getattr(error, 'strerror', None) or first_line(error)}); free some space and go "
             "on with --resume."
         ) from error
 
@@ -400,7 +400,3 @@ def _flush(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
