@@ -328,6 +328,17 @@ def test_the_page_reaches_for_nothing_outside(tmp_path):
     assert set(re.findall(r"https?://[^\s'\"]+", page)) == {"http://www.w3.org/2000/svg"}
 
 
+def test_a_page_says_what_computed_and_every_setting_once(tmp_path):
+    about = {"kernels": "cpp+onednn", "config": {"group_size": 7, "model": {"kernels": "auto"}}}
+    write_run(tmp_path / "run", config=json.dumps(about))
+    page = write_run_report(tmp_path / "run").read_text(encoding="utf-8")
+    assert "kernels cpp+onednn</p>" in page
+    assert page.count("group_size</th>") == page.count("model.kernels</th>") == 1
+    damaged = write_run(tmp_path / "damaged", config=json.dumps({"kernels": [{}], "config": []}))
+    facts = write_run_report(damaged).read_text(encoding="utf-8").split('class="facts">')[1]
+    assert "kernels" not in facts.split("</p>")[0]
+
+
 def test_fewer_than_three_seeds_are_marked_as_an_illustration(tmp_path):
     one = [run_of("softrank"), run_of("grpo", end=0.8)]
     page = page_of(one, tmp_path)

@@ -190,8 +190,8 @@ def _config(path: Path) -> tuple[dict[str, Any], int]:
         return {}, 1
     if not isinstance(found, dict):
         return {}, 1
-    inner = found.get("config")
-    return ({**found, **inner} if isinstance(inner, dict) else found), 0
+    inner = found.pop("config", None)
+    return found | (inner if isinstance(inner, dict) else {}), 0
 
 
 def _algorithm(config: Mapping[str, Any]) -> str:

@@ -24,7 +24,7 @@ def accent(labels: Sequence[str], label: str) -> str:
 def header(title: str, kind: str, runs: Sequence[RunData]) -> str:
     """Title, facts of the runs, and the legend that shows and hides algorithms."""
     labels = labels_of(runs)
-    facts = [fact for fact in (_model(runs), _size(runs), _seeds(runs)) if fact]
+    facts = [fact for fact in (_model(runs), _size(runs), _seeds(runs), _kernels(runs)) if fact]
     legend = "".join(
         f'<button type="button" class="key {accent(labels, label)}" data-label="{escaped(label)}" '
         f'aria-pressed="true"><i></i>{escaped(label)}</button>'
@@ -365,6 +365,13 @@ def _seeds(runs: Sequence[RunData]) -> str:
     if seeds_of(runs) <= 1:
         return f"one seed ({seeds[0]})" if len(seeds) == 1 else ""
     return f"seeds {', '.join(map(str, seeds))}"
+
+
+def _kernels(runs: Sequence[RunData]) -> str:
+    """What computed; rounding depends on it."""
+    used = [run.config.get("kernels") for run in runs]
+    names = sorted({name for name in used if isinstance(name, str)})
+    return f"kernels {', '.join(names)}" if names else ""
 
 
 def _dotted(config: Mapping[str, Any], prefix: str = "") -> list[tuple[str, object]]:
