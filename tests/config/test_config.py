@@ -5,12 +5,18 @@ from __future__ import annotations
 import json
 import typing
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from pydantic import BaseModel
 
 from groupwise.config import Config, build, flat, load, packaged, resolve
 from groupwise.errors import UsageError
+from groupwise.kernels.interface import BACKENDS
+from groupwise.models.loading import DTYPES
+from groupwise.rollouts.engines.registry import ENGINES
+from groupwise.settings.sections import EngineSettings, LoggingSettings, ModelSettings
+from groupwise.training.monitor.trackers import TRACKERS
 
 RECIPE = """
 steps = 80
@@ -245,3 +251,17 @@ def test_a_model_is_evaluated_in_the_format_it_is_trained_in() -> None:
     assert evaluation.data.answer_style == training.data.answer_style
     assert evaluation.sampling == training.sampling
     assert evaluation.evaluation.prompts == training.evaluation.prompts == 1319
+
+
+def test_the_names_that_settings_offer_are_those_of_the_registries() -> None:
+    """Settings stand below what they name, so both have a list."""
+    offered = {
+        "engine": EngineSettings.model_fields["name"].annotation,
+        "kernels": ModelSettings.model_fields["kernels"].annotation,
+        "trackers": get_args(LoggingSettings.model_fields["trackers"].annotation)[0],
+    }
+    known = {"engine": ENGINES, "kernels": BACKENDS, "trackers": TRACKERS}
+    assert {name: set(get_args(kind)) for name, kind in offered.items()} == {
+        name: set(registry) for name, registry in known.items()
+    }
+    assert set(get_args(ModelSettings.model_fields["dtype"].annotation)) < set(DTYPES)

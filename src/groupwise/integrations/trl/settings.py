@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from groupwise.config import Config, build
 from groupwise.errors import UsageError, suggest
 from groupwise.integrations.trl import sampler
+from groupwise.training.monitor.trackers import TRACKERS
 
 if TYPE_CHECKING:
     from groupwise.integrations.trl.config import GRPOConfig
@@ -28,7 +29,6 @@ SCHEDULES = {
     "constant": "constant",
     "constant_with_warmup": "constant",
 }
-TRACKERS = ("tensorboard", "wandb")
 STRATEGIES = ("no", "steps", "epoch")
 OUTPUT = "trainer_output"
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
