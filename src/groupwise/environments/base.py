@@ -112,6 +112,9 @@ class TagEnvironment:
         tags: where calls and results stand.
         max_result_chars: characters of a result; the rest is cut, inside the tags.
         max_calls: calls of one completion; later ones are told that there are none left.
+
+    Raises:
+        UsageError: an empty tag, or a limit below 1.
     """
 
     def __init__(
@@ -120,6 +123,8 @@ class TagEnvironment:
         for name, value in (("max_result_chars", max_result_chars), ("max_calls", max_calls)):
             if value < 1:
                 raise UsageError(f"{name} = {value!r}: must be at least 1.")
+        if not all(tag.strip() for tag in (*tags.call, *tags.result)):
+            raise UsageError(f"environment: tags = {tags}: none may be empty.")
         self.tool, self.tags = tool, tags
         self.max_result_chars, self.max_calls = max_result_chars, max_calls
 

@@ -254,7 +254,7 @@ def tool_metrics(completions: Sequence[Completion]) -> Metrics:
 
     Returns:
         "calls"; "answered_share" of the calls: those neither failed, refused nor malformed;
-        "injected" tokens; "tool_seconds" of waiting; and what the environment counts besides, as
+        "injected" tokens; "seconds_per_call"; and what the environment counts besides, as
         "tool_found".
     """
     told = [c for c in completions if "calls" in c.values]
@@ -268,13 +268,13 @@ def tool_metrics(completions: Sequence[Completion]) -> Metrics:
         + sums.get("refused", 0.0)
     )
     injected = sum(len(c.tokens) - c.own_tokens for c in told)
-    renamed = {
-        name: name if name.startswith(("calls", "tool_")) else f"tool_{name}" for name in names
-    }
+    calls, seconds = sums.pop("calls"), sums.pop("tool_seconds", 0.0)
     return {
-        **{renamed[name]: total / len(told) for name, total in sums.items()},
+        "calls": calls / len(told),
         "injected": injected / len(told),
-        **({"answered_share": 1 - unanswered / sums["calls"]} if sums["calls"] else {}),
+        **{f"tool_{name}": total / len(told) for name, total in sums.items()},
+        **({"answered_share": 1 - unanswered / calls} if calls else {}),
+        **({"seconds_per_call": seconds / calls} if calls else {}),
     }
 
 

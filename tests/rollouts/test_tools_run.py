@@ -1,0 +1,139 @@
+"""Whole runs with a tool: a server that dies again and again, and a resumed run without it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("bm25s", reason="needs bm25s: pip install 'groupwise[search]'")
+
+from groupwise.environments import ENVIRONMENTS, Reply
+from groupwise.environments.retrieval import Client, Index, Passage, Server
+from groupwise.training.prepare import Prepared
+from groupwise.types import Prompt, Stream
+from small_runs import prepared, timeless
+
+SETTINGS = (
+    "environment.name=asks_often",
+    "environment.max_result_tokens=16",
+    "environment.max_injected_tokens=48",
+)
+
+
+class Asker:
+    """Asks a server whenever the model writes a letter that noise writes often."""
+
+    stops = ("e",)
+
+    def __init__(self, server: str) -> None:
+        self.client = Client(server, timeout_s=1.0)
+
+    def begin(self, prompt: Prompt, *, stream: Stream) -> None:
+        """Nothing is kept of a completion."""
+
+    def reply(self, state: None, text: str) -> Reply:
+        found = self.client.search("capital")
+        return Reply(text=f"[{found[0].passage.text}]", values={"found": 1.0}, frame=(1, 1))
+
+
+def asks_often(*, server: str) -> Asker:
+    return Asker(server)
+
+
+class Mortal:
+    """A retrieval server that can be killed and started again on its port."""
+
+    def __init__(self) -> None:
+        self.index, self.port = Index([Passage("Paris", "capital of France")]), 0
+        self.start()
+
+    def start(self) -> None:
+        self.server = Server(self.index, port=self.port)
+        self.port = self.server.server_address[1]
+        threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
+
+    def kill(self) -> None:
+        self.server.shutdown()
+        self.server.server_close()
+
+
+@pytest.fixture
+def mortal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Mortal]:
+    monkeypatch.setitem(ENVIRONMENTS._functions, "asks_often", asks_often)
+    made = Mortal()
+    yield made
+    made.kill()
+
+
+def started(folder: Path, mortal: Mortal, *more: str, resume: bool = False) -> Prepared:
+    server = f"environment.server=http://127.0.0.1:{mortal.port}"
+    return prepared(folder, *SETTINGS, server, *more, resume=resume)
+
+
+def test_a_server_that_dies_20_times_costs_no_reward_and_no_run(
+    tmp_path: Path, mortal: Mortal
+) -> None:
+    over = threading.Event()
+
+    def reaper() -> None:
+        for _ in range(20):
+            mortal.kill()
+            time.sleep(0.03)
+            mortal.start()
+            if over.wait(0.2):
+                return
+
+    run = started(tmp_path, mortal, "steps=6", "guards.silent_rewards=say")
+    killer = threading.Thread(target=reaper)
+    killer.start()
+    lost = answered = 0
+    failures = set()
+    try:
+        for _ in range(6):
+            scored = run.trainer.advance().scored
+            for row, group in enumerate(scored.groups):
+                for place, one in enumerate(group.completions):
+                    lost += one.failure is not None
+                    failures.add(one.failure)
+                    answered += one.failure is None and one.values["calls"] > 0
+                    assert bool(scored.scores.valid[row, place]) == (one.failure is None)
+                    assert one.failure is None or scored.scores.total[row, place].isnan()
+    finally:
+        over.set()
+        killer.join()
+        run.close()
+    assert lost and answered, failures
+    rows = timeless(tmp_path)
+    assert len(rows) == 6 and all(row["calls"] > 0 for row in rows)
+    assert any(row["answered_share"] < 1 for row in rows)
+
+
+def test_a_resumed_run_asks_nothing_again_and_is_the_same_to_the_bit(
+    tmp_path: Path, mortal: Mortal
+) -> None:
+    run = started(tmp_path, mortal)
+    for _ in range(2):
+        run.trainer.advance()
+    run.trainer.save(wait=True)
+    run.trainer.advance()
+    wanted = {
+        name: value.clone() for name, value in run.trainer.learners["policy"].trained().items()
+    }
+    rows = timeless(tmp_path)
+    run.close()
+    assert list((tmp_path / "journal").glob("replies-*.jsonl"))
+    mortal.kill()
+    again = started(tmp_path, mortal, resume=True)
+    try:
+        again.trainer.advance()
+    finally:
+        again.close()
+        mortal.start()
+    assert timeless(tmp_path) == rows and rows[-1]["calls"] > 0
+    found = again.trainer.learners["policy"].trained()
+    assert all(torch.equal(found[name], value) for name, value in wanted.items())
