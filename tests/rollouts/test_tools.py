@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import random
 import threading
@@ -25,6 +26,7 @@ from groupwise.rollouts import GenerateEngine, GroupEngine
 from groupwise.rollouts.tools import ReplyJournal, ToolEngine
 from groupwise.rollouts.tools.calls import ToolCalls
 from groupwise.rollouts.tools.injection import Injector
+from groupwise.rollouts.tools.turns import turn_frame
 from groupwise.settings import EnvironmentSettings
 from groupwise.training.stages.base_model import small_policy
 from groupwise.types import Group, Prompt, Request, Sampling, Status, Stream
@@ -311,3 +313,33 @@ def test_an_environment_without_stops_is_refused() -> None:
 
 def test_the_protocol_is_kept() -> None:
     assert isinstance(Talker(), Environment)
+
+
+def test_replies_may_be_turns_of_the_chat_template() -> None:
+    found = list(tools(Talker(), layout="turns").generate(asked(2), SAMPLING))
+    told = [c for g in found for c in g.completions if c.injected]
+    assert told
+    for one in told:
+        for first, last in one.injected:
+            reply = one.text[first:last]
+            assert reply.startswith("<|end|><|tool|>[") and reply.endswith("]<|end|><|assistant|>")
+
+
+def test_a_template_that_changes_earlier_turns_is_refused_with_what_it_does() -> None:
+    tokenizer = copy.deepcopy(POLICY.tokenizer)
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m['role'] + ':' }}"
+        "{% if loop.last or m['role'] != 'assistant' %}{{ m['content'] }}{% endif %};{% endfor %}"
+    )
+    with pytest.raises(UsageError, match="leaves out a call"):
+        turn_frame(tokenizer)
+    tokenizer.chat_template = (
+        "{% if messages | length > 1 %}again {% endif %}"
+        "{% for m in messages %}{{ m['role'] + ':' + m['content'] + ';' }}{% endfor %}"
+        "{% if add_generation_prompt %}assistant:{% endif %}"
+    )
+    with pytest.raises(UsageError, match="changes earlier turns"):
+        turn_frame(tokenizer)
+    tokenizer.chat_template = None
+    with pytest.raises(UsageError, match="no chat template"):
+        turn_frame(tokenizer)

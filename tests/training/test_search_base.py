@@ -34,9 +34,13 @@ def test_every_fact_is_asked_for_and_the_last_one_is_the_answer() -> None:
 
 
 def test_habits_seldom_search_and_are_seldom_right() -> None:
-    habits = SearchDemonstrations(size=400, habits=True)
+    habits = SearchDemonstrations(
+        size=400, habits=("guess", "guess", "guess", "no_name", "wrong_fact")
+    )
     calls = sum(example.completion.count("<search>") for example in habits) / len(habits)
     assert 0.3 < calls < 0.8
+    with pytest.raises(UsageError, match="habits = 'gess'.*did you mean guess"):
+        SearchDemonstrations(size=1, habits=("gess",))
 
 
 def test_results_are_read_and_not_learned() -> None:

@@ -15,11 +15,13 @@ from groupwise.environments.base import (
     Tags,
     TagState,
 )
+from groupwise.environments.functions import FunctionEnvironment
 
 __all__ = [
     "ENVIRONMENTS",
     "SEARCH_TAGS",
     "Environment",
+    "FunctionEnvironment",
     "Reply",
     "TagEnvironment",
     "TagState",

@@ -197,6 +197,9 @@ class EnvironmentSettings(Section):
 
     name: Name
     """Name of the environment."""
+    layout: Literal["inline", "turns"] = "inline"
+    """Where replies stand: in the turn of the model ("inline"), or in turns of their own, between
+    what the chat template puts around a reply."""
     max_result_tokens: Count = 256
     """Tokens of one reply; the rest of a result is cut inside its tags."""
     max_injected_tokens: Count = 1024

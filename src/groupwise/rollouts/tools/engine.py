@@ -22,6 +22,7 @@ from groupwise.rollouts.text import decode_all
 from groupwise.rollouts.tools.calls import ToolCalls
 from groupwise.rollouts.tools.injection import Injector, extended
 from groupwise.rollouts.tools.journal import Asked, ReplyJournal
+from groupwise.rollouts.tools.turns import turn_frame
 from groupwise.settings import EnvironmentSettings
 from groupwise.types import (
     Completion,
@@ -69,7 +70,8 @@ class ToolEngine:
             )
         self.engine, self.environment, self.policy = engine, environment, policy
         self.settings, self.max_rows, self.journal = settings, max_rows, journal
-        self.injector = Injector(policy, max_tokens=settings.max_result_tokens)
+        around = turn_frame(policy.tokenizer) if settings.layout == "turns" else ("", "")
+        self.injector = Injector(policy, max_tokens=settings.max_result_tokens, around=around)
         self.calls = ToolCalls(workers=settings.workers, timeout_s=settings.timeout_s)
 
     @property

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from groupwise.environments import Reply
+from groupwise.errors import UsageError
 from groupwise.models import Policy
 from groupwise.types import Completion
 
@@ -22,10 +23,21 @@ class Injector:
     Args:
         policy: whose tokenizer, and whose end tokens.
         max_tokens: of one reply, frame included.
+        around: what is put before and after every reply, as part of its frame.
+
+    Raises:
+        UsageError: `max_tokens` is too small for what is put around a reply.
     """
 
-    def __init__(self, policy: Policy, *, max_tokens: int) -> None:
-        self.tokenizer, self.max_tokens = policy.tokenizer, max_tokens
+    def __init__(
+        self, policy: Policy, *, max_tokens: int, around: tuple[str, str] = ("", "")
+    ) -> None:
+        self.tokenizer, self.max_tokens, self.around = policy.tokenizer, max_tokens, around
+        if (least := len(self._encode("".join(around)))) >= max_tokens:
+            raise UsageError(
+                f"environment.max_result_tokens = {max_tokens}: the chat template alone puts "
+                f"{least} tokens around a reply."
+            )
         self.special = frozenset(policy.tokenizer.all_special_ids) | policy.end_tokens
         texts = {self.tokenizer.decode([token]) for token in sorted(self.special)}
         self._texts = sorted((text for text in texts if len(text) > 1), key=len, reverse=True)
@@ -34,7 +46,8 @@ class Injector:
         """The tokens of a reply; a result that is too long is cut inside its frame."""
         first, last = reply.frame
         end = len(reply.text) - last
-        before, after = reply.text[:first], reply.text[end:]
+        before = self.around[0] + reply.text[:first]
+        after = reply.text[end:] + self.around[1]
         inside = self._harmless(reply.text[first : min(end, first + CHARACTERS * self.max_tokens)])
         tokens = self._encode(before + inside + after)
         framing = [*self._encode(before), *self._encode(after)]

@@ -18,7 +18,7 @@ from typing import Any, overload
 from groupwise.environments import SEARCH_TAGS, Reply, TagEnvironment
 from groupwise.environments.retrieval import Passage
 from groupwise.environments.search import result
-from groupwise.errors import UsageError
+from groupwise.errors import UsageError, suggest
 from groupwise.models import Policy
 from groupwise.prompts.examples import Example
 from groupwise.prompts.generators.closed_world import (
@@ -49,11 +49,12 @@ class SearchDemonstrations(Sequence[Example]):
     Args:
         size: how many there are.
         hops: shares of questions that need 1, 2 and 3 facts.
-        habits: mostly bad habits instead of right trajectories.
+        habits: names of bad habits (`HABITS`), of which one is drawn for most questions; one
+            named twice is drawn twice as often. Without any, every trajectory is right.
         seed: another seed gives another series.
 
     Raises:
-        UsageError: size below 1, or shares that do not sum to 1.
+        UsageError: size below 1, shares that do not sum to 1, or an unknown habit.
 
     Example:
         >>> SearchDemonstrations(size=1)[0].completion.partition("</search>")[0]
@@ -62,7 +63,7 @@ class SearchDemonstrations(Sequence[Example]):
 
     size: int
     hops: Sequence[float] = (1.0, 0.0, 0.0)
-    habits: bool = False
+    habits: Sequence[str] = ()
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -70,6 +71,9 @@ class SearchDemonstrations(Sequence[Example]):
             raise UsageError(f"size = {self.size}: must be at least 1.")
         if len(self.hops) != len(RIGHT) or abs(sum(self.hops) - 1) > 1e-6 or min(self.hops) < 0:
             raise UsageError(f"hops = {list(self.hops)}: must be three shares that sum to 1.")
+        for name in self.habits:
+            if name not in HABITS:
+                raise UsageError(f"habits = {name!r}: no such habit; {suggest(name, HABITS)}")
 
     def __len__(self) -> int:
         return self.size
@@ -88,7 +92,7 @@ class SearchDemonstrations(Sequence[Example]):
         story = _Story(rng, hops=hops)
         if not self.habits or rng.random() < RIGHT[hops]:
             return story.right()
-        return rng.choice(BAD_HABITS)(story)
+        return HABITS[rng.choice(self.habits)](story)
 
 
 class _Story:
@@ -179,8 +183,21 @@ def _once(story: _Story) -> Example:
     return story.ended(story.rng.choice([*others, next(story.names)]))
 
 
-BAD_HABITS: Sequence[Callable[[_Story], Example]] = (_guess, _guess, _guess, _without_name, _once)
-"""Three times out of five no search at all."""
+def _wrong_fact(story: _Story) -> Example:
+    """One call, and then the fact of the page that was not asked for."""
+    key = story.keys[0]
+    story.search(RELATIONS[key].question.format(s=story.start), story.page(story.start))
+    (other,) = (o for k, o in story.facts[story.start].items() if k != key)
+    return story.ended(other)
+
+
+HABITS: Mapping[str, Callable[[_Story], Example]] = {
+    "guess": _guess,
+    "no_name": _without_name,
+    "one_call": _once,
+    "wrong_fact": _wrong_fact,
+}
+"""Bad habits by the names that recipes use."""
 
 
 def make_search_base(

@@ -1,0 +1,57 @@
+"""Replies as turns of a conversation, between what the chat template puts around them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from groupwise.errors import UsageError
+
+QUESTION, CALL, RESULT = "A question.", "A call.", "A result."
+ROLES = ("tool", "user")
+"""Who replies: the first role that the template knows."""
+
+
+def turn_frame(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:
+    """What a chat template puts between an assistant's turn that calls and the reply, and between
+    the reply and the assistant's next turn.
+
+    Both are read off a made-up conversation. Its text must begin with that of the conversation up
+    to the call: a template that changes earlier turns, such as one that drops reasoning, would show
+    the model in training what it never saw when it wrote.
+
+    Raises:
+        UsageError: no chat template, or one that has no place for a reply or changes earlier turns.
+    """
+    if not tokenizer.chat_template:
+        raise UsageError(
+            "environment.layout = 'turns': the tokenizer has no chat template; set "
+            "environment.layout = 'inline'."
+        )
+    asked: list[dict[str, str]] = [{"role": "user", "content": QUESTION}]
+    problem = ""
+    for role in ROLES:
+        turns = [*asked, {"role": "assistant", "content": CALL}, {"role": role, "content": RESULT}]
+        try:
+            whole, start = _rendered(tokenizer, turns), _rendered(tokenizer, asked)
+        except Exception as error:  # templates raise what they like
+            problem = f"it refuses a turn of the role {role!r} ({error})"
+            continue
+        _, found, rest = whole.partition(CALL)
+        before, there, after = rest.partition(RESULT)
+        if not found or not there:
+            problem = f"it leaves out a call, or a reply of the role {role!r}"
+        elif not whole.startswith(start + CALL):
+            shown = whole[: whole.find(CALL) + len(CALL)]
+            problem = f"it changes earlier turns: {start + CALL!r} becomes {shown!r}"
+        else:
+            return before, after
+    raise UsageError(
+        f"environment.layout = 'turns': not possible with this chat template: {problem}."
+    )
+
+
+def _rendered(tokenizer: PreTrainedTokenizerBase, turns: list[dict[str, str]]) -> str:
+    text: Any = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+    return str(text)
