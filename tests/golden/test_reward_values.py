@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from groupwise.errors import UsageError
@@ -200,6 +202,13 @@ def test_language_consistency() -> None:
         language_consistency("따라서 12 + 3 = 15 이다 $x_1$ `code` <think>", language="korean") == 1
     )
     assert language_consistency("12 $x$") == 0.0
+    mixed = "<think>a b 답</think> 은 은 은"
+    assert language_consistency(mixed) == pytest.approx(2 / 3)  # the answer does not count
+    assert language_consistency(mixed, part="all") == pytest.approx(1 / 3)
+    start = time.perf_counter()
+    for opening in ("\\[", "\\(", "$$", "```", "`", "$"):
+        language_consistency((opening + " a\n") * 30_000)
+    assert time.perf_counter() - start < 3.0  # one search to the end for each takes a minute
     assert language_consistency("12 $x$", empty=1.0) == 1.0
     with pytest.raises(UsageError, match="klingon"):
         language_consistency("a", language="klingon")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import unicodedata
 from pathlib import Path
 
 import pytest
@@ -46,7 +47,12 @@ GOLD = '"가을"이 옳다. 받침이 있으면 이를 쓴다.'
         ('"가을이다."가 옳다. 이유', 1, 1),
         ('"가을이다."이 옳다. 이유', 1, 0),
         ('"ABC"가 옳다. 이유', 1, 1),
-        ('"ABC"이 옳다. 이유', 1, 1),
+        ('"ABC"이 옳다. 이유', 1, 0),  # 씨
+        ('"7"이 옳다. 이유', 1, 1),  # 칠
+        ('"7"가 옳다. 이유', 1, 0),
+        ('"서울(Seoul)"이 옳다. 이유', 1, 1),
+        ('"사과(沙果)"가 옳다. 이유', 1, 1),
+        ('" "가 옳다. 이유', 1, 0),
     ],
 )
 def test_the_form_of_an_answer(text: str, lenient: int, strict: int) -> None:
@@ -80,9 +86,31 @@ def test_particles_by_the_external_cases() -> None:
 
 def test_particles_where_the_reading_is_unknown() -> None:
     assert particle("cat") is None
-    assert particle("7") is None
     assert particle("") is None
     assert particle("그는 갔다.)") == "가"
+
+
+@pytest.mark.parametrize(
+    ("word", "pair", "fitting"),
+    [("서울(Seoul)", "이/가", "이"), ("사과 (한 개)", "을/를", "를"), ("그것[이것]", "이/가", "이"),
+     ("7", "이/가", "이"), ("2", "이/가", "가"), ("10", "은/는", "은"), ("1,000", "을/를", "을"),
+     ("1000000000000", "이/가", "가"), ("8", "으로/로", "로"), ("3", "으로/로", "으로"),
+     ("50%", "이/가", "가"),
+     ("URL", "으로/로", "로"), ("R", "으로/로", "로"), ("A", "이/가", "가"), ("FM", "은/는", "은"),
+     ("hotel", "이/가", "이"), ("camera", "이/가", "가"), ("(", "이/가", None)],
+)  # fmt: skip
+def test_particles_after_brackets_digits_and_latin_letters(
+    word: str, pair: str, fitting: str | None
+) -> None:
+    assert particle(word, pair) == fitting
+
+
+def test_letters_are_composed_before_anything_is_read() -> None:
+    apart = unicodedata.normalize("NFD", GOLD)
+    assert apart != GOLD and particle(unicodedata.normalize("NFD", "가을")) == "이"
+    assert korean_format(apart) == korean_format(apart, strict=False) == 1.0
+    assert korean_exact_match(apart, GOLD) == korean_exact_match(GOLD, apart) == 1.0
+    assert korean_reason(apart, GOLD) == korean_reason(GOLD, apart) == 1.0
 
 
 def test_the_published_split_cuts_at_ga_before_i() -> None:

@@ -6,6 +6,7 @@ from fractions import Fraction
 from itertools import product
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -341,3 +342,68 @@ def test_a_task_whose_module_evaluates_text_is_found_out(monkeypatch: pytest.Mon
     for name in ("countdown", "n_queens", "simple_integration", "puzzle24"):
         with pytest.raises(UsageError, match="executes"):
             reasoning.check_task(name)
+
+
+NONSENSE = (
+    "nonsense", "nan", "NaN", "inf", "-inf", "1e999", "1e99999999", "[]", "{}", "[[]]", "[NaN]",
+    '{"a": NaN}', "null", "None", "-1", "(,)", "[", '{"', "[[1]]", "[1,2", "\x00", "9" * 5000,
+    "[" * 3000, "1/0", "[null]", '{"x": null}', "a,b", "nan nan", "nan,nan", "[inf]", "?", "_", " ",
+    '[""]', '{"solution": ""}', "...", "nan/1", "[nan, nan]", "nan degrees", "1" + "0" * 400,
+)  # fmt: skip
+
+
+def nonsense_pays(task: str) -> list[tuple[str, Any]]:
+    """Answers that are none and yet earn something; raises what a scorer raises."""
+    found = []
+    for prompt in puzzles.reasoning_gym(3, task=task, seed=3):
+        for said in NONSENSE:
+            row = (prompt.columns, prompt.answer)
+            score = reasoning.reasoning_gym(f"<answer>{said}</answer>", *row)
+            share = reasoning.reasoning_gym(f"<answer>{said}</answer>", *row, partial=True)
+            if score != float(said == prompt.answer) or not 0 <= share <= 1:
+                found.append((said, score))
+    return found
+
+
+@pytest.mark.parametrize(
+    "task",
+    ["boxnet", "coin_flip", "complex_arithmetic", "game_of_life", "game_of_life_halting",
+     "prime_factorization"],
+)  # fmt: skip
+def test_nonsense_never_pays_and_never_raises(task: str) -> None:
+    pytest.importorskip("reasoning_gym")
+    assert nonsense_pays(task) == []
+
+
+@pytest.mark.verify
+@pytest.mark.timeout(1200)
+def test_nonsense_never_pays_in_any_task() -> None:
+    pytest.importorskip("reasoning_gym")
+    paid = {task: found for task in reasoning.tasks() if (found := _tried(task))}
+    assert paid == {}
+
+
+def _tried(task: str) -> Any:
+    try:
+        return nonsense_pays(task)
+    except UsageError as error:  # too few questions
+        return [] if "too few" in str(error) else error
+    except Exception as error:
+        return repr(error)
+
+
+@pytest.mark.parametrize(
+    ("solution", "right"),
+    [(["True", "False"], True), (["False", "False"], False), (["knight", "knave"], True),
+     ([1, 0], True), (["true", "maybe"], None)],
+)  # fmt: skip
+def test_roles_written_as_text(solution: list[Any], right: bool | None) -> None:
+    row = {"names": ["Ann", "Bo"], "solution": solution}
+    said = "<answer>Ann is a knight, Bo is a knave</answer>"
+    assert knights_knaves(said, row) == (None if right is None else float(right))
+    if right is None:
+        with pytest.raises(UsageError, match="solution = 'maybe'"):
+            puzzles.knights_knaves_prompt({**row, "quiz": "?"}, id="1")
+    else:
+        columns = puzzles.knights_knaves_prompt({**row, "quiz": "?"}, id="1").columns
+        assert columns["solution"] == (right, False)

@@ -219,13 +219,21 @@ def knights_knaves_puzzle(random: Random, *, people: int) -> dict[str, Any]:
     return {"quiz": quiz, "names": tuple(names), "statements": statements, "solution": found[0]}
 
 
+def _is_knight(role: Any) -> bool:
+    """A role of a published file, where text says what a truth value cannot: "False" is true."""
+    text = str(role).strip().lower()
+    if text not in ("true", "false", "1", "0", "knight", "knave"):
+        raise UsageError(f"solution = {role!r}: must be true or false for each person.")
+    return text in ("true", "1", "knight")
+
+
 def knights_knaves_prompt(row: dict[str, Any], *, id: str) -> Prompt:
     """The prompt of a puzzle; works on our rows and on those of the published files.
 
     The reference answer is the list of roles in words; the columns keep names and solution for the
     reward.
     """
-    names, solution = tuple(row["names"]), tuple(bool(role) for role in row["solution"])
+    names, solution = tuple(row["names"]), tuple(map(_is_knight, row["solution"]))
     example = roles_text(("X", "Y"), (True, False))
     return Prompt(
         id=id,

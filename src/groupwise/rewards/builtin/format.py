@@ -20,10 +20,9 @@ _STRICT = re.compile(
 _SOFT = re.compile(r"\s*<reasoning>.*?</reasoning>\s*<answer>.*?</answer>", re.DOTALL)
 _THINK_ANSWER = r"<think>\n.*?\n</think>\n<answer>\n.*?\n</answer>"
 _STEPS = re.compile(r"Step \d+:|^\d+\.|\n-|\n\*|First,|Second,|Next,|Finally,")
+_CLOSING = {"$$": "$$", "\\[": "\\]", "\\(": "\\)", "```": "```"}
 _NOT_WORDS = re.compile(
-    r"\$\$.*?\$\$|\$[^$\n]*\$|\\\[.*?\\\]|\\\(.*?\\\)|```.*?```|`[^`\n]*`|\\[a-zA-Z]+(?:\{[^{}]*\})*"
-    r"|</?\w+>",
-    re.DOTALL,
+    r"(?P<opening>\$\$|\\\[|\\\(|```)|\$[^$\n]*\$|`[^`\n]*`|\\[a-zA-Z]+(?:\{[^{}]*\})*|</?\w+>"
 )
 _SCRIPTS: dict[str, re.Pattern[str]] = {
     "korean": re.compile(r"[\uac00-\ud7a3]"),
@@ -259,9 +258,30 @@ def _repetition(items: Sequence[Any], ngram: int, max_penalty: float) -> float:
     return max_penalty * (1 - distinct / total)
 
 
+def _words_only(text: str) -> str:
+    """The text without formulas, code and tags; a mark that is never closed is looked for once."""
+    kept: list[str] = []
+    never: set[str] = set()
+    at = 0
+    while found := _NOT_WORDS.search(text, at):
+        kept += (text[at : found.start()], " ")
+        at = found.end()
+        if (opening := found["opening"]) and opening not in never:
+            end = text.find(_CLOSING[opening], at)
+            at = end + len(_CLOSING[opening]) if end >= 0 else at
+            never |= {opening} if end < 0 else set()
+    return "".join([*kept, text[at:]])
+
+
 @REWARDS.register
-def language_consistency(text: str, *, language: str = "english", empty: float = 0.0) -> float:
-    """Share of the words that are in the target language.
+def language_consistency(
+    text: str,
+    *,
+    language: str = "english",
+    empty: float = 0.0,
+    part: Literal["reasoning", "all"] = "reasoning",
+) -> float:
+    """Share of the words of the chain of thought that are in the target language.
 
     A word is a run of non-space characters with a letter of some script in it; formulas, LaTeX,
     code, tags and numbers are no words. It is in the language if it holds a letter of its script.
@@ -270,6 +290,8 @@ def language_consistency(text: str, *, language: str = "english", empty: float =
         text: the completion.
         language: one of chinese, english, japanese, korean, russian.
         empty: the reward of a text without words.
+        part: "reasoning" reads what stands before the last `</think>`, and all of a text without
+            that tag; "all" reads the answer too.
 
     Example:
         >>> language_consistency("답은 $x = 5$ 입니다 so", language="korean")
@@ -279,7 +301,10 @@ def language_consistency(text: str, *, language: str = "english", empty: float =
     """
     if language not in _SCRIPTS:
         raise UsageError(f"reward.language = {language!r}: must be one of {', '.join(_SCRIPTS)}.")
-    words = [w for w in _NOT_WORDS.sub(" ", text).split() if any(c.isalpha() for c in w)]
+    if part == "reasoning":
+        before, closed, after = text.rpartition("</think>")
+        text = before if closed else after
+    words = [w for w in _words_only(text).split() if any(c.isalpha() for c in w)]
     if not words:
         return empty
     return sum(_SCRIPTS[language].search(word) is not None for word in words) / len(words)

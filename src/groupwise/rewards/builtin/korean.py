@@ -28,7 +28,7 @@ from groupwise.rewards.builtin.text import Source, final_answer
 Rules = Literal["official", "team"]
 
 _STRICT = re.compile(
-    r'^"(?P<sentence>[^"]+)"(?P<particle>이|가) 옳다\. (?P<reason>\S.*)$', re.DOTALL
+    r'^"(?P<sentence>[^"]*\S[^"]*)"(?P<particle>이|가) 옳다\. (?P<reason>\S.*)$', re.DOTALL
 )
 _LENIENT = re.compile(r'^"[^"]+"[이가] 옳다[.]?')
 _ENDINGS = ("가 옳다", "이 옳다")
@@ -36,8 +36,15 @@ _QUOTES = str.maketrans(dict.fromkeys("\"'“”„‟«»‘’‚‛‹›"))
 _ASCII_QUOTES = str.maketrans(dict.fromkeys("\"'"))
 _FIRST, _LAST = 0xAC00, 0xD7A3
 _RIEUL = 8
-_LETTERS_WITH_FINAL = frozenset("LMNR")
-"""Capital letters whose Korean name ends in a consonant: 엘, 엠, 엔, 알."""
+_LETTERS = {"L": _RIEUL, "M": 16, "N": 4, "R": _RIEUL}
+"""Letters whose Korean name ends in a consonant, and its number: 엘, 엠, 엔, 알."""
+_DIGITS = {"0": 21, "1": _RIEUL, "3": 16, "6": 1, "7": _RIEUL, "8": _RIEUL}
+"""Digits whose reading ends in a consonant: 영, 일, 삼, 육, 칠, 팔. Tens, hundreds, thousands and
+their multiples end in one too (십, 백, 천, 만, 억), but for 조, 10^12."""
+_ENDINGS_OF_WORDS = {**dict.fromkeys("aiouyrs", 0), "l": _RIEUL, "m": 16, "n": 4}
+"""Ends of foreign words that are read one way only: 카메라, 버스, 호텔."""
+_LONGEST_END = 200
+_IN_BRACKETS = re.compile(r"\s*(?:\([^()]*\)|\[[^\[\]]*\]|（[^（）]*）)[^\w(\[（]*$")
 
 
 def final_consonant(character: str) -> int | None:
@@ -49,14 +56,31 @@ def final_consonant(character: str) -> int | None:
         >>> final_consonant("을"), final_consonant("과"), final_consonant("A")
         (8, 0, None)
     """
+    character = unicodedata.normalize("NFC", character)
     if len(character) != 1 or not _FIRST <= ord(character) <= _LAST:
         return None
     return (ord(character) - _FIRST) % 28
 
 
-def _last_letter(text: str) -> str:
-    letters = [character for character in text if character.isalnum()]
-    return letters[-1] if letters else ""
+def _final(word: str) -> int | None:
+    """The number of the consonant in which the reading of a word ends, 0 for a vowel."""
+    word = unicodedata.normalize("NFC", word[-_LONGEST_END:]).strip()
+    while (bracket := _IN_BRACKETS.search(word)) and re.search(r"\w", word[: bracket.start()]):
+        word = word[: bracket.start()]
+    if re.search(r"\d\s*[%％℃°]\W*$", word):
+        return 0  # 퍼센트, 도
+    found = re.search(r"(?P<digits>\d[\d,]*)\W*$|(?P<latin>[A-Za-z]+)\W*$|(?P<last>\w)\W*$", word)
+    if found is None:
+        return None
+    if found["digits"]:
+        zeros = len(found["digits"]) - len(found["digits"].rstrip("0,"))
+        trillions = re.fullmatch(r"[\d,]*[1-9],?000,?000,?000,?000", found["digits"])
+        return 0 if trillions and zeros else _DIGITS.get(found["digits"][-1], 0)
+    latin = found["latin"]
+    if latin:
+        named = len(latin) == 1 or latin.isupper()
+        return _LETTERS.get(latin[-1].upper(), 0) if named else _ENDINGS_OF_WORDS.get(latin[-1])
+    return final_consonant(found["last"])
 
 
 def particle(word: str, pair: str = "이/가") -> str | None:
@@ -64,9 +88,9 @@ def particle(word: str, pair: str = "이/가") -> str | None:
     where that is unknown.
 
     Args:
-        word: what it follows; closing marks and brackets are skipped. The last of several capital
-            letters counts by its Korean name (URL: 엘); other foreign words and digits have no
-            known reading.
+        word: what it follows; closing marks and what stands in brackets are skipped. Digits count
+            by their reading (7: 칠), single and capital letters by their Korean name (URL: 엘), and
+            foreign words where their last letter is read one way only.
         pair: the form after a consonant and the form after a vowel: "이/가", "은/는", "을/를",
             "와/과" (written in that order too), "으로/로" and its compounds, which take the second
             form after ㄹ.
@@ -80,12 +104,9 @@ def particle(word: str, pair: str = "이/가") -> str | None:
     consonant, vowel = pair.split("/")
     if pair == "와/과":
         consonant, vowel = vowel, consonant
-    last = _last_letter(word)
-    final = final_consonant(last)
+    final = _final(word)
     if final is None:
-        if not re.search(r"[A-Z]{2,}\W*$", word):
-            return None
-        final = (_RIEUL if last == "L" else 1) if last in _LETTERS_WITH_FINAL else 0
+        return None
     if pair.startswith("으로") and final == _RIEUL:
         return vowel
     return consonant if final else vowel
@@ -152,10 +173,19 @@ def team_score(*, exact: float, format: float, rouge: float, bertscore: float) -
     return (bertscore + exact + (format + 3 * rouge) / 2) / 3
 
 
+def _composed(text: str) -> str:
+    """Syllables as one character each; macOS writes the names of files as letters (NFD)."""
+    return unicodedata.normalize("NFC", text)
+
+
+def _said(text: str, source: Source) -> str:
+    return _composed(final_answer(text, source=source) or "").strip()
+
+
 def _reasons(text: str, answer: Any, source: Source) -> tuple[str, str] | None:
     """(reason given, reason wanted); None where the reference has none."""
-    wanted = split_answer(str(answer))[1] if answer is not None else ""
-    return (split_answer(final_answer(text, source=source) or "")[1], wanted) if wanted else None
+    wanted = split_answer(_composed(str(answer)))[1] if answer is not None else ""
+    return (split_answer(_said(text, source))[1], wanted) if wanted else None
 
 
 @REWARDS.register
@@ -165,7 +195,8 @@ def korean_format(text: str, *, strict: bool = True, source: Source = "final") -
     Args:
         text: the completion.
         strict: the whole answer must have the form, with a reason, and the particle must fit the
-            sentence's last letter (both are accepted after what is no Hangul syllable). Otherwise
+            sentence's last letter (both are accepted after a word whose reading is unknown).
+            Otherwise
             the team's pattern: the answer begins with it, the particle is not checked and no reason
             is needed.
         source: what counts as the answer, see `groupwise.rewards.builtin.text`.
@@ -181,18 +212,13 @@ def korean_format(text: str, *, strict: bool = True, source: Source = "final") -
 
     Source: the team's `reward.py` (lenient).
     """
-    said = (final_answer(text, source=source) or "").strip()
+    said = _said(text, source)
     if not strict:
         return float(_LENIENT.match(said) is not None)
     found = _STRICT.match(said)
     if found is None:
         return 0.0
-    fitting = (
-        particle(found["sentence"])
-        if final_consonant(_last_letter(found["sentence"])) is not None
-        else None
-    )
-    return float(fitting in (None, found["particle"]))
+    return float(particle(found["sentence"]) in (None, found["particle"]))
 
 
 @verifier
@@ -222,8 +248,8 @@ def korean_exact_match(
     """
     if answer is None:
         return None
-    said = normalise_answer(split_answer(final_answer(text, source=source) or "")[0], rules=rules)
-    wanted = normalise_answer(split_answer(str(answer))[0], rules=rules)
+    said = normalise_answer(split_answer(_said(text, source))[0], rules=rules)
+    wanted = normalise_answer(split_answer(_composed(str(answer)))[0], rules=rules)
     return float(any(said == choice.strip() for choice in wanted.split("#")))
 
 

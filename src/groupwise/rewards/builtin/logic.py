@@ -10,6 +10,7 @@ from groupwise.rewards.base import REWARDS, verifier
 from groupwise.rewards.builtin.text import between
 
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
+_KNIGHT, _KNAVE = ("true", "1", "1.0", "knight"), ("false", "0", "0.0", "knave")
 _ROLE = re.compile(r"knight|knave", re.IGNORECASE)
 
 
@@ -59,11 +60,19 @@ def read_roles(text: str, names: Sequence[str]) -> dict[str, bool] | None:
     return roles
 
 
+def _role(value: Any) -> bool | None:
+    """A role as data writes it: True, 1, "True" and "knight" are a knight."""
+    text = str(value).strip().lower()
+    return True if text in _KNIGHT else False if text in _KNAVE else None
+
+
 def _wanted(answer: Any, columns: Mapping[str, Any]) -> dict[str, bool] | None:
     """The reference: names and solution of the row, else what its answer says in words."""
     names, solution = columns.get("names"), columns.get("solution")
     if names is not None and solution is not None and len(names) == len(solution):
-        return {name: bool(role) for name, role in zip(names, solution, strict=True)}
+        roles = {name: _role(value) for name, value in zip(names, solution, strict=True)}
+        known = {name: role for name, role in roles.items() if role is not None}
+        return known if len(known) == len(roles) else None
     stated = re.findall(r"(\w+)\s+is\s+a\s+(knight|knave)\b", str(answer or ""), re.IGNORECASE)
     return {name: role.lower() == "knight" for name, role in stated} or None
 

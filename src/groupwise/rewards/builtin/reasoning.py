@@ -21,6 +21,7 @@ from groupwise.rewards.base import REWARDS, verifier
 from groupwise.rewards.builtin.algebra import read_formula, same_values
 from groupwise.rewards.builtin.countdown import solves
 from groupwise.rewards.builtin.text import Source, final_answer
+from groupwise.rewards.math.numbers import plain_number
 
 Scorer = Callable[[str, Mapping[str, Any]], float]
 
@@ -31,6 +32,7 @@ EVALUATES_OWN_TEXT = frozenset(
 name; read and found safe."""
 
 _EVALUATION = re.compile(r"\b(?:eval|exec|sympify|parse_expr|parse_latex)\(")
+_NOT_FINITE = re.compile(r"(?<![a-z])(?:nan|inf|infinity)(?![a-z])|\d[eE][+-]?\d{4}", re.IGNORECASE)
 _LONGEST = 20_000
 
 
@@ -108,9 +110,24 @@ def _polynomial_multiplication(answer: str, entry: Mapping[str, Any]) -> float:
     return float(said is not None and said == wanted)
 
 
+def _coin_flip(answer: str, entry: Mapping[str, Any]) -> float:
+    """1 for the probability to three digits."""
+    said, ratio = plain_number(answer), entry["metadata"]["rational"]
+    wanted = Fraction(ratio["numerator"], ratio["denominator"])
+    value = said.value / 100 if said and said.percent else said.value if said else None
+    return float(value is not None and abs(value - wanted) * 1000 <= wanted)
+
+
+def _game_of_life_halting(answer: str, entry: Mapping[str, Any]) -> float:
+    """1 for the right one of True and False."""
+    return float(answer.strip().strip(".").lower() == str(entry["answer"]).strip().lower())
+
+
 OWN_SCORERS: dict[str, Scorer] = {
     "binary_matrix": _binary_matrix,
+    "coin_flip": _coin_flip,
     "countdown": _countdown,
+    "game_of_life_halting": _game_of_life_halting,
     "intermediate_integration": _integration,
     "n_queens": _n_queens,
     "polynomial_multiplication": _polynomial_multiplication,
@@ -119,7 +136,7 @@ OWN_SCORERS: dict[str, Scorer] = {
     "spiral_matrix": _spiral_matrix,
     "string_insertion": _string_insertion,
 }
-"""Replacements for the scorers that evaluate the answer."""
+"""Replacements for the scorers that evaluate the answer or accept nonsense."""
 
 
 def tasks() -> list[str]:
@@ -206,7 +223,9 @@ def reasoning_gym(
     Elsewhere: its scorers for countdown, puzzle24, n_queens, binary_matrix, spiral_matrix,
         string_insertion, the two integrations and polynomial_multiplication execute the answer;
         ours read it, and for puzzle24 also check that the given numbers are used, which the
-        original does not.
+        original does not. Its scorers pay for any text in game_of_life_halting, for "0" in
+        coin_flip and for NaN in complex_arithmetic, and raise on answers of an unexpected form in
+        prime_factorization, boxnet and game_of_life; here these earn 0.
     """
     metadata = columns.get("metadata") or {}
     name = metadata.get("source_dataset")
@@ -215,5 +234,17 @@ def reasoning_gym(
     said = final_answer(text, source=source)
     if said is None or len(said) > _LONGEST:
         return 0.0
-    score = float(scorer(name)(said, {"answer": answer, "metadata": metadata}))
+    score = _guarded(scorer(name), said, {"answer": answer, "metadata": metadata})
     return score if partial else float(score >= 1 - 1e-9)
+
+
+def _guarded(judge: Scorer, said: str, entry: Mapping[str, Any]) -> float:
+    """A score from 0 to 1. Scorers raise on answers of a form that they do not expect, and some
+    take NaN, which is never greater than any distance, for a perfect answer."""
+    if _NOT_FINITE.search(said) and not _NOT_FINITE.search(str(entry["answer"])):
+        return 0.0
+    try:
+        score = float(judge(said, entry))
+    except Exception:
+        return 0.0
+    return min(score, 1.0) if score > 0 else 0.0

@@ -61,9 +61,9 @@ def math_equal(gold: str, answer: str) -> bool | None:
     (one, unit), (two, other) = counted(gold), counted(answer)
     if (unit or other) and (not (unit and other) or unit == other):
         gold, answer = one, two  # 99개 is 99, but 3시간 is not 3분
-    times = clock(_plain(gold)), clock(_plain(answer))
-    if times[0] and times[1]:
-        return same_time(*times)
+    hours, others = clock(_plain(gold)), clock(_plain(answer))
+    if hours and others:
+        return same_time(hours, others)
     (one, way), (two, other) = directed(_plain(gold)), directed(_plain(answer))
     if way and other and way != other:
         return False
