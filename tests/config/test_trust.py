@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from groupwise.config import build, load
+from groupwise.cli import main
+from groupwise.config import build, load, trusted_overrides
 from groupwise.errors import UsageError
 from groupwise.experiments import read_plan
 
@@ -27,6 +28,33 @@ def test_a_recipe_file_cannot_run_code_unless_trusted(tmp_path: Path, text: str)
         load(recipe)
     with pytest.warns(UserWarning, match="set by the recipe, and can run code"):
         load(recipe, trust_recipe=True)
+
+
+def test_every_command_that_reads_a_recipe_can_be_told_to_trust_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = REMOTE + 'path = "no/such/folder"\n[data]\ntrain = "word_problems"\n'
+    recipe = str(written(tmp_path, text))
+    for command in (
+        ["sft", recipe],
+        ["reward", "try", recipe],
+        ["compare", recipe],
+        ["train", recipe],
+    ):
+        assert main(command) == 2
+        assert "can run code, so a recipe file may not set it" in capsys.readouterr().err
+        main([*command, "--trust-recipe"])  # fails later: there is no such model
+        said = capsys.readouterr().err
+        assert said.startswith(("error", "warning")) and "may not set it" not in said
+
+
+def test_a_trusted_recipe_hands_its_settings_to_the_plan_of_an_experiment(tmp_path: Path) -> None:
+    recipe = written(tmp_path, REMOTE + "[engine]\npython = './x y'\nname = 'vllm'\n")
+    with pytest.warns(UserWarning, match="can run code"):
+        overrides = trusted_overrides(recipe)
+    assert overrides == ['engine.python="./x y"', "model.trust_remote_code=true"]
+    assert load(recipe, overrides).engine.python == "./x y"
 
 
 def test_the_command_line_and_python_may_set_what_runs_code(tmp_path: Path) -> None:

@@ -49,7 +49,24 @@ sandboxed = pytest.mark.skipif(unavailable() is not None, reason=f"no sandbox: {
         ("<answer>\n```python\nA\n```\n</answer>", "A\n"),
         ("I write <code>A</code>.", "A"),
         ("````python\nx = '''\n```\n'''\n````", "x = '''\n```\n'''\n"),
-        ("- step:\n  ```python\n  A\n  ```", "  A\n"),
+        ("- step:\n  ```python\n  if A:\n    B\n  ```", "if A:\n  B\n"),
+        ("```python3.11\nA\n```", "A\n"),
+        ("```python\nA\n```<|im_end|>", "A\n"),
+        ("```python\nA\n```<|im_end|>\nB", "A\n"),
+        (
+            "```\nn = int(input())\nprint(n)\n```\nOutput:\n```\n42\n```",
+            "n = int(input())\nprint(n)\n",
+        ),
+        ("```python\nprint(1)\n```\n```\n1\n```", "print(1)\n"),
+        ("```python\nprint(1)\n```\n```\nx = 3\n```", "print(1)\n"),
+        ("```py\nA\n```\n```python\nB =\n```", "A\n"),
+        ("```python\ndef g(): pass\n```\n```\ndef f(): pass\n```", "def f(): pass\n"),
+        (
+            "```python\nimport math\nfrom os import path\n```\n"
+            "```python\ndef f(): return math.pi\n```",
+            "import math\ndef f(): return math.pi\n",
+        ),
+        ("```python\nimport re\n```\n```python\nimport re\nre.A\n```", "import re\nre.A\n"),
         ("", ""),
     ],
 )
@@ -144,6 +161,62 @@ def test_stdio_whole_and_in_part(as_text: bool) -> None:
     assert code_stdio(program, lists, seconds=SECONDS) == 1.0
     assert code_stdio("print(3)\nprint(4)", lists, partial=True, seconds=SECONDS) == 0.0
     assert code_stdio(program, row([]), seconds=SECONDS) is None
+
+
+@sandboxed
+def test_outputs_may_be_compared_in_other_ways() -> None:
+    def score(wrote: str, wanted: str, **settings: Any) -> float | None:
+        row = {"tests": [{"input": "7", "output": wanted}], **settings.pop("row", {})}
+        return code_stdio(f"print({wrote!r})", row, seconds=SECONDS, **settings)
+
+    assert score("1  2", "1\n2") == 0.0 and score("1  2", "1\n2", checker="tokens") == 1.0
+    assert score("0.33333333", "0.3333333") == 0.0
+    assert score("0.33333333", "0.3333333", checker="numbers") == 1.0
+    assert score("0.34", "0.3333333", checker="numbers") == 0.0
+    assert score("0.34", "0.3333333", checker="numbers", tolerance=0.1) == 1.0
+    assert score("nan", "0.3", checker="numbers") == 0.0
+    assert score("b\na", "a\nb") == 0.0 and score("b\na", "a\nb", checker="any_order") == 1.0
+    judge = "def check(input, output, expected): return int(output) % int(input) == 0"
+    own: dict[str, Any] = {"check_with": "judge", "row": {"judge": judge}}
+    assert score("14", "7", **own) == 1.0
+    own["row"] = {"judge": judge}
+    assert score("15", "7", **own) == 0.0
+    own["row"] = {"judge": "def check(*a): return missing"}
+    assert score("15", "7", **own) is None  # the row's checker is at fault
+    with pytest.raises(UsageError, match="checker = 'token'.*did you mean tokens"):
+        score("1", "1", checker="token")
+
+
+@sandboxed
+def test_rows_that_name_a_function_call_it() -> None:
+    apps = {"fn_name": "add", "inputs": [[1, 2], [[3], [4]]], "outputs": [3, [[3, 4]]]}
+    live = [{"input": "1\n2", "output": "3", "testtype": "functional"}]
+    for program in (
+        "def add(a, b): return a + b",
+        "class Solution:\n    def add(self, a, b):\n        return a + b",
+    ):
+        assert code_stdio(program, {"tests": apps}, seconds=SECONDS) == 1.0
+        row = {"tests": json.dumps(live), "metadata": '{"func_name": "add"}'}
+        assert code_stdio(program, row, seconds=SECONDS) == 1.0
+    wrong = "def add(a, b): return 3"
+    assert code_stdio(wrong, {"tests": apps}, partial=True, seconds=SECONDS) == 0.5
+    with pytest.raises(UsageError, match="func_name"):
+        code_stdio(wrong, {"tests": live})
+    with pytest.raises(UsageError, match="fn_name"):
+        code_stdio(wrong, {"tests": {**apps, "fn_name": "f()"}})
+
+
+@sandboxed
+@pytest.mark.parametrize("tests", ["assert f() == 1", "['assert f() == 1']", ("assert f() == 1",)])
+def test_asserts_may_be_one_source_or_a_list_as_text(tests: Any) -> None:
+    assert code_asserts("def f(): return 1", {"test_list": tests}, seconds=SECONDS) == 1.0
+    assert code_asserts("def f(): return 2", {"test_list": tests}, seconds=SECONDS) == 0.0
+
+
+@pytest.mark.parametrize("tests", [3, {"input": "1"}, [{"input": "1"}], [1], None])
+def test_asserts_of_another_form_are_refused(tests: Any) -> None:
+    with pytest.raises(UsageError, match="'test_list': must be a list of test sources"):
+        code_asserts("def f(): return 1", {"test_list": tests})
 
 
 @pytest.mark.parametrize("tests", [[{"input": "1"}], {"inputs": ["1"]}, "no json", 3, [1]])

@@ -360,7 +360,7 @@ def nonsense_pays(task: str) -> list[tuple[str, Any]]:
             row = (prompt.columns, prompt.answer)
             score = reasoning.reasoning_gym(f"<answer>{said}</answer>", *row)
             share = reasoning.reasoning_gym(f"<answer>{said}</answer>", *row, partial=True)
-            if score != float(said == prompt.answer) or not 0 <= share <= 1:
+            if score != float(said == prompt.answer) or share is None or not 0 <= share <= 1:
                 found.append((said, score))
     return found
 

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from groupwise.errors import RunError, UsageError
+from groupwise.experiments import compare
 from groupwise.report import write_run_report
+from groupwise.report.card import write_model_card
 from groupwise.rundir.files import RUN_FILES, RunLog, refuse_foreign_files, replace_text
 from groupwise.rundir.lock import RunLock
 from groupwise.training.stages.recipe import supervise
@@ -81,3 +83,25 @@ def test_the_report_of_a_run_follows_no_link(tmp_path: Path) -> None:
     (tmp_path / "run" / "report.html").symlink_to(mine)
     write_run_report(tmp_path / "run")
     assert mine.read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["comparison.json", "report.png", "results", "report.html"])
+def test_an_experiment_does_not_replace_files_that_are_not_its_own(
+    tmp_path: Path, name: str
+) -> None:
+    mine = tmp_path / name if "." in name else tmp_path / name / "mine.txt"
+    mine.parent.mkdir(exist_ok=True)
+    mine.write_text("mine")
+    with pytest.raises(UsageError, match=rf"contains {name}, and no run made it"):
+        compare("word-problems", algorithms=["grpo"], seeds=1, output=tmp_path)
+    assert mine.read_text() == "mine" and [p.name for p in tmp_path.iterdir()] == [name]
+
+
+def test_a_model_card_replaces_a_link_instead_of_following_it(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"config": {}, "versions": {}}))
+    (tmp_path / "outside").write_text("mine")
+    (tmp_path / "final").mkdir()
+    (tmp_path / "final" / "README.md").symlink_to(tmp_path / "outside")
+    write_model_card(tmp_path, tmp_path / "final")
+    assert (tmp_path / "outside").read_text() == "mine"
+    assert not (tmp_path / "final" / "README.md").is_symlink()

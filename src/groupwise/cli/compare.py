@@ -39,6 +39,7 @@ def compare(
     ] = None,
     threshold: Annotated[float, typer.Option(help="Accuracy that counts as learned.")] = 0.6,
     overrides: Overrides = None,
+    trust_recipe: TrustRecipe = False,
     jobs: Annotated[
         int | None, typer.Option(min=1, help="Parallel runs; default: one per core.")
     ] = None,
@@ -52,8 +53,10 @@ def compare(
     from rich.console import Console
 
     from groupwise import experiments
+    from groupwise.config import trusted_overrides
     from groupwise.evaluation import terminal_table
 
+    given = overrides or []
     if (plan is None) == (recipe is None):
         raise UsageError("compare: must be given either a recipe or --plan FILE.")
     if plan is not None:
@@ -69,7 +72,7 @@ def compare(
             matched_rms=matched_rms,
             against=against,
             threshold=threshold,
-            overrides=overrides or [],
+            overrides=[*(trusted_overrides(str(recipe)) if trust_recipe else []), *given],
             output=output,
             jobs=jobs,
         )

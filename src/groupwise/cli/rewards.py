@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from groupwise.cli.options import JsonFile, Overrides, Recipe, write_json
+from groupwise.cli.options import JsonFile, Overrides, Recipe, TrustRecipe, write_json
 
 app = typer.Typer(help="List and try rewards.", rich_markup_mode=None)
 
@@ -34,6 +34,7 @@ def reward_list(json_file: JsonFile = None) -> None:
 def reward_try(
     recipe: Recipe,
     overrides: Overrides = None,
+    trust_recipe: TrustRecipe = False,
     data: Annotated[
         str | None,
         typer.Option(metavar="FILE", help="Completions of yours: rows with `prompt` and `text`."),
@@ -44,7 +45,7 @@ def reward_try(
     """Score reference answers, garbage and your own completions, part by part."""
     from groupwise.config import load
 
-    config = load(recipe, overrides or [])
+    config = load(recipe, overrides or [], trust_recipe=trust_recipe)
 
     from groupwise.evaluation.reward_check import try_reward
     from groupwise.rundir.files import printable

@@ -103,6 +103,7 @@ def sft(
             metavar="DIR", help="Folder of the model; default: `sft` in the run directory."
         ),
     ] = None,
+    trust_recipe: TrustRecipe = False,
 ) -> None:
     """Fine-tune a model on worked answers (supervised).
 
@@ -110,7 +111,7 @@ def sft(
     """
     from groupwise.training.stages.recipe import supervise
 
-    print(supervise(recipe, overrides or [], output=output))
+    print(supervise(recipe, overrides or [], output=output, trust_recipe=trust_recipe))
 
 
 def merge(

@@ -5,7 +5,15 @@ files.
 """
 
 from groupwise.config.building import build
-from groupwise.config.recipes import Resolved, flat, load, packaged, read, resolve
+from groupwise.config.recipes import (
+    Resolved,
+    flat,
+    load,
+    packaged,
+    read,
+    resolve,
+    trusted_overrides,
+)
 from groupwise.config.schema import Config, free_to_change, runs_code
 
 __all__ = [
@@ -19,4 +27,5 @@ __all__ = [
     "read",
     "resolve",
     "runs_code",
+    "trusted_overrides",
 ]

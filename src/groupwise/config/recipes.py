@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.resources
+import json
 import re
 import tomllib
 import warnings
@@ -78,6 +79,16 @@ def resolve(
     config = build(values)
     origins = {path: given.get(path, DEFAULT) for path in _leaves(config.model_dump())}
     return Resolved(config=config, recipe=str(recipe), origins=origins, derived=derived(config))
+
+
+def trusted_overrides(recipe: str | Path) -> list[str]:
+    """What a recipe file sets that can run code, as overrides, so that a plan made of the recipe
+    carries them."""
+    values = read(recipe)
+    found = {s: _at(values, s.split(".")) for s in sorted(runs_code() & set(_leaves(values)))}
+    for setting in found:
+        _check_trust(values, setting, trusted=True)
+    return [f"{setting}={json.dumps(value)}" for setting, value in found.items()]
 
 
 def packaged() -> dict[str, Path]:

@@ -22,7 +22,11 @@ from groupwise.experiments.results import Result, hash_of, place, read_results
 from groupwise.experiments.tuning import Choice, at_rate, equal_rate_runs
 from groupwise.experiments.worker_pool import WorkerPool
 from groupwise.report import write_comparison_report, write_png
+from groupwise.rundir.files import RUN_FILES, refuse_foreign_files, replace_text
 from groupwise.rundir.lock import RunLock
+
+EXPERIMENT_FILES = ("comparison.json", "report.png", "results", "runs", "logs", "base")
+"""What an experiment writes beside its plan, in addition to what its runs do."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +113,7 @@ def run_plan(plan: Plan, *, output: str | Path, jobs: int | None = None) -> Expe
             f"seeds = {list(plan.seeds)}: fewer than {MIN_SEEDS} support no verdict.", stacklevel=2
         )
     folder = Path(output)
+    refuse_foreign_files(folder, (*RUN_FILES, *EXPERIMENT_FILES))
     with closing(RunLock(folder)):
         _fix_plan(plan, folder)
         with closing(ProgressTable()) as progress:
@@ -130,7 +135,7 @@ def report(folder: str | Path) -> Experiment:
     analysis = analyse(plan, [r for r in read_results(folder) if r.experiment == plan.digest])
     found = analysis.as_dict()
     text = json.dumps(found, indent=2, ensure_ascii=False) + "\n"
-    (folder / "comparison.json").write_text(text, encoding="utf-8")
+    replace_text(folder / "comparison.json", text)
     notes = [found["comparison"]["note"], *analysis.remarks()]
     if plan.hypotheses:
         notes += ["Expected beforehand:", *plan.hypotheses]

@@ -11,7 +11,7 @@ from typing import Any
 from groupwise.evaluation.tables import format_cell, title_of
 from groupwise.report.comparison import results_table
 from groupwise.report.data import RunData
-from groupwise.rundir.files import read_lines
+from groupwise.rundir.files import read_lines, replace_text
 
 CARD = "README.md"
 
@@ -31,7 +31,7 @@ def write_model_card(run_dir: str | Path, folder: str | Path) -> Path:
     evaluations = Path(run_dir) / "evaluations.jsonl"
     measured = list(read_lines(evaluations)) if evaluations.exists() else []
     path = Path(folder) / CARD
-    path.write_text(model_card(Path(run_dir).name, about, measured), encoding="utf-8")
+    replace_text(path, model_card(Path(run_dir).name, about, measured))
     return path
 
 

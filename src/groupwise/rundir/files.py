@@ -153,14 +153,18 @@ class RunLog:
                 path.unlink(missing_ok=True)
 
 
-def refuse_foreign_files(folder: Path) -> None:
+def refuse_foreign_files(folder: Path, names: Sequence[str] = RUN_FILES) -> None:
     """Refuse a folder whose files a run would replace although no run made them.
+
+    Args:
+        folder: that a run or an experiment is to write.
+        names: of what it would replace.
 
     Raises:
         UsageError: the folder holds such files and neither the `config.json` or a checkpoint of a
             run nor the plan of an experiment.
     """
-    found = [name for name in RUN_FILES if _holds_something(folder / name)]
+    found = [name for name in names if _holds_something(folder / name)]
     ours = any(folder.glob(f"{SAVED}/step-*/manifest.json")) or (folder / EXPERIMENT).is_file()
     if found and not ours and not _is_run_config(folder / "config.json"):
         raise UsageError(

@@ -10,77 +10,23 @@ program.
 from __future__ import annotations
 
 import ast
-import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from groupwise.errors import UsageError, suggest
 from groupwise.rewards.base import REWARDS, verifier
+from groupwise.rewards.code.extraction import defined, extract_code, parsed
+from groupwise.rewards.code.rows import (
+    Case,
+    Checker,
+    call_source,
+    cases_of,
+    column,
+    function_of,
+    same_output,
+    sources_of,
+)
 from groupwise.rewards.code.sandbox import Limits, Outcome, Suite, Verdict, run_inputs, run_tests
-
-_FENCE = re.compile(r"(`{3,}|~{3,})[ \t]*([\w+.-]*)")
-_TAGS = ("answer", "code", "solution")
-_PYTHON = {"", "python", "py", "python3", "py3"}
-
-
-def extract_code(text: str, *, defines: Sequence[str] = ()) -> str:
-    """The program in a completion.
-
-    Reasoning that ends in `</think>` is left out, the last `<answer>`, `<code>` or `<solution>`
-    element is taken where there is one. In what is left, the last fenced Python block that defines
-    one of the wanted names wins, then the last Python block; a block that is never closed reaches
-    to the end. Text without a block is the program itself.
-
-    Args:
-        text: the completion.
-        defines: functions or classes that the tests use.
-
-    Returns:
-        Python source, perhaps none that compiles.
-
-    Example:
-        >>> extract_code("Try this:\\n```python\\ndef f():\\n    return 1\\n```\\nIt works.")
-        'def f():\\n    return 1\\n'
-        >>> extract_code("<think>`f`?</think><answer>def f(): return 1</answer>")
-        'def f(): return 1'
-        >>> extract_code("    return x + 1")
-        '    return x + 1'
-    """
-    before, _, after = text.rpartition("</think>")
-    text = after if after.strip() else before
-    for tag in _TAGS:
-        opening = text.rfind(f"<{tag}>")
-        if opening >= 0:
-            text = text[opening + len(tag) + 2 :].partition(f"</{tag}>")[0]
-            break
-    found = [code for language, code in _blocks(text) if language.lower() in _PYTHON]
-    if not found:
-        return text
-    wanted = [code for code in found if any(_defines(code, name) for name in defines)]
-    return (wanted or found)[-1]
-
-
-def _blocks(text: str) -> list[tuple[str, str]]:
-    """Language and content of every fenced block, line by line: time grows with the text alone."""
-    blocks: list[tuple[str, str]] = []
-    fence, language, lines = "", "", []
-    for line in text.split("\n"):
-        bare = line.strip()
-        if not fence:
-            if opening := _FENCE.match(bare):
-                fence, language, lines = opening[1], opening[2], []
-        elif bare.startswith(fence) and not bare.strip(fence[0]):
-            blocks.append((language, "".join(f"{line}\n" for line in lines)))
-            fence = ""
-        else:
-            lines.append(line)
-    return [*blocks, (language, "\n".join(lines))] if fence else blocks
-
-
-def _defines(code: str, name: str) -> bool:
-    pattern = rf"^(?:async def|def|class)[ \t]+{re.escape(name)}\b"
-    return re.search(pattern, code, re.M) is not None
 
 
 @verifier
@@ -103,10 +49,10 @@ def code_asserts(
     Args:
         text: the completion; the program is found by `extract_code`.
         columns: the data row.
-        tests: column with a list of tests, each Python source.
+        tests: column with a list of tests, each Python source, or with one source.
         setup: column with source that runs before the tests; may be missing.
         partial: reward the share of tests.
-        seconds: wall-clock time for all tests; a program that needs longer fails those left.
+        seconds: processor time for each test; see `Limits`.
         memory_mb: address space of the program, MiB.
         allow_unsandboxed: where there is no sandbox, run the program with this process's rights.
 
@@ -128,7 +74,7 @@ def code_asserts(
     Elsewhere: most graders append the asserts to the program and run both together, so that a
         program may read the expected values or return an object that equals everything.
     """
-    sources = [str(test) for test in _column(columns, tests)]
+    sources = sources_of(column(columns, tests), tests)
     if not sources:
         return None
     wanted = sorted({name for source in sources for name in re.findall(r"\b(\w+)\s*\(", source)})
@@ -170,7 +116,7 @@ def code_function(
         tests: column with source that defines `check(candidate)`.
         entry: column with the name of the function.
         partial: reward the share of asserts.
-        seconds: wall-clock time for all tests; a program that needs longer fails those left.
+        seconds: processor time for each test; see `Limits`.
         memory_mb: address space of the program, MiB.
         allow_unsandboxed: where there is no sandbox, run the program with this process's rights.
 
@@ -194,9 +140,9 @@ def code_function(
         counts a program that ends the process with status 0 as failed only because it waits for a
         list to be filled.
     """
-    start, source, name = (str(_column(columns, key)) for key in (stub, tests, entry))
+    start, source, name = (str(column(columns, key)) for key in (stub, tests, entry))
     code = extract_code(text, defines=[name])
-    whole = f"{_whole(start)}\n\n{code}" if _defines(code, name) else start + code
+    whole = f"{_whole(start)}\n\n{code}" if defined(code, name) else start + code
     least = _count_asserts(source) if partial else 0
     body = f"{_counting(source) if least else source}\n\ncheck({name})\n"
     outcomes = run_tests(
@@ -220,6 +166,9 @@ def code_stdio(
     columns: Mapping[str, Any],
     *,
     tests: str = "tests",
+    checker: Checker = "lines",
+    tolerance: float = 1e-6,
+    check_with: str = "",
     partial: bool = False,
     seconds: float = 5.0,
     memory_mb: int = 512,
@@ -227,8 +176,9 @@ def code_stdio(
 ) -> float | None:
     """Whether a program writes the expected output for each input, as in programming contests.
 
-    Outputs are equal if their lines are, white space at the ends of lines and empty lines at the
-    end aside. A program that ends with a status other than 0 fails.
+    A program that ends with a status other than 0 fails. Rows that name a function (`fn_name` in
+    APPS, tests of type "functional" in LiveCodeBench) call it, or that method of class Solution,
+    instead.
 
     Value: 1 if every output is right, else 0; with `partial` the share of them.
 
@@ -237,13 +187,17 @@ def code_stdio(
         columns: the data row.
         tests: column with `[{"input": …, "output": …}, …]` or `{"inputs": […], "outputs": […]}`, or
             either as JSON text.
+        checker, tolerance: when an output is right: "lines", "tokens", "numbers" (with a tolerance)
+            or "any_order"; see `same_output`.
+        check_with: column with a program that defines `check(input, output, expected)`, for
+            problems with several right outputs; it replaces `checker`.
         partial: reward the share of tests.
-        seconds: wall-clock time for all inputs; a program that needs longer fails those left.
+        seconds: processor time for each input; see `Limits`.
         memory_mb: address space of the program, MiB.
         allow_unsandboxed: where there is no sandbox, run the program with this process's rights.
 
     Returns:
-        0 to 1, or None: there is no test.
+        0 to 1, or None: there is no test, or the row's own checker fails.
 
     Raises:
         UsageError: no such column, tests of another form, or no sandbox.
@@ -256,23 +210,54 @@ def code_stdio(
         >>> if not unavailable():
         ...     assert code_stdio(program, row, partial=True) == 0.5
     """
-    inputs, outputs = _cases(_column(columns, tests), tests)
-    if not inputs:
+    same_output("", "", checker=checker)
+    cases, function = cases_of(column(columns, tests), tests)
+    limits = Limits(seconds=seconds, memory_mb=memory_mb)
+    if not cases:
         return None
+    if function:
+        name = function_of(columns) if function == "?" else function
+        outcomes = run_tests(
+            extract_code(text, defines=[name, "Solution"]),
+            Suite(sources=[call_source(name, case) for case in cases], stop=not partial),
+            limits=limits,
+            allow_unsandboxed=allow_unsandboxed,
+        )
+        return share_passed(outcomes, len(cases), partial=partial)
+    judge = str(column(columns, check_with)) if check_with else ""
     runs = run_inputs(
         extract_code(text),
-        inputs,
-        limits=Limits(seconds=seconds, memory_mb=memory_mb),
+        [case.given for case in cases],
+        limits=limits,
         allow_unsandboxed=allow_unsandboxed,
     )
     right = 0
-    for wrote, expected in zip(runs, outputs, strict=False):
-        passed = isinstance(wrote, str) and _lines(wrote) == _lines(expected)
-        right += passed
-        if not passed and not partial:
+    for wrote, case in zip(runs, cases, strict=False):
+        if not isinstance(wrote, str):
+            passed: bool | None = False
+        elif judge:
+            passed = _checked(judge, wrote, case, limits, allow_unsandboxed)
+        else:
+            passed = same_output(wrote, case.wanted, checker=checker, tolerance=tolerance)
+        right += bool(passed)
+        if passed is None or not (passed or partial):
             runs.close()
-            break
-    return right / len(inputs) if partial else float(right == len(inputs))
+            return None if passed is None else 0.0
+    return right / len(cases)
+
+
+def _checked(
+    judge: str, wrote: str, case: Case, limits: Limits, allow_unsandboxed: bool
+) -> bool | None:
+    """What the row's own checker says of an output; None where it fails itself."""
+    [outcome] = run_tests(
+        judge,
+        Suite(sources=[f"assert check({case.given!r}, {wrote!r}, {case.wanted!r}) is True"]),
+        limits=limits,
+        allow_unsandboxed=allow_unsandboxed,
+    )
+    known = {Verdict.PASSED: True, Verdict.FAILED: False}
+    return known.get(outcome.verdict)
 
 
 def share_passed(outcomes: Sequence[Outcome], total: int, *, partial: bool) -> float | None:
@@ -292,53 +277,14 @@ def share_passed(outcomes: Sequence[Outcome], total: int, *, partial: bool) -> f
     return passed / total if partial else float(passed == total)
 
 
-def _column(columns: Mapping[str, Any], name: str) -> Any:
-    if name not in columns:
-        raise UsageError(
-            f"code reward: column = {name!r}: the data has none; {suggest(name, columns)}"
-        )
-    return columns[name]
-
-
-def _cases(tests: Any, name: str) -> tuple[list[str], list[str]]:
-    """Inputs and expected outputs, whichever way the row has them."""
-    try:
-        tests = json.loads(tests) if isinstance(tests, str) else tests
-        if isinstance(tests, Mapping):
-            pairs = list(zip(tests["inputs"], tests["outputs"], strict=True))
-        else:
-            pairs = [(case["input"], case["output"]) for case in tests]
-    except (KeyError, TypeError, ValueError) as error:
-        raise UsageError(
-            f"code_stdio: column {name!r}: must be a list of {{input, output}} or "
-            f"{{inputs: […], outputs: […]}} ({type(error).__name__}: {error})."
-        ) from error
-    return [_text(given) for given, _ in pairs], [_text(wanted) for _, wanted in pairs]
-
-
-def _text(value: Any) -> str:
-    return "\n".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-
-
-def _lines(text: str) -> list[str]:
-    return [line.rstrip() for line in text.rstrip().split("\n")]
-
-
-def _parsed(source: str) -> ast.Module | None:
-    try:
-        return ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
-
-
 def _whole(stub: str) -> str:
     """A stub that compiles by itself, so that a complete function may follow it."""
-    return stub if _parsed(stub) else f"{stub.rstrip()}\n    pass\n"
+    return stub if parsed(stub) else f"{stub.rstrip()}\n    pass\n"
 
 
 def _definitions_used(stub: str, tests: str, entry: str) -> str:
     """The stub, where the tests use something of it that is not the function under test."""
-    tree, used = _parsed(_whole(stub)), _parsed(tests)
+    tree, used = parsed(_whole(stub)), parsed(tests)
     if tree is None or used is None:
         return ""
     names = {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
@@ -347,7 +293,7 @@ def _definitions_used(stub: str, tests: str, entry: str) -> str:
 
 
 def _count_asserts(source: str) -> int:
-    tree = _parsed(source)
+    tree = parsed(source)
     return sum(isinstance(node, ast.Assert) for node in ast.walk(tree)) if tree else 0
 
 

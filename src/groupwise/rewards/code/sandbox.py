@@ -14,9 +14,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
-import inspect
 import marshal
+import math
 import os
 import platform
 import re
@@ -24,32 +23,18 @@ import secrets
 import select
 import shutil
 import subprocess
-import sys
-import sysconfig
 import time
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from pathlib import Path
 from typing import Any
 
 from groupwise.errors import RewardError, UsageError
 from groupwise.rewards.code import seccomp
 from groupwise.rewards.code.inside import codec
-from groupwise.rewards.code.suite import Suite, bound_sources
+from groupwise.rewards.code.launch import NO_ONE, command, interpreter, judge_code
+from groupwise.rewards.code.suite import BoundSource, Suite, bound_sources
 
-_INSIDE = ("codec", "rpc", "confine", "inputs", "judge")  # in the order they import each other
-_BOOT = """
-import marshal, os, sys
-def read(size, data=b""):
-    while len(data) < size:
-        data += os.read(0, size - len(data)) or sys.exit("no job")
-    return data
-for name, code in marshal.loads(read(int.from_bytes(read(8), "big"))):
-    module = sys.modules[name] = type(sys)(name)
-    exec(code, module.__dict__)
-module.main()
-"""
 _INSTALL = (
     "install it (`apt-get install bubblewrap`, `dnf install bubblewrap`, `pacman -S bubblewrap`)"
 )
@@ -59,7 +44,8 @@ _PERMIT = (
     "`docker run --privileged` gives"
 )
 _START_SECONDS = 30.0
-_NO_ONE = range(61184, 65520)  # user ids for services without an account
+_LONGEST_SECONDS = 3600
+WALL = 5  # time by the clock for all tests of a program, in terms of the seconds for each
 
 
 class SandboxError(RewardError):
@@ -72,7 +58,7 @@ class Verdict(str, Enum):
     PASSED = "passed"
     FAILED = "failed"  # wrong output, or an assertion that does not hold
     ERROR = "error"  # the program raised, exited early or crashed
-    TIMEOUT = "timeout"  # still running when its wall-clock time was over
+    TIMEOUT = "timeout"  # used up its processor time, or was still running long after it
     FLOODED = "flooded"  # wrote more than it may
     UNJUDGEABLE = "unjudgeable"  # the test is at fault: it does not compile, or cannot be put
 
@@ -90,7 +76,9 @@ class Limits:
     """What a program may use.
 
     Attributes:
-        seconds: wall-clock time for all tests of a program, from the moment the sandbox stands.
+        seconds: processor time for each test. A test may take three times as long by the clock,
+            and all tests of a program `WALL` times as long, counted from when the sandbox stands;
+            so a program that waits is stopped, and one on a busy machine is not.
         memory_mb: address space, MiB.
         disk_mb: size of /tmp and of any file, MiB.
         output_kb: what one run may write to standard output and standard error together, KiB.
@@ -102,6 +90,15 @@ class Limits:
     disk_mb: int = 8
     output_kb: int = 1024
     threads: int = 16
+
+    def __post_init__(self) -> None:
+        for name, least in (("memory_mb", 32), ("disk_mb", 1), ("output_kb", 1), ("threads", 0)):
+            if getattr(self, name) < least:
+                raise UsageError(f"{name} = {getattr(self, name)}: must be at least {least}.")
+        if not 0 < self.seconds <= _LONGEST_SECONDS:
+            raise UsageError(
+                f"seconds = {self.seconds}: must be above 0 and at most {_LONGEST_SECONDS}."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,10 +180,31 @@ def run_tests(
 
 
 def _run_tests(program: str, tests: Suite, limits: Limits, *, plain: bool) -> list[Outcome]:
-    nonce, bound = secrets.token_bytes(16), bound_sources(tests)
+    bound = bound_sources(tests)
     if bound is None:
         unfit = Outcome(verdict=Verdict.UNJUDGEABLE, detail="no test names the function it tests")
         return _complete([unfit], tests)
+    end = time.monotonic() + WALL * limits.seconds
+    if tests.stop or tests.counted or len(tests.sources) < 2:
+        return _complete(_run_bound(program, tests, bound, limits, end, plain=plain), tests)
+    outcomes: list[Outcome] = []
+    for source in bound[1:]:  # the share that passes must not depend on what ran before
+        found = _run_bound(program, tests, (bound[0], source), limits, end, plain=plain)
+        outcomes += found or [Outcome(verdict=Verdict.ERROR, detail="the judge's process ended")]
+    return outcomes
+
+
+def _run_bound(
+    program: str,
+    tests: Suite,
+    bound: Sequence[BoundSource],
+    limits: Limits,
+    end: float,
+    *,
+    plain: bool,
+) -> list[Outcome]:
+    """The outcomes of tests that one process of the program goes through, in order."""
+    nonce = secrets.token_bytes(16)
     setup, *sources = [(each.source, each.names, each.modules) for each in bound]
     payload = {
         "nonce": nonce,
@@ -200,18 +218,19 @@ def _run_tests(program: str, tests: Suite, limits: Limits, *, plain: bool) -> li
     outcomes: list[Outcome] = []
     with _started("tests", program, limits, plain=plain) as job:
         job.send(marshal.dumps(payload))
-        deadline = time.monotonic() + limits.seconds
+        deadline = min(time.monotonic() + 3 * limits.seconds, end)
         try:
             while (frame := job.receive(deadline)) is not None:
                 if not frame.startswith(nonce):
                     outcomes.append(Outcome(verdict=Verdict.ERROR, detail="verdict without nonce"))
                     break
                 outcomes.append(_outcome(frame[len(nonce) :]))
+                deadline = min(time.monotonic() + 3 * limits.seconds, end)
                 if not tests.counted and len(outcomes) == len(sources):
                     break
         except TimeoutError:
             outcomes.append(_timeout(limits.seconds))
-    return _complete(outcomes, tests)
+    return outcomes
 
 
 def run_inputs(
@@ -244,8 +263,9 @@ def run_inputs(
     limits = limits or Limits()
     plain = _must_be_plain(allow_unsandboxed)
     with _started("inputs", program, limits, plain=plain) as job:
-        deadline = time.monotonic() + limits.seconds
+        end = time.monotonic() + WALL * limits.seconds
         for given in inputs:
+            deadline = min(time.monotonic() + 3 * limits.seconds, end)
             left = max(deadline - time.monotonic(), 0.0)
             job.send(marshal.dumps((given.encode("utf-8", "surrogateescape"), left)))
             try:  # the judge inside stops the program in time; this clock is for the judge
@@ -267,6 +287,7 @@ _VERDICTS = {
     codec.PASSED: Verdict.PASSED,
     codec.FAILED: Verdict.FAILED,
     codec.ERROR: Verdict.ERROR,
+    codec.TIMEOUT: Verdict.TIMEOUT,
     codec.FLOODED: Verdict.FLOODED,
     codec.UNJUDGEABLE: Verdict.UNJUDGEABLE,
 }
@@ -310,7 +331,7 @@ def _started(mode: str, program: str, limits: Limits, *, plain: bool) -> Iterato
     """A sandbox that stands: its judge has dropped every right and waits for tests."""
     with _process(limits, plain=plain) as process:
         job = _Job(process=process)
-        job.send(_code())
+        job.send(judge_code())
         job.send(marshal.dumps(_settings(mode, program, limits, plain=plain)))
         try:
             greeting = job.receive(time.monotonic() + _START_SECONDS)
@@ -328,9 +349,9 @@ def _process(limits: Limits, *, plain: bool) -> Iterator[subprocess.Popen[bytes]
     """The process, killed with everything in it when the block is left, however it is left."""
     told, tells = os.pipe()
     try:
-        python = [_interpreter(), "-I", "-S", "-B", "-X", "utf8", "-c", _BOOT]
+        python = interpreter()
         process = subprocess.Popen(
-            python if plain else [*_bubblewrap(limits, tells), *python],
+            python if plain else [*command(limits.disk_mb, tells), *python],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -381,10 +402,10 @@ def _settings(mode: str, program: str, limits: Limits, *, plain: bool) -> dict[s
     return {
         "mode": mode,
         "program": program,
-        "uid": secrets.choice(_NO_ONE) if as_root else None,
+        "uid": secrets.choice(NO_ONE) if as_root else None,
         "memory": limits.memory_mb << 20,
         "disk": limits.disk_mb << 20,
-        "cpu": int(limits.seconds) + 2,
+        "cpu": math.ceil(limits.seconds),
         "output": limits.output_kb << 10,
         "threads": None if plain else limits.threads + 2,
         "outer": b"" if plain else seccomp.outer_filter(),
@@ -397,53 +418,6 @@ def _complaint(process: subprocess.Popen[bytes]) -> str:
     process.wait()
     assert process.stderr is not None
     return (process.stderr.read() or b"").decode("utf-8", "replace").strip()[-2000:] or "no reason"
-
-
-@functools.cache
-def _code() -> bytes:
-    """What runs inside, compiled: the sandbox runs the same interpreter."""
-    modules = [importlib.import_module(f"groupwise.rewards.code.inside.{name}") for name in _INSIDE]
-    return marshal.dumps(
-        [(m.__name__, compile(inspect.getsource(m), f"<{m.__name__}>", "exec")) for m in modules]
-    )
-
-
-@functools.cache
-def _interpreter() -> str:
-    """The interpreter itself, not the link to it in a virtual environment."""
-    return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
-
-
-@functools.cache
-def _files() -> tuple[str, ...]:
-    """Options that show the program Python and the libraries it is linked to, and nothing else."""
-    library = Path(sysconfig.get_path("stdlib")).parent
-    shown = {Path(_interpreter()), Path("/etc/ld.so.cache"), library, Path("/usr/lib")}
-    shown |= {Path("/lib"), Path("/lib64"), Path("/usr/lib64")}
-    shown = {p for p in shown if p.exists() and not shown & set(p.parents)}
-    options: list[str] = []
-    for folder in sorted({above for path in shown for above in path.parents} - {Path("/")}):
-        options += ["--perms", "0755", "--dir", str(folder)]
-    for path in sorted(shown):
-        target = os.readlink(path) if path.is_symlink() else str(path)
-        options += ["--symlink" if path.is_symlink() else "--ro-bind", target, str(path)]
-    return tuple(options)
-
-
-def _bubblewrap(limits: Limits, info_fd: int) -> list[str]:
-    """The command up to the program to run. Root needs no user namespace, and drops root inside."""
-    options = [shutil.which("bwrap") or "bwrap", "--unshare-pid", "--unshare-net", "--unshare-ipc"]
-    options += ["--unshare-uts", "--unshare-cgroup-try", "--hostname", "sandbox"]
-    if os.geteuid() == 0:
-        options += ["--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
-    else:
-        options += ["--unshare-user", "--uid", str(_NO_ONE[0]), "--gid", str(_NO_ONE[0])]
-    options += ["--cap-add", "CAP_SYS_ADMIN"]  # to remount /tmp; given up before anything else
-    options += [*_files(), "--perms", "0755", "--dir", "/dev"]
-    options += ["--dev-bind", "/dev/null", "/dev/null"]
-    options += ["--perms", "1777", "--size", str(limits.disk_mb << 20), "--tmpfs", "/tmp"]
-    options += ["--remount-ro", "/", "--chdir", "/tmp", "--clearenv", "--die-with-parent"]
-    return [*options, "--new-session", "--info-fd", str(info_fd), "--"]
 
 
 _PROBE = """

@@ -19,13 +19,20 @@ BASES = {"word_problems": make_word_problems_base, "closed_world": make_search_b
 """What makes a base model, by what the recipe names as `base`."""
 
 
-def supervise(recipe: str, overrides: Sequence[str] = (), *, output: str | None = None) -> Path:
+def supervise(
+    recipe: str,
+    overrides: Sequence[str] = (),
+    *,
+    output: str | None = None,
+    trust_recipe: bool = False,
+) -> Path:
     """Train by the `[warmup]` section of a recipe, or by the phases of a base model's recipe.
 
     Args:
         recipe: path or name.
         overrides: `section.field=value`, for a recipe with a warm-up.
         output: folder of the model; `sft` in the run directory of the recipe where None.
+        trust_recipe: accept settings of the recipe file that can run code.
 
     Returns:
         The folder, a plain Hugging Face model.
@@ -35,7 +42,7 @@ def supervise(recipe: str, overrides: Sequence[str] = (), *, output: str | None 
     """
     values = read(recipe)
     if "phases" not in values:
-        config = load(recipe, overrides)
+        config = load(recipe, overrides, trust_recipe=trust_recipe)
         folder = _unused(Path(output or Path(config.output) / "sft"))
         progress = show_progress({})
         policy = load_configured(config)

@@ -35,8 +35,12 @@ _VALUES = {
     ("datetime", "date"): lambda v: (v.year, v.month, v.day),
     ("datetime", "time"): lambda v: (v.hour, v.minute, v.second, v.microsecond),
     ("datetime", "timedelta"): lambda v: (v.days, v.seconds, v.microseconds),
+    ("datetime", "datetime"): lambda v: (*v.timetuple()[:6], v.microsecond, _offset(v), v.fold),
     ("decimal", "Decimal"): lambda v: (str(v),),
     ("fractions", "Fraction"): lambda v: (v.numerator, v.denominator),
+    ("pathlib", "PosixPath"): lambda v: (str(v),),
+    ("pathlib", "PurePosixPath"): lambda v: (str(v),),
+    ("uuid", "UUID"): lambda v: (str(v),),
 }
 _FIELDS = (int, str, list, type(None))
 _DICTS = ("Counter", "OrderedDict", "defaultdict")
@@ -67,14 +71,27 @@ def encode(value: "Any", export, out) -> None:
         _block(out, b"s", value.encode("utf-8", "surrogatepass"))
     elif kind is bytes or kind is bytearray:
         _block(out, b"b" if kind is bytes else b"y", bytes(value))
-    elif kind in _TAGS or (issubclass(kind, tuple) and hasattr(kind, "_fields")):
+    elif kind in _TAGS or _named(kind):
+        tag, number = (b"t", "") if kind in _TAGS else export(kind)
+        if tag == b"h":
+            _block(out, b"m", " ".join((number, *kind._fields)).encode())
         _count(out, _TAGS.get(kind, b"t"), len(value))
-        for item in value:
+        for item in tuple.__iter__(value) if kind not in _TAGS else value:
             encode(item, export, out)
-    elif kind is dict or (kind.__module__ == "collections" and kind.__name__ in _DICTS):
+    elif kind is dict or _is_dict(kind):
+        if kind is not dict:
+            made = getattr(value, "default_factory", None)
+            factory = (
+                made.__name__ if type(made) is type and _TYPES.get(made.__name__) is made else ""
+            )
+            _block(out, b"D", f"{kind.__name__} {factory}".encode())
         _count(out, b"d", len(value))
         for key, item in value.items():
             encode(key, export, out)
+            encode(item, export, out)
+    elif kind is slice:
+        out.append(b"x")
+        for item in (value.start, value.stop, value.step):
             encode(item, export, out)
     elif _in_stdlib(kind):
         _block(out, b"v", f"{kind.__module__} {kind.__name__}".encode())
@@ -86,6 +103,31 @@ def encode(value: "Any", export, out) -> None:
     else:
         tag, text = export(value)
         _block(out, tag, text.encode())
+
+
+def _offset(moment) -> "int | None":
+    offset = moment.utcoffset()
+    return None if offset is None else offset.days * 86400 + offset.seconds
+
+
+def _is_dict(kind) -> bool:
+    """Whether a class is one of `_DICTS` itself, not one that borrows its name."""
+    known = kind.__module__ == "collections" and kind.__name__ in _DICTS
+    return known and getattr(sys.modules.get("collections"), kind.__name__, None) is kind
+
+
+def _named(kind) -> bool:
+    """Whether a class is a named tuple with fields that no attribute of tuples is called."""
+    fields = getattr(kind, "_fields", None)
+    return (
+        issubclass(kind, tuple)
+        and type(fields) is tuple
+        and all(type(field) is str and _is_field(field) for field in fields)
+    )
+
+
+def _is_field(name) -> bool:
+    return name.isidentifier() and not name.startswith("_") and not hasattr(tuple, name)
 
 
 def _in_stdlib(kind) -> bool:
@@ -108,6 +150,12 @@ def decode(data, at, load) -> "tuple[Any, int]":
     at += 1
     if tag in (b"N", b"T", b"F"):
         return (None if tag == b"N" else tag == b"T"), at
+    if tag == b"x":
+        parts = []
+        for _ in range(3):
+            part, at = decode(data, at, load)
+            parts.append(part)
+        return slice(*parts), at
     size = int.from_bytes(data[at : at + 4], "big")
     at += 4
     if tag == b"d":
@@ -129,7 +177,10 @@ def decode(data, at, load) -> "tuple[Any, int]":
         fields, at = decode(data, at, load)
         if type(fields) is not tuple or not all(type(field) in _FIELDS for field in fields):
             raise Malformed("fields of a value")
-        return _from_stdlib(block.decode())(*fields), at
+        return _value(block.decode(), fields), at
+    if tag in (b"D", b"m"):
+        inner, at = decode(data, at, load)
+        return (_dict if tag == b"D" else _tuple)(block.decode(), inner, load), at
     return _scalar(tag, block, load), at
 
 
@@ -152,6 +203,57 @@ def _scalar(tag, block, load) -> "Any":
     if tag == b"V":
         return _from_stdlib(text)
     return load(tag, text)
+
+
+def _value(text, fields) -> "Any":
+    """A value of the standard library from its fields."""
+    kind = _from_stdlib(text)
+    if text != "datetime datetime":
+        return kind(*fields)
+    import datetime
+
+    zone = None if fields[7] is None else datetime.timezone(datetime.timedelta(seconds=fields[7]))
+    return kind(*fields[:7], zone, fold=fields[8])
+
+
+def _dict(text, inner, _) -> "Any":
+    """A dictionary of `collections` with the content of a plain one."""
+    import collections
+
+    name, _, factory = text.partition(" ")
+    if name not in _DICTS or type(inner) is not dict:
+        raise Malformed(text)
+    if name == "defaultdict":
+        return collections.defaultdict(_TYPES[factory] if factory else None, inner)
+    return getattr(collections, name)(inner)
+
+
+def _tuple(text, inner, load) -> "Any":
+    """A named tuple of a class of the other side."""
+    number, *fields = text.split()
+    if type(inner) is not tuple or len(fields) != len(inner) or not all(map(_is_field, fields)):
+        raise Malformed(text)
+    kind = load(b"m", text)
+    return tuple.__new__(kind, inner)
+
+
+def named_tuple_class(name, fields) -> type:
+    """A class of tuples with these attributes, made without executing text."""
+    attributes = {
+        field: property(lambda self, at=at: tuple.__getitem__(self, at))
+        for at, field in enumerate(fields)
+    }
+
+    def _asdict(self):
+        return dict(zip(fields, self, strict=True))
+
+    def __repr__(self):
+        return (
+            f"{name}({', '.join(f'{field}={value!r}' for field, value in _asdict(self).items())})"
+        )
+
+    own = {"__slots__": (), "_fields": fields, "_asdict": _asdict, "__repr__": __repr__}
+    return type(name, (tuple,), {**own, **attributes})
 
 
 def _from_stdlib(text) -> "Any":
@@ -219,13 +321,26 @@ class Remote:
         return self._ask("call", self, *args, **named)
 
     def __instancecheck__(self, value) -> bool:
-        return isinstance(value, Remote) and self._ask("isinstance", value, self) is True
+        if not isinstance(value, Remote):
+            return getattr(type(value), "_number", None) == self._number
+        return self._ask("isinstance", value, self) is True
+
+    def __delattr__(self, name) -> None:
+        self._ask("delattr", self, name)
+
+    def __enter__(self):
+        return self._ask("enter", self)
+
+    def __exit__(self, kind, error, _):
+        """The program learns that an exception leaves the block, and may end only its own there."""
+        text = None if kind is None else str(error)
+        return self._ask("exit", self, text) is True and hasattr(error, "of_program")
 
     def __ne__(self, other):
         return not self == other if isinstance(other, Remote) else NotImplemented
 
     def __hash__(self) -> int:
-        return hash(self._number)
+        return hash(self._ask("hash", self))
 
 
 def _forward(name):
@@ -248,10 +363,44 @@ def _to_remote(name):
     return method
 
 
-for _name in ("len", "iter", "next", "str", "repr", "bool", "getitem", "setitem", "delitem"):
+def _inplace(name):
+    def method(self, other):
+        answer = self._ask(name, self, other)
+        return answer if isinstance(answer, Remote) else NotImplemented
+
+    return method
+
+
+def _unary(name):
+    def method(self):
+        answer = self._ask(name, self)
+        if not isinstance(answer, Remote):
+            raise TypeError(f"{name} of an object of the program must be one too")
+        return answer
+
+    return method
+
+
+for _name in ("neg", "pos", "abs", "invert"):
+    setattr(Remote, f"__{_name}__", _unary(_name))
+for _name in (
+    "len",
+    "iter",
+    "next",
+    "str",
+    "repr",
+    "bool",
+    "getitem",
+    "setitem",
+    "delitem",
+    "reversed",
+    "format",
+):
     setattr(Remote, f"__{_name}__", _forward(_name))
 for _name in ("eq", "lt", "le", "gt", "ge"):
     setattr(Remote, f"__{_name}__", _between_remotes(_name))
-for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"):
+_BINARY = "add sub mul truediv floordiv mod pow matmul lshift rshift and or xor"
+for _name in _BINARY.split():
     setattr(Remote, f"__{_name}__", _to_remote(_name))
+    setattr(Remote, f"__i{_name}__", _inplace("i" + _name))
     setattr(Remote, f"__r{_name}__", _to_remote("r" + _name))

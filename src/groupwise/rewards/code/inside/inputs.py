@@ -22,7 +22,7 @@ from groupwise.rewards.code.inside.codec import (
     write_frame,
 )
 from groupwise.rewards.code.inside.confine import become_program
-from groupwise.rewards.code.inside.rpc import ending, load_program
+from groupwise.rewards.code.inside.rpc import ending, load_program, out_of_time
 
 _DETAIL = 1000
 _open = open
@@ -71,13 +71,15 @@ def run_once(job, given, seconds):
     deadline = time.monotonic() + seconds
     try:
         output, errors = converse(given, feed, wrote, complained, deadline, job["output"])
-        status = wait(pid, deadline)
+        status, usage = wait(pid, deadline)
     except Stopped as why:
         os.kill(pid, _signal.SIGKILL)
         os.waitpid(pid, 0)
         return why.args[0], b""
     if status == 0:
         return OUTPUT, bytes(output)
+    if out_of_time(status, usage, job["cpu"]):
+        return TIMEOUT, b""
     return ERROR, bytes(errors[-_DETAIL:]) or ending(status).encode()
 
 
@@ -127,12 +129,12 @@ def feed_some(feed, rest):
         return b""
 
 
-def wait(pid, deadline) -> int:
-    """The wait status of a process that has closed its output, so should end soon."""
+def wait(pid, deadline):
+    """Wait status and usage of a process that has closed its output, so should end soon."""
     while True:
-        ended, status = os.waitpid(pid, os.WNOHANG)
+        ended, status, usage = os.wait4(pid, os.WNOHANG)
         if ended:
-            return status
+            return status, usage
         if time.monotonic() > deadline:
             raise Stopped(TIMEOUT)
         time.sleep(0.001)

@@ -20,6 +20,7 @@ from groupwise.rewards.code.inside.codec import (
     FAILED,
     PASSED,
     READY,
+    TIMEOUT,
     UNJUDGEABLE,
     Unsendable,
     read_frame,
@@ -46,7 +47,7 @@ def start_program(job) -> Client:
             os._exit(70)
     for fd in (questions, answers, nowhere):
         os.close(fd)
-    return Client(pid, asks, answered)
+    return Client(pid, asks, answered, job["cpu"])
 
 
 def bind(client, names, modules):
@@ -66,7 +67,7 @@ def judge_tests(job, out) -> None:
     """Run the tests here and the program over there; one verdict per test."""
     client = start_program(job)
     write_frame(out, READY)
-    confine(job)
+    confine(job, spare=10)
     suite = marshal.loads(read_frame(0) or b"")
 
     def report(verdict, detail="") -> None:
@@ -122,7 +123,7 @@ def run_test(client, code, space, report) -> None:
     space["__count__"] = lambda passed: report(PASSED if passed else FAILED)
     exec(code, space)
     if client.ended:
-        raise ProgramEnded(client.ended)
+        raise ProgramEnded(client.ended, client.late)
 
 
 def compile_test(source):
@@ -141,9 +142,10 @@ def attempt(action):
         return FAILED, str(error)
     except Unsendable as error:
         return UNJUDGEABLE, str(error)
+    except ProgramEnded as error:
+        return TIMEOUT if error.late else ERROR, str(error)
     except BaseException as error:
-        name = "" if isinstance(error, ProgramEnded) else f"{type(error).__name__}: "
-        return ERROR, f"{name}{error}"
+        return ERROR, f"{type(error).__name__}: {error}"
     return PASSED, ""
 
 

@@ -16,6 +16,7 @@ from groupwise.rewards.code.inside.codec import (
     Unsendable,
     decode_message,
     encode,
+    named_tuple_class,
     read_frame,
     write_frame,
 )
@@ -26,11 +27,20 @@ if TYPE_CHECKING:
 
 _DETAIL = 1000
 _MOVABLE = (list, dict, set, bytearray)
+_FUNCTIONS = (
+    "getattr setattr delattr len iter next str repr bool isinstance hash reversed format"
+).split()
 _MOST_OBJECTS = 1 << 31
 
 
 class ProgramEnded(BaseException):
-    """The program's process cannot answer any more. Not an Exception: no test catches it."""
+    """The program's process cannot answer any more. Not an Exception: no test catches it.
+
+    `late` says that it used up its processor time."""
+
+    def __init__(self, text, late=False) -> None:
+        super().__init__(text)
+        self.late = late
 
 
 def load_program(source, name):
@@ -69,6 +79,8 @@ class Server:
             self.numbers[id(value)] = len(self.objects)
             self.objects.append(value)
         number = self.numbers[id(value)]
+        if type(value) is _COROUTINE:
+            return b"w", str(number)
         if isinstance(value, type) and issubclass(value, BaseException):
             return b"e", f"{number} {exception_names(value)}"
         return b"h", str(number)
@@ -76,6 +88,8 @@ class Server:
     def load(self, tag, text):
         if tag == b"h":
             return self.objects[int(text)]
+        if tag == b"m":
+            return self.objects[int(text.split()[0])]
         if tag == b"n":
             return getattr(builtins, text)
         return Callback(self, int(text))
@@ -96,7 +110,7 @@ class Server:
             self.answer(*message)
         kind, value, text = message
         if kind == "raised":
-            raise exception_class(self.exceptions, *value.split())(text)
+            raise exception_class(self.exceptions, *value.split())(text[0])
         return value
 
     def serve(self) -> None:
@@ -104,14 +118,29 @@ class Server:
             self.answer(*self.receive())
 
     def answer(self, op, args, named) -> None:
-        movable = [a for a in args if type(a) in _MOVABLE] if op == "call" else []
+        movable = movables(args, named) if op == "call" else []
         try:
             before = self._bytes(movable)
             value = self.run(op, args, named)
             changed = movable if self._bytes(movable) != before else None
-            self.send("returned", value, changed)
+            place = next((i for i, mine in enumerate(movable) if mine is value), None)
+            if place is None:
+                self.send("returned", value, changed)
+            else:
+                self.send("returned", None, (place, changed))
         except BaseException as error:
-            self.send("raised", exception_names(type(error)), str(error)[:_DETAIL])
+            self.send_error(error)
+
+    def send_error(self, error) -> None:
+        names, text = exception_names(type(error)), str(error)[:_DETAIL]
+        own = {k: v for k, v in vars(error).items() if k.isidentifier() and not k.startswith("_")}
+        try:
+            if len(repr(error.args)) <= _DETAIL:
+                self.send("raised", names, (text, tuple(error.args), own))
+                return
+        except Exception:
+            pass  # they cannot be encoded
+        self.send("raised", names, (text, (text,), {}))
 
     def _bytes(self, values):
         out = []
@@ -126,11 +155,40 @@ class Server:
             return self.names[args[0]]
         if op == "call":
             return args[0](*args[1:], **named)
-        if op in ("getattr", "setattr", "len", "iter", "next", "str", "repr", "bool", "isinstance"):
+        if op in _FUNCTIONS:
             return getattr(builtins, op)(*args)
+        if op == "await":
+            import asyncio
+
+            return asyncio.run(args[0])
+        if op == "enter":
+            return type(args[0]).__enter__(args[0])
+        if op == "exit":
+            error = None if args[1] is None else Exception(args[1])
+            return type(args[0]).__exit__(args[0], error and Exception, error, None)
+        op = op + "_" if op in ("and", "or") else op
         if hasattr(_operator, op):
             return getattr(_operator, op)(*args)
-        return getattr(_operator, op.removeprefix("r"))(*reversed(args))
+        op = op.removeprefix("r")
+        return getattr(_operator, op + "_" if op in ("and", "or") else op)(*reversed(args))
+
+
+async def awaited(remote):
+    """A coroutine of the program, run where it is when the test awaits it."""
+    return object.__getattribute__(remote, "_ask")("await", remote)
+
+
+async def _nothing() -> None: ...
+
+
+_unused = _nothing()
+_COROUTINE = type(_unused)
+_unused.close()
+
+
+def movables(args, named):
+    """The arguments of a call whose content it may change."""
+    return [value for value in (*args, *named.values()) if type(value) in _MOVABLE]
 
 
 def exception_names(kind):
@@ -173,9 +231,11 @@ class Callback:
 class Client:
     """Asks the program's process, and trusts nothing in its answers but plain values."""
 
-    def __init__(self, pid, questions, answers) -> None:
+    def __init__(self, pid, questions, answers, cpu) -> None:
         self.pid, self.questions, self.answers = pid, questions, answers
+        self.cpu, self.late = cpu, False
         self.callbacks, self.exceptions, self.classes, self.remotes = [], {}, {}, {}
+        self.tuples = {}
         self.ended = ""
 
     def export(self, value):
@@ -191,6 +251,9 @@ class Client:
             return b"h", str(self.classes[value])
         if getattr(builtins, getattr(value, "__name__", ""), None) is value:
             return b"n", value.__name__
+        if isinstance(value, type) and issubclass(value, tuple):
+            known = any(value is kind for kind in self.tuples.values())
+            return (b"h", str(value._number)) if known else (b"t", "")
         if callable(value) and not isinstance(value, type):
             self.callbacks.append(value)
             return b"k", str(len(self.callbacks) - 1)
@@ -208,6 +271,14 @@ class Client:
             return self.remotes[number]
         if tag == b"k":
             return self.callbacks[number]
+        if tag == b"w":
+            return awaited(Remote(self.ask, number))
+        if tag == b"m":
+            fields = tuple(text.split()[1:])
+            if (number, fields) not in self.tuples:
+                kind = self.tuples[number, fields] = named_tuple_class("tuple", fields)
+                kind._number = number
+            return self.tuples[number, fields]
         if tag == b"e":
             _, name, base = text.split()
             kind = exception_class(self.exceptions, name, base)
@@ -228,10 +299,14 @@ class Client:
         while True:
             kind, said, changed = self.receive()
             if kind == "raised":
-                raise exception_class(self.exceptions, *said.split())(changed)
+                raise made_error(exception_class(self.exceptions, *said.split()), *changed)
             if kind == "returned":
-                _write_back(args, changed)
-                return said
+                mine = movables(args, named)
+                if type(changed) is not tuple:
+                    write_back(mine, changed)
+                    return said
+                write_back(mine, changed[1])
+                return mine[changed[0]]
             self.reply(self.callbacks[said], changed)
 
     def reply(self, function, args) -> None:
@@ -243,7 +318,7 @@ class Client:
         except Exception as error:
             names = exception_names(type(error))
             self.exceptions.setdefault(tuple(names.split()), type(error))
-            self.send("raised", names, str(error)[:_DETAIL])
+            self.send("raised", names, (str(error)[:_DETAIL], (), {}))
         else:
             self.send("returned", value, None)
 
@@ -253,20 +328,26 @@ class Client:
             try:
                 frame = read_frame(self.answers)
                 if frame is None:
-                    self.ended = ending(os.waitpid(self.pid, 0)[1])
+                    _, status, usage = os.wait4(self.pid, 0)
+                    self.ended, self.late = ending(status), out_of_time(status, usage, self.cpu)
                 else:
                     return self.checked(decode_message(frame, self.load))
             except Exception as problem:
                 self.ended = f"the program's answer is malformed: {problem!r}"[:_DETAIL]
-        raise ProgramEnded(self.ended)
+        raise ProgramEnded(self.ended, self.late)
 
     def checked(self, message):
         """The message, if it is one of the three that a program may send."""
         kind, said, changed = message
+        valid = True
         if kind == "returned":
-            valid = changed is None or type(changed) is list
+            contents = changed
+            if type(changed) is tuple:
+                place, contents = changed if len(changed) == 2 else (None, None)
+                valid = said is None and type(place) is int and place >= 0
+            valid = valid and (contents is None or type(contents) is list)
         elif kind == "raised":
-            valid = type(said) is type(changed) is str and len(said.split()) == 2
+            valid = type(said) is str and len(said.split()) == 2 and _is_error(changed)
         else:
             numbered = type(said) is int and 0 <= said < len(self.callbacks)
             valid = kind == "call" and numbered and type(changed) is tuple
@@ -275,16 +356,61 @@ class Client:
         return message
 
 
-def _write_back(args, changed) -> None:
-    """Give lists, dicts and sets of a call the contents that the program left in them."""
-    for mine, theirs in zip([a for a in args if type(a) in _MOVABLE], changed or (), strict=False):
-        if type(mine) is not type(theirs):
-            continue
-        if type(mine) in (list, bytearray):
-            mine[:] = theirs
-        else:
-            mine.clear()
-            mine.update(theirs)
+def _is_error(said) -> bool:
+    """Text, arguments and attributes of an exception."""
+    if type(said) is not tuple or [type(part) for part in said] != [str, tuple, dict]:
+        return False
+    return all(type(name) is str and name.isidentifier() for name in said[2])
+
+
+def made_error(kind, text, args, own):
+    """An exception of the program, with its text, arguments and attributes."""
+    error = kind(text)
+    if args:
+        error.args = args
+    for name, value in own.items():
+        if not name.startswith("_") and not hasattr(BaseException, name):
+            setattr(error, name, value)
+    error.of_program = True
+    return error
+
+
+def write_back(arguments, changed) -> None:
+    """Give lists, dicts and sets of a call the contents that the program left in them; those
+    inside them stay the objects that they are, so that other names for them see the change."""
+    for mine, theirs in zip(arguments, changed or (), strict=False):
+        if type(mine) is type(theirs):
+            fill(mine, theirs)
+
+
+def fill(mine, theirs) -> None:
+    if type(mine) is list:
+        both = [*zip(mine, theirs, strict=False)]
+        mine[:] = [merged(*pair) for pair in both] + theirs[len(both) :]
+    elif type(mine) is dict:
+        kept = {
+            key: merged(mine[key], value) if key in mine else value for key, value in theirs.items()
+        }
+        mine.clear()
+        mine.update(kept)
+    elif type(mine) is bytearray:
+        mine[:] = theirs
+    else:
+        mine.clear()
+        mine.update(theirs)
+
+
+def merged(mine, theirs):
+    if type(mine) is not type(theirs) or type(mine) not in _MOVABLE:
+        return theirs
+    fill(mine, theirs)
+    return mine
+
+
+def out_of_time(status, usage, cpu) -> bool:
+    """Whether a process was killed (by SIGXCPU, or SIGKILL if it ignores that) after its time."""
+    spent = usage.ru_utime + usage.ru_stime
+    return os.WIFSIGNALED(status) and os.WTERMSIG(status) in (9, 24) and spent >= cpu - 0.1
 
 
 def ending(status) -> str:

@@ -1,0 +1,392 @@
+"""Objects of every kind travel between programs and tests."""
+
+from __future__ import annotations
+
+import textwrap
+
+import pytest
+
+from groupwise.rewards.code.sandbox import Limits, Suite, Verdict, run_tests, unavailable
+
+LIMITS = Limits(seconds=20.0)
+
+pytestmark = pytest.mark.skipif(unavailable() is not None, reason=f"no sandbox: {unavailable()}")
+
+CARRIED = {
+    "namedtuple attr": (
+        """
+        from collections import namedtuple
+        P = namedtuple('P', 'x y')
+
+        def f():
+            return P(1, 2)
+
+        def g(p):
+            return p.x + p.y
+        """,
+        """
+        assert f().x == 1 and f() == (1, 2)
+        assert isinstance(f(), P) and isinstance(f(), tuple)
+        assert g(f()) == 3 and P(3, 4).y == 4 and f()._asdict() == {'x': 1, 'y': 2}
+        from collections import namedtuple
+        Q = namedtuple('Q', 'x')
+        assert f() != Q(1)
+        """,
+    ),
+    "Counter": (
+        """
+        from collections import Counter
+
+        def f(s):
+            return Counter(s)
+        """,
+        """
+        from collections import Counter
+        assert f('aab') == Counter('aab') == {'a': 2, 'b': 1}
+        assert f('aab').most_common(1) == [('a', 2)] and f('aab')['z'] == 0
+        """,
+    ),
+    "defaultdict": (
+        """
+        from collections import defaultdict
+
+        def f():
+            d = defaultdict(list)
+            d[1].append(2)
+            return d
+        """,
+        """
+        assert f() == {1: [2]}
+        assert f()[5] == []
+        """,
+    ),
+    "OrderedDict": (
+        """
+        from collections import OrderedDict
+
+        def f():
+            return OrderedDict([(1, 2), (3, 4)])
+        """,
+        """
+        assert list(f().items()) == [(1, 2), (3, 4)]
+        f().move_to_end(1)
+        """,
+    ),
+    "datetime": (
+        """
+        import datetime
+
+        def f():
+            return datetime.datetime(2020, 1, 2, 3, 4, 5, 6, tzinfo=datetime.timezone.utc)
+
+        def g(d):
+            return d.year
+        """,
+        """
+        import datetime
+        assert f() == datetime.datetime(2020, 1, 2, 3, 4, 5, 6, tzinfo=datetime.timezone.utc)
+        assert g(datetime.datetime(2020, 1, 2)) == 2020
+        """,
+    ),
+    "enum": (
+        """
+        import enum
+
+        class C(enum.Enum):
+            R = 1
+            G = 2
+
+        def f():
+            return C.R
+        """,
+        """
+        assert f() == C.R and f().value == 1 and (f() is C.R) and (f().name == 'R') and (f() != C.G)
+        """,
+    ),
+    "exc args": (
+        """
+        class E(Exception):
+
+            def __init__(s, a, b):
+                super().__init__(a, b)
+                s.code = b
+
+        def f():
+            raise E('x', 3)
+        """,
+        """
+        try:
+            f()
+            assert False
+        except E as e:
+            assert e.args == ('x', 3) and e.code == 3
+        """,
+    ),
+    "ValueError args": (
+        """
+        def f():
+            raise ValueError('bad', 1)
+
+        def g():
+            return {}['k']
+        """,
+        """
+        try:
+            f()
+            assert 0
+        except ValueError as e:
+            assert e.args == ('bad', 1)
+        try:
+            g()
+        except KeyError as e:
+            assert e.args == ('k',) and str(e) == "'k'"
+        """,
+    ),
+    "operators": (
+        """
+        class V:
+
+            def __init__(s, x):
+                s.x = x
+
+            def __add__(s, o):
+                return V(s.x + o.x)
+
+            def __eq__(s, o):
+                return s.x == o.x
+
+            def __neg__(s):
+                return V(-s.x)
+
+            def __abs__(s):
+                return V(abs(s.x))
+
+            def __matmul__(s, o):
+                return V(7)
+
+            def __and__(s, o):
+                return V(1)
+
+            def __hash__(s):
+                return 3
+        """,
+        """
+        v = V(3)
+        assert (v + V(4)).x == 7
+        assert (-v).x == -3
+        assert (v @ v).x == 7 and (v & v).x == 1
+        assert abs(V(-2)).x == 2 and len({V(1), V(1), V(2)}) == 2
+        """,
+    ),
+    "iadd": (
+        """
+        class V:
+
+            def __init__(s, x):
+                s.x = x
+
+            def __iadd__(s, o):
+                s.x += o
+                return s
+        """,
+        """
+        v = V(1)
+        w = v
+        v += 3
+        assert v.x == 4 and v is w
+        """,
+    ),
+    "containers": (
+        """
+        class S:
+
+            def __init__(s):
+                s.d = []
+
+            def push(s, x):
+                s.d.append(x)
+
+            def __len__(s):
+                return len(s.d)
+
+            def __iter__(s):
+                return iter(s.d)
+
+            def __getitem__(s, i):
+                return s.d[i]
+
+            def __reversed__(s):
+                return reversed(s.d)
+        """,
+        """
+        s = S()
+        s.push(1)
+        s.push(2)
+        assert len(s) == 2 and list(s) == [1, 2] and s[0] == 1 and s[0:1] == [1]
+        assert list(reversed(s)) == [2, 1] and 2 in s
+        """,
+    ),
+    "context": (
+        """
+        class C:
+
+            def __enter__(s):
+                return 5
+
+            def __exit__(s, *a):
+                s.left = a[0] is not None
+
+        def f():
+            raise ValueError('x')
+
+        class D(C):
+
+            def __exit__(s, *a):
+                return True
+        """,
+        """
+        c = C()
+        with c as x:
+            assert x == 5
+        assert c.left is False
+        with D():
+            f()
+        """,
+    ),
+    "contextmanager": (
+        """
+        from contextlib import contextmanager
+
+        @contextmanager
+        def c():
+            yield 5
+        """,
+        """
+        with c() as x:
+            assert x == 5
+        """,
+    ),
+    "inplace nested": (
+        """
+        def f(m):
+            m[0][0] = 9
+        """,
+        """
+        m = [[1], [2]]
+        r = m[0]
+        f(m)
+        assert m == [[9], [2]] and r == [9]
+        """,
+    ),
+    "inplace kw": (
+        """
+        def f(*, m):
+            m.append(1)
+        """,
+        """
+        m = []
+        f(m=m)
+        assert m == [1]
+        """,
+    ),
+    "identity": (
+        """
+        def f(x):
+            return x
+
+        def g(x):
+            x.sort()
+            return x
+
+        def h(x):
+            return list(x)
+        """,
+        """
+        a = [2, 1]
+        assert f(a) is a and g(a) is a and (a == [1, 2]) and (h(a) is not a)
+        """,
+    ),
+    "Path": (
+        """
+        from pathlib import Path
+
+        def f():
+            return Path('a') / 'b'
+        """,
+        """
+        from pathlib import Path
+        assert f() == Path('a/b') and f().name == 'b'
+        """,
+    ),
+    "uuid": (
+        """
+        import uuid
+
+        def f():
+            return uuid.UUID(int=3)
+        """,
+        """
+        import uuid
+        assert f() == uuid.UUID(int=3)
+        """,
+    ),
+    "del": (
+        """
+        class D:
+
+            def __init__(s):
+                s.a = 1
+        """,
+        """
+        d = D()
+        del d.a
+        assert not hasattr(d, 'a')
+        """,
+    ),
+    "format": (
+        """
+        class D:
+
+            def __format__(s, spec):
+                return 'D' + spec
+
+            def __str__(s):
+                return 'S'
+        """,
+        """
+        assert f'{D():x}' == 'Dx' and str(D()) == 'S'
+        """,
+    ),
+    "test namedtuple": (
+        """
+        def f(p):
+            return p[0]
+        """,
+        """
+        from collections import namedtuple
+        P = namedtuple('P', 'x')
+        assert f(P(4)) == 4
+        """,
+    ),
+    "coroutine": (
+        """
+        async def f(x):
+            return x + 1
+        """,
+        """
+        import asyncio
+        assert asyncio.run(f(1)) == 2
+
+        async def m():
+            assert await asyncio.gather(f(1), f(2)) == [2, 3]
+        asyncio.run(m())
+        """,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CARRIED)
+def test_right_programs_pass_with_objects_of_every_kind(name: str) -> None:
+    program, test = map(textwrap.dedent, CARRIED[name])
+    [outcome] = run_tests(program, Suite(sources=[test]), limits=LIMITS)
+    assert outcome.verdict is Verdict.PASSED, outcome
