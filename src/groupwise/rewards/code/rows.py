@@ -94,7 +94,7 @@ def function_of(columns: Mapping[str, Any]) -> str:
     metadata = columns.get("metadata")
     try:
         metadata = json.loads(metadata) if isinstance(metadata, str) else metadata
-        return str(metadata["func_name"])
+        return str(dict(metadata or {})["func_name"])
     except (KeyError, TypeError, ValueError) as error:
         raise UsageError(
             "code_stdio: column 'metadata': must hold func_name for tests of type 'functional'."

@@ -253,7 +253,7 @@ class Client:
             return b"n", value.__name__
         if isinstance(value, type) and issubclass(value, tuple):
             known = any(value is kind for kind in self.tuples.values())
-            return (b"h", str(value._number)) if known else (b"t", "")
+            return (b"h", str(getattr(value, "_number"))) if known else (b"t", "")
         if callable(value) and not isinstance(value, type):
             self.callbacks.append(value)
             return b"k", str(len(self.callbacks) - 1)
@@ -384,6 +384,7 @@ def write_back(arguments, changed) -> None:
 
 
 def fill(mine, theirs) -> None:
+    """Give a container the contents of another of its type."""
     if type(mine) is list:
         both = [*zip(mine, theirs, strict=False)]
         mine[:] = [merged(*pair) for pair in both] + theirs[len(both) :]
@@ -401,6 +402,7 @@ def fill(mine, theirs) -> None:
 
 
 def merged(mine, theirs):
+    """An element with the contents of another, if both are containers of one type."""
     if type(mine) is not type(theirs) or type(mine) not in _MOVABLE:
         return theirs
     fill(mine, theirs)
