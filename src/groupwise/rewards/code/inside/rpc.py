@@ -252,8 +252,8 @@ class Client:
         if getattr(builtins, getattr(value, "__name__", ""), None) is value:
             return b"n", value.__name__
         if isinstance(value, type) and issubclass(value, tuple):
-            known = any(value is kind for kind in self.tuples.values())
-            return (b"h", str(getattr(value, "_number"))) if known else (b"t", "")
+            known = [number for (number, _), kind in self.tuples.items() if kind is value]
+            return (b"h", str(known[0])) if known else (b"t", "")
         if callable(value) and not isinstance(value, type):
             self.callbacks.append(value)
             return b"k", str(len(self.callbacks) - 1)
