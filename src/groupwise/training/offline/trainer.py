@@ -102,11 +102,11 @@ class OfflineTrainer:
             if self.done == 0 or self._evaluation_due():
                 self._evaluate()
             while self.done < self.settings.steps and not self.stopped_early:
-                before, version = self.done, self.learner.version
+                before = self.done, self.learner.version, self.order.state()
                 try:
                     self.advance()
                 except BaseException:
-                    self._rescue(before, version)
+                    self._rescue(*before)
                     raise
                 if asked.stop or self.done == self.settings.steps or self.stopped_early:
                     self.save(wait=True)
@@ -194,11 +194,13 @@ class OfflineTrainer:
         if wait:
             self.checkpoints.wait()
 
-    def _rescue(self, done: int, version: int) -> None:
+    def _rescue(self, done: int, version: int, order: Mapping[str, Any]) -> None:
         """Write a checkpoint before an error ends the run, unless an update is half done."""
-        half_done = self.learner.version != version and self.done == done
+        updated = self.learner.version != version
+        if self.done == done and not updated:
+            self.order.restore(order)
         try:
-            if self.done > self.checkpoints.saved and not half_done:
+            if self.done > self.checkpoints.saved and (self.done > done or not updated):
                 self.save(wait=True)
             else:
                 self.checkpoints.wait()
