@@ -180,8 +180,7 @@ class Batch:
         group: index into `prompts` of every row.
         tokens: completion tokens; padding is 0 and outside `length`.
         length: tokens of each row, injected ones included.
-        mask: True where the policy wrote the token; False on padding, injected tokens and excluded
-            rows.
+        mask: True where the policy wrote the token and the row is not excluded.
         old_logp: log-probability when the update began; None means `logp.detach()`, i.e. exactly
             on-policy.
         sampler_logp: as reported by the engine.
@@ -238,8 +237,8 @@ class Update:
 
     Attributes:
         version: counts the optimiser steps of the run; stamps the weights.
-        logp: log-probabilities before the step, NaN where not computed.
-        entropy: of the policy at each token, NaN where not computed.
+        logp, entropy: of each token before the step, NaN where not computed.
+        values: of a critic before the step, NaN where not computed; None of other models.
         computed: rows that went through the model (rows without a gradient may be skipped).
         loss: Σ weight · token loss over the batch.
         grad_norm: before clipping.
@@ -253,6 +252,7 @@ class Update:
     loss: float
     grad_norm: float
     learning_rate: float
+    values: Float[Tensor, "batch *time"] | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
 
 

@@ -103,6 +103,7 @@ def ready(given: Given, algorithm: BoundAlgorithm, *, drift: float, apart: float
             "lengths": batch.length.view(shape),
             "mask": batch.mask.unflatten(0, shape),
             "kl": kl,
+            "values": torch.rand(kl.shape, generator=noise),
         }
     )
     return assemble(batch, advantage, algorithm.weighting)[0]

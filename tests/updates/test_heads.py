@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from groupwise.algorithms import bind
 from groupwise.algorithms.losses import FunctionObjective
 from groupwise.errors import UsageError
 from groupwise.models import AdapterSettings, with_adapter
@@ -179,3 +180,44 @@ def test_states_after_the_last_token_leave_those_before_it_alone() -> None:
         short.positions[short.source],
         torch.tensor([len(batch.prompts[g]) for g in batch.group]) + batch.length - 1,
     ]))  # fmt: skip
+
+
+def repeated(batch: Batch, rows: list[int]) -> Batch:
+    """The batch with some rows several times, each with an advantage of its own."""
+    again = batch.rows(torch.tensor(rows))
+    advantage = torch.randn(len(rows), 1, generator=torch.Generator().manual_seed(1))
+    return replace(
+        again,
+        advantage=advantage.expand(again.mask.shape),
+        weight=again.mask / again.mask.sum(),
+        columns={"returns": torch.rand(again.mask.shape, generator=torch.manual_seed(2))},
+    )
+
+
+@pytest.mark.parametrize("tokens", [12, 10_000])
+@pytest.mark.parametrize("critic", [True, False])
+def test_equal_rows_are_computed_once_with_the_gradient_of_all(tokens: int, critic: bool) -> None:
+    """They differ in advantages and returns; a row that differs by its mask alone is another."""
+    batch = repeated(make_batch(), [0, 0, 0, 1, 2, 2, 3, 3, 5, 5])
+    batch.mask[5, 1] = False
+    objective = CRITIC if critic else bind("grpo@trl").objective
+    found = []
+    for shared in (False, True):
+        head = ValueHead("before") if critic else None
+        learner = TorchLearner(
+            tiny_policy(tiny_model("qwen2").double()),
+            optimizer=STILL,
+            head=None if head is None else head.double(),
+            tokens_per_microbatch=tokens,
+            share_equal_rows=shared,
+        )
+        seen = []
+        lay_out = learner.reader.lay_out
+        learner.reader.lay_out = lambda b, rows: seen.append(len(rows)) or lay_out(b, rows)  # noqa: B023
+        gradient = learner.gradient(batch, objective)
+        assert sum(seen) == (6 if shared else 10)
+        name = "values" if critic else "logp"
+        update = learner.update(batch, objective)
+        kept = update.values if critic else update.logp
+        found.append((gradient, learner.evaluate(batch, {name})[name], kept, update.loss))
+    torch.testing.assert_close(*found, atol=1e-6, rtol=1e-6, equal_nan=True)

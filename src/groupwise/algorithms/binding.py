@@ -190,6 +190,11 @@ class BoundAlgorithm:
         return self.objective.needs | in_reward
 
     @property
+    def needs_values(self) -> bool:
+        """Whether its advantages need the values of a critic."""
+        return "values" in self.bound_advantage.required
+
+    @property
     def skips_zero_advantage(self) -> bool:
         """Whether a row whose advantages are all 0 has exactly no gradient."""
         return self.objective.skips_zero_advantage

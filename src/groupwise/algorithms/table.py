@@ -299,6 +299,51 @@ ROWS = (
         differs=(_DDOF, "The paper also has a form with a binary KL bound."),
     ),
     Algorithm(
+        name="ppo",
+        paper="PPO (1707.06347) as InstructGPT uses it (2203.02155)",
+        advantage=spec("gae", gamma=1.0, lam=0.95, whitened=True),
+        surrogate=spec("ppo_clip", low=0.2, high=0.2),
+        divergence=spec("k1"),
+        divergence_coefficient=0.02,
+        divergence_in="reward",
+        weighting=spec("batch_token_mean"),
+        differs=(
+            "The critic is set in the section [critic]; its returns have a λ of their own, 1 by "
+            "default, where InstructGPT takes the policy's.",
+            "No pretraining gradients are mixed in (PPO-ptx), and β does not adapt to a target.",
+            "InstructGPT starts the critic from the reward model: critic.model. Without it the "
+            "critic is a copy of the policy whose values are 0.",
+            "The values of InstructGPT are clipped: critic.loss = { name = 'clipped' }.",
+        ),
+    ),
+    Algorithm(
+        name="orz",
+        paper="Open-Reasoner-Zero (2503.24290): PPO with γ = λ = 1",
+        advantage=spec("gae", gamma=1.0, lam=1.0, whitened=True),
+        surrogate=spec("ppo_clip", low=0.2, high=0.2),
+        weighting=spec("batch_token_mean"),
+        differs=(
+            "The paper takes 12 optimiser steps of the critic for one of the policy: "
+            "critic.minibatches = 12.",
+            "Its code takes the mean of the whitening over padding as well, and rounds the result "
+            "to bfloat16; here mean and deviation are over the tokens that the policy wrote.",
+            "Its critic starts with a random head, here with values of 0.",
+        ),
+    ),
+    Algorithm(
+        name="vapo",
+        paper="VAPO (2504.05118)",
+        advantage=spec("gae", gamma=1.0, length_alpha=0.05, whitened=True),
+        surrogate=spec("ppo_clip", low=0.2, high=0.28),
+        weighting=spec("batch_token_mean"),
+        differs=(
+            "The loss on positive answers (0.1 times their negative log-likelihood) is left out.",
+            "λ = 1 − 1 / (0.05 · l) is negative for answers of less than 20 tokens: 0 there.",
+            "Whitening is not stated; it is on here, as in the framework of the authors.",
+            "The critic's pretraining is critic.pretraining; its λ is 1, as in the paper.",
+        ),
+    ),
+    Algorithm(
         name="log_odds",
         paper="gradient of the log-odds of success; experimental",
         advantage=spec("log_odds"),

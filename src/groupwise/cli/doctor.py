@@ -339,6 +339,16 @@ def _small(config: Config, output: Path) -> Config:
             "update": config.update.model_copy(
                 update={"epochs": 1, "minibatches": 1, "skip_zero_rows": False}
             ),
+            "critic": config.critic.model_copy(
+                update={
+                    "optimizer": config.critic.optimizer.model_copy(
+                        update={"learning_rate": 0.0, "weight_decay": 0.0}
+                    ),
+                    "minibatches": 1,
+                    "freeze_policy_steps": 0,
+                    "pretraining": None,
+                }
+            ),
             "warmup": None,
         }
     )

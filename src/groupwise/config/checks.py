@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from groupwise.errors import UsageError, suggest
-from groupwise.registry import FunctionSpec
+from groupwise.registry import BoundFunction, FunctionSpec
 
 if TYPE_CHECKING:
     from groupwise.algorithms import BoundAlgorithm
@@ -71,6 +71,11 @@ def check_combinations(config: Config) -> None:
         raise UsageError(
             f"model.head_dtype = 'float32': engine {config.engine.name!r} computes logits in the "
             "model's own type, so sampler and learner would differ; set engine.name = 'group'."
+        )
+    if config.critic.minibatches > completions:
+        raise UsageError(
+            f"critic.minibatches = {config.critic.minibatches}: must be at most prompts_per_step · "
+            f"group_size = {completions}."
         )
     check_engine(config)
     pool = config.reward_pool
@@ -144,6 +149,8 @@ def validate_by_call(algorithm: BoundAlgorithm, config: Config) -> None:
                 "lengths": rewards + 1,
                 "mask": tokens == 0,
                 "kl": tokens,
+                "values": tokens,
+                "bootstrap": rewards,
                 "parts": dict.fromkeys(
                     [*(part.name for part in config.rewards), *weights], rewards
                 ),
@@ -151,6 +158,31 @@ def validate_by_call(algorithm: BoundAlgorithm, config: Config) -> None:
         )
     except UsageError as error:
         raise UsageError(str(error).replace("group = ", "group_size = ", 1)) from None
+
+
+def value_loss(config: Config) -> BoundFunction:
+    """The loss of the critic.
+
+    Raises:
+        UsageError: unknown name or setting, a value of the wrong type or range.
+    """
+    import torch
+
+    from groupwise.algorithms.losses import VALUE_LOSSES
+
+    settings = {"name": "squared", **config.critic.loss}
+    name = settings.pop("name")
+    if name not in VALUE_LOSSES:
+        raise UsageError(
+            f"critic.loss.name = {name!r}: not registered; {suggest(str(name), VALUE_LOSSES)}"
+        )
+    loss = VALUE_LOSSES.bind(FunctionSpec(name=name, settings=settings), where="critic.loss")
+    none = torch.zeros(0, 0)
+    try:
+        loss({"values": none, "old_values": none, "returns": none, "mask": none > 0})
+    except UsageError as error:
+        raise UsageError(f"critic.loss.{error}") from None
+    return loss
 
 
 def check_functions(config: Config) -> None:
@@ -165,6 +197,7 @@ def check_functions(config: Config) -> None:
 
     algorithm = bind(config.algorithm.name, config.algorithm.overrides(), where="algorithm")
     validate_by_call(algorithm, config)
+    value_loss(config)
     try:
         combination(config.combine)
     except UsageError as error:

@@ -14,15 +14,22 @@ from groupwise.config import Config
 from groupwise.environments import ENVIRONMENTS, Environment
 from groupwise.errors import UsageError
 from groupwise.kernels import keep_freed_memory, select
-from groupwise.models import Policy, is_adapted, load_policy
+from groupwise.models import (
+    Policy,
+    check_same_tokenizer,
+    is_adapted,
+    load_policy,
+    load_scorer,
+    scorer_of,
+)
 from groupwise.prompts.templates import fix_variables
 from groupwise.registry import FunctionSpec
 from groupwise.rewards import REWARDS, Scorer, build_scorer, from_functions
 from groupwise.rollouts import make_engine
 from groupwise.rollouts.tools import ToolEngine
-from groupwise.settings import EnvironmentSettings
+from groupwise.settings import EnvironmentSettings, OptimizerSettings
 from groupwise.types import Engine, Learner
-from groupwise.updates import TorchLearner
+from groupwise.updates import Score, TorchLearner
 
 MadeLearner = TypeVar("MadeLearner", bound=TorchLearner)
 
@@ -34,6 +41,49 @@ class Connected:
     policy: Policy
     engine: Engine
     learner: Learner
+
+
+def critic_model(config: Config, policy: Policy) -> Policy:
+    """The critic before it is trained: the model of the critic section, or a copy of the policy.
+
+    Raises:
+        UsageError: it cannot be loaded, or has another tokenizer than the policy.
+    """
+    own = config.critic
+    whole = not is_adapted(policy.model) and config.model.quantization is None
+    if own.model is None and own.adapter is None and whole:
+        return scorer_of(policy, kind="token")
+    path = own.model or config.model.path
+    with torch.random.fork_rng():
+        torch.manual_seed(config.seed)  # an adapter begins with random numbers
+        critic = load_scorer(
+            path,
+            kind="token",
+            dtype=config.model.dtype,
+            trust_remote_code=config.model.trust_remote_code,
+            adapter=own.adapter,
+            attention=config.model.attention,
+        )
+    check_same_tokenizer(policy.tokenizer, critic.tokenizer, where=f"critic.model = {path!r}")
+    critic.model.to(best_device())
+    return critic
+
+
+def critic_learner(
+    config: Config, critic: Policy, *, optimizer: OptimizerSettings, total_steps: int
+) -> TorchLearner:
+    """What trains a critic, and computes its values before each token of the policy."""
+    reads = ("before", "after") if config.critic.bootstrap else ("before",)
+    return TorchLearner(
+        critic,
+        optimizer=optimizer,
+        total_steps=total_steps,
+        head=Score(critic.model, reads=reads),
+        tokens_per_microbatch=config.update.tokens_per_microbatch,
+        gradient_checkpointing=config.update.gradient_checkpointing,
+        share_equal_rows=config.update.share_equal_rows,
+        dropout_seed=config.seed,
+    )
 
 
 def connect(
@@ -95,6 +145,7 @@ def configured_learner(
         reference=reference_kind(config, algorithm, policy.model),
         gradient_checkpointing=config.update.gradient_checkpointing,
         skip_inert_rows=config.update.skip_zero_rows,
+        share_equal_rows=config.update.share_equal_rows,
         dropout_seed=config.seed,
     )
     if config.model.head_dtype == "float32" and not learner.reader.packs:

@@ -7,6 +7,7 @@ at the same time are added up. Scratch memory of kernels and fragmentation come 
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -16,7 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
-from transformers import AutoModelForCausalLM, PretrainedConfig
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForTokenClassification,
+    PretrainedConfig,
+)
 
 from groupwise.algorithms import BoundAlgorithm, bind
 from groupwise.config import Config, build
@@ -124,6 +129,8 @@ def memory_plan(config: Config, *, sizes: PretrainedConfig | None = None) -> Mem
         plain = config.optimizer.model_copy(update={"name": "adamw", "offload": False})
         optimizer = MasterOptimizer(dict(model.named_parameters()), plain)
         held = _held(config, algorithm, model, optimizer)
+        if algorithm.needs_values:
+            held["critic"] = _critic_bytes(config, sizes)
         rollout, update = {}, {}
         with suppress(*UNPLANNED):
             if config.engine.name != "vllm":  # That has memory of its own.
@@ -249,6 +256,28 @@ def _held(
     if kind != "none":
         held["reference"] = weights if kind == "frozen" else held["adapter"]
     return held
+
+
+def _critic_bytes(config: Config, sizes: PretrainedConfig) -> int:
+    """Weights, masters and moments of the critic; its updates are smaller than the policy's, which
+    have logits, unless its model is larger."""
+    own = config.critic
+    if own.model is not None:
+        sizes = configuration(own.model, trust_remote_code=config.model.trust_remote_code)
+    sizes = copy.deepcopy(sizes)
+    sizes.num_labels = 1
+    with torch.device("meta"):
+        model: Any = AutoModelForTokenClassification.from_config(
+            sizes,
+            dtype=DTYPES[config.model.dtype],
+            trust_remote_code=config.model.trust_remote_code,
+        )
+        if own.adapter is not None:
+            model = new_adapter(model, own.adapter, task="TOKEN_CLS")
+    trained = [p for p in model.parameters() if p.requires_grad]
+    masters = sum(4 * p.numel() for p in trained if p.element_size() < 4)
+    moments = sum(p.numel() for p in trained) * MOMENT_BYTES[own.optimizer.name]
+    return sum(p.nbytes for p in model.parameters()) + masters + moments
 
 
 def _laid_out(config: Config, model: Any) -> int:

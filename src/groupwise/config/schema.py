@@ -15,6 +15,7 @@ from groupwise.settings import (
     AlgorithmSettings,
     CheckpointSettings,
     Count,
+    CriticSettings,
     DataSettings,
     DistributedSettings,
     EngineSettings,
@@ -65,6 +66,7 @@ class Config(Section):
     optimizer: OptimizerSettings = OptimizerSettings()
     update: UpdateSettings = UpdateSettings()
     distributed: Annotated[DistributedSettings, FREE] = DistributedSettings()
+    critic: CriticSettings = CriticSettings()
     checkpoint: Annotated[CheckpointSettings, FREE] = CheckpointSettings()
     evaluation: Annotated[EvaluationSettings, FREE] = EvaluationSettings()
     logging: Annotated[LoggingSettings, FREE] = LoggingSettings()

@@ -292,6 +292,51 @@ class UpdateSettings(Section):
     """Compute activations twice to hold fewer of them."""
     skip_zero_rows: Annotated[bool, FREE] = True
     """Leave out completions that no term of the loss depends on; the gradient is the same."""
+    share_equal_rows: Annotated[bool, FREE] = False
+    """Compute equal completions of a prompt once; the gradient is the same within rounding."""
+
+
+class PretrainingSettings(Section):
+    """Training of the critic alone, on Monte-Carlo returns of the policy as it starts."""
+
+    batches: Count = 50
+    """Most batches of rollouts; each has `prompts_per_step` · `group_size` completions."""
+    epochs: Count = 1
+    """Passes over each batch."""
+    minibatches: Count = 4
+    """Optimiser steps per pass."""
+    learning_rate: Positive = 1e-3
+    """Peak learning rate; a cosine leads from it to a tenth of it."""
+    explained_variance: Share | None = None
+    """Stop once the last five batches, before they are learned from, reach this on average; None
+    trains on all batches."""
+
+
+class CriticSettings(Section):
+    """The critic of an algorithm whose advantages need values."""
+
+    model: Location | None = None
+    """Hub name or folder, also of a classifier with one label; None copies the policy as it
+    starts."""
+    adapter: AdapterSettings | None = None
+    """Train a low-rank adapter and the head; None trains every weight."""
+    optimizer: OptimizerSettings = OptimizerSettings(learning_rate=1e-5)
+    """The critic's own AdamW and learning rate."""
+    loss: dict[str, Any] = {"name": "squared"}
+    """Registered value loss, "squared" or "clipped", and its settings."""
+    lam: Share = 1.0
+    """λ of the returns that it learns; with 1 they are Monte-Carlo returns, and the values come
+    from its first update at no further cost."""
+    epochs: Count = 1
+    """Passes over each batch of rollouts."""
+    minibatches: Count = 1
+    """Optimiser steps per pass."""
+    bootstrap: bool = False
+    """Whether its value follows the last token of a truncated completion; otherwise 0 does."""
+    freeze_policy_steps: Whole = 0
+    """Steps at the start that train the critic alone."""
+    pretraining: PretrainingSettings | None = None
+    """Training of the critic before the first step; None starts with values of 0."""
 
 
 class DistributedSettings(Section):

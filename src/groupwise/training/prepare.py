@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,13 @@ import torch
 
 from groupwise.algorithms import BoundAlgorithm, bind
 from groupwise.config import Config
+from groupwise.config.checks import value_loss
 from groupwise.config.connect import (
     Connected,
     Reward,
     best_device,
     connect,
+    critic_model,
     load_configured,
     make_scorer,
 )
@@ -28,13 +31,14 @@ from groupwise.models import Policy
 from groupwise.prompts.contamination import contamination_warning, shared_prompts
 from groupwise.prompts.templates import Rendered
 from groupwise.rewards import Scorer
-from groupwise.rewards.journal import RewardJournal
+from groupwise.rewards.journal import RewardJournal, StepFiles
 from groupwise.rollouts.source import RolloutSource
 from groupwise.rollouts.tools import ReplyJournal, ToolEngine
 from groupwise.rundir.files import RunLog, read_lines
 from groupwise.rundir.lock import RunLock
 from groupwise.training.callbacks import Callback
 from groupwise.training.checkpoint.manager import CheckpointManager
+from groupwise.training.critic import CRITIC, CriticTrainer
 from groupwise.training.evaluation import Evaluate, Evaluation
 from groupwise.training.monitor.alerts import Alerts
 from groupwise.training.monitor.divergence_guard import DivergenceGuard
@@ -43,6 +47,7 @@ from groupwise.training.monitor.progress import Progress
 from groupwise.training.monitor.trackers import make_trackers
 from groupwise.training.monitor.watchdog import Watchdog
 from groupwise.training.resume import ResumePoint, find_resume_point, plain_settings, resume_facts
+from groupwise.training.stages.pretraining import ready_critic
 from groupwise.training.stages.warmup import warm_up
 from groupwise.training.trainer import POLICY, Trainer, TrainerSettings
 from groupwise.types import Engine, Prompt, Watch
@@ -111,7 +116,8 @@ def prepare(
     callbacks: Sequence[Callback] = (),
     connector: Connector = connect,
 ) -> Prepared:
-    """Load, check and connect everything a run needs; nothing but a warm-up is trained yet.
+    """Load, check and connect everything a run needs; nothing is trained yet but by a warm-up and
+    by the critic's pretraining.
 
     Args:
         name: of the run in the progress; the algorithm's by default.
@@ -134,6 +140,8 @@ def prepare(
             found = find_resume_point(config, allow_changes, restart=restart, log=progress.log)
         algorithm = bind(config.algorithm.name, config.algorithm.overrides())
         policy = _started(config, policy, found, progress=progress)
+        # A copy of the policy has to be made before its weights are sharded.
+        critic = critic_model(config, policy) if algorithm.needs_values else None
         connected = connector(config, algorithm, policy=policy)
         undo.callback(connected.engine.close)
         train_on = rendered(config, policy, prompts or load_train(config))
@@ -157,6 +165,8 @@ def prepare(
             evaluate=(lambda step: prepared.evaluate_all(step)) if splits else None,
             callbacks=callbacks,
             watch=watchdog.waiting,
+            critic=critic,
+            begun=found.saved is not None,
         )
         _restore(trainer, found, config, log=progress.log)
         prepared = Prepared(
@@ -182,30 +192,23 @@ def _trainer(
     evaluate: Evaluate | None,
     callbacks: Sequence[Callback],
     watch: Watch,
+    critic: Policy | None,
+    begun: bool,
 ) -> Trainer:
-    """The trainer with its source and its checkpoints."""
+    """The trainer with its source and its checkpoints; a critic is pretrained unless the run has
+    begun before."""
     run_log = monitor.run_log
     assert run_log is not None
-    rewards = config.model_dump_json(include={"rewards", "combine"})
-    verdicts = RewardJournal(run_log.folder / "journal", rewards=rewards)
-    journals = [verdicts.files]
-    if isinstance(connected.engine, ToolEngine) and config.environment is not None:
-        replies = ReplyJournal(
-            run_log.folder / "journal", environment=config.environment.model_dump_json()
-        )
-        connected.engine.journal = replies
-        journals.append(replies.files)
-    source = RolloutSource(
+    verdicts, journals = _journals(config, connected.engine, run_log.folder / "journal")
+    source = partial(
+        RolloutSource,
         ready.prompts,
         ready.tokens,
         engine=connected.engine,
         scorer=scorer,
-        keep=algorithm.filter,
         group=config.group_size,
         sampling=config.sampling,
-        seed=config.seed,
         max_draws=config.algorithm.max_draws,
-        journal=verdicts,
         watch=watch,
     )
     checkpoints = CheckpointManager(
@@ -215,11 +218,17 @@ def _trainer(
         journals=journals,
         watch=watch,
     )
-    return Trainer(
+    kind, learners = Trainer, {POLICY: connected.learner}
+    if critic is not None:
+        learners[CRITIC] = ready_critic(
+            config, algorithm, critic, source, begun=begun, log=monitor.log
+        )
+        kind = partial(CriticTrainer, critic=config.critic, value_loss=value_loss(config))
+    return kind(
         settings=_settings(config),
-        source=source,
+        source=source(keep=algorithm.filter, seed=config.seed, journal=verdicts),
         engine=connected.engine,
-        learners={POLICY: connected.learner},
+        learners=learners,
         algorithm=algorithm,
         monitor=monitor,
         evaluation=Evaluation(
@@ -232,6 +241,20 @@ def _trainer(
         folder=run_log.folder,
         watch=watch,
     )
+
+
+def _journals(
+    config: Config, engine: Engine, folder: Path
+) -> tuple[RewardJournal, list[StepFiles]]:
+    """The journal of verdicts, and the files of all journals; a tool engine is given its own."""
+    rewards = config.model_dump_json(include={"rewards", "combine"})
+    verdicts = RewardJournal(folder, rewards=rewards)
+    journals = [verdicts.files]
+    if isinstance(engine, ToolEngine) and config.environment is not None:
+        replies = ReplyJournal(folder, environment=config.environment.model_dump_json())
+        engine.journal = replies
+        journals.append(replies.files)
+    return verdicts, journals
 
 
 def _restore(
@@ -248,7 +271,11 @@ def _restore(
         ):
             if step and step not in _logged_steps(folder / name):
                 log(f"{name} lacks step {step}, which the checkpoint includes: lines were lost")
-    elif config.warmup is not None or config.guards.spike is not None:
+    elif (
+        config.warmup is not None
+        or config.guards.spike is not None
+        or (CRITIC in trainer.learners and config.critic.pretraining is not None)
+    ):
         trainer.save(wait=True)
 
 

@@ -20,7 +20,7 @@ from groupwise.settings import OptimizerSettings
 from groupwise.types import Batch, Objective, Outputs, Update
 from groupwise.updates.heads import Head
 from groupwise.updates.optimizer import MasterOptimizer
-from groupwise.updates.packing import Pack, plan
+from groupwise.updates.packing import Pack, first_of_equal, plan
 from groupwise.updates.reader import Reader
 from groupwise.updates.unpacked import Padded
 
@@ -42,6 +42,8 @@ class TorchLearner:
             adapter weights.
         gradient_checkpointing: recompute activations in the backward pass.
         skip_inert_rows: leave out completions whose gradient is exactly zero.
+        share_equal_rows: compute equal completions of a prompt once, with the gradient of all of
+            them; changes no result beyond rounding, but for an adapter's dropout.
         dropout_seed: seeds the dropout of an adapter at every update, together with the version;
             None leaves the global generator alone.
     """
@@ -58,12 +60,14 @@ class TorchLearner:
         reference: Reference = "none",
         gradient_checkpointing: bool = False,
         skip_inert_rows: bool = True,
+        share_equal_rows: bool = False,
         dropout_seed: int | None = None,
     ) -> None:
         self.policy = policy
         self.model = policy.model
         self.tokens_per_microbatch = tokens_per_microbatch
         self.skip_inert_rows = skip_inert_rows
+        self.share_equal_rows = share_equal_rows
         self.dropout_seed = dropout_seed
         self.reference: Reference = reference
         self.version = 0
@@ -137,7 +141,7 @@ class TorchLearner:
     def _evaluate(self, reader: Reader, batch: Batch, names: Collection[str]) -> dict[str, Tensor]:
         found = blank_outputs(reader, batch, names)
         with reader.evaluating():
-            for part in plan(batch, read_rows(reader, batch), tokens=self.tokens_per_microbatch):
+            for part in self._plan(batch, read_rows(reader, batch)):
                 self._fill(found, reader, batch, part)
         return found
 
@@ -145,10 +149,11 @@ class TorchLearner:
         self, found: Mapping[str, Tensor], reader: Reader, batch: Batch, part: Int[Tensor, "_"]
     ) -> None:
         """Compute the outputs of some rows of a batch and write them into those of the whole."""
-        laid = reader.lay_out(batch, part)
-        outputs = reader(laid, names=found.keys(), support=_support(batch, part))
+        once, place = self._distinct(batch, part)
+        laid = reader.lay_out(batch, once)
+        outputs = reader(laid, names=found.keys(), support=_support(batch, once))
         for name, grid in found.items():
-            grid[_places(laid)] = outputs[name].cpu()
+            _write(grid, outputs[name].cpu(), laid, part, place)
 
     # -- updating ------------------------------------------------------------------------------
 
@@ -184,8 +189,26 @@ class TorchLearner:
         """Microbatches of the rows that contribute to the gradient. Rows that the objective judges
         together are neither split nor left out one by one."""
         rows = self._contributing(batch, objective)
-        whole = objective.granularity == "group"
-        return plan(batch, rows, tokens=self.tokens_per_microbatch, whole_groups=whole)
+        return self._plan(batch, rows, whole_groups=objective.granularity == "group")
+
+    def _plan(
+        self, batch: Batch, rows: Tensor, *, whole_groups: bool = False
+    ) -> list[Int[Tensor, "_"]]:
+        """Microbatches of rows; equal rows are in one, where they are computed once."""
+        size = self.tokens_per_microbatch
+        if not self.share_equal_rows:
+            return plan(batch, rows, tokens=size, whole_groups=whole_groups)
+        first = rows[first_of_equal(batch, rows)]
+        parts = plan(batch, first.unique(), tokens=size, whole_groups=whole_groups)
+        return [rows[torch.isin(first, part)] for part in parts]
+
+    def _distinct(self, batch: Batch, part: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The rows of a microbatch that the model computes, and which of them each row equals;
+        None: all rows are computed."""
+        if not self.share_equal_rows:
+            return part, None
+        once, place = first_of_equal(batch, part).unique(return_inverse=True)
+        return part[once], place
 
     def begin(self, batch: Batch, objective: Objective) -> None:
         """Begin an update: no gradient is left from a batch that was not finished."""
@@ -193,7 +216,10 @@ class TorchLearner:
         self._pending = _Pending(
             batch=batch,
             objective=objective,
-            outputs={name: torch.full(shape, float("nan")) for name in ("logp", "entropy")},
+            outputs={
+                name: torch.full(shape, float("nan"))
+                for name in ("logp", "entropy", *({"values"} & self.reader.head.outputs))
+            },
             computed=torch.zeros(len(batch.tokens), dtype=torch.bool),
         )
         self.optimizer.clear()
@@ -207,14 +233,17 @@ class TorchLearner:
         names = objective.needs & self.reader.head.outputs
         pending.computed[part] = True
         with self.reader.computing():
-            laid = self.reader.lay_out(batch, part)
-            outputs = self.reader(laid, names=names, support=_support(batch, part))
+            once, place = self._distinct(batch, part)
+            laid = self.reader.lay_out(batch, once)
+            outputs = self.reader(laid, names=names, support=_support(batch, once))
             own = batch.rows(part)
-            loss = _loss(own, laid, outputs, objective, _shape(own, self.reader))
+            grids = _grids(outputs, laid, shape=_shape(own, self.reader), place=place)
+            loss = _loss(_to(own, laid.row.device), grids, objective)
             (loss * self.optimizer.scale).backward()
         pending.loss += float(loss.detach())
         for name in names & pending.outputs.keys():
-            pending.outputs[name][_places(laid)] = outputs[name].detach().float().cpu()
+            found = outputs[name].detach().float().cpu()
+            _write(pending.outputs[name], found, laid, part, place)
 
     def complete(self) -> None:
         """Called once all microbatches of this process are added: a learner of several processes
@@ -236,6 +265,7 @@ class TorchLearner:
             loss=pending.loss,
             grad_norm=norm,
             learning_rate=rate,
+            values=pending.outputs.get("values"),
             seconds={
                 "backward": backward - pending.start,
                 "optimizer": time.perf_counter() - backward,
@@ -377,9 +407,23 @@ def _shape(batch: Batch, reader: Reader) -> tuple[int, int]:
     return rows, time + ("after" in reader.head.reads)
 
 
-def _places(laid: Pack | Padded) -> tuple[Tensor, Tensor]:
-    """Rows and times of the reads of a microbatch in the whole batch."""
-    return laid.rows[laid.row.cpu()], laid.time.cpu()
+def _write(
+    grid: Tensor, values: Tensor, laid: Pack | Padded, part: Tensor, place: Tensor | None
+) -> None:
+    """Write the outputs of a microbatch into a grid of the whole batch.
+
+    Args:
+        part: the rows of the microbatch.
+        place: which of the rows that were computed each of them equals; None: all were.
+    """
+    if place is None:
+        grid[laid.rows[laid.row.cpu()], laid.time.cpu()] = values
+        return
+    read = grid.new_zeros(len(laid.rows), grid.shape[1])
+    there = torch.zeros(read.shape, dtype=torch.bool)
+    at = laid.row.cpu(), laid.time.cpu()
+    read[at], there[at] = values.to(read.dtype), True
+    grid[part] = torch.where(there[place], read[place], grid[part])
 
 
 def _row_weight(batch: Batch) -> Tensor:
@@ -395,26 +439,27 @@ def _support(batch: Batch, rows: Tensor) -> list[Any] | None:
     return None if batch.support is None else [batch.support[row] for row in rows.tolist()]
 
 
-def _loss(
-    batch: Batch,
-    laid: Pack | Padded,
-    outputs: Outputs,
-    objective: Objective,
-    shape: tuple[int, int],
-) -> Float[Tensor, ""]:
-    """Σ weight · loss of one microbatch."""
+def _grids(
+    outputs: Outputs, laid: Pack | Padded, *, shape: tuple[int, int], place: Tensor | None
+) -> Outputs:
+    """Outputs of the reads of a microbatch as [rows, time], 0 where nothing was read."""
 
     def grid(values: Tensor | None) -> Tensor | None:
         if values is None:
             return None
-        return values.new_zeros(shape).index_put((laid.row, laid.time), values)
+        empty = values.new_zeros(len(laid.rows), shape[1])
+        found = empty.index_put((laid.row, laid.time), values)
+        return found if place is None else found[place.to(found.device)]
 
-    here = _to(batch, laid.row.device)
-    grids = {f.name: grid(getattr(outputs, f.name)) for f in fields(outputs)}
-    losses = objective(Outputs(**grids), here)
+    return Outputs(**{f.name: grid(getattr(outputs, f.name)) for f in fields(outputs)})
+
+
+def _loss(batch: Batch, outputs: Outputs, objective: Objective) -> Float[Tensor, ""]:
+    """Σ weight · loss of one microbatch."""
+    losses = objective(outputs, batch)
     if objective.granularity == "token":
-        return torch.where(here.mask, losses * here.weight.to(losses.dtype), 0).sum()
-    return (losses * _row_weight(here).to(losses.dtype)).sum()
+        return torch.where(batch.mask, losses * batch.weight.to(losses.dtype), 0).sum()
+    return (losses * _row_weight(batch).to(losses.dtype)).sum()
 
 
 def _to(batch: Batch, device: torch.device) -> Batch:

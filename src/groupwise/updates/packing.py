@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -109,6 +109,23 @@ def plan(
     if current:
         plans.append(current)
     return [torch.tensor(rows) for rows in plans]
+
+
+def first_of_equal(batch: Batch, rows: Int[Tensor, "rows"]) -> Int[Tensor, "rows"]:
+    """For each of some rows, the place among them of the first one with the same prompt, tokens and
+    mask, and the same sets of truncated sampling."""
+    known: dict[tuple[Any, ...], int] = {}
+    found = []
+    for place, row in enumerate(rows.tolist()):
+        size = int(batch.length[row])
+        key = (
+            int(batch.group[row]),
+            batch.tokens[row, :size].numpy().tobytes(),
+            batch.mask[row, :size].numpy().tobytes(),
+            None if batch.kept is None else repr(batch.kept[row]),
+        )
+        found.append(known.setdefault(key, place))
+    return _whole(found)
 
 
 class Reads(NamedTuple):

@@ -11,6 +11,7 @@ whose rewards are all equal give exactly 0 unless the function says otherwise
 
 from groupwise.algorithms.advantages import baselines, batch, best, critic, softrank
 from groupwise.algorithms.advantages.base import ADVANTAGES
+from groupwise.algorithms.advantages.critic import value_targets
 from groupwise.algorithms.advantages.inputs import INPUTS, AdvantageInput, advantage_inputs
 from groupwise.algorithms.advantages.penalty import penalised
 from groupwise.algorithms.advantages.statistics import RewardRangeWarning, has_signal
@@ -28,4 +29,5 @@ __all__ = [
     "has_signal",
     "penalised",
     "softrank",
+    "value_targets",
 ]

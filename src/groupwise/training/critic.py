@@ -1,0 +1,255 @@
+"""Training with a critic: values before the advantages, its updates beside those of the policy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from groupwise.algorithms import BoundAlgorithm
+from groupwise.algorithms.advantages import advantage_inputs, value_targets
+from groupwise.algorithms.binding import SLOTS, settings_of
+from groupwise.algorithms.losses import VALUE_LOSSES, WEIGHTINGS, FunctionObjective
+from groupwise.algorithms.losses.values import explained_variance
+from groupwise.registry import BoundFunction, spec
+from groupwise.settings import CriticSettings
+from groupwise.training.checkpoint.files import replace_folder
+from groupwise.training.trainer import POLICY, Trainer
+from groupwise.types import (
+    Batch,
+    Metrics,
+    Objective,
+    Outputs,
+    ScoredGroups,
+    StepResult,
+    Update,
+)
+from groupwise.updates import assemble
+
+CRITIC = "critic"
+"""The learner whose values the advantages need."""
+
+TOKEN_MEAN = WEIGHTINGS.bind(spec("batch_token_mean"))
+"""The critic's loss is a mean over all tokens of an optimizer step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Returns:
+    """How returns follow from rewards.
+
+    Attributes:
+        gamma: discount per token.
+        lam: λ of the returns.
+        injected: how injected tokens count (see `gae`).
+        kl: coefficient of the KL penalty that every token takes off the reward.
+    """
+
+    gamma: float = 1.0
+    lam: float = 1.0
+    injected: Any = "carry"
+    kl: float = 0.0
+
+    @classmethod
+    def of(cls, algorithm: BoundAlgorithm, *, lam: float) -> Returns:
+        """Those of an algorithm, whose advantage has the discount."""
+        own = settings_of(SLOTS["advantage"], algorithm.row.advantage)
+        return cls(
+            gamma=own.get("gamma", 1.0),
+            lam=lam,
+            injected=own.get("injected", "carry"),
+            kl=algorithm.kl_in_reward,
+        )
+
+    def __call__(self, scored: ScoredGroups, batch: Batch) -> Tensor:
+        """Returns of every token [batch, time], from a batch with its columns of values."""
+        data = advantage_inputs(scored, batch)
+        kl = data["kl"]
+        found = value_targets(
+            data["rewards"],
+            data["values"],
+            data["mask"],
+            data["valid"],
+            None if kl is None or not self.kl else self.kl * kl,
+            data["bootstrap"],
+            gamma=self.gamma,
+            lam=self.lam,
+            injected=self.injected,
+        )
+        return found.flatten(0, 1).float()
+
+
+def value_objective(loss: BoundFunction) -> Objective:
+    """A value loss as an objective: of the critic's values and the columns "returns" and
+    "old_values" of the batch."""
+
+    def of(outputs: Outputs, batch: Batch) -> Tensor:
+        values = outputs["values"][:, : batch.mask.shape[1]]
+        old = batch.columns.get("old_values", values.detach())
+        data = {"values": values, "old_values": old, "returns": batch.columns["returns"]}
+        return loss({**data, "mask": batch.mask})
+
+    return FunctionObjective(loss=of, needs=frozenset({"values"}))
+
+
+def with_values(batch: Batch, found: Tensor, scored: ScoredGroups) -> Batch:
+    """The batch with the values before each token, and after truncated completions.
+
+    Args:
+        found: the critic's outputs, with one column more than there are tokens where it reads
+            states after the last token.
+    """
+    time = batch.mask.shape[1]
+    columns = {**batch.columns, "values": found[:, :time]}
+    if found.shape[1] > time:
+        cut = torch.tensor([c.finish == "length" for g in scored.groups for c in g.completions])
+        after = found.gather(1, batch.length[:, None]).squeeze(1)
+        columns["bootstrap"] = torch.where(cut & batch.mask.any(1), after, 0)
+    return replace(batch, columns=columns)
+
+
+def critic_metrics(batch: Batch) -> Metrics:
+    """How well values predict returns, of a batch with both columns.
+
+    Returns:
+        "explained_variance" over all tokens that the policy wrote, "explained_variance_last" over
+        the last ones alone, and "returns", their mean; NaN where the returns are all equal.
+    """
+    values, returns, mask = batch.columns["values"], batch.columns["returns"], batch.mask
+    later = pad(mask, (0, 1)).flip(1).cumsum(1).flip(1)[:, 1:]
+    return {
+        "explained_variance": explained_variance(values, returns, mask),
+        "explained_variance_last": explained_variance(values, returns, mask & (later == 0)),
+        "returns": float(returns[mask].double().mean()) if mask.any() else float("nan"),
+    }
+
+
+@dataclass(kw_only=True)
+class CriticTrainer(Trainer):
+    """A run whose learners are "policy" and "critic".
+
+    Attributes:
+        critic: settings of the critic.
+        value_loss: its loss.
+    """
+
+    critic: CriticSettings = field(default_factory=CriticSettings)
+    value_loss: BoundFunction
+
+    def step(self) -> StepResult:
+        """Train critic and policy on one batch of rollouts."""
+        self.monitor.begin_step(self.policy)
+        scored = self.source.take(self.settings.prompts_per_step, step=self.done)
+        batch = self.evaluated(scored)
+        with self.watch("the critic"):
+            batch, updates, metrics = self.learn_values(batch, scored)
+        advantages = self.algorithm.advantage(advantage_inputs(scored, batch))
+        batches = self.assembled(batch, advantages, keep=scored.keep)
+        every = {CRITIC: updates}
+        if self.done >= self.critic.freeze_policy_steps:
+            every |= self.update(batches)
+        if POLICY in every:
+            metrics |= self._publish()
+        result = StepResult(scored=scored, advantages=advantages, batches=batches, updates=every)
+        return self.monitor.measured(result, algorithm=self.algorithm, published=metrics)
+
+    def finish(self) -> Path | None:
+        """Write the trained models as plain folders, the critic beside the policy."""
+        final = super().finish()
+        if self.folder is not None:
+            replace_folder(self.folder / CRITIC, self.learners[CRITIC].save)
+        return final
+
+    def learn_values(
+        self, batch: Batch, scored: ScoredGroups
+    ) -> tuple[Batch, tuple[Update, ...], Metrics]:
+        """The batch with values and returns, the critic's updates, and their metrics.
+
+        The values are those before the updates. Where the returns do not depend on them, they are
+        taken from the first update, so its rows need no forward pass of their own.
+        """
+        own, critic = self.critic, self.learners[CRITIC]
+        returns = Returns.of(self.algorithm, lam=own.lam)
+        steps = critic_batches(own.minibatches, own.epochs, seed=(self.settings.seed, self.done))
+        if own.lam == 1 and not own.bootstrap:
+            none = with_values(batch, torch.zeros(batch.mask.shape), scored)
+            batch = with_column(none, "returns", returns(scored, none))
+            batch, first = self._values_of_first_update(batch, steps)
+            updates = [first]
+        else:
+            found = critic.evaluate(batch, {"values"})["values"]
+            batch = with_values(batch, found, scored)
+            batch = with_column(batch, "returns", returns(scored, batch))
+            updates = []
+        batch = with_column(batch, "old_values", batch.columns["values"])
+        objective = value_objective(self.value_loss)
+        for part in steps(batch)[len(updates) :]:
+            updates.append(critic.update(part, objective))
+        losses = [update.loss for update in updates]
+        metrics = {**critic_metrics(batch), "value_loss": fmean(losses)}
+        if (share := _clip_share(self.value_loss, steps(batch), updates)) is not None:
+            metrics["value_clip_share"] = share
+        return batch, tuple(updates), metrics
+
+    def _values_of_first_update(self, batch: Batch, steps: Steps) -> tuple[Batch, Update]:
+        """The batch with the values before the first update, and that update."""
+        critic = self.learners[CRITIC]
+        rows = torch.arange(len(batch.tokens), dtype=torch.float32)
+        first = steps(with_column(batch, "row", rows))[0]
+        place = first.columns["row"].long()
+        rest = torch.ones(len(rows), dtype=torch.bool).index_fill(0, place, False)
+        others = replace(batch, mask=batch.mask & rest[:, None])
+        values = torch.zeros(batch.mask.shape)
+        if others.mask.any():
+            values = critic.evaluate(others, {"values"})["values"].float()
+        update = critic.update(first, value_objective(self.value_loss))
+        assert update.values is not None, "a learner with a value head returns its values"
+        values[place, : first.mask.shape[1]] = torch.where(first.mask, update.values, 0)
+        return with_column(batch, "values", values), update
+
+
+Steps = Callable[[Batch], list[Batch]]
+"""From a batch to those of its optimizer steps, the same rows every time."""
+
+
+def critic_batches(minibatches: int, epochs: int, *, seed: tuple[int, ...]) -> Steps:
+    """How the critic goes through a batch."""
+
+    def batches(batch: Batch) -> list[Batch]:
+        return assemble(
+            batch,
+            torch.zeros(len(batch.tokens), 1),
+            lambda mask, group: TOKEN_MEAN({"mask": mask, "group": group}),
+            minibatches=minibatches,
+            epochs=epochs,
+            seed=(*seed, 1),  # Other rows together than in the policy's optimizer steps.
+        )
+
+    return batches
+
+
+def with_column(batch: Batch, name: str, column: Tensor) -> Batch:
+    """The batch with one column more."""
+    return replace(batch, columns={**batch.columns, name: column})
+
+
+def _clip_share(
+    loss: BoundFunction, batches: Sequence[Batch], updates: Sequence[Update]
+) -> float | None:
+    """Share of tokens whose value had moved beyond the clip when they were learned from; None where
+    nothing is clipped."""
+    settings = settings_of(VALUE_LOSSES, loss.spec)
+    if "clip" not in settings:
+        return None
+    beyond = total = 0
+    for batch, update in zip(batches, updates, strict=True):
+        assert update.values is not None
+        moved = update.values[:, : batch.mask.shape[1]] - batch.columns["old_values"]
+        beyond += int((moved.abs() > settings["clip"])[batch.mask].sum())
+        total += int(batch.mask.sum())
+    return beyond / total if total else 0.0

@@ -1,0 +1,118 @@
+"""The critic of a run before its first step: made, and trained on the policy as it starts."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from statistics import fmean
+from typing import Any
+
+from groupwise.algorithms import BoundAlgorithm
+from groupwise.config import Config
+from groupwise.config.checks import value_loss
+from groupwise.config.connect import critic_learner
+from groupwise.models import Policy
+from groupwise.settings import PretrainingSettings
+from groupwise.training.critic import (
+    Returns,
+    critic_batches,
+    critic_metrics,
+    value_objective,
+    with_column,
+    with_values,
+)
+from groupwise.types import Source
+from groupwise.updates import TorchLearner, sequences
+
+RECENT = 5
+"""Batches over which the explained variance is averaged."""
+
+OTHER_SEEDS = 2**31
+"""Added to the seed of the run: pretraining sees other rollouts than the first steps."""
+
+Log = Callable[[str], None]
+
+
+def ready_critic(
+    config: Config,
+    algorithm: BoundAlgorithm,
+    critic: Policy,
+    source: Callable[..., Source],
+    *,
+    begun: bool,
+    log: Log,
+) -> TorchLearner:
+    """The critic of a run that is ready for the first step.
+
+    Args:
+        critic: its model, which is trained in place.
+        source: makes a source of rollouts from its filter and seed.
+        begun: the run has begun before, so the critic's weights are in its checkpoint.
+        log: takes a line on the progress of the pretraining.
+    """
+    settings = config.critic.pretraining
+    if settings is not None and not begun:
+        rollouts = source(keep=lambda data: data["valid"], seed=config.seed + OTHER_SEEDS)
+        _pretrain(config, settings, algorithm, critic, rollouts, log=log)
+    steps = config.steps * config.critic.epochs * config.critic.minibatches
+    return critic_learner(config, critic, optimizer=config.critic.optimizer, total_steps=steps)
+
+
+def _pretrain(
+    config: Config,
+    settings: PretrainingSettings,
+    algorithm: BoundAlgorithm,
+    critic: Policy,
+    source: Source,
+    *,
+    log: Log,
+) -> None:
+    """Train a critic in place on Monte-Carlo returns of the policy as it is."""
+    # The policy is its own reference, so a penalty in the reward is 0.
+    returns = replace(Returns.of(algorithm, lam=1.0), kl=0.0)
+    steps = settings.epochs * settings.minibatches
+    changes: dict[str, Any] = {
+        "learning_rate": settings.learning_rate,
+        "schedule": "cosine",
+        "final_fraction": 0.1,
+        "warmup_steps": 0,
+    }
+    learner = critic_learner(
+        config,
+        critic,
+        optimizer=config.critic.optimizer.model_copy(update=changes),
+        total_steps=settings.batches * steps,
+    )
+    objective = value_objective(value_loss(config))
+    recent: deque[float] = deque(maxlen=RECENT)
+    every, start = max(1, settings.batches // 20), time.perf_counter()
+    for number in range(1, settings.batches + 1):
+        scored = source.take(config.prompts_per_step, step=number - 1)
+        batch = sequences(scored)
+        values = learner.evaluate(batch, {"values"})["values"].float()
+        batch = with_values(batch, values, scored)
+        batch = with_column(batch, "returns", returns(scored, batch))
+        batch = with_column(batch, "old_values", batch.columns["values"])
+        parts = critic_batches(
+            settings.minibatches, settings.epochs, seed=(config.seed + OTHER_SEEDS, number)
+        )
+        losses = [learner.update(part, objective).loss for part in parts(batch)]
+        found = critic_metrics(batch)
+        recent.append(found["explained_variance"])
+        known = [value for value in recent if value == value]
+        level = fmean(known) if known else 0.0
+        enough = settings.explained_variance
+        done = enough is not None and len(recent) == RECENT and level >= enough
+        if number % every == 0 or done or number == settings.batches:
+            spent = time.perf_counter() - start
+            left = 0.0 if done else spent / number * (settings.batches - number)
+            log(
+                f"critic, batch {number}/{settings.batches}: value loss {fmean(losses):.4f}, "
+                f"explained variance {level:.3f} over the last {len(recent)} batches, "
+                f"{left:.0f} s left"
+            )
+        if done:
+            break
+    learner.optimizer.remove_hooks()
