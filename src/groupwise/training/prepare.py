@@ -50,7 +50,7 @@ from groupwise.training.resume import ResumePoint, find_resume_point, plain_sett
 from groupwise.training.stages.pretraining import ready_critic
 from groupwise.training.stages.warmup import warm_up
 from groupwise.training.trainer import POLICY, Trainer, TrainerSettings
-from groupwise.types import Engine, Prompt, Watch
+from groupwise.types import Engine, Learner, Prompt, Watch
 
 Connector = Callable[..., Connected]
 """From a configuration, a bound algorithm and `policy` to the policy with learner and engine."""
@@ -140,13 +140,10 @@ def prepare(
             found = find_resume_point(config, allow_changes, restart=restart, log=progress.log)
         algorithm = bind(config.algorithm.name, config.algorithm.overrides())
         policy = _started(config, policy, found, progress=progress)
-        # A copy of the policy has to be made before its weights are sharded.
-        critic = critic_model(config, policy) if algorithm.needs_values else None
+        critic = _critic(config, algorithm, policy, found)
         connected = connector(config, algorithm, policy=policy)
         undo.callback(connected.engine.close)
-        train_on = rendered(config, policy, prompts or load_train(config))
-        splits = _held_out(config, policy, eval_prompts)
-        _warn(train_on, splits, log=progress.log)
+        train_on, splits = _rendered(config, policy, prompts, eval_prompts, log=progress.log)
         run_log = RunLog(
             config.output,
             settings=plain_settings(config),
@@ -166,7 +163,6 @@ def prepare(
             callbacks=callbacks,
             watch=watchdog.waiting,
             critic=critic,
-            begun=found.saved is not None,
         )
         _restore(trainer, found, config, log=progress.log)
         prepared = Prepared(
@@ -192,11 +188,9 @@ def _trainer(
     evaluate: Evaluate | None,
     callbacks: Sequence[Callback],
     watch: Watch,
-    critic: Policy | None,
-    begun: bool,
+    critic: Callable[..., Learner] | None,
 ) -> Trainer:
-    """The trainer with its source and its checkpoints; a critic is pretrained unless the run has
-    begun before."""
+    """The trainer with its source, its checkpoints and its critic."""
     run_log = monitor.run_log
     assert run_log is not None
     verdicts, journals = _journals(config, connected.engine, run_log.folder / "journal")
@@ -220,9 +214,7 @@ def _trainer(
     )
     kind, learners = Trainer, {POLICY: connected.learner}
     if critic is not None:
-        learners[CRITIC] = ready_critic(
-            config, algorithm, critic, source, begun=begun, log=monitor.log
-        )
+        learners[CRITIC] = critic(source, log=monitor.log)
         kind = partial(CriticTrainer, critic=config.critic, value_loss=value_loss(config))
     return kind(
         settings=_settings(config),
@@ -241,6 +233,33 @@ def _trainer(
         folder=run_log.folder,
         watch=watch,
     )
+
+
+def _critic(
+    config: Config, algorithm: BoundAlgorithm, policy: Policy, found: ResumePoint
+) -> Callable[..., Learner] | None:
+    """What makes the critic ready for the first step, if there is one; its model is loaded now,
+    because a copy of the policy has to be made before the policy's weights are sharded."""
+    if not algorithm.needs_values:
+        return None
+    model, begun = critic_model(config, policy), found.saved is not None
+    return partial(ready_critic, config, algorithm, model, begun=begun)
+
+
+def _rendered(
+    config: Config,
+    policy: Policy,
+    prompts: Sequence[Prompt] | None,
+    eval_prompts: Sequence[Prompt] | Mapping[str, Sequence[Prompt]] | None,
+    *,
+    log: Callable[[str], None],
+) -> tuple[Rendered, dict[str, Rendered]]:
+    """The prompts to train on, and the held-out ones by split; what should be known of them is
+    logged."""
+    train_on = rendered(config, policy, prompts or load_train(config))
+    splits = _held_out(config, policy, eval_prompts)
+    _warn(train_on, splits, log=log)
+    return train_on, splits
 
 
 def _journals(
