@@ -15,6 +15,7 @@ FILE_LINES = 500
 FUNCTION_LINES = 60
 EMPTY_NAMES = {"utils", "util", "helpers", "helper", "misc", "common", "stuff"}
 STATEFUL = {
+    "CriticTrainer",
     "OfflineTrainer",
     "Trainer",
     "LayerCache",
