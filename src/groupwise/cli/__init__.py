@@ -112,6 +112,7 @@ for _function in (
     compare.compare,
     compare.variance,
     train.prefer,
+    train.reward_model,
     train.sft,
     data.sample,
     data.select,

@@ -1,4 +1,4 @@
-"""Commands that train and merge models: train, prefer, sft, merge."""
+"""Commands that train and merge models: train, prefer, reward-model, sft, merge."""
 
 from __future__ import annotations
 
@@ -94,21 +94,65 @@ def _follow() -> None:
     serve()
 
 
+def reward_model(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    resume: Resume = None,
+    trust_recipe: TrustRecipe = False,
+    allow_changes: AllowChanges = False,
+    restart: Restart = False,
+) -> None:
+    """Train a reward model on pairs, rankings or scores.
+
+    Uses the [reward_model] section of RECIPE; word-problems-reward-model has known scores.
+    """
+    config = _loaded(recipe, overrides, resume, trust_recipe=trust_recipe)
+
+    from groupwise.training.offline.reward_model import train_reward_model
+
+    folder = train_reward_model(
+        config, resume=resume is not None, allow_changes=allow_changes, restart=restart
+    )
+    try:
+        print(f"model   {folder / 'final'}")
+        print(f"report  {command_name()} report {folder}", flush=True)
+    except OSError:
+        drop_output()  # the terminal was closed during the run
+
+
 def sft(
     recipe: Recipe,
     overrides: Overrides = None,
     output: Annotated[
         str | None,
         typer.Option(
-            metavar="DIR", help="Folder of the model; default: `sft` in the run directory."
+            metavar="DIR",
+            help="Of a recipe without [sft], the folder of the model; default: `sft` in the run "
+            "directory.",
         ),
     ] = None,
+    resume: Resume = None,
     trust_recipe: TrustRecipe = False,
+    allow_changes: AllowChanges = False,
+    restart: Restart = False,
 ) -> None:
-    """Fine-tune a model on worked answers (supervised).
+    """Fine-tune a model on conversations or worked answers (supervised).
 
-    Uses the [warmup] section of RECIPE; word-problems-base retrains the bundled model.
+    Uses the [sft] section of RECIPE, or else [warmup]; word-problems-base retrains the bundled
+    model.
     """
+    from groupwise.config import read
+
+    values = read(recipe)
+    if "phases" not in values and output is None:
+        config = _loaded(recipe, overrides, resume, trust_recipe=trust_recipe)
+        if config.sft is not None:
+            from groupwise.training.offline.supervised import fine_tune
+
+            folder = fine_tune(
+                config, resume=resume is not None, allow_changes=allow_changes, restart=restart
+            )
+            return _print_results(folder)
     from groupwise.training.stages.recipe import supervise
 
     print(supervise(recipe, overrides or [], output=output, trust_recipe=trust_recipe))

@@ -27,10 +27,12 @@ from groupwise.settings import (
     ModelSettings,
     OptimizerSettings,
     PreferenceSettings,
+    RewardModelSettings,
     RewardPoolSettings,
     RewardSettings,
     Sampling,
     Section,
+    SftSettings,
     UpdateSettings,
     WarmupSettings,
     WatchdogSettings,
@@ -74,7 +76,9 @@ class Config(Section):
     guards: Annotated[GuardsSettings, FREE] = GuardsSettings()
     watchdog: Annotated[WatchdogSettings, FREE] = WatchdogSettings()
     warmup: WarmupSettings | None = None
+    sft: SftSettings | None = None
     preference: PreferenceSettings | None = None
+    reward_model: RewardModelSettings | None = None
 
     @model_validator(mode="after")
     def _can_work_together(self) -> Config:

@@ -46,25 +46,26 @@ def model_card(name: str, about: Mapping[str, Any], evaluations: list[dict[str, 
         evaluations: as in `evaluations.jsonl`.
     """
     config, versions = about.get("config", {}), about.get("versions", {})
-    model, data = config.get("model", {}), config.get("data", {})
-    base, trained_on = _public(model.get("path")), _public(data.get("train"))
+    model = config.get("model", {})
+    base, trained_on = _public(model.get("path")), _public(_learned_from(config))
     algorithm = config.get("algorithm", {}).get("name", "")
     version = versions.get("groupwise", "")
+    method = config.get("method", "reinforcement learning")
+    scores = method == "reward modelling"
     head = [
         "---",
         *([f"base_model: {base}"] if _HUB_NAME.fullmatch(base) else []),
         *(["datasets:", f"- {trained_on}"] if _HUB_NAME.fullmatch(trained_on) else []),
         f"library_name: {'peft' if model.get('adapter') else 'transformers'}",
-        "pipeline_tag: text-generation",
+        f"pipeline_tag: {'text-classification' if scores else 'text-generation'}",
         "tags:",
-        *(f"- {tag}" for tag in ("groupwise", "reinforcement-learning", algorithm) if tag),
+        *(f"- {tag}" for tag in ("groupwise", method.replace(" ", "-"), algorithm) if tag),
         "---",
     ]
     text = [
         f"# {name}",
         "",
-        f"{base}, trained on {trained_on} by reinforcement learning with {algorithm} "
-        f"(groupwise {version}).",
+        f"{base}, trained on {trained_on} by {method} with {algorithm} (groupwise {version}).",
         "",
         "## Evaluation",
         "",
@@ -82,6 +83,17 @@ def model_card(name: str, about: Mapping[str, Any], evaluations: list[dict[str, 
         *(f"- {what}: {about[key]}" for key, what in SURROUNDINGS.items() if about.get(key)),
     ]
     return "\n".join([*head, "", *text]) + "\n"
+
+
+def _learned_from(config: Mapping[str, Any]) -> Any:
+    """The data set that a run learned from; of one without, the prompts."""
+    section = {
+        "preference optimization": "preference",
+        "reward modelling": "reward_model",
+        "supervised learning": "sft",
+    }.get(config.get("method", ""), "")
+    found = (config.get(section) or {}).get("data") if section else None
+    return found or config.get("data", {}).get("train")
 
 
 def _public(name: Any) -> str:

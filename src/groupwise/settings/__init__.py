@@ -17,7 +17,12 @@ from groupwise.settings.base import (
     Share,
     Whole,
 )
-from groupwise.settings.offline import DatasetSettings, PreferenceSettings
+from groupwise.settings.offline import (
+    DatasetSettings,
+    PreferenceSettings,
+    RewardModelSettings,
+    SftSettings,
+)
 from groupwise.settings.sections import (
     AdapterSettings,
     AlertsSettings,
@@ -72,11 +77,13 @@ __all__ = [
     "PreferenceSettings",
     "PretrainingSettings",
     "RUNS_CODE",
+    "RewardModelSettings",
     "RewardPoolSettings",
     "RewardSettings",
     "Sampling",
     "Schedule",
     "Section",
+    "SftSettings",
     "Share",
     "UpdateSettings",
     "WarmupSettings",

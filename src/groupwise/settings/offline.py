@@ -6,7 +6,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from groupwise.settings.base import Count, Location, Name, NonNegative, Positive, Section
+from groupwise.settings.base import (
+    Count,
+    Location,
+    Name,
+    NonNegative,
+    Positive,
+    Section,
+    Whole,
+)
 
 
 class DatasetSettings(Section):
@@ -42,3 +50,31 @@ class PreferenceSettings(DatasetSettings):
     """Training prompts that own answers are sampled to, `group_size` each."""
     pairs: Literal["best_worst", "all"] = "best_worst"
     """Pairs made of scored answers: the best with the worst, or all that differ in score."""
+
+
+class RewardModelSettings(DatasetSettings):
+    """Training a reward model; a step takes `prompts_per_step` prompts with all their answers.
+    Without `data`, answers of the model are sampled and ranked by the rewards of the recipe."""
+
+    loss: dict[str, Any] = {"name": "bradley_terry"}
+    """Function of the scores, with its settings: `{ name = "bradley_terry", center = 0.01 }`."""
+    prompts: Count = 512
+    """Prompts that own answers are sampled to, `group_size` each, or that the generator
+    "word_problem_rankings" makes."""
+    label_noise: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
+    """Share of the training rankings that are turned round, to study wrong labels."""
+
+
+class SftSettings(DatasetSettings):
+    """Supervised fine-tuning; a step takes `prompts_per_step` conversations, and the loss is a mean
+    over what the assistant wrote in them. Without `data`, worked answers of `data.train` are
+    learned."""
+
+    patience: Whole = 0
+    """Stop after this many evaluations without a lower held-out loss; 0 never does."""
+    column: Name | None = None
+    """Without `data`, the column with the worked answers; None takes `data.answer_column`."""
+    style: Name = "as_written"
+    """How they become completions: "as_written", or "gsm8k_tagged" for GSM8K in tag format."""
+    limit: Count | None = None
+    """Use only this many worked answers; None uses all."""

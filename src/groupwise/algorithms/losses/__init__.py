@@ -13,6 +13,7 @@ from groupwise.algorithms.losses.corrections import CORRECTIONS
 from groupwise.algorithms.losses.divergences import DIVERGENCES
 from groupwise.algorithms.losses.objective import FunctionObjective, PolicyObjective
 from groupwise.algorithms.losses.preference import REFERENCED, PreferenceObjective
+from groupwise.algorithms.losses.ranking import RankingObjective, final_scores
 from groupwise.algorithms.losses.ratios import RATIOS
 from groupwise.algorithms.losses.surrogates import SURROGATES
 from groupwise.algorithms.losses.values import VALUE_LOSSES
@@ -29,4 +30,6 @@ __all__ = [
     "PolicyObjective",
     "PreferenceObjective",
     "FunctionObjective",
+    "RankingObjective",
+    "final_scores",
 ]

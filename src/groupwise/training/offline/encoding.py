@@ -68,12 +68,14 @@ def encode(
     *,
     where: str,
     dropped: Mapping[str, int] | None = None,
+    whole_turns: bool = False,
 ) -> EncodedData:
     """Tokenize comparisons; answers that are too long are refused, dropped or cut, as set.
 
     Args:
         where: section of the recipe, for messages.
         dropped: rows that reading left out, by reason.
+        whole_turns: keep what the chat template writes after the end of an answer.
 
     Raises:
         UsageError: an answer is too long and is not to be dropped or cut, or nothing is left.
@@ -85,7 +87,7 @@ def encode(
         prompt = tuple(render(comparison.prompt, policy.tokenizer))
         answers: list[tuple[int, ...] | None] = []
         for answer in comparison.answers:
-            tokens = answer_tokens(comparison.prompt, answer, policy)
+            tokens = answer_tokens(comparison.prompt, answer, policy, whole_turns=whole_turns)
             fitting = _fitting(tokens, limit - len(prompt), settings)
             if fitting is None or len(fitting) < len(tokens):
                 _refuse_long(comparison, len(prompt) + len(tokens), limit, settings, where)
@@ -152,11 +154,14 @@ def _restricted(
     )
 
 
-def answer_tokens(prompt: Prompt, answer: Answer, policy: Policy) -> tuple[int, ...]:
+def answer_tokens(
+    prompt: Prompt, answer: Answer, policy: Policy, *, whole_turns: bool = False
+) -> tuple[int, ...]:
     """Tokens of an answer as the policy would write it, the token that ends it included.
 
-    Messages go through the chat template, and what follows the last end token is left out: the
-    policy never writes it. Prompt and answer are tokenized apart, as in generation.
+    Messages go through the chat template, and what follows the last end token is left out, as the
+    policy never writes it; reward models read it (`whole_turns`), as those of others do. Prompt and
+    answer are tokenized apart, as in generation.
 
     Raises:
         UsageError: the template changes the prompt once an answer follows.
@@ -171,7 +176,7 @@ def answer_tokens(prompt: Prompt, answer: Answer, policy: Policy) -> tuple[int, 
     tokens = list(tokenizer(text, add_special_tokens=False).input_ids)
     ends = [place for place, token in enumerate(tokens) if token in policy.end_tokens]
     if ends and not tokenizer.decode(tokens[ends[-1] + 1 :]).strip():
-        return tuple(tokens[: ends[-1] + 1])
+        return tuple(tokens if whole_turns else tokens[: ends[-1] + 1])
     return (*tokens, int(tokenizer.eos_token_id))
 
 

@@ -1,11 +1,11 @@
-"""Preference pairs of a model's own answers, made by the rewards of a recipe."""
+"""Pairs and rankings of a model's own answers, made by the rewards of a recipe."""
 
 from __future__ import annotations
 
 import json
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,7 +18,10 @@ from groupwise.training.monitor.progress import Progress, duration
 from groupwise.types import Engine, Group, Sampling
 
 PAIRS = "pairs.jsonl"
-"""File of the run directory."""
+"""File of pairs in the run directory."""
+
+RANKINGS = "rankings.jsonl"
+"""File of rankings in the run directory."""
 
 CHUNK = 32
 """Prompts that are answered between two lines of progress."""
@@ -43,8 +46,62 @@ def own_pairs(
     Raises:
         UsageError: no two answers to any prompt differ in their reward.
     """
-    rows: list[dict[str, Any]] = []
-    start, count = time.monotonic(), len(ready.prompts)
+    rows = [
+        _pair_row(made, better, worse)
+        for made, ranked in _ranked(
+            engine, scorer, ready, sampling=sampling, group=group, seed=seed, progress=progress
+        )
+        for better, worse in _pairs(ranked, pairs)
+    ]
+    return _written(rows, folder / PAIRS, group, "preference")
+
+
+def own_rankings(
+    engine: Engine,
+    scorer: Scorer,
+    ready: Rendered,
+    folder: Path,
+    *,
+    sampling: Sampling,
+    group: int,
+    seed: int,
+    progress: Progress,
+) -> list[dict[str, Any]]:
+    """Sample answers, score them, and write those of every prompt as a ranking to
+    `rankings.jsonl`; otherwise as `own_pairs`."""
+    rows = [
+        _ranking_row(made, ranked)
+        for made, ranked in _ranked(
+            engine, scorer, ready, sampling=sampling, group=group, seed=seed, progress=progress
+        )
+    ]
+    return _written(rows, folder / RANKINGS, group, "reward_model")
+
+
+def _written(
+    rows: list[dict[str, Any]], path: Path, group: int, section: str
+) -> list[dict[str, Any]]:
+    if not rows:
+        raise UsageError(
+            f"{section}.data: is not set, and no two of {group} answers to any prompt differ in "
+            f"their reward; raise group_size or {section}.prompts, or give data."
+        )
+    replace_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    return rows
+
+
+def _ranked(
+    engine: Engine,
+    scorer: Scorer,
+    ready: Rendered,
+    *,
+    sampling: Sampling,
+    group: int,
+    seed: int,
+    progress: Progress,
+) -> Iterator[tuple[Group, list[tuple[str, float]]]]:
+    """The groups with answers that differ in reward, and their answers, best first."""
+    start, count, used = time.monotonic(), len(ready.prompts), 0
     for first in range(0, count, CHUNK):
         part = slice(first, first + CHUNK)
         groups, scores = generate_and_score(
@@ -57,47 +114,50 @@ def own_pairs(
             seed=seed,
         )
         for made, rewards in zip(groups, scores.total.tolist(), strict=True):
-            rows += _pairs(made, rewards, pairs)
+            answers: dict[str, float] = {}
+            for completion, reward in zip(made.completions, rewards, strict=True):
+                if completion.finish == "stop" and not math.isnan(reward):
+                    answers.setdefault(completion.text, reward)
+            if len(set(answers.values())) > 1:
+                used += 1
+                yield made, sorted(answers.items(), key=lambda item: -item[1])
         done = min(first + CHUNK, count)
         left = (time.monotonic() - start) / done * (count - done)
         progress.log(
-            f"own answers: {done}/{count} prompts, {len(rows)} pairs, left {duration(left)}"
+            f"own answers: {done}/{count} prompts, {used} with answers that differ in reward, "
+            f"left {duration(left)}"
         )
-    if not rows:
-        raise UsageError(
-            f"preference.data = None: no two of {group} answers to any of {count} prompts differ "
-            "in their reward; raise group_size or preference.prompts, or give data."
-        )
-    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    replace_text(folder / PAIRS, text)
-    return rows
 
 
 def _pairs(
-    group: Group, rewards: Sequence[float], how: Literal["best_worst", "all"]
-) -> list[dict[str, Any]]:
-    """The pairs of one group, best first."""
-    answers: dict[str, float] = {}
-    for completion, reward in zip(group.completions, rewards, strict=True):
-        if completion.finish == "stop" and not math.isnan(reward):
-            answers.setdefault(completion.text, reward)
-    ranked = sorted(answers.items(), key=lambda item: -item[1])
-    chosen = [(a, b) for a in ranked for b in ranked if a[1] > b[1]]
-    if how == "best_worst" and chosen:
-        chosen = [(ranked[0], ranked[-1])]
-    return [_row(group, better, worse) for better, worse in chosen]
+    ranked: Sequence[tuple[str, float]], how: Literal["best_worst", "all"]
+) -> list[tuple[tuple[str, float], tuple[str, float]]]:
+    if how == "best_worst":
+        return [(ranked[0], ranked[-1])]
+    return [(a, b) for a in ranked for b in ranked if a[1] > b[1]]
 
 
-def _row(group: Group, better: tuple[str, float], worse: tuple[str, float]) -> dict[str, Any]:
-    def turn(text: str) -> Any:
-        return [{"role": "assistant", "content": text}] if prompt.messages else text
+def _given(group: Group) -> str | list[Mapping[str, str]]:
+    return [dict(m) for m in group.prompt.messages] or str(group.prompt.text)
 
-    prompt = group.prompt
-    given: str | list[Mapping[str, str]] = [dict(m) for m in prompt.messages] or str(prompt.text)
+
+def _turn(group: Group, text: str) -> Any:
+    return [{"role": "assistant", "content": text}] if group.prompt.messages else text
+
+
+def _pair_row(group: Group, better: tuple[str, float], worse: tuple[str, float]) -> dict[str, Any]:
     return {
-        "prompt": given,
-        "chosen": turn(better[0]),
-        "rejected": turn(worse[0]),
+        "prompt": _given(group),
+        "chosen": _turn(group, better[0]),
+        "rejected": _turn(group, worse[0]),
         "score_chosen": better[1],
         "score_rejected": worse[1],
+    }
+
+
+def _ranking_row(group: Group, ranked: Sequence[tuple[str, float]]) -> dict[str, Any]:
+    return {
+        "prompt": _given(group),
+        "completions": [_turn(group, text) for text, _ in ranked],
+        "scores": [score for _, score in ranked],
     }

@@ -251,6 +251,7 @@ def prefer(
         settings,
         lambda workplace: _job(workplace, settings, function, read),
         name=function.spec.name,
+        method="preference optimization",
         resume=resume,
         allow_changes=allow_changes,
         restart=restart,
@@ -304,11 +305,11 @@ def _job(
 
 
 def _own_pairs(workplace: Workplace, settings: PreferenceSettings) -> list[dict[str, Any]]:
-    config, scorer = workplace.config, workplace.scorer
-    assert scorer is not None
+    config, scorer, engine = workplace.config, workplace.scorer, workplace.engine
+    assert scorer is not None and engine is not None
     prompts = load_train(config)[: settings.prompts]
     return own_pairs(
-        workplace.engine,
+        engine,
         scorer,
         rendered(config, workplace.policy, prompts),
         workplace.run_log.folder,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -34,7 +34,6 @@ from groupwise.training.evaluation import Evaluation
 from groupwise.training.monitor.progress import Progress, show_progress
 from groupwise.training.monitor.trackers import make_trackers
 from groupwise.training.monitor.watchdog import Watchdog
-from groupwise.training.offline.encoding import Encoded
 from groupwise.training.offline.trainer import OfflineSettings, OfflineTrainer, Task
 from groupwise.training.prepare import evaluation_row, make_watchdog
 from groupwise.training.resume import ResumePoint, find_resume_point, plain_settings, resume_facts
@@ -49,7 +48,7 @@ class Workplace:
 
     Attributes:
         policy: as it is before the first step.
-        engine: samples from the policy.
+        engine: samples from the policy; None where it cannot write.
         scorer: of the recipe's rewards; None where it has none.
         run_log: the run directory.
         resumed: whether the run goes on from a checkpoint.
@@ -57,7 +56,7 @@ class Workplace:
 
     config: Config
     policy: Policy
-    engine: Engine
+    engine: Engine | None
     scorer: Scorer | None
     run_log: RunLog
     progress: Progress
@@ -87,6 +86,9 @@ def run_on_data(
     make: Callable[[Workplace], Job],
     *,
     name: str,
+    method: str,
+    load: Callable[[Config, Progress], Policy] | None = None,
+    learner: str = "policy",
     resume: bool = False,
     allow_changes: bool = False,
     restart: bool = False,
@@ -97,7 +99,10 @@ def run_on_data(
     Args:
         settings: section of the configuration.
         make: from the workplace to the job.
-        name: of the run in the progress.
+        name: of the run in the progress and in its report: that of the loss.
+        method: what the run does, for its model card.
+        load: loads the model that is trained, if it is no language model; it gets no engine.
+        learner: name of what is trained, in checkpoints.
         resume, allow_changes, restart, progress: as `train_config` has them.
 
     Returns:
@@ -113,13 +118,11 @@ def run_on_data(
         found = ResumePoint()
         if resume:
             found = find_resume_point(config, allow_changes, restart=restart, log=showing.log)
-        policy = _policy(config)
-        engine = stack.enter_context(closing(configured_engine(config, policy)))
-        run_log = RunLog(
-            config.output,
-            settings=plain_settings(config),
-            resume_at=found.step if resume else None,
-        )
+        policy = _policy(config, load, showing)
+        engine = None if load else stack.enter_context(closing(configured_engine(config, policy)))
+        described = _described(config, name=name, method=method)
+        resume_at = found.step if resume else None
+        run_log = RunLog(config.output, settings=described, resume_at=resume_at)
         watchdog = stack.enter_context(closing(make_watchdog(config, run_log, progress=showing)))
         workplace = Workplace(
             config=config,
@@ -134,7 +137,12 @@ def run_on_data(
         steps = total_steps(config, settings, job.items)
         shown = progress or stack.enter_context(closing(show_progress({name: steps})))
         trainer = _trainer(
-            replace(workplace, progress=shown), job, steps=steps, name=name, watchdog=watchdog
+            replace(workplace, progress=shown),
+            job,
+            steps=steps,
+            name=name,
+            learner=learner,
+            watchdog=watchdog,
         )
         if found.saved is not None:
             trainer.restore(found.saved)
@@ -147,15 +155,24 @@ def run_on_data(
     return Path(config.output)
 
 
-def _policy(config: Config) -> Policy:
-    """The policy as it is before the first step."""
+def _described(config: Config, *, name: str, method: str) -> dict[str, Any]:
+    """The settings of a run as its report and its card read them: there is no algorithm of
+    reinforcement learning, and the loss stands in its place."""
+    return plain_settings(config) | {"algorithm": {"name": name}, "method": method}
+
+
+def _policy(
+    config: Config, load: Callable[[Config, Progress], Policy] | None, progress: Progress
+) -> Policy:
+    """The model as it is before the first step."""
+    select(config.model.kernels)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     if best_device().type == "cpu":
         keep_freed_memory()
     with torch.random.fork_rng():
         torch.manual_seed(config.seed)  # An adapter begins with random numbers.
-        policy = load_configured(config)
+        policy = load_configured(config) if load is None else load(config, progress)
     if config.model.quantization is None:
         policy.model.to(best_device())
     return policy
@@ -169,7 +186,13 @@ def total_steps(config: Config, settings: DatasetSettings, items: int) -> int:
 
 
 def _trainer(
-    workplace: Workplace, job: Job, *, steps: int, name: str, watchdog: Watchdog
+    workplace: Workplace,
+    job: Job,
+    *,
+    steps: int,
+    name: str,
+    learner: str,
+    watchdog: Watchdog,
 ) -> OfflineTrainer:
     config, run_log = workplace.config, workplace.run_log
     checkpoints = CheckpointManager(
@@ -198,14 +221,18 @@ def _trainer(
             keep_best=evaluation.keep_best,
         ),
         name=name,
+        learner_name=learner,
         trackers=make_trackers(config.logging.trackers, run_log.folder, plain_settings(config)),
         watch=watchdog.waiting,
     )
 
 
+Item = TypeVar("Item")
+
+
 def held_out_split(
-    items: Sequence[Encoded], share: float, *, seed: int
-) -> tuple[list[Encoded], list[Encoded]]:
+    items: Sequence[Item], share: float, *, seed: int
+) -> tuple[list[Item], list[Item]]:
     """Prompts to train on and prompts to evaluate, drawn by the seed, each in their order."""
     count = min(len(items) - 1, round(share * len(items)))
     drawn = set(np.random.default_rng([seed, 1]).permutation(len(items))[:count].tolist())
@@ -235,20 +262,19 @@ def generation(
 ) -> Callable[[], Mapping[str, Any]] | None:
     """The evaluation of generated answers to the task's held-out prompts; None where the recipe has
     no rewards or no such prompts."""
-    config, scorer = workplace.config, workplace.scorer
-    if scorer is None:
+    config, scorer, engine = workplace.config, workplace.scorer, workplace.engine
+    if scorer is None or engine is None:
         return None
     prompts = load_eval(config)[: config.evaluation.prompts]
     if not prompts:
         return None
     ready: Rendered = rendered(config, workplace.policy, prompts)
-    asked = scorer
 
     def evaluate() -> Mapping[str, Any]:
-        workplace.engine.publish(learner.publish())
+        engine.publish(learner.publish())
         measured = measure(
-            workplace.engine,
-            asked,
+            engine,
+            scorer,
             ready.prompts,
             ready.tokens,
             sampling=config.sampling,

@@ -142,7 +142,7 @@ class OfflineTrainer:
         self.done = step  # Set after logging: no checkpoint may be ahead of the logs.
         for tracker in self.trackers:
             tracker.log(step, metrics)
-        self.progress.step(self.name, step, metrics)
+        self.progress.step(self.name, step, {**metrics, "supervised_loss": update.loss})
         self._judge(update)
         if self._evaluation_due():
             self._evaluate()

@@ -8,6 +8,7 @@ from groupwise.models import Policy
 from groupwise.prompts.examples import COMPLETIONS, Example
 from groupwise.prompts.sources import load_prompts
 from groupwise.registry import spec
+from groupwise.settings import SftSettings, WarmupSettings
 from groupwise.training.monitor.progress import Progress
 from groupwise.training.stages.sft import fit
 
@@ -37,9 +38,15 @@ def warm_up(config: Config, policy: Policy, *, progress: Progress) -> None:
             progress.log(f"warm-up {step}/{config.warmup.steps}: loss {update.loss:.3f}")
 
 
-def worked_examples(config: Config, policy: Policy) -> list[Example]:
-    """Prompts of the training data with the completions to learn; those too long are left out."""
-    data, settings = config.data, config.warmup
+def worked_examples(
+    config: Config, policy: Policy, settings: WarmupSettings | SftSettings | None = None
+) -> list[Example]:
+    """Prompts of the training data with the completions to learn; those too long are left out.
+
+    Args:
+        settings: which column holds them, and in what style; None: the section [warmup].
+    """
+    data, settings = config.data, settings or config.warmup
     column = (settings.column if settings else None) or data.answer_column or "answer"
     style = COMPLETIONS.bind(spec(settings.style if settings else "as_written"))
     prompts = load_prompts(
@@ -61,8 +68,9 @@ def worked_examples(config: Config, policy: Policy) -> list[Example]:
         if completion is not None and len(policy.tokenizer(completion).input_ids) < room:
             examples.append(Example(prompt=prompt, completion=completion))
     if not examples:
+        section = "sft" if isinstance(settings, SftSettings) else "warmup"
         raise UsageError(
-            f"warmup.column = {column!r}: holds no worked answer of style "
+            f"{section}.column = {column!r}: holds no worked answer of style "
             f"{style.spec.name!r} shorter than sampling.max_tokens = {room}."
         )
     return examples

@@ -1,0 +1,300 @@
+"""Training reward models: on pairs, on rankings of several answers, or on scores."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from groupwise.algorithms.losses import RankingObjective, final_scores
+from groupwise.algorithms.rankings import RANKINGS
+from groupwise.config import Config
+from groupwise.config.connect import configured_engine, load_configured
+from groupwise.config.data import load_train, rendered
+from groupwise.errors import UsageError
+from groupwise.evaluation import Estimate
+from groupwise.models import Policy
+from groupwise.models.scoring import load_scorer, scorer_of
+from groupwise.prompts.generators import word_problem_rankings
+from groupwise.prompts.preferences import Comparisons, read_comparisons
+from groupwise.registry import BoundFunction, FunctionSpec
+from groupwise.settings import RewardModelSettings
+from groupwise.training.monitor.progress import Progress
+from groupwise.training.offline.encoding import Encoded, batch_of, encode
+from groupwise.training.offline.own_answers import own_rankings
+from groupwise.training.offline.ranking_figures import ranking_figures
+from groupwise.training.offline.run import (
+    Job,
+    Workplace,
+    held_out_split,
+    make_learner,
+    run_on_data,
+)
+from groupwise.training.stages.warmup import warm_up
+from groupwise.types import Batch, Metrics, Objective, Update
+from groupwise.updates import Score, TorchLearner
+
+EVALUATED = 64
+"""Prompts of a pass over held-out data."""
+
+
+def ranking_function(settings: RewardModelSettings) -> BoundFunction:
+    """The function that a section names, with its settings.
+
+    Raises:
+        UsageError: an unknown name or setting.
+    """
+    given = dict(settings.loss)
+    name = given.pop("name", None)
+    if not isinstance(name, str):
+        raise UsageError(f"reward_model.loss.name = {name!r}: must be the name of a function.")
+    return RANKINGS.bind(FunctionSpec(name=name, settings=given), where="reward_model.loss")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardModelTask:
+    """Learning to score answers.
+
+    Attributes:
+        items, held_out: what is trained on and what is evaluated.
+        flipped: rankings of the items whose order is turned round, as (item, ranking).
+    """
+
+    learner: TorchLearner
+    function: BoundFunction
+    items: Sequence[Encoded]
+    held_out: Sequence[Encoded]
+    flipped: frozenset[tuple[int, int]] = frozenset()
+
+    def batch(self, items: Sequence[int]) -> tuple[Batch, Objective]:
+        """All answers of some prompts, and the mean loss of their rankings."""
+        chosen = [self.items[i] for i in items]
+        rankings, targets, start = [], [], 0
+        for place, item in zip(items, chosen, strict=True):
+            scores = item.comparison.scores
+            if "targets" in self.function.inputs:
+                rankings.append(
+                    (tuple(range(start, start + len(scores))), (0.0,) * len(scores), 0.0)
+                )
+                targets.append(scores)
+            else:
+                for number, ranking in enumerate(item.comparison.rankings):
+                    turned = -1 if (place, number) in self.flipped else 1
+                    rows = tuple(start + a for a in ranking.answers)
+                    rankings.append(
+                        (rows, tuple(turned * r for r in ranking.ranks), ranking.margin)
+                    )
+                    targets.append((float("nan"),) * len(rows))
+            start += len(item.answers)
+        longest = max(len(rows) for rows, _, _ in rankings)
+        objective = RankingObjective(
+            function=self.function,
+            rows=_padded([rows for rows, _, _ in rankings], longest, -1).long(),
+            ranks=_padded([ranks for _, ranks, _ in rankings], longest, float("inf")).float(),
+            margins=torch.tensor([float(margin) for _, _, margin in rankings]),
+            targets=_padded(targets, longest, float("nan")),
+        )
+        return batch_of(chosen, count=len(rankings)), objective
+
+    def metrics(self, batch: Batch, objective: Objective, update: Update) -> Metrics:
+        """The loss alone: what was scored before the step is not kept."""
+        return {}
+
+    def scores(self, items: Sequence[Encoded]) -> list[list[float]]:
+        """The score of every answer of some items."""
+        found: list[list[float]] = []
+        for first in range(0, len(items), EVALUATED):
+            part = items[first : first + EVALUATED]
+            batch = batch_of(part)
+            values = final_scores(self.learner.evaluate(batch, {"values"})["values"], batch)
+            sizes = [len(item.answers) for item in part]
+            found += [each.tolist() for each in values.split(sizes)]
+        return found
+
+    def evaluate(self) -> list[dict[str, Any]]:
+        """Figures of the held-out prompts, as a whole and by source."""
+        if not self.held_out:
+            return []
+        scores = self.scores(self.held_out)
+        figures = ranking_figures(self.held_out, scores)
+        rows = [_row("preferences", figures)]
+        sources = [item.comparison.source for item in self.held_out]
+        for source in sorted({s for s in sources if s is not None}):
+            own = [place for place, s in enumerate(sources) if s == source]
+            part = [self.held_out[i] for i in own], [scores[i] for i in own]
+            rows.append(_row(f"preferences, {source}", ranking_figures(*part)))
+        return rows
+
+    def save(self, folder: str) -> None:
+        """Model and tokenizer as a sequence classifier of `transformers`."""
+        self.learner.save(folder)
+
+
+def _row(split: str, figures: Mapping[str, Estimate]) -> dict[str, Any]:
+    decides = figures.get("pair_accuracy")
+    score = decides.value if decides else -figures["squared_error"].value
+    return {
+        "split": split,
+        "figures": {name: value.as_dict() for name, value in figures.items()},
+        "score": score,
+    }
+
+
+def _padded(rows: Sequence[Sequence[float]], longest: int, value: float) -> Tensor:
+    return torch.tensor([[*row, *[value] * (longest - len(row))] for row in rows])
+
+
+def train_reward_model(
+    config: Config,
+    *,
+    resume: bool = False,
+    allow_changes: bool = False,
+    restart: bool = False,
+    progress: Progress | None = None,
+) -> Path:
+    """Train a reward model, as the section [reward_model] of a configuration says.
+
+    Args:
+        resume, allow_changes, restart, progress: as `train_config` has them.
+
+    Returns:
+        The run directory; the model is in `final/`, and `AutoModelForSequenceClassification` loads
+        it.
+
+    Raises:
+        UsageError: a setting or a row of the data cannot be used; nothing was started.
+    """
+    settings = config.reward_model
+    if settings is None:
+        raise UsageError("reward_model: is not set; add a section [reward_model].")
+    function = ranking_function(settings)
+    if settings.data is None and not config.rewards:
+        raise UsageError(
+            "reward_model.data: is not set, and there are no rewards to rank answers of the model "
+            "by; set it, or add a section [[rewards]]."
+        )
+    read = None
+    if settings.data == word_problem_rankings.NAME:
+        rows = word_problem_rankings.ranking_rows(settings.prompts, seed=config.seed)
+        read = read_comparisons(list(rows))
+    elif settings.data is not None:
+        read = read_comparisons(settings.data, split=settings.split, bad_rows=settings.bad_rows)
+    return run_on_data(
+        config,
+        settings,
+        lambda workplace: _job(workplace, settings, function, read),
+        name=function.spec.name,
+        method="reward modelling",
+        load=scorer_to_train,
+        learner="reward_model",
+        resume=resume,
+        allow_changes=allow_changes,
+        restart=restart,
+        progress=progress,
+    )
+
+
+def scorer_to_train(config: Config, progress: Progress) -> Policy:
+    """The classifier that starts from the model section; with a section [warmup], from the language
+    model after it has learned worked answers."""
+    if config.warmup is not None:
+        policy = load_configured(config)
+        warm_up(config, policy, progress=progress)
+        return scorer_of(policy)
+    model = config.model
+    return load_scorer(
+        model.path,
+        dtype=model.dtype,
+        trust_remote_code=model.trust_remote_code,
+        adapter=model.adapter,
+        quantization=model.quantization,
+        attention=model.attention,
+    )
+
+
+def _job(
+    workplace: Workplace,
+    settings: RewardModelSettings,
+    function: BoundFunction,
+    read: Comparisons | None,
+) -> Job:
+    config, progress = workplace.config, workplace.progress
+    if read is None:
+        read = read_comparisons(_own_rankings(workplace, settings))
+    data = encode(
+        read.items,
+        workplace.policy,
+        settings,
+        where="reward_model",
+        dropped=read.dropped,
+        whole_turns=True,
+    )
+    progress.log(f"data: {data}")
+    check_data(data.items, function)
+    train, held_out = held_out_split(data.items, settings.held_out, seed=config.seed)
+    head = Score(workplace.policy.model, reads={"after"})
+    learner = make_learner(workplace, settings, len(train), head=head)
+    task = RewardModelTask(
+        learner=learner,
+        function=function,
+        items=train,
+        held_out=held_out,
+        flipped=flips(train, settings.label_noise, seed=config.seed),
+    )
+    return Job(task=task, learner=learner, items=len(train))
+
+
+def check_data(items: Sequence[Encoded], function: BoundFunction) -> None:
+    """Refuse data that a function cannot be computed from.
+
+    Raises:
+        UsageError: no rankings, or no scores.
+    """
+    name = function.spec.name
+    if "targets" in function.inputs:
+        if any(np.isnan(item.comparison.scores).all() for item in items):
+            raise UsageError(
+                f"reward_model.loss.name = {name!r}: needs a score for every answer; the data has "
+                "none. Use 'bradley_terry', or data with completions and scores."
+            )
+    elif not all(item.comparison.rankings for item in items):
+        raise UsageError(
+            f"reward_model.loss.name = {name!r}: needs pairs or rankings; the data holds single "
+            "answers. Use 'regression', or data with chosen and rejected."
+        )
+
+
+def flips(items: Sequence[Encoded], share: float, *, seed: int) -> frozenset[tuple[int, int]]:
+    """Rankings, drawn by the seed, whose order is turned round."""
+    places = [
+        (item, ranking)
+        for item, one in enumerate(items)
+        for ranking in range(len(one.comparison.rankings))
+    ]
+    drawn = np.random.default_rng([seed, 2]).random(len(places)) < share
+    return frozenset(place for place, turned in zip(places, drawn, strict=True) if turned)
+
+
+def _own_rankings(workplace: Workplace, settings: RewardModelSettings) -> list[dict[str, Any]]:
+    """Answers that the language model of the recipe samples, ranked by its rewards."""
+    config, scorer = workplace.config, workplace.scorer
+    assert scorer is not None
+    policy = load_configured(config)
+    prompts = load_train(config)[: settings.prompts]
+    with closing(configured_engine(config, policy)) as engine:
+        return own_rankings(
+            engine,
+            scorer,
+            rendered(config, policy, prompts),
+            workplace.run_log.folder,
+            sampling=config.sampling,
+            group=config.group_size,
+            seed=config.seed,
+            progress=workplace.progress,
+        )
