@@ -324,7 +324,7 @@ def test_a_worker_that_hangs_or_dies_costs_its_samples_only(tmp_path: Path) -> N
 def test_running_out_of_memory_is_one_line_that_says_what_to_lower(tmp_path: Path) -> None:
     program = f"""
 import resource, sys
-sys.path.insert(0, {str(Path(__file__).parents[1])!r})
+sys.path.insert(0, {str(Path(__file__).parents[1] / "support")!r})
 import torch
 torch.set_num_threads(1)
 from groupwise.cli import main

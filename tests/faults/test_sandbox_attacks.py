@@ -618,7 +618,7 @@ def test_a_caller_without_an_init_process_is_left_no_zombies() -> None:
     )
     alone = ["bwrap", "--unshare-pid", "--as-pid-1", "--cap-add", "ALL", "--dev-bind", "/", "/"]
     command = [*alone, "--proc", "/proc", "--", sys.executable, "-c", script]
-    path = os.pathsep.join(filter(None, [str(Path(__file__).parent.parent), *sys.path]))
+    path = os.pathsep.join(filter(None, [str(Path(__file__).parents[1] / "support"), *sys.path]))
     environment = {**os.environ, "PYTHONPATH": path}
     ran = subprocess.run(command, capture_output=True, text=True, env=environment)
     if ran.returncode and "AssertionError" not in ran.stderr:

@@ -232,5 +232,6 @@ def test_in_one_process_with_the_learner(tmp_path: Path) -> None:
 
 
 def _paths() -> dict[str, str]:
-    paths = [str(REPOSITORY / "src"), str(REPOSITORY / "tests"), os.environ.get("PYTHONPATH", "")]
+    own = [str(REPOSITORY / "src"), str(REPOSITORY / "tests" / "support")]
+    paths = [*own, os.environ.get("PYTHONPATH", "")]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}

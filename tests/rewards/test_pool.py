@@ -224,7 +224,7 @@ def test_workers_die_with_a_trainer_that_is_killed() -> None:
         print("ready", flush=True)
         time.sleep(600)
     """)
-    paths = [str(HERE), str(HERE / "rewards"), *sys.path]
+    paths = [str(HERE / "support"), str(HERE / "rewards"), *sys.path]
     trainer = subprocess.Popen(
         [sys.executable, "-c", script],
         stdout=subprocess.PIPE,

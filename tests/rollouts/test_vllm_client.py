@@ -1,4 +1,4 @@
-"""The vLLM engine over HTTP, against a server that speaks the protocol (tests/vllm_peer.py)."""
+"""The vLLM engine over HTTP, against a server that speaks the protocol (support/vllm_peer.py)."""
 
 from __future__ import annotations
 

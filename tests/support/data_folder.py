@@ -10,7 +10,7 @@ import pytest
 
 def data_file(name: str) -> Path:
     """A file of the data folder: $GROUPWISE_DATA, else ../shared/data beside the repository."""
-    here = Path(__file__).resolve().parent.parent
+    here = Path(__file__).resolve().parents[2]
     folder = Path(os.environ.get("GROUPWISE_DATA", here.parent / "shared" / "data"))
     path = folder / name
     if not path.exists():
