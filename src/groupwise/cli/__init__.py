@@ -20,7 +20,7 @@ from typing import Annotated, Any
 import typer
 
 from groupwise import __version__
-from groupwise.cli import chat, compare, data, evaluate, inspect, rewards, serve, train
+from groupwise.cli import chat, compare, data, evaluate, inspect, plan, rewards, serve, train
 from groupwise.cli.output import drop_output, visible
 from groupwise.errors import GroupwiseError, UsageError
 
@@ -118,6 +118,7 @@ for _function in (
     data.select,
     train.merge,
     inspect.doctor,
+    plan.plan,
     chat.chat,
     serve.serve_search,
     inspect.algorithms,

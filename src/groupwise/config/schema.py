@@ -14,6 +14,7 @@ from groupwise.settings import (
     AlertsSettings,
     AlgorithmSettings,
     CheckpointSettings,
+    ClusterSettings,
     Count,
     CriticSettings,
     DataSettings,
@@ -67,6 +68,7 @@ class Config(Section):
     reward_pool: Annotated[RewardPoolSettings, FREE] = RewardPoolSettings()
     optimizer: OptimizerSettings = OptimizerSettings()
     update: UpdateSettings = UpdateSettings()
+    cluster: Annotated[ClusterSettings | None, FREE] = None
     distributed: Annotated[DistributedSettings, FREE] = DistributedSettings()
     critic: CriticSettings = CriticSettings()
     checkpoint: Annotated[CheckpointSettings, FREE] = CheckpointSettings()

@@ -35,7 +35,7 @@ def lead(config: Config, algorithm: BoundAlgorithm, *, policy: Policy) -> Connec
     """Call the other ranks to a run, and connect the policy to the learner and the engine of all of
     them. Closing the engine lets them go."""
     world = World.call(config.to_json(), timeout_s=config.distributed.timeout_s)
-    member = _member(config, algorithm, policy, world=world)
+    member = make_member(config, algorithm, policy, world=world, samples=True)
     leader = Leader(member)
     assert member.engine is not None
     engine = SpreadEngine(leader, member.engine, spreads=_spreads(config))
@@ -60,7 +60,8 @@ def serve(policy: Policy | None = None) -> tuple[Config, Policy]:
         try:
             algorithm = bind(config.algorithm.name, config.algorithm.overrides())
             policy = policy or load_configured(config)
-            member = _member(config, algorithm, policy, world=world)
+            samples = _spreads(config)
+            member = make_member(config, algorithm, policy, world=world, samples=samples)
         except BaseException as error:
             world.failed(error)
             raise
@@ -70,11 +71,16 @@ def serve(policy: Policy | None = None) -> tuple[Config, Policy]:
     return config, policy
 
 
-def _member(config: Config, algorithm: BoundAlgorithm, policy: Policy, *, world: World) -> Member:
-    """This rank's learner and engine, with the weights of rank 0."""
+def make_member(
+    config: Config, algorithm: BoundAlgorithm, policy: Policy, *, world: World, samples: bool
+) -> Member:
+    """This rank's learner and engine, with the weights of rank 0.
+
+    Args:
+        samples: whether this rank has an engine.
+    """
     select_device(config, policy)
-    sharding, spreads = _sharding(config, policy), _spreads(config)
-    samples = spreads or world.leads
+    sharding = _sharding(config, policy)
     sampler = None
     if sharding == "full" and samples:
         sampler = replace(policy, model=copy.deepcopy(policy.model))
@@ -84,7 +90,7 @@ def _member(config: Config, algorithm: BoundAlgorithm, policy: Policy, *, world:
     member = Member(
         world, learner, engine, sampler=sampler, objectives={"policy": algorithm.objective}
     )
-    if sampler is not None or sharding == "full":
+    if sharding == "full":
         member.renew()
     return member
 

@@ -2,13 +2,63 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from groupwise.errors import RunError
 from groupwise.models.weights import PublishedWeights
-from groupwise.types import WeightsRef
+from groupwise.types import TensorInfo, WeightsRef
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shipment:
+    """Weights on their way to another process, with what the sender computed of them.
+
+    Attributes:
+        version: the number of optimizer steps behind them.
+        named: the tensors.
+        digests: of each, before it was sent.
+    """
+
+    version: int
+    named: Mapping[str, Tensor]
+    digests: Mapping[str, int]
+
+    @property
+    def manifest(self) -> Mapping[str, TensorInfo]:
+        return {name: TensorInfo(tuple(t.shape), t.dtype) for name, t in self.named.items()}
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        yield from self.named.items()
+
+    def digest(self, name: str) -> int:
+        """What the sender computed."""
+        return self.digests[name]
+
+
+def shipment(weights: WeightsRef) -> Shipment:
+    """Published weights, copied to memory that any process can be given."""
+    named = {name: tensor.detach().cpu().clone() for name, tensor in weights.tensors()}
+    copy = PublishedWeights(version=weights.version, named=named)
+    digests = {name: copy.digest(name) for name in named}
+    return Shipment(version=weights.version, named=named, digests=digests)
+
+
+def accept(model: Any, weights: Shipment, *, version: int) -> None:
+    """Take over a shipment, if it is the version that was announced.
+
+    Raises:
+        RunError: it is another version, or what arrived is not what was sent (`take_over`).
+    """
+    if weights.version != version:
+        raise RunError(
+            f"weights of version {weights.version}: arrived where version {version} was announced."
+        )
+    take_over(model, weights)
 
 
 @torch.no_grad()
@@ -20,6 +70,7 @@ def take_over(model: Any, weights: WeightsRef) -> None:
             those that were published; or a tied head came apart.
     """
     own = dict(model.named_parameters())
+    _check_tied(model, weights)
     _check_cover(own, weights)
     for name, tensor in weights.tensors():
         own[name].copy_(tensor)
@@ -29,6 +80,10 @@ def take_over(model: Any, weights: WeightsRef) -> None:
             f"weights of version {weights.version}: {_some(wrong)} arrived with other bytes than "
             "were published."
         )
+
+
+def _check_tied(model: Any, weights: WeightsRef) -> None:
+    """That a head which is tied to the embedding still is."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     head, embedding = base.get_output_embeddings(), base.get_input_embeddings()
     tied = getattr(base.config, "tie_word_embeddings", False)

@@ -354,6 +354,27 @@ class DistributedSettings(Section):
         return 60 * self.timeout_minutes
 
 
+class ClusterSettings(Section):
+    """A run on a Ray cluster (extra `ray`): ranks that learn and replicas that sample."""
+
+    address: Name | None = None
+    """Address of a cluster, such as "10.0.0.1:6379" or "auto"; None starts one on this machine."""
+    ranks: Count = 1
+    """Processes that share the update."""
+    replicas: Count = 1
+    """Processes that sample, each with its own copy of the model."""
+    rank_cpus: Count = 1
+    """CPUs of each rank."""
+    rank_gpus: Annotated[float, Field(ge=0, le=8)] = 0.0
+    """GPUs of each rank."""
+    replica_cpus: Count = 1
+    """CPUs of each replica."""
+    replica_gpus: Annotated[float, Field(ge=0, le=8)] = 0.0
+    """GPUs of each replica."""
+    restarts: Whole = 3
+    """How often the run goes on from its checkpoint after a rank was lost."""
+
+
 class CheckpointSettings(Section):
     """When a run can be resumed from."""
 

@@ -17,13 +17,14 @@ from groupwise.config.connect import Reward, connect
 from groupwise.config.data import load_source
 from groupwise.config.memory import memory_plan, memory_savings
 from groupwise.distributed.launched import follows, launched
+from groupwise.distributed.lost import RankLost
 from groupwise.errors import GroupwiseError, RunError, UsageError, first_line
 from groupwise.models import Policy, make_policy
 from groupwise.models.loading import with_settings
 from groupwise.prompts.templates import fix_variables
 from groupwise.rundir.files import read_lines
 from groupwise.training.monitor.progress import Progress, show_progress
-from groupwise.training.prepare import Connector, prepare
+from groupwise.training.prepare import Connector, Prepared, prepare
 from groupwise.types import Metrics, Prompt
 
 
@@ -175,25 +176,18 @@ def train_config(
     if follows():
         return _followed(policy)
     showing = progress or show_progress({config.algorithm.name: config.steps})
+    given: dict[str, Any] = {
+        "policy": policy,
+        "functions": functions,
+        "prompts": prompts,
+        "eval_prompts": eval_prompts,
+        "allow_changes": allow_changes,
+        "restart": restart,
+        "progress": showing,
+    }
     try:
         with _memory_named(config if policy is None else None):
-            prepared = prepare(
-                config,
-                policy=policy,
-                functions=functions,
-                prompts=prompts,
-                eval_prompts=eval_prompts,
-                resume=resume,
-                allow_changes=allow_changes,
-                restart=restart,
-                progress=showing,
-                connector=_connector(),
-            )
-            try:
-                prepared.trainer.run()
-                prepared.trainer.finish()
-            finally:
-                prepared.close()
+            prepared = _continued(config, resume=resume, given=given)
     finally:
         if progress is None:
             showing.close()
@@ -207,8 +201,35 @@ def train_config(
     return run
 
 
-def _connector() -> Connector:
-    """Makes learner and engine, of all ranks where there are several."""
+def _continued(config: Config, *, resume: bool, given: Mapping[str, Any]) -> Prepared:
+    """Train to the end; on a cluster, continue from the last checkpoint after a rank was lost."""
+    left = 0 if config.cluster is None else config.cluster.restarts
+    while True:
+        prepared = prepare(config, resume=resume, connector=_connector(config), **given)
+        try:
+            prepared.trainer.run()
+            prepared.trainer.finish()
+            return prepared
+        except RankLost as error:
+            if not left:
+                raise
+            left, resume = left - 1, True
+            given["progress"].log(f"{error} Continuing from the last checkpoint.")
+        finally:
+            prepared.close()
+
+
+def _connector(config: Config) -> Connector:
+    """Makes learner and engine, of all processes where there are several."""
+    if config.cluster is not None:
+        if launched():
+            raise UsageError(
+                "[cluster]: Ray starts the processes; run `groupwise train` without torchrun, or "
+                "leave the section out."
+            )
+        from groupwise.distributed.cluster import connect_cluster
+
+        return connect_cluster
     if not launched():
         return connect
     from groupwise.distributed.ranks import lead

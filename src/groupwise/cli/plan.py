@@ -1,0 +1,100 @@
+"""The command that computes what a run would need on many cards: plan."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated, Any
+
+import typer
+
+from groupwise.cli.options import JsonFile, Overrides, Recipe, TrustRecipe, write_json
+from groupwise.cli.output import print_table
+
+PROMPT = 256
+"""Tokens of a prompt, where neither the recipe nor the command says it."""
+MEAN_SHARE = 0.25
+"""Mean length of a completion as a share of `sampling.max_tokens`, where it is not said."""
+STATE_BYTES = 16
+"""Of a parameter that learns: weights, gradients and two moments in float32."""
+
+
+def plan(
+    recipe: Recipe,
+    gpus: Annotated[int, typer.Option("--gpus", help="Cards, those that learn included.")],
+    kind: Annotated[str, typer.Option("--kind", help="a100, h100, h200 or b200.")] = "h100",
+    mean_tokens: Annotated[
+        float | None, typer.Option(help="Mean completion; default: a quarter of max_tokens.")
+    ] = None,
+    prompt_tokens: Annotated[
+        float | None, typer.Option(help="Mean prompt; default: data.max_prompt_tokens, or 256.")
+    ] = None,
+    overrides: Overrides = None,
+    trust_recipe: TrustRecipe = False,
+    json_file: JsonFile = None,
+) -> None:
+    """Estimate the time of a training step on many GPUs.
+
+    A calculation from data sheets, not a measurement; docs/scale.md has the formulas.
+    """
+    from groupwise.config import load
+    from groupwise.distributed.cost import CARDS, Work, best_split
+
+    config = load(recipe, overrides or [], trust_recipe=trust_recipe)
+    parameters, cache = _sizes(config)
+    longest = float(config.sampling.max_tokens)
+    work = Work(
+        parameters=parameters,
+        cache=cache,
+        prompts=config.prompts_per_step,
+        group=config.group_size,
+        prompt=prompt_tokens or config.data.max_prompt_tokens or PROMPT,
+        mean=mean_tokens or MEAN_SHARE * longest,
+        longest=longest,
+    )
+    cost = best_split(work, kind, cards=gpus)
+    state = STATE_BYTES * parameters / cost.learning
+    rows = [
+        ("parameters", f"{parameters:,.0f}"),
+        ("tokens of a prompt", f"{work.prompt:g}"),
+        ("of a completion, mean and longest", f"{work.mean:g}, {longest:g}"),
+        ("cards that sample, that learn", f"{cost.sampling}, {cost.learning}"),
+        ("completions at a time on a card", f"{cost.rows:.0f}"),
+        ("sampling, if all cards are busy", _time(cost.bulk)),
+        ("the longest completion", _time(cost.tail)),
+        ("update", _time(cost.train)),
+        ("transfer of weights", _time(cost.weights)),
+        ("step, stages one after the other", _time(cost.synchronous)),
+        ("step, stages at the same time", _time(cost.asynchronous)),
+        ("age of a batch then", f"{cost.age:.1f} steps"),
+        ("optimizer and weights on a card that learns", f"{state / 1e9:.1f} GB"),
+        ("checkpoint every", _time(cost.checkpoint)),
+    ]
+    print_table(("estimate", f"{gpus} × {kind}"), rows)
+    if state > CARDS[kind].memory:
+        print("\nWeights and optimizer do not fit into the cards that learn; take more of them.")
+    write_json(json_file, {**dataclasses.asdict(work), **dataclasses.asdict(cost)})
+
+
+def _sizes(config: Any) -> tuple[float, float]:
+    """Parameters of a recipe's model, and bytes of keys and values of a token."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from groupwise.models.loading import configuration
+
+    shape = configuration(
+        config.model.path, trust_remote_code=config.model.trust_remote_code
+    ).get_text_config()
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(shape)
+    heads = shape.num_attention_heads
+    dim = getattr(shape, "head_dim", None) or shape.hidden_size // heads
+    keys = getattr(shape, "num_key_value_heads", None) or heads
+    count = float(sum(p.numel() for p in model.parameters()))
+    return count, 4.0 * shape.num_hidden_layers * keys * dim
+
+
+def _time(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,147 @@
+"""What runs in the processes of a cluster: a learner's rank and a replica of the sampler.
+
+Nothing here imports Ray, which makes these classes into actors and calls their methods.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
+
+from groupwise.algorithms import ALGORITHMS, bind
+from groupwise.config import Config, build
+from groupwise.config.connect import configured_engine, load_configured, select_device
+from groupwise.distributed.ranks import make_member
+from groupwise.distributed.team import Member
+from groupwise.distributed.weights import Shipment, accept, shipment
+from groupwise.distributed.world import World
+from groupwise.types import Group, Metrics, Request, Sampling
+
+COMPARED = ("groupwise", "torch", "transformers")
+
+
+def surroundings() -> dict[str, str]:
+    """What must be equal in all processes of a run: versions, and the registered algorithms."""
+    names = json.dumps(ALGORITHMS.names()).encode()
+    found = {name: version(name) for name in COMPARED}
+    return {**found, "algorithms": hashlib.blake2b(names, digest_size=8).hexdigest()}
+
+
+class LearnerRank:
+    """One rank of the learner.
+
+    Args:
+        settings: the configuration as JSON.
+        rank, size: of the group.
+    """
+
+    def __init__(self, settings: str, rank: int, size: int) -> None:
+        self.config, self.rank, self.size = build(json.loads(settings)), rank, size
+        self.store: Any = None
+        self.member: Member | None = None
+
+    def surroundings(self) -> dict[str, str]:
+        """As the function of that name."""
+        return surroundings()
+
+    def sees(self, path: str) -> bool:
+        """Whether this process has the same file."""
+        return Path(path).exists()
+
+    def address(self) -> tuple[str, int]:
+        """Of the store that rank 0 keeps for all ranks."""
+        host = socket.gethostbyname(socket.gethostname())
+        self.store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
+        return host, self.store.port
+
+    def start(self, address: tuple[str, int], weights: Mapping[str, Tensor] | None) -> None:
+        """Load the model, join the other ranks and take rank 0's weights.
+
+        Args:
+            weights: what the run begins with, on rank 0.
+        """
+        limit_s = self.config.distributed.timeout_s
+        if self.store is None:
+            self.store = TCPStore(*address, is_master=False, timeout=timedelta(seconds=limit_s))
+        policy = load_configured(self.config)
+        select_device(self.config, policy)
+        if weights is not None:
+            set_weights(policy.model, weights)
+        world = World(self.store, self.rank, self.size, timeout_s=limit_s)
+        algorithm = bind(self.config.algorithm.name, self.config.algorithm.overrides())
+        self.member = make_member(self.config, algorithm, policy, world=world, samples=False)
+
+    def call(self, name: str, given: Mapping[str, Any]) -> Any:
+        """A method of `Member`; what it returns stays here but on rank 0."""
+        assert self.member is not None
+        result = getattr(self.member, name)(**given)
+        return result if self.rank == 0 else None
+
+    def version(self) -> int:
+        """Optimizer steps taken."""
+        assert self.member is not None
+        return self.member.learner.version
+
+    def ship(self) -> Shipment | None:
+        """The present weights with the means to check them, on rank 0."""
+        assert self.member is not None
+        weights = self.member.publish()
+        return shipment(weights) if self.rank == 0 else None
+
+
+class Replica:
+    """A sampler with its own copy of the model.
+
+    Args:
+        settings: the configuration as JSON.
+    """
+
+    def __init__(self, settings: str) -> None:
+        self.config: Config = build(json.loads(settings))
+        self.policy = load_configured(self.config)
+        select_device(self.config, self.policy)
+        self.engine = configured_engine(self.config, self.policy)
+
+    def surroundings(self) -> dict[str, str]:
+        """As the function of that name."""
+        return surroundings()
+
+    def process(self) -> int:
+        """Number of this process."""
+        return os.getpid()
+
+    def exact_continuation(self) -> bool:
+        """As `Engine.exact_continuation`."""
+        return self.engine.exact_continuation
+
+    def publish(self, weights: Shipment, version: int) -> Metrics:
+        """Sample from these weights from now on, once they are found to be those that were sent."""
+        accept(self.policy.model, weights, version=version)
+        return self.engine.publish(weights)
+
+    def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Group]:
+        """The groups of some requests."""
+        return list(self.engine.generate(requests, sampling))
+
+    def close(self) -> None:
+        """End what the engine holds."""
+        self.engine.close()
+
+
+@torch.no_grad()
+def set_weights(model: Any, weights: Mapping[str, Tensor]) -> None:
+    """Overwrite parameters by name."""
+    own = dict(model.named_parameters())
+    for name, tensor in weights.items():
+        own[name].copy_(tensor)

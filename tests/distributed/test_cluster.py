@@ -1,0 +1,125 @@
+"""A run on Ray is the run of one process, also while its processes are killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from groupwise.config import load
+from groupwise.errors import UsageError
+from groupwise.rundir.files import read_lines
+from small_runs import settings
+
+pytest.importorskip("ray")
+
+STEPS = 5
+
+
+def command(folder: Path, recipe: str, *more: str) -> list[str]:
+    given = settings(
+        folder,
+        f"steps={STEPS}",
+        "sampling.max_tokens=32",
+        "optimizer.learning_rate=1e-4",
+        "checkpoint.every_steps=1",
+        *more,
+    )
+    pairs = [part for setting in given for part in ("--set", setting)]
+    return [sys.executable, "-m", "groupwise", "train", recipe, *pairs]
+
+
+def trained(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(str(folder / "final" / "model.safetensors"))
+
+
+def steps_done(folder: Path) -> int:
+    path = folder / "metrics.jsonl"
+    return len(list(read_lines(path))) if path.exists() else 0
+
+
+def workers(run: int, kind: str) -> list[psutil.Process]:
+    """Processes of an actor class below a run."""
+    found = psutil.Process(run).children(recursive=True)
+    return [each for each in found if f"ray::{kind}" in " ".join(each.cmdline())]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same run in one process."""
+    folder = tmp_path_factory.mktemp("alone") / "run"
+    subprocess.run(command(folder, "word-problems"), check=True, capture_output=True)
+    return folder
+
+
+def killed(folder: Path, kind: str, *more: str) -> str:
+    """A run on Ray in which a process is killed after the second step; what it printed."""
+    run = subprocess.Popen(
+        command(folder, "word-problems-ray", *more), stderr=subprocess.PIPE, text=True
+    )
+    try:
+        end = time.monotonic() + 240
+        while kind and run.poll() is None and time.monotonic() < end:
+            if steps_done(folder) >= 2 and (there := workers(run.pid, kind)):
+                os.kill(there[0].pid, signal.SIGKILL)
+                break
+            time.sleep(0.05)
+        _, said = run.communicate(timeout=280)
+    finally:
+        run.kill()
+    assert run.returncode == 0, said
+    return said
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("kind", ["", "Replica", "LearnerRank"])
+def test_weights_are_those_of_one_process(alone: Path, tmp_path: Path, kind: str) -> None:
+    said = killed(tmp_path / "run", kind)
+    assert ("lost rank 0" in said) is (kind == "LearnerRank")
+    assert steps_done(tmp_path / "run") == STEPS
+    one, other = trained(alone), trained(tmp_path / "run")
+    assert one.keys() == other.keys()
+    assert [name for name in one if not torch.equal(one[name], other[name])] == []
+    left = [p for p in psutil.process_iter(["cmdline"]) if "ray::Replica" in str(p.info["cmdline"])]
+    assert left == []
+
+
+@pytest.mark.cluster
+def test_a_killed_driver_is_resumed_elsewhere(alone: Path, tmp_path: Path) -> None:
+    """Killed on the cluster, resumed in one process: the run directory is the same."""
+    folder = tmp_path / "run"
+    run = subprocess.Popen(command(folder, "word-problems-ray"), stderr=subprocess.DEVNULL)
+    while steps_done(folder) < 3 and run.poll() is None:
+        time.sleep(0.05)
+    children = psutil.Process(run.pid).children(recursive=True)
+    run.kill()
+    run.wait()
+    _, alive = psutil.wait_procs(children, timeout=60)
+    assert [each for each in alive if "ray::" in " ".join(each.cmdline())] == []
+    again = [part for part in command(folder, "word-problems") if not part.startswith("output=")]
+    index = [i for i, part in enumerate(again) if part == "--set" and again[i + 1] == "--set"]
+    for place in reversed(index):
+        del again[place]
+    subprocess.run([*again, "--resume", str(folder)], check=True, capture_output=True)
+    one, other = trained(alone), trained(folder)
+    assert [name for name in one if not torch.equal(one[name], other[name])] == []
+
+
+@pytest.mark.cluster
+def test_what_a_cluster_lacks_is_said(tmp_path: Path) -> None:
+    from groupwise.distributed.cluster import Cluster
+
+    config = load("word-problems-ray", settings(tmp_path / "run", "cluster.rank_gpus=4"))
+    with pytest.raises(UsageError, match="too little .*GPU: 0 of 4"):
+        Cluster(config)
+    config = load("word-problems-ray", settings(tmp_path / "run", 'cluster.address="127.0.0.1:1"'))
+    with pytest.raises(UsageError, match="no Ray cluster answers there"):
+        Cluster(config)
