@@ -24,7 +24,7 @@ from groupwise.config import Config
 from groupwise.config.connect import Connected
 from groupwise.distributed.actors import LearnerRank, Replica, surroundings
 from groupwise.distributed.lost import RankLost
-from groupwise.errors import GroupwiseError, RunError, UsageError
+from groupwise.errors import GroupwiseError, RunError, UsageError, first_line
 from groupwise.models import Policy
 from groupwise.types import (
     Batch,
@@ -90,10 +90,9 @@ class Cluster:
         try:
             ray.init(**given)
         except (ConnectionError, RuntimeError, ValueError) as error:
-            first = (str(error).strip().splitlines() or ["no message"])[0]
             raise UsageError(
                 f"cluster.address = {self.settings.address!r}: no Ray cluster answers there "
-                f"({first}); start one by `ray start --head`, or leave the address out."
+                f"({first_line(error)}); start one by `ray start --head`, or leave the address out."
             ) from error
         there = ray.cluster_resources()
         lacking = [
