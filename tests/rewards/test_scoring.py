@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import math
+import sys
 import threading
 import time
 from typing import Any
@@ -126,7 +127,21 @@ def test_a_completion_without_a_verdict_leaves_the_group() -> None:
     assert scores.valid.tolist() == [[True, False, False, False, False]]
     assert scores.total[0, 0] == 1.0 and bool(scores.total[0, 1:].isnan().all())
     assert seen == [[2]]
-    assert any("ValueError: no such thing" in message for message in scores.errors)
+    [said] = [error for error in scores.errors if "ValueError" in error]
+    assert said.startswith("judge: ValueError: no such thing (test_scoring.py, line ")
+    assert said.endswith(': raise ValueError("no such thing"))')
+
+
+def test_leaving_the_process_in_a_reward_is_an_error_of_the_reward() -> None:
+    def leaves(text: str) -> float:
+        return sys.exit(3)
+
+    async def leaves_later(text: str) -> float:
+        return sys.exit(3)
+
+    for reward in (leaves, leaves_later):
+        with pytest.raises(RewardError, match=r"SystemExit: 3 \(test_scoring.py, line"):
+            scored(from_functions([reward]), group("a"))
 
 
 def test_an_optional_part_that_is_none_does_not_apply() -> None:

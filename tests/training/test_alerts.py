@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from groupwise.report import write_run_report
 from groupwise.rundir.files import read_lines
 from groupwise.settings import AlertsSettings
 from groupwise.training.monitor.alerts import ALERT_RULES, Alerts
@@ -222,3 +223,26 @@ def test_a_run_whose_parameters_all_move_fires_no_alert(adapter: str, tmp_path: 
     rows = list(read_lines(tmp_path / "run" / "metrics.jsonl"))
     assert [row.get("unmoved_share") for row in rows] == [None, 0.0, None]
     assert not [text for text in progress.said if "unmoved_parameters" in text]
+
+
+def test_the_first_error_of_each_kind_is_shown_stored_and_reported(tmp_path: Path) -> None:
+    def broken(text: str) -> float:
+        return {}[text[:1]] if text and len(text) % 2 else 1.0
+
+    quiet = Quiet()
+    run = prepared(
+        tmp_path,
+        "steps=2",
+        "guards.silent_rewards=say",
+        functions=(letters, broken),
+        progress=quiet,
+    )
+    run.trainer.run()
+    told = [line for line in quiet.said if "was not scored: broken: " in line]
+    assert len(told) == 1 and "broken: KeyError: " in told[0]
+    assert "(test_alerts.py, line" in told[0] and "return {}[text[:1]]" in told[0]
+    rows = list(read_lines(tmp_path / "alarms.jsonl"))
+    stored = [row["text"] for row in rows if row["alarm"] == "reward_error"]
+    assert [line.split(": ", 1)[1] for line in told] == stored
+    page = write_run_report(tmp_path).read_text()
+    assert "Alerts" in page and "test_alerts.py, line" in page

@@ -29,6 +29,7 @@ class RunData:
         seed: of the run.
         metrics: one row per step: `{"step": 1, "accuracy": .5, "seconds": {"rollout": .8}}`.
         evaluations: rows `{"step", "split", "figures": {name: {"value", "low", "high"}}}`.
+        alerts: rows `{"step", "alarm", "text"}` of the alerts that fired.
         samples: answers to fixed prompts, before and after:
             `{"step", "prompt": {"id", "text", "answer"}, "text", "correct"}`.
         rollouts: groups, as the lines of the rollout files.
@@ -43,6 +44,7 @@ class RunData:
     seed: int
     metrics: Sequence[Row] = ()
     evaluations: Sequence[Row] = ()
+    alerts: Sequence[Row] = ()
     samples: Sequence[Row] = ()
     rollouts: Sequence[Row] = ()
     config: Mapping[str, Any] = field(default_factory=dict)
@@ -72,6 +74,7 @@ class RunData:
             )
         metrics, skipped = _lines(folder / "metrics.jsonl")
         evaluations, more = _lines(folder / "evaluations.jsonl")
+        alerts, cut = _lines(folder / "alarms.jsonl")
         chosen = _within(files, READ_LIMIT_BYTES)
         rollouts, lost = [], 0
         for file in chosen:
@@ -86,10 +89,11 @@ class RunData:
             seed=int(number(config.get("seed")) or 0),
             metrics=_latest(metrics),
             evaluations=tuple(row for row in evaluations if isinstance(row.get("figures"), dict)),
+            alerts=tuple(alerts),
             samples=tuple(_samples(evaluations)),
             rollouts=tuple(rollouts),
             config=config,
-            skipped=skipped + more + lost + broken,
+            skipped=skipped + more + lost + broken + cut,
             unread=len(files) - len(chosen),
         )
 

@@ -110,6 +110,7 @@ def _page(
         (
             sections.header(title, kind, runs),
             sections.findings(comparison, seeds=seeds_of(runs) if kind == "comparison" else 0),
+            sections.alerts(runs),
             _curves(charts, seeds_of(runs)),
             sections.results(results_table(runs), labels),
             sections.magnifier(magnified, labels),

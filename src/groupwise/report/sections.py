@@ -14,6 +14,7 @@ from groupwise.report.rollouts import Payload
 from groupwise.report.text import escaped, number
 
 COLOURS = 6
+MOST_ALERTS = 30
 
 
 def accent(labels: Sequence[str], label: str) -> str:
@@ -50,6 +51,21 @@ def findings(comparison: Mapping[str, Any], *, seeds: int) -> str:
     small = f'<p class="note">{escaped(note)}</p>' if note else ""
     table = _contrasts(comparison.get("contrasts") or ())
     return f'<section class="findings">{mark}{sentences}{small}{table}</section>'
+
+
+def alerts(runs: Sequence[RunData]) -> str:
+    """The alerts that fired, with their steps, the same text once for each run."""
+    lines: dict[tuple[str, str], float] = {}
+    for run in runs:
+        name = f"{run.label}, seed {run.seed}, " if len(runs) > 1 else ""
+        for row in run.alerts:
+            lines.setdefault((name, str(row.get("text"))), number(row.get("step")) or 0)
+    if not lines:
+        return ""
+    shown = [f"{name}step {step:g}: {text}" for (name, text), step in lines.items()]
+    more = [f"{len(shown) - MOST_ALERTS} more in alarms.jsonl"] if len(shown) > MOST_ALERTS else []
+    items = "".join(f"<p>{escaped(line)}</p>" for line in [*shown[:MOST_ALERTS], *more])
+    return f'<section class="findings alerts"><p class="mark">Alerts</p>{items}</section>'
 
 
 def chart_places(keys: Sequence[str], *, hero: bool = False) -> str:

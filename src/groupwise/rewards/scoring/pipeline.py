@@ -10,9 +10,12 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
+import sysconfig
 import time
+import traceback
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from groupwise.errors import RewardError
@@ -23,6 +26,9 @@ from groupwise.rewards.scoring.adapters import MissingData
 if TYPE_CHECKING:
     from groupwise.rewards.scoring.adapters import RewardFn
     from groupwise.types import Completion, Group
+
+_PACKAGE = Path(__file__).parents[2]
+_STANDARD = Path(sysconfig.get_path("stdlib"))
 
 Place = Literal["anywhere", "in_process", "async"]
 
@@ -117,7 +123,7 @@ def run(parts: Sequence[RewardComponent], call: Call, *, first: bool = False) ->
         try:
             returned = part.reward(data)
             result = check(part, returned, call, first=first)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             result = failed(part, error)
         seconds[part.label] = time.perf_counter() - start
         values.update(result.values)
@@ -138,21 +144,33 @@ async def run_async(part: RewardComponent, call: Call, *, first: bool = False) -
         if inspect.isawaitable(returned):
             returned = await returned
         result = check(part, returned, call, first=first)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         result = failed(part, error)
     spent = {part.label: time.perf_counter() - start}
     return dataclasses.replace(result, seconds=spent)
 
 
-def failed(part: RewardComponent, error: Exception) -> CallResult:
-    """The result of a call that raised."""
+def failed(part: RewardComponent, error: Exception | SystemExit) -> CallResult:
+    """The result of a call that raised, with the line of the user's code that did."""
     if isinstance(error, ContractError):
         return CallResult(failure=("contract", str(error)))
     if isinstance(error, MemoryError):
         return CallResult(failure=("error", f"{part.label}: out of memory"))
     said = str(error) if isinstance(error, MissingData) else f"{type(error).__name__}: {error}"
+    said = f"{said[:400]}{_origin(error)}"
     status = "timeout" if isinstance(error, TimeoutError) else "error"
-    return CallResult(failure=(status, f"{part.label}: {said}"[:500]))
+    return CallResult(failure=(status, f"{part.label}: {said}"[:600]))
+
+
+def _origin(error: BaseException) -> str:
+    """The innermost line of code outside of this package and of installed ones that an exception
+    came through, as " (file, line: text)"; empty where there is none."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        path = Path(frame.filename)
+        installed = "site-packages" in path.parts or path.is_relative_to(_STANDARD)
+        if not installed and not path.is_relative_to(_PACKAGE) and not frame.filename[0] == "<":
+            return f" ({path.name}, line {frame.lineno}: {frame.line})"
+    return ""
 
 
 def check(part: RewardComponent, returned: Any, call: Call, *, first: bool = False) -> CallResult:

@@ -15,6 +15,9 @@ from groupwise.training.monitor.progress import Progress
 from groupwise.training.monitor.trackers import Tracker
 from groupwise.types import Learner, Metrics, StepResult
 
+MOST_KINDS = 5
+"""Kinds of errors of rewards that a run shows."""
+
 
 class Monitor:
     """Measures every step, writes it down, and judges it.
@@ -47,6 +50,7 @@ class Monitor:
         self._start = 0.0
         self._step = 0
         self._reward_failure: str | None = None
+        self._errors: set[str] = set()
 
     def begin_step(self, policy: Learner) -> None:
         """Start the clock, and watch whether the second step moves the policy's parameters.
@@ -98,6 +102,7 @@ class Monitor:
         if self.progress is not None:
             self.progress.step(self.name, step, result.metrics)
         self._fire(self.alerts.observe(result.metrics))
+        self._report_errors(result.scored.scores.errors)
         reason = self.guard.reward_failure_reason(result.scored.scores)
         if reason is not None:
             if self.guard.settings.silent_rewards == "stop":
@@ -119,6 +124,18 @@ class Monitor:
     def judge_evaluation(self, score: float) -> None:
         """Fire the alerts of an evaluation."""
         self._fire(self.alerts.observe_evaluation(score))
+
+    def _report_errors(self, errors: Sequence[str]) -> None:
+        """Show and store the first error of each kind that rewards raise."""
+        for error in errors:
+            kind = ": ".join(error.split(": ")[:2])
+            if kind in self._errors or len(self._errors) == MOST_KINDS:
+                continue
+            self._errors.add(kind)
+            text = f"a completion was not scored: {error}"
+            if self.run_log is not None:
+                self.run_log.alert(self._step, "reward_error", text)
+            self.log(text)
 
     def _fire(self, alerts: Sequence[Alert]) -> None:
         for alert in alerts:
