@@ -35,7 +35,12 @@ def test_lengths_count_the_tokens_that_the_policy_wrote() -> None:
 def test_inputs_that_a_step_has_no_data_for_are_none() -> None:
     scored = with_injected_tokens()
     found = advantage_inputs(scored, sequences(scored))
-    assert {name for name, value in found.items() if value is None} == {"kl", "values", "bootstrap"}
+    assert {name for name, value in found.items() if value is None} == {
+        "kl",
+        "values",
+        "bootstrap",
+        "teacher_gap",
+    }
 
 
 def test_values_come_from_the_columns_of_the_batch_and_kl_from_its_log_probabilities() -> None:
@@ -51,7 +56,8 @@ def test_values_come_from_the_columns_of_the_batch_and_kl_from_its_log_probabili
 def test_examples_have_the_shapes_of_computed_inputs() -> None:
     scored = with_injected_tokens()
     batch = sequences(scored)
-    columns = {"values": torch.zeros(3, 4), "bootstrap": torch.zeros(3)}
+    tokens = torch.zeros(3, 4)
+    columns = {"values": tokens, "teacher_gap": tokens, "bootstrap": torch.zeros(3)}
     logp = {"old_logp": torch.zeros(3, 4), "ref_logp": torch.zeros(3, 4)}
     computed = advantage_inputs(scored, replace(batch, columns=columns, **logp))
     for name, example in example_inputs(3, {}).items():

@@ -37,6 +37,7 @@ def made(seed: int = 0, *, prompts: int = P, group: int = G) -> dict[str, Any]:
         "mask": torch.arange(T) < lengths[..., None],
         "values": 0.2 * rand(prompts, group, T),
         "bootstrap": 0.2 * rand(prompts, group),
+        "teacher_gap": rand(prompts, group, T) - 0.5,
     }
 
 
@@ -57,7 +58,7 @@ def equal_rewards(data: dict[str, Any], value: float) -> dict[str, Any]:
     flat = torch.full_like(data["rewards"], value)
     parts = {key: flat for key in data["parts"]}
     values, bootstrap = torch.zeros_like(data["values"]), torch.zeros_like(flat)
-    none = {"kl": None, "values": values, "bootstrap": bootstrap}
+    none = {"kl": None, "values": values, "teacher_gap": values, "bootstrap": bootstrap}
     return {**data, "rewards": flat, "correct": flat, "parts": parts, **none}
 
 
@@ -65,7 +66,7 @@ def equal_rewards(data: dict[str, Any], value: float) -> dict[str, Any]:
 @pytest.mark.parametrize("name", NAMES)
 def test_shape_dtype_and_finite(name: str, dtype: torch.dtype) -> None:
     data = made()
-    for key in ("rewards", "correct", "kl", "values", "bootstrap"):
+    for key in ("rewards", "correct", "kl", "values", "bootstrap", "teacher_gap"):
         data[key] = data[key].to(dtype)
     data["parts"] = {k: v.to(dtype) for k, v in data["parts"].items()}
     got = call(name, data)
@@ -186,7 +187,9 @@ def test_groups_with_one_judged_sample_or_none_stay_finite(name: str, judged: in
 @pytest.mark.parametrize("name", NAMES)
 def test_hidden_tokens_do_not_matter(name: str) -> None:
     data = made(9)
-    poisoned = {k: torch.where(data["mask"], data[k], float("nan")) for k in ("kl", "values")}
+    poisoned = {
+        k: torch.where(data["mask"], data[k], float("nan")) for k in ("kl", "values", "teacher_gap")
+    }
     got = call(name, {**data, **poisoned})
     torch.testing.assert_close(got, call(name, data), rtol=0, atol=0)
 
@@ -194,7 +197,7 @@ def test_hidden_tokens_do_not_matter(name: str) -> None:
 ORDERED = sorted(
     set(NAMES)
     - {"softrank_group", "softbok_loo", "leader_minus_second", "discounted_whitened"}
-    - {"gae", "parts_zscore", "successes", "pass_at_k_training", "pass_at_k_gradient"}
+    - {"gae", "distilled", "parts_zscore", "successes", "pass_at_k_training", "pass_at_k_gradient"}
 )
 
 

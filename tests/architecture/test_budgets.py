@@ -16,6 +16,7 @@ FUNCTION_LINES = 60
 EMPTY_NAMES = {"utils", "util", "helpers", "helper", "misc", "common", "stuff"}
 STATEFUL = {
     "CriticTrainer",
+    "DistillationTrainer",
     "OfflineTrainer",
     "Trainer",
     "LayerCache",

@@ -243,6 +243,17 @@ GOLDEN: list[tuple[str, dict, dict, list]] = [
         {"rewards": [[1.0]], "values": [[[0.2, 0.5, 0.7]]], "mask": [[[True] * 3]]},
         [[[0.76075, 0.485, 0.3]]],
     ),
+    # rewards (1, 0) are centred to ±.5, and half of that is added to log π_T − log π
+    (
+        "distilled",
+        {"reward_weight": 0.5},
+        {
+            "rewards": [[1.0, 0.0]],
+            "teacher_gap": [[[-0.2, 0.1], [0.3, 9.0]]],
+            "mask": [[[True, True], [True, False]]],
+        },
+        [[[0.05, 0.35], [0.05, 0.0]]],
+    ),
     # two groups, one with signal: alpha = 2
     ("signal_scaled", {}, {"rewards": [*ONE, *NONE]}, [*one(1.5, -0.5), [0.0] * 4]),
     ("signal_scaled", {"counting": "rewards"}, {"rewards": ONE}, one(3.0, -1.0)),  # 4/1 · .75
@@ -368,7 +379,10 @@ def test_small_honest_differences_are_kept() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    sorted(set(ADVANTAGES.names()) - {"raw", "successes", "softrank", "softrank_group", "gae"}),
+    sorted(
+        set(ADVANTAGES.names())
+        - {"raw", "successes", "softrank", "softrank_group", "gae", "distilled"}
+    ),
 )
 def test_a_group_of_one_is_refused_where_a_baseline_needs_two(name) -> None:
     data = {"rewards": [[1.0]], "lengths": [[3]], "parts": {"only": [[1.0]]}, "mask": [[[True]]]}

@@ -344,6 +344,18 @@ ROWS = (
         ),
     ),
     Algorithm(
+        name="opd",
+        paper="on-policy distillation (2306.13649; Lu 2025)",
+        advantage=spec("distilled"),
+        surrogate=spec("reinforce"),
+        weighting=spec("batch_token_mean"),
+        differs=(
+            "The sampled token stands for the divergence at its place; the paper, TRL and verl sum "
+            "over the vocabulary or its top-k.",
+            "Needs a section [distillation] with the teacher.",
+        ),
+    ),
+    Algorithm(
         name="log_odds",
         paper="gradient of the log-odds of success; experimental",
         advantage=spec("log_odds"),

@@ -151,6 +151,7 @@ def validate_by_call(algorithm: BoundAlgorithm, config: Config) -> None:
                 "kl": tokens,
                 "values": tokens,
                 "bootstrap": rewards,
+                "teacher_gap": tokens,
                 "parts": dict.fromkeys(
                     [*(part.name for part in config.rewards), *weights], rewards
                 ),
@@ -185,6 +186,33 @@ def value_loss(config: Config) -> BoundFunction:
     return loss
 
 
+def check_teacher(config: Config, algorithm: BoundAlgorithm) -> None:
+    """Refuse an algorithm without the teacher that it needs, and a teacher that nothing needs.
+
+    Raises:
+        UsageError: as said.
+    """
+    needed = "teacher_gap" in algorithm.bound_advantage.required
+    settings = config.distillation
+    if needed and settings is None:
+        raise UsageError(
+            f"distillation.teacher: must be given, as algorithm {config.algorithm.name!r} compares "
+            "the policy with it."
+        )
+    if settings is None:
+        return
+    if not needed:
+        raise UsageError(
+            f"distillation.teacher = {settings.teacher!r}: algorithm {config.algorithm.name!r} has "
+            "no use for a teacher; set algorithm.name = 'opd'."
+        )
+    if settings.teacher == "self" and settings.prompt is None:
+        raise UsageError(
+            "distillation.teacher = 'self': the policy with its own prompt teaches nothing; set "
+            "distillation.prompt, such as '{prompt} A solution: {solution}'."
+        )
+
+
 def check_functions(config: Config) -> None:
     """Bind the algorithm and every reward to their functions, which checks their settings.
 
@@ -198,6 +226,7 @@ def check_functions(config: Config) -> None:
     algorithm = bind(config.algorithm.name, config.algorithm.overrides(), where="algorithm")
     validate_by_call(algorithm, config)
     value_loss(config)
+    check_teacher(config, algorithm)
     try:
         combination(config.combine)
     except UsageError as error:

@@ -18,6 +18,7 @@ from groupwise.settings import (
     Count,
     CriticSettings,
     DataSettings,
+    DistillationSettings,
     DistributedSettings,
     EngineSettings,
     EnvironmentSettings,
@@ -78,6 +79,7 @@ class Config(Section):
     guards: Annotated[GuardsSettings, FREE] = GuardsSettings()
     watchdog: Annotated[WatchdogSettings, FREE] = WatchdogSettings()
     warmup: WarmupSettings | None = None
+    distillation: DistillationSettings | None = None
     sft: SftSettings | None = None
     preference: PreferenceSettings | None = None
     reward_model: RewardModelSettings | None = None

@@ -17,6 +17,7 @@ from groupwise.settings.base import (
     Share,
     Whole,
 )
+from groupwise.settings.distillation import DistillationSettings
 from groupwise.settings.offline import (
     DatasetSettings,
     PreferenceSettings,
@@ -60,6 +61,7 @@ __all__ = [
     "CriticSettings",
     "DataSettings",
     "DatasetSettings",
+    "DistillationSettings",
     "DistributedSettings",
     "EngineSettings",
     "EnvironmentSettings",

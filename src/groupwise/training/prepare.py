@@ -39,6 +39,7 @@ from groupwise.rundir.lock import RunLock
 from groupwise.training.callbacks import Callback
 from groupwise.training.checkpoint.manager import CheckpointManager
 from groupwise.training.critic import CRITIC, CriticTrainer
+from groupwise.training.distillation import DistillationTrainer, make_teacher
 from groupwise.training.evaluation import Evaluate, Evaluation
 from groupwise.training.monitor.alerts import Alerts
 from groupwise.training.monitor.divergence_guard import DivergenceGuard
@@ -216,6 +217,8 @@ def _trainer(
     if critic is not None:
         learners[CRITIC] = critic(source, log=monitor.log)
         kind = partial(CriticTrainer, critic=config.critic, value_loss=value_loss(config))
+    elif config.distillation is not None:
+        kind = partial(DistillationTrainer, teacher=make_teacher(config, connected.policy))
     return kind(
         settings=_settings(config),
         source=source(keep=algorithm.filter, seed=config.seed, journal=verdicts),

@@ -9,7 +9,7 @@ whose rewards are all equal give exactly 0 unless the function says otherwise
 `inputs.INPUTS` lists the data a function may ask for.
 """
 
-from groupwise.algorithms.advantages import baselines, batch, best, critic, softrank
+from groupwise.algorithms.advantages import baselines, batch, best, critic, softrank, teacher
 from groupwise.algorithms.advantages.base import ADVANTAGES
 from groupwise.algorithms.advantages.critic import value_targets
 from groupwise.algorithms.advantages.inputs import INPUTS, AdvantageInput, advantage_inputs
@@ -29,5 +29,6 @@ __all__ = [
     "has_signal",
     "penalised",
     "softrank",
+    "teacher",
     "value_targets",
 ]

@@ -131,6 +131,11 @@ INPUTS: Mapping[str, AdvantageInput] = {
         compute=_column("values"),
         example=_zeros,
     ),
+    "teacher_gap": AdvantageInput(
+        meaning="[prompt, group, time] log-probability under a teacher minus under the policy",
+        compute=_column("teacher_gap"),
+        example=_zeros,
+    ),
     "bootstrap": AdvantageInput(
         meaning="[prompt, group] expected return after a truncated completion, from a critic",
         compute=_column("bootstrap"),

@@ -1,0 +1,135 @@
+"""On-policy distillation: what the teacher scores, self-distillation, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from groupwise.config import load
+from groupwise.errors import UsageError
+from groupwise.models import load_policy
+from groupwise.prompts.templates import render
+from groupwise.rundir.files import read_lines
+from groupwise.training.distillation import DistillationTrainer, teacher_prompt
+from groupwise.training.prepare import prepare
+from groupwise.training.stages.base_model import small_policy
+from groupwise.types import Prompt
+from small_runs import Quiet, tiny
+
+
+def saved(folder: Path, policy: Any) -> Path:
+    policy.model.save_pretrained(folder)
+    policy.tokenizer.save_pretrained(folder)
+    return folder
+
+
+def made(tmp_path: Path, *more: str) -> DistillationTrainer:
+    sharp = tiny(seed=1)
+    with torch.no_grad():
+        for parameter in sharp.model.parameters():
+            parameter.mul_(3.0)  # far from uniform, so that there is something to learn
+    teacher = saved(tmp_path / "teacher", sharp)
+    student = saved(tmp_path / "student", tiny(seed=2))
+    given = [
+        f"output={tmp_path / 'out'}",
+        f"model.path={student}",
+        f"distillation.teacher={teacher}",
+        "steps=3",
+        "prompts_per_step=2",
+        "group_size=2",
+        "sampling.max_tokens=6",
+        "evaluation.prompts=2",
+        "evaluation.samples=2",
+        "guards.silent_rewards=say",
+        "data.limit=10",
+        *more,
+    ]
+    trainer = prepare(load("word-problems-distil", given), progress=Quiet()).trainer
+    assert isinstance(trainer, DistillationTrainer)
+    return trainer
+
+
+def by_hand(model: Any, prompt: Any, tokens: Any) -> torch.Tensor:
+    ids = torch.tensor([[*prompt, *tokens]])
+    with torch.no_grad():
+        logs = model(ids).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+    return logs.gather(1, torch.tensor(tokens)[:, None]).squeeze(1)
+
+
+@pytest.mark.parametrize("seen", [None, "{prompt} It is {answer}."])
+def test_the_gap_is_the_teachers_log_probability_minus_the_students(
+    tmp_path: Path, seen: str | None
+) -> None:
+    more = [] if seen is None else [f"distillation.prompt='{seen}'"]
+    trainer = made(tmp_path, *more)
+    teacher, student = (load_policy(tmp_path / name).model for name in ("teacher", "student"))
+    scored = trainer.source.take(2, step=0)
+    gap = trainer.evaluated(scored).columns["teacher_gap"]
+    rows = [(group, c) for group in scored.groups for c in group.completions]
+    for row, (group, completion) in enumerate(rows):
+        prompt = list(group.prompt_tokens)
+        other = prompt
+        if seen is not None:
+            other = render(teacher_prompt(group.prompt, seen), trainer.teacher.tokenizer)
+            assert other != prompt
+        tokens = list(completion.tokens)
+        expected = by_hand(teacher, other, tokens) - by_hand(student, prompt, tokens)
+        torch.testing.assert_close(gap[row, : len(tokens)], expected, rtol=0, atol=1e-4)
+        assert (gap[row, len(tokens) :] == 0).all()
+
+
+def test_the_student_becomes_its_teacher(tmp_path: Path) -> None:
+    trainer = made(tmp_path, "steps=12", "prompts_per_step=6", "optimizer.learning_rate=1e-2")
+    gaps = []
+    for _ in range(12):
+        scored = trainer.source.take(6, step=trainer.done)
+        batch = trainer.evaluated(scored)
+        gaps.append(-float(batch.columns["teacher_gap"][batch.mask].mean()))
+        trainer.advance()
+    first, last = sum(gaps[:3]) / 3, sum(gaps[-3:]) / 3
+    assert first > 0.05 and last < 0.8 * first, "KL(student‖teacher) per token falls"
+
+
+def test_a_policy_can_teach_itself_with_the_solution_in_its_prompt(tmp_path: Path) -> None:
+    trainer = made(
+        tmp_path, "distillation.teacher=self", "distillation.prompt='{prompt} {solution}'"
+    )
+    assert trainer.teacher.learner is None
+    trainer.run()
+    rows = list(read_lines(tmp_path / "out" / "metrics.jsonl"))
+    assert len(rows) == 3 and all(row["grad_norm"] > 0 for row in rows)
+
+
+def test_a_template_names_columns_of_the_data() -> None:
+    prompt = Prompt(id="a", messages=({"role": "user", "content": "2+2?"},), columns={"hint": "4"})
+    assert teacher_prompt(prompt, "{prompt} ({hint})").messages[-1]["content"] == "2+2? (4)"
+    with pytest.raises(UsageError, match="'hints' is no column of the data; known: answer, hint"):
+        teacher_prompt(prompt, "{hints}")
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ("distillation=null", "distillation.teacher: must be given"),
+        ("algorithm.name=grpo", "has no use for a teacher"),
+        ("distillation.teacher=self", "teaches nothing; set distillation.prompt"),
+        ("algorithm.advantage={reward_weight=-1}", "must be at least 0"),
+    ],
+)
+def test_what_cannot_work_is_refused(more: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        load("word-problems-distil", [more])
+
+
+def test_a_teacher_with_another_tokenizer_is_refused(tmp_path: Path) -> None:
+    other = small_policy(hidden=32, layers=1, heads=2, key_value_heads=1, feed_forward=64)
+    other = replace(other, tokenizer=other.tokenizer)
+    other.tokenizer.add_tokens(["<another>"])
+    other.model.resize_token_embeddings(len(other.tokenizer))
+    folder = saved(tmp_path / "other", other)
+    with pytest.raises(UsageError, match="both models must read the same tokens"):
+        made(tmp_path, f"distillation.teacher={folder}")
