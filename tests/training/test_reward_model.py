@@ -179,6 +179,7 @@ def test_figures_are_those_worked_by_hand() -> None:
 
 def test_wrong_answers_are_hard_and_only_one_is_right() -> None:
     rows = list(ranking_rows(300))
+    rows += ranking_rows(300, name="word_problem_slips")
     assert all(row["scores"].count(1.0) == 1 and len(row["scores"]) >= 3 for row in rows)
     texts = [[turns[0]["content"] for turns in row["completions"]] for row in rows]
     assert all(len(set(answers)) == len(answers) for answers in texts)

@@ -59,8 +59,8 @@ class RewardModelSettings(DatasetSettings):
     loss: dict[str, Any] = {"name": "bradley_terry"}
     """Function of the scores, with its settings: `{ name = "bradley_terry", center = 0.01 }`."""
     prompts: Count = 512
-    """Prompts that own answers are sampled to, `group_size` each, or that the generator
-    "word_problem_rankings" makes."""
+    """Prompts that own answers are sampled to, `group_size` each, or that the generators
+    "word_problem_rankings" and "word_problem_slips" make."""
     label_noise: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
     """Share of the training rankings that are turned round, to study wrong labels."""
 

@@ -7,28 +7,33 @@ from typing import Any
 
 from groupwise.prompts.generators.word_problems import Problem, Split, Step, demonstration, problem
 
-NAME = "word_problem_rankings"
-"""Name of this data in a recipe."""
+RANKINGS = ("word_problem_rankings", "word_problem_slips")
+"""Names of these data in a recipe."""
 
 
-def ranking_rows(count: int, *, seed: int = 0, split: Split = "train") -> Iterator[dict[str, Any]]:
-    """Rankings of a right and up to three wrong answers, in TRL's style, with scores 1 and 0.
+def ranking_rows(
+    count: int, *, name: str = "word_problem_rankings", seed: int = 0, split: Split = "train"
+) -> Iterator[dict[str, Any]]:
+    """Rankings of a right and two or three wrong answers, with scores 1 and 0.
 
-    The wrong ones are as long as the right one and differ from it in one number or operation: the
-    last result one too high or too low, or another operation in the last step. So nothing but the
-    arithmetic tells them apart.
+    Wrong answers are as long as the right one and differ from it by one number or operation, so
+    nothing but the content tells them apart:
+
+    word_problem_rankings   the final answer is one too high or too low, after right reasoning
+    word_problem_slips      the last step is wrong, and the answer with it: its result is one too
+                            high or too low, or its operation is another
 
     Example:
         >>> row = next(ranking_rows(1))
-        >>> [turns[0]["content"] for turns in row["completions"]][:2]
-        ['<reasoning>16+5=21</reasoning><answer>21</answer>', \
-'<reasoning>16+5=22</reasoning><answer>22</answer>']
+        >>> [turns[0]["content"] for turns in row["completions"]][1]
+        '<reasoning>16+5=21</reasoning><answer>22</answer>'
         >>> row["scores"], row["source"]
-        ([1.0, 0.0, 0.0, 0.0], 'level 1')
+        ([1.0, 0.0, 0.0], 'level 1')
     """
+    wrong = _slips if name == "word_problem_slips" else _contradictions
     for index in range(count):
         solved = problem(index, seed=seed, split=split)
-        answers = [demonstration(solved), *dict.fromkeys(_wrong(solved))]
+        answers = [demonstration(solved), *dict.fromkeys(wrong(solved))]
         yield {
             "prompt": [dict(message) for message in solved.prompt().messages],
             "completions": [[{"role": "assistant", "content": text}] for text in answers],
@@ -37,17 +42,24 @@ def ranking_rows(count: int, *, seed: int = 0, split: Split = "train") -> Iterat
         }
 
 
-def _wrong(solved: Problem) -> Iterator[str]:
+def _contradictions(solved: Problem) -> Iterator[str]:
+    """Answers whose reasoning is right and whose final number is not."""
+    for off in (1, -1):
+        yield _told(solved, str(solved.steps[-1]), solved.answer + off)
+
+
+def _slips(solved: Problem) -> Iterator[str]:
     """Answers that slip in the last step."""
     last = solved.steps[-1]
-    yield _told(solved, f"{last.left}{last.operation}{last.right}={last.result + 1}")
-    yield _told(solved, f"{last.left}{last.operation}{last.right}={last.result - 1}")
+    for off in (1, -1):
+        result = last.result + off
+        yield _told(solved, f"{last.left}{last.operation}{last.right}={result}", result)
     other = Step(left=last.left, operation="-" if last.operation == "+" else "+", right=last.right)
-    if other.result not in (last.result, 0) and other.result > 0:
-        yield _told(solved, str(other))
+    if other.result > 0 and other.result != last.result:
+        yield _told(solved, str(other), other.result)
 
 
-def _told(solved: Problem, last: str) -> str:
-    """A worked answer that ends with another last step."""
+def _told(solved: Problem, last: str, answer: int) -> str:
+    """A worked answer that ends with another last step, and an answer."""
     reasoning = "; ".join([*map(str, solved.steps[:-1]), last])
-    return f"<reasoning>{reasoning}</reasoning><answer>{last.partition('=')[2]}</answer>"
+    return f"<reasoning>{reasoning}</reasoning><answer>{answer}</answer>"

@@ -180,8 +180,10 @@ def train_reward_model(
             "by; set it, or add a section [[rewards]]."
         )
     read = None
-    if settings.data == word_problem_rankings.NAME:
-        rows = word_problem_rankings.ranking_rows(settings.prompts, seed=config.seed)
+    if settings.data in word_problem_rankings.RANKINGS:
+        rows = word_problem_rankings.ranking_rows(
+            settings.prompts, name=settings.data, seed=config.seed
+        )
         read = read_comparisons(list(rows))
     elif settings.data is not None:
         read = read_comparisons(settings.data, split=settings.split, bad_rows=settings.bad_rows)
