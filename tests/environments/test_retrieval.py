@@ -96,7 +96,9 @@ def test_one_hop_questions_find_the_page_that_answers_them() -> None:
         ((subject, _),) = prompt.columns["chain"]
         found = [hit.passage for hit in index.search(str(prompt), top_k=3)]
         right += found[0].title == subject
-        assert any(page.title == subject and prompt.answer in page.text for page in found)
+        assert any(
+            page.title == subject and (prompt.answer or "none") in page.text for page in found
+        )
     assert right >= 85
 
 

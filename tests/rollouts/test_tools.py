@@ -253,7 +253,7 @@ def test_results_cannot_end_or_open_a_turn_nor_take_more_room(text: str) -> None
     tokens = injector.encode(Reply(text=f"<answer>{text}</answer>", frame=(8, 9)))
     assert len(tokens) <= 24
     assert not set(tokens) & (POLICY.end_tokens | set(POLICY.tokenizer.all_special_ids))
-    said = POLICY.tokenizer.decode(tokens)
+    said = str(POLICY.tokenizer.decode(tokens))
     assert said.startswith("<answer>") and said.endswith("</answer>")
 
 

@@ -47,10 +47,10 @@ def test_results_are_read_and_not_learned() -> None:
     tokenizer = closed_world_tokenizer()
     example = next(e for e in SearchDemonstrations(size=9, hops=(0, 1, 0)) if len(e.injected) == 2)
     batch = supervised_batch([example], tokenizer)
-    learned = tokenizer.decode(batch.tokens[0][batch.mask[0]])
+    learned = str(tokenizer.decode(batch.tokens[0][batch.mask[0]]))
     assert learned.startswith("<search>") and learned.endswith("</answer><|end|>")
     assert "<result>" not in learned and learned.count("</search><search>") == 1
-    assert tokenizer.decode(batch.tokens[0]).removesuffix("<|end|>") == example.completion
+    assert str(tokenizer.decode(batch.tokens[0])).removesuffix("<|end|>") == example.completion
     assert batch.weight[~batch.mask].sum() == 0
     assert float(batch.weight.sum()) == pytest.approx(1)
 

@@ -131,7 +131,7 @@ def _plain(hit: Hit, *, scored: bool) -> dict[str, Any]:
 class _Handler(BaseHTTPRequestHandler):
     """Answers POST /retrieve; nothing else is served."""
 
-    server: Server
+    server: Server  # pyright: ignore[reportIncompatibleVariableOverride]
     timeout = 30.0
     protocol_version = "HTTP/1.1"
 

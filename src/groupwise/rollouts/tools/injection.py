@@ -8,6 +8,7 @@ from dataclasses import replace
 from groupwise.environments import Reply
 from groupwise.errors import UsageError
 from groupwise.models import Policy
+from groupwise.rollouts.text import decode_all
 from groupwise.types import Completion
 
 CHARACTERS = 32
@@ -39,7 +40,7 @@ class Injector:
                 f"{least} tokens around a reply."
             )
         self.special = frozenset(policy.tokenizer.all_special_ids) | policy.end_tokens
-        texts = {self.tokenizer.decode([token]) for token in sorted(self.special)}
+        texts = set(decode_all(self.tokenizer, [[token] for token in sorted(self.special)]))
         self._texts = sorted((text for text in texts if len(text) > 1), key=len, reverse=True)
 
     def encode(self, reply: Reply) -> list[int]:
