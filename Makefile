@@ -9,7 +9,7 @@ PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HU
 # torch goes in first and is pinned by the constraints, so that no later requirement replaces it.
 TORCH  := $(shell sed -n 's/^\(torch==[^ ]*\).*/\1/p' constraints.txt)
 
-.PHONY: demo test test-torch-kernels verify cluster-test audit lint types format api base-model study study-models study-runs vllm-env trl-env dist clean
+.PHONY: demo test test-torch-kernels verify cluster-test audit lint types format api docs base-model study study-models study-runs vllm-env trl-env dist clean
 
 demo: .venv/.runtime
 	$(BIN)/groupwise demo
@@ -48,6 +48,17 @@ format: .venv/.dev
 # docs/api.md, from the code.
 api: .venv/.runtime
 	$(BIN)/python docs/api.py
+
+# The documentation site in build/site: pages of the repository and a reference written from the code. Strict: a dead
+# link or a page that is in no menu is an error.
+docs: .venv/.runtime .venv-docs/.installed
+	$(BIN)/python docs/pages.py build/site-source
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
+
+.venv-docs/.installed: Makefile
+	$(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/python -m pip install --quiet mkdocs-material==9.8.1
+	touch $@
 
 base-model: .venv/.runtime
 	$(BIN)/groupwise sft word-problems-base

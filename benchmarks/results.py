@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import kernels
 import memory
 import rollouts
 import scaling
@@ -24,6 +25,7 @@ TITLES = {
     "step": "A whole step, against TRL",
     "rollouts": "Rollouts, against transformers and vLLM",
     "update": "The update and the decoding step, against the machine",
+    "kernels": "What each kernel gains",
     "scaling": "How a step grows",
     "memory": "The plan of a run's memory, against the run",
 }
@@ -31,11 +33,13 @@ COLUMNS = {
     "step": step.COLUMNS,
     "rollouts": rollouts.COLUMNS,
     "update": update.COLUMNS,
+    "kernels": kernels.COLUMNS,
     "scaling": scaling.COLUMNS,
     "memory": memory.COLUMNS,
 }
 ABOUT = {"step": step.__doc__, "rollouts": rollouts.__doc__, "update": update.__doc__,
-         "scaling": scaling.__doc__, "memory": memory.__doc__}  # fmt: skip
+         "kernels": kernels.__doc__, "scaling": scaling.__doc__,
+         "memory": memory.__doc__}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

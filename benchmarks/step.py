@@ -8,6 +8,9 @@ prompts, reward function, lengths and learning rate, and the same loss (the row 
 table of algorithms). Memory is the peak of each process above what it held with its libraries
 imported and no model loaded. The first step of each side is not counted.
 
+The cases named cpu-0.5b-… have the shape of Qwen2.5-0.5B, 2 prompts of 256 tokens and 8 answers of
+64 each. Their sides are never in memory together; run them by name: `--cases cpu-0.5b-fp32,…`.
+
 The cases ending in @one-pass give TRL its whole batch at once; in all others it takes 8 rows per
 pass, its default. "recommended" is bfloat16 with float32 masters here, and TRL's defaults there:
 bfloat16 autocast and gradient checkpointing. `computed_share` is the share of completions that our
@@ -18,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import tempfile
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -45,6 +49,8 @@ class Case:
         peer: settings of GRPOConfig that differ from its defaults, and `rows_per_pass`.
         rank: of a LoRA adapter that is trained in place of the weights, on both sides.
         quantized: weights in 4 bits (NF4), on both sides.
+        apart: the two sides are never in memory at the same time: every turn loads its side, takes
+            a step that is not counted and then the one that is.
     """
 
     shape: str
@@ -57,6 +63,7 @@ class Case:
     peer: dict[str, Any] = field(default_factory=dict)
     rank: int | None = None
     quantized: bool = False
+    apart: bool = False
 
 
 def _cases() -> dict[str, Case]:
@@ -69,6 +76,10 @@ def _cases() -> dict[str, Case]:
     )
     long = replace(medium, group=16, prompt=512)
     recommended = {"precision": "bfloat16", "peer": {}}
+    half = Case(
+        shape="qwen2.5-0.5b", precision="float32", prompts=2, group=8, prompt=256, completion=64,
+        peer=FP32, apart=True,
+    )  # fmt: skip
     card = {
         f"gpu-{shape}-g{group}": Case(
             shape=f"qwen2.5-{shape}", precision="bfloat16", prompts=128 // group, group=group,
@@ -92,6 +103,9 @@ def _cases() -> dict[str, Case]:
         "long-prompt-fp32": long,
         "long-prompt-recommended": replace(long, **recommended),
         "medium-lora": replace(medium, **recommended, rank=16),
+        "cpu-0.5b-fp32": half,
+        "cpu-0.5b-recommended": replace(half, **recommended),
+        "cpu-0.5b-lora": replace(half, **recommended, rank=16),
         **card,
         "gpu-1.5b-g8-lora": replace(card["gpu-1.5b-g8"], rank=16),
         "gpu-3b-g8-qlora": replace(card["gpu-3b-g8"], rank=16, quantized=True),
@@ -106,6 +120,7 @@ def shrunk(case: Case) -> Case:
         return case
     return replace(
         case,
+        shape="1m-vocab-152k" if case.apart else case.shape,
         prompts=2,
         group=2,
         prompt=min(case.prompt, 16),
@@ -152,22 +167,16 @@ def measure(
     name: str, case: Case, peer_python: Path, options: argparse.Namespace, report: Report
 ) -> dict[str, Any]:
     """One case on both sides, each in a fresh process."""
-    with ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory())
+    with tempfile.TemporaryDirectory() as folder:
         spec = specification(case, folder, threads=options.threads)
-        ours, versions = harness.start(stack, "ours/step.py", {**spec, "settings": case.ours})
-        report.version("ours", versions)
-        peer, versions = harness.start(
-            stack, "peers/trl_step.py", {**spec, "settings": case.peer}, python=peer_python
-        )
-        report.version("trl", versions)
+        sides = {
+            "ours": _Side("ours/step.py", {**spec, "settings": case.ours}, sys.executable),
+            "peer": _Side("peers/trl_step.py", {**spec, "settings": case.peer}, peer_python),
+        }
         asked = {"prompt": spec["first"], "completions": [[5, 7, 11, 13], [17, 19, 23, 29]]}
-        gap = _gap(*(side.ask("logprobs", **asked)["logprobs"] for side in (ours, peer)))
-        first = {"ours": ours.ask("step"), "peer": peer.ask("step")}
-        answers = harness.turns(
-            {"ours": lambda _: ours.ask("step"), "peer": lambda _: peer.ask("step")},
-            repeats=options.repeats,
-        )
+        run = _apart if case.apart else _together
+        logprobs, first, answers = run(sides, asked, options.repeats, report)
+    gap = _gap(logprobs["ours"], logprobs["peer"])
     peaks = {side: max(of([first[side], *answers[side]], "peak_mb")) for side in answers}
     return {
         "case": name,
@@ -185,9 +194,63 @@ def measure(
         "ours_tokens": statistics.median(of(answers["ours"], "tokens")),
         "peer_tokens": statistics.median(of(answers["peer"], "tokens")),
         "computed_share": statistics.median(of(answers["ours"], "computed_share")),
+        "first_seconds": {side: first[side]["seconds"] for side in first},
         "stages": {side: harness.stages(answers[side]) for side in answers},
         "repeats": answers,
     }
+
+
+@dataclass(frozen=True)
+class _Side:
+    """One side of a comparison: its script, what it is told, and its Python."""
+
+    script: str
+    spec: dict[str, Any]
+    python: str | Path
+
+    def start(self, stack: ExitStack, name: str, report: Report) -> harness.Worker:
+        """A worker of this side that has loaded its model."""
+        worker, versions = harness.start(stack, self.script, self.spec, python=self.python)
+        report.version({"peer": "trl"}.get(name, name), versions)
+        return worker
+
+
+Answers = dict[str, list[dict[str, Any]]]
+Found = tuple[dict[str, list[list[float]]], dict[str, dict[str, Any]], Answers]
+"""Log-probabilities before training, the first step, and the counted steps of each side."""
+
+
+def _together(
+    sides: dict[str, _Side], asked: dict[str, Any], repeats: int, report: Report
+) -> Found:
+    """Both sides loaded once, taking turns."""
+    with ExitStack() as stack:
+        workers = {name: side.start(stack, name, report) for name, side in sides.items()}
+        logprobs = {n: w.ask("logprobs", **asked)["logprobs"] for n, w in workers.items()}
+        first = {name: worker.ask("step") for name, worker in workers.items()}
+        answers = harness.turns(
+            {name: lambda _, w=worker: w.ask("step") for name, worker in workers.items()},
+            repeats=repeats,
+        )
+    return logprobs, first, answers
+
+
+def _apart(sides: dict[str, _Side], asked: dict[str, Any], repeats: int, report: Report) -> Found:
+    """One side in memory at a time: every turn starts a process and ends it."""
+    logprobs: dict[str, list[list[float]]] = {}
+    first: dict[str, dict[str, Any]] = {}
+
+    def turn(name: str) -> dict[str, Any]:
+        with ExitStack() as stack:
+            worker = sides[name].start(stack, name, report)
+            if name not in logprobs:
+                logprobs[name] = worker.ask("logprobs", **asked)["logprobs"]
+            first[name] = worker.ask("step")
+            return worker.ask("step")
+
+    return logprobs, first, harness.turns(
+        {name: lambda _, n=name: turn(n) for name in sides}, repeats=repeats
+    )  # fmt: skip
 
 
 def _gap(ours: list[list[float]], peers: list[list[float]]) -> float:
@@ -197,7 +260,8 @@ def _gap(ours: list[list[float]], peers: list[list[float]]) -> float:
 
 
 def main() -> None:
-    default = [name for name in CASES if not name.startswith("gpu-")]
+    # Those of half a billion parameters take the better part of an hour each.
+    default = [name for name in CASES if not name.startswith(("gpu-", "cpu-0.5b"))]
     options = harness.arguments(__doc__ or "", list(CASES)).parse_args()
     names = harness.chosen(options, list(CASES), default)
     python = harness.environment("trl", "GROUPWISE_TRL_PYTHON", ".venv-trl")

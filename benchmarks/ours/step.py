@@ -16,6 +16,8 @@ from policies import PACKAGES, batch_of, policy_of
 from tasks import REWARDS
 
 from groupwise.config import build
+from groupwise.kernels.auto import Auto
+from groupwise.kernels.interface import BACKENDS
 from groupwise.models import AdapterSettings
 from groupwise.training.prepare import prepare
 from groupwise.types import Prompt
@@ -42,6 +44,8 @@ class Steps:
     def __init__(self, spec: dict[str, Any]) -> None:
         self.memory = Memory()
         self.memory.reset()
+        if without := frozenset(spec.get("without", ())):
+            BACKENDS["auto"] = lambda: Auto(without=without)
         rank, quantized = spec["rank"], spec["quantized"]
         policy = policy_of(
             spec["model"],

@@ -1,4 +1,4 @@
-"""groupwise: critic-free reinforcement-learning post-training of reasoning language models."""
+"""groupwise: reinforcement-learning post-training of reasoning language models."""
 
 from __future__ import annotations
 

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from groupwise import extensions
 from groupwise.errors import UsageError, suggest
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -105,6 +106,7 @@ class Registry:
         self.kind = kind
         self.data = data
         self._functions: dict[str, Callable[..., Any]] = {}
+        self._by_path: dict[str, Callable[..., Any]] = {}
 
     def register(self, function: F) -> F:
         """Register a function under its own name; usable as a decorator."""
@@ -126,15 +128,20 @@ class Registry:
         return sorted(self._functions)
 
     def get(self, name: str) -> Callable[..., Any]:
-        """The function registered under a name."""
-        if name not in self._functions:
+        """The function registered under a name, or the one that `path.py:function` names."""
+        if name not in self:
             raise UsageError(
                 f"{self.kind} = {name!r}: not registered; " + suggest(name, self._functions)
             )
-        return self._functions[name]
+        return self._functions.get(name) or self._by_path[name]
 
     def __contains__(self, name: object) -> bool:
-        return name in self._functions
+        if name not in self._functions and isinstance(name, str):
+            if extensions.names_code(name):
+                self._by_path[name] = extensions.resolve(name, kind=self.kind)
+            else:
+                extensions.discover()
+        return name in self._functions or name in self._by_path
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.names())

@@ -146,9 +146,14 @@ def power_of(tasks: Tasks) -> list[str]:
 
 
 def control_tasks() -> dict[str, Sequence[Task]]:
-    """By kind of reward, the runs of the first edition and those that repeat them."""
+    """By kind of reward, the runs of the first edition and, once all are in, those that repeat
+    them."""
     found = {
-        name: [task for each in (name, f"{name}-repeated") if (task := read_task(each))]
+        name: [
+            task
+            for each in (name, f"{name}-repeated")
+            if (task := read_task(each)) and task.seeds == len(task.plan.seeds)
+        ]
         for name in CONTROLS
     }
     return {name: tasks for name, tasks in found.items() if tasks}

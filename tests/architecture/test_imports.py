@@ -17,7 +17,7 @@ PACKAGE = Path(groupwise.__file__).parent
 ARCHITECTURE = Path(__file__).parents[2] / "ARCHITECTURE.md"
 
 LAYERS: tuple[frozenset[str], ...] = (
-    frozenset({"errors", "registry", "settings", "types"}),
+    frozenset({"errors", "extensions", "registry", "settings", "types"}),
     frozenset({"algorithms"}),
     frozenset({"kernels"}),
     frozenset({"models"}),
@@ -37,7 +37,7 @@ PURE = (LAYERS[0] | LAYERS[1]) - {"settings"}
 PURE_PACKAGES = {"torch", "jaxtyping", "groupwise"}
 HEAVY = ("transformers", "datasets", "matplotlib", "peft", "scipy", "vllm", "ray", "trl")
 
-ROOT = {"__init__", "__main__", "types", "errors", "registry"}
+ROOT = {"__init__", "__main__", "types", "errors", "extensions", "registry"}
 """The only modules at the root of the package; everything else lives in a folder."""
 
 SOURCES = sorted(PACKAGE.rglob("*.py"))

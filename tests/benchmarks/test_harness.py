@@ -12,7 +12,17 @@ from types import ModuleType
 import pytest
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
-NAMES = ("compare_commits", "harness", "results", "rollouts", "scaling", "shapes", "step", "update")
+NAMES = (
+    "compare_commits",
+    "harness",
+    "kernels",
+    "results",
+    "rollouts",
+    "scaling",
+    "shapes",
+    "step",
+    "update",
+)
 
 
 @pytest.fixture

@@ -221,6 +221,25 @@ def test_the_live_table_keeps_one_line_per_run_in_80_columns() -> None:
     progress.close()
 
 
+def test_a_wide_terminal_gets_more_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    metrics = {"reward": 0.5, "signal_share": 1.0, "length": 31.4, "truncated_share": 0.25,
+               "kl": 0.01, "held_out": 0.75}  # fmt: skip
+    heads = {}
+    for width in (60, 84, 160):
+        monkeypatch.setenv("COLUMNS", str(width))
+        progress = LiveProgress({"grpo": 4}, stream=io.StringIO())
+        progress.step("grpo", 1, metrics)
+        progress.close()
+        console = Console(width=width, record=True, file=io.StringIO())
+        console.print(progress.table())
+        head, line = console.export_text().splitlines()
+        assert len(head.rstrip()) <= width and "0.750" in line
+        heads[width] = head.split()
+    assert "held-out" in heads[60] and "elapsed" not in heads[60]
+    assert "elapsed" in heads[84] and "kl" not in heads[84]
+    assert {"elapsed", "length", "truncated", "kl"} <= {*heads[160]}
+
+
 def test_a_reader_that_goes_away_does_not_stop_the_run(tmp_path: Path) -> None:
     program = textwrap.dedent(
         f"""

@@ -89,3 +89,18 @@ def test_weights_and_biases_writes_a_run_without_the_network(tmp_path: Path) -> 
     (written,) = (tmp_path / "wandb").glob("offline-run-*/run-*.wandb")
     content = written.read_bytes()
     assert all(name in content for name in (b"grad_norm", b"reward", b"bundled", b"0.25"))
+
+
+def test_mlflow_holds_every_figure_and_the_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mlflow = pytest.importorskip("mlflow", reason="needs mlflow: pip install mlflow-skinny")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlflow").as_uri())
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # a database needs the whole package
+    (tracker,) = make_trackers(["mlflow"], tmp_path / "mine", settings=SETTINGS)
+    tracker.log(1, {"reward": 0.25, "held_out/greedy": 0.5})
+    tracker.close()
+    client = mlflow.MlflowClient()
+    (run,) = client.search_runs([client.get_experiment_by_name("groupwise").experiment_id])
+    assert run.data.metrics == {"reward": 0.25, "held_out/greedy": 0.5}
+    assert run.data.params["seed"] == "3" and run.info.status == "FINISHED"

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from groupwise import extensions
 from groupwise.algorithms.advantages import ADVANTAGES, penalised
 from groupwise.algorithms.advantages.inputs import example_inputs
 from groupwise.algorithms.filters import FILTERS
@@ -81,6 +82,7 @@ class Algorithms:
 
     def __init__(self) -> None:
         self._rows: dict[str, Algorithm] = {}
+        self._by_path: dict[str, Algorithm] = {}
 
     def register(self, row: Algorithm) -> Algorithm:
         """Add a row, after checking that its parts exist and accept its settings.
@@ -99,23 +101,40 @@ class Algorithms:
         return sorted(self._rows)
 
     def get(self, name: str) -> Algorithm:
-        """The row of that name.
+        """The row of that name, or the one that `path.py:NAME` names.
 
         Raises:
             UsageError: no such row.
         """
-        if name not in self._rows:
+        if name not in self:
             raise UsageError(f"algorithm.name = {name!r}: no such row; {suggest(name, self._rows)}")
-        return self._rows[name]
+        return self._rows.get(name) or self._by_path[name]
 
     def __contains__(self, name: object) -> bool:
-        return name in self._rows
+        if name not in self._rows and isinstance(name, str):
+            if extensions.names_code(name):
+                self._by_path[name] = _row(extensions.resolve(name, kind="algorithm.name"), name)
+            else:
+                extensions.discover()
+        return name in self._rows or name in self._by_path
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.names())
 
     def __len__(self) -> int:
         return len(self._rows)
+
+
+def _row(found: Any, name: str) -> Algorithm:
+    """What `path.py:NAME` names, which must be a row."""
+    if not isinstance(found, Algorithm):
+        raise UsageError(
+            f"algorithm.name = {name!r}: must name a groupwise.algorithms.Algorithm; got "
+            f"{type(found).__name__}. A function is named by its slot, such as "
+            "algorithm.advantage.name."
+        )
+    bind(found, where=name)
+    return found
 
 
 ALGORITHMS = Algorithms()

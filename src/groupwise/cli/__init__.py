@@ -19,8 +19,8 @@ from typing import Annotated, Any
 
 import typer
 
-from groupwise import __version__
-from groupwise.cli import chat, compare, data, evaluate, inspect, plan, rewards, serve, train
+from groupwise import __version__, extensions
+from groupwise.cli import chat, compare, data, evaluate, find, inspect, plan, rewards, serve, train
 from groupwise.cli.output import drop_output, visible
 from groupwise.errors import GroupwiseError, UsageError
 
@@ -29,10 +29,9 @@ INTERRUPTED = 130
 WrongUsage: Any = typer.BadParameter.__base__
 
 app = typer.Typer(
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    help="Critic-free reinforcement-learning post-training of reasoning language models.",
+    help="Reinforcement-learning post-training of reasoning language models.",
 )
 
 
@@ -50,9 +49,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Progress bars of libraries would fill a log file.
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     try:
-        result = app(
-            [a for a in given if a != "--debug"] or ["--help"], "groupwise", standalone_mode=False
-        )
+        rest, places = _imports([a for a in given if a != "--debug"])
+        extensions.request(places)
+        result = app(rest or ["--help"], "groupwise", standalone_mode=False)
         sys.stdout.flush()
         if result == INTERRUPTED:
             return _failed("interrupted.", INTERRUPTED, debug=debug)
@@ -70,6 +69,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         reason = " ".join(str(error).split()) or "no message"
         hint = "" if debug else " (--debug shows where)"
         return _failed(f"{type(error).__name__}: {reason}{hint}", 1, debug=debug)
+
+
+def _imports(given: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The arguments without `--import MODULE`, which may stand anywhere, and the modules."""
+    rest, places = [], []
+    arguments = iter(given)
+    for argument in arguments:
+        name, equals, value = argument.partition("=")
+        if name != "--import":
+            rest.append(argument)
+            continue
+        place = value if equals else next(arguments, "")
+        if not place or place.startswith("-"):
+            raise UsageError("--import: must name a module or the path of a .py file.")
+        places.append(place)
+    return rest, places
 
 
 def _misused(error: Any) -> str:
@@ -100,8 +115,17 @@ def _root(
     debug: Annotated[
         bool, typer.Option("--debug", help="Show tracebacks; allowed anywhere.")
     ] = False,
+    imports: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--import",
+            metavar="MODULE",
+            help="Import a module or .py file that registers rewards, algorithms or environments; "
+            "repeatable, allowed anywhere.",
+        ),
+    ] = None,
 ) -> None:
-    """Critic-free reinforcement-learning post-training of reasoning language models."""
+    """Reinforcement-learning post-training of reasoning language models."""
 
 
 for _function in (
@@ -109,6 +133,7 @@ for _function in (
     train.train,
     evaluate.evaluate,
     evaluate.report,
+    evaluate.watch,
     compare.compare,
     compare.variance,
     train.prefer,
@@ -123,6 +148,9 @@ for _function in (
     serve.serve_search,
     inspect.algorithms,
     inspect.config,
+    find.recipes,
+    find.show,
+    find.runs,
 ):
     app.command("eval" if _function is evaluate.evaluate else None)(_function)
 app.add_typer(rewards.app, name="reward")

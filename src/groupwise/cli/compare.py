@@ -7,12 +7,16 @@ from typing import Annotated
 
 import typer
 
-from groupwise.cli.options import JsonFile, Overrides, Recipe, TrustRecipe, write_json
+from groupwise.cli.options import (
+    JsonFile,
+    MaybeRecipe,
+    Overrides,
+    Recipe,
+    TrustRecipe,
+    write_json,
+)
 from groupwise.errors import UsageError
 
-MaybeRecipe = Annotated[
-    str | None, typer.Argument(help="A packaged recipe by name, or the path of a TOML file.")
-]
 Rows = Annotated[str, typer.Option(metavar="A,B", help="Rows of the table; NAME=ROW renames one.")]
 ExperimentFile = Annotated[
     Path | None,

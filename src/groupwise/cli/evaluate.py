@@ -71,6 +71,19 @@ def report(
     print(write_comparison_report(read_runs(runs), title=title, output=place))
 
 
+def watch(
+    run: Annotated[str, typer.Argument(help="Directory of a run, finished or not.")],
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port on this machine; 0 takes a free one.")
+    ] = 0,
+) -> None:
+    """Follow a run: its report as a local page that renews itself after every step."""
+    from groupwise.report.live import LivePage, serve
+
+    page = LivePage(run)
+    serve(page, port=port, started=lambda url: print(f"{url}  (Ctrl-C ends it)", flush=True))
+
+
 def demo(
     seeds: Annotated[
         int,

@@ -4,17 +4,29 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from typing import Annotated
 
 import typer
 
-from groupwise.cli.options import JsonFile, Overrides, Recipe, TrustRecipe, write_json
-from groupwise.cli.output import print_table
+from groupwise.cli.find import explained
+from groupwise.cli.options import (
+    JsonFile,
+    Overrides,
+    Recipe,
+    TrustRecipe,
+    algorithm_names,
+    write_json,
+)
+from groupwise.cli.output import print_table, visible
 
 
 def algorithms(
     name: Annotated[
-        str | None, typer.Argument(help="A row of the table; default: all rows.")
+        str | None,
+        typer.Argument(
+            help="A row of the table; default: all rows.", autocompletion=algorithm_names
+        ),
     ] = None,
     json_file: JsonFile = None,
 ) -> None:
@@ -38,10 +50,13 @@ def config(
     recipe: Recipe,
     overrides: Overrides = None,
     trust_recipe: TrustRecipe = False,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Describe every setting: meaning, values, default.")
+    ] = False,
     json_file: JsonFile = None,
 ) -> None:
     """Print every setting of a recipe with its origin."""
-    from groupwise.config import flat, resolve
+    from groupwise.config import flat, reference, resolve
 
     resolved = resolve(recipe, overrides or [], trust_recipe=trust_recipe)
     values = flat(resolved.config)
@@ -49,7 +64,15 @@ def config(
         (path, json.dumps(v, ensure_ascii=False), resolved.origins[path])
         for path, v in values.items()
     ]
-    print_table(("setting", "value", "from"), rows)
+    if explain:
+        known = reference()
+        for path, value, origin in rows:
+            setting = known.get(re.sub(r"\.\d+(?=\.|$)", ".N", path))
+            print(visible(f"{path} = {value}  ({origin})"))
+            for line in explained(setting) if setting else ():
+                print(f"    {visible(line)}")
+    else:
+        print_table(("setting", "value", "from"), rows)
     print()
     print_table(("derived", "value"), list(resolved.derived.items()))
     write_json(

@@ -10,8 +10,34 @@ import typer
 
 from groupwise.errors import UsageError
 
+
+def recipe_names(incomplete: str) -> list[str]:
+    """Packaged recipes that complete what is typed; files are left to the shell."""
+    from groupwise.config import packaged
+
+    return [name for name in packaged() if name.startswith(incomplete)]
+
+
+def algorithm_names(incomplete: str) -> list[str]:
+    """Rows of the table that complete what is typed."""
+    from groupwise.algorithms import ALGORITHMS
+
+    return [name for name in ALGORITHMS if name.startswith(incomplete)]
+
+
 Recipe = Annotated[
-    str, typer.Argument(help="A packaged recipe by name, or the path of a TOML file.")
+    str,
+    typer.Argument(
+        help="A packaged recipe by name, or the path of a TOML or YAML file.",
+        autocompletion=recipe_names,
+    ),
+]
+MaybeRecipe = Annotated[
+    str | None,
+    typer.Argument(
+        help="A packaged recipe by name, or the path of a TOML or YAML file.",
+        autocompletion=recipe_names,
+    ),
 ]
 Overrides = Annotated[
     list[str] | None,

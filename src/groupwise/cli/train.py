@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from groupwise.cli.options import Overrides, Recipe, TrustRecipe
+from groupwise.cli.options import MaybeRecipe, Overrides, Recipe, TrustRecipe
 from groupwise.cli.output import command_name, drop_output
 from groupwise.errors import UsageError
 
@@ -20,7 +20,8 @@ Resume = Annotated[
     str | None,
     typer.Option(
         metavar="DIR",
-        help="Resume from the newest checkpoint in this run directory; start if it has none.",
+        help="Resume from the newest checkpoint in this run directory; start if it has none. "
+        "Without RECIPE, with the settings that the run was started with.",
     ),
 ]
 AllowChanges = Annotated[
@@ -38,7 +39,7 @@ Restart = Annotated[
 
 
 def train(
-    recipe: Recipe,
+    recipe: MaybeRecipe = None,
     overrides: Overrides = None,
     resume: Resume = None,
     trust_recipe: TrustRecipe = False,
@@ -65,7 +66,7 @@ def train(
 
 
 def prefer(
-    recipe: Recipe,
+    recipe: MaybeRecipe = None,
     overrides: Overrides = None,
     resume: Resume = None,
     trust_recipe: TrustRecipe = False,
@@ -184,17 +185,21 @@ def merge(
 
 
 def _loaded(
-    recipe: str, overrides: list[str] | None, resume: str | None, *, trust_recipe: bool
+    recipe: str | None, overrides: list[str] | None, resume: str | None, *, trust_recipe: bool
 ) -> Config:
     """The configuration of a run, with the directory that --resume names."""
-    from groupwise.config import load
+    from groupwise.config import load, load_run
 
     given = list(overrides or [])
     if resume is not None:
         if other := [item for item in given if _other_output(item, resume)]:
             raise UsageError(f"--set = {other[0]!r}: --resume names the run directory; drop it.")
         given.append(f"output={json.dumps(resume)}")
-    return load(recipe, given, trust_recipe=trust_recipe)
+    if recipe is not None:
+        return load(recipe, given, trust_recipe=trust_recipe)
+    if resume is None:
+        raise UsageError("RECIPE: must be given, or --resume DIR to continue a run.")
+    return load_run(resume, given, trust_recipe=trust_recipe)
 
 
 def _print_results(folder: Path) -> None:

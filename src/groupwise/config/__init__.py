@@ -9,22 +9,27 @@ from groupwise.config.recipes import (
     Resolved,
     flat,
     load,
+    load_run,
     packaged,
     read,
     resolve,
     trusted_overrides,
 )
+from groupwise.config.reference import Setting, reference
 from groupwise.config.schema import Config, free_to_change, runs_code
 
 __all__ = [
     "Config",
     "Resolved",
+    "Setting",
     "build",
     "flat",
     "free_to_change",
     "load",
+    "load_run",
     "packaged",
     "read",
+    "reference",
     "resolve",
     "runs_code",
     "trusted_overrides",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.resources
 import json
 import re
@@ -12,12 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from groupwise import extensions
 from groupwise.config.building import build
 from groupwise.config.schema import Config, runs_code
 from groupwise.errors import UsageError, suggest
 
 DEFAULT = "default"
 COMMAND_LINE = "--set"
+_NAMES = re.compile(r"(^|\.)name$|^combine")
+"""Settings whose values name functions."""
 RESET = object()
 """The value of an override that takes a setting back to its default."""
 
@@ -45,7 +49,7 @@ def load(
     """The configuration of a recipe.
 
     Args:
-        recipe: path of a TOML file, or the name of a packaged recipe.
+        recipe: path of a TOML or YAML file, or the name of a packaged recipe.
         overrides: `section.field=value`; the value is read as TOML, or else as a string. `null` is
             None, and `section.field=` takes the setting back to its default.
         trust_recipe: accept settings of a recipe file that can run code (`runs_code`).
@@ -64,8 +68,44 @@ def resolve(
     recipe: str | Path, overrides: Sequence[str] = (), *, trust_recipe: bool = False
 ) -> Resolved:
     """Like `load`, with the origin of every setting."""
-    values = read(recipe)
+    return _resolved(read(recipe), recipe, overrides, trust_recipe=trust_recipe)
+
+
+def load_run(
+    folder: str | Path, overrides: Sequence[str] = (), *, trust_recipe: bool = False
+) -> Config:
+    """The configuration that a run was started with, with overrides.
+
+    Args:
+        folder: a run directory.
+        overrides, trust_recipe: see `load`; what the run was allowed to run has to be allowed again
+            where the folder may come from elsewhere.
+
+    Raises:
+        UsageError: the folder holds no settings, or they cannot be used by this version.
+    """
+    path = Path(folder) / "config.json"
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))["config"]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise UsageError(
+            f"--resume = {str(folder)!r}: holds no config.json of a run; name the recipe too: "
+            "groupwise train RECIPE --resume DIR."
+        ) from None
+    return _resolved(values, path, overrides, trust_recipe=trust_recipe).config
+
+
+def _resolved(
+    values: dict[str, Any], recipe: str | Path, overrides: Sequence[str], *, trust_recipe: bool
+) -> Resolved:
+    """A configuration of plain values and overrides."""
     given = dict.fromkeys(_leaves(values), str(recipe))
+    named = {
+        path: value
+        for path in given
+        for value in [_at(values, path.split("."))]
+        if _NAMES.search(path) and any(map(extensions.names_code, strings_in(value)))
+    }
     for override in overrides:
         steps, value = parse_override(override)
         _put(values, steps, value, where=".".join(steps))
@@ -76,6 +116,11 @@ def resolve(
     from_file = {path for path, origin in given.items() if origin == str(recipe)}
     for setting in sorted(runs_code() & from_file):
         _check_trust(values, setting, trusted=trust_recipe)
+    left = {*strings_in(values)} - {*strings_in([parse_override(o)[1] for o in overrides])}
+    for setting, value in named.items():
+        if left.intersection(strings_in(value)):
+            _refuse_untrusted(setting, value, trusted=trust_recipe)
+    given |= _import(values)
     config = build(values)
     origins = {path: given.get(path, DEFAULT) for path in _leaves(config.model_dump())}
     return Resolved(config=config, recipe=str(recipe), origins=origins, derived=derived(config))
@@ -91,6 +136,21 @@ def trusted_overrides(recipe: str | Path) -> list[str]:
     return [f"{setting}={json.dumps(value)}" for setting, value in found.items()]
 
 
+def _import(values: dict[str, Any]) -> dict[str, str]:
+    """Import what the recipe and `--import` name, before anything is looked up by its name.
+
+    Returns:
+        The origin of `imports`, where `--import` has added to it.
+    """
+    named, more = values.get("imports", ()), extensions.requested()
+    if isinstance(named, list | tuple) and all(isinstance(each, str) for each in named):
+        extensions.load(named)
+        if more:
+            values["imports"] = [*dict.fromkeys([*named, *more])]
+            return {"imports": "--import"}
+    return {}
+
+
 def packaged() -> dict[str, Path]:
     """The recipes that ship with the package, by name.
 
@@ -103,10 +163,10 @@ def packaged() -> dict[str, Path]:
 
 
 def read(recipe: str | Path) -> dict[str, Any]:
-    """The plain values of a recipe file.
+    """The plain values of a recipe file, TOML or (`.yaml`, `.yml`) YAML.
 
     Raises:
-        UsageError: no such recipe, unreadable, or not TOML (with line and column).
+        UsageError: no such recipe, unreadable, or not TOML or YAML (with line and column).
     """
     path = Path(recipe).expanduser()
     if path.exists() and not path.is_file():
@@ -120,18 +180,55 @@ def read(recipe: str | Path) -> dict[str, Any]:
             )
         path = known[str(recipe)]
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        return _yaml(text, recipe) if path.suffix in (".yaml", ".yml") else tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"recipe = {str(recipe)!r}: is not valid TOML: {error}.") from None
     except (OSError, ValueError, RecursionError) as error:  # numbers and nesting beyond measure
         raise UsageError(f"recipe = {str(recipe)!r}: cannot be read: {error}.") from None
 
 
+def _yaml(text: str, recipe: str | Path) -> dict[str, Any]:
+    """A recipe in YAML.
+
+    Raises:
+        UsageError: it is not valid YAML, or not a mapping.
+    """
+    import yaml
+
+    try:
+        values = yaml.load(text, Loader=_yaml_loader())
+    except yaml.YAMLError as error:
+        said = " ".join(str(error).split())
+        raise UsageError(f"recipe = {str(recipe)!r}: is not valid YAML: {said}.") from None
+    if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
+        raise UsageError(f"recipe = {str(recipe)!r}: must be a mapping of settings to values.")
+    return values
+
+
+@functools.cache
+def _yaml_loader() -> Any:
+    """YAML's safe loader, which reads 1e-6 as a number as TOML and YAML 1.2 do."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        pass
+
+    number = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$")
+    Loader.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+0123456789."))
+    return Loader
+
+
 def _check_trust(values: Any, setting: str, *, trusted: bool) -> None:
     """Refuse a setting of a recipe file that can run code, or report it if the file is trusted."""
     value = _at(values, setting.split("."))
-    if value in (None, False):
+    if value in (None, False, [], ()) or _asked_for(setting, value):
         return
+    _refuse_untrusted(setting, value, trusted=trusted)
+
+
+def _refuse_untrusted(setting: str, value: Any, *, trusted: bool) -> None:
+    """Refuse what a recipe file may not set, or report it if the file is trusted."""
     where = f"{setting} = {str(value)[:200]!r}"
     if not trusted:
         raise UsageError(
@@ -139,6 +236,28 @@ def _check_trust(values: Any, setting: str, *, trusted: bool) -> None:
             f"{setting} with --set, or trust the file with --trust-recipe."
         )
     warnings.warn(f"{where}: set by the recipe, and can run code.", stacklevel=3)
+
+
+def _asked_for(setting: str, value: Any) -> bool:
+    """Whether `--import` names all that the file would import."""
+    return setting == "imports" and {*strings_in(value)} <= {*extensions.requested()}
+
+
+def strings_in(value: Any) -> Iterator[str]:
+    """The strings of a value, those in tables and lists included.
+
+    Example:
+        >>> list(strings_in({"a": ["b", {"c": "d"}], "e": 1}))
+        ['b', 'd']
+    """
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for each in value.values():
+            yield from strings_in(each)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from strings_in(each)
 
 
 def parse_override(text: str) -> tuple[list[str], Any]:

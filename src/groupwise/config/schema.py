@@ -11,6 +11,7 @@ from pydantic import BaseModel, Field, model_validator
 from groupwise.config.checks import check_combinations, check_functions
 from groupwise.settings import (
     FREE,
+    RUNS_CODE,
     AlertsSettings,
     AlgorithmSettings,
     CheckpointSettings,
@@ -27,6 +28,7 @@ from groupwise.settings import (
     Location,
     LoggingSettings,
     ModelSettings,
+    Names,
     OptimizerSettings,
     PreferenceSettings,
     RewardModelSettings,
@@ -57,6 +59,9 @@ class Config(Section):
     """Completions per prompt (G); leave-one-out advantages take memory with its square."""
     threads: Annotated[Annotated[int, Field(ge=1, le=4096)] | None, FREE] = None
     """CPU threads; None leaves it to torch."""
+    imports: Annotated[Names, RUNS_CODE] = ()
+    """Modules or .py files to import first, which register rewards, algorithms or environments;
+    `--import` adds to them."""
     model: ModelSettings = ModelSettings()
     data: DataSettings = DataSettings()
     algorithm: AlgorithmSettings = AlgorithmSettings()
@@ -112,7 +117,7 @@ def runs_code() -> frozenset[str]:
 
     Example:
         >>> sorted(runs_code())
-        ['engine.python', 'model.trust_remote_code']
+        ['engine.python', 'imports', 'model.trust_remote_code']
     """
     return frozenset(_marked(Config, "runs_code"))
 

@@ -18,8 +18,9 @@ from pydantic import Field, model_validator
 from groupwise.algorithms import ALGORITHMS
 from groupwise.config import Config, load, runs_code
 from groupwise.config.building import checked
-from groupwise.config.recipes import parse_override
+from groupwise.config.recipes import parse_override, strings_in
 from groupwise.errors import UsageError, suggest
+from groupwise.extensions import names_code
 from groupwise.settings import Count, Name, Names, Positive, Section, Whole
 
 Match = Literal["samples", "tokens", "seconds"]
@@ -142,16 +143,28 @@ def read_plan(path: str | Path, *, trusted: bool = False) -> Plan:
         raise UsageError(f"plan = {str(path)!r}: cannot be read ({error.strerror}).") from None
     except UnicodeDecodeError:
         raise UsageError(f"plan = {str(path)!r}: must be a text file in UTF-8.") from None
-    plan = make_plan(values)
-    overrides = [*plan.set, *(each for arm in plan.arms for each in arm.set)]
-    for override in () if trusted else overrides:
-        setting = ".".join(parse_override(override)[0])
-        if any(setting == name or name.startswith(f"{setting}.") for name in runs_code()):
+    if not trusted:
+        _refuse_code(checked(Plan, values))
+    return make_plan(values)
+
+
+def _refuse_code(plan: Plan) -> None:
+    """Refuse what can run code, before anything of the plan is looked up."""
+    for override in (*plan.set, *(each for arm in plan.arms for each in arm.set)):
+        steps, value = parse_override(override)
+        setting = ".".join(steps)
+        listed = any(setting == name or name.startswith(f"{setting}.") for name in runs_code())
+        if listed or any(map(names_code, strings_in(value))):
             raise UsageError(
                 f"set = {override!r}: can run code, so an experiment file may not set it; use "
                 "compare RECIPE --set instead."
             )
-    return plan
+    for place, arm in enumerate(plan.arms):
+        if names_code(arm.algorithm):
+            raise UsageError(
+                f"arms.{place}.algorithm = {arm.algorithm!r}: names code, so an experiment file "
+                "may not set it; import the file with --import and name the row."
+            )
 
 
 def make_plan(values: Mapping[str, Any]) -> Plan:

@@ -165,9 +165,11 @@ def read_curve(path: Path) -> dict[str, list[float | None]]:
 def hash_of(config: Config) -> str:
     """Hash of the settings of a run.
 
-    Defaults are excluded, so that a new setting in a later version keeps old hashes valid.
+    Defaults are excluded, so that a new setting in a later version keeps old hashes valid; so are
+    imports, whose paths differ from machine to machine.
     """
-    return digest(config.model_dump(mode="json", exclude_defaults=True, exclude={"output"}))
+    excluded = {"output", "imports"}
+    return digest(config.model_dump(mode="json", exclude_defaults=True, exclude=excluded))
 
 
 def digest(values: Mapping[str, Any]) -> str:

@@ -18,6 +18,7 @@ This module and everything that registers into it imports no torch: worker proce
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -83,7 +84,9 @@ def looks_for(*tags: str) -> Callable[[F], F]:
 
 
 def traits(function: Callable[..., Any]) -> frozenset[Trait]:
-    """What a reward was marked as."""
+    """What a reward was marked as, or what a partial wraps."""
+    while isinstance(function, functools.partial):
+        function = function.func
     return frozenset(getattr(function, "__reward_traits__", ()))
 
 

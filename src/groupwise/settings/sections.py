@@ -393,6 +393,8 @@ class EvaluationSettings(Section):
 
     every_steps: Whole = 0
     """Steps between evaluations; 0 evaluates at the end only."""
+    at_start: bool = False
+    """Evaluate the base model too, before the first step, to compare the others with."""
     prompts: Count = 200
     """Held-out prompts, the same ones every time."""
     samples: Count = 8
@@ -406,7 +408,9 @@ class LoggingSettings(Section):
 
     rollouts_every: Whole = 10
     """Steps between files of complete rollouts; 0 writes none."""
-    trackers: Annotated[tuple[Literal["tensorboard", "wandb"], ...], Field(strict=False)] = ()
+    trackers: Annotated[
+        tuple[Literal["tensorboard", "wandb", "mlflow"], ...], Field(strict=False)
+    ] = ()
     """Experiment trackers that get every metric too (extra `trackers`)."""
 
 

@@ -18,6 +18,8 @@ class Evaluation:
     Attributes:
         evaluate: measures the model on held-out prompts; None where there are none.
         every_steps: steps between evaluations; 0 evaluates after the last step only.
+        at_start: whether the base model is to be evaluated before the first step; it never counts
+            as the best.
         keep_best: whether the model of the best evaluation is saved in `best/`.
         best, best_step: the highest score and its step.
         last: step of the last evaluation.
@@ -25,6 +27,7 @@ class Evaluation:
 
     evaluate: Evaluate | None = None
     every_steps: int = 0
+    at_start: bool = False
     keep_best: bool = True
     best: float = -math.inf
     best_step: int | None = None
@@ -35,6 +38,10 @@ class Evaluation:
         if self.evaluate is None or step <= self.last:
             return False
         return final or bool(self.every_steps and step % self.every_steps == 0)
+
+    def due_at_start(self, step: int) -> bool:
+        """Whether the base model is still to be evaluated."""
+        return self.evaluate is not None and self.at_start and step == 0
 
     def state(self) -> dict[str, Any]:
         """State for `restore`."""

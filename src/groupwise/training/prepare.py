@@ -226,11 +226,7 @@ def _trainer(
         learners=learners,
         algorithm=algorithm,
         monitor=monitor,
-        evaluation=Evaluation(
-            evaluate=evaluate,
-            every_steps=config.evaluation.every_steps,
-            keep_best=config.evaluation.keep_best,
-        ),
+        evaluation=_evaluation(config, evaluate, run_log.folder),
         checkpoints=checkpoints,
         callbacks=callbacks,
         folder=run_log.folder,
@@ -277,6 +273,18 @@ def _journals(
         engine.journal = replies
         journals.append(replies.files)
     return verdicts, journals
+
+
+def _evaluation(config: Config, evaluate: Evaluate | None, folder: Path) -> Evaluation:
+    """When the run is evaluated; the base once, also where the run has to start again."""
+    path, settings = folder / "evaluations.jsonl", config.evaluation
+    has_base = path.exists() and any(row.get("step") == 0 for row in read_lines(path))
+    return Evaluation(
+        evaluate=evaluate,
+        every_steps=settings.every_steps,
+        at_start=settings.at_start and not has_base,
+        keep_best=settings.keep_best,
+    )
 
 
 def _restore(

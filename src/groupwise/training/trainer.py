@@ -163,6 +163,9 @@ class Trainer:
                 finite gradient, a wait took too long, or the disk is full.
         """
         with requests() as asked:
+            if self.evaluation.due_at_start(self.done):
+                self.monitor.log("evaluating the base model")
+                self._evaluate()
             if self._evaluation_due():
                 self._evaluate()  # The previous run was interrupted before this evaluation.
                 self.save(wait=True)
@@ -216,6 +219,9 @@ class Trainer:
         assert evaluation.evaluate is not None
         with self.watch("the evaluation"):
             row = evaluation.evaluate(self.done)
+        if self.done == 0:
+            self.monitor.write_evaluation(0, row)
+            return
         score = float(row["score"])
         if evaluation.keep_best and score > evaluation.best and self.folder is not None:
             replace_folder(self.folder / "best", self.policy.save)

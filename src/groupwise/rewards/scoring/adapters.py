@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from groupwise.errors import UsageError, suggest
+from groupwise.extensions import names_code
 from groupwise.registry import FunctionSpec
 from groupwise.rewards.base import GROUP_DATA, REWARDS, SAMPLE_DATA, Trait, traits
 
@@ -155,13 +156,19 @@ def place_of(function: Callable[..., Any]) -> Place:
     return "in_process" if Trait.IN_PROCESS in traits(inner) else "anywhere"
 
 
-def registered(chosen: FunctionSpec, *, where: str = "reward") -> SampleReward:
-    """A reward of the registry with its settings checked.
+def registered(chosen: FunctionSpec, *, where: str = "reward") -> RewardFn:
+    """A reward of the registry with its settings checked, or a function of any accepted form that
+    `path.py:function` names.
 
     Raises:
         UsageError: unknown name or setting, or data of single completions in a group reward.
     """
     bound = REWARDS.bind(chosen, where=where)
+    if names_code(chosen.name):
+        settings = dict(chosen.settings)
+        return adapted(
+            functools.partial(bound.function, **settings) if settings else bound.function
+        )
     reward = SampleReward(
         function=bound.function,
         names=bound.inputs,

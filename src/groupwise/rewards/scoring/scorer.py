@@ -251,10 +251,11 @@ def build_scorer(
             FunctionSpec(name=part.name, settings=part.settings), where=f"reward.{part.name}"
         )
         explicit = getattr(part, "correct", None)
-        verifies = Trait.VERIFIER in traits(reward.function) if explicit is None else explicit
+        marked = traits(getattr(reward, "function", reward))
+        verifies = Trait.VERIFIER in marked if explicit is None else explicit
         components.append(
             RewardComponent(
-                label=getattr(part, "label", None) or part.name,
+                label=getattr(part, "label", None) or part.name.rpartition(":")[2],
                 reward=reward,
                 weight=part.weight,
                 verifies=verifies,

@@ -51,6 +51,7 @@ class Monitor:
         self._step = 0
         self._reward_failure: str | None = None
         self._errors: set[str] = set()
+        self._held_out: float | None = None
 
     def begin_step(self, policy: Learner) -> None:
         """Start the clock, and watch whether the second step moves the policy's parameters.
@@ -100,7 +101,8 @@ class Monitor:
         for tracker in self.trackers:
             tracker.log(step, result.metrics)
         if self.progress is not None:
-            self.progress.step(self.name, step, result.metrics)
+            known = {} if self._held_out is None else {"held_out": self._held_out}
+            self.progress.step(self.name, step, {**result.metrics, **known})
         self._fire(self.alerts.observe(result.metrics))
         self._report_errors(result.scored.scores.errors)
         reason = self.guard.reward_failure_reason(result.scored.scores)
@@ -117,9 +119,19 @@ class Monitor:
         return self._reward_failure or self.guard.reason
 
     def write_evaluation(self, step: int, row: Mapping[str, Any]) -> None:
-        """Write an evaluation to the run directory."""
+        """Write an evaluation to the run directory and the trackers, and show it."""
         if self.run_log is not None:
             self.run_log.evaluation(step, {k: v for k, v in row.items() if k != "score"})
+        figures = {name: cell["value"] for name, cell in row.get("figures", {}).items()}
+        split = str(row.get("split", "held-out"))
+        for tracker in self.trackers:
+            tracker.log(step, {f"{split}/{name}": value for name, value in figures.items()})
+        if "greedy" in figures:
+            self._held_out = figures["greedy"]
+        accuracies = {k: figures[k] for k in ("greedy", "sampled") if k in figures}
+        told = ", ".join(f"{name} {100 * value:.1f} %" for name, value in accuracies.items())
+        if told:
+            self.log(f"{split.replace('_', '-')}: {told}")
 
     def judge_evaluation(self, score: float) -> None:
         """Fire the alerts of an evaluation."""

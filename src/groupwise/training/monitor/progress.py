@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TextIO, runtime_checkable
 
 from rich.console import Console
@@ -23,13 +23,22 @@ SHOWN = {
     "loss": ("supervised_loss", "{:.3f}"),
     "reward": ("reward", "{:.3f}"),
     "accuracy": ("accuracy", "{:.3f}"),
+    "held-out": ("held_out", "{:.3f}"),
     "pair accuracy": ("pair_accuracy", "{:.3f}"),
     "margin": ("margin", "{:.3g}"),
     "signal": ("signal_share", "{:.2f}"),
     "grad norm": ("grad_norm", "{:.3g}"),
     "tokens/s": ("tokens_per_second", "{:,.0f}"),
 }
-"""Column → metric and its format."""
+"""Column → metric and its format, on every line."""
+WIDER = {
+    "length": ("length", "{:.0f}"),
+    "truncated": ("truncated_share", "{:.2f}"),
+    "kl": ("kl", "{:.3g}"),
+    "entropy": ("entropy", "{:.3g}"),
+}
+"""Further columns of the table, in their order, as far as the terminal is wide enough."""
+ELAPSED = "elapsed"
 
 RECENT = 20
 """Number of recent steps that the time left is estimated from."""
@@ -143,9 +152,9 @@ class LiveProgress:
         self.stream = stream
         self.paces = {run: Pace(total) for run, total in totals.items()}
         self.metrics: dict[str, Mapping[str, float]] = {run: {} for run in totals}
-        self.live = Live(
-            console=Console(file=stream), get_renderable=self.table, refresh_per_second=4
-        )
+        self.console = Console(file=stream)
+        self.began = time.monotonic()
+        self.live = Live(console=self.console, get_renderable=self.table, refresh_per_second=4)
         self.live.start()
 
     def step(self, run: str, step: int, metrics: Mapping[str, float]) -> None:
@@ -171,6 +180,9 @@ class LiveProgress:
             m.get("accuracy", m.get("reward")) == m.get("reward") for m in self.metrics.values()
         ):
             columns = [name for name in columns if name != "accuracy"]
+        more = [ELAPSED, *(name for name, (key, _) in WIDER.items() if key in seen)]
+        columns += self._that_fit(columns, more)
+        elapsed = {ELAPSED: duration(time.monotonic() - self.began)}
         table = Table(box=None, pad_edge=False)
         for heading in ("run", "step", "", *columns, "left"):
             # Where the terminal is narrow, the bar is what gets shorter.
@@ -180,7 +192,7 @@ class LiveProgress:
                 no_wrap=heading != "",
             )
         for run, pace in self.paces.items():
-            values = _values(self.metrics[run])
+            values = elapsed | _values(self.metrics[run], wider=True)
             table.add_row(
                 Text(printable(run)),
                 f"{pace.done}/{pace.total}",
@@ -189,6 +201,24 @@ class LiveProgress:
                 duration(pace.left()),
             )
         return table
+
+    def _that_fit(self, columns: Sequence[str], more: Sequence[str]) -> list[str]:
+        """The first of the further columns that a terminal of this width has room for."""
+        name = max(len(printable(run)) for run in self.paces)
+        taken = name + 2 * len(str(max(pace.total for pace in self.paces.values()))) + 32
+        room = self.console.width - taken - sum(map(_room, columns))
+        fit = []
+        for column in more:
+            room -= _room(column)
+            if room < 0:
+                break
+            fit.append(column)
+        return fit
+
+
+def _room(column: str) -> int:
+    """Characters that a column takes, with the space beside it."""
+    return max(len(column), 6) + 2
 
 
 def duration(seconds: float | None) -> str:
@@ -208,10 +238,10 @@ def duration(seconds: float | None) -> str:
     return f"{whole // 3600}h {whole % 3600 // 60:02d}m"
 
 
-def _values(metrics: Mapping[str, float]) -> dict[str, str]:
+def _values(metrics: Mapping[str, float], *, wider: bool = False) -> dict[str, str]:
     """The metrics that are shown, formatted."""
     return {
         name: pattern.format(metrics[key])
-        for name, (key, pattern) in SHOWN.items()
+        for name, (key, pattern) in {**SHOWN, **(WIDER if wider else {})}.items()
         if key in metrics
     }

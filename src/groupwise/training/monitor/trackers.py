@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -60,7 +61,35 @@ class WeightsAndBiases:
         self.run.finish()
 
 
-TRACKERS = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases}
+class MLflow:
+    """A run of MLflow, named after the run directory; MLFLOW_… variables apply.
+
+    Without MLFLOW_TRACKING_URI it goes where MLflow's own default is.
+    """
+
+    def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
+        mlflow = importlib.import_module("mlflow")
+        self.client = mlflow.MlflowClient()
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "groupwise")
+        found = self.client.get_experiment_by_name(name)
+        experiment = self.client.create_experiment(name) if found is None else found.experiment_id
+        self.run = self.client.create_run(experiment, run_name=folder.name).info.run_id
+        for key, value in settings.items():
+            self.client.log_param(self.run, key, str(value)[:LONGEST_PARAMETER])
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Add the metrics under the step."""
+        for name, value in metrics.items():
+            self.client.log_metric(self.run, name.replace("@", "_at_"), value, step=step)
+
+    def close(self) -> None:
+        """Mark the run as finished."""
+        self.client.set_terminated(self.run)
+
+
+TRACKERS = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases, "mlflow": MLflow}
+LONGEST_PARAMETER = 500
+"""Characters of a setting that every MLflow server takes."""
 
 
 def make_trackers(
@@ -82,6 +111,6 @@ def make_trackers(
         except ImportError as error:
             raise UsageError(
                 f"logging.trackers = {name!r}: needs the package {error.name}; "
-                "pip install 'groupwise[trackers]'."
+                f"pip install 'groupwise[{'mlflow' if name == 'mlflow' else 'trackers'}]'."
             ) from None
     return tuple(made)

@@ -1,0 +1,74 @@
+"""The page that follows a run: new steps renew it, and the run directory is only read."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from groupwise.errors import UsageError
+from groupwise.report.live import LivePage, serve
+from groupwise.report.page import content_hash
+
+
+def write_steps(folder: Path, count: int) -> None:
+    config = {"config": {"algorithm": {"name": "grpo"}, "steps": 9, "seed": 0}}
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    rows = [{"step": n, "reward": n / 10, "accuracy": n / 10} for n in range(1, count + 1)]
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    (folder / "metrics.jsonl").write_text(lines, encoding="utf-8")
+
+
+@pytest.fixture
+def address(tmp_path: Path) -> str:
+    """A server that ends with the tests."""
+    found: list[str] = []
+    ready = threading.Event()
+
+    def started(url: str) -> None:
+        found.append(url)
+        ready.set()
+
+    page = LivePage(tmp_path)
+    threading.Thread(
+        target=serve, args=(page,), kwargs={"port": 0, "started": started}, daemon=True
+    ).start()
+    assert ready.wait(10)
+    return found[0]
+
+
+def got(address: str, path: str = "") -> str:
+    with urllib.request.urlopen(address + path, timeout=20) as answer:
+        return answer.read().decode()
+
+
+def test_the_page_is_renewed_after_every_step(address: str, tmp_path: Path) -> None:
+    assert "Nothing to show yet" in got(address)
+    write_steps(tmp_path, 2)
+    first, version = got(address), got(address, "version")
+    # The page knows its own version, and asks whether there is another.
+    assert json.dumps(json.loads(version)) in first and 'fetch("/version")' in first
+    assert got(address) == first
+    # The report's content security policy lets the added script run and ask, and nothing else.
+    policy = re.findall(r'Content-Security-Policy" content="([^"]+)"', first)[0]
+    script = re.findall(r"<script>(\n\(\(\) => .*?)</script>", first, flags=re.DOTALL)[0]
+    assert f"'{content_hash(script)}'" in policy and "connect-src 'self'" in policy
+    write_steps(tmp_path, 3)
+    assert got(address, "version") != version
+    assert got(address) != first
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "metrics.jsonl"]
+    with pytest.raises(urllib.error.HTTPError, match="404"):
+        got(address, "../config.json")
+    port = int(re.findall(r":(\d+)/", address)[0])
+    with pytest.raises(UsageError, match=f"--port = {port}: cannot be used"):
+        serve(LivePage(tmp_path), port=port, started=print)
+
+
+def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="must be a run directory; there is none"):
+        LivePage(tmp_path / "nowhere")

@@ -1,0 +1,54 @@
+"""Evaluations while a run trains: of the base model, once, and without changing what is trained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from groupwise.rundir.files import read_lines
+from groupwise.types import Prompt
+from small_runs import Quiet, prepared, timeless
+
+HELD_OUT = [Prompt(id=str(n), text=f"{n}+1=", answer=str(n + 1)) for n in range(3)]
+
+
+class Shown(Quiet):
+    """Progress that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.held_out: list[float | None] = []
+
+    def step(self, run: str, step: int, metrics: dict[str, float]) -> None:
+        self.held_out.append(metrics.get("held_out"))
+
+    def log(self, text: str) -> None:
+        self.lines.append(text)
+
+
+def trained(folder: Path, *settings: str, **given: object) -> Shown:
+    shown = Shown()
+    run = prepared(folder, "steps=2", *settings, eval_prompts=HELD_OUT, progress=shown, **given)
+    run.trainer.run()
+    run.close()
+    return shown
+
+
+def test_the_base_model_is_evaluated_first_and_nothing_else_changes(tmp_path: Path) -> None:
+    plain = trained(tmp_path / "plain")
+    shown = trained(tmp_path / "first", "evaluation.at_start=true")
+    rows = [*read_lines(tmp_path / "first" / "evaluations.jsonl")]
+    assert [row["step"] for row in rows] == [0, 2]
+    assert rows[1] == next(iter(read_lines(tmp_path / "plain" / "evaluations.jsonl")))
+    assert timeless(tmp_path / "first") == timeless(tmp_path / "plain")
+    base = rows[0]["figures"]["greedy"]["value"]
+    assert plain.held_out == [None, None] and shown.held_out == [base, base]
+    assert any("evaluating the base model" in line for line in shown.lines)
+    told = f"greedy {100 * base:.1f} %"
+    assert any("held-out" in line and told in line for line in shown.lines)
+
+
+def test_a_run_that_goes_on_does_not_evaluate_the_base_again(tmp_path: Path) -> None:
+    trained(tmp_path, "evaluation.at_start=true")
+    shown = trained(tmp_path, "steps=3", "evaluation.at_start=true", resume=True)
+    assert [row["step"] for row in read_lines(tmp_path / "evaluations.jsonl")] == [0, 2, 3]
+    assert not any("base model" in line for line in shown.lines)
