@@ -97,7 +97,7 @@ def test_every_loss_gives_the_same_gradient_however_the_step_is_split(name: str)
     assert len(task.learner.parts(batch, objective)) == 3
     parts = task.learner.gradient(batch, objective)
     assert float(whole.norm()) > 0
-    torch.testing.assert_close(parts, whole, rtol=0, atol=2e-6 * float(whole.norm()))
+    torch.testing.assert_close(parts, whole, rtol=0, atol=1e-5 * float(whole.norm()))
 
 
 def test_a_prompt_is_computed_once_for_all_its_pairs() -> None:
