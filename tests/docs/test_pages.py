@@ -12,7 +12,17 @@ PAGES = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/**/*.md"))]
 PLACES = (ROOT, PACKAGE, ROOT / "docs")
 """Where a path in a page may start."""
 
-MADE = ("runs/", "final/", "checkpoints/", "rollouts/", "results/", "suspects/", "dist/", "best/")
+MADE = (
+    "runs/",
+    "critic/",
+    "final/",
+    "checkpoints/",
+    "rollouts/",
+    "results/",
+    "suspects/",
+    "dist/",
+    "best/",
+)
 """Folders that a run, an experiment or a build makes."""
 
 PLANNED = ("distributed/",)

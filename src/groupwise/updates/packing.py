@@ -122,7 +122,7 @@ def first_of_equal(batch: Batch, rows: Int[Tensor, "rows"]) -> Int[Tensor, "rows
             int(batch.group[row]),
             batch.tokens[row, :size].numpy().tobytes(),
             batch.mask[row, :size].numpy().tobytes(),
-            None if batch.kept is None else repr(batch.kept[row]),
+            None if batch.support is None else repr(batch.support[row]),
         )
         found.append(known.setdefault(key, place))
     return _whole(found)
