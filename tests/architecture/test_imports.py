@@ -27,7 +27,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"report"}),
     frozenset({"distributed"}),
     frozenset({"training"}),
-    frozenset({"experiments", "integrations"}),
+    frozenset({"experiments", "integrations", "pipelines"}),
     frozenset({"cli"}),
     frozenset({"__main__"}),
 )

@@ -11,7 +11,16 @@ import torch
 
 from groupwise.algorithms import bind
 from groupwise.errors import RunError, UsageError
-from groupwise.experiments import Plan, Result, analyse, make_plan, read_plan, read_results
+from groupwise.experiments import (
+    Plan,
+    Result,
+    analyse,
+    make_plan,
+    planned,
+    read_plan,
+    read_results,
+    run_plan,
+)
 from groupwise.experiments.plan import toml
 from groupwise.experiments.results import place, read_curve
 from groupwise.experiments.tuning import choose
@@ -266,3 +275,55 @@ def test_the_plan_of_one_arm_keeps_its_own_settings() -> None:
     assert config.algorithm.advantage == {"tau": 2.0}
     # The experiment's own settings give way to the plan's.
     assert (config.group_size, config.threads, config.logging.rollouts_every) == (4, 2, 0)
+
+
+def test_settings_of_one_arms_function_do_not_reach_the_others() -> None:
+    plan = planned(
+        "gsm8k-softrank-qwen2.5-3b",
+        algorithms=["softrank", "grpo"],
+        seeds=3,
+        match="samples",
+        tune_lr=False,
+        matched_rms=False,
+        against=None,
+        threshold=0.6,
+        only="",
+        overrides=["algorithm.divergence.coefficient=0.1"],
+    )
+    softrank, grpo = (plan.config(arm).algorithm for arm in plan.arms)
+    assert softrank.advantage == {"tau": 0.5} and grpo.advantage == {}
+    assert softrank.divergence["coefficient"] == grpo.divergence["coefficient"] == 0.1
+    assert plan.differences() == [
+        "softrank differs in more than its advantage: weighting group_token_mean, where grpo has "
+        "sequence_mean(empty_rows=False)."
+    ]
+    alone = make_plan({**plan.model_dump(mode="json", exclude_none=True), "only": "advantage"})
+    assert alone.differences() == []
+    assert alone.config(alone.arms[0]).algorithm.advantage == {"name": "softrank", "tau": 0.5}
+
+
+def test_an_explicit_setting_must_fit_every_arm() -> None:
+    arms = [{"algorithm": "softrank"}, {"algorithm": "grpo"}]
+    with pytest.raises(UsageError, match="zscore has no such setting"):
+        make_plan(
+            {"recipe": "word-problems", "seeds": [0, 1, 2], "arms": arms}
+            | {"set": ["algorithm.advantage.tau=0.3"]}
+        )
+
+
+@pytest.mark.verify
+def test_a_finished_model_is_an_arm(tmp_path: Path) -> None:
+    plan = make_plan(
+        {
+            "recipe": "word-problems",
+            "seeds": [0, 1, 2],
+            "set": ["steps=2", "prompts_per_step=2", "group_size=2", "evaluation.prompts=4"]
+            + ["evaluation.samples=2", "guards.silent_rewards=say", "data.limit=64"],
+            "arms": [{"algorithm": "grpo"}, {"label": "sft", "model": "bundled"}],
+            "against": "sft",
+        }
+    )
+    found = run_plan(plan, output=tmp_path / "out", jobs=1)
+    cells = found.analysis.table().cells
+    assert any(model == "sft" for model, _, _ in cells)
+    assert any(c.first == "grpo" for c in found.analysis.comparison.contrasts)

@@ -20,7 +20,19 @@ from typing import Annotated, Any
 import typer
 
 from groupwise import __version__, extensions
-from groupwise.cli import chat, compare, data, evaluate, find, inspect, plan, rewards, serve, train
+from groupwise.cli import (
+    chat,
+    compare,
+    data,
+    evaluate,
+    find,
+    inspect,
+    pipeline,
+    plan,
+    rewards,
+    serve,
+    train,
+)
 from groupwise.cli.output import drop_output, visible
 from groupwise.errors import GroupwiseError, UsageError
 
@@ -141,6 +153,7 @@ for _function in (
     train.sft,
     data.sample,
     data.select,
+    pipeline.pipeline,
     train.merge,
     inspect.doctor,
     plan.plan,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -17,10 +18,43 @@ from groupwise.cli.options import (
 )
 from groupwise.errors import UsageError
 
-Rows = Annotated[str, typer.Option(metavar="A,B", help="Rows of the table; NAME=ROW renames one.")]
+Rows = Annotated[
+    str,
+    typer.Option(
+        metavar="A,B",
+        help="Rows of the table; NAME=ROW renames one, NAME=@MODEL is a model.",
+    ),
+]
 ExperimentFile = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="An experiment file that replaces the options above."),
+]
+
+
+Seeds = Annotated[int, typer.Option(min=1, help="Paired runs of each algorithm.")]
+Match = Annotated[str, typer.Option(help="Give each run the same samples, tokens or seconds.")]
+Tune = Annotated[
+    bool, typer.Option("--tune-lr", help="Tune each learning rate on two separate seeds.")
+]
+MatchedRms = Annotated[
+    bool, typer.Option("--matched-rms", help="Scale advantages to a root mean square of 1.")
+]
+Against = Annotated[
+    str | None, typer.Option(metavar="A", help="Baseline of the comparison; default: the last.")
+]
+Threshold = Annotated[float, typer.Option(help="Accuracy that counts as learned.")]
+Jobs = Annotated[int | None, typer.Option(min=1, help="Parallel runs; default: one per core.")]
+Only = Annotated[
+    str,
+    typer.Option(
+        metavar="advantage", help="Give every arm the baseline's row but for the advantage."
+    ),
+]
+PlanOnly = Annotated[
+    bool, typer.Option("--plan-only", help="Write the plan, experiment.toml, and stop.")
+]
+Folder = Annotated[
+    Path, typer.Option(metavar="DIR", help="Folder; an experiment in it is continued.")
 ]
 
 
@@ -28,29 +62,19 @@ def compare(
     context: typer.Context,
     recipe: MaybeRecipe = None,
     algorithms: Rows = "softrank,grpo",
-    seeds: Annotated[int, typer.Option(min=1, help="Paired runs of each algorithm.")] = 5,
-    match: Annotated[
-        str, typer.Option(help="Give each run the same samples, tokens or seconds.")
-    ] = "samples",
-    tune_lr: Annotated[
-        bool, typer.Option("--tune-lr", help="Tune each learning rate on two separate seeds.")
-    ] = False,
-    matched_rms: Annotated[
-        bool, typer.Option("--matched-rms", help="Scale advantages to a root mean square of 1.")
-    ] = False,
-    against: Annotated[
-        str | None, typer.Option(metavar="A", help="Baseline of the comparison; default: the last.")
-    ] = None,
-    threshold: Annotated[float, typer.Option(help="Accuracy that counts as learned.")] = 0.6,
+    seeds: Seeds = 5,
+    match: Match = "samples",
+    tune_lr: Tune = False,
+    matched_rms: MatchedRms = False,
+    against: Against = None,
+    threshold: Threshold = 0.6,
     overrides: Overrides = None,
     trust_recipe: TrustRecipe = False,
-    jobs: Annotated[
-        int | None, typer.Option(min=1, help="Parallel runs; default: one per core.")
-    ] = None,
+    jobs: Jobs = None,
     plan: ExperimentFile = None,
-    output: Annotated[
-        Path, typer.Option(metavar="DIR", help="Folder; an experiment in it is continued.")
-    ] = Path("runs/compare"),
+    only: Only = "",
+    plan_only: PlanOnly = False,
+    output: Folder = Path("runs/compare"),
     json_file: JsonFile = None,
 ) -> None:
     """Compare algorithms on paired seeds: which differ, and which are not distinguishable."""
@@ -65,9 +89,9 @@ def compare(
         raise UsageError("compare: must be given either a recipe or --plan FILE.")
     if plan is not None:
         _refuse_beside_plan(context)
-        found = experiments.run_plan(experiments.read_plan(plan), output=output, jobs=jobs)
+        chosen = experiments.read_plan(plan)
     else:
-        found = experiments.compare(
+        chosen = experiments.planned(
             str(recipe),
             algorithms=[name.strip() for name in algorithms.split(",")],
             seeds=seeds,
@@ -76,10 +100,18 @@ def compare(
             matched_rms=matched_rms,
             against=against,
             threshold=threshold,
+            only=only,
             overrides=[*(trusted_overrides(str(recipe)) if trust_recipe else []), *given],
-            output=output,
-            jobs=jobs,
         )
+    differences = chosen.differences()
+    for line in differences:
+        print(line, file=sys.stderr)
+    if differences:
+        print("--only advantage removes these differences.", file=sys.stderr)
+    if plan_only:
+        print(experiments.write_plan(chosen, output))
+        return
+    found = experiments.run_plan(chosen, output=output, jobs=jobs)
     analysis = found.analysis
     said = [*analysis.comparison.verdicts, *analysis.remarks()]
     Console().print(terminal_table(analysis.table(), verdicts=said))
@@ -141,7 +173,7 @@ def _names(listed: str | None) -> list[str]:
 
 def _refuse_beside_plan(context: typer.Context) -> None:
     """Refuse options that the experiment file decides."""
-    for name in context.params.keys() - {"plan", "jobs", "output", "json_file"}:
+    for name in context.params.keys() - {"plan", "plan_only", "jobs", "output", "json_file"}:
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
             option = {"overrides": "set"}.get(name, name).replace("_", "-")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -94,7 +94,7 @@ def select(
     chosen = preference_pairs(found.rows, ratio=ratio, most=most) if pairs else found.rows
     counts = [*found.counts, *([("pairs", len(chosen))] if pairs else [])]
     print_table(("rule", "rows"), [(name, str(number)) for name, number in counts])
-    told = {"counts": counts}
+    told: dict[str, Any] = {"counts": counts}
     if figures:
         from rich.console import Console
 

@@ -86,11 +86,46 @@ def check_combinations(config: Config) -> None:
                 "nothing in the trainer's process can be stopped; set reward_pool.workers = 1 or "
                 "more."
             )
+    check_changing(config)
     if config.data.eval is None and config.data.eval_split == config.data.train_split:
         raise UsageError(
             f"data.eval_split = {config.data.eval_split!r}: is the training split; "
             "evaluation must see prompts that training does not."
         )
+
+
+def check_changing(config: Config) -> None:
+    """Refuse data and schedules that cannot work.
+
+    Raises:
+        UsageError: with the dotted path of the setting to change.
+    """
+    data = config.data
+    if data.sources:
+        from groupwise.prompts.orders import check_shares
+
+        names = [source.name for source in data.sources]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise UsageError(f"data.sources: two have the name {twice[0]!r}.")
+        check_shares({source.name: source.share for source in data.sources})
+        if data.order.name != "shuffled":
+            raise UsageError(
+                f"data.order.name = {data.order.name!r}: sources with shares are drawn in their "
+                "own order; leave it out, or give one source."
+            )
+    if data.transforms:
+        from groupwise.prompts.transforms import transforms_of
+
+        transforms_of(data.transforms)
+    for schedule in config.schedules:
+        last = schedule.points[-1][0]
+        if last > config.steps:
+            raise UsageError(
+                f"schedules: {schedule.setting} has a point at step {last}, and the run has "
+                f"{config.steps} steps."
+            )
+    if config.model.reference_every and config.model.reference == "none":
+        raise UsageError("model.reference_every: there is no reference; set model.reference.")
 
 
 def check_engine(config: Config) -> None:

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 from groupwise.config import Config
 from groupwise.errors import UsageError
 from groupwise.models import Policy
-from groupwise.prompts.sources import GENERATORS, load_prompts
+from groupwise.prompts.lazy import LazySequence
+from groupwise.prompts.order import PromptOrder
+from groupwise.prompts.orders import (
+    CurriculumOrder,
+    MixedOrder,
+    Order,
+    PrioritisedOrder,
+    levels_of,
+)
+from groupwise.prompts.sources import generator_of, load_prompts
 from groupwise.prompts.templates import Rendered, check_round_trip, render_all
+from groupwise.prompts.transforms import transformed, transforms_of
 from groupwise.rewards import dropped_tags
 from groupwise.types import Prompt
 
@@ -20,7 +32,74 @@ from groupwise.types import Prompt
 def load_train(config: Config) -> Sequence[Prompt]:
     """The training prompts of a configuration."""
     data = config.data
-    return load_source(config, data.train, setting="train", limit=data.limit)
+    if not data.sources:
+        return _transformed(
+            config, load_source(config, data.train, setting="train", limit=data.limit)
+        )
+    found: list[Prompt] = []
+    for source in data.sources:
+        given = source.model_dump(exclude={"name", "data", "share", "limit", "split"})
+        own = {key: value for key, value in given.items() if value is not None}
+        if source.split is not None:
+            own["train_split"] = source.split
+        settings = config.model_copy(update={"data": data.model_copy(update=own)})
+        prompts = load_source(settings, source.data, setting="train", limit=source.limit)
+        found += [
+            replace(p, id=f"{source.name}/{p.id}", columns={**p.columns, SOURCE: source.name})
+            for p in prompts
+        ]
+    return _transformed(config, found)
+
+
+SOURCE = "source"
+"""The column with the name of a prompt's source, where there are several."""
+
+
+def order_of(config: Config, prompts: Sequence[Prompt]) -> Order:
+    """The order in which a run draws its prompts, as the section [data] says.
+
+    Raises:
+        UsageError: a source without prompts, or a prompt without its difficulty.
+    """
+    data, seed = config.data, config.seed
+    if data.sources:
+        members: dict[str, list[int]] = {source.name: [] for source in data.sources}
+        for place, prompt in enumerate(prompts):
+            members[prompt.columns[SOURCE]].append(place)
+        return MixedOrder(members, {s.name: s.share for s in data.sources}, seed=seed)
+    order = data.order
+    if order.name == "curriculum":
+        levels = levels_of(prompts, str(order.column), easiest=order.easiest)
+        return CurriculumOrder(levels, per_level=order.per_level, seed=seed)
+    if order.name == "prioritised":
+        return PrioritisedOrder([p.id for p in prompts], floor=order.floor, seed=seed)
+    return PromptOrder(len(prompts), seed=seed)
+
+
+def split_validation(
+    prompts: Sequence[Prompt], count: int
+) -> tuple[Sequence[Prompt], Sequence[Prompt]]:
+    """The prompts to train on, and `count` others that a hash of their ids chooses.
+
+    Raises:
+        UsageError: nothing would be left to train on.
+    """
+    if count >= len(prompts):
+        raise UsageError(
+            f"evaluation.validation = {count}: leaves none of {len(prompts)} prompts to train on."
+        )
+    if not count:
+        return prompts, ()
+    if isinstance(prompts, LazySequence):
+        return prompts[:-count], prompts[-count:]
+    by_hash = sorted(prompts, key=lambda p: hashlib.blake2b(p.id.encode()).digest())
+    chosen = {prompt.id for prompt in by_hash[:count]}
+    return [p for p in prompts if p.id not in chosen], [p for p in prompts if p.id in chosen]
+
+
+def _transformed(config: Config, prompts: Sequence[Prompt]) -> Sequence[Prompt]:
+    transforms = transforms_of(config.data.transforms)
+    return transformed(prompts, transforms, seed=config.seed) if transforms else prompts
 
 
 def has_eval(config: Config) -> bool:
@@ -35,9 +114,9 @@ def load_eval(config: Config) -> Sequence[Prompt]:
         return []
     source = data.eval or data.train
     limit = config.evaluation.prompts
-    endless = source in GENERATORS
+    endless = generator_of(source) is not None
     held_out = load_source(config, source, setting="eval", limit=limit if endless else None)
-    return held_out[:limit]
+    return _transformed(config, held_out[:limit])
 
 
 def rendered(config: Config, policy: Policy, prompts: Sequence[Prompt]) -> Rendered:

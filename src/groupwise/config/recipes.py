@@ -310,6 +310,22 @@ def derived(config: Config) -> dict[str, str]:
     }
 
 
+def with_values(config: Config, values: Mapping[str, Any]) -> Config:
+    """The configuration with other values at some dotted paths.
+
+    Raises:
+        UsageError: a path that is not there, or a value that cannot be used.
+
+    Example:
+        >>> with_values(load("word-problems"), {"sampling.max_tokens": 9}).sampling.max_tokens
+        9
+    """
+    plain = config.model_dump(mode="json")
+    for path, value in values.items():
+        _put(plain, path.split("."), value, where=path)
+    return build(plain)
+
+
 def _put(values: Any, steps: Sequence[str], value: Any, *, where: str) -> None:
     """Set one value in nested tables and lists; `RESET` removes it."""
     *section, last = steps

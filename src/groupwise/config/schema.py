@@ -35,6 +35,7 @@ from groupwise.settings import (
     RewardPoolSettings,
     RewardSettings,
     Sampling,
+    ScheduleSettings,
     Section,
     SftSettings,
     UpdateSettings,
@@ -86,6 +87,8 @@ class Config(Section):
     warmup: WarmupSettings | None = None
     distillation: DistillationSettings | None = None
     sft: SftSettings | None = None
+    schedules: Annotated[tuple[ScheduleSettings, ...], Field(strict=False)] = ()
+    """Numbers that change over the steps."""
     preference: PreferenceSettings | None = None
     reward_model: RewardModelSettings | None = None
 

@@ -80,7 +80,12 @@ class EvaluationResult:
 
 
 def evaluate(
-    config: Config, models: Sequence[str], *, seeds: int = 1, reflection: bool = False
+    config: Config,
+    models: Sequence[str],
+    *,
+    seeds: int = 1,
+    reflection: bool = False,
+    names: Sequence[str] | None = None,
 ) -> EvaluationResult:
     """Evaluate models with the prompts, rewards and sampling of a recipe.
 
@@ -91,6 +96,7 @@ def evaluate(
         models: folders, hub names or "bundled"; the others are compared with the last one.
         seeds: number of sampling seeds, counted up from the recipe's.
         reflection: also measure recovery from worked solutions with a planted error.
+        names: what to call the models; None takes the ends of their paths.
 
     Raises:
         UsageError: no held-out prompts, a model given twice, or one that cannot be loaded.
@@ -107,7 +113,7 @@ def evaluate(
         warnings.warn(contamination_warning(shared, len(prompts)), stacklevel=2)
     measurements: dict[str, Measurement] = {}
     figures: dict[str, Mapping[str, Mapping[str, Estimate]]] = {}
-    for name, model in zip(short_names(models), models, strict=True):
+    for name, model in zip(names or short_names(models), models, strict=True):
         measurements[name], figures[name] = _measured(
             config, model, prompts, seeds=seeds, reflection=reflection
         )

@@ -163,7 +163,7 @@ def compare_curves(
         threshold: level of `steps_to_threshold`, as a share.
         metric: name of the learning curve in the sentences.
         finals: further shares after training, by figure ("held-out greedy accuracy"), algorithm
-            and seed.
+            and seed; where an algorithm has no curve, they alone are compared.
         axis: unit of the x-axis.
         margin: difference of the area below which two algorithms count as equivalent; None claims
             no equivalence.
@@ -190,18 +190,21 @@ def compare_curves(
             f"against = {against!r}: must be one of the algorithms; {suggest(against, curves)}"
         )
     names = tuple(curves)
-    seeds = tuple(sorted(set.intersection(*(set(by_seed) for by_seed in curves.values()))))
+    trained = all(curves.values())  # a finished model has no curve, only final figures
+    final_seeds = {n: {s for by in (finals or {}).values() for s in by.get(n, ())} for n in names}
+    known = (set(by_seed) or final_seeds[name] for name, by_seed in curves.items())
+    seeds = tuple(sorted(set.intersection(*known)))
     found = Comparison(
         algorithms=names, against=against, seeds=seeds, threshold=threshold, metric=metric
     )
     if not seeds or len(names) < 2:
         reason = "The runs share no seed" if len(names) > 1 else "There is one algorithm"
         return replace(found, verdicts=(f"{reason}, so there is nothing to pair.",))
-    few = _illustration(curves, found, axis) if len(seeds) < MIN_SEEDS else ()
+    few = _illustration(curves, found, axis) if len(seeds) < MIN_SEEDS and trained else ()
     if len(seeds) == 1:
         return replace(found, verdicts=few)
     figures = [
-        *_curve_figures(curves, seeds, threshold, metric, axis),
+        *(_curve_figures(curves, seeds, threshold, metric, axis) if trained else ()),
         *_final_figures(finals or {}, names, seeds),
     ]
     contrasts = _contrasts(figures, names, against, seeds, margin)
@@ -387,7 +390,8 @@ def _verdicts(
     sentences = []
     for first in dict.fromkeys(contrast.first for contrast in contrasts):
         sentences += _pair_verdicts([each for each in contrasts if each.first == first])
-    if not any(runs[seed].reached for runs in curves.values() for seed in seeds):
+    trained = all(curves.values())
+    if trained and not any(runs[seed].reached for runs in curves.values() for seed in seeds):
         sentences.append("No run reaches the threshold.")
     return tuple(sentences)
 

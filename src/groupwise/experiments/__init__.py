@@ -3,7 +3,7 @@
 from groupwise.experiments.analysis import Analysis, analyse
 from groupwise.experiments.plan import Arm, Plan, Tuning, make_plan, read_plan
 from groupwise.experiments.results import Result, read_results
-from groupwise.experiments.running import Experiment, compare, report, run_plan
+from groupwise.experiments.running import Experiment, compare, planned, report, run_plan, write_plan
 
 __all__ = [
     "Analysis",
@@ -15,8 +15,10 @@ __all__ = [
     "analyse",
     "compare",
     "make_plan",
+    "planned",
     "read_plan",
     "read_results",
     "report",
     "run_plan",
+    "write_plan",
 ]

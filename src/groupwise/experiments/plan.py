@@ -18,8 +18,9 @@ from pydantic import Field, model_validator
 from groupwise.algorithms import ALGORITHMS
 from groupwise.config import Config, load, runs_code
 from groupwise.config.building import checked
-from groupwise.config.recipes import parse_override, strings_in
+from groupwise.config.recipes import parse_override, read, strings_in
 from groupwise.errors import UsageError, suggest
+from groupwise.experiments.arms import advantage_only, differences, fitting, in_words
 from groupwise.extensions import names_code
 from groupwise.settings import Count, Name, Names, Positive, Section, Whole
 
@@ -55,12 +56,14 @@ class Tuning(Section):
 
 
 class Arm(Section):
-    """One arm: a row of the algorithm table with its changed settings."""
+    """One arm: a row of the algorithm table with its changed settings, or a finished model."""
 
     label: Label
     """Name in results and figures; defaults to the algorithm's."""
-    algorithm: Name
-    """Row of the table."""
+    algorithm: str = ""
+    """Row of the table; empty for a finished model."""
+    model: Name | None = None
+    """A finished model, which is evaluated as it is: RL against SFT."""
     set: Names = ()
     """Settings of this arm, in the form of `--set`."""
     learning_rate: Positive | None = None
@@ -72,6 +75,12 @@ class Arm(Section):
         if isinstance(values, Mapping) and "algorithm" in values:
             return {"label": values["algorithm"], **values}
         return values
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> Arm:
+        if bool(self.algorithm) == bool(self.model):
+            raise UsageError(f"arms: {self.label!r} must have either an algorithm or a model.")
+        return self
 
 
 class Plan(Section):
@@ -92,6 +101,8 @@ class Plan(Section):
     tokens, or seconds. The reference arm takes its `steps`; what it used is the others' budget."""
     against: str = ""
     """Label of the reference arm, with which the others are compared; empty takes the last."""
+    only: Literal["", "advantage"] = ""
+    """"advantage": every arm is the reference arm's row with its own advantage."""
     metric: Literal["accuracy", "reward"] = "accuracy"
     """The learning curve that is compared."""
     threshold: float = 0.6
@@ -119,7 +130,23 @@ class Plan(Section):
 
     def overrides(self, arm: Arm) -> list[str]:
         """The settings of an arm's runs, in the form of `--set`."""
-        return [*SLIM, *self.set, *arm.set, f"algorithm.name={json.dumps(arm.algorithm)}"]
+        if arm.model is not None:
+            return [*SLIM, *self.set, *arm.set, f"model.path={json.dumps(arm.model)}"]
+        recipe = read(self.recipe)
+        reference = self.arm(self.against or self.arms[-1].label).algorithm
+        if self.only and reference and arm.algorithm != reference:
+            left = [each for each in fitting(recipe, reference) if ".advantage." not in each]
+            own = advantage_only(recipe, arm.algorithm, reference)
+            return [*SLIM, *left, *self.set, *arm.set, *own]
+        left = fitting(recipe, arm.algorithm)
+        name = f"algorithm.name={json.dumps(arm.algorithm)}"
+        return [*SLIM, *left, *self.set, *arm.set, name]
+
+    def differences(self) -> list[str]:
+        """How each arm differs from the reference arm beside its advantage, in words."""
+        trained = {arm.label: self.config(arm) for arm in self.arms if arm.model is None}
+        reference = self.against or self.arms[-1].label
+        return in_words(differences(trained, reference)) if reference in trained else []
 
     def config(self, arm: Arm) -> Config:
         """The configuration of an arm's runs, without seed, learning rate and folder."""
@@ -193,7 +220,7 @@ def make_plan(values: Mapping[str, Any]) -> Plan:
                 f"label = … in the file or NAME={label} on the command line."
             )
     for place, arm in enumerate(plan.arms):
-        if arm.algorithm not in ALGORITHMS:
+        if arm.model is None and arm.algorithm not in ALGORITHMS:
             raise UsageError(
                 f"arms.{place}.algorithm = {arm.algorithm!r}: no such row; "
                 + suggest(arm.algorithm, ALGORITHMS)
@@ -202,6 +229,8 @@ def make_plan(values: Mapping[str, Any]) -> Plan:
         raise UsageError(
             f"against = {plan.against!r}: must be one of the arms; {suggest(plan.against, labels)}"
         )
+    if plan.arm(plan.against or labels[-1]).model is not None and plan.match != "samples":
+        raise UsageError(f"match = {plan.match!r}: the reference arm is a model that is not run.")
     _check_seeds(plan)
     configs = [plan.config(arm) for arm in plan.arms]
     filled = {"against": plan.against or labels[-1], "tuning": _tuning(plan, configs[0])}

@@ -53,6 +53,7 @@ def compare(
     matched_rms: bool = False,
     against: str | None = None,
     threshold: float = 0.6,
+    only: str = "",
     overrides: Sequence[str] = (),
     output: str | Path = "runs/compare",
     jobs: int | None = None,
@@ -61,13 +62,15 @@ def compare(
 
     Args:
         recipe: a packaged recipe by name, or the path of a TOML file.
-        algorithms: rows of the table; `label=row` sets the label of an arm.
+        algorithms: rows of the table; `label=row` sets the label of an arm, and `label=@PATH` makes
+            a finished model an arm.
         seeds: number of seeds, or the seeds.
         match: budget that runs of a seed share: "samples", "tokens" or "seconds".
         tune_lr: first choose each arm's learning rate on two other seeds.
         matched_rms: divide the advantages of every batch by their root mean square.
         against: label of the reference arm; None takes the last.
         threshold: accuracy that counts as learned.
+        only: "advantage" gives every arm the reference arm's row but for the advantage.
         overrides: settings of every arm, in the form of `--set`.
         output: folder; an interrupted experiment in it is continued.
         jobs: number of parallel runs; None takes one per core.
@@ -79,6 +82,35 @@ def compare(
         UsageError: a setting that cannot work, or a folder with another experiment.
         KeyboardInterrupt: after Ctrl-C; the same call continues.
     """
+    plan = planned(
+        recipe,
+        algorithms=algorithms,
+        seeds=seeds,
+        match=match,
+        tune_lr=tune_lr,
+        matched_rms=matched_rms,
+        against=against,
+        threshold=threshold,
+        only=only,
+        overrides=overrides,
+    )
+    return run_plan(plan, output=output, jobs=jobs)
+
+
+def planned(
+    recipe: str | Path,
+    *,
+    algorithms: Sequence[str],
+    seeds: int | Sequence[int],
+    match: str,
+    tune_lr: bool,
+    matched_rms: bool,
+    against: str | None,
+    threshold: float,
+    only: str,
+    overrides: Sequence[str],
+) -> Plan:
+    """The plan of `compare`, without running it; arguments as there."""
     pairs = [text.partition("=") for text in algorithms]
     values: dict[str, Any] = {
         "title": " and ".join(label for label, _, _ in pairs) + f" on {Path(recipe).stem}",
@@ -88,11 +120,31 @@ def compare(
         "match": match,
         "threshold": threshold,
         "against": against or "",
-        "arms": [{"label": label, "algorithm": row or label} for label, _, row in pairs],
+        "only": only,
+        "arms": [_arm(label, row) for label, _, row in pairs],
     }
     if tune_lr:
         values["tuning"] = Tuning(equal_rates=match == "samples").model_dump()
-    return run_plan(make_plan(values), output=output, jobs=jobs)
+    return make_plan(values)
+
+
+def _arm(label: str, row: str) -> dict[str, str]:
+    """An arm as it is written: `grpo`, `mine=grpo` or `sft=@runs/sft/final`."""
+    if row.startswith("@"):
+        return {"label": label, "model": row[1:]}
+    return {"label": label, "algorithm": row or label}
+
+
+def write_plan(plan: Plan, output: str | Path) -> Path:
+    """Write the plan of an experiment without running it; `run_plan` runs it later.
+
+    Raises:
+        UsageError: the folder holds another experiment.
+    """
+    folder = Path(output)
+    with closing(RunLock(folder)):
+        _fix_plan(plan, folder)
+    return folder / "experiment.toml"
 
 
 def run_plan(plan: Plan, *, output: str | Path, jobs: int | None = None) -> Experiment:
@@ -136,7 +188,7 @@ def report(folder: str | Path) -> Experiment:
     found = analysis.as_dict()
     text = json.dumps(found, indent=2, ensure_ascii=False) + "\n"
     replace_text(folder / "comparison.json", text)
-    notes = [found["comparison"]["note"], *analysis.remarks()]
+    notes = [found["comparison"]["note"], *analysis.remarks(), *plan.differences()]
     if plan.hypotheses:
         notes += ["Expected beforehand:", *plan.hypotheses]
     told = {**found["comparison"], "note": " ".join(note for note in notes if note)}

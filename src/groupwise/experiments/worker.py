@@ -139,7 +139,7 @@ def train(job: Job, reporter: Reporter) -> Result:
         **told,
         config_hash=hash_of(config),
         curve=read_curve(folder / "metrics.jsonl"),
-        evaluations=_evaluations(folder / "evaluations.jsonl"),
+        evaluations=_evaluations(folder / "evaluations.jsonl", finished=not job.result.algorithm),
         versions=surroundings()["versions"],
     )
     result.write(job.place)
@@ -165,7 +165,8 @@ def _trained(job: Job, config: Config, reporter: Reporter) -> dict[str, Any]:
             evaluate_base(job, prepared)
         used = read_curve(Path(config.output) / "metrics.jsonl").get(job.axis) or [0.0]
         budget.used = used[-1] or 0.0
-        if not budget.spent:
+        finished_model = not job.result.algorithm
+        if not budget.spent and not finished_model:
             prepared.trainer.run()
         return {
             "ended": "budget" if budget.spent else "steps",
@@ -175,9 +176,15 @@ def _trained(job: Job, config: Config, reporter: Reporter) -> dict[str, Any]:
         prepared.close()
 
 
-def _evaluations(path: Path) -> list[dict[str, Any]]:
-    """The evaluations without duplicates, which a resumed run may have."""
+def _evaluations(path: Path, *, finished: bool = False) -> list[dict[str, Any]]:
+    """The evaluations without duplicates, which a resumed run may have.
+
+    Args:
+        finished: of a finished model, whose figures count as those after training.
+    """
     rows = read_lines(path) if path.exists() else ()
+    if finished:
+        rows = ({**row, "step": 1} for row in rows)
     return list({(row["step"], row["split"]): row for row in rows}.values())
 
 

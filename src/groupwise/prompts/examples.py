@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from dataclasses import dataclass
 
@@ -68,3 +69,21 @@ def gsm8k_tagged(text: str) -> str | None:
         return None
     reasoning = re.sub(r"<<[^>]*>>", "", text.rpartition("####")[0]).strip()
     return f"<reasoning>{reasoning}</reasoning><answer>{answer}</answer>"
+
+
+@COMPLETIONS.register
+def rechecked(text: str) -> str | None:
+    """A tagged solution with its reasoning written zero to two more times, as if to check it.
+
+    A hash of the text decides how many times, so that answers to a prompt differ in length by more
+    than they differ in content: a purpose-made long chain of thought.
+
+    Example:
+        >>> rechecked("<reasoning>2+2=4; 4+1=5</reasoning><answer>5</answer>")
+        '<reasoning>2+2=4; 4+1=5; 2+2=4; 4+1=5</reasoning><answer>5</answer>'
+    """
+    found = re.fullmatch(r"(?s)<reasoning>(.*)</reasoning>(.*)", text)
+    if found is None:
+        return None
+    again = 1 + hashlib.blake2b(text.encode(), digest_size=1).digest()[0] % 3
+    return f"<reasoning>{'; '.join([found[1]] * again)}</reasoning>{found[2]}"

@@ -60,6 +60,9 @@ class PromptOrder:
             self._position += len(drawn)
         return indices
 
+    def observe(self, success: Mapping[str, float]) -> None:
+        """Told the share of right answers by prompt id; ignored."""
+
     def state(self) -> dict[str, Any]:
         """State for `restore`."""
         return {"count": self.count, "seed": self.seed, "position": self._position}

@@ -23,7 +23,7 @@ from groupwise.prompts.generators.puzzles import countdown, knights_knaves, reas
 from groupwise.prompts.generators.word_problems import Split, word_problems
 from groupwise.prompts.lazy import LazySequence, lazy_prompts
 from groupwise.prompts.rows import Row, in_memory, read_rows
-from groupwise.registry import BoundFunction, Registry, spec
+from groupwise.registry import BoundFunction, FunctionSpec, Registry, parse_spec, spec
 from groupwise.types import Prompt
 
 GENERATORS = Registry("generator", data=("count",))
@@ -96,8 +96,8 @@ def load_prompts(
     """
     if limit is not None and limit < 1:
         raise UsageError(f"data.limit = {limit}: must be at least 1.")
-    if isinstance(source, str) and source.partition(":")[0] in GENERATORS:
-        return _generate(source, split=split, count=limit or GENERATED, seed=seed)
+    if isinstance(source, str) and (made := generator_of(source)) is not None:
+        return _generate(made, split=split, count=limit or GENERATED, seed=seed)
     if isinstance(source, str) and not Path(source).exists():
         meant = source.replace("-", "_").lower()
         if meant.partition(":")[0] in GENERATORS:
@@ -161,7 +161,7 @@ def load_examples(
         '<reasoning>1+1=2</reasoning><answer>2</answer>'
     """
     where = str(source) if isinstance(source, str | Path) else "examples"
-    if where in GENERATORS:
+    if generator_of(where) is not None:
         raise UsageError(f"data = {where!r}: makes prompts without completions; give a file.")
     style = COMPLETIONS.bind(spec(completion_style), where="data.completion_style")
     examples = []
@@ -183,14 +183,32 @@ def load_examples(
     return examples
 
 
-def _generate(name: str, *, split: str, count: int, seed: int) -> list[Prompt]:
+def generator_of(source: str) -> FunctionSpec | None:
+    """The generator that a name stands for, with its settings; None for files and hub names.
+
+    Example:
+        >>> print(generator_of("knights_knaves(people=[3, 7])"), generator_of("openai/gsm8k"))
+        knights_knaves(people=[3, 7]) None
+
+    Raises:
+        UsageError: settings that cannot be read.
+    """
+    name, _, task = source.partition(":")
+    if name in GENERATORS:
+        return spec(name, **({"task": task} if task else {}))
+    if source.partition("(")[0].strip() in GENERATORS:
+        return parse_spec(source, where="data")
+    return None
+
+
+def _generate(chosen: FunctionSpec, *, split: str, count: int, seed: int) -> list[Prompt]:
     if split not in _GENERATED_SPLITS:
         raise UsageError(
-            f"data.split = {split!r}: {name} has no such split; {suggest(split, _GENERATED_SPLITS)}"
+            f"data.split = {split!r}: {chosen.name} has no such split; "
+            + suggest(split, _GENERATED_SPLITS)
         )
-    name, _, task = name.partition(":")
-    settings = {"split": _GENERATED_SPLITS[split], "seed": seed} | ({"task": task} if task else {})
-    return GENERATORS.bind(spec(name, **settings), where="data")({"count": count})
+    settings = {"split": _GENERATED_SPLITS[split], "seed": seed} | dict(chosen.settings)
+    return GENERATORS.bind(spec(chosen.name, **settings), where="data")({"count": count})
 
 
 def _as_rows(items: Sequence[Any], where: str) -> list[Row]:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from groupwise.errors import RunError, UsageError
 from groupwise.prompts.order import PromptOrder
+from groupwise.prompts.orders import Order
 from groupwise.prompts.sources import content_hash
 from groupwise.rewards import Scorer
 from groupwise.rewards.journal import RewardJournal
@@ -48,7 +49,8 @@ class RolloutSource:
         keep: the filter of the algorithm; a group of which it keeps nothing is drawn again.
         group: completions per prompt.
         sampling: how they are drawn.
-        seed: of the order of prompts and of every random stream.
+        seed: of every random stream, and of the order of prompts.
+        order: in which prompts are drawn; None shuffles them.
         max_draws: rounds of drawing before a batch goes on unfilled.
         journal: remembers verdicts for a run that is resumed; None judges everything anew.
         watch: watches each wait for rollouts and for rewards.
@@ -65,6 +67,7 @@ class RolloutSource:
         group: int,
         sampling: Sampling,
         seed: int,
+        order: Order | None = None,
         max_draws: int = 10,
         journal: RewardJournal | None = None,
         watch: Watch = unwatched,
@@ -73,7 +76,7 @@ class RolloutSource:
         self.engine, self.scorer, self.keep = engine, scorer, keep
         self.group, self.sampling, self.seed, self.max_draws = group, sampling, seed, max_draws
         self.journal, self.watch = journal, watch
-        self.order = PromptOrder(len(prompts), seed=seed)
+        self.order: Order = PromptOrder(len(prompts), seed=seed) if order is None else order
         self._rows = content_hash(prompts)
 
     def take(self, count: int, *, step: int) -> ScoredGroups:
@@ -95,6 +98,7 @@ class RolloutSource:
             )
             drawn, valid = drawn + missing, valid + int(judged.valid.sum())
             errors.update(judged.errors)
+            self.order.observe(_success(made, judged))
             keep = self.keep(_evidence(made, judged))
             chosen = keep.any(1).nonzero().squeeze(-1).tolist()
             groups += [made[index] for index in chosen]
@@ -225,6 +229,17 @@ def _sound(group: Group) -> Group:
         for c in group.completions
     )
     return replace(group, completions=completions)
+
+
+def _success(groups: Sequence[Group], scores: Scores) -> dict[str, float]:
+    """The share of right answers to each prompt, or of positive rewards where nothing decides."""
+    found = {}
+    for row, group in enumerate(groups):
+        valid = scores.valid[row]
+        correct = scores.correct[row][valid]
+        known = (scores.total[row][valid] > 0).float() if correct.isnan().any() else correct
+        found[group.prompt.id] = float(known.mean()) if len(known) else math.nan
+    return found
 
 
 def _evidence(groups: Sequence[Group], scores: Scores) -> dict[str, Any]:

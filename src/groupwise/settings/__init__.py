@@ -17,6 +17,7 @@ from groupwise.settings.base import (
     Share,
     Whole,
 )
+from groupwise.settings.changing import OrderSettings, ScheduleSettings, SourceSettings
 from groupwise.settings.distillation import DistillationSettings
 from groupwise.settings.offline import (
     DatasetSettings,
@@ -86,6 +87,9 @@ __all__ = [
     "RewardSettings",
     "Sampling",
     "Schedule",
+    "ScheduleSettings",
+    "SourceSettings",
+    "OrderSettings",
     "Section",
     "SftSettings",
     "Share",

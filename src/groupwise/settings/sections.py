@@ -26,6 +26,7 @@ from groupwise.settings.base import (
     Share,
     Whole,
 )
+from groupwise.settings.changing import OrderSettings, SourceSettings
 
 
 class AdapterSettings(Section):
@@ -59,6 +60,8 @@ class ModelSettings(Section):
     """What computes: the fastest kernels that machine and model allow ("auto"), or PyTorch."""
     reference: Literal["auto", "none", "frozen"] = "auto"
     """The model of the KL term: kept where the algorithm needs it ("auto"), always, or never."""
+    reference_every: Whole = 0
+    """Steps after which the reference becomes the policy of that step; 0 keeps the first one."""
     adapter: AdapterSettings | None = None
     """Train a low-rank adapter; None trains every weight."""
     quantization: Literal["nf4"] | None = None
@@ -100,6 +103,12 @@ class DataSettings(Section):
     """What becomes of longer prompts: the run is refused, or they are left out and counted."""
     limit: Count | None = None
     """Use only this many of the training prompts; None uses all."""
+    sources: Annotated[tuple[SourceSettings, ...], Field(strict=False)] = ()
+    """Several sources of training prompts with their shares, in place of `train`."""
+    order: OrderSettings = OrderSettings()
+    """In which order training prompts are drawn."""
+    transforms: Names = ()
+    """Changes of every prompt: "target_length(low=100, high=4000)"."""
 
 
 class AlgorithmSettings(Section):
@@ -275,6 +284,8 @@ class OptimizerSettings(Section):
     """How the learning rate falls after warm-up."""
     final_fraction: Share = 0.0
     """Share of the peak that "linear" and "cosine" end at."""
+    reset_every: Whole = 0
+    """Steps after which the running means of AdamW begin anew; 0 never resets them."""
 
 
 class UpdateSettings(Section):
@@ -401,6 +412,11 @@ class EvaluationSettings(Section):
     """Completions per prompt for sampled accuracy and pass@k; greedy is measured beside it."""
     keep_best: bool = True
     """Keep the model of the best evaluation as well as the last one."""
+    validation: Whole = 0
+    """Training prompts that are kept apart to choose the best model on; 0 chooses on the held-out
+    ones, which then flatter it."""
+    patience: Whole = 0
+    """End the run after this many evaluations in a row without a new best; 0 never ends it."""
 
 
 class LoggingSettings(Section):

@@ -23,6 +23,8 @@ class Evaluation:
         keep_best: whether the model of the best evaluation is saved in `best/`.
         best, best_step: the highest score and its step.
         last: step of the last evaluation.
+        patience: evaluations in a row without a new best that end the run; 0 never ends it.
+        stale: such evaluations so far.
     """
 
     evaluate: Evaluate | None = None
@@ -32,6 +34,18 @@ class Evaluation:
     best: float = -math.inf
     best_step: int | None = None
     last: int = 0
+    patience: int = 0
+    stale: int = 0
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether the best score is older than the patience allows."""
+        return bool(self.patience) and self.stale >= self.patience
+
+    def record(self, step: int, score: float) -> None:
+        """Note the score of an evaluation."""
+        self.stale = 0 if score > self.best else self.stale + 1
+        self.best, self.last = max(self.best, score), step
 
     def due(self, step: int, *, final: bool) -> bool:
         """Whether the model is to be evaluated after this step."""
@@ -45,9 +59,11 @@ class Evaluation:
 
     def state(self) -> dict[str, Any]:
         """State for `restore`."""
-        return {"best": self.best, "best_step": self.best_step, "last": self.last}
+        known = {"best": self.best, "best_step": self.best_step, "last": self.last}
+        return known | ({"stale": self.stale} if self.patience else {})
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore a saved state."""
         self.best, self.best_step = float(state["best"]), state["best_step"]
         self.last = int(state["last"])
+        self.stale = int(state.get("stale", 0))

@@ -24,7 +24,7 @@ from groupwise.config.connect import (
     load_configured,
     make_scorer,
 )
-from groupwise.config.data import load_eval, load_train, rendered
+from groupwise.config.data import load_eval, load_train, order_of, rendered, split_validation
 from groupwise.evaluation.measure import Measurement, measure
 from groupwise.kernels import select
 from groupwise.models import Policy
@@ -37,6 +37,7 @@ from groupwise.rollouts.tools import ReplyJournal, ToolEngine
 from groupwise.rundir.files import RunLog, read_lines
 from groupwise.rundir.lock import RunLock
 from groupwise.training.callbacks import Callback
+from groupwise.training.changing import Changing, check_schedules
 from groupwise.training.checkpoint.manager import CheckpointManager
 from groupwise.training.critic import CRITIC, CriticTrainer
 from groupwise.training.distillation import DistillationTrainer, make_teacher
@@ -140,6 +141,7 @@ def prepare(
         if resume:
             found = find_resume_point(config, allow_changes, restart=restart, log=progress.log)
         algorithm = bind(config.algorithm.name, config.algorithm.overrides())
+        check_schedules(config)
         policy = _started(config, policy, found, progress=progress)
         critic = _critic(config, algorithm, policy, found)
         connected = connector(config, algorithm, policy=policy)
@@ -219,19 +221,26 @@ def _trainer(
         kind = partial(CriticTrainer, critic=config.critic, value_loss=value_loss(config))
     elif config.distillation is not None:
         kind = partial(DistillationTrainer, teacher=make_teacher(config, connected.policy))
-    return kind(
+    drawn = source(
+        keep=algorithm.filter,
+        seed=config.seed,
+        journal=verdicts,
+        order=order_of(config, ready.prompts),
+    )
+    trainer = kind(
         settings=_settings(config),
-        source=source(keep=algorithm.filter, seed=config.seed, journal=verdicts),
+        source=drawn,
         engine=connected.engine,
         learners=learners,
         algorithm=algorithm,
         monitor=monitor,
         evaluation=_evaluation(config, evaluate, run_log.folder),
         checkpoints=checkpoints,
-        callbacks=callbacks,
         folder=run_log.folder,
         watch=watch,
     )
+    trainer.callbacks = (Changing(config, trainer, source=drawn, scorer=scorer), *callbacks)
+    return trainer
 
 
 def _critic(
@@ -255,8 +264,10 @@ def _rendered(
 ) -> tuple[Rendered, dict[str, Rendered]]:
     """The prompts to train on, and the held-out ones by split; what should be known of them is
     logged."""
-    train_on = rendered(config, policy, prompts or load_train(config))
-    splits = _held_out(config, policy, eval_prompts)
+    apart = 0 if isinstance(eval_prompts, Mapping) else config.evaluation.validation
+    training, validation = split_validation(prompts or load_train(config), apart)
+    train_on = rendered(config, policy, training)
+    splits = _held_out(config, policy, eval_prompts, validation=validation)
     _warn(train_on, splits, log=log)
     return train_on, splits
 
@@ -284,6 +295,7 @@ def _evaluation(config: Config, evaluate: Evaluate | None, folder: Path) -> Eval
         every_steps=settings.every_steps,
         at_start=settings.at_start and not has_base,
         keep_best=settings.keep_best,
+        patience=settings.patience,
     )
 
 
@@ -350,10 +362,14 @@ def _held_out(
     config: Config,
     policy: Policy,
     prompts: Sequence[Prompt] | Mapping[str, Sequence[Prompt]] | None,
+    *,
+    validation: Sequence[Prompt] = (),
 ) -> dict[str, Rendered]:
-    """The held-out prompts by split, those of the configuration by default."""
+    """The held-out prompts by split, those of the configuration by default; the first split, that
+    of validation where there is one, chooses the best model."""
     if not isinstance(prompts, Mapping):
-        prompts = {"held_out": load_eval(config) if prompts is None else prompts}
+        held_out = {"held_out": load_eval(config) if prompts is None else prompts}
+        prompts = {"validation": validation, **held_out}
     limit = config.evaluation.prompts
     return {
         split: rendered(config, policy, found[:limit]) for split, found in prompts.items() if found

@@ -227,8 +227,18 @@ class Trainer:
             replace_folder(self.folder / "best", self.policy.save)
             evaluation.best_step = self.done
         self.monitor.write_evaluation(self.done, row)
-        evaluation.best, evaluation.last = max(evaluation.best, score), self.done
+        evaluation.record(self.done, score)
         self.monitor.judge_evaluation(score)
+        self._stop_if_stale()
+
+    def _stop_if_stale(self) -> None:
+        """Make this step the last one where held-out accuracy has stopped rising."""
+        if self.evaluation.exhausted and self.done < self.settings.steps:
+            self.monitor.log(
+                f"no better evaluation since step {self.evaluation.best_step or 0}; the run ends "
+                f"at step {self.done} of {self.settings.steps}"
+            )
+            self.settings = replace(self.settings, steps=self.done)
 
     def _roll_back(self) -> None:
         """Restore the learners of the last checkpoint; the batches since then are left out."""
@@ -281,6 +291,7 @@ class Trainer:
         self.evaluation.restore(saved.state["evaluation"])
         self.monitor.restore(saved.state["monitor"], step=saved.step)
         self.done = saved.step
+        self._stop_if_stale()
         if self.checkpoints is not None:
             self.checkpoints.resume(saved.step, best=self.evaluation.best_step)
 

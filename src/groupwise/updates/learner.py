@@ -83,6 +83,7 @@ class TorchLearner:
 
     def _copy_reference(self, temperature: float) -> None:
         """Keep a copy of the model, if the reference model is one."""
+        self._replaced = False
         self.frozen: Reader | None = None
         if self.reference == "frozen":
             twin = copy.deepcopy(self.model).requires_grad_(False).eval()
@@ -340,14 +341,44 @@ class TorchLearner:
         """Model and tokenizer as a plain Hugging Face folder."""
         save_policy(self.policy, path)
 
+    def replace_reference(self) -> None:
+        """Make the reference the model as it is now.
+
+        Raises:
+            UsageError: there is no reference.
+        """
+        if self.reference == "none":
+            raise UsageError(
+                "model.reference_every: this algorithm has no KL term, so there is no reference."
+            )
+        self._set_reference(self._values())
+        self._replaced = True
+
+    @torch.no_grad()
+    def _set_reference(self, weights: Mapping[str, Tensor]) -> None:
+        if self.frozen is None:
+            self.first = {name: weight.detach().clone() for name, weight in weights.items()}
+            return
+        own = self.frozen.named()
+        for name, weight in weights.items():
+            own[name].copy_(weight)
+
+    def _reference_state(self) -> dict[str, Tensor]:
+        own = self.first if self.frozen is None else self.frozen.named()
+        return {name: own[name].detach() for name in self._trainable()}
+
     def state(self) -> dict[str, Any]:
         """What a resumed run needs besides the model's weights."""
-        return {"optimizer": self.optimizer.state(), "version": self.version}
+        replaced = {"reference": self._reference_state()} if self._replaced else {}
+        return {"optimizer": self.optimizer.state(), "version": self.version, **replaced}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Set the state back to what `state` returned."""
         self.optimizer.restore(state["optimizer"])
         self.version = int(state["version"])
+        if "reference" in state:
+            self._set_reference(state["reference"])
+            self._replaced = True
 
 
 @dataclass(kw_only=True)

@@ -148,6 +148,13 @@ class MasterOptimizer:
         for name, master in self._separate.items():
             self.parameters[name].copy_(master)
 
+    def reset(self) -> None:
+        """Begin the running means of AdamW anew; the learning rate keeps its schedule."""
+        rates = [group["lr"] for group in self.adam.param_groups]
+        self.adam = _adam(list(self.masters.values()), self.settings)
+        for group, rate in zip(self.adam.param_groups, rates, strict=True):
+            group["lr"] = rate
+
     def state(self) -> dict[str, Any]:
         """Everything a resumed run needs, as tensors and plain numbers."""
         moments = self.adam.state_dict()["state"]

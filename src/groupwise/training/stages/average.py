@@ -34,7 +34,7 @@ def average(
 
     Source: Kimi k1.5 (2501.12599), section 2.4; model soups (2203.05482).
     """
-    share = _shares(models, weights)
+    share = shares(models, weights)
     folder = Path(output).expanduser()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"--output = {str(folder)!r}: is in use; choose another folder.")
@@ -55,8 +55,12 @@ def average(
     return folder
 
 
-def _shares(models: Sequence[str | Path], weights: Sequence[float] | None) -> list[float]:
-    """The weights, adding up to 1."""
+def shares(models: Sequence[str | Path], weights: Sequence[float] | None) -> list[float]:
+    """The weights of `average`, adding up to 1.
+
+    Raises:
+        UsageError: fewer than two models, or weights that do not fit.
+    """
     if len(models) < 2:
         raise UsageError(f"models = {len(models)}: averaging takes at least two.")
     if weights is None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
-from groupwise.config import load, read
-from groupwise.config.connect import load_configured
+from groupwise.config import Config, load, read
+from groupwise.config.connect import best_device, load_configured
 from groupwise.errors import UsageError, suggest
+from groupwise.training.checkpoint.files import replace_folder
 from groupwise.training.monitor.progress import show_progress
 from groupwise.training.stages.base_model import make_word_problems_base
 from groupwise.training.stages.search_base import make_search_base
@@ -44,11 +46,7 @@ def supervise(
     if "phases" not in values:
         config = load(recipe, overrides, trust_recipe=trust_recipe)
         folder = _unused(Path(output or Path(config.output) / "sft"))
-        progress = show_progress({})
-        policy = load_configured(config)
-        warm_up(config, policy, progress=progress)
-        save(policy, folder)
-        progress.close()
+        supervise_config(config, folder)
         return folder
     if overrides:
         raise UsageError(f"--set = {overrides[0]!r}: {recipe} takes no settings; copy and edit it.")
@@ -69,6 +67,22 @@ def supervise(
     make(folder, recipe=values, on_step=on_step)
     progress.close()
     return folder
+
+
+def supervise_config(config: Config, folder: str | Path) -> float:
+    """Train the model of a configuration by its `[warmup]` section and save it.
+
+    The folder appears when it is complete.
+
+    Returns:
+        The mean loss per token over the last tenth of the steps.
+    """
+    with closing(show_progress({})) as progress:
+        policy = load_configured(config)
+        policy.model.to(best_device())
+        loss = warm_up(config, policy, progress=progress)
+        replace_folder(Path(folder), lambda place: save(policy, place))
+    return loss
 
 
 def _unused(folder: Path) -> Path:

@@ -13,8 +13,11 @@ from groupwise.training.monitor.progress import Progress
 from groupwise.training.stages.sft import fit
 
 
-def warm_up(config: Config, policy: Policy, *, progress: Progress) -> None:
+def warm_up(config: Config, policy: Policy, *, progress: Progress) -> float:
     """Train a policy in place on the worked answers of the training data.
+
+    Returns:
+        The mean loss per token over the last tenth of the steps.
 
     Raises:
         UsageError: the configuration has no warm-up, or its data no worked answers.
@@ -33,9 +36,12 @@ def warm_up(config: Config, policy: Policy, *, progress: Progress) -> None:
         tokens_per_microbatch=config.update.tokens_per_microbatch,
         seed=config.seed,
     )
+    losses = []
     for step, update in enumerate(updates, start=1):
+        losses.append(update.loss)
         if step % every == 0:
             progress.log(f"warm-up {step}/{config.warmup.steps}: loss {update.loss:.3f}")
+    return sum(losses[-every:]) / len(losses[-every:])
 
 
 def worked_examples(

@@ -1,0 +1,89 @@
+"""The command `pipeline`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from groupwise.cli.output import print_table
+
+if TYPE_CHECKING:
+    from groupwise.pipelines import StageState
+
+
+def pipeline(
+    file: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[FILE|NAME]",
+            help="A pipeline file (TOML), or a packaged one; none: list them.",
+        ),
+    ] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="STAGE.KEY=VALUE",
+            help="Override a setting of a stage or of its recipe; * for every stage; repeatable.",
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder of all stages.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed of every stage.")] = None,
+    seeds: Annotated[
+        int | None,
+        typer.Option(min=1, help="Run for so many seeds, and report figures over them."),
+    ] = None,
+    first: Annotated[
+        str | None,
+        typer.Option("--from", metavar="STAGE", help="Run this stage and all after it again."),
+    ] = None,
+    only: Annotated[
+        str | None, typer.Option("--only", metavar="STAGE", help="Run this stage alone.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the plan and stop; nothing is written.")
+    ] = False,
+) -> None:
+    """Run stages one after the other: sft, sample, select, train, average, eval and others.
+
+    What is up to date is skipped; an interrupted pipeline goes on where it stopped.
+    """
+    from groupwise.pipelines import packaged_pipelines, plan_table, read_pipeline, run_pipeline
+    from groupwise.pipelines.over_seeds import run_seeds
+
+    if file is None:
+        print_table(("pipeline", "file"), [(n, str(p)) for n, p in packaged_pipelines().items()])
+        return
+    found = read_pipeline(file, overrides or [], output=output, seed=seed)
+    if dry_run:
+        _print_plan(found.title, found.output, plan_table(found))
+        return
+    if seeds is not None:
+        report = run_seeds(found, seeds=seeds, first=first, only=only)
+    else:
+        report = run_pipeline(found, first=first, only=only)
+    print(report.read_text(encoding="utf-8"))
+    print(report)
+
+
+def _print_plan(title: str, output: Path, states: Sequence[StageState]) -> None:
+    """One line per stage: what it takes and leaves, and what there is of it."""
+    print(f"{title}\n{output}")
+    rows = [
+        (
+            str(number),
+            state.stage.name,
+            state.stage.kind.shown,
+            ", ".join(dict.fromkeys(state.stage.takes.values())) or "-",
+            state.stage.kind.output,
+            state.state,
+            ("not here: " + ", ".join(state.missing)) if state.missing else "",
+        )
+        for number, state in enumerate(states, start=1)
+    ]
+    print_table(("", "stage", "kind", "takes", "leaves", "state", "note"), rows)

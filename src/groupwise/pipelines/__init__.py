@@ -1,0 +1,14 @@
+"""Pipelines: stages in a TOML file, each the function of a command, run in order and resumed."""
+
+from groupwise.pipelines.plan import Pipeline, Stage, packaged_pipelines, read_pipeline
+from groupwise.pipelines.running import StageState, plan_table, run_pipeline
+
+__all__ = [
+    "Pipeline",
+    "Stage",
+    "StageState",
+    "packaged_pipelines",
+    "plan_table",
+    "read_pipeline",
+    "run_pipeline",
+]

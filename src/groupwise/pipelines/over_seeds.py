@@ -1,0 +1,121 @@
+"""A pipeline for several seeds, and its figures over them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from groupwise.errors import UsageError
+from groupwise.evaluation import paired_seeds, seed_mean
+from groupwise.evaluation.intervals import Estimate
+from groupwise.evaluation.tables import is_share
+from groupwise.pipelines.plan import Pipeline
+from groupwise.pipelines.running import RECORD, run_pipeline
+from groupwise.pipelines.summary import table_lines
+from groupwise.rundir.files import replace_text
+
+
+def run_seeds(
+    pipeline: Pipeline, *, seeds: int, first: str | None = None, only: str | None = None
+) -> Path:
+    """Run a pipeline for several seeds, each in its own folder `seed-N`.
+
+    Args:
+        pipeline: its seed is the first one; 0 where it has none.
+        seeds: how many; they are counted up.
+        first, only: as in `run_pipeline`.
+
+    Returns:
+        The report over seeds: every evaluation with Student's t intervals, and the differences of
+        each model from the last one, paired by seed.
+
+    Raises:
+        UsageError: as `run_pipeline`.
+    """
+    start = pipeline.seed or 0
+    runs = [
+        replace(pipeline, seed=seed, output=pipeline.output / f"seed-{seed}")
+        for seed in range(start, start + seeds)
+    ]
+    for run in runs:
+        run_pipeline(run, first=first, only=only)
+    return report_over_seeds(pipeline, runs)
+
+
+def report_over_seeds(pipeline: Pipeline, runs: Sequence[Pipeline]) -> Path:
+    """Write `report.json` and `report.md` over the evaluations of several seeds.
+
+    Raises:
+        UsageError: an evaluation is not finished.
+    """
+    lines = [f"# {pipeline.title}, {len(runs)} seeds"]
+    values: dict[str, Any] = {"title": pipeline.title, "seeds": [run.seed for run in runs]}
+    for stage in pipeline.stages:
+        if stage.kind.name != "eval":
+            continue
+        found = [_models(run.output / stage.name / RECORD) for run in runs]
+        over, differences = combined(found)
+        lines += ["", f"## {stage.name}", "", *table_lines(over)]
+        *_, last = over
+        lines += ["", f"Differences from {last}, paired by seed:", "", *table_lines(differences)]
+        values[stage.name] = {"models": over, "differences": differences}
+    path = pipeline.output / "report.md"
+    text = json.dumps(values, indent=2, ensure_ascii=False) + "\n"
+    replace_text(pipeline.output / "report.json", text)
+    replace_text(path, "\n".join(lines) + "\n")
+    return path
+
+
+Cells = dict[str, dict[str, dict[str, float | None]]]
+
+
+def combined(runs: Sequence[Mapping[str, Mapping[str, Mapping[str, Any]]]]) -> tuple[Cells, Cells]:
+    """Figures over seeds, and differences of each model from the last one, paired by seed.
+
+    Args:
+        runs: by seed: figures by model and name.
+
+    Example:
+        >>> runs = [{"a": {"greedy": {"value": v + .1}}, "b": {"greedy": {"value": v}}}
+        ...         for v in (.5, .6, .7)]
+        >>> over, differences = combined(runs)
+        >>> round(over["b"]["greedy"]["value"], 3), round(differences["a"]["greedy"]["value"], 3)
+        (0.6, 0.1)
+    """
+    models = list(runs[0])
+    *others, last = models
+    values = {
+        model: {
+            name: [run[model][name]["value"] for run in runs]
+            for name in runs[0][model]
+            if all(run[model].get(name, {}).get("value") is not None for run in runs)
+        }
+        for model in models
+    }
+    over: Cells = {
+        model: {name: _mean(name, each).as_dict() for name, each in figures.items()}
+        for model, figures in values.items()
+    }
+    differences: Cells = {}
+    for model in others:
+        differences[model] = {}
+        for name in values[model]:
+            if name in values[last]:
+                found = paired_seeds(values[model][name], values[last][name])
+                differences[model][name] = found.difference.as_dict()
+    return over, differences
+
+
+def _mean(name: str, values: Sequence[float]) -> Estimate:
+    found = seed_mean(values)
+    return found.as_share() if is_share(name, values) else found
+
+
+def _models(path: Path) -> Mapping[str, Any]:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))["figures"]["models"]
+    except (OSError, ValueError, KeyError):
+        raise UsageError(f"{path}: holds no finished evaluation.") from None

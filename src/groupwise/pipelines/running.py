@@ -1,0 +1,390 @@
+"""Run a pipeline: what is up to date is skipped, what was interrupted goes on."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from groupwise.config import Config
+from groupwise.config.data import load_eval, load_train
+from groupwise.errors import UsageError
+from groupwise.models.hub import check_on_hub
+from groupwise.pipelines.plan import Pipeline, Stage, references
+from groupwise.pipelines.stages import OUTPUTS, STAGES, TAKES, Kind, Work, clear
+from groupwise.pipelines.summary import write_report
+from groupwise.prompts.contamination import shared_prompts
+from groupwise.prompts.sources import generator_of
+from groupwise.registry import FunctionSpec
+from groupwise.rundir.files import replace_text
+from groupwise.rundir.lock import RunLock
+from groupwise.rundir.provenance import digest, fingerprint
+from groupwise.training.monitor.progress import Progress, show_progress
+from groupwise.training.stages.select import rules_of
+
+RECORD = "stage.json"
+LOG = "log.jsonl"
+UNTOUCHED = {"output", "logging", "checkpoint", "watchdog", "threads"}
+"""Sections of a configuration that change no result."""
+
+State = Literal["done", "begun", "to do", "other settings", "changed"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageState:
+    """A stage, and what there is of it.
+
+    Attributes:
+        stage: the stage.
+        state: "done" is up to date; "begun" was interrupted; the output of "other settings" and of
+            "changed" is there, but not what this pipeline would make.
+        key: hash of everything that its output follows from.
+        missing: inputs from outside that are not on this machine.
+    """
+
+    stage: Stage
+    state: State
+    key: str
+    missing: tuple[str, ...] = ()
+
+
+def plan_table(pipeline: Pipeline) -> list[StageState]:
+    """The state of every stage, without running anything.
+
+    Raises:
+        UsageError: a stage whose settings cannot work.
+    """
+    found: dict[str, StageState] = {}
+    for stage in pipeline.stages:
+        given = _resolved(stage, pipeline)
+        config = _configured(stage, given, pipeline)
+        _check_settings(stage, given)
+        outside, missing = _outside(stage, given, config, pipeline)
+        key = digest(
+            {
+                "kind": stage.kind.name,
+                "settings": {k: v for k, v in stage.settings.items() if k not in ("recipe", "set")},
+                "recipe": _identity(config, stage),
+                "from": {name: found[taken].key for name, taken in stage.takes.items()},
+                "outside": outside,
+            }
+        )
+        state = _state(pipeline.output / stage.name, key, stage.kind)
+        found[stage.name] = StageState(stage=stage, state=state, key=key, missing=missing)
+    return list(found.values())
+
+
+def run_pipeline(
+    pipeline: Pipeline,
+    *,
+    first: str | None = None,
+    only: str | None = None,
+    progress: Progress | None = None,
+) -> Path:
+    """Run the stages that are not up to date.
+
+    Every stage has a folder in `pipeline.output`: a model in `final/`, rows in `rows.jsonl`,
+    figures in `figures.json`, and in `stage.json` its settings, its inputs and their hashes. A
+    stage that was interrupted goes on where its own function can (rows, checkpoints), or starts
+    again; either way it leaves the files of an uninterrupted run.
+
+    Args:
+        pipeline: from `read_pipeline`.
+        first: run this stage and all after it again, whatever there is of them.
+        only: run this stage alone; what it takes must be up to date.
+        progress: shows lines; None shows them on standard error.
+
+    Returns:
+        The report, `report.md`, written after every stage; `report.json` beside it.
+
+    Raises:
+        UsageError: before the first stage: an input that is missing or was made by other settings,
+            settings that cannot work, held-out prompts that are training prompts.
+    """
+    states = plan_table(pipeline)
+    wanted = _wanted(pipeline, states, first=first, only=only)
+    _refuse(states, wanted, again=first, only=only)
+    for state in states:
+        if state in wanted:
+            _check_overlap(state.stage, pipeline)
+    pipeline.output.mkdir(parents=True, exist_ok=True)
+    with closing(RunLock(pipeline.output)), closing(progress or show_progress({})) as showing:
+        if first is not None:
+            for state in wanted:
+                clear(pipeline.output / state.stage.name)
+        for state in states:
+            if state not in wanted:
+                if only is None:
+                    showing.log(f"{_place(pipeline, state.stage)}: up to date")
+                continue
+            showing.log(f"{_place(pipeline, state.stage)}: {state.stage.kind.shown}")
+            _run(pipeline, state)
+            write_report(pipeline.title, pipeline.output, _records(pipeline))
+        return write_report(pipeline.title, pipeline.output, _records(pipeline))
+
+
+def _place(pipeline: Pipeline, stage: Stage) -> str:
+    number = pipeline.stages.index(stage) + 1
+    return f"[{number}/{len(pipeline.stages)}] {stage.name}"
+
+
+def _resolved(stage: Stage, pipeline: Pipeline) -> dict[str, Any]:
+    """The settings with paths in place of "@stage"."""
+
+    def path(value: Any) -> Any:
+        if isinstance(value, str) and value.startswith("@"):
+            taken = pipeline.stage(stage.takes[value[1:]])
+            return str(pipeline.output / taken.name / OUTPUTS[taken.kind.output])
+        if isinstance(value, list):
+            return [path(each) for each in value]
+        return value
+
+    settings = {key: path(value) for key, value in stage.settings.items()}
+    for key, value in stage.settings.items():
+        for reference in references(value):
+            taken = pipeline.stage(stage.takes[reference])
+            if key not in TAKES or TAKES[key] != taken.kind.output:
+                wants = f"takes a {TAKES[key]}" if key in TAKES else "takes no stage"
+                raise UsageError(
+                    f"{stage.name}.{key} = '@{reference}': {wants}, and {taken.name} leaves "
+                    f"{taken.kind.output}."
+                )
+    return settings
+
+
+def _work(stage: Stage, pipeline: Pipeline) -> Work:
+    names = {
+        str(pipeline.output / each.name / OUTPUTS[each.kind.output]): each.name
+        for each in pipeline.stages
+    }
+    return Work(folder=pipeline.output / stage.name, seed=pipeline.seed, names=names)
+
+
+def _configured(stage: Stage, given: Mapping[str, Any], pipeline: Pipeline) -> Config | None:
+    """The configuration of a stage with a recipe, checked."""
+    if stage.kind.configured is None:
+        return None
+    try:
+        return stage.kind.configured(_work(stage, pipeline), **given)
+    except UsageError as error:
+        raise UsageError(f"{stage.name}: {error}") from error.__cause__
+
+
+def _check_settings(stage: Stage, given: Mapping[str, Any]) -> None:
+    """Refuse what a stage's function would refuse after the stages before it have run."""
+    try:
+        if stage.kind.name == "select":
+            rules_of(given.get("keep", ()))
+            if given.get("ratio", 1.5) <= 1:
+                raise UsageError(f"ratio = {given['ratio']!r}: must be greater than 1.")
+        for name in ("count", "seeds", "prompts", "most"):
+            if (number := given.get(name)) is not None and number < 1:
+                raise UsageError(f"{name} = {number!r}: must be at least 1.")
+        if stage.kind.name == "average":
+            from groupwise.training.stages.average import shares
+
+            shares(given["models"], given.get("weights"))
+    except UsageError as error:
+        raise UsageError(f"{stage.name}: {error}") from None
+
+
+def _identity(config: Config | None, stage: Stage) -> dict[str, Any]:
+    """What of a configuration decides on the output."""
+    if config is None:
+        return {}
+    values = config.model_dump(mode="json", exclude_defaults=True, exclude=UNTOUCHED)
+    if "model" in stage.settings:
+        values.get("model", {}).pop("path", None)
+    if "rows" in stage.settings:
+        values.get("data", {}).pop("train", None)
+    return values
+
+
+def _outside(
+    stage: Stage, given: Mapping[str, Any], config: Config | None, pipeline: Pipeline
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Hashes of the inputs that no stage makes, and which of them are not here."""
+    values = {
+        f"{key}.{number}": each
+        for key in TAKES
+        if key in given
+        for number, each in enumerate(given[key] if isinstance(given[key], list) else [given[key]])
+    }
+    inside = str(pipeline.output) + "/"
+    models = [
+        str(v)
+        for key, v in values.items()
+        if TAKES[key.partition(".")[0]] == "model" and not str(v).startswith(inside)
+    ]
+    files = [
+        str(v)
+        for key, v in values.items()
+        if TAKES[key.partition(".")[0]] == "rows" and not str(v).startswith(inside)
+    ]
+    if config is not None:
+        if "model" not in given and "models" not in given:
+            models.append(config.model.path)
+        if "rows" not in given:
+            files.append(config.data.train)
+        files += [config.data.eval] if config.data.eval else []
+    missing = [name for name in models if not _has_model(name)]
+    missing += [name for name in files if not _has_data(name)]
+    return {name: fingerprint(name) for name in sorted({*models, *files})}, tuple(missing)
+
+
+def _has_model(name: str) -> bool:
+    if name == "bundled" or Path(name).expanduser().exists():
+        return True
+    try:
+        check_on_hub(name)
+    except UsageError:
+        return False
+    return True
+
+
+def _has_data(name: str) -> bool:
+    """Whether data is here; names of the hub are looked up when they are loaded."""
+    if generator_of(name) is not None or Path(name).expanduser().exists():
+        return True
+    return not Path(name).suffix and name.count("/") == 1
+
+
+def _state(folder: Path, key: str, kind: Kind) -> State:
+    record = _record(folder)
+    if record is None:
+        return "other settings" if folder.exists() and any(folder.iterdir()) else "to do"
+    if record["key"] != key:
+        return "other settings"
+    if not record.get("finished"):
+        return "begun"
+    output = folder / OUTPUTS[kind.output]
+    return "done" if record["output"] == fingerprint(output) else "changed"
+
+
+def _record(folder: Path) -> dict[str, Any] | None:
+    path = folder / RECORD
+    if not path.is_file():
+        return None
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise UsageError(f"{path}: is damaged ({error}); delete {folder}.") from None
+
+
+def _wanted(
+    pipeline: Pipeline, states: Sequence[StageState], *, first: str | None, only: str | None
+) -> list[StageState]:
+    """The stages that are to run."""
+    if first is not None and only is not None:
+        raise UsageError("--from: cannot be combined with --only.")
+    if only is not None:
+        name = pipeline.stage(only).name
+        return [state for state in states if state.stage.name == name]
+    if first is not None:
+        start = pipeline.stages.index(pipeline.stage(first))
+        return list(states[start:])
+    return [state for state in states if state.state != "done"]
+
+
+def _refuse(
+    states: Sequence[StageState],
+    wanted: Sequence[StageState],
+    *,
+    again: str | None,
+    only: str | None,
+) -> None:
+    """Refuse outputs of other settings, and inputs that are not there."""
+    by_name = {state.stage.name: state for state in states}
+    for state in states if only is None else wanted:
+        name = state.stage.name
+        redone = again is not None and state in wanted
+        if state.state in ("other settings", "changed") and not redone:
+            what = (
+                "holds the output of other settings"
+                if state.state == "other settings"
+                else ("holds an output that was changed after it was made")
+            )
+            raise UsageError(
+                f"{name}: its folder {what}; run it and what follows again with --from {name}, or "
+                "choose another folder with --output."
+            )
+    for state in wanted:
+        for taken in state.stage.takes.values():
+            if by_name[taken] not in wanted and by_name[taken].state != "done":
+                raise UsageError(
+                    f"{state.stage.name}: takes the output of {taken}, which is "
+                    f"{_in_words(by_name[taken].state)}; run {taken} first."
+                )
+        if state.missing:
+            raise UsageError(
+                f"{state.stage.name}: {state.missing[0]!r} is not on this machine and cannot be "
+                "loaded from the hub; give a path with --set."
+            )
+
+
+def _in_words(state: State) -> str:
+    return {"to do": "not there", "begun": "not finished"}.get(state, "of other settings")
+
+
+def _check_overlap(stage: Stage, pipeline: Pipeline) -> None:
+    """Refuse a training stage whose held-out prompts are among its training prompts.
+
+    Raises:
+        UsageError: they are, or the data cannot be loaded.
+    """
+    if stage.kind.name != "train" or "rows" in stage.settings:
+        return
+    config = _configured(stage, _resolved(stage, pipeline), pipeline)
+    assert config is not None
+    held_out = load_eval(config)
+    shared = shared_prompts(load_train(config), held_out) if held_out else 0
+    if shared:
+        raise UsageError(
+            f"{stage.name}: {shared} of {len(held_out)} held-out prompts are training prompts; "
+            "choose others by data.eval or data.eval_split."
+        )
+
+
+def _run(pipeline: Pipeline, state: StageState) -> None:
+    """Run one stage and record it."""
+    stage = state.stage
+    work = _work(stage, pipeline)
+    given = _resolved(stage, pipeline)
+    about = {
+        "stage": stage.name,
+        "kind": stage.kind.shown,
+        "key": state.key,
+        "settings": dict(stage.settings),
+        "seed": pipeline.seed,
+        "inputs": {
+            taken: (_record(pipeline.output / taken) or {}).get("output")
+            for taken in sorted(set(stage.takes.values()))
+        },
+    }
+    work.folder.mkdir(parents=True, exist_ok=True)
+    _write(work.folder / RECORD, about)
+    start = time.time()
+    function = STAGES.bind(FunctionSpec(name=stage.kind.name, settings=given), where=stage.name)
+    figures = function({"work": work})
+    output = work.folder / OUTPUTS[stage.kind.output]
+    done = {"finished": True, "figures": figures, "output": fingerprint(output)}
+    _write(work.folder / RECORD, about | done)
+    with (pipeline.output / LOG).open("a", encoding="utf-8") as log:
+        seconds = round(time.time() - start, 1)
+        log.write(
+            json.dumps({"stage": stage.name, "ended": time.time(), "seconds": seconds}) + "\n"
+        )
+
+
+def _records(pipeline: Pipeline) -> list[dict[str, Any]]:
+    """The records of the finished stages, in order."""
+    found = [_record(pipeline.output / stage.name) for stage in pipeline.stages]
+    return [record for record in found if record is not None and record.get("finished")]
+
+
+def _write(path: Path, values: Mapping[str, Any]) -> None:
+    replace_text(path, json.dumps(values, indent=2, ensure_ascii=False) + "\n")

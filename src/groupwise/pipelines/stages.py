@@ -1,0 +1,413 @@
+"""The kinds of stages. Each calls the function that the command of its name calls."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from groupwise.config import Config, load
+from groupwise.errors import UsageError, suggest
+from groupwise.registry import Registry
+
+Output = Literal["model", "rows", "figures"]
+
+STAGES = Registry("stage", ("work",))
+"""Kinds of stages: functions of the stage's folder that return its figures."""
+
+OUTPUTS: Mapping[Output, str] = {"model": "final", "rows": "rows.jsonl", "figures": "figures.json"}
+"""Where in its folder a stage leaves its output."""
+
+TAKES: Mapping[str, Output] = {
+    "model": "model",
+    "models": "model",
+    "teacher": "model",
+    "adapter": "model",
+    "rows": "rows",
+    "also": "rows",
+}
+"""What a setting of that name takes from other stages."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """Where a stage works.
+
+    Attributes:
+        folder: of the stage.
+        seed: of the pipeline; None leaves the recipe's own.
+        names: by path, what to call the outputs of other stages in tables.
+    """
+
+    folder: Path
+    seed: int | None
+    names: Mapping[str, str]
+
+    @property
+    def final(self) -> Path:
+        """The model that a stage leaves."""
+        return self.folder / OUTPUTS["model"]
+
+    @property
+    def rows(self) -> Path:
+        """The rows that a stage leaves."""
+        return self.folder / OUTPUTS["rows"]
+
+    def config(self, recipe: str, overrides: Sequence[str], **more: Any) -> Config:
+        """The configuration of a stage; what the pipeline decides comes last."""
+        seed = [] if self.seed is None else [f"seed={self.seed}"]
+        own = [f"{key}={_toml(value)}" for key, value in more.items()]
+        folder = f"output={_toml(str(self.folder))}"
+        return load(recipe, [*seed, *overrides, *own, folder])
+
+
+Figures = Mapping[str, Any]
+"""What a stage says of its result; the same for every run of it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """A kind of stage.
+
+    Attributes:
+        name: of the registered function.
+        output: what it leaves.
+        configured: which configuration follows from its settings; None where it has no recipe.
+    """
+
+    name: str
+    output: Output
+    configured: Callable[..., Config] | None = None
+
+    @property
+    def shown(self) -> str:
+        """The name as files write it."""
+        return self.name.replace("_", "-")
+
+
+_KINDS: dict[str, Kind] = {}
+
+
+def stage(
+    output: Output, configured: Callable[..., Config] | None = None
+) -> Callable[[Callable[..., Figures]], Callable[..., Figures]]:
+    """Register a kind of stage.
+
+    Args:
+        output: what it leaves in its folder.
+        configured: called with the work and its settings by name; its configuration is checked
+            before the first stage starts.
+    """
+
+    def registered(function: Callable[..., Figures]) -> Callable[..., Figures]:
+        name = function.__name__
+        _KINDS[name] = Kind(name=name, output=output, configured=configured)
+        return STAGES.register(function)
+
+    return registered
+
+
+def kind_of(name: str) -> Kind:
+    """The kind of a name, with - or _ between words.
+
+    Raises:
+        UsageError: there is none.
+    """
+    plain = name.replace("-", "_")
+    if plain not in _KINDS:
+        known = [kind.shown for kind in _KINDS.values()]
+        raise UsageError(f"stage = {name!r}: no such kind of stage; {suggest(name, known)}")
+    return _KINDS[plain]
+
+
+def _toml(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _train_config(
+    work: Work,
+    *,
+    recipe: str,
+    model: str | None = None,
+    rows: str | None = None,
+    set: Sequence[str] = (),
+    **_: Any,
+) -> Config:
+    own: dict[str, Any] = {}
+    if model is not None:
+        own["model.path"] = model
+    if rows is not None:
+        own |= {"data.train": rows, "data.prompt_column": "prompt", "data.answer_column": "answer"}
+        own |= {"data.answer_style": "plain", "data.id_column": "id"}
+    return work.config(recipe, set, **own)
+
+
+@stage("model", _train_config)
+def train(
+    work: Any,
+    *,
+    recipe: str,
+    model: str | None = None,
+    rows: str | None = None,
+    set: Sequence[str] = (),
+) -> Figures:
+    """Reinforcement learning by a recipe.
+
+    Args:
+        recipe: name or path.
+        model: to start from; None takes the recipe's.
+        rows: prompts to train on, one per distinct id; None takes the recipe's data.
+        set: further settings of the recipe.
+    """
+    from groupwise.training.run import train_config
+
+    rows = None if rows is None else str(_one_row_each(work, rows))
+    config = _train_config(work, recipe=recipe, model=model, rows=rows, set=set)
+    run = train_config(config, resume=True)
+    return {"steps": config.steps, **_last_evaluation(run.evaluations)}
+
+
+def _one_row_each(work: Work, rows: str) -> Path:
+    """The distinct prompts of a file of answers."""
+    from groupwise.training.stages.rows import read_samples, write_rows
+
+    path = work.folder / "prompts.jsonl"
+    first: dict[Any, dict[str, Any]] = {}
+    for row in read_samples(rows):
+        first.setdefault(row["id"], row)
+    drop = ("completion", "tokens", "sample", "finish", "reward", "correct", "parts")
+    write_rows(path, [{k: v for k, v in r.items() if k not in drop} for r in first.values()])
+    return path
+
+
+def _last_evaluation(evaluations: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    if not evaluations:
+        return {}
+    return {"held_out": {name: cell["value"] for name, cell in evaluations[-1]["figures"].items()}}
+
+
+def _sft_config(
+    work: Work,
+    *,
+    recipe: str,
+    model: str | None = None,
+    rows: str | None = None,
+    set: Sequence[str] = (),
+    **_: Any,
+) -> Config:
+    own: dict[str, Any] = {}
+    if model is not None:
+        own["model.path"] = model
+    if rows is not None:
+        own |= {"data.train": rows, "data.prompt_column": "prompt", "data.answer_column": "answer"}
+        own |= {"data.answer_style": "plain", "warmup.column": "completion"}
+    config = work.config(recipe, set, **own)
+    if config.warmup is None:
+        raise UsageError(f"recipe = {recipe!r}: has no section [warmup], which a stage sft needs.")
+    return config
+
+
+@stage("model", _sft_config)
+def sft(
+    work: Any,
+    *,
+    recipe: str,
+    model: str | None = None,
+    rows: str | None = None,
+    set: Sequence[str] = (),
+) -> Figures:
+    """Supervised fine-tuning by the [warmup] section of a recipe.
+
+    Args:
+        recipe: name or path.
+        model: to start from; None takes the recipe's.
+        rows: answers to learn; None takes the worked answers of the recipe's data.
+        set: further settings of the recipe.
+    """
+    from groupwise.training.stages.recipe import supervise_config
+
+    config = _sft_config(work, recipe=recipe, model=model, rows=rows, set=set)
+    loss = supervise_config(config, work.final)
+    return {"loss": loss}
+
+
+def _prefer_config(
+    work: Work,
+    *,
+    recipe: str,
+    model: str | None = None,
+    rows: str | None = None,
+    set: Sequence[str] = (),
+    **_: Any,
+) -> Config:
+    own: dict[str, Any] = {} if model is None else {"model.path": model}
+    if rows is not None:
+        own["preference.data"] = rows
+    config = work.config(recipe, set, **own)
+    if config.preference is None:
+        raise UsageError(f"recipe = {recipe!r}: has no section [preference].")
+    return config
+
+
+@stage("model", _prefer_config)
+def prefer(
+    work: Any,
+    *,
+    recipe: str,
+    model: str | None = None,
+    rows: str | None = None,
+    set: Sequence[str] = (),
+) -> Figures:
+    """Training on preferences: `groupwise prefer`.
+
+    Args:
+        recipe: name or path.
+        model: to start from; None takes the recipe's.
+        rows: pairs; None samples the model's own answers.
+        set: further settings of the recipe.
+    """
+    from groupwise.training.offline.preference import prefer
+
+    config = _prefer_config(work, recipe=recipe, model=model, rows=rows, set=set)
+    prefer(config, resume=True)
+    return {"steps": config.steps}
+
+
+def _sample_config(work: Work, *, recipe: str, set: Sequence[str] = (), **_: Any) -> Config:
+    return work.config(recipe, set)
+
+
+@stage("rows", _sample_config)
+def sample(
+    work: Any,
+    *,
+    model: str,
+    recipe: str,
+    count: int = 8,
+    split: str = "train",
+    prompts: int | None = None,
+    set: Sequence[str] = (),
+) -> Figures:
+    """Sample and score answers: `groupwise sample`.
+
+    Args:
+        model: that answers.
+        recipe: with prompts, rewards and sampling.
+        count: answers per prompt.
+        split: "train" or "eval".
+        prompts: only the first so many.
+        set: further settings of the recipe.
+    """
+    from groupwise.training.stages.sample import sample
+
+    config = _sample_config(work, recipe=recipe, set=set)
+    found = sample(config, model, work.rows, count=count, split=split, prompts=prompts)
+    known = {"answers": found.rows, "prompts": found.prompts, "judged": found.judged}
+    return known | {"right": found.correct, "prompts_solved": found.solved}
+
+
+@stage("rows")
+def select(
+    work: Any,
+    *,
+    rows: str | list[str],
+    keep: Sequence[str] = (),
+    pairs: bool = False,
+    ratio: float = 1.5,
+    most: int = 1,
+) -> Figures:
+    """Select answers by rules: `groupwise select`.
+
+    Args:
+        rows: one file of answers or several, which are put behind each other.
+        keep: rules, in order.
+        pairs: make pairs for preferences of what is left.
+        ratio, most: of the pairs.
+    """
+    from groupwise.training.stages.rows import read_samples, write_rows
+    from groupwise.training.stages.select import preference_pairs, rules_of, select
+
+    given = [row for path in _listed(rows) for row in read_samples(path)]
+    found = select(given, rules_of(keep))
+    chosen = preference_pairs(found.rows, ratio=ratio, most=most) if pairs else found.rows
+    write_rows(work.rows, chosen)
+    return {"rows": dict(found.counts)} | ({"pairs": len(chosen)} if pairs else {})
+
+
+@stage("model")
+def average(work: Any, *, models: Sequence[str], weights: Sequence[float] | None = None) -> Figures:
+    """The weighted mean of several models' parameters.
+
+    Args:
+        models: of one architecture and vocabulary.
+        weights: one per model, in any scale; None weighs all equally.
+    """
+    from groupwise.training.stages.average import average
+
+    average(models, work.final, weights=weights)
+    return {"models": len(models)}
+
+
+@stage("model")
+def merge(work: Any, *, adapter: str, dtype: str | None = None) -> Figures:
+    """An adapter made one with its base: `groupwise merge`.
+
+    Args:
+        adapter: folder.
+        dtype: of the weights written.
+    """
+    from groupwise.training.stages.merge import merge
+
+    merge(adapter, work.final, dtype=dtype)
+    return {}
+
+
+def _eval_config(work: Work, *, recipe: str, set: Sequence[str] = (), **_: Any) -> Config:
+    return work.config(recipe, set)
+
+
+@stage("figures", _eval_config)
+def eval(
+    work: Any,
+    *,
+    models: Sequence[str],
+    recipe: str,
+    seeds: int = 1,
+    set: Sequence[str] = (),
+) -> Figures:
+    """Measure models on held-out prompts, paired: `groupwise eval`.
+
+    Args:
+        models: the others are compared with the last one.
+        recipe: with prompts, rewards and sampling.
+        seeds: sampling seeds.
+        set: further settings of the recipe.
+    """
+    from groupwise.evaluation.evaluate import evaluate
+
+    config = _eval_config(work, recipe=recipe, set=set)
+    found = evaluate(config, list(models), seeds=seeds, names=[_called(work, m) for m in models])
+    values = found.as_dict()
+    (work.folder / OUTPUTS["figures"]).write_text(
+        json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
+    )
+    return {"models": values["models"], "verdicts": values["verdicts"]}
+
+
+def _called(work: Work, model: str) -> str:
+    return work.names.get(model, model)
+
+
+def _listed(value: str | Sequence[str]) -> list[str]:
+    return [value] if isinstance(value, str) else list(value)
+
+
+def clear(folder: Path) -> None:
+    """Remove what a stage has left."""
+    if folder.is_symlink() or folder.is_file():
+        folder.unlink()
+    elif folder.exists():
+        shutil.rmtree(folder)

@@ -1,0 +1,190 @@
+"""Pipelines run what is missing, go on after a kill to the same bytes, and refuse the rest."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from groupwise.errors import UsageError
+from groupwise.models import save_policy
+from groupwise.pipelines import Pipeline, plan_table, read_pipeline, run_pipeline
+from groupwise.pipelines.running import LOG, RECORD
+from small_runs import Quiet, tiny
+
+TEXT = """
+seed = 3
+
+[[stages]]
+name = "answers"
+stage = "sample"
+recipe = "word-problems"
+model = "MODEL"
+count = 2
+prompts = 70
+set = ["sampling.max_tokens=6", "data.limit=80"]
+
+[[stages]]
+name = "kept"
+stage = "select"
+rows = "@answers"
+keep = ["distinct", "at_most(count=1)"]
+
+[[stages]]
+name = "tuned"
+stage = "sft"
+recipe = "word-problems"
+model = "MODEL"
+rows = "@kept"
+set = ["warmup.steps=3", "warmup.batch_size=4", "sampling.max_tokens=20"]
+
+[[stages]]
+name = "trained"
+stage = "train"
+recipe = "word-problems"
+model = "@tuned"
+set = ["steps=3", "prompts_per_step=2", "group_size=2", "sampling.max_tokens=6", "data.limit=20",
+    "checkpoint.every_steps=1", "guards.silent_rewards=say", "evaluation.prompts=2",
+    "evaluation.samples=1", "guards.max_bad_steps=100"]
+
+[[stages]]
+name = "mean"
+stage = "average"
+models = ["@tuned", "@trained"]
+"""
+VOLATILE = {LOG, ".lock", "config.json", "metrics.jsonl", "report.html"}
+"""Files that name times."""
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pipeline")
+    save_policy(tiny(), folder / "model")
+    path = folder / "p.toml"
+    path.write_text(TEXT.replace("MODEL", str(folder / "model")), encoding="utf-8")
+    return path
+
+
+def at(file: Path, output: Path, *overrides: str) -> Pipeline:
+    return read_pipeline(file, overrides, output=output)
+
+
+@pytest.fixture(scope="module")
+def finished(file: Path) -> Path:
+    output = file.parent / "whole"
+    run_pipeline(at(file, output), progress=Quiet())
+    return output
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    """The files that a pipeline promises: rows, models, records and the report."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+        and path.name not in VOLATILE
+        and path.suffix != ".md"
+        and not {"checkpoints", "journal", "rollouts", "best"} & {*path.parts}
+    }
+
+
+def test_every_stage_leaves_its_output_and_what_made_it(finished: Path) -> None:
+    for stage in ("tuned", "trained", "mean"):
+        assert (finished / stage / "final" / "model.safetensors").is_file()
+    record = json.loads((finished / "mean" / RECORD).read_text(encoding="utf-8"))
+    assert set(record["inputs"]) == {"tuned", "trained"} and all(record["inputs"].values())
+    assert "| kept | select | answers |" in (finished / "report.md").read_text(encoding="utf-8")
+
+
+def test_what_is_up_to_date_is_not_run_again(file: Path, finished: Path) -> None:
+    before = (finished / LOG).read_text(encoding="utf-8")
+    assert {state.state for state in plan_table(at(file, finished))} == {"done"}
+    run_pipeline(at(file, finished), progress=Quiet())
+    assert (finished / LOG).read_text(encoding="utf-8") == before
+
+
+def killed(pipeline: Pipeline, seconds: float) -> bool:
+    """Run in a child that is killed after some time; whether it was still running."""
+    child = os.fork()
+    if child == 0:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        try:
+            run_pipeline(pipeline, progress=Quiet())
+        finally:
+            os._exit(0)
+    time.sleep(seconds)
+    os.kill(child, signal.SIGKILL)
+    return os.WIFSIGNALED(os.waitpid(child, 0)[1])
+
+
+def survives(file: Path, finished: Path, output: Path, *, kills: int, seed: int) -> None:
+    """Kill a pipeline at random moments, then let it finish."""
+    draw = random.Random(seed)
+    for _ in range(kills):
+        killed(at(file, output), draw.uniform(0.05, 1.0))
+    run_pipeline(at(file, output), progress=Quiet())
+    assert content(output) == content(finished)
+
+
+def test_a_killed_pipeline_goes_on_to_the_same_files(
+    file: Path, finished: Path, tmp_path: Path
+) -> None:
+    survives(file, finished, tmp_path / "out", kills=4, seed=1)
+
+
+@pytest.mark.verify
+@pytest.mark.parametrize("seed", range(5))
+def test_thirty_kills(file: Path, finished: Path, tmp_path: Path, seed: int) -> None:
+    survives(file, finished, tmp_path / "out", kills=6, seed=seed)
+
+
+def test_output_of_other_settings_is_refused_and_from_makes_it_again(
+    file: Path, finished: Path, tmp_path: Path
+) -> None:
+    other = at(file, finished, "kept.keep=['distinct']")
+    before = content(finished)
+    with pytest.raises(UsageError, match=r"kept: .*other settings.*--from kept"):
+        run_pipeline(other, progress=Quiet())
+    with pytest.raises(UsageError, match="other settings"):
+        run_pipeline(other, only="tuned", progress=Quiet())
+    assert content(finished) == before
+
+
+def test_an_output_that_somebody_changed_is_refused(
+    file: Path, finished: Path, tmp_path: Path
+) -> None:
+    rows = finished / "kept" / "rows.jsonl"
+    before = rows.read_bytes()
+    rows.write_bytes(before[:-2] + b"}\n\n")
+    try:
+        with pytest.raises(UsageError, match="changed after it was made"):
+            run_pipeline(at(file, finished), progress=Quiet())
+        run_pipeline(at(file, finished), first="kept", progress=Quiet())
+        assert rows.read_bytes() == before
+    finally:
+        rows.write_bytes(before)
+
+
+def test_an_input_that_is_not_there_is_refused_before_the_first_stage(
+    file: Path, tmp_path: Path
+) -> None:
+    missing = at(file, tmp_path / "out", f"tuned.model={tmp_path / 'nothing'}")
+    with pytest.raises(UsageError, match="tuned: .*is not on this machine"):
+        run_pipeline(missing, progress=Quiet())
+    with pytest.raises(UsageError, match="kept: takes the output of answers, which is not there"):
+        run_pipeline(at(file, tmp_path / "out"), only="kept", progress=Quiet())
+    assert not (tmp_path / "out").exists()
+
+
+def test_held_out_prompts_that_are_trained_on_are_refused(file: Path, tmp_path: Path) -> None:
+    data = tmp_path / "data.jsonl"
+    data.write_text('{"prompt": "1+1?", "answer": "2"}\n', encoding="utf-8")
+    own = [f"trained.data.train={data}", f"trained.data.eval={data}"]
+    with pytest.raises(UsageError, match="1 of 1 held-out prompts are training prompts"):
+        run_pipeline(at(file, tmp_path / "out", *own), progress=Quiet())
+    assert not (tmp_path / "out").exists()
