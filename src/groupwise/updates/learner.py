@@ -348,9 +348,7 @@ class TorchLearner:
             UsageError: there is no reference.
         """
         if self.reference == "none":
-            raise UsageError(
-                "model.reference_every: this algorithm has no KL term, so there is no reference."
-            )
+            raise UsageError("model.reference_every: this algorithm has no reference model.")
         self._set_reference(self._values())
         self._replaced = True
 
@@ -363,13 +361,11 @@ class TorchLearner:
         for name, weight in weights.items():
             own[name].copy_(weight)
 
-    def _reference_state(self) -> dict[str, Tensor]:
-        own = self.first if self.frozen is None else self.frozen.named()
-        return {name: own[name].detach() for name in self._trainable()}
-
     def state(self) -> dict[str, Any]:
         """What a resumed run needs besides the model's weights."""
-        replaced = {"reference": self._reference_state()} if self._replaced else {}
+        own = self.first if self.frozen is None else self.frozen.named()
+        kept = {name: own[name].detach() for name in self._trainable()} if self._replaced else {}
+        replaced = {"reference": kept} if kept else {}
         return {"optimizer": self.optimizer.state(), "version": self.version, **replaced}
 
     def restore(self, state: Mapping[str, Any]) -> None:
