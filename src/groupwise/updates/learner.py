@@ -342,11 +342,7 @@ class TorchLearner:
         save_policy(self.policy, path)
 
     def replace_reference(self) -> None:
-        """Make the reference the model as it is now.
-
-        Raises:
-            UsageError: there is no reference.
-        """
+        """Make the reference the model as it is now; there must be one."""
         if self.reference == "none":
             raise UsageError("model.reference_every: this algorithm has no reference model.")
         self._set_reference(self._values())
@@ -364,8 +360,8 @@ class TorchLearner:
     def state(self) -> dict[str, Any]:
         """What a resumed run needs besides the model's weights."""
         own = self.first if self.frozen is None else self.frozen.named()
-        kept = {name: own[name].detach() for name in self._trainable()} if self._replaced else {}
-        replaced = {"reference": kept} if kept else {}
+        names = self._trainable() if self._replaced else ()
+        replaced = {"reference": {n: own[n].detach() for n in names}} if names else {}
         return {"optimizer": self.optimizer.state(), "version": self.version, **replaced}
 
     def restore(self, state: Mapping[str, Any]) -> None:
