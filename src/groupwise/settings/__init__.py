@@ -24,6 +24,7 @@ from groupwise.settings.offline import (
     PreferenceSettings,
     RewardModelSettings,
     SftSettings,
+    WarmupSettings,
 )
 from groupwise.settings.sections import (
     AdapterSettings,
@@ -48,7 +49,6 @@ from groupwise.settings.sections import (
     Sampling,
     Schedule,
     UpdateSettings,
-    WarmupSettings,
     WatchdogSettings,
 )
 

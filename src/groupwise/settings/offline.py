@@ -78,3 +78,22 @@ class SftSettings(DatasetSettings):
     """How they become completions: "as_written", or "gsm8k_tagged" for GSM8K in tag format."""
     limit: Count | None = None
     """Use only this many worked answers; None uses all."""
+
+
+class WarmupSettings(Section):
+    """Supervised training on worked answers before RL, for a model without the format."""
+
+    steps: Count = 200
+    """Optimiser steps."""
+    batch_size: Count = 32
+    """Worked answers per step."""
+    learning_rate: Positive = 5e-4
+    """Peak learning rate; a linear rise leads to it and a cosine down from it."""
+    rise_steps: Whole = 20
+    """Optimiser steps of that rise."""
+    limit: Count | None = None
+    """Use only this many worked answers; None uses all."""
+    column: Name | None = None
+    """Column with the worked answers; None takes `data.answer_column`."""
+    style: Name = "as_written"
+    """How they become completions: "as_written", or "gsm8k_tagged" for GSM8K in tag format."""
