@@ -141,7 +141,6 @@ def prepare(
         if resume:
             found = find_resume_point(config, allow_changes, restart=restart, log=progress.log)
         algorithm = bind(config.algorithm.name, config.algorithm.overrides())
-        check_schedules(config)
         policy = _started(config, policy, found, progress=progress)
         critic = _critic(config, algorithm, policy, found)
         connected = connector(config, algorithm, policy=policy)
@@ -380,6 +379,7 @@ def _started(
     config: Config, policy: Policy | None, found: ResumePoint, *, progress: Progress
 ) -> Policy:
     """The policy as it was before the first step: a reference model is a copy of this one."""
+    check_schedules(config)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     if policy is None:
