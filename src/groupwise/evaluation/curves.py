@@ -140,7 +140,8 @@ def summarise_arm(
     }
     if len(curves) < 2:
         return found
-    steps = sorted(set.intersection(*({*map(float, x)} for x, _ in curves.values())))
+    grids = [{*np.asarray(x, dtype=float).tolist()} for x, _ in curves.values()]
+    steps = sorted(set.intersection(*grids))
     shared = {
         seed: smooth(y, window=window)[np.isin(np.asarray(x, dtype=float), steps)]
         for seed, (x, y) in curves.items()
