@@ -151,6 +151,9 @@ def variance(
         scorer = undo.enter_context(make_scorer(config, functions))
         connected = connect(config, plain, policy=policy)
         undo.callback(connected.engine.close)
+        learner = connected.learner
+        if not isinstance(learner, TorchLearner):
+            raise UsageError("variance: runs in one process; leave out torchrun and [cluster].")
         ready = rendered(config, connected.policy, load_train(config))
         source = RolloutSource(
             ready.prompts,
@@ -165,11 +168,11 @@ def variance(
         size = config.prompts_per_step
         heartbeat("rollouts")
         steps = [source.take(size, step=step) for step in range(max(1, -(-prompts // size)))]
-        halves = _reference(connected.learner, source, plain, batches, len(steps), size, heartbeat)
+        halves = _reference(learner, source, plain, batches, len(steps), size, heartbeat)
     judged, left_out = _judged(chosen, steps)
     whole = _concatenated(steps)
     found = inner_products(
-        connected.learner,
+        learner,
         sequences(whole),
         others=halves,
         each=lambda: heartbeat("gradients"),
