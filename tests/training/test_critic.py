@@ -11,16 +11,24 @@ import torch
 from torch import Tensor
 
 from bandits import bandit
+from groupwise.algorithms.losses import VALUE_LOSSES
 from groupwise.cli import main
 from groupwise.config import load
 from groupwise.config.checks import value_loss
 from groupwise.config.memory import memory_plan
 from groupwise.errors import UsageError
-from groupwise.models import load_scorer, save_policy
+from groupwise.models import load_scorer, save_policy, scorer_of
+from groupwise.registry import spec
 from groupwise.rundir.files import read_lines
-from groupwise.training.critic import CriticTrainer, critic_metrics
+from groupwise.settings import OptimizerSettings
+from groupwise.training.critic import (
+    CriticTrainer,
+    critic_metrics,
+    value_objective,
+    with_column,
+)
 from groupwise.types import Batch, Objective, Outputs, Update
-from groupwise.updates import sequences
+from groupwise.updates import Score, TorchLearner, sequences
 from small_runs import Quiet, prepared, settings, timeless, tiny
 
 GAE = 'algorithm.advantage={name="gae"}'
@@ -193,12 +201,13 @@ def test_the_critic_is_pretrained_on_the_policy_as_it_starts_and_once(
     threshold: str, tmp_path: Path
 ) -> None:
     """At a threshold it stops early; a resumed run takes it from the checkpoint."""
-    pretraining = f"critic.pretraining={{batches=20, minibatches=2, learning_rate=3e-3{threshold}}}"
+    most = 80 if threshold else 20
+    pretraining = f"critic.pretraining={{batches={most}, learning_rate=3e-3{threshold}}}"
     progress = Quiet()
     run = prepared(tmp_path, *LEARNS, STILL, pretraining, progress=progress)
     said = [line for line in progress.said if "critic, batch" in line]
     assert said[-1].endswith("over the last 5 batches, 0 s left")
-    assert ("batch 20/20" in said[-1]) == (not threshold)
+    assert (f"batch {most}/{most}" in said[-1]) == (not threshold)
     assert run.trainer.policy.version == run.trainer.learners["critic"].version == 0
     start = tiny().model.state_dict()
     assert all(torch.equal(w, start[n]) for n, w in run.trainer.policy.trained().items())
@@ -213,6 +222,29 @@ def test_the_critic_is_pretrained_on_the_policy_as_it_starts_and_once(
     batch = sequences(again.trainer.source.take(3, step=9))
     values = again.trainer.learners["critic"].evaluate(batch, {"values"})["values"][batch.mask]
     assert 0.5 * row["returns"] < float(values.mean()) < 2 * row["returns"], "it began at 0"
+    again.close()
+
+
+def test_pretraining_begins_at_the_mean_return_and_keeps_a_trained_head(tmp_path: Path) -> None:
+    """With a rate of next to nothing, what pretraining leaves is where it began."""
+    still = "critic.pretraining={batches=1, learning_rate=1e-12}"
+    run = prepared(tmp_path / "new", *LEARNS, STILL, still)
+    run.trainer.advance()
+    row = timeless(tmp_path / "new")[0]
+    head = {n: w for n, w in run.trainer.learners["critic"].trained().items() if "score" in n}
+    assert float(head["score.weight"].abs().max()) < 1e-6
+    assert 0.5 * row["returns"] < float(head["score.bias"]) < 2 * row["returns"]
+    run.trainer.finish()
+    run.close()
+    with torch.no_grad():
+        saved = load_scorer(tmp_path / "new" / "critic")
+        saved.model.score.weight += 1.0
+        saved.model.score.bias -= 5.0
+    save_policy(saved, tmp_path / "trained")
+    model = f"critic.model={tmp_path / 'trained'}"
+    again = prepared(tmp_path / "second", *LEARNS, STILL, still, model)
+    kept = again.trainer.learners["critic"].trained()["score.bias"]
+    assert torch.allclose(kept, saved.model.score.bias)
     again.close()
 
 
@@ -273,6 +305,40 @@ def test_settings_of_the_critic_that_cannot_work_are_refused(
     assert main(["train", "word-problems", *words]) == 2
     error = capsys.readouterr().err
     assert said in error and not (tmp_path / "run").exists()
+
+
+def test_a_critic_tells_answers_of_one_batch_apart_at_their_last_token() -> None:
+    """Where the prefix says all, the targets stand at the states that are read."""
+    policy = tiny()
+    groups, size = 4, 4
+    rows = torch.randint(20, 40, (groups * size, 6), generator=torch.Generator().manual_seed(1))
+    batch = Batch(
+        prompts=tuple(torch.tensor([5, 6, 7 + i]) for i in range(groups)),
+        group=torch.arange(groups).repeat_interleave(size),
+        tokens=rows,
+        length=torch.full((groups * size,), 6),
+        mask=torch.ones_like(rows, dtype=torch.bool),
+        advantage=torch.zeros(rows.shape),
+        weight=torch.full(rows.shape, 1 / rows.numel()),
+    )
+    # The return is decided by the token before the last: the last state that is read has seen it.
+    returns = (rows[:, 4:5] % 2).float().expand(rows.shape)
+    batch = with_column(batch, "returns", returns)
+    critic = scorer_of(policy, kind="token")
+    learner = TorchLearner(
+        critic,
+        optimizer=OptimizerSettings(learning_rate=1e-2),
+        head=Score(critic.model, reads=("before",)),
+        share_equal_rows=True,
+    )
+    objective = value_objective(VALUE_LOSSES.bind(spec("squared")))
+    for _ in range(60):
+        learner.update(batch, objective)
+    values = learner.evaluate(batch, {"values"})["values"]
+    found = critic_metrics(with_column(batch, "values", values))
+    assert found["explained_variance_last"] > 0.9
+    first = values[:, 0].reshape(groups, size)
+    assert torch.allclose(first, first[:, :1].expand_as(first), atol=1e-5), "sees no answer yet"
 
 
 def test_the_plan_of_a_run_counts_its_critic(tmp_path: Path) -> None:

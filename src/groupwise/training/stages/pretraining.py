@@ -9,11 +9,13 @@ from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
+import torch
+
 from groupwise.algorithms import BoundAlgorithm
 from groupwise.config import Config
 from groupwise.config.checks import value_loss
 from groupwise.config.connect import critic_learner
-from groupwise.models import Policy
+from groupwise.models import Policy, score_layer
 from groupwise.settings import PretrainingSettings
 from groupwise.training.critic import (
     Returns,
@@ -23,7 +25,7 @@ from groupwise.training.critic import (
     with_column,
     with_values,
 )
-from groupwise.types import Source
+from groupwise.types import Batch, ScoredGroups, Source
 from groupwise.updates import TorchLearner, sequences
 
 RECENT = 5
@@ -72,24 +74,26 @@ def _pretrain(
     """Train a critic in place on Monte-Carlo returns of the policy as it is."""
     # The policy is its own reference, so a penalty in the reward is 0.
     returns = replace(Returns.of(algorithm, lam=1.0), kl=0.0)
-    steps = settings.epochs * settings.minibatches
+    steps = settings.batches * settings.epochs * settings.minibatches
     changes: dict[str, Any] = {
         "learning_rate": settings.learning_rate,
         "schedule": "cosine",
         "final_fraction": 0.1,
-        "warmup_steps": 0,
+        "warmup_steps": steps // 20,
     }
+    first = source.take(config.prompts_per_step, step=0)
+    _predict_the_mean(critic, sequences(first), first, returns)
     learner = critic_learner(
         config,
         critic,
         optimizer=config.critic.optimizer.model_copy(update=changes),
-        total_steps=settings.batches * steps,
+        total_steps=steps,
     )
     objective = value_objective(value_loss(config))
     recent: deque[float] = deque(maxlen=RECENT)
     every, start = max(1, settings.batches // 20), time.perf_counter()
     for number in range(1, settings.batches + 1):
-        scored = source.take(config.prompts_per_step, step=number - 1)
+        scored = first if number == 1 else source.take(config.prompts_per_step, step=number - 1)
         batch = sequences(scored)
         values = learner.evaluate(batch, {"values"})["values"].float()
         batch = with_values(batch, values, scored)
@@ -116,3 +120,17 @@ def _pretrain(
         if done:
             break
     learner.optimizer.remove_hooks()
+
+
+@torch.no_grad()
+def _predict_the_mean(critic: Policy, batch: Batch, scored: ScoredGroups, returns: Returns) -> None:
+    """Let a new head predict the mean return of the first batch wherever it is asked.
+
+    From values of 0, the first updates raise every value alike through all weights of the trunk;
+    what the model knew of the prompts is disturbed before it is read.
+    """
+    layer = score_layer(critic.model)
+    if layer.bias is None or layer.weight.any() or layer.bias.any() or not batch.mask.any():
+        return
+    none = with_values(batch, torch.zeros(batch.mask.shape), scored)
+    layer.bias.fill_(float(returns(scored, none)[batch.mask].mean()))
