@@ -102,7 +102,7 @@ def main() -> None:
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         config = load(given.recipe, [*given.set, f"output={folder}/run"])
-        prepared = prepare(config, progress=PlainProgress({}, sys.stderr))
+        prepared = prepare(config, progress=PlainProgress({}, stream=sys.stderr))
         try:
             found = measured(prepared, batches=given.batches)
         finally:
