@@ -201,6 +201,10 @@ def _identity(config: Config | None, stage: Stage) -> dict[str, Any]:
         values.get("model", {}).pop("path", None)
     if "rows" in stage.settings:
         values.get("data", {}).pop("train", None)
+    if "teacher" in stage.settings:
+        values.get("distillation", {}).pop("teacher", None)
+    if "reward_model" in stage.settings:
+        values["rewards"][-1].pop("model", None)
     return values
 
 

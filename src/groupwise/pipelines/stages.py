@@ -25,6 +25,7 @@ TAKES: Mapping[str, Output] = {
     "model": "model",
     "models": "model",
     "teacher": "model",
+    "reward_model": "model",
     "adapter": "model",
     "rows": "rows",
     "also": "rows",
@@ -124,6 +125,11 @@ def kind_of(name: str) -> Kind:
 
 
 def _toml(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(_toml(each) for each in value)}]"
+    if isinstance(value, Mapping):
+        pairs = [f"{_toml(key)} = {_toml(each)}" for key, each in value.items()]
+        return "{" + ", ".join(pairs) + "}"
     return json.dumps(value, ensure_ascii=False)
 
 
@@ -133,6 +139,8 @@ def _train_config(
     recipe: str,
     model: str | None = None,
     rows: str | None = None,
+    reward_model: str | None = None,
+    teacher: str | None = None,
     set: Sequence[str] = (),
     **_: Any,
 ) -> Config:
@@ -142,6 +150,14 @@ def _train_config(
     if rows is not None:
         own |= {"data.train": rows, "data.prompt_column": "prompt", "data.answer_column": "answer"}
         own |= {"data.answer_style": "plain", "data.id_column": "id"}
+    if teacher is not None:
+        own["distillation.teacher"] = teacher
+    if reward_model is not None:
+        parts = work.config(recipe, set, **own).model_dump(mode="json")["rewards"]
+        given = [{key: v for key, v in part.items() if v is not None} for part in parts]
+        measured = [{**part, "weight": 0.0} for part in given]
+        learnt = {"name": "reward_model", "model": reward_model, "source": "final"}
+        own["rewards"] = [*measured, learnt]
     return work.config(recipe, set, **own)
 
 
@@ -152,6 +168,7 @@ def train(
     recipe: str,
     model: str | None = None,
     rows: str | None = None,
+    reward_model: str | None = None,
     set: Sequence[str] = (),
 ) -> Figures:
     """Reinforcement learning by a recipe.
@@ -160,12 +177,39 @@ def train(
         recipe: name or path.
         model: to start from; None takes the recipe's.
         rows: prompts to train on, one per distinct id; None takes the recipe's data.
+        reward_model: scores the final answers; the recipe's rewards are then measured only.
         set: further settings of the recipe.
     """
     from groupwise.training.run import train_config
 
     rows = None if rows is None else str(_one_row_each(work, rows))
-    config = _train_config(work, recipe=recipe, model=model, rows=rows, set=set)
+    config = _train_config(
+        work, recipe=recipe, model=model, rows=rows, reward_model=reward_model, set=set
+    )
+    run = train_config(config, resume=True)
+    return {"steps": config.steps, **_last_evaluation(run.evaluations)}
+
+
+@stage("model", _train_config)
+def distil(
+    work: Any,
+    *,
+    recipe: str,
+    teacher: str,
+    model: str | None = None,
+    set: Sequence[str] = (),
+) -> Figures:
+    """On-policy distillation by a recipe whose algorithm takes a teacher.
+
+    Args:
+        recipe: name or path.
+        teacher: has the policy's tokenizer.
+        model: to start from; None takes the recipe's.
+        set: further settings of the recipe.
+    """
+    from groupwise.training.run import train_config
+
+    config = _train_config(work, recipe=recipe, model=model, teacher=teacher, set=set)
     run = train_config(config, resume=True)
     return {"steps": config.steps, **_last_evaluation(run.evaluations)}
 
@@ -203,10 +247,13 @@ def _sft_config(
         own["model.path"] = model
     if rows is not None:
         own |= {"data.train": rows, "data.prompt_column": "prompt", "data.answer_column": "answer"}
-        own |= {"data.answer_style": "plain", "warmup.column": "completion"}
+        own["data.answer_style"] = "plain"
     config = work.config(recipe, set, **own)
-    if config.warmup is None:
-        raise UsageError(f"recipe = {recipe!r}: has no section [warmup], which a stage sft needs.")
+    if config.sft is None and config.warmup is None:
+        raise UsageError(f"recipe = {recipe!r}: has no section [sft] or [warmup].")
+    if rows is not None:
+        section = "warmup" if config.sft is None else "sft"
+        config = work.config(recipe, set, **own, **{f"{section}.column": "completion"})
     return config
 
 
@@ -219,7 +266,7 @@ def sft(
     rows: str | None = None,
     set: Sequence[str] = (),
 ) -> Figures:
-    """Supervised fine-tuning by the [warmup] section of a recipe.
+    """Supervised fine-tuning by the section [sft] of a recipe, or else [warmup].
 
     Args:
         recipe: name or path.
@@ -227,9 +274,13 @@ def sft(
         rows: answers to learn; None takes the worked answers of the recipe's data.
         set: further settings of the recipe.
     """
+    from groupwise.training.offline.supervised import fine_tune
     from groupwise.training.stages.recipe import supervise_config
 
     config = _sft_config(work, recipe=recipe, model=model, rows=rows, set=set)
+    if config.sft is not None:
+        fine_tune(config, resume=True)
+        return {"steps": config.steps}
     loss = supervise_config(config, work.final)
     return {"loss": loss}
 
@@ -273,6 +324,47 @@ def prefer(
 
     config = _prefer_config(work, recipe=recipe, model=model, rows=rows, set=set)
     prefer(config, resume=True)
+    return {"steps": config.steps}
+
+
+def _reward_model_config(
+    work: Work,
+    *,
+    recipe: str,
+    model: str | None = None,
+    rows: str | None = None,
+    set: Sequence[str] = (),
+) -> Config:
+    own: dict[str, Any] = {} if model is None else {"model.path": model}
+    if rows is not None:
+        own["reward_model.data"] = rows
+    config = work.config(recipe, set, **own)
+    if config.reward_model is None:
+        raise UsageError(f"recipe = {recipe!r}: has no section [reward_model].")
+    return config
+
+
+@stage("model", _reward_model_config)
+def reward_model(
+    work: Any,
+    *,
+    recipe: str,
+    model: str | None = None,
+    rows: str | None = None,
+    set: Sequence[str] = (),
+) -> Figures:
+    """Training a reward model: `groupwise reward-model`.
+
+    Args:
+        recipe: name or path.
+        model: to start from; None takes the recipe's.
+        rows: pairs; None takes the recipe's data, or ranks the model's own answers.
+        set: further settings of the recipe.
+    """
+    from groupwise.training.offline.reward_model import train_reward_model
+
+    config = _reward_model_config(work, recipe=recipe, model=model, rows=rows, set=set)
+    train_reward_model(config, resume=True)
     return {"steps": config.steps}
 
 
