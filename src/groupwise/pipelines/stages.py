@@ -285,22 +285,27 @@ def sft(
     return {"loss": loss}
 
 
-def _prefer_config(
+def _section_config(
     work: Work,
+    section: str,
     *,
     recipe: str,
     model: str | None = None,
     rows: str | None = None,
     set: Sequence[str] = (),
-    **_: Any,
 ) -> Config:
+    """The configuration of a stage whose section of the recipe reads the rows."""
     own: dict[str, Any] = {} if model is None else {"model.path": model}
     if rows is not None:
-        own["preference.data"] = rows
+        own[f"{section}.data"] = rows
     config = work.config(recipe, set, **own)
-    if config.preference is None:
-        raise UsageError(f"recipe = {recipe!r}: has no section [preference].")
+    if getattr(config, section) is None:
+        raise UsageError(f"recipe = {recipe!r}: has no section [{section}].")
     return config
+
+
+def _prefer_config(work: Work, **given: Any) -> Config:
+    return _section_config(work, "preference", **given)
 
 
 @stage("model", _prefer_config)
@@ -327,21 +332,8 @@ def prefer(
     return {"steps": config.steps}
 
 
-def _reward_model_config(
-    work: Work,
-    *,
-    recipe: str,
-    model: str | None = None,
-    rows: str | None = None,
-    set: Sequence[str] = (),
-) -> Config:
-    own: dict[str, Any] = {} if model is None else {"model.path": model}
-    if rows is not None:
-        own["reward_model.data"] = rows
-    config = work.config(recipe, set, **own)
-    if config.reward_model is None:
-        raise UsageError(f"recipe = {recipe!r}: has no section [reward_model].")
-    return config
+def _reward_model_config(work: Work, **given: Any) -> Config:
+    return _section_config(work, "reward_model", **given)
 
 
 @stage("model", _reward_model_config)
