@@ -54,8 +54,18 @@ def logprobs(logits: Tensor, tokens: Tensor) -> Tensor:
     return table.gather(-1, tokens[..., None]).squeeze(-1).flatten(0, 1)
 
 
-def evidence(tokens: Tensor, mask: Tensor, kl: Tensor) -> dict[str, Any]:
+def teacher_gap(tokens: Tensor, old: Tensor) -> Tensor:
+    """log π_T − log π for a teacher that begins with the right token, nearly always."""
+    logits = torch.zeros(P, T, V, dtype=torch.float64)
+    logits[torch.arange(P), 0, TARGET] = 6.0
+    return (logprobs(logits, tokens) - old).view(P, G, T)
+
+
+def evidence(tokens: Tensor, mask: Tensor, kl: Tensor, old: Tensor) -> dict[str, Any]:
     rewards = (tokens[..., 0] == TARGET[:, None]).double()
+    # A critic that knows the reward once it has read the first token.
+    values = rewards[..., None].repeat(1, 1, T)
+    values[..., 0] = rewards.mean(-1, keepdim=True)
     return {
         "rewards": rewards,
         "valid": torch.ones_like(rewards, dtype=torch.bool),
@@ -65,6 +75,8 @@ def evidence(tokens: Tensor, mask: Tensor, kl: Tensor) -> dict[str, Any]:
         "mask": mask,
         "kl": kl.view(P, G, T),
         "truncated": ~mask.any(-1),
+        "values": values,
+        "teacher_gap": teacher_gap(tokens, old),
     }
 
 
@@ -74,7 +86,7 @@ def step(
     """The batch of one step; None where the filter keeps nothing."""
     tokens, mask = sample(logits, generator)
     old, ref = logprobs(logits, tokens).detach(), logprobs(start, tokens).detach()
-    data = evidence(tokens, mask, old - ref)
+    data = evidence(tokens, mask, old - ref, old)
     kept = algorithm.filter(data)
     if not kept.any():
         return None

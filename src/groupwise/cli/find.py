@@ -169,7 +169,7 @@ def _about(text: str) -> str:
         if not line.startswith("#") or not line.strip("# "):
             break
         lines.append(line.strip("# "))
-    return re.split(r"(?<=\.)\s", " ".join(lines), maxsplit=1)[0]
+    return re.split(r"(?<=[^D][^r]\.)\s", " ".join(lines), maxsplit=1)[0]
 
 
 def _number(value: float | None) -> str:

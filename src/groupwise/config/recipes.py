@@ -103,6 +103,7 @@ def _resolved(
     named = {
         path: value
         for path in given
+        if path  # an empty recipe is one leaf without a name
         for value in [_at(values, path.split("."))]
         if _NAMES.search(path) and any(map(extensions.names_code, strings_in(value)))
     }

@@ -33,7 +33,7 @@ _FENCED = re.compile(
     r"^[ \t]*(`{3,}(?!`)|~{3,}(?!~))[^\n]*\n(.*?)(?:^[ \t]*\1[ \t]*$|\Z)", re.M | re.S
 )
 _DENIED = re.compile(
-    r"[,;]?\s*(?:\b(?:and|but)\s+)?\b(?:not|rather than|instead of)\s+"
+    r"(?:[,;]\s{0,9})?(?:\b(?:and|but)\s{1,9})?\b(?:not|rather than|instead of)\s+"
     r"(?:[^\s.,;]|[.,](?=\w)|[ \t](?!but\b))+"
 )
 _NUMERALS = "십백천만억조반할푼리퍼十百千万萬億亿兆半割"  # they change the value

@@ -224,7 +224,7 @@ def _run_bound(
                 if not frame.startswith(nonce):
                     outcomes.append(Outcome(verdict=Verdict.ERROR, detail="verdict without nonce"))
                     break
-                outcomes.append(_outcome(frame[len(nonce) :]))
+                outcomes.append(_outcome(frame[len(nonce) :], limits.seconds))
                 deadline = min(time.monotonic() + 3 * limits.seconds, end)
                 if not tests.counted and len(outcomes) == len(sources):
                     break
@@ -277,10 +277,8 @@ def run_inputs(
                 return
             if frame.startswith(codec.OUTPUT):
                 yield frame[1:].decode("utf-8", "replace")
-            elif frame == codec.TIMEOUT:
-                yield _timeout(limits.seconds)
             else:
-                yield _outcome(frame)
+                yield _outcome(frame, limits.seconds)
 
 
 _VERDICTS = {
@@ -293,8 +291,10 @@ _VERDICTS = {
 }
 
 
-def _outcome(frame: bytes) -> Outcome:
+def _outcome(frame: bytes, seconds: float) -> Outcome:
     verdict = _VERDICTS.get(frame[:1], Verdict.ERROR)
+    if verdict is Verdict.TIMEOUT:
+        return _timeout(seconds)  # how the program was killed says less
     return Outcome(verdict=verdict, detail=frame[1:].decode("utf-8", "replace").strip())
 
 
