@@ -154,3 +154,13 @@ def test_the_recipe_of_a_paper_can_be_read(name: str) -> None:
 def test_every_packaged_pipeline_can_be_planned(name: str, tmp_path: Path) -> None:
     states = plan_table(read_pipeline(name, output=tmp_path / "out"))
     assert states and all(state.state == "to do" for state in states)
+
+
+@pytest.mark.parametrize("override", ["imports=['{}']", "rewards=[{{name='{}:f'}}]"])
+def test_a_pipeline_file_cannot_run_code(tmp_path: Path, override: str) -> None:
+    """Its overrides are not the command line's, which a recipe's trust rests on."""
+    text = override.format(tmp_path / "stranger.py")
+    path = tmp_path / "pipeline.toml"
+    path.write_text(f'{SAMPLE}set = ["{text}"]\n')
+    with pytest.raises(UsageError, match="can run code"):
+        read_pipeline(path)

@@ -10,8 +10,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from groupwise.config.recipes import parse_override
+from groupwise.config import runs_code
+from groupwise.config.recipes import parse_override, strings_in
 from groupwise.errors import UsageError, suggest
+from groupwise.extensions import names_code
 from groupwise.pipelines.stages import STAGES, Kind, kind_of
 from groupwise.registry import FunctionSpec
 
@@ -107,6 +109,8 @@ def read_pipeline(
     if chosen is not None and (not isinstance(chosen, int) or chosen < 0):
         raise UsageError(f"seed = {chosen!r}: must be a whole number, at least 0.")
     stages = _expanded(given)
+    if Path(source).expanduser().is_file():
+        _refuse_code(stages)
     stages = [_overridden(stage, overrides) for stage in stages]
     _check_used(stages, overrides)
     return Pipeline(
@@ -247,6 +251,20 @@ def references(value: Any) -> set[str]:
     if isinstance(inside, str) or not hasattr(inside, "__iter__"):
         return set()
     return {name for each in inside for name in references(each)}
+
+
+def _refuse_code(stages: Sequence[Stage]) -> None:
+    """Refuse what a file's `set` would run as code; only the command line may ask for that."""
+    for stage in stages:
+        for override in strings_in(stage.settings.get("set", [])):
+            steps, value = parse_override(override)
+            setting = ".".join(steps)
+            listed = any(setting == name or name.startswith(f"{setting}.") for name in runs_code())
+            if listed or any(map(names_code, strings_in(value))):
+                raise UsageError(
+                    f"{stage.name}.set = {override[:200]!r}: can run code, so a pipeline file may "
+                    f"not set it; read the file, then pass --set '{stage.name}.{setting}=…'."
+                )
 
 
 def _overridden(stage: Stage, overrides: Sequence[str]) -> Stage:
