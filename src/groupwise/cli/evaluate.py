@@ -9,14 +9,23 @@ import typer
 
 from groupwise.cli.options import JsonFile, Overrides, TrustRecipe, write_json
 from groupwise.cli.output import command_name
+from groupwise.errors import UsageError
 
 
 def evaluate(
-    model: Annotated[str, typer.Argument(help='Model folder, hub name, or "bundled".')],
+    models: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="MODEL...",
+            help='Model folders, hub names, or "bundled"; the first is the base.',
+        ),
+    ],
     task: Annotated[
         str,
         typer.Option(
-            "--task", "--recipe", help="Recipe with the prompts, rewards and sampling to use."
+            "--task",
+            "--recipe",
+            help="Recipe with the prompts, rewards and sampling to use; several: x,y,z.",
         ),
     ] = "word-problems",
     against: Annotated[
@@ -24,6 +33,14 @@ def evaluate(
         typer.Option(metavar="MODEL", help="Compare with this model on the same prompts."),
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Number of sampling seeds.")] = 1,
+    k: Annotated[
+        str | None,
+        typer.Option("--k", metavar="N,N", help="Values of k for pass@k and maj@k: 1,2,4,8."),
+    ] = None,
+    budgets: Annotated[
+        str | None,
+        typer.Option(metavar="N,N", help="Token budgets to measure at: 64,128,256."),
+    ] = None,
     reflection: Annotated[
         bool,
         typer.Option(
@@ -34,23 +51,49 @@ def evaluate(
     trust_recipe: TrustRecipe = False,
     json_file: JsonFile = None,
 ) -> None:
-    """Evaluate a model on held-out prompts.
+    """Evaluate models on held-out prompts of one or more tasks.
 
-    Reports greedy and sampled accuracy, pass@k and more, each with its 95 % interval.
+    Reports greedy and sampled accuracy, pass@k and more, each with its 95 % interval. With several
+    models or tasks, compares every model with the first.
     """
     from groupwise.config import load
 
-    config = load(task, overrides or [], trust_recipe=trust_recipe)
+    tasks = [name.strip() for name in task.split(",")]
+    if len(set(tasks)) < len(tasks):
+        raise UsageError(f"--task = {task}: tasks must differ.")
+    ks, limits = _numbers("--k", k), _numbers("--budgets", budgets)
+    suite = len(models) > 1 or len(tasks) > 1 or bool(ks or limits)
+    for option, given in (("--against", against), ("--reflection", reflection)):
+        if suite and given:
+            raise UsageError(
+                f"{option}: works with one model and one task, without --k and --budgets. "
+                "Several models are listed: eval BASE OTHER."
+            )
+    configs = {name: load(name, overrides or [], trust_recipe=trust_recipe) for name in tasks}
 
     from rich.console import Console
 
     from groupwise.evaluation import terminal_table
     from groupwise.evaluation.evaluate import evaluate
+    from groupwise.evaluation.suite import evaluate_suite
 
-    models = [model, *([against] if against else [])]
-    found = evaluate(config, models, seeds=seeds, reflection=reflection)
+    if suite:
+        found = evaluate_suite(configs, models, seeds=seeds, ks=ks, budgets=limits)
+    else:
+        both = [*models, *([against] if against else [])]
+        found = evaluate(configs[task.strip()], both, seeds=seeds, reflection=reflection)
     Console().print(terminal_table(found.table(), verdicts=found.verdicts))
     write_json(json_file, found.as_dict())
+
+
+def _numbers(option: str, text: str | None) -> list[int]:
+    """Whole numbers of an option, separated by commas."""
+    try:
+        return [int(part) for part in text.split(",")] if text is not None else []
+    except ValueError:
+        raise UsageError(
+            f"{option} = {text!r}: must be whole numbers separated by commas, such as 1,2,4."
+        ) from None
 
 
 def report(

@@ -9,7 +9,7 @@ import numpy as np
 
 from groupwise.evaluation.intervals import Estimate, prompt_mean, wilson
 from groupwise.evaluation.measure import Measurement
-from groupwise.evaluation.passk import best_of_k, majority_at_k
+from groupwise.evaluation.passk import best_of_k, majority_at_k, pass_at_k
 from groupwise.rewards import extract_answer
 from groupwise.rewards.extract import Style
 from groupwise.rewards.math.numbers import plain_number
@@ -65,6 +65,43 @@ def details(
         figures["seed_deviation"] = Estimate(
             value=float(by_seed.std(ddof=1)), low=unknown, high=unknown
         )
+    return figures
+
+
+def curve_over_k(
+    measured: Measurement, ks: Sequence[int], *, style: Style | None = None
+) -> dict[str, Estimate]:
+    """pass@k and maj@k for several k from the same samples, those of all seeds together.
+
+    Args:
+        measured: n samples of each prompt.
+        ks: values of k, each at most n.
+        style: how the reward finds an answer; None where it reads none, and then nothing votes.
+
+    Returns:
+        `pass_at_k` for every k, then `maj_at_k`; nothing where no prompt was judged. At k = 1 both
+        are the sampled accuracy, except that maj@1 takes answers that vote alike as one.
+
+    Raises:
+        UsageError: a k above n.
+
+    Source: `pass_at_k` and `majority_at_k`, which average over all subsets of k samples.
+    """
+    judged = [
+        (group, right)
+        for group, right in zip(measured.groups, measured.sampled, strict=True)
+        if not np.isnan(right).any()
+    ]
+    if not judged:
+        return {}
+    figures = {
+        f"pass_at_{k}": prompt_mean([pass_at_k(len(r), int(r.sum()), k=k) for _, r in judged])
+        for k in ks
+    }
+    if style is not None:
+        votes = [([_vote(c.text, style) for c in g.completions], r.tolist()) for g, r in judged]
+        for k in ks:
+            figures[f"maj_at_{k}"] = prompt_mean([majority_at_k(*each, k=k) for each in votes])
     return figures
 
 

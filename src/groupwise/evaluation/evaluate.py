@@ -170,7 +170,7 @@ def _measured(
             seed=config.seed,
             seeds=seeds,
         )
-        style = _style(config)
+        style = answer_style(config)
         sections = {config.data.eval_split: details(measured, ready.prompts, style=style)}
         for level, places in by_difficulty(ready.prompts).items():
             sections[level] = _brief_figures(measured.part(places))
@@ -200,7 +200,7 @@ def _reflection_figures(
             ready.tokens,
             policy.tokenizer,
             column=config.data.answer_column,
-            tagged=_style(config) == "answer_tag",
+            tagged=answer_style(config) == "answer_tag",
             trigger=trigger,
             limit=policy.context - config.sampling.max_tokens,
         )
@@ -214,7 +214,7 @@ def _reflection_figures(
     return found
 
 
-def _style(config: Config) -> Style | None:
+def answer_style(config: Config) -> Style | None:
     """How the reward extracts an answer; None where it does not."""
     for part in config.rewards:
         if part.name == "exact_answer":

@@ -1,0 +1,196 @@
+"""Evaluate several models on several tasks, and at several token budgets, as one family."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from groupwise.config import Config
+from groupwise.errors import UsageError
+from groupwise.evaluation import (
+    Contrast,
+    Estimate,
+    Figure,
+    FigureTable,
+    SeedDifference,
+    figure_table,
+    holm,
+    paired_seeds,
+    prompt_mean,
+    sentence,
+)
+from groupwise.evaluation.details import curve_over_k
+from groupwise.evaluation.evaluate import EvaluationResult, answer_style, evaluate, short_names
+from groupwise.models.loading import configuration, resolve
+
+
+@dataclass(frozen=True, kw_only=True)
+class SuiteResult:
+    """Figures of models × tasks, and paired differences from the first model.
+
+    Attributes:
+        figures: by model, then by section: a task, or a task at a token budget.
+        differences: sampled accuracy of each other model minus that of the first, by section.
+        notes: sections without a difference, and why.
+    """
+
+    figures: Mapping[str, Mapping[str, Mapping[str, Estimate]]]
+    differences: Mapping[tuple[str, str], Contrast]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def verdicts(self) -> tuple[str, ...]:
+        """A sentence for each difference, then the notes."""
+        return (*(f"{sentence(each)}." for each in self.differences.values()), *self.notes)
+
+    def table(self) -> FigureTable:
+        """All figures with intervals."""
+        return figure_table({model: [sections] for model, sections in self.figures.items()})
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON values."""
+        return {
+            "models": {
+                model: {
+                    section: {name: figure.as_dict() for name, figure in figures.items()}
+                    for section, figures in sections.items()
+                }
+                for model, sections in self.figures.items()
+            },
+            "differences": [
+                {
+                    "model": model,
+                    "against": each.second,
+                    "section": section,
+                    "figure": "sampled",
+                    **each.result.difference.as_dict(),
+                    "p": each.result.p,
+                    "p_holm": each.p_holm,
+                }
+                for (model, section), each in self.differences.items()
+            ],
+            "verdicts": list(self.verdicts),
+        }
+
+
+def evaluate_suite(
+    tasks: Mapping[str, Config],
+    models: Sequence[str],
+    *,
+    seeds: int = 1,
+    ks: Sequence[int] = (),
+    budgets: Sequence[int] = (),
+) -> SuiteResult:
+    """Evaluate every model on every task; compare each model with the first.
+
+    Sampled accuracy is compared by a paired t test over prompts. Holm's correction covers all
+    differences of the call: (models − 1) × tasks × budgets.
+
+    Args:
+        tasks: settings by the name of the task.
+        models: folders, hub names or "bundled"; the others are compared with the first.
+        seeds: number of sampling seeds, counted up from each recipe's.
+        ks: values of k for pass@k and maj@k, all from the same samples.
+        budgets: token limits, each in place of the recipe's `sampling.max_tokens`. Equal random
+            numbers make the answers at a smaller budget prefixes of those at a larger one.
+
+    Raises:
+        UsageError: before a model's weights are loaded, if a model is given twice or does not
+            exist, k exceeds the samples, or a budget exceeds a recipe's token limit.
+
+    Source: Holm 1979; pass@k by Chen et al. 2021, equation 1.
+    """
+    _check(tasks, models, seeds, ks, budgets)
+    names = short_names(models)
+    figures: dict[str, dict[str, dict[str, Estimate]]] = {name: {} for name in names}
+    found: dict[tuple[str, str], SeedDifference] = {}
+    notes = []
+    for section, config in _sections(tasks, budgets):
+        result = evaluate(config, models, seeds=seeds, names=names)
+        for name in names:
+            figures[name][section] = _figures(result, name, config, ks, bool(budgets))
+        for name in names[1:]:
+            difference = _difference(result, name, names[0])
+            if difference is None:
+                notes.append(f"{section}: {name} and {names[0]} have no prompts to pair.")
+            else:
+                found[name, section] = difference
+    corrected = holm([each.p for each in found.values()])
+    differences = {
+        (name, section): Contrast(
+            figure=Figure.named(f"sampled accuracy on {section}", unit="pp"),
+            first=name,
+            second=names[0],
+            result=result,
+            p_holm=p,
+        )
+        for ((name, section), result), p in zip(found.items(), corrected, strict=True)
+    }
+    return SuiteResult(figures=figures, differences=differences, notes=tuple(notes))
+
+
+def _check(
+    tasks: Mapping[str, Config],
+    models: Sequence[str],
+    seeds: int,
+    ks: Sequence[int],
+    budgets: Sequence[int],
+) -> None:
+    homes = [resolve(model) for model in models]
+    places = [str(Path(home).resolve()) if Path(home).exists() else home for home in homes]
+    if len(set(places)) < len(places):
+        raise UsageError(f"models = {', '.join(models)}: must differ.")
+    for option, values in (("--k", ks), ("--budgets", budgets)):
+        if len(set(values)) < len(values) or any(value < 1 for value in values):
+            listed = ",".join(map(str, values))
+            raise UsageError(f"{option} = {listed}: must be different numbers, at least 1.")
+    for task, config in tasks.items():
+        samples, limit = config.evaluation.samples * seeds, config.sampling.max_tokens
+        if ks and max(ks) > samples:
+            raise UsageError(
+                f"--k = {max(ks)}: {task} draws {samples} samples per prompt; "
+                f"--set evaluation.samples={-(-max(ks) // seeds)} draws enough."
+            )
+        if budgets and max(budgets) > limit:
+            raise UsageError(
+                f"--budgets = {max(budgets)}: must be at most {limit}, sampling.max_tokens of "
+                f"{task}; --set sampling.max_tokens={max(budgets)} raises it."
+            )
+    trusted = all(config.model.trust_remote_code for config in tasks.values())
+    for model in models:
+        configuration(model, trust_remote_code=trusted)
+
+
+def _sections(tasks: Mapping[str, Config], budgets: Sequence[int]) -> Iterator[tuple[str, Config]]:
+    for task, config in tasks.items():
+        if not budgets:
+            yield task, config
+        for budget in sorted(budgets):
+            sampling = config.sampling.model_copy(update={"max_tokens": budget})
+            yield f"{task}, {budget} tokens", config.model_copy(update={"sampling": sampling})
+
+
+def _figures(
+    result: EvaluationResult, name: str, config: Config, ks: Sequence[int], budgeted: bool
+) -> dict[str, Estimate]:
+    """Figures of the split; with `within_budget`, the share of samples that end by themselves."""
+    measured = result.measurements[name]
+    figures = dict(result.figures[name][result.split])
+    if ks:
+        figures = {k: v for k, v in figures.items() if "_at_" not in k}
+        figures |= curve_over_k(measured, ks, style=answer_style(config))
+    if budgeted:
+        figures["within_budget"] = prompt_mean(1.0 - measured.truncations)
+    return figures
+
+
+def _difference(result: EvaluationResult, name: str, against: str) -> SeedDifference | None:
+    first, second = (result.measurements[m].by_prompt["sampled"] for m in (name, against))
+    if len(first) != len(second):
+        return None
+    both = ~(np.isnan(first) | np.isnan(second))
+    return paired_seeds(first[both], second[both]) if both.any() else None

@@ -1,0 +1,101 @@
+"""Several models on several tasks: the curve over k, the family of differences, and refusals."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from groupwise.cli import main
+from groupwise.evaluation import holm, pass_at_k
+from groupwise.evaluation.details import curve_over_k
+from groupwise.evaluation.measure import measure
+from groupwise.rewards import from_functions
+from groupwise.rollouts import ScriptedEngine
+from groupwise.training.stages.base_model import small_policy
+from groupwise.training.stages.sft import save
+from groupwise.types import Prompt, Sampling
+
+LESS = ["--set", "evaluation.prompts=4", "--set", "evaluation.samples=2", "--set", "threads=1"]
+
+
+def test_curve_over_k_uses_one_set_of_samples() -> None:
+    said = ["7", "7", "8", "9"]
+
+    def answer(prompt: Prompt, sample: int) -> str:
+        return f"<answer>{said[sample]}</answer>"
+
+    with from_functions(["exact_answer"]) as scorer:
+        measured = measure(
+            ScriptedEngine(answer),
+            scorer,
+            [Prompt(id="1", text="?", answer="7")],
+            [(1,)],
+            sampling=Sampling(max_tokens=60),
+            samples=4,
+        )
+    curve = curve_over_k(measured, [1, 2, 4], style="answer_tag")
+    assert [curve[f"pass_at_{k}"].value for k in (1, 2, 4)] == pytest.approx(
+        [pass_at_k(4, 2, k=k) for k in (1, 2, 4)]
+    )
+    # Of the 6 pairs 77 is right, 78 and 79 (twice each) are ties, 89 is wrong.
+    assert [curve[f"maj_at_{k}"].value for k in (1, 2, 4)] == pytest.approx([1 / 2, 1 / 2, 1])
+    assert not [name for name in curve_over_k(measured, [2]) if name.startswith("maj")]
+
+
+def test_models_by_tasks_by_budgets(tmp_path: Path) -> None:
+    other, file = tmp_path / "other", tmp_path / "suite.json"
+    save(small_policy(hidden=32, layers=1, heads=2, key_value_heads=1, feed_forward=64), other)
+    words = ["--task", "word-problems,word-problems-base", "--budgets", "8,48", "--k", "1,2"]
+    assert main(["eval", "bundled", str(other), *words, "--json", str(file), *LESS]) == 0
+    found = json.loads(file.read_text())
+    sections = [
+        f"{task}, {budget} tokens"
+        for task in ("word-problems", "word-problems-base")
+        for budget in (8, 48)
+    ]
+    assert set(found["models"]) == {"bundled", "other"}
+    assert list(found["models"]["bundled"]) == sections
+    bundled = found["models"]["bundled"]
+    short, whole = (bundled[section] for section in sections[:2])
+    assert {"pass_at_1", "pass_at_2", "maj_at_2"} <= set(whole)
+    assert short["length"]["value"] <= 8 < whole["length"]["value"]
+    for figures in (short, whole):
+        kept = figures["within_budget"]["value"] + figures["truncated"]["value"]
+        assert kept == pytest.approx(1)
+    differences = found["differences"]
+    assert [(d["model"], d["section"]) for d in differences] == [("other", s) for s in sections]
+    assert [d["p_holm"] for d in differences] == pytest.approx(holm([d["p"] for d in differences]))
+    for d in differences:
+        first, second = (found["models"][m][d["section"]]["sampled"] for m in ("other", "bundled"))
+        assert np.isclose(d["value"], first["value"] - second["value"])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["bundled", "bundled"], "must differ"),
+        (["bundled", "--task", "word-problems,word-problems"], "tasks must differ"),
+        (["bundled", "--task", "word-problems,word-problms"], "word-problms"),
+        (["bundled", "no-such-folder/model/at-all"], "no-such-folder"),
+        (["bundled", "--budgets", "24,4096"], "must be at most 48, sampling.max_tokens"),
+        (["bundled", "--budgets", "0"], "at least 1"),
+        (["bundled", "--k", "1,4"], "--set evaluation.samples=4"),
+        (["bundled", "--k", "1,x"], "whole numbers"),
+        (["bundled", "--k", "1", "--against", "x"], "--against"),
+    ],
+)
+def test_bad_suites_are_refused_before_a_model_is_loaded(
+    words: list[str],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def loaded(*_: object, **__: object) -> None:
+        raise AssertionError("a model was loaded")
+
+    monkeypatch.setattr("groupwise.evaluation.evaluate.load_policy", loaded)
+    assert main(["eval", *words, *LESS]) == 2
+    assert said in " ".join(capsys.readouterr().err.split())
