@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import groupwise
 from groupwise.cli import main
 from groupwise.evaluation import holm, pass_at_k
 from groupwise.evaluation.details import curve_over_k
@@ -48,13 +49,13 @@ def test_curve_over_k_uses_one_set_of_samples() -> None:
 def test_models_by_tasks_by_budgets(tmp_path: Path) -> None:
     other, file = tmp_path / "other", tmp_path / "suite.json"
     save(small_policy(hidden=32, layers=1, heads=2, key_value_heads=1, feed_forward=64), other)
-    words = ["--task", "word-problems,word-problems-base", "--budgets", "8,48", "--k", "1,2"]
+    again = tmp_path / "again.toml"
+    again.write_text((Path(groupwise.__file__).parent / "recipes/word-problems.toml").read_text())
+    words = ["--task", f"word-problems,{again}", "--budgets", "8,48", "--k", "1,2"]
     assert main(["eval", "bundled", str(other), *words, "--json", str(file), *LESS]) == 0
     found = json.loads(file.read_text())
     sections = [
-        f"{task}, {budget} tokens"
-        for task in ("word-problems", "word-problems-base")
-        for budget in (8, 48)
+        f"{task}, {budget} tokens" for task in ("word-problems", again) for budget in (8, 48)
     ]
     assert set(found["models"]) == {"bundled", "other"}
     assert list(found["models"]["bundled"]) == sections
