@@ -199,7 +199,7 @@ def test_a_refused_field_accepts_its_default_alone(field: str) -> None:
         ({"generation_kwargs": "{"}, "is not JSON"),
         ({"model_init_kwargs": {"device_map": "auto"}}, "load the model"),
         ({"model_init_kwargs": {"dtype": "float16"}}, "use float32 or bfloat16"),
-        ({"report_to": "mlflow"}, "no such tracker"),
+        ({"report_to": "comet_ml"}, "no such tracker"),
         ({"save_strategy": "best"}, "no such strategy"),
         ({"data_seed": 1}, "set seed"),
         ({"run_name": "x"}, "named after the last part"),

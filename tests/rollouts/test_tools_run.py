@@ -94,7 +94,11 @@ def test_a_server_that_dies_20_times_costs_no_reward_and_no_run(
     lost = answered = 0
     failures = set()
     try:
-        for _ in range(6):
+        for step in range(6):
+            if step == 5:  # A retry may bridge a short death; none bridges this one.
+                over.set()
+                killer.join()
+                mortal.kill()
             scored = run.trainer.advance().scored
             for row, group in enumerate(scored.groups):
                 for place, one in enumerate(group.completions):
@@ -106,10 +110,11 @@ def test_a_server_that_dies_20_times_costs_no_reward_and_no_run(
     finally:
         over.set()
         killer.join()
+        mortal.start()
         run.close()
     assert lost and answered, failures
     rows = timeless(tmp_path)
-    assert len(rows) == 6 and all(row["calls"] > 0 for row in rows)
+    assert len(rows) == 6 and all(row["calls"] > 0 for row in rows[:5])
     assert any(row["answered_share"] < 1 for row in rows)
 
 

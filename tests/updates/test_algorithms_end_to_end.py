@@ -104,6 +104,7 @@ def ready(given: Given, algorithm: BoundAlgorithm, *, drift: float, apart: float
             "mask": batch.mask.unflatten(0, shape),
             "kl": kl,
             "values": torch.rand(kl.shape, generator=noise),
+            "teacher_gap": torch.randn(kl.shape, generator=noise),
         }
     )
     return assemble(batch, advantage, algorithm.weighting)[0]

@@ -58,17 +58,10 @@ def evaluate(
     """
     from groupwise.config import load
 
-    tasks = [name.strip() for name in task.split(",")]
-    if len(set(tasks)) < len(tasks):
-        raise UsageError(f"--task = {task}: tasks must differ.")
+    tasks = _tasks(task)
     ks, limits = _numbers("--k", k), _numbers("--budgets", budgets)
     suite = len(models) > 1 or len(tasks) > 1 or bool(ks or limits)
-    for option, given in (("--against", against), ("--reflection", reflection)):
-        if suite and given:
-            raise UsageError(
-                f"{option}: works with one model and one task, without --k and --budgets. "
-                "Several models are listed: eval BASE OTHER."
-            )
+    _refuse_in_suites({"--against": against, "--reflection": reflection} if suite else {})
     configs = {name: load(name, overrides or [], trust_recipe=trust_recipe) for name in tasks}
 
     from rich.console import Console
@@ -80,10 +73,28 @@ def evaluate(
     if suite:
         found = evaluate_suite(configs, models, seeds=seeds, ks=ks, budgets=limits)
     else:
-        both = [*models, *([against] if against else [])]
-        found = evaluate(configs[task.strip()], both, seeds=seeds, reflection=reflection)
+        models = [*models, *([against] if against else [])]
+        found = evaluate(configs[tasks[0]], models, seeds=seeds, reflection=reflection)
     Console().print(terminal_table(found.table(), verdicts=found.verdicts))
     write_json(json_file, found.as_dict())
+
+
+def _tasks(text: str) -> list[str]:
+    """Names of recipes, separated by commas."""
+    tasks = [name.strip() for name in text.split(",")]
+    if len(set(tasks)) < len(tasks):
+        raise UsageError(f"--task = {text}: tasks must differ.")
+    return tasks
+
+
+def _refuse_in_suites(options: dict[str, str | bool | None]) -> None:
+    """Refuse options that work with one model and one task only."""
+    for option, given in options.items():
+        if given:
+            raise UsageError(
+                f"{option}: works with one model and one task, without --k and --budgets. "
+                "Several models are listed: eval BASE OTHER."
+            )
 
 
 def _numbers(option: str, text: str | None) -> list[int]:

@@ -135,7 +135,7 @@ def equivalence(
     Example:
         >>> d = equivalence([.71, .74, .70, .73, .72], [.70, .74, .71, .72, .72], margin=.02)
         >>> d.equivalent, round(d.p, 4)
-        (True, 0.0041)
+        (True, 0.0043)
 
     Source: Schuirmann 1987, "A comparison of the two one-sided tests procedure and the power
     approach". Here d = (.01, 0, −.01, .01, 0), s = .0083666, t = (.02 − .002)/(.0083666/√5) =

@@ -26,9 +26,9 @@ def ranking_rows(
     Example:
         >>> row = next(ranking_rows(1))
         >>> [turns[0]["content"] for turns in row["completions"]][1]
-        '<reasoning>16+5=21</reasoning><answer>22</answer>'
+        '<reasoning>13+3=16; 16+1=17</reasoning><answer>18</answer>'
         >>> row["scores"], row["source"]
-        ([1.0, 0.0, 0.0], 'level 1')
+        ([1.0, 0.0, 0.0], 'level 2')
     """
     wrong = _slips if name == "word_problem_slips" else _contradictions
     for index in range(count):

@@ -58,7 +58,7 @@ class SearchDemonstrations(Sequence[Example]):
 
     Example:
         >>> SearchDemonstrations(size=1)[0].completion.partition("</search>")[0]
-        '<search>the teacher of Fani'
+        '<search>the author of Zisese'
     """
 
     size: int
