@@ -37,7 +37,7 @@ PURE = (LAYERS[0] | LAYERS[1]) - {"settings"}
 PURE_PACKAGES = {"torch", "jaxtyping", "groupwise"}
 HEAVY = ("transformers", "datasets", "matplotlib", "peft", "scipy", "vllm", "ray", "trl")
 
-ROOT = {"__init__", "__main__", "types", "errors", "extensions", "registry"}
+ROOT = {"__init__", "__main__", "types", "errors", "registry"}
 """The only modules at the root of the package; everything else lives in a folder."""
 
 SOURCES = sorted(PACKAGE.rglob("*.py"))

@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -287,8 +288,8 @@ def sft(
 
 def _section_config(
     work: Work,
-    section: str,
     *,
+    section: str,
     recipe: str,
     model: str | None = None,
     rows: str | None = None,
@@ -304,8 +305,7 @@ def _section_config(
     return config
 
 
-def _prefer_config(work: Work, **given: Any) -> Config:
-    return _section_config(work, "preference", **given)
+_prefer_config = partial(_section_config, section="preference")
 
 
 @stage("model", _prefer_config)
@@ -332,8 +332,7 @@ def prefer(
     return {"steps": config.steps}
 
 
-def _reward_model_config(work: Work, **given: Any) -> Config:
-    return _section_config(work, "reward_model", **given)
+_reward_model_config = partial(_section_config, section="reward_model")
 
 
 @stage("model", _reward_model_config)
