@@ -1,12 +1,14 @@
 """Writes the sources of the documentation site: `python docs/pages.py FOLDER`, or `make docs`.
 
 The pages of the repository are copied as they are; the reference (settings, algorithms, rewards,
-environments, commands) is written from the code. mkdocs then builds the site from the folder.
+environments, commands, recipes, metrics, alerts) is written from the code. mkdocs then builds the
+site from the folder.
 """
 
 from __future__ import annotations
 
 import inspect
+import itertools
 import re
 import shutil
 import sys
@@ -19,10 +21,15 @@ import typer.main
 from groupwise.algorithms import ALGORITHMS, describe
 from groupwise.algorithms.describe import table as algorithm_table
 from groupwise.cli import app
+from groupwise.config import packaged
 from groupwise.config.reference import reference, sections
 from groupwise.environments import ENVIRONMENTS
+from groupwise.pipelines.plan import packaged_pipelines
 from groupwise.registry import Registry
+from groupwise.report.metrics import METRICS, metric
 from groupwise.rewards import REWARDS
+from groupwise.settings import AlertsSettings
+from groupwise.training.monitor.alerts import ALERT_RULES
 
 ROOT = Path(__file__).parents[1]
 TOP = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
@@ -52,6 +59,9 @@ def write(folder: Path) -> list[Path]:
             ENVIRONMENTS, "Environments", "What answers a model that calls a tool."
         ),
         "commands": commands(),
+        "recipes": recipes(),
+        "metrics": metrics(),
+        "alerts": alerts(),
     }
     (folder / "reference").mkdir()
     for name, text in made.items():
@@ -130,6 +140,60 @@ def commands() -> str:
         rows = [_parameter(parameter) for parameter in command.params if parameter.name != "help"]
         if rows:
             lines += ["", "| argument or option | default | meaning |", "|---|---|---|", *rows]
+    return "\n".join(lines) + "\n"
+
+
+def recipes() -> str:
+    """Every packaged recipe and pipeline with the comment that it begins with."""
+    lines = [
+        "# Recipes",
+        "",
+        "`groupwise show NAME` prints a recipe, `groupwise config NAME` all of its settings.",
+    ]
+    for title, known in {"Recipes": packaged(), "Pipelines": packaged_pipelines()}.items():
+        lines += ["", f"## {title}"]
+        for name, path in sorted(known.items()):
+            head = itertools.takewhile(
+                lambda line: line.startswith("#"), path.read_text(encoding="utf-8").splitlines()
+            )
+            text = "\n".join(line.removeprefix("#").removeprefix(" ") for line in head)
+            lines += ["", f"### {name}", "", "```text", text, "```"]
+    return "\n".join(lines) + "\n"
+
+
+def metrics() -> str:
+    """Every metric of `metrics.jsonl`."""
+    lines = ["# Metrics", "", "Keys of `metrics.jsonl`, one line per step.", ""]
+    lines += ["| key | title | meaning |", "|---|---|---|"]
+    lines += [f"| `{key}` | {_cell(m.title)} | {_cell(m.meaning)} |" for key, m in METRICS.items()]
+    for key in ("seconds.rollout", "tool_found", "reward_exact_answer", "critic.loss"):
+        if known := metric(key):
+            lines.append(f"| as `{key}` | {_cell(known.title)} | {_cell(known.meaning)} |")
+    return "\n".join(lines) + "\n"
+
+
+def alerts() -> str:
+    """Every alert with its threshold, likely causes and what to try."""
+    thresholds = AlertsSettings()
+    lines = [
+        "# Alerts",
+        "",
+        "What a run says about itself, in the terminal, the report and `alarms.jsonl`. "
+        "A threshold is the setting `alerts.NAME`; `null` switches an alert off.",
+    ]
+    for rule in ALERT_RULES:
+        side = "below" if rule.below else "above"
+        lines += [
+            "",
+            f"## {rule.threshold}",
+            "",
+            f"{rule.means[0].upper()}{rule.means[1:]}: `{rule.metric}` is {side} "
+            f"{getattr(thresholds, rule.threshold):g}. Likely causes:",
+            "",
+            *(f"{number}. {cause}" for number, cause in enumerate(rule.causes, start=1)),
+            "",
+            f"Try {rule.attempt}.",
+        ]
     return "\n".join(lines) + "\n"
 
 

@@ -11,9 +11,12 @@ import pytest
 import yaml
 
 from groupwise.algorithms import ALGORITHMS
-from groupwise.config import reference
+from groupwise.config import packaged, reference
 from groupwise.environments import ENVIRONMENTS
+from groupwise.pipelines.plan import packaged_pipelines
+from groupwise.report.metrics import METRICS
 from groupwise.rewards import REWARDS
+from groupwise.training.monitor.alerts import ALERT_RULES
 
 ROOT = Path(__file__).parents[2]
 
@@ -38,6 +41,10 @@ def test_every_name_has_its_place_in_the_reference(site: Path) -> None:
         assert headings == set(names), page
     rows = re.findall(r"^\| `(\w+)` \|", pages["settings"], flags=re.MULTILINE)
     assert len(rows) == len(reference())
+    for name in (*packaged(), *packaged_pipelines()):
+        assert f"\n### {name}\n" in pages["recipes"], name
+    assert all(f"| `{key}` |" in pages["metrics"] for key in METRICS)
+    assert all(f"\n## {rule.threshold}\n" in pages["alerts"] for rule in ALERT_RULES)
     assert "## groupwise reward try" in pages["commands"] and "`--resume`" in pages["commands"]
 
 

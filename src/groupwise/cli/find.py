@@ -33,19 +33,19 @@ def show(
     name: Annotated[
         str,
         typer.Argument(
-            help="A recipe, algorithm, advantage, reward, environment or setting, by its name."
+            help="A recipe, algorithm, advantage, reward, environment, setting or metric."
         ),
     ],
     json_file: JsonFile = None,
 ) -> None:
-    """Show what a name means: a recipe, algorithm, reward, environment or setting."""
+    """Show what a name means: a recipe, algorithm, reward, environment, setting or metric."""
     found = {kind: text for kind, known in _known().items() if (text := known(name)) is not None}
     if not found:
         near = difflib.get_close_matches(name, _names(), n=3, cutoff=0.5)
         hint = f"; did you mean {' or '.join(near)}?" if near else "."
         raise UsageError(
-            f"name = {name!r}: is no recipe, algorithm, reward, environment or setting{hint} "
-            "Known: groupwise recipes, groupwise algorithms, groupwise reward list, "
+            f"name = {name!r}: is no recipe, algorithm, reward, environment, setting or metric"
+            f"{hint} Known: groupwise recipes, groupwise algorithms, groupwise reward list, "
             "groupwise config RECIPE --explain."
         )
     for place, (kind, text) in enumerate(found.items()):
@@ -87,6 +87,7 @@ def _known() -> dict[str, Any]:
     from groupwise.algorithms.binding import SLOTS
     from groupwise.config import packaged
     from groupwise.environments import ENVIRONMENTS
+    from groupwise.report.metrics import metric
     from groupwise.rewards import COMBINATIONS, REWARDS
 
     extensions.discover()
@@ -106,6 +107,7 @@ def _known() -> dict[str, Any]:
         "algorithm": lambda name: describe(name) if name in ALGORITHMS else None,
         **functions,
         "setting": _setting,
+        "metric": lambda name: found.meaning if (found := metric(name)) else None,
     }
 
 

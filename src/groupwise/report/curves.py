@@ -11,30 +11,11 @@ import numpy as np
 
 from groupwise.evaluation import is_share, seed_mean, smooth, title_of
 from groupwise.report.data import RunData, estimate
+from groupwise.report.metrics import METRICS, metric
 from groupwise.report.text import number
 
 WINDOW = 5
 MOST_POINTS = 400
-
-TITLES = {
-    "accuracy": "Accuracy",
-    "reward": "Reward",
-    "signal_share": "Groups with signal",
-    "valid_share": "Scored completions",
-    "positive_share": "Positive advantages",
-    "nonzero_share": "Non-zero advantages",
-    "effective_samples": "Effective samples per group",
-    "grad_norm": "Gradient norm",
-    "loss": "Loss",
-    "entropy": "Entropy (nats per token)",
-    "kl": "KL from the reference",
-    "length": "Completion length (tokens)",
-    "truncated_share": "Truncated completions",
-    "tokens_per_second": "Tokens per second",
-    "seconds": "Seconds per step",
-    "learning_rate": "Learning rate",
-    "memory_mb": "Memory (MB)",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +43,7 @@ class Chart:
     Attributes:
         key: of the metric.
         title: heading of the chart.
+        meaning: what the metric is, shown while the mouse is on the heading.
         share: whether values are shares, drawn from 0 to 100 %.
         axis: unit of the steps.
         steps: of the points; lines are NaN where a run has no point.
@@ -70,6 +52,7 @@ class Chart:
 
     key: str
     title: str
+    meaning: str
     share: bool
     axis: str
     steps: np.ndarray
@@ -80,6 +63,7 @@ class Chart:
         return {
             "key": self.key,
             "title": self.title,
+            "meaning": self.meaning,
             "share": self.share,
             "axis": self.axis,
             "steps": self.steps.tolist(),
@@ -107,11 +91,11 @@ def seeds_of(runs: Sequence[RunData]) -> int:
 
 
 def metric_charts(runs: Sequence[RunData]) -> list[Chart]:
-    """A chart for each metric, those with a title first."""
+    """A chart for each metric, in the order of the list of metrics."""
     flat = [_series(run) for run in runs]
     keys = dict.fromkeys(key for series in flat for key in series)
-    order = [key for key in TITLES if key in keys]
-    order += [key for key in keys if key not in TITLES and not key.startswith("seconds.")]
+    order = [key for key in METRICS if key in keys]
+    order += [key for key in keys if key not in METRICS and not key.startswith("seconds.")]
     return [_chart(key, runs, [series.get(key, {}) for series in flat]) for key in order]
 
 
@@ -191,9 +175,11 @@ def _chart(
     keep = np.unique(
         np.linspace(0, steps.size - 1, min(steps.size, MOST_POINTS)).round().astype(int)
     )
+    known = metric(key)
     return Chart(
         key=key,
-        title=title or TITLES.get(key) or title_of(key.replace(".", ": ")).capitalize(),
+        title=title or (known.title if known else title_of(key.replace(".", ": ")).capitalize()),
+        meaning=known.meaning if known and not title else "",
         share=share,
         axis=runs[0].axis,
         steps=steps[keep],

@@ -95,7 +95,11 @@ function drawChart(figure, chart, labels, hidden) {
   const y = (v) => height - box.bottom - ((v - low) / (high - low)) * (height - box.top - box.bottom);
 
   figure.replaceChildren();
-  if (!hero) figure.append(html("figcaption", "", chart.title));
+  if (!hero) {
+    const caption = html("figcaption", chart.meaning ? "explained" : "", chart.title);
+    if (chart.meaning) caption.title = chart.meaning;
+    figure.append(caption);
+  }
   const root = svg("svg", { viewBox: `0 0 ${width} ${height}`, width, height, tabindex: 0, role: "img" });
   root.setAttribute("aria-label", `${chart.title} by ${chart.axis}. Arrow keys read values.`);
   const clip = `clip-${chart.key.replace(/[^a-zA-Z0-9]/g, "-")}`;

@@ -1,0 +1,166 @@
+"""What every metric of `metrics.jsonl` means: its title in charts and one sentence."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from groupwise.evaluation import title_of
+
+
+class Metric(NamedTuple):
+    """A metric as reports and the reference name it.
+
+    Attributes:
+        title: heading of its chart, with the unit.
+        meaning: one sentence.
+    """
+
+    title: str
+    meaning: str
+
+
+METRICS: dict[str, Metric] = {
+    "accuracy": Metric(
+        "Accuracy", "Share of correct completions among those that the verifier could judge."
+    ),
+    "reward": Metric("Reward", "Mean total reward of the judged completions."),
+    "signal_share": Metric(
+        "Groups with signal",
+        "Share of groups whose completions earned different rewards; only these give a gradient.",
+    ),
+    "valid_share": Metric("Judged completions", "Share of completions that could be judged."),
+    "positive_share": Metric(
+        "Positive advantages", "Share of judged completions with an advantage above 0."
+    ),
+    "nonzero_share": Metric(
+        "Non-zero advantages", "Share of judged completions with an advantage other than 0."
+    ),
+    "effective_samples": Metric(
+        "Effective samples per group",
+        "(Σ|A|)² / ΣA²: how many completions of a group carry its gradient.",
+    ),
+    "grad_norm": Metric("Gradient norm", "Norm of the gradient before clipping."),
+    "loss": Metric("Loss", "Loss, summed over the optimizer steps of the training step."),
+    "entropy": Metric(
+        "Entropy (nats per token)",
+        "Mean entropy of the policy; estimated by −log π of the sampled tokens without an "
+        "entropy bonus.",
+    ),
+    "kl": Metric(
+        "KL from the reference",
+        "k3 estimate of KL(policy‖reference) in nats per token, before the update.",
+    ),
+    "length": Metric("Completion length (tokens)", "Mean number of tokens that the policy wrote."),
+    "truncated_share": Metric(
+        "Truncated completions", "Share of completions that reached the token limit."
+    ),
+    "tokens_per_second": Metric(
+        "Tokens per second", "Tokens written by the policy over the seconds of all stages."
+    ),
+    "seconds": Metric("Seconds per step", "Wall-clock time of the whole step."),
+    "learning_rate": Metric("Learning rate", "Rate of the step's last optimizer step."),
+    "memory_mb": Metric(
+        "Memory (MB)", "Peak memory of the GPU, or of the process where there is none."
+    ),
+    "reward_std": Metric(
+        "Reward deviation", "Standard deviation of the rewards of all judged completions."
+    ),
+    "length_max": Metric("Longest completion (tokens)", "Tokens of the longest completion."),
+    "drawn": Metric(
+        "Groups drawn", "Groups sampled to fill the step, those that a filter dropped among them."
+    ),
+    "computed_share": Metric(
+        "Computed rows", "Share of rows that the update computed; rows without a gradient are not."
+    ),
+    "tokens": Metric("Tokens", "Tokens that the policy wrote in the step."),
+    "policy_kl": Metric(
+        "KL of the update", "k3 estimate of KL(policy before‖policy in the update), in nats."
+    ),
+    "clip_low": Metric(
+        "Clipped below", "Share of tokens with A < 0 whose ratio is below the clip."
+    ),
+    "clip_high": Metric(
+        "Clipped above", "Share of tokens with A > 0 whose ratio is above the clip."
+    ),
+    "sampler_gap": Metric(
+        "Sampler gap (nats)",
+        "Mean |log π_learner − log π_sampler| of the sampled tokens; 0 where both agree.",
+    ),
+    "sampler_gap_max": Metric("Largest sampler gap (nats)", "Largest such gap of one token."),
+    "sampler_kl": Metric("KL(sampler‖learner)", "Its k3 estimate, in nats per token."),
+    "sampler_ratio_gap": Metric(
+        "Sampler ratio gap", "Mean |r − 1| of the ratio r = π_learner / π_sampler."
+    ),
+    "sampler_ratio_gap_max": Metric("Largest sampler ratio gap", "Largest |r − 1| of one token."),
+    "sampler_ess": Metric(
+        "Effective sample size (sampler)",
+        "Share of tokens that would be left if each were weighted by π_learner / π_sampler.",
+    ),
+    "duplicate_share": Metric(
+        "Duplicates",
+        "Share of completions equal to an earlier one of their group, groups that are entirely "
+        "correct aside.",
+    ),
+    "parts_correlation": Metric(
+        "Correlation of rewards", "Least correlation of two reward components within groups."
+    ),
+    "skipped_updates": Metric(
+        "Skipped updates", "Optimizer steps skipped for want of a finite gradient."
+    ),
+    "unmoved_share": Metric(
+        "Unmoved parameters", "Share of trained tensors that the second step did not change."
+    ),
+    "calls": Metric("Calls per completion", "Mean number of tool calls of a completion."),
+    "injected": Metric(
+        "Injected tokens",
+        "Mean number of tokens per completion that tools wrote; not learned from.",
+    ),
+    "answered_share": Metric(
+        "Answered calls", "Share of tool calls that neither failed nor were refused or malformed."
+    ),
+    "seconds_per_call": Metric("Seconds per call", "Mean time that a tool took for a call."),
+    "explained_variance": Metric(
+        "Explained variance",
+        "1 − Var(R − V) / Var(R) over all tokens, with the values before the critic's update.",
+    ),
+    "explained_variance_last": Metric(
+        "Explained variance, last token", "The same over the last token of each completion."
+    ),
+    "returns": Metric("Returns", "Mean return over the tokens of the policy."),
+    "value_loss": Metric("Value loss", "Mean loss of the critic over its updates of the step."),
+    "value_clip_share": Metric(
+        "Clipped values", "Share of tokens whose value had moved beyond the clip."
+    ),
+}
+"""Metrics in the order of their charts."""
+
+FAMILIES: tuple[tuple[str, Metric], ...] = (
+    (r"seconds\.(\w+)", Metric("Seconds: {0}", "Seconds of the step spent on {0}.")),
+    (r"tool_(\w+)", Metric("{0} per completion", "Mean of `{0}`, counted by the environment.")),
+    (r"reward_(\w+)", Metric("Reward: {0}", "Mean of the component `{0}` before its weight.")),
+)
+"""Patterns of metrics that are named after a stage, an environment's count or a reward."""
+
+
+def metric(key: str) -> Metric | None:
+    """Title and meaning of a metric; None for one that is not in the list.
+
+    Example:
+        >>> metric("reward_length").meaning
+        'Mean of the component `length` before its weight.'
+        >>> metric("critic.grad_norm").title
+        'Critic: gradient norm'
+    """
+    if key in METRICS:
+        return METRICS[key]
+    for pattern, words in FAMILIES:
+        if found := re.fullmatch(pattern, key):
+            name = title_of(found[1])
+            return Metric(words.title.format(name).capitalize(), words.meaning.format(found[1]))
+    learner, dot, name = key.partition(".")
+    if dot and name in METRICS:
+        known = METRICS[name]
+        title = f"{learner}: {known.title[0].lower()}{known.title[1:]}".capitalize()
+        return Metric(title, f"Of the learner `{learner}`: {known.meaning}")
+    return None

@@ -1,0 +1,105 @@
+"""Code blocks of all pages: commands and options exist, Python compiles and imports, TOML parses.
+
+Blocks whose effect is part of a page run elsewhere (`test_readme.py`, `test_examples.py`); the
+others would need a GPU, a network or hours.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+import shlex
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+
+from groupwise.cli import app
+from groupwise.config import packaged
+from groupwise.pipelines.plan import packaged_pipelines
+
+ROOT = Path(__file__).parents[2]
+PAGES = [*sorted(ROOT.glob("README*.md")), *sorted(ROOT.glob("docs/**/*.md"))]
+OPTIONAL = ("trl", "vllm", "unsloth")
+"""Packages that examples import and that may be absent."""
+
+
+def blocks(text: str, *languages: str) -> Iterator[str]:
+    """Fenced blocks in one of these languages."""
+    for language, block in re.findall(r"^```(\w*)\n(.*?)^```", text, flags=re.DOTALL | re.M):
+        if language in languages:
+            yield block
+
+
+def commands(text: str) -> Iterator[list[str]]:
+    """Words of every `groupwise` command in the blocks and in backticks of a page."""
+    text = re.sub(r"\\\n\s*", "", text)
+    lines = [line for block in blocks(text, "console", "bash", "") for line in block.splitlines()]
+    lines += re.findall(r"^    (?:\$ )?(groupwise .*)$", text, flags=re.M)
+    lines += re.findall(r"`(groupwise [^`]+)`", text)
+    for line in lines:
+        words = line.removeprefix("$ ").strip()
+        if words.startswith("groupwise ") and "…" not in words.split()[1]:
+            yield shlex.split(words, comments=True)[1:]
+
+
+def fault(words: list[str]) -> str | None:
+    """What is wrong with a command, or None."""
+    command: Any = typer.main.get_command(app)
+    while words and words[0] in getattr(command, "commands", {}):
+        command = command.commands[words[0]]
+        words = words[1:]
+    if getattr(command, "commands", None) and words and not words[0].startswith("-"):
+        return f"no command {words[0]!r}"
+    known = {name for each in command.params for name in (*each.opts, *each.secondary_opts)}
+    options = [word.partition("=")[0] for word in words if re.match(r"--?[a-z]", word)]
+    missing = [name for name in options if name not in {*known, "--help", "--import"}]
+    return f"{command.name} has no {missing}" if missing else None
+
+
+def unknown_recipe(words: list[str]) -> str | None:
+    """The packaged recipe or pipeline that a command names and that does not exist."""
+    if len(words) < 2 or words[0] not in ("train", "doctor", "compare", "variance", "pipeline"):
+        return None
+    name = words[1]
+    known = {*packaged(), *packaged_pipelines()}
+    path = re.search(r"[./A-Z…]|^-", name)
+    return None if path or name in known else name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_options_and_recipes_exist(page: Path) -> None:
+    found = list(commands(page.read_text(encoding="utf-8")))
+    wrong = [(words, said) for words in found if (said := fault(words) or unknown_recipe(words))]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_python_blocks_compile_and_their_imports_exist(page: Path) -> None:
+    for block in blocks(page.read_text(encoding="utf-8"), "python"):
+        for node in ast.walk(ast.parse(block)):
+            if isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+                if node.module.partition(".")[0] not in OPTIONAL:
+                    module = importlib.import_module(node.module)
+                    for each in node.names:
+                        assert hasattr(module, each.name), f"{node.module}.{each.name}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_toml_blocks_parse(page: Path) -> None:
+    for block in blocks(page.read_text(encoding="utf-8"), "toml"):
+        tomllib.loads(block)
+
+
+def test_the_checks_can_fail() -> None:
+    assert fault(["train", "x", "--nonsense"]) == "train has no ['--nonsense']"
+    assert fault(["trane", "x"]) == "no command 'trane'"
+    assert unknown_recipe(["train", "word-problem"]) == "word-problem"
+    page = (
+        "```console\n$ groupwise eval A  # words\n```\n\n    groupwise runs DIR\n`groupwise chat M`"
+    )
+    assert list(commands(page)) == [["eval", "A"], ["runs", "DIR"], ["chat", "M"]]

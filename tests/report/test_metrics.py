@@ -1,0 +1,41 @@
+"""The list of metrics explains what runs write."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from groupwise.cli import main
+from groupwise.report.metrics import METRICS, metric
+from groupwise.training.monitor.metrics import tool_metrics
+from groupwise.types import Completion
+
+
+def test_every_metric_of_a_run_with_a_critic_is_explained(tmp_path: Path) -> None:
+    few = ("steps=1", "prompts_per_step=2", "group_size=2", "threads=1", "evaluation.prompts=2")
+    rows = ("algorithm.name=ppo", "guards.silent_rewards=say", f"output={tmp_path / 'run'}")
+    words = [word for value in (*few, *rows) for word in ("--set", value)]
+    assert main(["train", "word-problems", *words]) == 0
+    (row,) = (tmp_path / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    keys = set(json.loads(row)) - {"step"}
+    assert {"critic.loss", "explained_variance", "returns", "seconds.rollout"} <= keys
+    assert [key for key in sorted(keys) if metric(key) is None] == []
+
+
+def test_metrics_of_tools_are_explained() -> None:
+    counted = {"calls": 1.0, "found": 1.0, "tool_seconds": 0.1}
+    answer = Completion(
+        tokens=[1, 2], mask=[True, False], logprobs=[0.0, 0.0], text="", finish="stop",
+        values=counted,
+    )  # fmt: skip
+    keys = tool_metrics([answer])
+    assert "tool_found" in keys and [key for key in keys if metric(key) is None] == []
+
+
+def test_unknown_metrics_are_not_invented() -> None:
+    assert metric("no_such") is None and metric("critic.no_such") is None
+
+
+def test_meanings_are_sentences_and_titles_differ() -> None:
+    assert [key for key, known in METRICS.items() if not known.meaning.endswith(".")] == []
+    assert len({known.title for known in METRICS.values()}) == len(METRICS)
