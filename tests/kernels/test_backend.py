@@ -46,7 +46,7 @@ def test_both_backends_implement_the_protocol() -> None:
 
 def test_a_checkpoint_says_what_computed() -> None:
     select("torch")
-    assert resume_facts(build({"model": {"kernels": "torch"}}))["kernels"] == "torch"
+    assert resume_facts(build({"model": {"kernels": "torch"}}), {})["kernels"] == "torch"
 
 
 def test_every_kernel_can_be_turned_off() -> None:

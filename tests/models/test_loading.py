@@ -7,12 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from groupwise.errors import UsageError
-from groupwise.models import load_policy
+from groupwise.models import base_fingerprint, load_policy, save_policy
 from groupwise.models.loading import resolve
+from small_runs import tiny
 
 NORM = "model.layers.0.input_layernorm.weight"
 
@@ -45,3 +47,24 @@ def test_weights_that_are_not_the_models_are_refused(
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(UsageError, match=said):
         load_policy(folder)
+
+
+def test_a_revision_of_the_hub_is_loaded_and_a_folder_has_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub = tmp_path / "models--somebody--tiny"
+    for seed, (commit, name) in enumerate([("a" * 40, "main"), ("b" * 40, "v2")]):
+        save_policy(tiny(seed=seed), hub / "snapshots" / commit)
+        (hub / "refs").mkdir(exist_ok=True)
+        (hub / "refs" / name).write_text(commit)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    default, second = (load_policy("somebody/tiny", revision=r) for r in (None, "v2"))
+    assert base_fingerprint(default.model) == f"commit:{'a' * 40}"
+    assert base_fingerprint(second.model) == f"commit:{'b' * 40}"
+    theirs = tiny(seed=1).model.state_dict()
+    for name, weight in second.model.state_dict().items():
+        assert torch.equal(weight, theirs[name]), name
+    with pytest.raises(UsageError, match=r"with model.revision = 'v3' could be found"):
+        load_policy("somebody/tiny", revision="v3")
+    with pytest.raises(UsageError, match=r"model.revision = 'v2': .* is a folder"):
+        load_policy(hub / "snapshots" / ("a" * 40), revision="v2")

@@ -72,3 +72,12 @@ def test_the_page_is_renewed_after_every_step(address: str, tmp_path: Path) -> N
 def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="must be a run directory; there is none"):
         LivePage(tmp_path / "nowhere")
+
+
+def test_a_request_by_another_name_of_this_machine_is_refused(address: str) -> None:
+    port = re.findall(r":(\d+)/", address)[0]
+    for host in (f"evil.example:{port}", "evil.example", f"localhost.evil.example:{port}"):
+        asked = urllib.request.Request(address, headers={"Host": host})
+        with pytest.raises(urllib.error.HTTPError, match="421"):
+            urllib.request.urlopen(asked, timeout=20)
+    assert got(f"http://localhost:{port}/", "version")

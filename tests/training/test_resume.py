@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from groupwise.cli import main
 from groupwise.errors import UsageError
-from small_runs import Quiet, prepared, timeless
+from groupwise.models import save_policy
+from groupwise.settings import RewardSettings
+from groupwise.training.resume import fingerprints
+from small_runs import Quiet, config, prepared, timeless, tiny
 
 
 def stopped(folder: Path, *more: str, **given: object) -> None:
@@ -56,3 +60,48 @@ def test_an_output_beside_resume_is_refused(capsys: pytest.CaptureFixture[str]) 
     given = ["train", "word-problems", "--resume", "runs/a", "--set", "output=runs/b"]
     assert main(given) == 2
     assert "--set = 'output=runs/b': --resume names the run directory" in capsys.readouterr().err
+
+
+def saved_model(folder: Path, *, seed: int) -> Path:
+    save_policy(tiny(seed=seed), folder)
+    return folder
+
+
+def test_another_base_under_the_same_name_is_refused(tmp_path: Path) -> None:
+    base, run = saved_model(tmp_path / "base", seed=0), tmp_path / "run"
+    given = [f"model.path={base}", "model.adapter.rank=2"]
+    stopped(run, *given)
+    prepared(run, *given, resume=True).close()
+    saved_model(base, seed=1)
+    with pytest.raises(UsageError, match=r"the model of model.path is another one .* --allow-"):
+        prepared(run, *given, resume=True)
+    progress = Quiet()
+    prepared(run, *given, resume=True, allow_changes=True, progress=progress).close()
+    assert "changed model.path: another model under the same name" in progress.said
+
+
+def test_frozen_models_of_rewards_and_teachers_have_fingerprints(tmp_path: Path) -> None:
+    judge = saved_model(tmp_path / "judge", seed=0)
+    settings = config(tmp_path / "run", "distillation.teacher=bundled", "algorithm.name=opd")
+    rewards = [RewardSettings.model_validate({"name": "reward_model", "path": str(judge)})]
+    settings = settings.model_copy(update={"rewards": tuple(rewards)})
+    before = fingerprints(settings, tiny())
+    assert sorted(before) == ["distillation.teacher", "rewards.0.path"], "the policy has no folder"
+    saved_model(judge, seed=1)
+    after = fingerprints(settings, tiny())
+    assert [name for name in after if after[name] != before[name]] == ["rewards.0.path"]
+
+
+def test_a_changed_row_of_a_large_file_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("groupwise.prompts.rows.LARGE_BYTES", 1)
+    data = tmp_path / "rows.jsonl"
+    rows = [{"prompt": f"{i} + 1?", "answer": str(i + 1)} for i in range(1000)]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    given = [f"data.train={data}", "data.limit=900"]
+    stopped(tmp_path / "run", *given)
+    rows[7]["answer"] = "9"  # As long as before, and not among the rows that are sampled.
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(UsageError, match="prompts: are not those"):
+        prepared(tmp_path / "run", *given, resume=True)

@@ -54,11 +54,13 @@ def critic_model(config: Config, policy: Policy) -> Policy:
     if own.model is None and own.adapter is None and whole:
         return scorer_of(policy, kind="token")
     path = own.model or config.model.path
+    revision = None if own.model else config.model.revision
     with torch.random.fork_rng():
         torch.manual_seed(config.seed)  # an adapter begins with random numbers
         critic = load_scorer(
             path,
             kind="token",
+            revision=revision,
             dtype=config.model.dtype,
             trust_remote_code=config.model.trust_remote_code,
             adapter=own.adapter,
@@ -187,6 +189,7 @@ def load_configured(config: Config) -> Policy:
     select(model.kernels)
     policy = load_policy(
         model.path,
+        revision=model.revision,
         dtype=model.dtype,
         trust_remote_code=model.trust_remote_code,
         adapter=model.adapter,

@@ -166,6 +166,7 @@ def load_source(
             source,
             split=data.train_split if setting == "train" else data.eval_split,
             subset=data.subset,
+            revision=None if setting == "eval" and data.eval is not None else data.revision,
             prompt_column=data.prompt_column,
             answer_column=data.answer_column,
             id_column=data.id_column,

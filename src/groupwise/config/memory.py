@@ -114,8 +114,7 @@ def memory_plan(config: Config, *, sizes: PretrainedConfig | None = None) -> Mem
     Raises:
         UsageError: the model's configuration is not there.
     """
-    trusted = config.model.trust_remote_code
-    sizes = sizes or configuration(config.model.path, trust_remote_code=trusted)
+    sizes = sizes or _sizes(config)
     context = getattr(sizes.get_text_config(), "max_position_embeddings", None) or 1 << 30
     longest = config.data.max_prompt_tokens or PROMPT
     prompt = max(1, min(longest, context - config.sampling.max_tokens))
@@ -174,10 +173,18 @@ def rollout_limits(config: Config, *, prompt: int) -> Limits:
     return max(shapes, key=lambda limits: limits.slots * (prompt + limits.group * length))
 
 
+def _sizes(config: Config) -> PretrainedConfig:
+    """The configuration of the model to train."""
+    model = config.model
+    return configuration(
+        model.path, revision=model.revision, trust_remote_code=model.trust_remote_code
+    )
+
+
 def memory_savings(config: Config, *, room: float = 0.0) -> Iterator[MemorySaving]:
     """Settings that make a run smaller, each on top of those before it, until it fits into `room`
     bytes. Those that change no result come first."""
-    sizes = configuration(config.model.path, trust_remote_code=config.model.trust_remote_code)
+    sizes = _sizes(config)
     peak = memory_plan(config, sizes=sizes).peak
     for setting, value in _candidates(config):
         if peak <= room:

@@ -151,7 +151,10 @@ def _measured(
 ) -> tuple[Measurement, dict[str, dict[str, Estimate]]]:
     """The answers of a model, and their figures by section."""
     policy = load_policy(
-        model, dtype=config.model.dtype, trust_remote_code=config.model.trust_remote_code
+        model,
+        revision=config.model.revision if model == config.model.path else None,
+        dtype=config.model.dtype,
+        trust_remote_code=config.model.trust_remote_code,
     )
     fix_variables(policy.tokenizer, config.data.chat_template_kwargs)
     policy.model.to(best_device())

@@ -5,7 +5,7 @@ because that is where the completions of one prompt can share its keys and value
 `groupwise.kernels` computes supported layers in its place (`fused.py`).
 """
 
-from groupwise.models.adapters import base_fingerprint, is_adapted
+from groupwise.models.adapters import base_fingerprint, folder_fingerprint, is_adapted
 from groupwise.models.attention import Attend, groupwise_attention
 from groupwise.models.backbone import Backbone, head_product, unsupported
 from groupwise.models.fused import FusedBackbone, can_use_fused, only_known_parts
@@ -27,6 +27,7 @@ __all__ = [
     "FusedBackbone",
     "Policy",
     "base_fingerprint",
+    "folder_fingerprint",
     "can_use_fused",
     "check_same_tokenizer",
     "groupwise_attention",

@@ -175,10 +175,13 @@ def fingerprint(model: Any) -> str | None:
     Args:
         model: a `transformers` model, outside of any adapter.
     """
-    commit, folder = getattr(model.config, "_commit_hash", None), Path(model.name_or_path)
-    if commit:
-        return f"commit:{commit}"
-    files = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
+    commit = getattr(model.config, "_commit_hash", None)
+    return f"commit:{commit}" if commit else folder_fingerprint(model.name_or_path)
+
+
+def folder_fingerprint(folder: str | Path) -> str | None:
+    """A hash of samples of the weights in a folder; None where there are none."""
+    files = sorted(Path(folder).glob("*.safetensors")) if folder and Path(folder).is_dir() else []
     if not files:
         return None
     digest = hashlib.sha256()

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from groupwise.errors import UsageError, first_line
 
 TIMEOUT_S = 10.0
 """How long the hub may take to say so."""
 
 
-def check_on_hub(name: str) -> None:
+def check_on_hub(name: str, *, revision: str | None = None) -> None:
     """See in seconds whether a name that is no folder stands for a model of the hub or its cache;
     the libraries below would try again and again for a minute.
 
     Args:
         name: as in `model.path`, no folder here.
+        revision: commit, tag or branch; None is the default branch.
 
     Raises:
         UsageError: it is no such name, or it is not in the cache and the hub has no such model, may
@@ -23,14 +26,23 @@ def check_on_hub(name: str) -> None:
     from huggingface_hub.errors import EntryNotFoundError
 
     try:
-        if isinstance(try_to_load_from_cache(name, "config.json"), str):
+        if isinstance(try_to_load_from_cache(name, "config.json", revision=revision), str):
             return
-        get_hf_file_metadata(hf_hub_url(name, "config.json"), timeout=TIMEOUT_S)
+        get_hf_file_metadata(hf_hub_url(name, "config.json", revision=revision), timeout=TIMEOUT_S)
     except EntryNotFoundError:
         return  # a model of another form, which loading has more to say about
     except Exception as error:  # of whatever transport the hub's library uses
         said = first_line(error).rstrip(".")
         raise UsageError(
             f"model.path = {name!r}: no folder has this path here, and no model of that name "
-            f"could be found on the hub ({said})."
+            + (f"with model.revision = {revision!r} " if revision else "")
+            + f"could be found on the hub ({said})."
         ) from error
+
+
+def commit_in_cache(name: str, *, revision: str | None = None) -> str | None:
+    """The commit of a model in the cache of the hub; None where it is not there."""
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(name, "config.json", revision=revision)
+    return Path(found).parent.name if isinstance(found, str) else None

@@ -19,7 +19,7 @@ from transformers import (
 
 from groupwise.errors import UsageError, first_line
 from groupwise.models.adapters import SavedAdapter, new_adapter
-from groupwise.models.hub import check_on_hub
+from groupwise.models.hub import check_on_hub, commit_in_cache
 from groupwise.models.policy import Policy, make_policy, without_bars
 from groupwise.settings import AdapterSettings, ModelSettings
 
@@ -48,6 +48,7 @@ def resolve(path: str | Path) -> str:
 def load_policy(
     path: str | Path,
     *,
+    revision: str | None = None,
     dtype: str = "float32",
     trust_remote_code: bool = False,
     adapter: AdapterSettings | None = None,
@@ -61,6 +62,7 @@ def load_policy(
         path: a folder in Hugging Face form, a hub name, "bundled" or "bundled:search". The folder
             of an adapter gives the model that it belongs to with the adapter, which alone is
             trained.
+        revision: commit, tag or branch of a hub name; None takes the default branch.
         dtype: of the weights: float32, bfloat16, float16 or float64.
         trust_remote_code: run Python code that comes with the model. Off unless asked for.
         adapter: train this adapter and leave the weights as they are.
@@ -73,7 +75,7 @@ def load_policy(
         UsageError: no such model, a folder without tokenizer, a tokenizer that cannot be used, or
             an adapter of another model.
     """
-    source = ModelSource.at(path)
+    source = ModelSource.at(path, revision=revision)
     _check_attention(attention)
     tokenizer = source.tokenizer(trust_remote_code=trust_remote_code)
     model, loaded = source.read(
@@ -102,25 +104,28 @@ class ModelSource:
         home: the folder or hub name of the weights; of an adapter, those it belongs to.
         words: the folder or hub name of the tokenizer.
         adapter: the adapter that `path` holds, if it holds one.
+        revision: commit, tag or branch of `home` on the hub; None is the default branch.
     """
 
     path: str | Path
     home: str
     words: str
     adapter: SavedAdapter | None
+    revision: str | None
 
     @classmethod
-    def at(cls, path: str | Path) -> ModelSource:
+    def at(cls, path: str | Path, *, revision: str | None = None) -> ModelSource:
         """The source that a path stands for.
 
         Raises:
-            UsageError: no such model, or a folder without tokenizer.
+            UsageError: no such model, a folder without tokenizer, or the revision of a folder.
         """
         place = resolve(path)
         saved = SavedAdapter.at(Path(place))
         home = place if saved is None else resolve(saved.base)
-        _check_folder(path, home)
-        return cls(path=path, home=home, words=_with_tokenizer(place, home), adapter=saved)
+        _check_folder(path, home, revision)
+        words = _with_tokenizer(place, home)
+        return cls(path=path, home=home, words=words, adapter=saved, revision=revision)
 
     def tokenizer(self, *, trust_remote_code: bool) -> Any:
         """The tokenizer.
@@ -128,7 +133,10 @@ class ModelSource:
         Raises:
             UsageError: none can be loaded.
         """
-        return _tokenizer(self.path, self.words, trust_remote_code=trust_remote_code)
+        revision = self.revision if self.words == self.home else None
+        return _tokenizer(
+            self.path, self.words, trust_remote_code=trust_remote_code, **_at(revision)
+        )
 
     def read(self, kind: Any, **settings: Any) -> tuple[Any, dict[str, Any]]:
         """The model, without its adapter, and what transformers says of its weights.
@@ -142,27 +150,41 @@ class ModelSource:
         """
         try:
             with without_bars():
-                return kind.from_pretrained(
-                    self.home, output_loading_info=True, use_safetensors=True, **settings
+                model, loaded = kind.from_pretrained(
+                    self.home,
+                    output_loading_info=True,
+                    use_safetensors=True,
+                    **_at(self.revision),
+                    **settings,
                 )
         except Exception as error:  # safetensors and transformers raise what they like
             raise UsageError(
                 f"model.path = {str(self.path)!r}: cannot be loaded ({first_line(error)})."
             ) from error
+        if not Path(self.home).exists():
+            # Newer versions of transformers do not say which commit they loaded.
+            model.config._commit_hash = commit_in_cache(self.home, revision=self.revision)
+        return model, loaded
 
 
-def configuration(path: str | Path, *, trust_remote_code: bool = False) -> PretrainedConfig:
+def configuration(
+    path: str | Path, *, revision: str | None = None, trust_remote_code: bool = False
+) -> PretrainedConfig:
     """The sizes of a model, without its weights; of an adapter, those of the model it belongs to.
+
+    Args:
+        path, revision, trust_remote_code: as in `load_policy`.
 
     Raises:
         UsageError: they are not there.
     """
     saved = SavedAdapter.at(Path(resolve(path)))
     place = resolve(path if saved is None else saved.base)
-    if not Path(place).exists():
-        check_on_hub(place)
+    _check_place(path, place, revision)
     try:
-        return AutoConfig.from_pretrained(place, trust_remote_code=trust_remote_code)
+        return AutoConfig.from_pretrained(
+            place, trust_remote_code=trust_remote_code, **_at(revision)
+        )
     except (OSError, ValueError, KeyError) as error:
         raise UsageError(
             f"model.path = {str(path)!r}: no config.json could be read ({first_line(error)})."
@@ -197,10 +219,25 @@ def with_settings(policy: Policy, settings: ModelSettings) -> Policy:
     return policy if settings.adapter is None else with_adapter(policy, settings.adapter)
 
 
-def _check_folder(path: str | Path, place: str) -> None:
+def _at(revision: str | None) -> dict[str, str]:
+    """The argument of transformers for a revision, if there is one."""
+    return {} if revision is None else {"revision": revision}
+
+
+def _check_place(path: str | Path, place: str, revision: str | None) -> None:
+    """See that a model's name can be had, and that only a hub name has a revision."""
+    if not Path(place).exists():
+        check_on_hub(place, revision=revision)
+    elif revision is not None:
+        raise UsageError(
+            f"model.revision = {revision!r}: {str(path)!r} is a folder, and only models of the hub "
+            "have revisions; leave it out."
+        )
+
+
+def _check_folder(path: str | Path, place: str, revision: str | None) -> None:
     folder = Path(place)
-    if not folder.exists():
-        check_on_hub(place)
+    _check_place(path, place, revision)
     if (folder / "final" / "config.json").exists():
         raise UsageError(
             f"model.path = {str(path)!r}: is a run directory; its model is {Path(path) / 'final'}."
@@ -256,9 +293,9 @@ def _with_tokenizer(place: str, home: str) -> str:
     return place if place == home or _has_tokenizer(Path(place)) else home
 
 
-def _tokenizer(path: str | Path, place: str, *, trust_remote_code: bool) -> Any:
+def _tokenizer(path: str | Path, place: str, **settings: Any) -> Any:
     try:
-        return AutoTokenizer.from_pretrained(place, trust_remote_code=trust_remote_code)
+        return AutoTokenizer.from_pretrained(place, **settings)
     except Exception as error:  # tokenizers raises nothing more precise
         raise UsageError(
             f"model.path = {str(path)!r}: no tokenizer could be loaded ({first_line(error)}); its "

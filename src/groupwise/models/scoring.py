@@ -58,6 +58,7 @@ def load_scorer(
     path: str | Path,
     *,
     kind: Kind = "sequence",
+    revision: str | None = None,
     dtype: str = "float32",
     trust_remote_code: bool = False,
     adapter: AdapterSettings | None = None,
@@ -74,13 +75,13 @@ def load_scorer(
             gives the model that it belongs to with the adapter.
         kind: of the classifier that a language model becomes.
         adapter: train this adapter and the head, and leave the other weights as they are.
-        dtype, trust_remote_code, quantization, attention: as in `load_policy`.
+        revision, dtype, trust_remote_code, quantization, attention: as in `load_policy`.
 
     Raises:
         UsageError: no such model, a head with several labels, or an adapter of a language model.
     """
-    source = ModelSource.at(path)
-    saved = _kind_of_weights(path, source.home, trust_remote_code=trust_remote_code)
+    source = ModelSource.at(path, revision=revision)
+    saved = _kind_of_weights(source, trust_remote_code=trust_remote_code)
     kind = _kind_of_adapter(path, source.adapter) or saved or kind
     tokenizer = source.tokenizer(trust_remote_code=trust_remote_code)
     with _without_report(), torch.random.fork_rng():
@@ -189,15 +190,17 @@ def check_same_tokenizer(
     )
 
 
-def _kind_of_weights(path: str | Path, home: str, *, trust_remote_code: bool) -> Kind | None:
-    """The kind of classifier that a folder holds; None for a language model."""
-    config = configuration(home, trust_remote_code=trust_remote_code)
+def _kind_of_weights(source: ModelSource, *, trust_remote_code: bool) -> Kind | None:
+    """The kind of classifier that a source holds; None for a language model."""
+    config = configuration(
+        source.home, revision=source.revision, trust_remote_code=trust_remote_code
+    )
     for kind, suffix in SUFFIXES.items():
         if any(name.endswith(suffix) for name in config.architectures or ()):
             if config.num_labels != 1:
                 raise UsageError(
-                    f"model.path = {str(path)!r}: its head gives {config.num_labels} labels; a "
-                    "critic or a reward model gives one number."
+                    f"model.path = {str(source.path)!r}: its head gives {config.num_labels} "
+                    "labels; a critic or a reward model gives one number."
                 )
             return kind
     return None

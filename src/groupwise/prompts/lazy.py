@@ -6,6 +6,7 @@ thousand. A bad row is reported when it is drawn.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -34,10 +35,11 @@ class LazySequence(Sequence[T], Generic[T]):
     Args:
         length: number of items.
         make: called with an index, returns the item.
+        digest: a hash of what the items are made of, where all of it was read.
     """
 
-    def __init__(self, length: int, make: Callable[[int], T]) -> None:
-        self.length, self.make = length, make
+    def __init__(self, length: int, make: Callable[[int], T], *, digest: bytes = b"") -> None:
+        self.length, self.make, self.digest = length, make, digest
 
     def __len__(self) -> int:
         return self.length
@@ -49,7 +51,7 @@ class LazySequence(Sequence[T], Generic[T]):
     def __getitem__(self, index: int | slice) -> T | LazySequence[T]:
         if isinstance(index, slice):
             chosen = range(self.length)[index]
-            return LazySequence(len(chosen), lambda i: self.make(chosen[i]))
+            return LazySequence(len(chosen), lambda i: self.make(chosen[i]), digest=self.digest)
         if not -self.length <= index < self.length:
             raise IndexError(index)
         return self.make(index % self.length)
@@ -64,7 +66,7 @@ def line_rows(path: Path) -> LazySequence[Mapping[str, Any]]:
     Raises:
         UsageError: on access to a row that is too long or not an object.
     """
-    starts, ends = _lines(path)
+    starts, ends, digest = _lines(path)
     size = path.stat().st_size
 
     def row(index: int) -> Mapping[str, Any]:
@@ -90,21 +92,22 @@ def line_rows(path: Path) -> LazySequence[Mapping[str, Any]]:
             )
         return found
 
-    return LazySequence(len(starts), row)
+    return LazySequence(len(starts), row, digest=digest)
 
 
-def _lines(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Byte offsets of the start and end of every non-empty line."""
-    breaks, offset = [], 0
+def _lines(path: Path) -> tuple[np.ndarray, np.ndarray, bytes]:
+    """Byte offsets of the start and end of every non-empty line, and a hash of the file."""
+    breaks, offset, whole = [], 0, hashlib.blake2b(digest_size=16)
     with path.open("rb") as file:
         while chunk := file.read(CHUNK):
+            whole.update(chunk)
             found = np.flatnonzero(np.frombuffer(chunk, dtype=np.uint8) == ord("\n"))
             breaks.append(found.astype(np.int64) + offset)
             offset += len(chunk)
     ends = np.concatenate([*breaks, np.array([offset], dtype=np.int64)])
     starts = np.concatenate([np.zeros(1, dtype=np.int64), ends[:-1] + 1])
     used = ends - starts > 1  # skips "\n" and "\r\n"
-    return starts[used], ends[used]
+    return starts[used], ends[used], whole.digest()
 
 
 def table_rows(table: Any) -> LazySequence[Mapping[str, Any]]:
@@ -123,4 +126,4 @@ def lazy_prompts(
         made = make(rows[index], f"{where}, row {index + 1}")
         return replace(made, id=f"{made.id}-{index}")
 
-    return LazySequence(len(rows), prompt)
+    return LazySequence(len(rows), prompt, digest=rows.digest)

@@ -79,6 +79,7 @@ def read_comparisons(
     source: str | Sequence[Row],
     *,
     split: str = "train",
+    revision: str | None = None,
     bad_rows: Literal["refuse", "drop"] = "refuse",
 ) -> Comparisons:
     """Read a data set; rows of the same prompt become one comparison, equal answers one answer.
@@ -86,6 +87,7 @@ def read_comparisons(
     Args:
         source: as `read_rows` takes it, or rows.
         split: of a folder or hub data set.
+        revision: commit, tag or branch of a hub data set.
         bad_rows: "refuse" raises on the first row that says nothing; "drop" leaves it out.
 
     Raises:
@@ -97,7 +99,7 @@ def read_comparisons(
         >>> found.items[0].answers, [r.pairs for r in found.items[0].rankings]
         ((' 4', ' 5', ' 6'), [[(0, 1)], [(0, 2)]])
     """
-    rows = read_rows(source, split=split) if isinstance(source, str) else source
+    rows = read_rows(source, split=split, revision=revision) if isinstance(source, str) else source
     name = os.path.basename(source) if isinstance(source, str) else "preferences"
     merged: dict[str, Comparison] = {}
     dropped: dict[str, int] = {}

@@ -24,7 +24,9 @@ MAX_READ_ROWS = 1_000_000
 Row = Mapping[str, Any]
 
 
-def read_rows(source: str, *, split: str = "train", subset: str | None = None) -> Sequence[Row]:
+def read_rows(
+    source: str, *, split: str = "train", subset: str | None = None, revision: str | None = None
+) -> Sequence[Row]:
     """All rows of a named data set; rows of a large one are read on access.
 
     Args:
@@ -32,12 +34,18 @@ def read_rows(source: str, *, split: str = "train", subset: str | None = None) -
             `datasets` wrote or can read; or a hub name such as "openai/gsm8k".
         split: split of a folder or hub data set; files have none.
         subset: configuration of a hub data set.
+        revision: commit, tag or branch of a hub data set.
 
     Raises:
-        UsageError: no such data set, an unknown suffix, a corrupt line (with its number), or no
-            rows.
+        UsageError: no such data set, an unknown suffix, a corrupt line (with its number), no rows,
+            or the revision of a file or folder.
     """
     path = Path(source).expanduser()
+    if revision is not None and path.exists():
+        raise UsageError(
+            f"data.revision = {revision!r}: {source!r} is on this machine, and only data sets of "
+            "the hub have revisions; leave it out."
+        )
     if path.is_file():
         reader = _reader(path)
         rows = _large(path) if _is_large(path) else None
@@ -52,7 +60,7 @@ def read_rows(source: str, *, split: str = "train", subset: str | None = None) -
             hint = suggest(path.name, near) if near else f"{place} holds no data files."
         raise UsageError(f"data = {source!r}: no such file; {hint}")
     else:
-        rows = _from_hub(source, split, subset)
+        rows = _from_hub(source, split, subset, revision=revision)
     if not rows:
         raise UsageError(f"data = {source!r}: holds no rows.")
     return rows
@@ -251,12 +259,19 @@ def _rows_of(table: Any) -> Sequence[Row]:
 
 
 def _from_hub(
-    name: str, split: str, subset: str | None, *, files: str | None = None
+    name: str,
+    split: str,
+    subset: str | None,
+    *,
+    revision: str | None = None,
+    files: str | None = None,
 ) -> Sequence[Row]:
     import datasets
 
     try:
-        return _rows_of(datasets.load_dataset(name, subset, split=split, data_files=files))
+        return _rows_of(
+            datasets.load_dataset(name, subset, split=split, revision=revision, data_files=files)
+        )
     except Exception as error:  # `datasets` raises many types of errors here
         raise UsageError(
             f"data = {name!r}: is not a file, and could not be loaded from the hub "

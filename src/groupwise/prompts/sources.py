@@ -48,6 +48,7 @@ def load_prompts(
     *,
     split: str = "train",
     subset: str | None = None,
+    revision: str | None = None,
     prompt_column: str = "prompt",
     answer_column: str | None = None,
     id_column: str | None = None,
@@ -67,6 +68,7 @@ def load_prompts(
             `DataFrame`, or a dict of columns.
         split: split of a hub data set, folder, `DatasetDict` or generator ("test" is held out).
         subset: configuration of a hub data set.
+        revision: commit, tag or branch of a hub data set.
         prompt_column: the question, as text or a list of messages. Here and below, "input.question"
             is a field of a column that holds objects.
         answer_column: the reference answer; None takes the column "answer" if there is one.
@@ -103,7 +105,8 @@ def load_prompts(
         if meant.partition(":")[0] in GENERATORS:
             raise UsageError(f"data = {source!r}: no such file; did you mean {meant}?")
     if isinstance(source, str | Path):
-        where, given = str(source), read_rows(str(source), split=split, subset=subset)
+        where = str(source)
+        given = read_rows(where, split=split, subset=subset, revision=revision)
     else:
         where, given = "prompts", in_memory(source, split=split, limit=limit)
         if not given:
@@ -366,9 +369,11 @@ def _content_id(messages: Sequence[Mapping[str, str]], text: str | None, answer:
 
 
 def content_hash(prompts: Sequence[Prompt]) -> str:
-    """A hash of prompts with all their columns; of a large data set, of a hundred of them."""
-    every = max(1, len(prompts) // 100) if isinstance(prompts, LazySequence) else 1
-    digest = hashlib.blake2b(digest_size=16)
+    """A hash of prompts with all their columns; of rows that are read on access, of the file where
+    it was read from end to end, and of a hundred prompts."""
+    lazy = isinstance(prompts, LazySequence)
+    every = max(1, len(prompts) // 100) if lazy else 1
+    digest = hashlib.blake2b(prompts.digest if lazy else b"", digest_size=16)
     for index in range(0, len(prompts), every):
         prompt = prompts[index]
         content = [str(prompt), prompt.answer, dict(prompt.columns)]

@@ -18,6 +18,8 @@ from groupwise.report.page import content_hash, write_run_report
 WATCHED = ("metrics.jsonl", "evaluations.jsonl", "final")
 """What a run changes when there is something new to show."""
 EVERY_MS = 2000
+HOSTS = ("127.0.0.1", "localhost")
+"""Names of this machine under which the page is served."""
 FOLLOW = """
 (() => {
   const shown = %s;
@@ -94,7 +96,11 @@ def serve(page: LivePage, *, port: int, started: Callable[[str], None]) -> None:
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            if self.path == "/version":
+            # A page elsewhere may let its own name stand for this machine (DNS rebinding) and so
+            # read what is served here; its requests still carry that name.
+            if self.headers.get("Host", "").rpartition(":")[0] not in HOSTS:
+                self.send_error(HTTPStatus.MISDIRECTED_REQUEST)
+            elif self.path == "/version":
                 self._answer(json.dumps(page.version()), "application/json")
             elif self.path == "/":
                 self._answer(page.page(), "text/html; charset=utf-8")

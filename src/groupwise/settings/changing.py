@@ -21,6 +21,8 @@ class SourceSettings(Section):
     """Share of the prompts of a run; the shares of all sources add up to 1."""
     subset: str | None = None
     """Configuration of a hub data set."""
+    revision: Name | None = None
+    """Commit, tag or branch of a hub data set."""
     split: Name | None = None
     """Split to train on."""
     prompt_column: Name | None = None

@@ -24,6 +24,8 @@ class DatasetSettings(Section):
     """File, folder or hub name of the data."""
     split: Name = "train"
     """Split of a folder or hub data set."""
+    revision: Name | None = None
+    """Commit, tag or branch of a hub data set."""
     epochs: Positive | None = None
     """Passes over the data, in place of `steps`; None trains for `steps`."""
     held_out: Annotated[float, Field(ge=0, lt=1)] = 0.05

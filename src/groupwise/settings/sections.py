@@ -48,6 +48,8 @@ class ModelSettings(Section):
     path: Location = "bundled"
     """Hub name, folder in Hugging Face form, or a small model in the package: "bundled", or
     "bundled:search", which searches."""
+    revision: Name | None = None
+    """Commit, tag or branch of a hub name; a commit stays the same for ever."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Number format of the computation; the weights that are trained are kept in float32."""
     trust_remote_code: Annotated[bool, RUNS_CODE] = False
@@ -77,6 +79,8 @@ class DataSettings(Section):
     """Held-out prompts, in the same forms; None takes `train` with `eval_split`."""
     subset: str | None = None
     """Configuration of a hub data set, such as "main"."""
+    revision: Name | None = None
+    """Commit, tag or branch of a hub data set; a commit stays the same for ever."""
     train_split: Name = "train"
     """Split to train on, of a hub data set or a generator."""
     eval_split: Annotated[Name, FREE] = "test"

@@ -48,7 +48,14 @@ from groupwise.training.monitor.monitor import Monitor
 from groupwise.training.monitor.progress import Progress
 from groupwise.training.monitor.trackers import make_trackers
 from groupwise.training.monitor.watchdog import Watchdog
-from groupwise.training.resume import ResumePoint, find_resume_point, plain_settings, resume_facts
+from groupwise.training.resume import (
+    ResumePoint,
+    check_fingerprints,
+    find_resume_point,
+    fingerprints,
+    plain_settings,
+    resume_facts,
+)
 from groupwise.training.stages.pretraining import ready_critic
 from groupwise.training.stages.warmup import warm_up
 from groupwise.training.trainer import POLICY, Trainer, TrainerSettings
@@ -142,6 +149,8 @@ def prepare(
             found = find_resume_point(config, allow_changes, restart=restart, log=progress.log)
         algorithm = bind(config.algorithm.name, config.algorithm.overrides())
         policy = _started(config, policy, found, progress=progress)
+        models = fingerprints(config, policy)
+        check_fingerprints(found.saved, models, allow_changes=allow_changes, log=progress.log)
         critic = _critic(config, algorithm, policy, found)
         connected = connector(config, algorithm, policy=policy)
         undo.callback(connected.engine.close)
@@ -210,7 +219,7 @@ def _trainer(
     checkpoints = CheckpointManager(
         run_log,
         settings=config.checkpoint,
-        about=resume_facts(config),
+        about=resume_facts(config, fingerprints(config, connected.policy)),
         journals=journals,
         watch=watch,
     )

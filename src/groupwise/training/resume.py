@@ -12,6 +12,8 @@ import torch
 
 from groupwise.config import Config, build, free_to_change
 from groupwise.errors import UsageError
+from groupwise.models import Policy, base_fingerprint, folder_fingerprint
+from groupwise.models.loading import resolve
 from groupwise.rundir.files import surroundings, without_secrets
 from groupwise.training.checkpoint import files as checkpoint
 from groupwise.training.checkpoint.files import Checkpoint
@@ -108,11 +110,53 @@ def _completed(settings: Mapping[str, Any]) -> Mapping[str, Any]:
         return settings
 
 
-def resume_facts(config: Config) -> dict[str, Any]:
-    """What a checkpoint records for comparison with a resumed run."""
+def fingerprints(config: Config, policy: Policy) -> dict[str, str]:
+    """What tells the frozen models of a run from others of their names, by setting: the one that
+    training starts from, a teacher, and the folders that rewards and judges load."""
+    found = {"model.path": base_fingerprint(policy.model)}
+    if config.distillation is not None:
+        found["distillation.teacher"] = folder_fingerprint(resolve(config.distillation.teacher))
+    for index, reward in enumerate(config.rewards):
+        for name, value in reward.settings.items():
+            if isinstance(value, str):
+                found[f"rewards.{index}.{name}"] = folder_fingerprint(Path(value).expanduser())
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def check_fingerprints(
+    saved: Checkpoint | None,
+    now: Mapping[str, str],
+    *,
+    allow_changes: bool,
+    log: Callable[[str], None],
+) -> None:
+    """See that the frozen models are those that the run began with.
+
+    Raises:
+        UsageError: one has changed under its name, and changes are not allowed.
+    """
+    before = {} if saved is None else saved.about.get("models", {})
+    changed = [name for name in sorted(now) if before.get(name, now[name]) != now[name]]
+    if saved is not None and changed and not allow_changes:
+        raise UsageError(
+            f"--resume: the model of {', '.join(changed)} is another one under the same name than "
+            f"at step {saved.step}, and what was trained depends on it. Bring the old one back (on "
+            "the hub: model.revision), or confirm the new one by --allow-changes."
+        )
+    for name in changed:
+        log(f"changed {name}: another model under the same name")
+
+
+def resume_facts(config: Config, models: Mapping[str, str]) -> dict[str, Any]:
+    """What a checkpoint records for comparison with a resumed run.
+
+    Args:
+        models: their fingerprints.
+    """
     around = surroundings()
     return {
         "config": plain_settings(config),
+        "models": dict(models),
         **{name: around[name] for name in ("kernels", "versions")},
         "threads": torch.get_num_threads(),
     }

@@ -56,7 +56,7 @@ def read_conversations(settings: SftSettings) -> list[Row]:
         UsageError: a row that cannot be used, with its number.
     """
     source = str(settings.data)
-    rows = list(read_rows(source, split=settings.split))
+    rows = list(read_rows(source, split=settings.split, revision=settings.revision))
     for number, row in enumerate(rows, start=1):
         problem = _problem(row)
         if problem:

@@ -245,7 +245,12 @@ def prefer(
         )
     read = None
     if settings.data is not None:
-        read = read_comparisons(settings.data, split=settings.split, bad_rows=settings.bad_rows)
+        read = read_comparisons(
+            settings.data,
+            split=settings.split,
+            revision=settings.revision,
+            bad_rows=settings.bad_rows,
+        )
     return run_on_data(
         config,
         settings,

@@ -186,7 +186,12 @@ def train_reward_model(
         )
         read = read_comparisons(list(rows))
     elif settings.data is not None:
-        read = read_comparisons(settings.data, split=settings.split, bad_rows=settings.bad_rows)
+        read = read_comparisons(
+            settings.data,
+            split=settings.split,
+            revision=settings.revision,
+            bad_rows=settings.bad_rows,
+        )
     return run_on_data(
         config,
         settings,
@@ -212,6 +217,7 @@ def scorer_to_train(config: Config, progress: Progress) -> Policy:
     model = config.model
     return load_scorer(
         model.path,
+        revision=model.revision,
         dtype=model.dtype,
         trust_remote_code=model.trust_remote_code,
         adapter=model.adapter,

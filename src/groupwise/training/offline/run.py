@@ -36,7 +36,14 @@ from groupwise.training.monitor.trackers import make_trackers
 from groupwise.training.monitor.watchdog import Watchdog
 from groupwise.training.offline.trainer import OfflineSettings, OfflineTrainer, Task
 from groupwise.training.prepare import evaluation_row, make_watchdog
-from groupwise.training.resume import ResumePoint, find_resume_point, plain_settings, resume_facts
+from groupwise.training.resume import (
+    ResumePoint,
+    check_fingerprints,
+    find_resume_point,
+    fingerprints,
+    plain_settings,
+    resume_facts,
+)
 from groupwise.types import Engine
 from groupwise.updates import TorchLearner
 from groupwise.updates.heads import Head
@@ -119,6 +126,8 @@ def run_on_data(
         if resume:
             found = find_resume_point(config, allow_changes, restart=restart, log=showing.log)
         policy = _policy(config, load, showing)
+        models = fingerprints(config, policy)
+        check_fingerprints(found.saved, models, allow_changes=allow_changes, log=showing.log)
         engine = None if load else stack.enter_context(closing(configured_engine(config, policy)))
         described = _described(config, name=name, method=method)
         resume_at = found.step if resume else None
@@ -198,7 +207,7 @@ def _trainer(
     checkpoints = CheckpointManager(
         run_log,
         settings=config.checkpoint,
-        about=resume_facts(config),
+        about=resume_facts(config, fingerprints(config, workplace.policy)),
         watch=watchdog.waiting,
     )
     evaluation = config.evaluation

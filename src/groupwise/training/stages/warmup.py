@@ -59,6 +59,7 @@ def worked_examples(
         data.train,
         split=data.train_split,
         subset=data.subset,
+        revision=data.revision,
         prompt_column=data.prompt_column,
         answer_column=data.answer_column,
         answer_style=data.answer_style,
