@@ -19,6 +19,7 @@ from groupwise.kernels import Backend, Reference, active, select, using
 from groupwise.kernels.auto import KERNELS, Auto
 from groupwise.kernels.interface import BACKENDS
 from groupwise.training.resume import resume_facts
+from small_runs import tiny
 
 PACKAGE = Path(groupwise.__file__).parent
 KEPT = {"__init__", "interface", "reference", "heap"}
@@ -46,7 +47,7 @@ def test_both_backends_implement_the_protocol() -> None:
 
 def test_a_checkpoint_says_what_computed() -> None:
     select("torch")
-    assert resume_facts(build({"model": {"kernels": "torch"}}), {})["kernels"] == "torch"
+    assert resume_facts(build({"model": {"kernels": "torch"}}), tiny())["kernels"] == "torch"
 
 
 def test_every_kernel_can_be_turned_off() -> None:

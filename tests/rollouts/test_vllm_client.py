@@ -19,12 +19,12 @@ from groupwise.models.loading import with_adapter
 from groupwise.rollouts import VllmEngine
 from groupwise.rollouts.engines.vllm.base import Weights
 from groupwise.rollouts.engines.vllm.files import WeightFiles, disturbed
-from groupwise.rollouts.engines.vllm.process import OwnServer
+from groupwise.rollouts.engines.vllm.process import OwnServer, _private_folder
 from groupwise.rundir.files import read_lines
 from groupwise.settings import EngineSettings
 from groupwise.types import Sampling, Stream
 from small_runs import prepared, tiny
-from vllm_peer import Server, saved_policy, served
+from vllm_peer import Reload, Server, interpreter, saved_policy, served
 
 
 @pytest.fixture(scope="module")
@@ -96,11 +96,8 @@ def test_after_an_update_the_server_writes_with_the_new_weights(policy: Policy) 
 def test_an_update_that_went_wrong_without_a_word_is_found(policy: Policy, fault: str) -> None:
     with served(policy.model.name_or_path, reload=fault) as server:
         engine = engine_of(server, policy)
-        # Something has been written, so the cache of prefixes holds what the canary asks about.
-        list(engine.generate(contract.make_requests(4), Sampling(max_tokens=4)))
-        server.cached = server.model if fault == "stale_cache" else None
         with pytest.raises(RunError, match="does not take over new weights by 'reload'"):
-            engine.publish(contract.published(policy, version=1))
+            list(engine.generate(contract.make_requests(4), Sampling(max_tokens=4)))
 
 
 def test_a_way_that_breaks_later_stops_the_run(policy: Policy) -> None:
@@ -114,11 +111,46 @@ def test_a_way_that_breaks_later_stops_the_run(policy: Policy) -> None:
             engine.publish(contract.published(policy, version=2))
 
 
-def test_weights_of_an_earlier_run_are_replaced(policy: Policy) -> None:
+@pytest.mark.parametrize("fault", ["ignored", "altered", "rounded", "stale_cache"])
+def test_small_faults_of_later_updates_are_found(policy: Policy, fault: Reload) -> None:
+    """All of them stay far below the absolute limit, as the updates themselves do."""
     with served(policy.model.name_or_path) as server:
-        move(policy)  # The run goes on from a checkpoint; the server has the model of the start.
+        engine = engine_of(server, policy)
+        list(engine.generate(contract.make_requests(4), Sampling(max_tokens=4)))
+        for version in (1, 2, 3):
+            move(policy, by=1e-5)
+            assert engine.publish(contract.published(policy, version=version))["canary_gap"] < 1e-4
+        server.reload = fault
+        with pytest.raises(RunError, match="nats on average, and by|followed .*% of the learner"):
+            for version in range(4, 12):
+                move(policy, by=1e-5)
+                engine.publish(contract.published(policy, version=version))
+
+
+def test_weights_that_are_no_numbers_are_said_and_not_sent(policy: Policy) -> None:
+    with served(policy.model.name_or_path) as server:
+        engine = engine_of(server, policy)
+        list(engine.generate(contract.make_requests(1), Sampling(max_tokens=2)))
+        good = {name: p.detach().clone() for name, p in policy.model.named_parameters()}
+        with torch.no_grad():
+            policy.model.get_input_embeddings().weight[7] = float("nan")
+        with pytest.raises(RunError, match="the policy's weights compute NaN"):
+            engine.publish(contract.published(policy, version=1))
+        assert all(p.isfinite().all() for p in server.model.parameters())
+        policy.model.load_state_dict(good, strict=False)
+        engine.publish(contract.published(policy, version=2))
+        contract.check_logprobs(engine, policy)
+
+
+@pytest.mark.parametrize("by", [0.05, 1e-5])
+def test_weights_of_an_earlier_run_are_replaced(policy: Policy, by: float) -> None:
+    with served(policy.model.name_or_path) as server:
+        move(policy, by=by)  # Resumed from a checkpoint; the server has the model of the start.
         engine = engine_of(server, policy)
         contract.check_logprobs(engine, policy)
+        theirs = server.model.state_dict()
+        for name, own in policy.model.named_parameters():
+            assert torch.equal(theirs[name], own), name
 
 
 def test_a_server_with_another_model_is_refused_by_name(policy: Policy, tmp_path: Path) -> None:
@@ -319,3 +351,30 @@ def test_ways_that_cannot_be_are_refused(policy: Policy, folder: Path) -> None:
     nowhere.model.peft_config["default"].base_model_name_or_path = None
     with served(str(folder)) as server, pytest.raises(UsageError, match="model.path"):
         engine_of(server, replace(policy, model=nowhere.model))
+
+
+def test_a_server_that_is_started_here_answers_this_user_alone(
+    policy: Policy, tmp_path: Path
+) -> None:
+    given = EngineSettings(python=str(interpreter(tmp_path)), patience_minutes=1.0)
+    engine = VllmEngine(policy, max_rows=16, settings=given)
+    contract.check_logprobs(engine, policy)
+    server = engine.sampler
+    assert isinstance(server, OwnServer) and server.process is not None
+    assert server.socket.is_socket() and server.socket.parent.stat().st_mode & 0o077 == 0
+    import psutil
+
+    listening = [c for c in psutil.Process(server.process.pid).net_connections("inet")]
+    assert not listening, "no port, which other users could ask"
+    engine.close()
+    assert not server.socket.parent.exists()
+
+
+def test_a_long_temporary_folder_has_no_room_for_a_socket(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(long))
+    with _private_folder() as place:
+        assert len(place) < 90 and Path(place).stat().st_mode & 0o077 == 0

@@ -8,7 +8,11 @@ given.
 from __future__ import annotations
 
 import json
+import os
+import socket
+import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -23,9 +27,10 @@ from groupwise.training.stages.base_model import small_policy
 
 ENDS = tuple(range(100, 140))
 
-Reload = Literal["right", "ignored", "scrambled", "stale_cache"]
-"""What the server makes of new weights: takes them over, does nothing, takes over some of them, or
-keeps what its prefix cache has computed with the old ones. It says that all went well each time."""
+Reload = Literal["right", "ignored", "scrambled", "stale_cache", "altered", "rounded"]
+"""What the server makes of new weights: takes them over, does nothing, takes over some of them,
+keeps what its prefix cache has computed with the old ones, changes four rows of a matrix, or rounds
+them to bfloat16. It says that all went well each time."""
 
 
 def saved_policy(folder: Path, *, seed: int = 0) -> Policy:
@@ -56,6 +61,7 @@ class Server:
         version: what it says it is.
         context: its --max-model-len.
         skew: added to every log-probability that it reports, as other kernels add noise.
+        uds: path of the Unix socket to listen on; None takes a free port.
     """
 
     def __init__(
@@ -68,6 +74,7 @@ class Server:
         version: str = "0.32.0",
         context: int = 256,
         skew: float = 0.0,
+        uds: str | None = None,
     ) -> None:
         self.root, self.reload, self.raw, self.developer = folder, reload, raw, developer
         self.version, self.context, self.skew = version, context, skew
@@ -78,7 +85,7 @@ class Server:
         self.lock = threading.Lock()
         self.dies_after: int | None = None
         """Completions that it still answers; somebody starts it again soon after."""
-        self.address = ("127.0.0.1", 0)
+        self.address: Any = uds or ("127.0.0.1", 0)
         self.listener: ThreadingHTTPServer | None = None
         self.listen()
 
@@ -117,9 +124,10 @@ class Server:
         class Listener(ThreadingHTTPServer):
             daemon_threads = True
             allow_reuse_address = True
+            address_family = socket.AF_UNIX if isinstance(self.address, str) else socket.AF_INET
 
         self.listener = Listener(self.address, Handler)
-        self.address = self.listener.server_address[:2]
+        self.address = self.listener.server_address
         threading.Thread(target=self.listener.serve_forever, args=(0.02,), daemon=True).start()
 
     def die(self) -> None:
@@ -181,6 +189,11 @@ class Server:
         fresh = AutoModelForCausalLM.from_pretrained(folder).eval()
         if self.reload == "ignored":
             return
+        with torch.no_grad():
+            if self.reload == "altered":
+                fresh.model.layers[0].mlp.up_proj.weight[:4] *= 0.98
+            for parameter in fresh.parameters() if self.reload == "rounded" else ():
+                parameter.copy_(parameter.bfloat16())
         if self.reload == "scrambled":
             for old, new in zip(self.model.model.layers, fresh.model.layers, strict=True):
                 new.self_attn = old.self_attn
@@ -244,3 +257,20 @@ def served(folder: str, **settings: Any) -> Iterator[Server]:
         yield server
     finally:
         server.die()
+
+
+def interpreter(folder: Path) -> Path:
+    """An interpreter of an environment with a vLLM: this server, started as `vllm serve` is."""
+    python = folder / "python"
+    python.write_text(
+        f"#!/bin/sh\n[ $1 = -c ] && exec echo 0.32.0\n"
+        f"PYTHONPATH={os.pathsep.join(sys.path)} exec {sys.executable} {__file__} $@\n"
+    )
+    python.chmod(0o755)
+    return python
+
+
+if __name__ == "__main__":
+    given = dict(zip(sys.argv[1:-1], sys.argv[2:], strict=True))
+    Server(given["--model"], uds=given["--uds"])
+    time.sleep(600)

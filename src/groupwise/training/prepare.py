@@ -52,7 +52,6 @@ from groupwise.training.resume import (
     ResumePoint,
     check_fingerprints,
     find_resume_point,
-    fingerprints,
     plain_settings,
     resume_facts,
 )
@@ -148,9 +147,7 @@ def prepare(
         if resume:
             found = find_resume_point(config, allow_changes, restart=restart, log=progress.log)
         algorithm = bind(config.algorithm.name, config.algorithm.overrides())
-        policy = _started(config, policy, found, progress=progress)
-        models = fingerprints(config, policy)
-        check_fingerprints(found.saved, models, allow_changes=allow_changes, log=progress.log)
+        policy = _started(config, policy, found, allow_changes, progress=progress)
         critic = _critic(config, algorithm, policy, found)
         connected = connector(config, algorithm, policy=policy)
         undo.callback(connected.engine.close)
@@ -219,7 +216,7 @@ def _trainer(
     checkpoints = CheckpointManager(
         run_log,
         settings=config.checkpoint,
-        about=resume_facts(config, fingerprints(config, connected.policy)),
+        about=resume_facts(config, connected.policy),
         journals=journals,
         watch=watch,
     )
@@ -385,7 +382,12 @@ def _held_out(
 
 
 def _started(
-    config: Config, policy: Policy | None, found: ResumePoint, *, progress: Progress
+    config: Config,
+    policy: Policy | None,
+    found: ResumePoint,
+    allow_changes: bool,
+    *,
+    progress: Progress,
 ) -> Policy:
     """The policy as it was before the first step: a reference model is a copy of this one."""
     check_schedules(config)
@@ -395,6 +397,7 @@ def _started(
         with torch.random.fork_rng():
             torch.manual_seed(config.seed)  # an adapter begins with random numbers
             policy = load_configured(config)
+    check_fingerprints(found.saved, config, policy, allow_changes=allow_changes, log=progress.log)
     if config.model.quantization is None:
         policy.model.to(best_device())
     if found.start is not None:

@@ -125,7 +125,8 @@ def fingerprints(config: Config, policy: Policy) -> dict[str, str]:
 
 def check_fingerprints(
     saved: Checkpoint | None,
-    now: Mapping[str, str],
+    config: Config,
+    policy: Policy,
     *,
     allow_changes: bool,
     log: Callable[[str], None],
@@ -135,9 +136,11 @@ def check_fingerprints(
     Raises:
         UsageError: one has changed under its name, and changes are not allowed.
     """
-    before = {} if saved is None else saved.about.get("models", {})
+    if saved is None:
+        return
+    before, now = saved.about.get("models", {}), fingerprints(config, policy)
     changed = [name for name in sorted(now) if before.get(name, now[name]) != now[name]]
-    if saved is not None and changed and not allow_changes:
+    if changed and not allow_changes:
         raise UsageError(
             f"--resume: the model of {', '.join(changed)} is another one under the same name than "
             f"at step {saved.step}, and what was trained depends on it. Bring the old one back (on "
@@ -147,16 +150,12 @@ def check_fingerprints(
         log(f"changed {name}: another model under the same name")
 
 
-def resume_facts(config: Config, models: Mapping[str, str]) -> dict[str, Any]:
-    """What a checkpoint records for comparison with a resumed run.
-
-    Args:
-        models: their fingerprints.
-    """
+def resume_facts(config: Config, policy: Policy) -> dict[str, Any]:
+    """What a checkpoint records for comparison with a resumed run."""
     around = surroundings()
     return {
         "config": plain_settings(config),
-        "models": dict(models),
+        "models": fingerprints(config, policy),
         **{name: around[name] for name in ("kernels", "versions")},
         "threads": torch.get_num_threads(),
     }

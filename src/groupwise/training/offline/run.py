@@ -40,7 +40,6 @@ from groupwise.training.resume import (
     ResumePoint,
     check_fingerprints,
     find_resume_point,
-    fingerprints,
     plain_settings,
     resume_facts,
 )
@@ -125,9 +124,7 @@ def run_on_data(
         found = ResumePoint()
         if resume:
             found = find_resume_point(config, allow_changes, restart=restart, log=showing.log)
-        policy = _policy(config, load, showing)
-        models = fingerprints(config, policy)
-        check_fingerprints(found.saved, models, allow_changes=allow_changes, log=showing.log)
+        policy = _policy(config, load, found, allow_changes, showing)
         engine = None if load else stack.enter_context(closing(configured_engine(config, policy)))
         described = _described(config, name=name, method=method)
         resume_at = found.step if resume else None
@@ -171,7 +168,11 @@ def _described(config: Config, *, name: str, method: str) -> dict[str, Any]:
 
 
 def _policy(
-    config: Config, load: Callable[[Config, Progress], Policy] | None, progress: Progress
+    config: Config,
+    load: Callable[[Config, Progress], Policy] | None,
+    found: ResumePoint,
+    allow_changes: bool,
+    progress: Progress,
 ) -> Policy:
     """The model as it is before the first step."""
     select(config.model.kernels)
@@ -182,6 +183,7 @@ def _policy(
     with torch.random.fork_rng():
         torch.manual_seed(config.seed)  # An adapter begins with random numbers.
         policy = load_configured(config) if load is None else load(config, progress)
+    check_fingerprints(found.saved, config, policy, allow_changes=allow_changes, log=progress.log)
     if config.model.quantization is None:
         policy.model.to(best_device())
     return policy
@@ -207,7 +209,7 @@ def _trainer(
     checkpoints = CheckpointManager(
         run_log,
         settings=config.checkpoint,
-        about=resume_facts(config, fingerprints(config, workplace.policy)),
+        about=resume_facts(config, workplace.policy),
         watch=watchdog.waiting,
     )
     evaluation = config.evaluation

