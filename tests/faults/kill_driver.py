@@ -1,7 +1,7 @@
 """Kills a run at random instants, resumes it every time, and compares the end with a run that
 nothing happened to.
 
-    python kill_driver.py FOLDER KILLS SEED
+    python kill_driver.py FOLDER KILLS SEED [SETTING ...]
 
 Imports once and forks for every attempt, so that an attempt costs what its steps cost. Prints one
 line of JSON: kills, how many hit a checkpoint being written, and every difference found.
@@ -28,7 +28,7 @@ torch.set_num_threads(1)
 STEPS = 12
 
 
-def run(folder: Path) -> None:
+def run(folder: Path, more: list[str]) -> None:
     """A whole run, or what is left of one."""
     ready = prepared(
         folder,
@@ -37,6 +37,7 @@ def run(folder: Path) -> None:
         "logging.rollouts_every=1",
         "update.minibatches=2",
         "evaluation.every_steps=3",
+        *more,
         progress=Quiet(),
         resume=True,
         eval_prompts=None,
@@ -46,7 +47,7 @@ def run(folder: Path) -> None:
     ready.close()
 
 
-def attempt(folder: Path, seconds: float | None) -> bool:
+def attempt(folder: Path, seconds: float | None, more: list[str]) -> bool:
     """Run in a process of its own, killed after some seconds; whether it came to its end."""
     child = os.fork()
     if child == 0:
@@ -54,7 +55,7 @@ def attempt(folder: Path, seconds: float | None) -> bool:
         try:
             with open(folder.with_suffix(".err"), "a") as log:
                 os.dup2(log.fileno(), 2)
-            run(folder)
+            run(folder, more)
             status = 0
         except BaseException:
             import traceback
@@ -81,35 +82,48 @@ def content(folder: Path) -> dict[str, object]:
     """Everything a run leaves behind that does not depend on the clock."""
     rollouts = sorted((folder / "rollouts").glob("*"))
     evaluations = (folder / "evaluations.jsonl").read_text()
+    saved = max((folder / "checkpoints").glob("[!.]*"))
     return {
         "metrics": timeless(folder),
         "evaluations": evaluations,
         "rollouts": {path.name: path.read_text() for path in rollouts},
-        "weights": (folder / "final" / "model.safetensors").read_bytes(),
-        "best": (folder / "best" / "model.safetensors").read_bytes(),
+        "weights": {
+            path.parent.name: path.read_bytes() for path in folder.glob("*/model.safetensors")
+        },
+        "checkpointed": {path.name: path.read_bytes() for path in saved.glob("*.safetensors")},
         "checkpoints": sorted(path.name for path in (folder / "checkpoints").glob("*")),
     }
 
 
-def main(folder: Path, kills: int, seed: int) -> None:
+def main(folder: Path, kills: int, seed: int, more: list[str]) -> None:
     chance = random.Random(seed)
     start = time.monotonic()
-    attempt(folder / "whole", None)
+    attempt(folder / "whole", None, more)
     length = time.monotonic() - start
     whole, wrong, done, drafts, number = content(folder / "whole"), [], 0, 0, 0
     while done < kills:
         number += 1
         broken = folder / f"broken-{number}"
-        while not attempt(broken, length * chance.random()):
+        while not attempt(broken, length * chance.random(), more):
             done += 1
             drafts += any((broken / "checkpoints").glob(".*"))
             if done >= kills:
-                attempt(broken, None)
+                attempt(broken, None, more)
                 break
         found = content(broken)
         wrong += [f"{broken.name}: {key}" for key in whole if found[key] != whole[key]]
-    print(json.dumps({"kills": done, "runs": number, "drafts": drafts, "wrong": wrong}))
+    print(
+        json.dumps(
+            {
+                "kills": done,
+                "runs": number,
+                "drafts": drafts,
+                "wrong": wrong,
+                "models": sorted(whole["weights"]),
+            }
+        )
+    )
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:])

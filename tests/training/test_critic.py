@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from transformers import AutoModelForTokenClassification
 
 from bandits import bandit
 from groupwise.algorithms.losses import VALUE_LOSSES
@@ -22,7 +24,9 @@ from groupwise.registry import spec
 from groupwise.rundir.files import read_lines
 from groupwise.settings import OptimizerSettings
 from groupwise.training.critic import (
+    POOLED_STEPS,
     CriticTrainer,
+    PooledErrors,
     critic_metrics,
     value_objective,
     with_column,
@@ -285,6 +289,21 @@ def test_last_tokens_have_an_explained_variance_of_their_own() -> None:
     assert found["returns"] == 0.75
 
 
+def test_errors_of_several_steps_are_pooled_over_the_last_ones() -> None:
+    """Steps whose own returns are all equal count as well, and so does an offset."""
+    mask = torch.tensor([[True, True, False], [True, False, True]])
+    pooled = PooledErrors()
+    for step in range(POOLED_STEPS + 1):
+        returns = torch.full((2, 3), float(step % 2))
+        values = torch.full((2, 3), 0.5) if step else torch.full((2, 3), 99.0)
+        values[0, 1] = values[1, 2] = 0.25 + returns[0, 0] / 2
+        pooled.add(values, returns, mask)
+    assert pooled.metrics() == {"pooled_r2": 0.375, "pooled_r2_last": 0.75}
+    equal = PooledErrors()
+    equal.add(torch.zeros(2, 3), torch.ones(2, 3), mask)
+    assert all(value != value for value in equal.metrics().values())
+
+
 @pytest.mark.parametrize(
     ("setting", "said"),
     [
@@ -295,6 +314,8 @@ def test_last_tokens_have_an_explained_variance_of_their_own() -> None:
         ("algorithm.advantage.gamma=1.5", "algorithm.advantage.gamma = 1.5"),
         ("algorithm.advantage.lam=-0.1", "algorithm.advantage.lam = -0.1"),
         ("critic.minibatches=13", "critic.minibatches = 13: must be at most"),
+        ("critic.pretraining.minibatches=13", "critic.pretraining.minibatches = 13: must be at"),
+        ("critic.freeze_policy_steps=4", "critic.freeze_policy_steps = 4: must be less than steps"),
     ],
 )
 def test_settings_of_the_critic_that_cannot_work_are_refused(
@@ -353,7 +374,7 @@ def test_the_plan_of_a_run_counts_its_critic(tmp_path: Path) -> None:
     assert "critic" not in without.held
 
 
-def test_critics_of_another_tokenizer_are_refused_before_anything_starts(tmp_path: Path) -> None:
+def test_critics_that_cannot_be_used_are_refused_before_anything_starts(tmp_path: Path) -> None:
     tokenizer = tiny()
     tokenizer.tokenizer.add_tokens(["<more>"])
     tokenizer.model.resize_token_embeddings(len(tokenizer.tokenizer))
@@ -361,4 +382,12 @@ def test_critics_of_another_tokenizer_are_refused_before_anything_starts(tmp_pat
     where = f"critic.model={tmp_path / 'other'}"
     with pytest.raises(UsageError, match="critic.model = .*: its tokenizer has .* tokens, the"):
         prepared(tmp_path / "run", "algorithm.name=ppo", where)
+    policy = tiny()
+    policy.model.config.num_labels = 3
+    several = AutoModelForTokenClassification.from_config(policy.model.config)
+    save_policy(replace(policy, model=several), tmp_path / "three")
+    for name, said in (("three", "its head gives 3 labels"), ("none", "no folder has this path")):
+        where = f"critic.model={tmp_path / name}"
+        with pytest.raises(UsageError, match=f"^critic.model = .*{name}.*: {said}"):
+            prepared(tmp_path / "run", "algorithm.name=ppo", where)
     assert not (tmp_path / "run" / "config.json").exists()

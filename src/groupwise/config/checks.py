@@ -72,11 +72,7 @@ def check_combinations(config: Config) -> None:
             f"model.head_dtype = 'float32': engine {config.engine.name!r} computes logits in the "
             "model's own type, so sampler and learner would differ; set engine.name = 'group'."
         )
-    if config.critic.minibatches > completions:
-        raise UsageError(
-            f"critic.minibatches = {config.critic.minibatches}: must be at most prompts_per_step · "
-            f"group_size = {completions}."
-        )
+    _check_critic(config, completions)
     check_engine(config)
     pool = config.reward_pool
     for name in () if pool.workers else ("timeout_s", "memory_mb"):
@@ -194,6 +190,24 @@ def validate_by_call(algorithm: BoundAlgorithm, config: Config) -> None:
         )
     except UsageError as error:
         raise UsageError(str(error).replace("group = ", "group_size = ", 1)) from None
+
+
+def _check_critic(config: Config, completions: int) -> None:
+    """Refuse more optimiser steps than completions, and a policy that is frozen to the end."""
+    own = config.critic
+    counts = {"critic.minibatches": own.minibatches}
+    if own.pretraining is not None:
+        counts["critic.pretraining.minibatches"] = own.pretraining.minibatches
+    for where, count in counts.items():
+        if count > completions:
+            raise UsageError(
+                f"{where} = {count}: must be at most prompts_per_step · group_size = {completions}."
+            )
+    if own.freeze_policy_steps >= config.steps:
+        raise UsageError(
+            f"critic.freeze_policy_steps = {own.freeze_policy_steps}: must be less than steps = "
+            f"{config.steps}, or the policy is never trained."
+        )
 
 
 def value_loss(config: Config) -> BoundFunction:

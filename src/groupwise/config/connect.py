@@ -57,15 +57,19 @@ def critic_model(config: Config, policy: Policy) -> Policy:
     revision = None if own.model else config.model.revision
     with torch.random.fork_rng():
         torch.manual_seed(config.seed)  # an adapter begins with random numbers
-        critic = load_scorer(
-            path,
-            kind="token",
-            revision=revision,
-            dtype=config.model.dtype,
-            trust_remote_code=config.model.trust_remote_code,
-            adapter=own.adapter,
-            attention=config.model.attention,
-        )
+        try:
+            critic = load_scorer(
+                path,
+                kind="token",
+                revision=revision,
+                dtype=config.model.dtype,
+                trust_remote_code=config.model.trust_remote_code,
+                adapter=own.adapter,
+                attention=config.model.attention,
+            )
+        except UsageError as error:
+            where = "critic.model" if own.model else "model.path"
+            raise UsageError(str(error).replace("model.path", where, 1)) from None
     check_same_tokenizer(policy.tokenizer, critic.tokenizer, where=f"critic.model = {path!r}")
     critic.model.to(best_device())
     return critic

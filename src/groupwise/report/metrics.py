@@ -127,6 +127,13 @@ METRICS: dict[str, Metric] = {
     "explained_variance_last": Metric(
         "Explained variance, last token", "The same over the last token of each completion."
     ),
+    "pooled_r2": Metric(
+        "R² of the critic, 20 steps",
+        "1 − Σ (R − V)² / Σ (R − mean R)² over the tokens of the last 20 steps.",
+    ),
+    "pooled_r2_last": Metric(
+        "R² of the critic, 20 steps, last token", "The same over the last token of each completion."
+    ),
     "returns": Metric("Returns", "Mean return over the tokens of the policy."),
     "value_loss": Metric("Value loss", "Mean loss of the critic over its updates of the step."),
     "value_clip_share": Metric(

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from math import fsum
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import torch
+from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -19,7 +22,7 @@ from groupwise.algorithms.losses import VALUE_LOSSES, WEIGHTINGS, FunctionObject
 from groupwise.algorithms.losses.values import explained_variance
 from groupwise.registry import BoundFunction, spec
 from groupwise.settings import CriticSettings
-from groupwise.training.checkpoint.files import replace_folder
+from groupwise.training.checkpoint.files import Checkpoint, replace_folder
 from groupwise.training.trainer import POLICY, Trainer
 from groupwise.types import (
     Batch,
@@ -34,6 +37,9 @@ from groupwise.updates import assemble
 
 CRITIC = "critic"
 """The learner whose values the advantages need."""
+
+POOLED_STEPS = 20
+"""Steps over which the errors of the critic are pooled."""
 
 TOKEN_MEAN = WEIGHTINGS.bind(spec("batch_token_mean"))
 """The critic's loss is a mean over all tokens of an optimizer step."""
@@ -121,12 +127,75 @@ def critic_metrics(batch: Batch) -> Metrics:
         the last ones alone, and "returns", their mean; NaN where the returns are all equal.
     """
     values, returns, mask = batch.columns["values"], batch.columns["returns"], batch.mask
-    later = pad(mask, (0, 1)).flip(1).cumsum(1).flip(1)[:, 1:]
     return {
         "explained_variance": explained_variance(values, returns, mask),
-        "explained_variance_last": explained_variance(values, returns, mask & (later == 0)),
+        "explained_variance_last": explained_variance(values, returns, last_tokens(mask)),
         "returns": float(returns[mask].double().mean()) if mask.any() else float("nan"),
     }
+
+
+def last_tokens(mask: Bool[Tensor, "batch time"]) -> Bool[Tensor, "batch time"]:
+    """True at the last token that the policy wrote of each completion.
+
+    Example:
+        >>> last_tokens(torch.tensor([[True, True, False]]))
+        tensor([[False,  True, False]])
+    """
+    later = pad(mask, (0, 1)).flip(1).cumsum(1).flip(1)[:, 1:]
+    return mask & (later == 0)
+
+
+class PooledErrors:
+    """Errors of the values, pooled over the tokens of the last `POOLED_STEPS` steps.
+
+        R² = 1 − Σ (R − V)² / Σ (R − mean R)²
+
+    Once few answers of a step are wrong, the explained variance of that step alone is mostly noise.
+    Unlike explained variance, R² also counts a value that is too high or too low everywhere.
+
+    Example:
+        >>> pooled, mask = PooledErrors(), torch.tensor([[True, True]])
+        >>> for r in (0.0, 1.0):
+        ...     pooled.add(torch.tensor([[0.5, 0.25 + r / 2]]), torch.full((1, 2), r), mask)
+        >>> pooled.metrics()
+        {'pooled_r2': 0.375, 'pooled_r2_last': 0.75}
+    """
+
+    def __init__(self) -> None:
+        self._steps: deque[list[list[float]]] = deque(maxlen=POOLED_STEPS)
+
+    def add(
+        self,
+        values: Float[Tensor, "batch time"],
+        returns: Float[Tensor, "batch time"],
+        mask: Bool[Tensor, "batch time"],
+    ) -> None:
+        """Count the tokens of a step."""
+        sums = []
+        for chosen in (mask, last_tokens(mask)):
+            r, v = returns[chosen].double(), values[chosen].double()
+            parts = (torch.ones_like(r), r, r**2, (r - v) ** 2)
+            sums.append([float(part.sum()) for part in parts])
+        self._steps.append(sums)
+
+    def metrics(self) -> Metrics:
+        """ "pooled_r2" over all tokens, "pooled_r2_last" over last ones; NaN where all returns are
+        equal."""
+        found = {}
+        for place, name in enumerate(("pooled_r2", "pooled_r2_last")):
+            parts = zip(*(step[place] for step in self._steps), strict=True)
+            count, total, squares, errors = (fsum(part) for part in parts)
+            spread = squares - total**2 / count if count else 0.0
+            found[name] = 1 - errors / spread if spread > 0 else float("nan")
+        return found
+
+    def state(self) -> list[list[list[float]]]:
+        """State for `restore`."""
+        return list(self._steps)
+
+    def restore(self, state: Sequence[list[list[float]]]) -> None:
+        """Restore a saved state."""
+        self._steps = deque(state, maxlen=POOLED_STEPS)
 
 
 @dataclass(kw_only=True)
@@ -136,10 +205,12 @@ class CriticTrainer(Trainer):
     Attributes:
         critic: settings of the critic.
         value_loss: its loss.
+        pooled: its errors over the last steps.
     """
 
     critic: CriticSettings = field(default_factory=CriticSettings)
     value_loss: BoundFunction
+    pooled: PooledErrors = field(default_factory=PooledErrors)
 
     def step(self) -> StepResult:
         """Train critic and policy on one batch of rollouts."""
@@ -157,6 +228,15 @@ class CriticTrainer(Trainer):
             metrics |= self._publish()
         result = StepResult(scored=scored, advantages=advantages, batches=batches, updates=every)
         return self.monitor.measured(result, algorithm=self.algorithm, published=metrics)
+
+    def state(self) -> dict[str, Any]:
+        """Everything the next step depends on beyond the weights."""
+        return {**super().state(), "pooled_errors": self.pooled.state()}
+
+    def restore(self, saved: Checkpoint) -> None:
+        """Continue from a checkpoint as if the run had never stopped."""
+        super().restore(saved)
+        self.pooled.restore(saved.state.get("pooled_errors", []))
 
     def finish(self) -> Path | None:
         """Write the trained models as plain folders, the critic beside the policy."""
@@ -191,7 +271,12 @@ class CriticTrainer(Trainer):
         for part in steps(batch)[len(updates) :]:
             updates.append(critic.update(part, objective))
         losses = [update.loss for update in updates]
-        metrics = {**critic_metrics(batch), "value_loss": fmean(losses)}
+        self.pooled.add(batch.columns["values"], batch.columns["returns"], batch.mask)
+        metrics = {
+            **critic_metrics(batch),
+            **self.pooled.metrics(),
+            "value_loss": fmean(losses),
+        }
         if (share := _clip_share(self.value_loss, steps(batch), updates)) is not None:
             metrics["value_clip_share"] = share
         return batch, tuple(updates), metrics

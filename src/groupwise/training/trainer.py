@@ -251,18 +251,21 @@ class Trainer:
         """Write a checkpoint of everything the next step depends on, in the background."""
         if self.checkpoints is None:
             return
-        state = {
+        weights = {name: learner.trained() for name, learner in self.learners.items()}
+        self.checkpoints.write(
+            self.done, weights=weights, state=self.state(), best=self.evaluation.best_step
+        )
+        if wait:
+            self.checkpoints.wait()
+
+    def state(self) -> dict[str, Any]:
+        """Everything the next step depends on beyond the weights."""
+        return {
             "learners": {name: learner.state() for name, learner in self.learners.items()},
             "source": self.source.state(),
             "evaluation": self.evaluation.state(),
             "monitor": self.monitor.state(),
         }
-        weights = {name: learner.trained() for name, learner in self.learners.items()}
-        self.checkpoints.write(
-            self.done, weights=weights, state=state, best=self.evaluation.best_step
-        )
-        if wait:
-            self.checkpoints.wait()
 
     def _versions(self) -> dict[str, int]:
         return {name: learner.version for name, learner in self.learners.items()}
