@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,10 +18,13 @@ from groupwise.distributed import learner as learners
 from groupwise.distributed import sharding as shardings
 from groupwise.distributed.learner import DistributedLearner
 from groupwise.distributed.sharding import sharded_modules
+from groupwise.distributed.weights import take_over
 from groupwise.distributed.world import World
+from groupwise.models import score_layer, scorer_of
 from groupwise.models.adapters import new_adapter
 from groupwise.settings import AdapterSettings
-from groupwise.updates import OptimizerSettings, TorchLearner
+from groupwise.types import Batch
+from groupwise.updates import OptimizerSettings, Score, TorchLearner
 from ranks import exact_norms, run_ranks, same
 from tiny_models import SHAPE, random_model, tiny_model, tiny_policy
 
@@ -313,3 +317,135 @@ def test_a_checkpoint_goes_on_with_any_number_of_ranks() -> None:
         saved = loaded
     last = continued(None, None, None, 4, "none")
     assert difference(joined(saved[0]), joined(last[0])) <= EXACT
+
+
+# -- what changes during a run ---------------------------------------------------------------------
+
+
+def reference_of(learner: TorchLearner) -> Tensor:
+    """Log-probabilities of the reference model."""
+    return learner.evaluate(batch_of(3), {"ref_logp"})["ref_logp"]
+
+
+def replaced(world: World | None, kind: str, sharding: str) -> list[Tensor]:
+    """What the reference computes at first and after it was replaced; a learner that is restored
+    computes the same."""
+    given = {"sharding": sharding, "reference": "adapter" if kind == "adapter" else "frozen"}
+    learner = made(world, kind, **given)
+    found = [reference_of(learner)]
+    learner.update(batch_of(3), POLICY_GRADIENT)
+    learner.replace_reference()
+    learner.reset_optimizer()
+    found.append(reference_of(learner))
+    learner.update(batch_of(3), POLICY_GRADIENT)
+    weights, state = learner.trained(), learner.state()
+    again = made(world, kind, **given)
+    first = world is None or world.leads
+    again.set_trained(weights if first else {})
+    again.restore(state if first else {})
+    assert torch.equal(reference_of(again), reference_of(learner))
+    assert torch.equal(*(e.evaluate(batch_of(3), {"logp"})["logp"] for e in (again, learner)))
+    return found
+
+
+def replaced_gaps(world: World, cases: list[tuple[str, str]]) -> dict[str, list[float]]:
+    return {
+        f"{kind} {sharding}": [
+            difference(here, alone)
+            for here, alone in zip(
+                replaced(world, kind, sharding), replaced(None, kind, sharding), strict=True
+            )
+        ]
+        for kind, sharding in cases
+    }
+
+
+@pytest.mark.cluster
+def test_a_replaced_reference_is_that_of_one_process_and_part_of_the_state() -> None:
+    first, last = replaced(None, "tied", "none")[:2]
+    assert difference(first, last) > 1e-3
+    cases = [("tied", "none"), ("tied", "full"), ("adapter", "full")]
+    for gaps in same(run_ranks(2, replaced_gaps, cases)):
+        assert {case: gap for case, gap in gaps.items() if not max(gap) <= EXACT} == {}
+        assert len(gaps) == len(cases)
+
+
+def published(world: World) -> dict[str, Tensor]:
+    """What a sharded learner of a 16-bit model publishes after a step; its sampler takes it."""
+    model = random_model(Qwen2Config(**SHAPE, tie_word_embeddings=True), dtype=torch.bfloat16)
+    sampler = copy.deepcopy(model)
+    learner = DistributedLearner(
+        tiny_policy(model), world=world, sharding="full", optimizer=ADAM, tokens_per_microbatch=40
+    )
+    learner.update(batch_of(3, dtype=torch.float32), POLICY_GRADIENT)
+    take_over(sampler, learner.publish())
+    trained = learner.trained()
+    return {n: p.detach() - trained[n] for n, p in sampler.named_parameters()}
+
+
+def test_a_16_bit_model_is_published_in_its_own_type() -> None:
+    """Samplers have 16-bit weights, though the shards have 32 bits."""
+    for differences in same(run_ranks(2, published)):
+        assert all(gap.dtype == torch.bfloat16 for gap in differences.values())
+        assert not joined(differences).any()
+
+
+def values_on(world: World | None, sharding: str) -> dict[str, Tensor]:
+    """Values of a critic, its gradient, and its weights after a step."""
+    critic = scorer_of(tiny_policy(model_of("tied")), kind="token")
+    torch.manual_seed(3)
+    torch.nn.init.normal_(score_layer(critic.model).weight)
+    head = Score(critic.model, reads=("before", "after"))
+    given: dict[str, Any] = {"optimizer": ADAM, "tokens_per_microbatch": 40, "head": head}
+    learner = (
+        TorchLearner(critic, **given)
+        if world is None
+        else DistributedLearner(critic, world=world, sharding=sharding, **given)  # type: ignore[arg-type]
+    )
+    batch = batch_of(5)
+    loss = FunctionObjective(
+        loss=lambda outputs, batch: (outputs["values"][:, :-1] - batch.advantage).square(),
+        needs=frozenset({"values"}),
+    )
+    found = {
+        "values": learner.evaluate(batch, {"values"})["values"],
+        "gradient": learner.gradient(batch, loss),
+    }
+    update = learner.update(batch, loss)
+    assert update.values is not None
+    return {
+        **found,
+        "weights": joined(learner.trained()),
+        "updated": update.values.nan_to_num(nan=7.0),
+    }
+
+
+def value_gaps(world: World, sharding: str) -> dict[str, float]:
+    here, alone = values_on(world, sharding), values_on(None, sharding)
+    return {name: difference(here[name].double(), alone[name].double()) for name in alone}
+
+
+@pytest.mark.parametrize("sharding", [pytest.param("none", marks=pytest.mark.cluster), "full"])
+def test_a_critic_is_that_of_one_process(sharding: str) -> None:
+    for gaps in same(run_ranks(3, value_gaps, sharding)):
+        assert {name: gap for name, gap in gaps.items() if not gap <= EXACT} == {}
+
+
+def shares_of_equal_rows(world: World) -> list[int]:
+    """Microbatches of each rank for six equal completions, each as long as a microbatch."""
+    batch = Batch(
+        prompts=(torch.tensor([20]),),
+        group=torch.zeros(6, dtype=torch.long),
+        tokens=torch.full((6, 12), 30),
+        length=torch.full((6,), 12),
+        mask=torch.ones(6, 12, dtype=torch.bool),
+        advantage=torch.ones(6, 12),
+        weight=torch.ones(6, 12),
+    )
+    learner = made(world, tokens_per_microbatch=13, share_equal_rows=True)
+    assert isinstance(learner, DistributedLearner)
+    return [len(share) for share in learner.shares(batch, torch.arange(6))]
+
+
+def test_equal_rows_are_computed_once_on_each_rank() -> None:
+    assert same(run_ranks(2, shares_of_equal_rows)) == [[1, 1]] * 2

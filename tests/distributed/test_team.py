@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from batches import batch_of
+from groupwise.algorithms import bind
 from groupwise.algorithms.losses import FunctionObjective
 from groupwise.distributed.engine import SpreadEngine
 from groupwise.distributed.learner import DistributedLearner
@@ -24,7 +25,7 @@ from groupwise.updates import OptimizerSettings
 from ranks import run_ranks
 from tiny_models import tiny_model, tiny_policy
 
-LOSS = FunctionObjective(loss=lambda outputs, batch: -batch.advantage * outputs["logp"])
+LOSS = bind("grpo").objective
 SAMPLING = Sampling(max_tokens=10)
 REQUESTS = [
     Request(
@@ -41,7 +42,7 @@ def member_of(world: World) -> Member:
     policy = tiny_policy(tiny_model("llama"), ends=(1, 7, 8))
     settings = OptimizerSettings(learning_rate=1e-2)
     learner = DistributedLearner(policy, world=world, optimizer=settings)
-    return Member(world, learner, GroupEngine(policy), sampler=None, objectives={"policy": LOSS})
+    return Member(world, learner, GroupEngine(policy), sampler=None)
 
 
 def sampled(engine: Any) -> dict[str, list[Completion]]:
@@ -55,8 +56,8 @@ def spread(world: World) -> dict[str, list[Completion]] | str:
         follow(member)
         return "followed"
     leader = Leader(member)
-    with pytest.raises(UsageError, match="Known: policy"):
-        leader.update(None, object())  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="cannot be sent to other processes"):
+        leader.update(batch_of(2), FunctionObjective(loss=lambda outputs, batch: outputs["logp"]))
     engine = SpreadEngine(leader, GroupEngine(member.learner.policy))
     found = sampled(engine)
     engine.close()
@@ -79,7 +80,7 @@ def losing(world: World, how: str) -> str | tuple[str, float]:
                 os.kill(os.getpid(), signal.SIGKILL)
             if how == "stopped":
                 os.kill(os.getpid(), signal.SIGSTOP)
-            member.objectives = {}
+            del member.learner
         follow(member)
     leader = Leader(member)
     start = time.monotonic()
@@ -97,7 +98,7 @@ def losing(world: World, how: str) -> str | tuple[str, float]:
     ("how", "message"),
     [
         ("killed", r"rank 1 \(process \d+\) has ended without a word"),
-        ("broken", "rank 1 failed: KeyError"),
+        ("broken", "rank 1 failed: AttributeError"),
         pytest.param("stopped", "within 2 s .* from rank 1", marks=pytest.mark.cluster),
     ],
 )
@@ -108,3 +109,69 @@ def test_the_lost_rank_is_named(how: str, message: str) -> None:
     assert seconds < 15
     assert "waited for" in said and "--resume" in said
     assert re.search(message, said), said
+
+
+class Late:
+    """An engine that takes its time before the first group on rank 1, or stops its process."""
+
+    def __init__(self, world: World, engine: GroupEngine, how: str) -> None:
+        self.world, self.engine, self.how = world, engine, how
+        self.exact_continuation = engine.exact_continuation
+
+    def generate(self, *given: Any) -> Any:
+        if self.world.rank == 1:
+            if self.how == "stopped":
+                os.kill(os.getpid(), signal.SIGSTOP)
+            time.sleep(3.5)
+        return self.engine.generate(*given)
+
+    def close(self) -> None:
+        self.engine.close()
+
+
+def sampled_late(world: World, how: str) -> Any:
+    member = member_of(world)
+    late: Any = Late(world, GroupEngine(member.learner.policy), how)
+    member.engine = late
+    if not world.leads:
+        return follow(member)
+    leader = Leader(member)
+    engine = SpreadEngine(leader, late)
+    try:
+        return sampled(engine)
+    except RunError as error:
+        return str(error)
+    finally:
+        engine.close()
+
+
+def test_sampling_may_take_longer_than_ranks_wait_for_each_other() -> None:
+    found = run_ranks(2, sampled_late, "slow", timeout_s=1.5)[0]
+    assert isinstance(found, dict), found
+    assert len(found) == len(REQUESTS)
+
+
+@pytest.mark.cluster
+def test_a_rank_that_stops_while_sampling_is_named() -> None:
+    said = run_ranks(2, sampled_late, "stopped", timeout_s=1.5, limit_s=12.0)[0]
+    assert "waited for completions of the other ranks: no sign of life within 2 s" in said
+    assert "from rank 1. Continue with --resume." in said
+
+
+def drifting(world: World) -> None:
+    """Rank 1 has one bit of one weight that rank 0 has not."""
+    member = member_of(world)
+    if not world.leads:
+        weight = dict(member.learner.reader.named())["model.norm.weight"]
+        weight.data.view(torch.int32)[3] ^= 1
+        return follow(member)
+    leader = Leader(member)
+    SpreadEngine(leader, GroupEngine(member.learner.policy)).publish(leader.publish())
+
+
+def test_ranks_with_different_weights_sample_nothing() -> None:
+    for result in run_ranks(2, drifting):
+        assert isinstance(result, RunError)
+        assert "rank 1 has other weights than rank 0 at version 0 (model.norm.weight)" in str(
+            result
+        )

@@ -19,7 +19,10 @@ def test_the_manifest_names_shape_and_type_of_every_tensor() -> None:
 
 
 def test_a_digest_is_pinned_and_changes_with_value_order_and_type() -> None:
-    assert weights(torch.tensor([1, 2, 255], dtype=torch.uint8)).digest("a") == 1 + 2 * 3 + 255 * 5
+    # Two words: 1 + 2·2⁸ + 255·2¹⁶ = 16,712,193, and −1 of four bytes 255, times 3.
+    bytes_of = torch.tensor([1, 2, 255, 0, 255, 255, 255, 255], dtype=torch.uint8)
+    assert weights(bytes_of).digest("a") == 16_712_193 - 3
+    assert weights(bytes_of[:3]).digest("a") == 16_712_193
     values = torch.randn(400_000)  # more than one chunk of bytes
     moved = values.clone()
     moved[300_000] += 1e-3

@@ -5,13 +5,10 @@ Nothing here imports Ray, which makes these classes into actors and calls their 
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import socket
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -19,23 +16,15 @@ import torch
 from torch import Tensor
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
-from groupwise.algorithms import ALGORITHMS, bind
-from groupwise.config import Config, build
+from groupwise.algorithms import bind
+from groupwise.config import Config
 from groupwise.config.connect import configured_engine, load_configured, select_device
 from groupwise.distributed.ranks import make_member
+from groupwise.distributed.surroundings import received, surroundings
 from groupwise.distributed.team import Member
 from groupwise.distributed.weights import Shipment, accept, shipment
 from groupwise.distributed.world import World
 from groupwise.types import Group, Metrics, Request, Sampling
-
-COMPARED = ("groupwise", "torch", "transformers")
-
-
-def surroundings() -> dict[str, str]:
-    """What must be equal in all processes of a run: versions, and the registered algorithms."""
-    names = json.dumps(ALGORITHMS.names()).encode()
-    found = {name: version(name) for name in COMPARED}
-    return {**found, "algorithms": hashlib.blake2b(names, digest_size=8).hexdigest()}
 
 
 class LearnerRank:
@@ -47,7 +36,7 @@ class LearnerRank:
     """
 
     def __init__(self, settings: str, rank: int, size: int) -> None:
-        self.config, self.rank, self.size = build(json.loads(settings)), rank, size
+        self.config, self.rank, self.size = received(settings), rank, size
         self.store: Any = None
         self.member: Member | None = None
 
@@ -97,6 +86,7 @@ class LearnerRank:
         """The present weights with the means to check them, on rank 0."""
         assert self.member is not None
         weights = self.member.publish()
+        self.member.check_equal(weights)
         return shipment(weights) if self.rank == 0 else None
 
 
@@ -108,7 +98,7 @@ class Replica:
     """
 
     def __init__(self, settings: str) -> None:
-        self.config: Config = build(json.loads(settings))
+        self.config: Config = received(settings)
         self.policy = load_configured(self.config)
         select_device(self.config, self.policy)
         self.engine = configured_engine(self.config, self.policy)

@@ -22,8 +22,10 @@ from torch import Tensor
 from groupwise.algorithms import BoundAlgorithm
 from groupwise.config import Config
 from groupwise.config.connect import Connected
-from groupwise.distributed.actors import LearnerRank, Replica, surroundings
+from groupwise.distributed import surroundings
+from groupwise.distributed.actors import LearnerRank, Replica
 from groupwise.distributed.lost import RankLost
+from groupwise.distributed.objectives import named
 from groupwise.errors import GroupwiseError, RunError, UsageError, first_line
 from groupwise.models import Policy
 from groupwise.types import (
@@ -54,7 +56,7 @@ def connect_cluster(config: Config, algorithm: BoundAlgorithm, *, policy: Policy
     """
     cluster = Cluster(config)
     weights = {name: p.detach().cpu() for name, p in policy.model.named_parameters()}
-    learner = ClusterLearner(cluster, weights, objectives={"policy": algorithm.objective})
+    learner = ClusterLearner(cluster, weights)
     engine = ClusterEngine(cluster, learner)
     policy.model.to("meta")
     return Connected(policy=policy, engine=engine, learner=learner)
@@ -134,15 +136,10 @@ class Cluster:
             raise RunError(f"{type(cause).__name__}: {str(cause)[:300]}") from error
 
     def compare(self, actors: Mapping[str, Any]) -> None:
-        """Refuse processes with other versions than the driver's."""
-        own = surroundings()
+        """Refuse processes with other packages than the driver's."""
         found = self.get([actor.surroundings.remote() for actor in actors.values()])
-        for name, theirs in zip(actors, found, strict=True):
-            if other := {key: theirs.get(key) for key in own if theirs.get(key) != own[key]}:
-                raise UsageError(
-                    f"[cluster]: {name} has {other}, the driver has "
-                    f"{ {key: own[key] for key in other} }; install the same on every node."
-                )
+        others = dict(zip(actors, found, strict=True))
+        surroundings.compare(surroundings.surroundings(), others, here="the driver")
 
     def close(self) -> None:
         """End all processes that were started here."""
@@ -154,17 +151,10 @@ class ClusterLearner:
 
     Args:
         weights: of the policy as the run begins.
-        objectives: the losses by name.
     """
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        weights: Mapping[str, Tensor],
-        *,
-        objectives: Mapping[str, Objective],
-    ) -> None:
-        self.cluster, self.objectives = cluster, objectives
+    def __init__(self, cluster: Cluster, weights: Mapping[str, Tensor]) -> None:
+        self.cluster = cluster
         of = cluster.settings
         self.ranks = [
             cluster.actor(LearnerRank, rank, of.ranks, cpus=of.rank_cpus, gpus=of.rank_gpus)
@@ -238,15 +228,17 @@ class ClusterLearner:
 
     def update(self, batch: Batch, objective: Objective) -> Update:
         """As `Learner.update`."""
-        name = next((n for n, each in self.objectives.items() if each is objective), None)
-        if name is None:
-            raise UsageError(
-                f"objective = {objective!r}: the ranks do not have it. Known: "
-                f"{', '.join(self.objectives)}."
-            )
-        update = self.ask("update", {"batch": batch, "objective": name})
+        update = self.ask("update", {"batch": batch, "objective": named(objective)})
         self.version = update.version
         return update
+
+    def replace_reference(self) -> None:
+        """As `TorchLearner.replace_reference`."""
+        self.ask("replace_reference")
+
+    def reset_optimizer(self) -> None:
+        """As `TorchLearner.reset_optimizer`."""
+        self.ask("reset_optimizer")
 
     def publish(self) -> WeightsRef:
         """As `Learner.publish`: the weights stay in the object store of the cluster."""

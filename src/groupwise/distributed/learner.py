@@ -18,7 +18,7 @@ from groupwise.errors import RunError, UsageError
 from groupwise.models import Policy, save_policy
 from groupwise.models.weights import PublishedWeights
 from groupwise.types import Batch, Objective, Outputs
-from groupwise.updates import Reader, TorchLearner, plan
+from groupwise.updates import Reader, TorchLearner
 from groupwise.updates.learner import blank_outputs, read_rows
 
 Sharding = Literal["none", "full"]
@@ -87,10 +87,7 @@ class DistributedLearner(TorchLearner):
         """The microbatches of every rank. An empty one is an anchor: with sharded weights all
         ranks go through the model equally often."""
         dealt = deal(batch, rows, self.world.size, cost=self.cost, whole_groups=whole_groups)
-        shares = [
-            plan(batch, own, tokens=self.tokens_per_microbatch, whole_groups=whole_groups)
-            for own in dealt
-        ]
+        shares = [self._plan(batch, own, whole_groups=whole_groups) for own in dealt]
         if self.sharding == "full":
             most = max(map(len, shares))
             none = torch.zeros(0, dtype=torch.long)
@@ -214,11 +211,11 @@ class DistributedLearner(TorchLearner):
     # -- weights and state ---------------------------------------------------------------------
 
     def publish(self) -> PublishedWeights:
-        """The present weights, whole on every rank."""
+        """The present weights, whole on every rank, in the type that is computed with."""
         if self.sharding == "none":
             return super().publish()
         reshard(self.reader)
-        named = {name: whole(p) for name, p in self.reader.named().items()}
+        named = {n: whole(p).to(self.low or p.dtype) for n, p in self.reader.named().items()}
         return PublishedWeights(version=self.version, named=named)
 
     def trained(self) -> dict[str, Tensor]:
@@ -251,11 +248,14 @@ class DistributedLearner(TorchLearner):
     def state(self) -> dict[str, Any]:
         """What a resumed run needs besides the weights, with whole tensors: a checkpoint does not
         depend on the number of ranks that wrote it. With sharded weights all ranks call this."""
-        reshard(self.reader)
-        optimizer = _mapped(self.optimizer.state(), whole)
+        for reader in (self.reader, self.frozen):
+            if reader is not None:
+                reshard(reader)
+        state = _mapped(super().state(), whole)
         if self.low is not None:
-            optimizer["masters"] = {name: whole(p) for name, p in self._trainable().items()}
-        return {"optimizer": optimizer, "version": self.version}
+            masters = {name: whole(p) for name, p in self._trainable().items()}
+            state["optimizer"]["masters"] = masters
+        return state
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Set the state back to that of a checkpoint, which rank 0 was given."""
@@ -266,7 +266,8 @@ class DistributedLearner(TorchLearner):
         found: dict[str, Tensor] = {}
         given = flat if self.world.leads else None
         for key, tensor in self.world.send(given, "the state of the checkpoint"):
-            owner = key.split("\n")[2]
+            kind, *path = key.split("\n")  # "reference", name; or "optimizer", …, name, …
+            owner = path[0] if kind == "reference" else path[1]
             like = masters.get(names[int(owner)] if owner.isdecimal() else owner)
             fits = like is not None and like.shape == tensor.shape
             found[key] = own_part(tensor, like) if like is not None and fits else tensor

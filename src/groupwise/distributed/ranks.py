@@ -11,7 +11,7 @@ from functools import partial
 import torch
 
 from groupwise.algorithms import BoundAlgorithm, bind
-from groupwise.config import Config, build
+from groupwise.config import Config
 from groupwise.config.connect import (
     Connected,
     configured_engine,
@@ -21,6 +21,7 @@ from groupwise.config.connect import (
 )
 from groupwise.distributed.engine import SpreadEngine
 from groupwise.distributed.learner import DistributedLearner, Sharding
+from groupwise.distributed.surroundings import compare, received, surroundings
 from groupwise.distributed.team import Leader, Member, follow
 from groupwise.distributed.world import World
 from groupwise.models import Policy, is_adapted
@@ -35,7 +36,12 @@ def lead(config: Config, algorithm: BoundAlgorithm, *, policy: Policy) -> Connec
     """Call the other ranks to a run, and connect the policy to the learner and the engine of all of
     them. Closing the engine lets them go."""
     world = World.call(config.to_json(), timeout_s=config.distributed.timeout_s)
-    member = make_member(config, algorithm, policy, world=world, samples=True)
+    try:
+        member = make_member(config, algorithm, policy, world=world, samples=True)
+    except BaseException as error:
+        world.failed(error)
+        world.close()
+        raise
     leader = Leader(member)
     assert member.engine is not None
     engine = SpreadEngine(leader, member.engine, spreads=_spreads(config))
@@ -51,13 +57,13 @@ def serve(policy: Policy | None = None) -> tuple[Config, Policy]:
     Raises:
         RunError: rank 0 or another rank was lost.
     """
+    world, text = World.called(lambda text: json.loads(text)["distributed"]["timeout_minutes"] * 60)
     # Ctrl-C and SIGTERM reach every rank; rank 0 finishes its step and lets the others go.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    world, text = World.called(lambda text: build(json.loads(text)).distributed.timeout_s)
-    config = build(json.loads(text))
     try:
         try:
+            config = received(text)
             algorithm = bind(config.algorithm.name, config.algorithm.overrides())
             policy = policy or load_configured(config)
             samples = _spreads(config)
@@ -78,7 +84,12 @@ def make_member(
 
     Args:
         samples: whether this rank has an engine.
+
+    Raises:
+        UsageError: a rank has other packages or functions than rank 0.
     """
+    found = world.gather(surroundings(), "all ranks to load the model")
+    compare(found[0], {f"rank {r}": each for r, each in enumerate(found)}, here="rank 0")
     select_device(config, policy)
     sharding = _sharding(config, policy)
     sampler = None
@@ -87,9 +98,7 @@ def make_member(
     make = partial(DistributedLearner, world=world, sharding=sharding)
     learner = configured_learner(config, algorithm, policy, make=make)
     engine = configured_engine(config, sampler or policy) if samples else None
-    member = Member(
-        world, learner, engine, sampler=sampler, objectives={"policy": algorithm.objective}
-    )
+    member = Member(world, learner, engine, sampler=sampler)
     if sharding == "full":
         member.renew()
     return member

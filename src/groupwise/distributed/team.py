@@ -12,9 +12,10 @@ from typing import Any
 from torch import Tensor
 
 from groupwise.distributed.learner import DistributedLearner
-from groupwise.distributed.weights import take_over
+from groupwise.distributed.objectives import NamedObjective, built, named
+from groupwise.distributed.weights import some, take_over
 from groupwise.distributed.world import World
-from groupwise.errors import RunError, UsageError
+from groupwise.errors import RunError
 from groupwise.models import Policy
 from groupwise.types import (
     Batch,
@@ -38,7 +39,6 @@ class Member:
         learner: this rank's part of the learner.
         engine: samples this rank's share of the prompts; None where rank 0 samples alone.
         sampler: the model of the engine, if the learner does not share it.
-        objectives: the losses by name, because functions do not travel between processes.
     """
 
     def __init__(
@@ -48,10 +48,9 @@ class Member:
         engine: Engine | None,
         *,
         sampler: Policy | None,
-        objectives: Mapping[str, Objective],
     ) -> None:
         self.world, self.learner, self.engine = world, learner, engine
-        self.sampler, self.objectives = sampler, objectives
+        self.sampler = sampler
         self.requests: list[list[Request]] | None = None
         self._moved: Callable[[], float] = lambda: 0.0
         self._weights: WeightsRef | None = None
@@ -60,9 +59,17 @@ class Member:
         """As `Learner.evaluate`."""
         return self.learner.evaluate(batch, names)
 
-    def update(self, batch: Batch, objective: str) -> Update:
-        """As `Learner.update`, for an objective by name."""
-        return self.learner.update(batch, self.objectives[objective])
+    def update(self, batch: Batch, objective: NamedObjective) -> Update:
+        """As `Learner.update`."""
+        return self.learner.update(batch, built(objective))
+
+    def replace_reference(self) -> None:
+        """As `TorchLearner.replace_reference`."""
+        self.learner.replace_reference()
+
+    def reset_optimizer(self) -> None:
+        """As `TorchLearner.reset_optimizer`."""
+        self.learner.reset_optimizer()
 
     def trained(self) -> dict[str, Tensor]:
         """As `Learner.trained`."""
@@ -98,28 +105,53 @@ class Member:
         return self._weights
 
     def renew(self) -> Metrics:
-        """Sample from the weights that were published last."""
+        """Sample from the weights that were published last.
+
+        Raises:
+            RunError: a rank has other weights than rank 0.
+        """
         if self.learner.sharding == "none" or self._weights is None:
             self.publish()
         weights, self._weights = self._weights, None
         assert weights is not None
+        self.check_equal(weights)
         if self.sampler is not None:
             take_over(self.sampler.model, weights)
         return {} if self.engine is None else self.engine.publish(weights)
+
+    def check_equal(self, weights: WeightsRef) -> None:
+        """Whether all ranks have the same weights: unless they are sharded, each rank takes its own
+        optimizer step.
+
+        Raises:
+            RunError: a rank has other weights than rank 0.
+        """
+        if self.learner.sharding == "full":
+            return
+        digests = {name: weights.digest(name) for name in weights.manifest}
+        first, *others = self.world.gather(digests, "the digests of the weights")
+        for rank, theirs in enumerate(others, 1):
+            if wrong := [name for name in first if first[name] != theirs.get(name)]:
+                raise RunError(
+                    f"rank {rank} has other weights than rank 0 at version {weights.version} "
+                    f"({some(wrong)}); machines of different kinds round differently. Set "
+                    "distributed.sharding = 'full', where every weight is updated once."
+                )
 
     def generate(self, sampling: Sampling, limits: Limits | None) -> Iterator[Group]:
         """Sample from this rank's share of the prompts. Rank 0 is given everyone's groups, its own
         as they finish."""
         share = self.world.scatter(self.requests, "prompts to sample from")
         assert self.engine is not None
-        own = []
-        for group in self.engine.generate(share, sampling, limits):
-            own.append(group)
-            if self.world.leads:
-                yield group
-        sent = [] if self.world.leads else own
-        for groups in self.world.gather(sent, "completions of the other ranks"):
-            yield from groups if self.world.leads else ()
+        name = "completions of the other ranks"
+        if self.world.leads:
+            yield from self.engine.generate(share, sampling, limits)
+            for groups in self.world.collect([], name):
+                yield from groups
+            return
+        with self.world.alive():
+            own = list(self.engine.generate(share, sampling, limits))
+        self.world.collect(own, name)
 
     def close(self) -> None:
         """End what the engine holds."""
@@ -212,16 +244,17 @@ class Leader:
         """As `Learner.update`.
 
         Raises:
-            UsageError: the other ranks do not have this objective.
+            UsageError: the objective does not consist of registered functions.
         """
-        known = self.member.objectives
-        name = next((name for name, each in known.items() if each is objective), None)
-        if name is None:
-            raise UsageError(
-                f"objective = {objective!r}: the other ranks do not have it. Known: "
-                f"{', '.join(known)}."
-            )
-        return self.ask("update", {"batch": batch, "objective": name})
+        return self.ask("update", {"batch": batch, "objective": named(objective)})
+
+    def replace_reference(self) -> None:
+        """As `TorchLearner.replace_reference`."""
+        self.ask("replace_reference")
+
+    def reset_optimizer(self) -> None:
+        """As `TorchLearner.reset_optimizer`."""
+        self.ask("reset_optimizer")
 
     def publish(self) -> WeightsRef:
         """As `Learner.publish`."""

@@ -77,7 +77,7 @@ def take_over(model: Any, weights: WeightsRef) -> None:
     here = PublishedWeights(version=weights.version, named=own)
     if wrong := [name for name in own if here.digest(name) != weights.digest(name)]:
         raise RunError(
-            f"weights of version {weights.version}: {_some(wrong)} arrived with other bytes than "
+            f"weights of version {weights.version}: {some(wrong)} arrived with other bytes than "
             "were published."
         )
 
@@ -99,8 +99,8 @@ def _check_cover(own: dict[str, Any], weights: WeightsRef) -> None:
     manifest = weights.manifest
     missing, unknown = sorted(own.keys() - manifest.keys()), sorted(manifest.keys() - own.keys())
     if missing or unknown:
-        said = [f"{_some(missing)} missing"] if missing else []
-        said += [f"{_some(unknown)} unknown to the model that samples"] if unknown else []
+        said = [f"{some(missing)} missing"] if missing else []
+        said += [f"{some(unknown)} unknown to the model that samples"] if unknown else []
         raise RunError(f"weights of version {weights.version}: {', '.join(said)}.")
     for name, (shape, dtype) in manifest.items():
         if (shape, dtype) != (tuple(own[name].shape), own[name].dtype):
@@ -110,7 +110,7 @@ def _check_cover(own: dict[str, Any], weights: WeightsRef) -> None:
             )
 
 
-def _some(names: list[str]) -> str:
+def some(names: list[str]) -> str:
     """The first names of a list."""
     rest = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return ", ".join(names[:3]) + rest

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -22,6 +23,8 @@ from groupwise.errors import RunError, first_line
 
 IDLE = timedelta(hours=24)
 """How long a rank waits for the next command of rank 0; an ended rank 0 is noticed at once."""
+LOOK_S = 0.05
+"""Longest pause between two looks at whether the other ranks are done."""
 LOST = ("closed by peer", "timed out", "timeout", "connection re", "broken pipe", "gloo", "nccl")
 """What the messages of `torch.distributed` contain when another rank is gone."""
 
@@ -37,7 +40,7 @@ class World:
 
     def __init__(self, store: Store, rank: int, size: int, *, timeout_s: float) -> None:
         self.rank, self.size, self.timeout_s = rank, size, timeout_s
-        self.commanded = 0
+        self.commanded = self.collected = 0
         # Each of the two groups takes keys of the store for itself.
         self.store = PrefixStore("groupwise", store)
         limit = timedelta(seconds=timeout_s)
@@ -136,6 +139,70 @@ class World:
             dist.all_gather_object(found, value, group=self.control)
         return found
 
+    def collect(self, value: Any, name: str) -> list[Any]:
+        """The value of every rank, on every rank, after work that may take any time: rank 0 waits
+        for the others as long as they show signs of life (`alive`), and they for rank 0.
+
+        Raises:
+            RunError: names the rank that was lost.
+        """
+        self.collected += 1
+        if self.leads:
+            self._await_others(f"done/{self.collected}", name)
+        else:
+            self.store.set(f"done/{self.collected}/{self.rank}", "")
+        found: list[Any] = [None] * self.size
+        with self.waiting(name):
+            dist.all_gather_object(found, value, group=self.commands)
+        return found
+
+    def _await_others(self, key: str, name: str) -> None:
+        missing, pause = list(range(1, self.size)), 0.001
+        sign = dict.fromkeys(missing, "")
+        seen = dict.fromkeys(missing, time.monotonic())
+        while missing := [rank for rank in missing if not self.store.check([f"{key}/{rank}"])]:
+            for rank in missing:
+                if (last := self._noted(f"alive/{rank}")) != sign[rank]:
+                    sign[rank], seen[rank] = last, time.monotonic()
+                lost = self._fate(rank)
+                if not lost and time.monotonic() - seen[rank] > self.timeout_s:
+                    lost = (
+                        f"no sign of life within {self.timeout_s:.0f} s "
+                        f"(distributed.timeout_minutes) from rank {rank}"
+                    )
+                if lost:
+                    raise RunError(
+                        f"rank 0 of {self.size} waited for {name}: {lost}. Continue with --resume."
+                    )
+            time.sleep(pause)
+            pause = min(2 * pause, LOOK_S)
+
+    @contextmanager
+    def alive(self) -> Iterator[None]:
+        """Inside, this process shows rank 0 signs of life."""
+        over = threading.Event()
+
+        def show() -> None:
+            count = 0
+            while not over.wait(min(1.0, self.timeout_s / 5)):
+                count += 1
+                try:
+                    self.store.set(f"alive/{self.rank}", f"{self.collected}.{count}")
+                except RuntimeError:
+                    return  # The store ended with rank 0.
+
+        thread = threading.Thread(target=show, name="signs of life", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
+    def _noted(self, key: str) -> str:
+        """What stands in the store, if anything does."""
+        return self.store.get(key).decode() if self.store.check([key]) else ""
+
     def scatter(self, values: list[Any] | None, name: str) -> Any:
         """Of a list on rank 0, one value for each rank."""
         box: list[Any] = [None]
@@ -217,9 +284,7 @@ class World:
         """Whether a rank has not yet taken the last command, as far as rank 0 knows."""
         if not self.leads or rank == self.rank:
             return False
-        key = f"commanded/{rank}"
-        taken = int(self.store.get(key)) if self.store.check([key]) else 0
-        return taken < self.commanded
+        return int(self._noted(f"commanded/{rank}") or 0) < self.commanded
 
     def _fate(self, rank: int) -> str | None:
         """What became of a rank, if anything is known."""

@@ -7,8 +7,12 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from groupwise.types import TensorInfo
+
+WORDS = 1 << 18
+"""Words whose sum is computed at one time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,10 +36,15 @@ class PublishedWeights:
             yield name, tensor.detach()
 
     def digest(self, name: str) -> int:
-        """Σ byteᵢ · (2i + 1) modulo 2⁶⁴."""
+        """Σ wordᵢ · (2i + 1) modulo 2⁶⁴, where words are the tensor's bytes, four at a time, as
+        signed numbers; the last one is filled up with zeros."""
         data, total = self.named[name].detach().contiguous().flatten().view(torch.uint8), 0
-        for first in range(0, len(data), 1 << 20):
-            part = data[first : first + (1 << 20)].long()
-            place = torch.arange(first, first + len(part), device=part.device)
-            total += int((part * (2 * place + 1)).sum())
+        if len(data) % 4 or data.storage_offset() % 4:
+            data = pad(data, (0, -len(data) % 4))
+        words = data.view(torch.int32)
+        for first in range(0, len(words), WORDS):
+            part = words[first : first + WORDS].long()
+            last = first + len(part)
+            odd = torch.arange(2 * first + 1, 2 * last + 1, 2, device=part.device)
+            total += int((part * odd).sum())
         return total % 2**64

@@ -53,7 +53,7 @@ class Changing(Callback):
         if model.reference_every and step % model.reference_every == 0:
             learner.replace_reference()
         if optimizer.reset_every and step % optimizer.reset_every == 0:
-            learner.optimizer.reset()
+            learner.reset_optimizer()
 
 
 def scheduled(config: Config, step: int) -> Config:

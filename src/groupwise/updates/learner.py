@@ -96,8 +96,7 @@ class TorchLearner:
                 )
 
     def place(self) -> None:
-        """Prepare the readers for where they compute, before the optimizer is made; a sharded
-        learner shards them here. On one device there is nothing to do."""
+        """Shard the readers before the optimizer is made; on one device, nothing is done."""
 
     # -- reading -------------------------------------------------------------------------------
 
@@ -347,6 +346,10 @@ class TorchLearner:
             raise UsageError("model.reference_every: this algorithm has no reference model.")
         self._set_reference(self._values())
         self._replaced = True
+
+    def reset_optimizer(self) -> None:
+        """Begin the running means of the optimizer anew."""
+        self.optimizer.reset()
 
     @torch.no_grad()
     def _set_reference(self, weights: Mapping[str, Tensor]) -> None:
