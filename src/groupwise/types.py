@@ -160,6 +160,7 @@ class ScoredGroups:
     Attributes:
         keep: False for completions that a filter excludes from the loss (not from the statistics).
         drawn: how many prompts were drawn to fill the batch (more than P under dynamic sampling).
+        unfinished: groups that go on in the next step; None where completions are never cut.
         seconds: time per stage ("rollout", "reward" …) spent in making them.
     """
 
@@ -167,6 +168,7 @@ class ScoredGroups:
     scores: Scores
     keep: Bool[Tensor, "prompt group"]
     drawn: int
+    unfinished: int | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
 
 

@@ -23,6 +23,7 @@ from groupwise.environments import Environment, Reply
 from groupwise.errors import UsageError
 from groupwise.models import Policy
 from groupwise.rollouts import GenerateEngine, GroupEngine
+from groupwise.rollouts.partial import Asked, PartialRollouts
 from groupwise.rollouts.tools import ReplyJournal, ToolEngine
 from groupwise.rollouts.tools.calls import ToolCalls
 from groupwise.rollouts.tools.injection import Injector
@@ -273,24 +274,57 @@ def test_a_reply_without_room_ends_the_completion_where_it_is() -> None:
     full = [c for c in found if c.values["calls"] == 2]
     assert full and all(c.finish == "length" and c.mask[-1] for c in full)
     assert all(len(c.tokens) - c.own_tokens == 24 for c in full)
+    again = replace(asked(1)[0], samples=(0,), begun=(full[0],), budget=full[0].own_tokens + 1)
+    [group] = engine.generate([again], SAMPLING)
+    assert group.completions == (full[0],), "it has ended, and asks no more"
 
 
 def test_an_interrupted_rollout_asks_nothing_again(tmp_path: Path) -> None:
-    requests = [replace(r, stream=Stream(step=3, place=int(r.prompt.id))) for r in asked()]
-    journal = ReplyJournal(tmp_path, environment="a")
-    first = by_prompt(tools(Talker(), journal=journal).generate(requests, SAMPLING))
+    def journal(environment: str) -> ReplyJournal:
+        made = ReplyJournal(tmp_path, environment=environment)
+        made.begin(3)
+        return made
+
+    # Begun in step 1, and continued in step 3, whose replies are needed until that is saved.
+    requests = [replace(r, stream=Stream(step=1, place=int(r.prompt.id))) for r in asked()]
+    first = by_prompt(tools(Talker(), journal=journal("a")).generate(requests, SAMPLING))
+    journal("a").files.forget(3)
     silent = Talker(seed=9)
-    again = tools(silent, journal=ReplyJournal(tmp_path, environment="a"))
+    again = tools(silent, journal=journal("a"))
     assert by_prompt(again.generate(requests, SAMPLING)) == first
     assert silent.asked == []
     other = Talker(seed=9)
-    list(tools(other, journal=ReplyJournal(tmp_path, environment="b")).generate(requests, SAMPLING))
+    list(tools(other, journal=journal("b")).generate(requests, SAMPLING))
     assert other.asked
     with open(tmp_path / "replies-000003.jsonl", "a") as file:
         file.write('{"call": "cut o')
-    assert ReplyJournal(tmp_path, environment="a")._read(3)
-    journal.files.forget(4)
+    assert journal("a")._read(3)
+    journal("a").files.forget(4)
     assert not tmp_path.exists()
+
+
+@pytest.mark.parametrize("per_step", [5, 11])
+def test_completions_with_calls_go_on_in_the_next_step_as_if_unbroken(per_step: int) -> None:
+    """The environment's state is made again of what was asked before."""
+    whole = by_prompt(tools(Talker()).generate(asked(3), SAMPLING))
+    partial, found = PartialRollouts(per_step), {}
+    budget = partial.budget(SAMPLING)
+    requests = asked(3)
+    prompts, tokens = [r.prompt for r in requests], [r.tokens for r in requests]
+    waiting = [Asked(row, replace(r, budget=budget)) for row, r in enumerate(requests)]
+    while waiting:
+        by_stream = {(one.request.stream, one.request.prompt.id): one for one in waiting}
+        engine = tools(Talker())
+        for group in engine.generate([one.request for one in waiting], SAMPLING):
+            one = partial.take(by_stream[group.stream, group.prompt.id], group, SAMPLING)
+            found |= {} if one is None else {one.prompt.id: one}
+        partial.restore(partial.state(), prompts, tokens)
+        waiting = partial.resumed(SAMPLING)
+    assert written(found) == written(whole)
+    for name, group in found.items():
+        for one, other in zip(group.completions, whole[name].completions, strict=True):
+            assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+            assert {**one.values, "tool_seconds": 0} == {**other.values, "tool_seconds": 0}
 
 
 def test_a_call_that_waits_has_its_whole_time() -> None:

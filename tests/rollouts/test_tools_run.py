@@ -118,10 +118,14 @@ def test_a_server_that_dies_20_times_costs_no_reward_and_no_run(
     assert any(row["answered_share"] < 1 for row in rows)
 
 
+PARTLY = ("partial_rollouts.tokens_per_step=3", "partial_rollouts.old_tokens=mask")
+
+
+@pytest.mark.parametrize("more", [(), PARTLY], ids=["whole", "partial"])
 def test_a_resumed_run_asks_nothing_again_and_is_the_same_to_the_bit(
-    tmp_path: Path, mortal: Mortal
+    more: tuple[str, ...], tmp_path: Path, mortal: Mortal
 ) -> None:
-    run = started(tmp_path, mortal)
+    run = started(tmp_path, mortal, *more)
     for _ in range(2):
         run.trainer.advance()
     run.trainer.save(wait=True)
@@ -133,7 +137,7 @@ def test_a_resumed_run_asks_nothing_again_and_is_the_same_to_the_bit(
     run.close()
     assert list((tmp_path / "journal").glob("replies-*.jsonl"))
     mortal.kill()
-    again = started(tmp_path, mortal, resume=True)
+    again = started(tmp_path, mortal, *more, resume=True)
     try:
         again.trainer.advance()
     finally:

@@ -262,6 +262,23 @@ def check_teacher(config: Config, algorithm: BoundAlgorithm) -> None:
         )
 
 
+def check_old_tokens(config: Config, algorithm: BoundAlgorithm) -> None:
+    """Refuse to weight tokens of earlier policies by an algorithm that does not.
+
+    Raises:
+        UsageError: with the settings to choose from.
+    """
+    settings = config.partial_rollouts
+    if settings is None or settings.tokens_per_step >= config.sampling.max_tokens:
+        return
+    if settings.old_tokens == "correct" and algorithm.row.correction.name == "none":
+        raise UsageError(
+            f"partial_rollouts.old_tokens = 'correct': algorithm {config.algorithm.name!r} does "
+            "not correct for tokens of earlier policies; set algorithm.correction.name = 'tis', "
+            "or partial_rollouts.old_tokens = 'mask'."
+        )
+
+
 def check_functions(config: Config) -> None:
     """Bind the algorithm and every reward to their functions, which checks their settings.
 
@@ -276,6 +293,7 @@ def check_functions(config: Config) -> None:
     validate_by_call(algorithm, config)
     value_loss(config)
     check_teacher(config, algorithm)
+    check_old_tokens(config, algorithm)
     try:
         combination(config.combine)
     except UsageError as error:

@@ -30,6 +30,7 @@ from groupwise.settings import (
     ModelSettings,
     Names,
     OptimizerSettings,
+    PartialRolloutsSettings,
     PreferenceSettings,
     RewardModelSettings,
     RewardPoolSettings,
@@ -69,6 +70,7 @@ class Config(Section):
     sampling: Sampling = Sampling()
     engine: EngineSettings = EngineSettings()
     environment: EnvironmentSettings | None = None
+    partial_rollouts: PartialRolloutsSettings | None = None
     combine: str | dict[str, Any] | list[Any] = "weighted_sum"
     """How the parts of the reward become one total: a name, a table with settings, or a list."""
     rewards: Annotated[tuple[RewardSettings, ...], Field(strict=False)] = ()

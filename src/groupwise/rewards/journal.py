@@ -71,7 +71,8 @@ class StepFiles:
 
 
 class RewardJournal:
-    """The verdicts of each step.
+    """The verdicts of each step. A group that was begun in an earlier step belongs to the step in
+    which it is judged.
 
     Args:
         folder: of the journal.
@@ -80,19 +81,20 @@ class RewardJournal:
 
     def __init__(self, folder: Path, *, rewards: str = "") -> None:
         self.files, self.rewards = StepFiles(folder, prefix="step"), rewards
-        self._step = -1
+        self._step = 0
         self._found: dict[str, Mapping[str, Any]] = {}
+
+    def begin(self, step: int) -> None:
+        """Recall and keep the verdicts of this step from now on."""
+        self._step, self._found = step, self._read(step)
 
     def recall(self, group: Group) -> Scores | None:
         """The verdicts on exactly these completions, if there are any from an earlier attempt."""
-        step = group.stream.step
-        if step != self._step:
-            self._step, self._found = step, self._read(step)
         found = self._found.get(fingerprint(group, self.rewards))
         return None if found is None else _scores(found)
 
     def keep(self, groups: Sequence[Group], scores: Scores) -> None:
-        """Write down the verdicts on some groups of one step.
+        """Write down the verdicts on some groups.
 
         Raises:
             RunError: the disk is full.
@@ -102,7 +104,7 @@ class RewardJournal:
                 _plain(fingerprint(group, self.rewards), scores, row)
                 for row, group in enumerate(groups)
             )
-            self.files.append(groups[0].stream.step, entries)
+            self.files.append(self._step, entries)
 
     def _read(self, step: int) -> dict[str, Mapping[str, Any]]:
         found = {}

@@ -23,6 +23,8 @@ from groupwise.prompts.orders import Order
 from groupwise.prompts.sources import content_hash
 from groupwise.rewards import Scorer
 from groupwise.rewards.journal import RewardJournal
+from groupwise.rollouts.partial import Asked, PartialRollouts
+from groupwise.rollouts.tools import ReplyJournal
 from groupwise.types import (
     Engine,
     Group,
@@ -53,6 +55,9 @@ class RolloutSource:
         order: in which prompts are drawn; None shuffles them.
         max_draws: rounds of drawing before a batch goes on unfilled.
         journal: remembers verdicts for a run that is resumed; None judges everything anew.
+        replies: the journal of the engine's environment, which is told the step.
+        tokens_per_step: tokens that a completion may get in one step; it goes on in the next one.
+            None finishes every completion in its step.
         watch: watches each wait for rollouts and for rewards.
     """
 
@@ -70,12 +75,15 @@ class RolloutSource:
         order: Order | None = None,
         max_draws: int = 10,
         journal: RewardJournal | None = None,
+        replies: ReplyJournal | None = None,
+        tokens_per_step: int | None = None,
         watch: Watch = unwatched,
     ) -> None:
         self.prompts, self.tokens = prompts, tokens
         self.engine, self.scorer, self.keep = engine, scorer, keep
         self.group, self.sampling, self.seed, self.max_draws = group, sampling, seed, max_draws
-        self.journal, self.watch = journal, watch
+        self.journal, self.replies, self.watch = journal, replies, watch
+        self.partial = PartialRollouts(tokens_per_step)
         self.order: Order = PromptOrder(len(prompts), seed=seed) if order is None else order
         self._rows = content_hash(prompts)
 
@@ -83,29 +91,42 @@ class RolloutSource:
         """`count` groups that the filter keeps something of; fewer only when `max_draws` rounds did
         not give them.
 
+        Where completions are cut, a step begins `count` prompts, and takes those groups that are
+        complete in it, begun now or earlier: `count` on average, and at least one.
+
         Raises:
             RunError: not a single group was worth keeping.
         """
+        for journal in (self.journal, self.replies):
+            if journal is not None:
+                journal.begin(step)
         groups: list[Group] = []
         scores: list[Scores] = []
         keeps: list[Tensor] = []
         drawn, valid, errors = 0, 0, Counter[str]()
         seconds = {"rollout": 0.0, "reward": 0.0}
-        for draw in range(self.max_draws):
-            missing = count - len(groups)
-            made, judged = self._sample(
-                missing, stream=Stream(self.seed, step, draw), seconds=seconds
-            )
-            drawn, valid = drawn + missing, valid + int(judged.valid.sum())
-            errors.update(judged.errors)
-            self.order.observe(_success(made, judged))
-            keep = self.keep(_evidence(made, judged))
-            chosen = keep.any(1).nonzero().squeeze(-1).tolist()
-            groups += [made[index] for index in chosen]
-            scores.append(_rows(judged, chosen))
-            keeps.append(keep[chosen])
-            if len(groups) == count:
+        draw, new, going_on = 0, count, self.partial.resumed(self.sampling)
+        while True:
+            asked = [*going_on, *self._new(new, stream=Stream(self.seed, step, draw))]
+            made, judged = self._sample(asked, seconds=seconds)
+            chosen: list[int] = []
+            if judged is not None:
+                drawn, valid = drawn + len(made), valid + int(judged.valid.sum())
+                errors.update(judged.errors)
+                self.order.observe(_success(made, judged))
+                keep = self.keep(_evidence(made, judged))
+                chosen = keep.any(1).nonzero().squeeze(-1).tolist()
+                groups += [made[index] for index in chosen]
+                scores.append(_rows(judged, chosen))
+                keeps.append(keep[chosen])
+            draw, dropped = draw + 1, len(made) - len(chosen)
+            refills = draw < self.max_draws
+            if dropped and refills:
+                new, going_on = dropped, []
+            elif groups or not len(self.partial):
                 break
+            else:  # Nothing is complete yet.
+                new, going_on = count * refills, self.partial.resumed(self.sampling)
         if not groups:
             raise RunError(self._nothing(drawn, valid, errors))
         return ScoredGroups(
@@ -113,6 +134,7 @@ class RolloutSource:
             scores=joined(scores),
             keep=torch.cat(keeps),
             drawn=drawn,
+            unfinished=None if self.partial.tokens_per_step is None else len(self.partial),
             seconds=seconds,
         )
 
@@ -131,25 +153,40 @@ class RolloutSource:
             "algorithm.filter.name = 'all'."
         )
 
-    def _sample(
-        self, count: int, *, stream: Stream, seconds: dict[str, float]
-    ) -> tuple[list[Group], Scores]:
-        """Complete and judge the next `count` prompts; groups come back in the order of the
-        prompts."""
-        start = time.perf_counter()
-        requests = [
-            Request(
-                prompt=prompt, tokens=tokens, group=self.group, stream=stream._replace(place=place)
+    def _new(self, count: int, *, stream: Stream) -> list[Asked]:
+        """Requests for the next `count` prompts."""
+        return [
+            Asked(
+                row,
+                Request(
+                    prompt=self.prompts[row],
+                    tokens=tokens,
+                    group=self.group,
+                    stream=stream._replace(place=place),
+                    budget=self.partial.budget(self.sampling),
+                ),
             )
-            for place, (prompt, tokens) in enumerate(self._drawn(count))
+            for place, (row, tokens) in enumerate(self._drawn(count))
         ]
+
+    def _sample(
+        self, asked: Sequence[Asked], *, seconds: dict[str, float]
+    ) -> tuple[list[Group], Scores | None]:
+        """Have completions written and judge the groups that are complete, which come back in the
+        order of the requests; None where there is no such group."""
+        start = time.perf_counter()
+        places = {each.request.stream: place for place, each in enumerate(asked)}
         groups: dict[int, Group] = {}
         tickets: dict[int, Any] = {}
         recalled: dict[int, Scores] = {}
-        with self.watch(f"rollouts of {count} prompts") as heartbeat:
-            for group in self.engine.generate(requests, self.sampling):
+        with self.watch(f"rollouts of {len(asked)} prompts") as heartbeat:
+            requests = [each.request for each in asked]
+            for part in self.engine.generate(requests, self.sampling):
                 heartbeat()
-                place, group = group.stream.place, _sound(group)
+                place = places[part.stream]
+                group = self.partial.take(asked[place], _sound(part), self.sampling)
+                if group is None:
+                    continue
                 groups[place] = group
                 known = self.journal.recall(group) if self.journal else None
                 if known is None:
@@ -157,27 +194,28 @@ class RolloutSource:
                 else:
                     recalled[place] = known
         written = time.perf_counter()
-        made = [groups[place] for place in range(count)]
-        with self.watch(f"rewards of {len(tickets)} prompts"):
-            scores = self._judged(made, tickets, recalled)
+        scores = None
+        if groups:
+            with self.watch(f"rewards of {len(tickets)} prompts"):
+                scores = self._judged(groups, tickets, recalled)
         seconds["rollout"] += written - start
         seconds["reward"] += time.perf_counter() - written
-        return made, scores
+        return [groups[place] for place in sorted(groups)], scores
 
-    def _drawn(self, count: int) -> list[tuple[Prompt, Sequence[int]]]:
-        """The next prompts; of a data set that is rendered as it is drawn, those too long are
-        passed over.
+    def _drawn(self, count: int) -> list[tuple[int, Sequence[int]]]:
+        """The rows and tokens of the next prompts; of a data set that is rendered as it is drawn,
+        those too long are passed over.
 
         Raises:
             RunError: a whole round of the data has none that fits.
         """
-        found: list[tuple[Prompt, Sequence[int]]] = []
+        found: list[tuple[int, Sequence[int]]] = []
         passed_over = 0
         while len(found) < count:
             for place in self.order.next(count - len(found)):
                 tokens = self.tokens[place]
                 if tokens:
-                    found.append((self.prompts[place], tokens))
+                    found.append((place, tokens))
                 else:
                     passed_over += 1
             if passed_over >= len(self.prompts) and not found:
@@ -185,7 +223,10 @@ class RolloutSource:
         return found
 
     def _judged(
-        self, groups: Sequence[Group], tickets: Mapping[int, Any], recalled: Mapping[int, Scores]
+        self,
+        groups: Mapping[int, Group],
+        tickets: Mapping[int, Any],
+        recalled: Mapping[int, Scores],
     ) -> Scores:
         """The verdicts that were asked for now, noted in the journal, among those remembered."""
         asked = sorted(tickets)
@@ -196,12 +237,13 @@ class RolloutSource:
             return fresh
         rows = {place: _rows(fresh, [row]) for row, place in enumerate(asked)}
         rows = {place: replace(one, errors=()) for place, one in rows.items()} | dict(recalled)
-        every = joined([rows[place] for place in range(len(groups))])
+        every = joined([rows[place] for place in sorted(groups)])
         return replace(every, errors=(*fresh.errors, *every.errors))
 
     def state(self) -> dict[str, Any]:
-        """What `restore` needs to draw the same prompts from here on."""
-        return {"order": self.order.state(), "rows": self._rows}
+        """What `restore` needs to continue with the same prompts and completions."""
+        state = {"order": self.order.state(), "rows": self._rows}
+        return {**state, "begun": self.partial.state()} if len(self.partial) else state
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state.
@@ -215,6 +257,7 @@ class RolloutSource:
                 "prompts: are not those of the run to resume, though there are as many; put the "
                 "data back as it was, or start a new run by --set output=FOLDER."
             )
+        self.partial.restore(state.get("begun", ()), self.prompts, self.tokens)
 
 
 def _sound(group: Group) -> Group:

@@ -341,6 +341,7 @@ def _group_line(
                 "finish": completion.finish,
                 "tokens": completion.own_tokens,
                 **_told(completion),
+                **({"versions": completion.versions} if len(completion.versions) > 1 else {}),
                 "logprobs": [round(float(value), 4) for value in completion.logprobs],
             }
             for i, completion in enumerate(group.completions)

@@ -1,6 +1,6 @@
 """The settings of every module: light to import, so that mistakes are reported before torch loads.
 
-`base.py` has the base class and constrained types, `sections.py` the sections of a recipe.
+`base.py` has the base class and constrained types; the other modules have the sections of a recipe.
 """
 
 from groupwise.settings.base import (
@@ -26,6 +26,7 @@ from groupwise.settings.offline import (
     SftSettings,
     WarmupSettings,
 )
+from groupwise.settings.partial import PartialRolloutsSettings
 from groupwise.settings.sections import (
     AdapterSettings,
     AlertsSettings,
@@ -78,6 +79,7 @@ __all__ = [
     "NonNegative",
     "OptimizerName",
     "OptimizerSettings",
+    "PartialRolloutsSettings",
     "Positive",
     "PreferenceSettings",
     "PretrainingSettings",

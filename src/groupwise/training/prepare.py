@@ -31,7 +31,7 @@ from groupwise.models import Policy
 from groupwise.prompts.contamination import contamination_warning, shared_prompts
 from groupwise.prompts.templates import Rendered
 from groupwise.rewards import Scorer
-from groupwise.rewards.journal import RewardJournal, StepFiles
+from groupwise.rewards.journal import RewardJournal
 from groupwise.rollouts.source import RolloutSource
 from groupwise.rollouts.tools import ReplyJournal, ToolEngine
 from groupwise.rundir.files import RunLog, read_lines
@@ -201,7 +201,7 @@ def _trainer(
     """The trainer with its source, its checkpoints and its critic."""
     run_log = monitor.run_log
     assert run_log is not None
-    verdicts, journals = _journals(config, connected.engine, run_log.folder / "journal")
+    journals = _journals(config, connected.engine, run_log.folder / "journal")
     source = partial(
         RolloutSource,
         ready.prompts,
@@ -213,13 +213,6 @@ def _trainer(
         max_draws=config.algorithm.max_draws,
         watch=watch,
     )
-    checkpoints = CheckpointManager(
-        run_log,
-        settings=config.checkpoint,
-        about=resume_facts(config, connected.policy),
-        journals=journals,
-        watch=watch,
-    )
     kind, learners = Trainer, {POLICY: connected.learner}
     if critic is not None:
         learners[CRITIC] = critic(source, log=monitor.log)
@@ -229,8 +222,9 @@ def _trainer(
     drawn = source(
         keep=algorithm.filter,
         seed=config.seed,
-        journal=verdicts,
         order=order_of(config, ready.prompts),
+        tokens_per_step=config.partial_rollouts and config.partial_rollouts.tokens_per_step,
+        **journals,
     )
     trainer = kind(
         settings=_settings(config),
@@ -240,7 +234,13 @@ def _trainer(
         algorithm=algorithm,
         monitor=monitor,
         evaluation=_evaluation(config, evaluate, run_log.folder),
-        checkpoints=checkpoints,
+        checkpoints=CheckpointManager(
+            run_log,
+            settings=config.checkpoint,
+            about=resume_facts(config, connected.policy),
+            journals=[journal.files for journal in journals.values() if journal is not None],
+            watch=watch,
+        ),
         folder=run_log.folder,
         watch=watch,
     )
@@ -277,18 +277,15 @@ def _rendered(
     return train_on, splits
 
 
-def _journals(
-    config: Config, engine: Engine, folder: Path
-) -> tuple[RewardJournal, list[StepFiles]]:
-    """The journal of verdicts, and the files of all journals; a tool engine is given its own."""
+def _journals(config: Config, engine: Engine, folder: Path) -> dict[str, Any]:
+    """The journal of verdicts, and that of replies, which a tool engine is given too, as a source
+    names them."""
     rewards = config.model_dump_json(include={"rewards", "combine"})
     verdicts = RewardJournal(folder, rewards=rewards)
-    journals = [verdicts.files]
-    if isinstance(engine, ToolEngine) and config.environment is not None:
-        replies = ReplyJournal(folder, environment=config.environment.model_dump_json())
-        engine.journal = replies
-        journals.append(replies.files)
-    return verdicts, journals
+    if not isinstance(engine, ToolEngine) or config.environment is None:
+        return {"journal": verdicts, "replies": None}
+    engine.journal = ReplyJournal(folder, environment=config.environment.model_dump_json())
+    return {"journal": verdicts, "replies": engine.journal}
 
 
 def _evaluation(config: Config, evaluate: Evaluate | None, folder: Path) -> Evaluation:
@@ -424,10 +421,12 @@ def evaluation_row(result: Measurement, *, split: str = "held_out") -> dict[str,
 
 
 def _settings(config: Config) -> TrainerSettings:
+    partly = config.partial_rollouts
     return TrainerSettings(
         steps=config.steps,
         prompts_per_step=config.prompts_per_step,
         seed=config.seed,
         epochs=config.update.epochs,
         minibatches=config.update.minibatches,
+        masks_old_tokens=partly is not None and partly.old_tokens == "mask",
     )

@@ -44,13 +44,18 @@ POLICY = "policy"
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerSettings:
-    """Settings of the loop itself."""
+    """Settings of the loop itself.
+
+    Attributes:
+        masks_old_tokens: leave tokens of earlier policies out of the loss.
+    """
 
     steps: int
     prompts_per_step: int
     seed: int = 0
     epochs: int = 1
     minibatches: int = 1
+    masks_old_tokens: bool = False
 
 
 @dataclass(kw_only=True)
@@ -102,13 +107,16 @@ class Trainer:
 
     def evaluated(self, scored: ScoredGroups) -> Batch:
         """The sequences with the log-probabilities that the algorithm needs beyond the current
-        ones.
+        ones, and, where there are tokens of earlier policies, the column "age".
 
         With a single optimizer step the update begins where the sampler stood, so `old_logp` stays
         None: the learner takes its own log-probabilities, detached, and every ratio is exactly 1.
+        Tokens of earlier policies are weighted by the algorithm's correction, or masked.
         """
         algorithm = self.algorithm
-        batch = sequences(scored, excluded=algorithm.kl_in_reward != 0)
+        batch = sequences(scored, excluded=algorithm.kl_in_reward != 0, version=self.policy.version)
+        if self.settings.masks_old_tokens and "age" in batch.columns:
+            batch = replace(batch, mask=batch.mask & (batch.columns["age"] == 0))
         with self.watch("log-probabilities"):
             names = algorithm.needs & {"ref_logp"}
             if self.settings.epochs * self.settings.minibatches > 1 or algorithm.kl_in_reward:

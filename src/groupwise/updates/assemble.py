@@ -11,14 +11,14 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from groupwise.errors import UsageError
-from groupwise.types import Batch, ScoredGroups
+from groupwise.types import Batch, Completion, ScoredGroups
 
 Weighting = Callable[
     [Bool[Tensor, "batch time"], Int[Tensor, "batch"]], Float[Tensor, "batch time"]
 ]
 
 
-def sequences(scored: ScoredGroups, *, excluded: bool = False) -> Batch:
+def sequences(scored: ScoredGroups, *, excluded: bool = False, version: int | None = None) -> Batch:
     """One row per completion in the order prompt · group, with advantages and weights of 0.
 
     Rows that could not be judged, or that a filter excludes, keep their tokens but lose their mask,
@@ -28,19 +28,23 @@ def sequences(scored: ScoredGroups, *, excluded: bool = False) -> Batch:
         scored: groups with their scores; none gives a batch without rows.
         excluded: whether rows that a filter excludes keep their mask: they are part of the
             statistics of their group, and so are penalties on their rewards.
+        version: of the policy. If it did not write all tokens, the column "age" says by how many
+            optimizer steps each is older; None leaves it out.
     """
     completions = [completion for group in scored.groups for completion in group.completions]
     length = torch.tensor([len(c.tokens) for c in completions], dtype=torch.long)
     shape = (len(completions), max(length.tolist(), default=0))
     tokens = torch.zeros(shape, dtype=torch.long)
     mask = torch.zeros(shape, dtype=torch.bool)
-    sampler = torch.zeros(shape)
+    sampler, age = torch.zeros(shape), torch.zeros(shape)
     judged = scored.scores.valid
     used = (judged if excluded else judged & scored.keep).flatten().tolist()
     for row, completion in enumerate(completions):
         n = len(completion.tokens)
         tokens[row, :n] = torch.as_tensor(completion.tokens, dtype=torch.long)
         sampler[row, :n] = torch.as_tensor(completion.logprobs, dtype=torch.float32)
+        if version is not None:
+            age[row, :n] = torch.tensor(token_ages(completion, version))
         if used[row]:
             mask[row, :n] = torch.as_tensor(completion.mask, dtype=torch.bool)
     support = tuple(c.support for c in completions)
@@ -57,7 +61,27 @@ def sequences(scored: ScoredGroups, *, excluded: bool = False) -> Batch:
         weight=torch.zeros(shape),
         sampler_logp=sampler,
         support=support if any(s is not None for s in support) else None,
+        columns={"age": age} if bool(age.any()) else {},
     )
+
+
+def token_ages(completion: Completion, version: int) -> list[int]:
+    """By how many optimizer steps each token is older than a version of the policy; a version that
+    was rolled back is as far away as one before.
+
+    Example:
+        >>> one = Completion(tokens=[5, 6, 7], mask=[True] * 3, logprobs=[0.0] * 3, text="abc",
+        ...                  finish="stop", versions=((0, 2), (2, 3)))
+        >>> token_ages(one, 3)
+        [1, 1, 0]
+    """
+    starts = [start for start, _ in completion.versions[1:]]
+    ages: list[int] = []
+    for (_, written), end in zip(
+        completion.versions, [*starts, len(completion.tokens)], strict=True
+    ):
+        ages += [abs(version - written)] * (end - len(ages))
+    return ages
 
 
 def assemble(

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Any
 
 from groupwise.environments import Environment, Reply
@@ -127,8 +128,8 @@ class _Row:
 
     Attributes:
         state: of the environment; None before the first call.
-        recalled: what was asked in calls whose replies were journalled, which the state does not
-            know of.
+        recalled: what was asked in earlier steps, or in calls whose replies were journalled, which
+            the state does not know of.
         completion: as it will be continued.
         final: how it has ended, where a reply ended it.
     """
@@ -195,9 +196,26 @@ class _Rollout:
         self.open[key] = _Open(
             request=request,
             rows={
-                sample: _Row(request=request, sample=sample, completion=there)
+                sample: self._row(request, sample, there)
                 for sample, there in zip(request.wanted, begun, strict=True)
             },
+        )
+
+    def _row(self, request: Request, sample: int, begun: Completion) -> _Row:
+        """A completion as it goes on; its environment is told what was asked before. One whose last
+        call was not answered has ended with it."""
+        values = {"calls": 0.0, **begun.values}
+        marked = groupby(zip(begun.tokens, begun.mask, strict=True), lambda pair: pair[1])
+        own = [[token for token, _ in run] for mine, run in marked if mine]
+        calls, answered = int(values["calls"]), len(own) - bool(begun.mask and begun.mask[-1])
+        return _Row(
+            request=request,
+            sample=sample,
+            completion=begun,
+            recalled=decode_all(self.policy.tokenizer, own[:answered]) if calls else [],
+            calls=calls,
+            values=values,
+            final=begun if calls > answered else None,
         )
 
     def _continuation(self) -> Request:

@@ -30,7 +30,8 @@ class Asked(NamedTuple):
 
 
 class ReplyJournal:
-    """One file of replies per step. Evaluations, whose steps are negative, are not kept.
+    """One file of replies per step, that of the call. Replies in evaluations, whose streams have
+    negative steps, are not kept.
 
     Args:
         folder: of the journal.
@@ -39,17 +40,16 @@ class ReplyJournal:
 
     def __init__(self, folder: Path, *, environment: str = "") -> None:
         self.files, self.environment = StepFiles(folder, prefix="replies"), environment
-        self._step = -1
+        self._step = 0
         self._found: dict[str, tuple[Reply, float]] = {}
+
+    def begin(self, step: int) -> None:
+        """Recall and keep the replies of this step from now on."""
+        self._step, self._found = step, self._read(step)
 
     def recall(self, asked: Asked) -> tuple[Reply, float] | None:
         """The reply of an earlier attempt, and the seconds that it took."""
-        step = asked.request.stream.step
-        if step < 0:
-            return None
-        if step != self._step:
-            self._step, self._found = step, self._read(step)
-        return self._found.get(asked.name)
+        return None if asked.request.stream.step < 0 else self._found.get(asked.name)
 
     def keep(self, asked: Asked, reply: Reply, seconds: float) -> None:
         """Write down a reply.
@@ -57,8 +57,7 @@ class ReplyJournal:
         Raises:
             RunError: the disk is full.
         """
-        step = asked.request.stream.step
-        if step < 0:
+        if asked.request.stream.step < 0:
             return
         entry = {
             "call": asked.name,
@@ -70,7 +69,7 @@ class ReplyJournal:
             "frame": list(reply.frame),
             "seconds": seconds,
         }
-        self.files.append(step, [entry])
+        self.files.append(self._step, [entry])
 
     def _read(self, step: int) -> dict[str, tuple[Reply, float]]:
         found = {}

@@ -179,6 +179,25 @@ def sampler_gap(
     }
 
 
+def token_age(age: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"]) -> Metrics:
+    """Optimizer steps between the policy that wrote a token and the one that learns from it.
+
+    Returns:
+        "token_age" and "token_age_max", mean and largest over the tokens that are learned from,
+        and "old_share", the share of them that an earlier policy wrote.
+
+    Example:
+        >>> token_age(torch.tensor([2.0, 0.0, 0.0, 9.0]), torch.tensor([1, 1, 1, 0]) > 0)
+        {'token_age': 0.6666666666666666, 'token_age_max': 2.0, 'old_share': 0.3333333333333333}
+    """
+    used = age[mask]
+    return {
+        "token_age": _mean(used),
+        "token_age_max": float(used.max()) if used.numel() else NAN,
+        "old_share": _mean((used > 0).double()),
+    }
+
+
 def entropy(values: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"]) -> float:
     """Mean entropy per computed token, in nats.
 
@@ -232,6 +251,7 @@ def step_metrics(result: StepResult, *, algorithm: Clipping) -> Metrics:
         **advantage_shares(result.advantages, scores.valid),
         **lengths(written, torch.tensor([[f == "length" for f in row] for row in finishes])),
         "drawn": float(scored.drawn),
+        **({} if scored.unfinished is None else {"unfinished": float(scored.unfinished)}),
         **_of_updates(updates),
         "tokens": float(written.sum()),
         **tool_metrics([c for group in scored.groups for c in group.completions]),
@@ -312,8 +332,13 @@ def _of_tokens(
     # sampler's covers the rows that the update left out as well.
     drawn = joined(sampler) if len(sampler) == len(batches) else logp
     metrics: Metrics = {"entropy": entropy(-drawn, mask) if exact != exact else exact}
+    ages = [batch.columns.get("age", torch.zeros(batch.mask.shape)) for batch in batches]
+    age = joined(ages)
     if len(sampler) == len(batches):
-        metrics.update(sampler_gap(old, drawn, mask))
+        # Tokens of earlier policies differ by what has been learned since.
+        metrics.update(sampler_gap(old, drawn, mask & (age == 0)))
+    if age.any():
+        metrics |= token_age(age, mask)
     reference = [b.ref_logp for b in batches if b.ref_logp is not None]
     if len(reference) == len(batches):
         metrics["kl"] = divergence(old, joined(reference), mask)["k3"]
