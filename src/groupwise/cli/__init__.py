@@ -153,6 +153,7 @@ for _function in (
     train.sft,
     data.sample,
     data.select,
+    data.select_programs,
     pipeline.pipeline,
     train.merge,
     inspect.doctor,

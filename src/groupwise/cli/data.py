@@ -1,4 +1,4 @@
-"""Commands that make data of answers: sample, select."""
+"""Commands that make data of answers: sample, select, select-programs."""
 
 from __future__ import annotations
 
@@ -110,6 +110,69 @@ def select(
     if output is not None:
         write_rows(output, chosen)
         print(output)
+    write_json(json_file, told)
+
+
+def select_programs(
+    rows: Annotated[str, typer.Argument(help="File of sampled programs (.jsonl, .csv, .parquet).")],
+    output: Annotated[
+        Path, typer.Option(metavar="FILE", help="JSON lines, by problem and place of submission.")
+    ] = Path("submissions.jsonl"),
+    tests: Annotated[
+        str, typer.Option(metavar="COLUMN", help="Tests: asserts, inputs with outputs, doctests.")
+    ] = "test_list",
+    shown: Annotated[
+        int,
+        typer.Option(min=0, help="The first so many tests are examples; the others are hidden."),
+    ] = 1,
+    generator: Annotated[
+        str,
+        typer.Option(
+            metavar="COLUMN",
+            help="Program that reads a number and writes an input; without one, the inputs of the "
+            "examples are mutated.",
+        ),
+    ] = "generator",
+    inputs: Annotated[int, typer.Option(min=0, help="New inputs per problem.")] = 32,
+    seconds: Annotated[float, typer.Option(help="Processor time per input.")] = 2.0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the inputs.")] = 0,
+    workers: Annotated[int, typer.Option(min=1, help="Problems at the same time.")] = 2,
+    columns: Annotated[
+        str, typer.Option(metavar="A=B,C=D", help="Other names of columns: completion=code.")
+    ] = "",
+    json_file: JsonFile = None,
+) -> None:
+    """Choose among many programs per problem by what they do, and in which order to submit them.
+
+    The programs run in the sandbox on the examples and on new inputs; those that behave equally are
+    a cluster, and clusters are ordered by the examples they pass and by size. An interrupted
+    command goes on where it stopped.
+    """
+    from groupwise.evaluation.submissions import submission_figures
+    from groupwise.training.stages.rows import read_samples
+    from groupwise.training.stages.select_programs import Selection, select_programs
+
+    chosen = Selection(
+        tests=tests, shown=shown, generator=generator, inputs=inputs, seconds=seconds, seed=seed
+    )
+    path = select_programs(
+        rows, output, selection=chosen, columns=_columns(columns), workers=workers
+    )
+    made = read_samples(path)
+    told: dict[str, Any] = {}
+    if any(row["correct"] is not None for row in made):
+        from rich.console import Console
+
+        from groupwise.evaluation import figure_table, terminal_table
+
+        sections = submission_figures(made)
+        table = terminal_table(figure_table({path.name: [sections]}), verdicts=[])
+        Console().print(table)
+        told = {
+            section: {name: value.as_dict() for name, value in each.items()}
+            for section, each in sections.items()
+        }
+    print(path)
     write_json(json_file, told)
 
 

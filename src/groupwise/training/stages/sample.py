@@ -17,9 +17,9 @@ from groupwise.errors import UsageError
 from groupwise.models import Policy, load_policy
 from groupwise.prompts.templates import Rendered, fix_variables
 from groupwise.rewards import Scorer
-from groupwise.rundir.files import replace_text
-from groupwise.rundir.provenance import digest, fingerprint, read_origin, write_origin
+from groupwise.rundir.provenance import digest, fingerprint, write_origin
 from groupwise.training.monitor.progress import Progress, show_progress
+from groupwise.training.stages.blocks import begun, whole_blocks
 from groupwise.training.stages.rows import line
 from groupwise.types import Engine, Group, Prompt, Request, Scores, Stream
 
@@ -97,7 +97,7 @@ def sample(
     _check(count, split, shard)
     settings = _settings(config, model, count=count, split=split, prompts=prompts, shard=shard)
     path = Path(output)
-    finished = _begun(path, settings)
+    finished = begun(path, settings)
     policy = policy or load_policy(
         model, dtype=config.model.dtype, trust_remote_code=config.model.trust_remote_code
     )
@@ -111,7 +111,7 @@ def sample(
     if not places:
         raise UsageError(f"--shard = {shard[0] + 1}/{shard[1]}: has none of {len(data)} prompts.")
     blocks = [places[start : start + BLOCK] for start in range(0, len(places), BLOCK)]
-    kept = _whole_blocks(path, [len(block) * count for block in blocks])
+    kept = whole_blocks(path, [len(block) * count for block in blocks])
     with (
         closing(progress or show_progress({"sample": len(blocks)})) as showing,
         closing(make_scorer(config)) as scorer,
@@ -166,51 +166,6 @@ def _settings(config: Config, model: str | Path, **more: Any) -> dict[str, Any]:
         "settings": settings,
         "digest": digest(settings | {"model": fingerprint(model)}),
     }
-
-
-def _begun(path: Path, settings: Mapping[str, Any]) -> bool:
-    """Whether the file is finished; writes down what makes it before its first row.
-
-    Raises:
-        UsageError: the file is there and other settings made it.
-    """
-    found = read_origin(path)
-    if path.exists() and (found is None or found.get("digest") != settings["digest"]):
-        reason = "nothing says what made it" if found is None else _difference(found, settings)
-        raise UsageError(
-            f"--output = {str(path)!r}: exists, and {reason}; choose another file or delete it."
-        )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if found is None or found.get("digest") != settings["digest"]:
-        write_origin(path, settings)
-    return bool(found and found.get("finished"))
-
-
-def _difference(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
-    """The first setting that differs, in words."""
-    if found.get("model_hash") != wanted["model_hash"]:
-        return f"another model made it ({found.get('model')})"
-    before, now = found.get("settings", {}), wanted["settings"]
-    for key in now:
-        if before.get(key) != now[key]:
-            return f"was made with {key} = {before.get(key)!r}, not {now[key]!r}"
-    return "other settings made it"
-
-
-def _whole_blocks(path: Path, sizes: Sequence[int]) -> int:
-    """How many blocks the file holds; rows of a block that was cut off are removed."""
-    if not path.exists():
-        return 0
-    text = path.read_text(encoding="utf-8", errors="replace")
-    lines = text.split("\n")[:-1]  # what follows the last line break was cut off
-    blocks, rows = 0, 0
-    while blocks < len(sizes) and rows + sizes[blocks] <= len(lines):
-        rows += sizes[blocks]
-        blocks += 1
-    kept = "".join(each + "\n" for each in lines[:rows])
-    if kept != text:
-        replace_text(path, kept)
-    return blocks
 
 
 def _blocks(
