@@ -18,7 +18,7 @@ def main(source, name) -> None:
     """Call the function, or the method of class Solution, and write what it returned."""
     given = ast.literal_eval(sys.stdin.read())
     out, sys.stdout = sys.stdout, io.StringIO()
-    space = {"__name__": "program"}
+    space: dict = {"__name__": "program"}
     exec(compile(source, "program", "exec", dont_inherit=True), space)
     owner = space.get("Solution") if name not in space else None
     function = getattr(owner(), name) if owner is not None else space[name]
