@@ -10,6 +10,7 @@ import torch
 
 from groupwise import ADVANTAGES
 from groupwise.algorithms import bind
+from groupwise.training.monitor.answers import answer_metrics
 from groupwise.training.monitor.metrics import (
     advantage_shares,
     clip_shares,
@@ -176,6 +177,8 @@ def test_metrics_of_an_on_policy_step() -> None:
     }
     assert {key: found[key] for key in wanted} == pytest.approx(wanted)
     assert found.keys().isdisjoint({"kl", "policy_kl", "clip_high"})
+    assert (found["length_right"], found["reflective_share"]) == (1.0, 0.0)
+    assert found.keys().isdisjoint({"length_wrong", "accuracy_reflective"})
 
 
 def test_metrics_of_an_off_policy_step() -> None:
@@ -186,3 +189,28 @@ def test_metrics_of_an_off_policy_step() -> None:
     assert found["policy_kl"] == pytest.approx(math.exp(0.5) - 1 - 0.5)
     assert found["sampler_gap"] == 0.0
     assert "clip_high" not in step(old=torch.full((2, 1), -1.0), algorithm="cispo")
+
+
+def test_answers_by_what_they_are() -> None:
+    texts = ("Wait, 7.", "so 7", "9; let me check", "9", "double-check")
+    completions = tuple(
+        Completion(tokens=[1] * n, mask=[True] * n, logprobs=[-1.0] * n, text=text, finish="stop")
+        for n, text in enumerate(texts, start=1)
+    )
+    group = Group(prompt=Prompt(id="0"), prompt_tokens=[1], completions=completions)
+    scores = Scores(
+        total=torch.zeros(1, 5),
+        correct=torch.tensor([[1.0, 1.0, 0.5, 0.0, 1.0]]),
+        parts={},
+        status=((Status.OK,) * 5,),
+        valid=torch.tensor([[True, True, True, True, False]]),
+    )
+    keep = torch.ones(1, 5, dtype=torch.bool)
+    scored = ScoredGroups(groups=(group,), scores=scores, keep=keep, drawn=1, seconds={})
+    assert answer_metrics(scored) == {
+        "length_right": 1.5,
+        "length_wrong": 3.5,
+        "reflective_share": pytest.approx(0.6),
+        "accuracy_reflective": 0.75,
+        "accuracy_plain": 0.5,
+    }

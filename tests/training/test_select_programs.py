@@ -61,7 +61,7 @@ def test_equal_behaviour_makes_a_cluster_and_hidden_tests_decide() -> None:
 
 
 @sandboxed
-def test_main_programs_are_told_apart_by_inputs_of_a_generator() -> None:
+def test_main_programs_are_distinguished_by_inputs_of_a_generator() -> None:
     cases = [{"input": "1 1", "output": "2"}, {"input": "3 4", "output": "7"}]
     bodies = ("a * 2 * b", "a + b", "b + a", "a + b + 0 * (a // b)")
     programs = [f"a, b = map(int, input().split())\nprint({body})" for body in bodies]
@@ -69,7 +69,12 @@ def test_main_programs_are_told_apart_by_inputs_of_a_generator() -> None:
     given = [{"id": 1, "completion": p, "tests": cases, "generator": generator} for p in programs]
     ranked = rank_programs(given, read_tests(cases), selection=selection())
     assert [row["completion"] for row in ranked[:3]] == [programs[1], programs[0], programs[3]]
-    assert [row["cluster_size"] for row in ranked] == [2, 1, 1, 2]  # b = 0 tells the last one apart
+    assert [row["cluster_size"] for row in ranked] == [
+        2,
+        1,
+        1,
+        2,
+    ]  # b = 0 distinguishes the last one
     assert [row["correct"] for row in ranked] == [1.0, 0.0, 1.0, 1.0]
 
 
@@ -90,6 +95,8 @@ def test_a_stopped_file_is_continued_to_the_same_bytes(tmp_path: Path) -> None:
     assert part.read_bytes() == whole.read_bytes()
     with pytest.raises(UsageError, match="made with selection"):
         select_programs(source, part, selection=selection(shown=2), progress=Quiet())
+    with pytest.raises(UsageError, match="no tests in any"):
+        select_programs(source, tmp_path / "x.jsonl", selection=selection(tests="completion"))
     with pytest.raises(UsageError, match="no such column"):
         select_programs(source, tmp_path / "x.jsonl", selection=selection(tests="asserts"))
 
@@ -137,6 +144,7 @@ def test_the_curve_of_submissions_is_an_exact_expectation_for_random_orders() ->
         ({"inputs": [[1, 2]], "outputs": [3], "fn_name": "add"}, "add", 1),
         ([{"input": "1", "output": "1"}], "", 1),
         ([], "", 0),
+        ("Adds one; 1 becomes 2.", "", 0),
     ],
 )
 def test_tests_are_read_from_every_form(value: Any, function: str, count: int) -> None:

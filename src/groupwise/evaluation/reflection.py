@@ -46,6 +46,18 @@ _WORDS = re.compile(
 )
 
 
+def is_reflective(text: str) -> bool:
+    """Whether a text doubts or checks itself, by English words such as "wait" and "double-check".
+
+    Words do not tell a real check from a habit, so compare shares of one kind of answers only.
+
+    Example:
+        >>> is_reflective("3 + 4 = 6. Wait, that is 7."), is_reflective("I waited; 3 + 4 = 7.")
+        (True, False)
+    """
+    return _WORDS.search(text) is not None
+
+
 def corrupted_solution(solution: str, answer: str, *, key: str = "") -> str | None:
     """A worked solution up to its answer, with one result wrong and the rest following from it.
 

@@ -55,6 +55,21 @@ METRICS: dict[str, Metric] = {
     "truncated_share": Metric(
         "Truncated completions", "Share of completions that reached the token limit."
     ),
+    "length_right": Metric(
+        "Length of right answers (tokens)", "Mean number of tokens of correct completions."
+    ),
+    "length_wrong": Metric(
+        "Length of wrong answers (tokens)", "Mean number of tokens of incorrect completions."
+    ),
+    "reflective_share": Metric(
+        "Reflective answers", 'Share of completions with words such as "wait" or "double-check".'
+    ),
+    "accuracy_reflective": Metric(
+        "Accuracy of reflective answers", "Accuracy of the completions with such words."
+    ),
+    "accuracy_plain": Metric(
+        "Accuracy of other answers", "Accuracy of the completions without such words."
+    ),
     "tokens_per_second": Metric(
         "Tokens per second", "Tokens written by the policy over the seconds of all stages."
     ),

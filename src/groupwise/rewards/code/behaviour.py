@@ -59,6 +59,9 @@ def read_tests(value: Any, *, column: str = "tests") -> Tests:
             examples stand as in an interactive session (`>>> f(2)`), or messages with such text.
         column: its name, for messages.
 
+    Returns:
+        The tests; none for text without examples.
+
     Raises:
         UsageError: another form, or no call of a function in the asserts.
 
@@ -85,7 +88,7 @@ def read_tests(value: Any, *, column: str = "tests") -> Tests:
         if not name:
             raise UsageError(f"{column}: no test calls a function with literal arguments.")
         return Tests(function=name, sources=tuple(sources))
-    if not value:
+    if not value or (isinstance(value, str) and value.lstrip()[:1] not in ("[", "{")):
         return Tests()
     cases, function = cases_of(value, column)
     if function in ("", "?"):

@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Num
 from torch import Tensor
 
+from groupwise.training.monitor.answers import answer_metrics
 from groupwise.types import Batch, Completion, Metrics, ScoredGroups, Scores, StepResult, Update
 
 NAN = float("nan")
@@ -250,6 +251,7 @@ def step_metrics(result: StepResult, *, algorithm: Clipping) -> Metrics:
         "signal_share": signal_share(scores.total, scores.valid),
         **advantage_shares(result.advantages, scores.valid),
         **lengths(written, torch.tensor([[f == "length" for f in row] for row in finishes])),
+        **answer_metrics(scored),
         "drawn": float(scored.drawn),
         **({} if scored.unfinished is None else {"unfinished": float(scored.unfinished)}),
         **_of_updates(updates),

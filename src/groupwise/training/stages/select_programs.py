@@ -37,7 +37,7 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """How programs are told apart.
+    """How programs are distinguished.
 
     Attributes:
         tests: column with the tests of the problem, see `read_tests`.
@@ -90,8 +90,8 @@ def select_programs(
         output: the file to write: the rows, by problem and place of submission, with `submission`
             (place, from 1), `majority` (place by cluster size alone), `cluster` (number in the
             problem), `cluster_size`, `examples` (share of shown tests passed, None without any),
-            `inputs` (that told programs apart) and `correct`.
-        selection: how programs are told apart.
+            `inputs` (on which programs are compared) and `correct`.
+        selection: how programs are distinguished.
         columns: other names of columns, see `read_samples`.
         workers: problems at the same time.
         progress: shows the problems under the name "select-programs", and is closed; None shows
@@ -113,6 +113,8 @@ def select_programs(
     path = Path(output)
     problems = _problems(read_samples(rows, columns=columns))
     found = [_tests(problem, chosen) for problem in problems]
+    if not any(map(len, found)):
+        raise UsageError(f"--tests = {chosen.tests!r}: holds no tests in any of {len(found)} rows.")
     settings = _settings(rows, chosen, columns or {})
     finished = begun(path, settings)
     kept = whole_blocks(path, [len(problem) for problem in problems])
