@@ -1,7 +1,8 @@
-"""Progress of one or several runs: a live table on a terminal, plain lines everywhere else."""
+"""Progress of runs: a live table in a terminal or notebook, plain lines elsewhere."""
 
 from __future__ import annotations
 
+import io
 import math
 import os
 import sys
@@ -40,6 +41,9 @@ WIDER = {
 """Further columns of the table, in their order, as far as the terminal is wide enough."""
 ELAPSED = "elapsed"
 
+NOTEBOOK_WIDTH = 110
+"""Characters of a row in a notebook's cell."""
+
 RECENT = 20
 """Number of recent steps that the time left is estimated from."""
 
@@ -77,13 +81,15 @@ class NoProgress:
 def show_progress(
     totals: Mapping[str, int], *, stream: TextIO | None = None, every: int | None = None
 ) -> Progress:
-    """A live table where the stream is a terminal, plain lines elsewhere.
+    """A live table in a terminal or a notebook's cell, plain lines elsewhere.
 
     Args:
         totals: steps of each run, by the run's name; one row each.
         stream: where to write; standard error unless given, so that results can be piped.
         every: steps between plain lines; None prints about 20 lines per run.
     """
+    if stream is None and _in_notebook():
+        return NotebookProgress(totals)
     chosen: Any = non_blocking(stream or sys.stderr)
     if chosen.isatty() and os.environ.get("TERM") != "dumb":
         return LiveProgress(totals, stream=chosen)
@@ -150,17 +156,18 @@ class LiveProgress:
 
     def __init__(self, totals: Mapping[str, int], *, stream: TextIO) -> None:
         self.stream = stream
-        self.paces = {run: Pace(total) for run, total in totals.items()}
-        self.metrics: dict[str, Mapping[str, float]] = {run: {} for run in totals}
         self.console = Console(file=stream)
-        self.began = time.monotonic()
+        self.runs = RunTable(totals)
         self.live = Live(console=self.console, get_renderable=self.table, refresh_per_second=4)
         self.live.start()
 
     def step(self, run: str, step: int, metrics: Mapping[str, float]) -> None:
         """Show the newest metrics of a run."""
-        self.paces[run].step(step)
-        self.metrics[run] = dict(metrics)
+        self.runs.step(run, step, metrics)
+
+    def table(self) -> Table:
+        """The table in the width of the terminal."""
+        return self.runs.table(self.console.width)
 
     def log(self, text: str) -> None:
         """Print a line above the table."""
@@ -172,8 +179,69 @@ class LiveProgress:
         if isinstance(self.stream, NonBlockingStream):
             self.stream.close()
 
-    def table(self) -> Table:
-        """The table with the newest metrics."""
+
+class NotebookProgress:
+    """The table as the output of a notebook cell, redrawn at most twice a second.
+
+    The kernel's standard error is not the cell's, so text goes through IPython's display.
+    """
+
+    def __init__(self, totals: Mapping[str, int]) -> None:
+        self.runs = RunTable(totals)
+        self.lines: list[str] = []
+        self._display = sys.modules["IPython.display"]
+        self._handle = self._display.display(self._page(), display_id=True)
+        self._shown = -math.inf
+
+    def step(self, run: str, step: int, metrics: Mapping[str, float]) -> None:
+        """Show the newest metrics of a run."""
+        self.runs.step(run, step, metrics)
+        self._show(at_once=False)
+
+    def log(self, text: str) -> None:
+        """Show a line above the table."""
+        self.lines.append(printable(text))
+        self._show()
+
+    def close(self) -> None:
+        """Show the last state."""
+        self._show()
+
+    def _show(self, *, at_once: bool = True) -> None:
+        now = time.monotonic()
+        if at_once or now - self._shown >= 0.5:
+            self._shown = now
+            self._handle.update(self._page())
+
+    def _page(self) -> Any:
+        """The lines and the table as HTML, with the colours of the notebook's theme."""
+        console = Console(file=io.StringIO(), record=True, width=NOTEBOOK_WIDTH)
+        for line in self.lines:
+            console.print(Text(line))
+        console.print(self.runs.table(NOTEBOOK_WIDTH))
+        pre = "<pre style='line-height: 1.3; white-space: pre-wrap'>{code}</pre>"
+        return self._display.HTML(console.export_html(inline_styles=True, code_format=pre))
+
+
+class RunTable:
+    """A row per run with its newest metrics and the time left.
+
+    Args:
+        totals: steps of each run, by the run's name.
+    """
+
+    def __init__(self, totals: Mapping[str, int]) -> None:
+        self.paces = {run: Pace(total) for run, total in totals.items()}
+        self.metrics: dict[str, Mapping[str, float]] = {run: {} for run in totals}
+        self.began = time.monotonic()
+
+    def step(self, run: str, step: int, metrics: Mapping[str, float]) -> None:
+        """Take the newest metrics of a run."""
+        self.paces[run].step(step)
+        self.metrics[run] = dict(metrics)
+
+    def table(self, width: int) -> Table:
+        """The table with the newest metrics, for rows of so many characters."""
         seen = {key for metrics in self.metrics.values() for key in metrics}
         columns = [name for name, (key, _) in SHOWN.items() if key in seen]
         if all(
@@ -181,7 +249,7 @@ class LiveProgress:
         ):
             columns = [name for name in columns if name != "accuracy"]
         more = [ELAPSED, *(name for name, (key, _) in WIDER.items() if key in seen)]
-        columns += self._that_fit(columns, more)
+        columns += self._that_fit(columns, more, width)
         elapsed = {ELAPSED: duration(time.monotonic() - self.began)}
         table = Table(box=None, pad_edge=False)
         for heading in ("run", "step", "", *columns, "left"):
@@ -202,11 +270,11 @@ class LiveProgress:
             )
         return table
 
-    def _that_fit(self, columns: Sequence[str], more: Sequence[str]) -> list[str]:
-        """The first of the further columns that a terminal of this width has room for."""
+    def _that_fit(self, columns: Sequence[str], more: Sequence[str], width: int) -> list[str]:
+        """The first of the further columns that a row has room for."""
         name = max(len(printable(run)) for run in self.paces)
         taken = name + 2 * len(str(max(pace.total for pace in self.paces.values()))) + 32
-        room = self.console.width - taken - sum(map(_room, columns))
+        room = width - taken - sum(map(_room, columns))
         fit = []
         for column in more:
             room -= _room(column)
@@ -214,6 +282,13 @@ class LiveProgress:
                 break
             fit.append(column)
         return fit
+
+
+def _in_notebook() -> bool:
+    """Whether this process is the kernel of a notebook."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return hasattr(shell, "kernel") and "IPython.display" in sys.modules
 
 
 def _room(column: str) -> int:
