@@ -48,6 +48,7 @@ class Prompt:
         messages: chat turns as {"role": …, "content": …}; empty for a plain prompt.
         text: a plain prompt, given to the model as it is; None when `messages` are given.
         answer: the reference answer, or None where the data has none.
+        value: the answer as the data has it where that is no text, such as a list or a number.
         columns: every other column of the data row, handed on to rewards.
     """
 
@@ -55,6 +56,7 @@ class Prompt:
     messages: tuple[Mapping[str, str], ...] = ()
     text: str | None = None
     answer: str | None = None
+    value: Any = None
     columns: Mapping[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:

@@ -8,12 +8,14 @@ import math
 import sys
 import threading
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from groupwise.errors import RewardError, UsageError
+from groupwise.prompts.sources import load_prompts
 from groupwise.registry import spec
 from groupwise.rewards import (
     COMBINATIONS,
@@ -420,3 +422,30 @@ def test_alarm_over_statuses() -> None:
     assert said is not None and "only 1 of 3" in said and "boom" in said
     half = stack([score([1.0, math.nan], [OK, LATE])])
     assert reward_alert([half]) is None
+
+
+def test_an_own_function_sees_the_answer_in_the_type_that_it_names() -> None:
+    rows = [{"prompt": "Which?", "answer": [1, 2]}, {"prompt": "Why?", "answer": "so"}]
+    seen: list[object] = []
+
+    def plain(text: str, answer):  # type: ignore[no-untyped-def]
+        seen.append(answer)
+        return 0.0
+
+    def as_text(text: str, answer: str | None = None) -> float:
+        seen.append(answer)
+        return 0.0
+
+    def as_floats(text: str, answer: list[float]) -> float:
+        seen.append(answer)
+        return sum(answer)
+
+    found = []
+    for function in (plain, as_text, as_floats):
+        with from_functions([function]) as scorer:
+            for prompt in load_prompts(rows):
+                ticket = scorer.submit(replace(group("a text"), prompt=prompt))
+                found.append((ticket.result().total, ticket.result().errors))
+    assert seen == [[1, 2], "so", "[1, 2]", "so", [1.0, 2.0]]
+    assert found[4][0] == [3.0]
+    assert "the answer 'so' is no list[float]" in str(found[5][1])

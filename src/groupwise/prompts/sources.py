@@ -265,6 +265,7 @@ def _prompt(row: Row, columns: _Columns, where: str) -> Prompt:
         messages=messages,
         text=text,
         answer=answer,
+        value=_untexted(row, columns, where),
         columns={
             key: value for key, value in row.items() if columns.wording or key != columns.prompt
         },
@@ -305,6 +306,12 @@ def _answer(row: Row, columns: _Columns, where: str) -> str | None:
             f"{columns.style.spec.name!r} (data.answer_style)."
         )
     return answer
+
+
+def _untexted(row: Row, columns: _Columns, where: str) -> Any:
+    """The answer as the data has it, where that is no text."""
+    value = _value(row, columns.answer, where) if columns.answer else None
+    return None if isinstance(value, str) else value
 
 
 def _fields(wording: str) -> list[str]:

@@ -37,7 +37,7 @@ SAMPLE_DATA = (
     "whole",  # the same with what an environment injected
     "tool_values",  # what the environment counted by name, such as "calls"; empty without one
     "tokens",  # its token ids
-    "answer",  # the reference answer
+    "answer",  # the reference answer; text for registered rewards, else of the type asked for
     "prompt",  # the prompt as a string
     "columns",  # every other column of the data row
     "finish",  # "stop", "length" or "error"

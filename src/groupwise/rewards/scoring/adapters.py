@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import functools
 import inspect
+import types
+import typing
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -20,6 +23,12 @@ from groupwise.rewards.base import GROUP_DATA, REWARDS, SAMPLE_DATA, Trait, trai
 PER_COMPLETION = frozenset(
     {"text", "whole", "tokens", "finish", "length", "correct", "tool_values"}
 )
+VALUE = "answer as a value"
+"""The answer as the data has it; no name of a parameter."""
+
+UNIONS = (None, typing.Union, types.UnionType)
+"""Origins of an annotation that is a type or a choice of types."""
+
 Place = Literal["anywhere", "in_process", "async"]
 
 
@@ -44,12 +53,17 @@ class RewardFn(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class SampleReward:
-    """A function whose positional parameters are names of data; the rest are fixed settings."""
+    """A function whose positional parameters are names of data; the rest are fixed settings.
+
+    Attributes:
+        answer_type: what `VALUE` among the names is converted to and given as `answer`.
+    """
 
     function: Callable[..., Any]
     names: tuple[str, ...]
     required: frozenset[str]
     settings: Mapping[str, Any] = field(default_factory=dict)
+    answer_type: Any = None
 
     @property
     def whole_group(self) -> bool:
@@ -61,6 +75,8 @@ class SampleReward:
 
     def __call__(self, data: Mapping[str, Any]) -> Any:
         """Call with the data asked for; a sample without a required one cannot be judged."""
+        if data.get(VALUE) is not None:
+            data = {**data, "answer": typed_answer(data[VALUE], self.answer_type)}
         for name in self.required:
             if data.get(name) is None:
                 if name in ("answer", "solution", "correct"):
@@ -70,8 +86,53 @@ class SampleReward:
                     f"the row has no {name!r}, and it is no name of what a reward is given; "
                     + suggest(name, known)
                 )
-        given = {name: data[name] for name in self.names if name in data}
+        given = {name: data[name] for name in self.names if name in data and name != VALUE}
         return self.function(**given, **self.settings)
+
+
+def answer_type(function: Callable[..., Any]) -> Any:
+    """The type in which a function wants its answer, `Any` where it does not say; None for text."""
+    try:
+        parameters = inspect.signature(function, eval_str=True).parameters
+    except (NameError, TypeError, ValueError, SyntaxError, AttributeError):
+        parameters = inspect.signature(function).parameters
+    if "answer" not in parameters:
+        return None
+    kind = parameters["answer"].annotation
+    texts = str in (kind, *typing.get_args(kind)) and typing.get_origin(kind) in UNIONS
+    return None if texts else Any if kind is inspect.Parameter.empty else kind
+
+
+def typed_answer(value: Any, kind: Any) -> Any:
+    """An answer in a type; text that is not of the type is read as JSON.
+
+    Raises:
+        MissingData: it is of another type.
+
+    Example:
+        >>> typed_answer([1, 2], list[int]), typed_answer("[1, 2]", list[int])
+        ([1, 2], [1, 2])
+    """
+    from pydantic import ValidationError
+
+    if kind is Any or isinstance(kind, str):
+        return value
+    adapter = _reader(kind)
+    try:
+        return adapter.validate_python(value)
+    except ValidationError as error:
+        if isinstance(value, str):
+            with suppress(ValidationError):
+                return adapter.validate_json(value)
+        said = error.errors()[0]["msg"]
+        raise MissingData(f"the answer {str(value)[:40]!r} is no {kind} ({said})") from None
+
+
+@functools.lru_cache
+def _reader(kind: Any) -> Any:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(kind)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,10 +262,12 @@ def adapted(function: Callable[..., Any]) -> RewardFn:
             f"reward {name}({', '.join(names)}): must take `group`, or TRL's `completions`, or at "
             f"least one of {', '.join(SAMPLE_DATA + GROUP_DATA)}; other names are columns."
         )
+    kind = answer_type(function) if any(p.name == "answer" for p in data) else None
     reward = SampleReward(
         function=function,
-        names=tuple(p.name for p in data),
+        names=(*(p.name for p in data), *((VALUE,) if kind is not None else ())),
         required=frozenset(p.name for p in data if p.default is p.empty),
+        answer_type=kind,
     )
     return _checked(reward, name)
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from groupwise.errors import RewardError
 from groupwise.rewards.base import GroupScore, as_correct
 from groupwise.rewards.compose import Combination
-from groupwise.rewards.scoring.adapters import MissingData
+from groupwise.rewards.scoring.adapters import VALUE, MissingData
 
 if TYPE_CHECKING:
     from groupwise.rewards.scoring.adapters import RewardFn
@@ -332,6 +332,7 @@ def _shared(composition: Composition, group: Group, wanted: set[str]) -> dict[st
     prompt = group.prompt
     data: dict[str, Any] = {
         "answer": prompt.answer,
+        VALUE: prompt.answer if prompt.value is None else prompt.value,
         "columns": prompt.columns,
         "max_tokens": composition.max_tokens,
     }
