@@ -217,12 +217,25 @@ class Reference:
 BACKENDS["torch"] = Reference
 
 
+def rising(
+    cdf: Float[Tensor, "rows vocab"], probs: Float[Tensor, "rows vocab"]
+) -> Float[Tensor, "rows vocab"]:
+    """A cumulative distribution that rises at tokens of positive probability only.
+
+    The parallel scan of a card adds in another order at every place, so rounding makes it fall and
+    rise again, also where the probability is 0.
+    """
+    return torch.where(probs > 0, cdf, 0).cummax(-1).values
+
+
 def inverse_cdf(
     probs: Float[Tensor, "rows vocab"], uniform: Float[Tensor, "rows"]
 ) -> tuple[Int[Tensor, "rows"], Float[Tensor, "rows"]]:
     """The first token of each row whose cumulative probability exceeds the row's uniform number,
     and the logarithm of its probability."""
     cdf = probs.cumsum(-1)
+    if cdf.device.type != "cpu":
+        cdf = rising(cdf, probs)
     total = cdf[:, -1]
     # u·total may round up to total; the largest number below it still has a token whose step of the
     # CDF contains it.

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, groupby
 
-from torch import Tensor
-
 from groupwise.models import Policy
 from groupwise.rollouts.limits import budget
 from groupwise.rollouts.text import decode_all
@@ -38,7 +36,7 @@ class Row:
     given: list[int]
     start: int = 0
     versions: list[tuple[int, int]] = field(default_factory=list)
-    support: list[Tensor] = field(default_factory=list)
+    support: list[Sequence[int]] = field(default_factory=list)
 
     def stamp(self, place: int, version: int) -> None:
         """Note the policy version of the tokens from `place` on."""
@@ -137,7 +135,7 @@ def _injected(
 
 def _support(row: Row) -> tuple[Sequence[int], ...] | None:
     """The support of all positions; None where sampling was not truncated."""
-    begun, new = row.begun.support, [ids.tolist() for ids in row.support]
+    begun, new = row.begun.support, row.support
     if begun is None and not new:
         return None
     return (*(begun or ((),) * len(row.begun.tokens)), *new)

@@ -3,6 +3,7 @@ from."""
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +21,15 @@ class SampledTokens:
     tokens: Int[Tensor, "rows"]
     logp: Float[Tensor, "rows"]
     support: Bool[Tensor, "rows vocab"] | None
+
+
+def kept_ids(support: Bool[Tensor, "rows vocab"]) -> list[array[int]]:
+    """The token ids that a row could have drawn, for each row: four bytes each, fetched from the
+    device at once."""
+    rows, ids = support.nonzero(as_tuple=True)
+    counts = torch.bincount(rows, minlength=len(support)).tolist()
+    parts = ids.to("cpu", torch.int32).split(counts)
+    return [array("i", part.numpy().tobytes()) for part in parts]
 
 
 def distribution(

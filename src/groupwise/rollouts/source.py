@@ -104,6 +104,7 @@ class RolloutSource:
         scores: list[Scores] = []
         keeps: list[Tensor] = []
         drawn, valid, errors = 0, 0, Counter[str]()
+        truncated = True
         seconds = {"rollout": 0.0, "reward": 0.0}
         draw, new, going_on = 0, count, self.partial.resumed(self.sampling)
         while True:
@@ -114,7 +115,9 @@ class RolloutSource:
                 drawn, valid = drawn + len(made), valid + int(judged.valid.sum())
                 errors.update(judged.errors)
                 self.order.observe(_success(made, judged))
-                keep = self.keep(_evidence(made, judged))
+                evidence = _evidence(made, judged)
+                truncated = truncated and bool(evidence["truncated"].all())
+                keep = self.keep(evidence)
                 chosen = keep.any(1).nonzero().squeeze(-1).tolist()
                 groups += [made[index] for index in chosen]
                 scores.append(_rows(judged, chosen))
@@ -128,7 +131,7 @@ class RolloutSource:
             else:  # Nothing is complete yet.
                 new, going_on = count * refills, self.partial.resumed(self.sampling)
         if not groups:
-            raise RunError(self._nothing(drawn, valid, errors))
+            raise RunError(self._nothing(drawn, valid, errors, truncated=truncated))
         return ScoredGroups(
             groups=tuple(groups),
             scores=joined(scores),
@@ -138,13 +141,20 @@ class RolloutSource:
             seconds=seconds,
         )
 
-    def _nothing(self, drawn: int, valid: int, errors: Counter[str]) -> str:
+    def _nothing(self, drawn: int, valid: int, errors: Counter[str], *, truncated: bool) -> str:
         """Why there is no batch."""
         if not valid:
             reasons = "; ".join(message for message, _ in errors.most_common(3)) or "no reason"
             return (
                 f"rewards: not one completion of {drawn} prompts could be judged ({reasons}), so "
                 "there is nothing to learn from."
+            )
+        if truncated:
+            return (
+                f"algorithm.filter: kept none of {drawn} groups in {self.max_draws} rounds; every "
+                f"completion ran out of tokens (sampling.max_tokens = {self.sampling.max_tokens}), "
+                "so none ends by itself. Raise sampling.max_tokens, or start from a model that "
+                "ends its answers (a section [warmup], or `groupwise sft`)."
             )
         return (
             f"algorithm.filter: kept none of {drawn} groups in {self.max_draws} rounds; the "

@@ -11,10 +11,12 @@ left out unless a head reads the state after it.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -122,10 +124,15 @@ def first_of_equal(batch: Batch, rows: Int[Tensor, "rows"]) -> Int[Tensor, "rows
             int(batch.group[row]),
             batch.tokens[row, :size].numpy().tobytes(),
             batch.mask[row, :size].numpy().tobytes(),
-            None if batch.support is None else repr(batch.support[row]),
+            None if batch.support is None else _bytes(batch.support[row]),
         )
         found.append(known.setdefault(key, place))
     return _whole(found)
+
+
+def _bytes(sets: Sequence[Sequence[int]] | None) -> tuple[bytes, ...] | None:
+    """Sets of token ids as values that can be compared."""
+    return None if sets is None else tuple(array("i", ids).tobytes() for ids in sets)
 
 
 class Reads(NamedTuple):
@@ -261,10 +268,10 @@ def support_mask(
     support: Sequence[Sequence[Sequence[int]] | None], row: Tensor, time: Tensor, *, vocab: int
 ) -> Bool[Tensor, "reads vocab"]:
     """Which tokens truncated sampling could have drawn, for each read."""
-    mask = torch.ones(len(row), vocab, dtype=torch.bool)
+    mask = np.ones((len(row), vocab), dtype=bool)
     for place, (r, t) in enumerate(zip(row.tolist(), time.tolist(), strict=True)):
         ids = support[r]
         if ids is not None:
             mask[place] = False
-            mask[place, list(ids[t])] = True
-    return mask
+            mask[place, np.asarray(ids[t], dtype=np.int64)] = True
+    return torch.from_numpy(mask)

@@ -8,6 +8,7 @@ log-probabilities are those of the group engine. A begun completion is continued
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -27,7 +28,7 @@ from transformers import (
 from groupwise.models import Backbone, Policy
 from groupwise.rollouts.limits import RequestQueue
 from groupwise.rollouts.rows import Row, completions_of, rows_of
-from groupwise.rollouts.sampling import draw
+from groupwise.rollouts.sampling import draw, kept_ids
 from groupwise.rollouts.streams import uniforms
 from groupwise.rollouts.text import Ending
 from groupwise.types import Group, Limits, Metrics, Request, Sampling, WeightsRef
@@ -164,8 +165,7 @@ class GenerateEngine:
             count = int(ending.length[place]) if draft.stopped else out.shape[1] - longest
             draft.tokens = [*draft.tokens, *out[place, longest : longest + count].tolist()]
             draft.logprobs += logp[place, :count].tolist()
-            support = [step[place].nonzero().squeeze(-1) for step in drawing.support[:count]]
-            draft.row.support += support
+            draft.row.support += [kept[place] for kept in drawing.support[:count]]
 
     def publish(self, weights: WeightsRef) -> Metrics:
         """Stamp what follows with the new version; the tensors are shared with the learner."""
@@ -205,7 +205,7 @@ class _Drawing(LogitsProcessor):
         self.uniform = torch.stack(streams).to(device)
         self.sampling, self.longest = sampling, longest
         self.logp: list[Tensor] = []
-        self.support: list[Tensor] = []
+        self.support: list[list[array[int]]] = []
 
     def __call__(
         self, input_ids: Tensor, scores: Float[Tensor, "rows vocab"]
@@ -214,7 +214,7 @@ class _Drawing(LogitsProcessor):
         drawn = draw(scores, uniform, self.sampling)
         self.logp.append(drawn.logp.double())
         if drawn.support is not None:
-            self.support.append(drawn.support)
+            self.support.append(kept_ids(drawn.support))
         return torch.full_like(scores, float("-inf")).scatter_(1, drawn.tokens[:, None], 0.0)
 
 

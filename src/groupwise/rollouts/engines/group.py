@@ -32,7 +32,7 @@ from groupwise.models import (
 from groupwise.rollouts.engines.attention import Decode, Prefill
 from groupwise.rollouts.limits import RequestQueue
 from groupwise.rollouts.rows import Row, completions_of, rows_of
-from groupwise.rollouts.sampling import draw
+from groupwise.rollouts.sampling import draw, kept_ids
 from groupwise.rollouts.streams import uniforms
 from groupwise.rollouts.text import Ending
 from groupwise.types import Group, Limits, Metrics, Request, Sampling, WeightsRef
@@ -400,8 +400,8 @@ class _Rollout:
         self.tokens[live.rows, place] = drawn.tokens
         self.logp[live.rows, place] = drawn.logp.double()
         if drawn.support is not None:
-            for row, support in zip(live.rows.tolist(), drawn.support, strict=True):
-                self._row(row).support.append(support.nonzero().squeeze(-1))
+            for row, kept in zip(live.rows.tolist(), kept_ids(drawn.support), strict=True):
+                self._row(row).support.append(kept)
         stopped = self.ending(drawn.tokens, self.tokens, live.rows, place, self.since)
         ended = stopped | (place + 1 >= live.budget)
         live = replace(live, time=place, token=drawn.tokens)

@@ -106,7 +106,9 @@ ALERT_RULES: tuple[AlertRule, ...] = (
             "the model never learnt to end its answers",
             "the end token is not among those of the model",
         ),
-        attempt="a larger sampling.max_tokens, or algorithm.filter.name = 'not_truncated'",
+        attempt="a larger sampling.max_tokens, or a reward for ending in time "
+        "(algorithm.filter.name = 'not_truncated' leaves truncated answers out, and none is left "
+        "where all are truncated)",
     ),
     AlertRule(
         threshold="entropy",
