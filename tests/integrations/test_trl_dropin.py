@@ -266,7 +266,7 @@ def test_settings_are_assigned_and_attributes_read_as_in_trls_scripts(
     assert trainer.processing_class is trainer.policy.tokenizer
     assert trainer.callback_handler.callbacks
     for wrong, said in (
-        ({"revision": "other"}, "'revision' = 'other' is not supported"),
+        ({"revision": "other"}, "model.revision = 'other': .* is a folder"),
         ({"attn_implementation": "sdpa"}, "'attn_implementation' = 'sdpa' is not supported"),
     ):
         given["args"].model_init_kwargs = wrong

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from groupwise.errors import UsageError
-from groupwise.models import base_fingerprint, load_policy, save_policy
+from groupwise.models import base_fingerprint, load_policy, make_policy, save_policy
 from groupwise.models.loading import resolve
 from small_runs import tiny
 
@@ -68,3 +68,16 @@ def test_a_revision_of_the_hub_is_loaded_and_a_folder_has_none(
         load_policy("somebody/tiny", revision="v3")
     with pytest.raises(UsageError, match=r"model.revision = 'v2': .* is a folder"):
         load_policy(hub / "snapshots" / ("a" * 40), revision="v2")
+
+
+def test_a_long_rope_model_is_used_within_its_original_context() -> None:
+    policy = tiny()
+    rope = {"rope_type": "longrope", "original_max_position_embeddings": 128}
+    for name in ("rope_parameters", "rope_scaling"):
+        config = policy.model.config
+        before = getattr(config, name, None)
+        setattr(config, name, rope)
+        with pytest.warns(UserWarning, match=r"\(longrope\) .* limited to 128 tokens"):
+            assert make_policy(policy.model, policy.tokenizer).context == 128
+        setattr(config, name, before)
+    assert make_policy(policy.model, policy.tokenizer).context == policy.context > 128

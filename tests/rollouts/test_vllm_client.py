@@ -318,6 +318,10 @@ def test_a_run_corrects_for_what_the_sampler_reports(tmp_path: Path) -> None:
             "engine.server = 'y': cannot be combined with engine.python",
         ),
         (
+            {"engine": {"name": "vllm"}, "watchdog": {"limit_minutes": 4.0}},
+            "watchdog.limit_minutes = 4: the run would end while it still waits",
+        ),
+        (
             {"engine": {"name": "vllm"}, "sampling": {"top_p": 0.9}},
             "sampling.top_p = 0.9: vLLM does not say which tokens it left out",
         ),

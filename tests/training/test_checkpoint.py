@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from groupwise.errors import RunError
+from groupwise.rundir.files import RunLog
+from groupwise.settings.sections import CheckpointSettings
 from groupwise.training.checkpoint import files as checkpoint
 from groupwise.training.checkpoint.files import (
     Checkpoint,
@@ -27,6 +29,7 @@ from groupwise.training.checkpoint.files import (
     newest,
     save,
 )
+from groupwise.training.checkpoint.manager import CheckpointManager
 
 
 def made(step: int = 3, **about: Any) -> Checkpoint:
@@ -311,3 +314,26 @@ def folder_of(factory: pytest.TempPathFactory) -> Path:
     folder = factory.getbasetemp() / "any-bytes"
     folder.mkdir(exist_ok=True)
     return folder
+
+
+class Enormous:
+    """A learner of a model that no disk has room for; its weights have no memory."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def trained(self) -> dict[str, torch.Tensor]:
+        return {"weight": torch.empty(self.count, device="meta")}
+
+
+def test_room_for_checkpoints_is_checked_before_the_first_step(tmp_path: Path) -> None:
+    run_log = RunLog(tmp_path, settings={})
+    manager = CheckpointManager(run_log, settings=CheckpointSettings(), about={})
+    said: list[str] = []
+    with pytest.raises(RunError, match=r"a checkpoint of this run takes .* GiB are free there"):
+        manager.check_room([Enormous(10**16)], log=said.append)  # type: ignore[list-item]
+    manager.check_room([Enormous(10)], log=said.append)  # type: ignore[list-item]
+    assert not said
+    free = shutil.disk_usage(tmp_path).free
+    manager.check_room([Enormous(free // 12 // 2)], log=said.append)  # type: ignore[list-item]
+    assert "checkpoint.keep_last = 2" in said[0]

@@ -23,6 +23,22 @@ def test_consecutive_bad_steps_stop_the_run() -> None:
     assert "3 consecutive steps gave no usable gradient (guards.max_bad_steps = 3)" in guard.reason
 
 
+def test_a_collapse_is_told_from_rewards_that_judge_nothing() -> None:
+    guard = DivergenceGuard(settings=GuardsSettings(max_bad_steps=2))
+    for step in (MUTE, MUTE):
+        guard.judge(step)
+    assert "no completion could be judged" in guard.reason and "diverged" not in guard.reason
+    for broken in ({**BAD, "learning_rate": 0.5}, {**MUTE, "broken_share": 1.0}):
+        guard = DivergenceGuard(settings=GuardsSettings(max_bad_steps=2))
+        for step in (FINE, {**FINE, "grad_norm": 40.0}, broken, MUTE):
+            guard.judge(step)
+        assert "so the policy has probably diverged" in guard.reason
+        assert "norms of the last gradients were 1 to 40" in guard.reason
+    assert "optimizer.learning_rate = 0.5" not in guard.reason
+    guard.judge({**BAD, "learning_rate": 0.5})
+    assert "Lower optimizer.learning_rate = 0.5" in guard.reason
+
+
 def test_a_spike_is_one_against_the_usual_norm() -> None:
     guard = DivergenceGuard(settings=GuardsSettings(spike=5.0, rollbacks=1))
     assert guard.judge({**FINE, "grad_norm": 100.0}) == "fine", "nothing is usual yet"

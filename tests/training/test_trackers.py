@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -12,7 +13,7 @@ import pytest
 
 from groupwise.errors import RunError
 from groupwise.training import prepare
-from groupwise.training.monitor.trackers import make_trackers
+from groupwise.training.monitor.trackers import kept_id, make_trackers
 from small_runs import prepared
 
 SETTINGS = {"seed": 3, "model": {"path": "bundled"}}
@@ -104,3 +105,21 @@ def test_mlflow_holds_every_figure_and_the_settings(
     (run,) = client.search_runs([client.get_experiment_by_name("groupwise").experiment_id])
     assert run.data.metrics == {"reward": 0.25, "held_out/greedy": 0.5}
     assert run.data.params["seed"] == "3" and run.info.status == "FINISHED"
+    (tracker,) = make_trackers(["mlflow"], tmp_path / "mine", settings=SETTINGS)  # a resumed run
+    tracker.log(2, {"reward": 0.5})
+    tracker.close()
+    (run,) = client.search_runs([run.info.experiment_id])
+    assert run.data.metrics["reward"] == 0.5 and run.info.status == "FINISHED"
+
+
+def test_a_resumed_run_continues_that_of_its_tracker_and_a_new_one_does_not(tmp_path: Path) -> None:
+    run = prepared(tmp_path, "steps=1")
+    made = kept_id(tmp_path, "wandb", lambda: "first")
+    run.trainer.save(wait=True)
+    run.close()
+    prepared(tmp_path, "steps=1", resume=True).close()
+    assert kept_id(tmp_path, "wandb", lambda: "second") == made == "first"
+    assert kept_id(tmp_path, "mlflow", lambda: "third") == "third"
+    shutil.rmtree(tmp_path / "checkpoints")
+    prepared(tmp_path, "steps=1").close()
+    assert kept_id(tmp_path, "wandb", lambda: "second") == "second"

@@ -140,6 +140,13 @@ def check_engine(config: Config) -> None:
                     "engine.name = 'vllm'."
                 )
         return
+    watchdog = config.watchdog
+    if watchdog.stop and watchdog.limit_minutes <= engine.patience_minutes:
+        raise UsageError(
+            f"watchdog.limit_minutes = {watchdog.limit_minutes:g}: the run would end while it "
+            "still waits for a server that does not answer (engine.patience_minutes = "
+            f"{engine.patience_minutes:g}); raise the one or lower the other."
+        )
     if engine.server is not None and engine.python is not None:
         raise UsageError(
             f"engine.server = {engine.server!r}: cannot be combined with engine.python; either a "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -50,7 +51,37 @@ def make_policy(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> P
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.convert_ids_to_tokens(min(ends))
     context = getattr(config, "max_position_embeddings", None) or 1 << 30
-    return Policy(model=model, tokenizer=tokenizer, end_tokens=ends, context=int(context))
+    return Policy(
+        model=model,
+        tokenizer=tokenizer,
+        end_tokens=ends,
+        context=min(int(context), _one_scale(config)),
+    )
+
+
+def _one_scale(config: Any) -> int:
+    """The longest sequence whose rotary embedding does not depend on the other rows of a batch.
+
+    The long-rope method (2402.13753) rotates every token of a batch by other angles once its
+    longest row exceeds the original context, so the log-probabilities of a sequence would depend on
+    its neighbours: sampler, learner and reference would disagree.
+    """
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    nested = [each for each in rope.values() if isinstance(each, Mapping)]
+    for each in nested or [rope]:
+        if each.get("rope_type", each.get("type")) == "longrope":
+            original = each.get("original_max_position_embeddings") or getattr(
+                config, "original_max_position_embeddings", None
+            )
+            if original:
+                warnings.warn(
+                    f"model: its rotary embedding (longrope) changes for all rows of a batch once "
+                    f"one has more than {original} tokens, so log-probabilities would depend on "
+                    f"the batch; prompts and completions are limited to {original} tokens.",
+                    stacklevel=4,
+                )
+                return int(original)
+    return 1 << 30
 
 
 def _end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:

@@ -45,6 +45,7 @@ RUN_FILES = (
     "best",
     "final",
     "report.html",
+    "trackers.json",
 )
 """What a run writes into its directory and, when it starts again, replaces or deletes there."""
 
@@ -86,6 +87,7 @@ class RunLog:
         if resume_at is None:
             # Verdicts of a run that ended in its first step; the rewards may be others by now.
             shutil.rmtree(self.folder / "journal", ignore_errors=True)
+            (self.folder / "trackers.json").unlink(missing_ok=True)
         about = {"config": settings, **surroundings()}
         self._fresh: set[Path] = set()
         text = without_secrets(json.dumps(_plain(about), indent=2))

@@ -305,6 +305,8 @@ def _restore(
     trainer: Trainer, found: ResumePoint, config: Config, *, log: Callable[[str], None]
 ) -> None:
     """Continue from a checkpoint; without one, write that of step 0 where one is needed later."""
+    if trainer.checkpoints is not None:
+        trainer.checkpoints.check_room(trainer.learners.values(), log=log)
     if found.saved is not None:
         trainer.restore(found.saved)
         log(f"resumed at step {found.step}")

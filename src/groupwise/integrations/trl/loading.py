@@ -12,7 +12,7 @@ from transformers import AutoTokenizer, PreTrainedModel
 
 from groupwise.errors import UsageError
 from groupwise.integrations.trl.config import GRPOConfig
-from groupwise.integrations.trl.settings import dtype, trusts_remote_code, wrong
+from groupwise.integrations.trl.settings import dtype, revision, trusts_remote_code, wrong
 from groupwise.models import Policy, load_policy, make_policy
 
 
@@ -63,6 +63,7 @@ def policy(
 def _named(name: str, args: GRPOConfig) -> Policy:
     return load_policy(
         name,
+        revision=revision(args),
         dtype=dtype(args, card=computes_in_bf16()),
         trust_remote_code=trusts_remote_code(args),
     )

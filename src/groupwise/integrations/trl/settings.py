@@ -32,7 +32,6 @@ SCHEDULES = {
 STRATEGIES = ("no", "steps", "epoch")
 OUTPUT = "trainer_output"
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "revision": (None, "main"),
     "device_map": (None,),
     "attn_implementation": (None,),
     "quantization_config": (None,),
@@ -319,7 +318,7 @@ def dtype(args: GRPOConfig, *, card: bool) -> str:
     given = table(args, "model_init_kwargs")
     wanted = given.pop("dtype", None) or given.pop("torch_dtype", None) or "auto"
     wanted = str(wanted).removeprefix("torch.")
-    for key in ("torch_dtype", "trust_remote_code"):
+    for key in ("torch_dtype", "trust_remote_code", "revision"):
         given.pop(key, None)
     for key, value in given.items():
         if value not in NEUTRAL.get(key, ()):
@@ -329,6 +328,12 @@ def dtype(args: GRPOConfig, *, card: bool) -> str:
         raise wrong(args, "model_init_kwargs", f"dtype {wanted!r}: use float32 or bfloat16")
     low = card if args.bf16 is None else args.bf16
     return "bfloat16" if low or wanted == "bfloat16" else "float32"
+
+
+def revision(args: GRPOConfig) -> str | None:
+    """Commit, tag or branch of the model; None for the default branch."""
+    wanted = table(args, "model_init_kwargs").get("revision")
+    return None if wanted in (None, "main") else str(wanted)
 
 
 def check_runs(args: GRPOConfig) -> None:

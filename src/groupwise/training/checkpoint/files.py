@@ -154,10 +154,12 @@ def save(
         shutil.rmtree(old, ignore_errors=True)
     except (OSError, RuntimeError, SafetensorError) as error:
         shutil.rmtree(draft, ignore_errors=True)
+        earlier = [step for step in steps(folder) if step != checkpoint.step]
+        left = f"The one of step {earlier[-1]} is intact." if earlier else "There is no other one."
         raise RunError(
             f"checkpoint at step {checkpoint.step}: {folder} could not be written "
             f"({getattr(error, 'strerror', None) or first_line(error)}); free some space or "
-            "choose another output. Earlier checkpoints are intact."
+            f"choose another output. {left}"
         ) from error
     prune(folder, keep=keep, step=checkpoint.step)
     return final

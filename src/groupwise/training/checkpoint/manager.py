@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from groupwise.training.checkpoint.files import (
     steps,
 )
 from groupwise.training.signals import Requests
-from groupwise.types import Watch, unwatched
+from groupwise.types import Learner, Watch, unwatched
 
 
 class CheckpointManager:
@@ -51,6 +52,35 @@ class CheckpointManager:
         self.writer = Writer(self.folder)
         self.saved = 0
         self._last = time.monotonic()
+
+    def check_room(self, learners: Iterable[Learner], *, log: Callable[[str], None]) -> None:
+        """See before the first step that the disk has room for what the run will write.
+
+        A checkpoint holds the trained weights, and for each of them up to three float32 values of
+        the optimizer: two moments, and the master copy of a 16-bit weight.
+
+        Raises:
+            RunError: there is not even room for one checkpoint.
+        """
+        size = 0
+        for learner in learners:
+            for weight in learner.trained().values():
+                wide = 2 if weight.element_size() >= 4 else 3
+                size += weight.numel() * (weight.element_size() + 4 * wide)
+        free = shutil.disk_usage(self.run_log.folder).free
+        # Another one is written before the oldest is deleted; `final` and `best` are smaller.
+        wanted = (self.settings.keep_last + 1) * size
+        have = f"{free / 2**30:.2g} GiB are free there"
+        if free < size:
+            raise RunError(
+                f"output = {str(self.run_log.folder)!r}: a checkpoint of this run takes "
+                f"{size / 2**30:.2g} GiB, and {have}; free some space or choose another output."
+            )
+        if free < wanted:
+            log(
+                f"checkpoints of this run take up to {wanted / 2**30:.2g} GiB "
+                f"(checkpoint.keep_last = {self.settings.keep_last}), and {have}"
+            )
 
     def due(self, done: int, asked: Requests) -> bool:
         """Whether to write one now: a signal asked, or enough steps or minutes have passed."""

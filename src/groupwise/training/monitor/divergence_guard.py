@@ -31,6 +31,8 @@ class DivergenceGuard:
     settings: GuardsSettings = field(default_factory=GuardsSettings)
     bad_steps: int = 0
     rollbacks: int = 0
+    not_finite: int = 0
+    learning_rate: float = math.nan
     _first: list[Scores] = field(default_factory=list)
     _norms: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
 
@@ -40,8 +42,11 @@ class DivergenceGuard:
         norm = metrics.get("grad_norm", 0.0)
         if metrics["skipped_updates"] or metrics["valid_share"] == 0:
             self.bad_steps += 1
+            broken = metrics["skipped_updates"] or metrics.get("broken_share", 0.0) > 0
+            self.not_finite += int(bool(broken))
+            self.learning_rate = metrics.get("learning_rate", self.learning_rate)
             return "stop" if self.bad_steps >= self.settings.max_bad_steps else "bad"
-        self.bad_steps = 0
+        self.bad_steps = self.not_finite = 0
         limit = self.settings.spike
         usual = median(self._norms) if len(self._norms) >= WINDOW // 2 else math.inf
         if limit is not None and usual > 0 and norm > limit * usual:
@@ -68,11 +73,30 @@ class DivergenceGuard:
                 f"{self.settings.spike:g} times the usual norm), and guards.rollbacks = "
                 f"{self.settings.rollbacks}; lower optimizer.learning_rate."
             )
-        return (
+        begun = (
             f"optimizer: {self.bad_steps} consecutive steps gave no usable gradient "
-            f"(guards.max_bad_steps = {self.settings.max_bad_steps}): the gradient was not finite, "
-            "or no completion could be judged. No such step was taken; the completions are in "
-            "suspects/. Lower optimizer.learning_rate, or use model.dtype = 'float32'."
+            f"(guards.max_bad_steps = {self.settings.max_bad_steps})"
+        )
+        if not self.not_finite:
+            return (
+                f"{begun}: no completion could be judged. Read the errors of the rewards in "
+                "alarms.jsonl and rollouts/."
+            )
+        rate = f" = {self.learning_rate:g}" if math.isfinite(self.learning_rate) else ""
+        return (
+            f"{begun}: in {self.not_finite} of them, log-probabilities or the gradient were NaN or "
+            "infinite, so the policy has probably diverged. No such step was taken; the "
+            f"completions are in suspects/. Lower optimizer.learning_rate{rate}, and resume from "
+            f"a checkpoint before the collapse, or start again{self._advice()}."
+        )
+
+    def _advice(self) -> str:
+        """What the gradient norms before the collapse suggest."""
+        if len(self._norms) < 2:
+            return "; model.dtype = 'float32' leaves more room for large values"
+        return (
+            f"; the norms of the last gradients were {min(self._norms):.3g} to "
+            f"{max(self._norms):.3g} (optimizer.max_grad_norm limits them)"
         )
 
     def state(self) -> dict[str, Any]:
@@ -80,6 +104,7 @@ class DivergenceGuard:
         return {
             "bad_steps": self.bad_steps,
             "rollbacks": self.rollbacks,
+            "not_finite": self.not_finite,
             "norms": list(self._norms),
             "first": [
                 {
@@ -94,6 +119,7 @@ class DivergenceGuard:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore a saved state."""
         self.bad_steps, self.rollbacks = int(state["bad_steps"]), int(state["rollbacks"])
+        self.not_finite = int(state.get("not_finite", 0))
         self._norms = deque(state["norms"], maxlen=WINDOW)
         self._first = [_verdicts(**each) for each in state["first"]]
 

@@ -258,6 +258,7 @@ def step_metrics(result: StepResult, *, algorithm: Clipping) -> Metrics:
         "tokens": float(written.sum()),
         **tool_metrics([c for group in scored.groups for c in group.completions]),
         **({"tokens_per_second": float(written.sum()) / seconds} if seconds > 0 else {}),
+        **_broken([c for group in scored.groups for c in group.completions]),
     }
     if result.advantages.ndim == 2:
         metrics["effective_samples"] = effective_samples(result.advantages, scores.valid)
@@ -269,6 +270,12 @@ def step_metrics(result: StepResult, *, algorithm: Clipping) -> Metrics:
             metrics |= {f"{name}.{key}": value for key, value in _of_updates(several).items()}
     skipped = sum(not math.isfinite(update.grad_norm) for update in every)
     return {**metrics, **duplicates_and_correlation(scored), "skipped_updates": float(skipped)}
+
+
+def _broken(completions: Sequence[Completion]) -> Metrics:
+    """The share of completions whose probabilities were not finite, if there are any."""
+    count = sum(c.finish == "error" and c.failure is None for c in completions)
+    return {"broken_share": count / len(completions)} if count else {}
 
 
 def tool_metrics(completions: Sequence[Completion]) -> Metrics:

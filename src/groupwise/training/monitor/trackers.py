@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
-from collections.abc import Mapping, Sequence
+import uuid
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from groupwise.errors import UsageError, suggest
+from groupwise.rundir.files import replace_text
+
+IDS = "trackers.json"
+"""File of the run directory with the ids of its runs at trackers."""
 
 
 @runtime_checkable
@@ -43,13 +49,34 @@ class TensorBoard:
         self.writer.close()
 
 
+def kept_id(folder: Path, tracker: str, make: Callable[[], str]) -> str:
+    """The id of a tracker's run, made on the first call and kept in the run directory, so that a
+    resumed run continues the tracker's run too."""
+    path = folder / IDS
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        known = dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        known = {}
+    if tracker not in known:
+        known[tracker] = make()
+        replace_text(path, json.dumps(known) + "\n")
+    return str(known[tracker])
+
+
 class WeightsAndBiases:
-    """A run of Weights & Biases, named after the run directory; WANDB_… variables apply."""
+    """A run of Weights & Biases, named after the run directory; WANDB_… variables apply. A resumed
+    run continues it."""
 
     def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
         wandb = importlib.import_module("wandb")
         self.run = wandb.init(
-            project="groupwise", name=folder.name, dir=str(folder), config=dict(settings)
+            project="groupwise",
+            name=folder.name,
+            dir=str(folder),
+            config=dict(settings),
+            id=kept_id(folder, "wandb", lambda: uuid.uuid4().hex[:8]),
+            resume="allow",
         )
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -62,7 +89,8 @@ class WeightsAndBiases:
 
 
 class MLflow:
-    """A run of MLflow, named after the run directory; MLFLOW_… variables apply.
+    """A run of MLflow, named after the run directory; MLFLOW_… variables apply. A resumed run
+    continues it.
 
     Without MLFLOW_TRACKING_URI it goes where MLflow's own default is.
     """
@@ -73,9 +101,15 @@ class MLflow:
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "groupwise")
         found = self.client.get_experiment_by_name(name)
         experiment = self.client.create_experiment(name) if found is None else found.experiment_id
-        self.run = self.client.create_run(experiment, run_name=folder.name).info.run_id
-        for key, value in settings.items():
-            self.client.log_param(self.run, key, str(value)[:LONGEST_PARAMETER])
+
+        def create() -> str:
+            run = self.client.create_run(experiment, run_name=folder.name).info.run_id
+            for key, value in settings.items():
+                self.client.log_param(run, key, str(value)[:LONGEST_PARAMETER])
+            return run
+
+        self.run = kept_id(folder, "mlflow", create)
+        self.client.update_run(self.run, status="RUNNING")
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Add the metrics under the step."""

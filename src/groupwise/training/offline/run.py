@@ -150,6 +150,7 @@ def run_on_data(
             learner=learner,
             watchdog=watchdog,
         )
+        trainer.checkpoints.check_room([trainer.learner], log=showing.log)
         if found.saved is not None:
             trainer.restore(found.saved)
             showing.log(f"resumed at step {found.step}")

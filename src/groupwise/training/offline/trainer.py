@@ -167,6 +167,9 @@ class OfflineTrainer:
         for row in rows:
             self.run_log.evaluation(self.done, {k: v for k, v in row.items() if k != "score"})
             self._log(f"{row['split']}: {_shown(row['figures'])}")
+            values = {f"{row['split']}/{k}": cell["value"] for k, cell in row["figures"].items()}
+            for tracker in self.trackers:
+                tracker.log(self.done, {k: v for k, v in values.items() if v is not None})
         score = float(rows[0]["score"]) if rows else float("nan")
         better = score > self.evaluation.best
         self.since_best = 0 if better else self.since_best + 1
