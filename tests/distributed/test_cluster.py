@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from groupwise.config import load
 from groupwise.errors import UsageError
 from groupwise.rundir.files import read_lines
-from small_runs import settings
+from small_runs import settings, tiny
 
 pytest.importorskip("ray")
 
@@ -117,8 +117,18 @@ def test_a_killed_driver_is_resumed_elsewhere(alone: Path, tmp_path: Path) -> No
 
 @pytest.mark.cluster
 def test_what_a_cluster_lacks_is_said(tmp_path: Path) -> None:
-    from groupwise.distributed.cluster import Cluster
+    from groupwise.distributed.connection import Cluster
 
     config = load("word-problems-ray", settings(tmp_path / "run", "cluster.rank_gpus=4"))
     with pytest.raises(UsageError, match="too little .*GPU: 0 of 4"):
         Cluster(config)
+
+
+def test_what_a_cluster_cannot_do_is_refused_before_it_starts(tmp_path: Path) -> None:
+    from groupwise.training.run import train_config
+
+    given = settings(tmp_path / "run")
+    with pytest.raises(UsageError, match="cannot sample in the replicas"):
+        load("word-problems-ray", [*given, "engine.name='vllm'"])
+    with pytest.raises(UsageError, match="a model at hand cannot be sent to a cluster"):
+        train_config(load("word-problems-ray", given), policy=tiny())

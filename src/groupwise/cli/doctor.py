@@ -44,6 +44,9 @@ ROOM, ROOM_ON_CPU = 0.9, 0.6
 """Share of the free memory that a run may plan for: kernels and allocators need some of their own,
 and the heap of a CPU leaves gaps (benchmarks/memory.py)."""
 
+CLOCKS_APART = 2.0
+"""Seconds that clocks may differ."""
+
 TRIED = 200
 """Prompts that are looked at; the first ones."""
 
@@ -99,6 +102,7 @@ def examine(config: Config | None = None, *, memory_gb: float | None = None) -> 
             "data": preflight.data,
             "tokenizer": preflight.tokenizer,
             "reward": preflight.reward,
+            **({} if config.cluster is None else {"cluster": preflight.cluster}),
             "a step at learning rate 0": preflight.step,
         }
     checks: list[CheckResult] = []
@@ -281,6 +285,28 @@ class Preflight:
         return (
             f"reference answers (as {tried.writing!r}) score {min(gold):g} to {max(gold):g}, "
             f"garbage at most {max(rest):g}"
+        )
+
+    def cluster(self) -> str:
+        """Processes where those of the run will be."""
+        from groupwise.distributed.probe import probe
+
+        found = probe(self.config)
+        if found.blind:
+            raise CheckFailed(
+                f"{', '.join(found.blind)} cannot see the folder of {self.config.output}",
+                "choose an output on a file system that all machines share",
+            )
+        name, offset = max(found.offsets.items(), key=lambda each: abs(each[1]))
+        if abs(offset) > CLOCKS_APART:
+            raise CheckFailed(
+                f"the clock of {name} is off by {offset:+.1f} s", "set the clocks by NTP"
+            )
+        return (
+            f"{len(found.offsets)} processes on "
+            f"{_counted(len(found.nodes), 'node')} with equal packages; clocks within "
+            f"{abs(offset):.3f} s; at least {min(found.bandwidths.values()) / 1e6:,.0f} MB/s from "
+            "the driver"
         )
 
     def step(self) -> str:

@@ -147,6 +147,11 @@ def check_engine(config: Config) -> None:
             "still waits for a server that does not answer (engine.patience_minutes = "
             f"{engine.patience_minutes:g}); raise the one or lower the other."
         )
+    if config.cluster is not None:
+        raise UsageError(
+            "engine.name = 'vllm': cannot sample in the replicas of [cluster] yet; set "
+            "engine.name = 'group', or leave the section out."
+        )
     if engine.server is not None and engine.python is not None:
         raise UsageError(
             f"engine.server = {engine.server!r}: cannot be combined with engine.python; either a "

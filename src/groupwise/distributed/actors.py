@@ -12,6 +12,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from torch import Tensor
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
@@ -32,10 +33,12 @@ class LearnerRank:
 
     Args:
         settings: the configuration as JSON.
+        folder: where the driver runs, for relative paths.
         rank, size: of the group.
     """
 
-    def __init__(self, settings: str, rank: int, size: int) -> None:
+    def __init__(self, settings: str, folder: str, rank: int, size: int) -> None:
+        go_to(folder)
         self.config, self.rank, self.size = received(settings), rank, size
         self.store: Any = None
         self.member: Member | None = None
@@ -44,13 +47,20 @@ class LearnerRank:
         """As the function of that name."""
         return surroundings()
 
+    def alive(self) -> None:
+        """Answer while another method runs."""
+
     def sees(self, path: str) -> bool:
         """Whether this process has the same file."""
         return Path(path).exists()
 
-    def address(self) -> tuple[str, int]:
-        """Of the store that rank 0 keeps for all ranks."""
-        host = socket.gethostbyname(socket.gethostname())
+    def address(self, driver: str) -> tuple[str, int]:
+        """Of the store that rank 0 keeps for all ranks.
+
+        Args:
+            driver: address of the machine where the driver runs.
+        """
+        host = own_address(driver)
         self.store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
         return host, self.store.port
 
@@ -61,6 +71,8 @@ class LearnerRank:
             weights: what the run begins with, on rank 0.
         """
         limit_s = self.config.distributed.timeout_s
+        if name := interface(own_address(address[0])):
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
         if self.store is None:
             self.store = TCPStore(*address, is_master=False, timeout=timedelta(seconds=limit_s))
         policy = load_configured(self.config)
@@ -77,17 +89,12 @@ class LearnerRank:
         result = getattr(self.member, name)(**given)
         return result if self.rank == 0 else None
 
-    def version(self) -> int:
-        """Optimizer steps taken."""
-        assert self.member is not None
-        return self.member.learner.version
-
-    def ship(self) -> Shipment | None:
-        """The present weights with the means to check them, on rank 0."""
+    def ship(self) -> tuple[int, Shipment | None]:
+        """The version, and on rank 0 the present weights with the means to check them."""
         assert self.member is not None
         weights = self.member.publish()
         self.member.check_equal(weights)
-        return shipment(weights) if self.rank == 0 else None
+        return weights.version, shipment(weights) if self.rank == 0 else None
 
 
 class Replica:
@@ -95,9 +102,11 @@ class Replica:
 
     Args:
         settings: the configuration as JSON.
+        folder: where the driver runs, for relative paths.
     """
 
-    def __init__(self, settings: str) -> None:
+    def __init__(self, settings: str, folder: str) -> None:
+        go_to(folder)
         self.config: Config = received(settings)
         self.policy = load_configured(self.config)
         select_device(self.config, self.policy)
@@ -107,9 +116,8 @@ class Replica:
         """As the function of that name."""
         return surroundings()
 
-    def process(self) -> int:
-        """Number of this process."""
-        return os.getpid()
+    def alive(self) -> None:
+        """Answer while another method runs."""
 
     def exact_continuation(self) -> bool:
         """As `Engine.exact_continuation`."""
@@ -135,3 +143,25 @@ def set_weights(model: Any, weights: Mapping[str, Tensor]) -> None:
     own = dict(model.named_parameters())
     for name, tensor in weights.items():
         own[name].copy_(tensor)
+
+
+def go_to(folder: str) -> None:
+    """Work in the folder of the driver, where this machine has it."""
+    if Path(folder).is_dir():
+        os.chdir(folder)
+
+
+def own_address(other: str) -> str:
+    """The address under which another machine reaches this one. The name of a machine may stand
+    for 127.0.1.1 there."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((other, 1))  # Chooses a route; nothing is sent.
+        return probe.getsockname()[0]
+
+
+def interface(address: str) -> str | None:
+    """The network interface that has an address."""
+    for name, found in psutil.net_if_addrs().items():
+        if any(each.address == address for each in found):
+            return name
+    return None

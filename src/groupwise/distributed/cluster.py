@@ -10,7 +10,7 @@ checkpoint.
 
 from __future__ import annotations
 
-import os
+import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -22,11 +22,11 @@ from torch import Tensor
 from groupwise.algorithms import BoundAlgorithm
 from groupwise.config import Config
 from groupwise.config.connect import Connected
-from groupwise.distributed import surroundings
 from groupwise.distributed.actors import LearnerRank, Replica
+from groupwise.distributed.connection import LIFE, Cluster
 from groupwise.distributed.lost import RankLost
 from groupwise.distributed.objectives import named
-from groupwise.errors import GroupwiseError, RunError, UsageError, first_line
+from groupwise.errors import RunError, UsageError, first_line
 from groupwise.models import Policy
 from groupwise.types import (
     Batch,
@@ -40,8 +40,10 @@ from groupwise.types import (
     WeightsRef,
 )
 
-STORE_MB = 256
-"""Shared memory of a cluster that is started here."""
+LOOK_S = 2.0
+"""Seconds between two looks at whether processes are alive that are waited for."""
+ANSWER_S = 5.0
+"""Seconds in which a process that is alive answers."""
 PAUSE_S = 0.01
 REPLACEMENTS = 10
 """Replicas that may be lost one after the other before a rollout is given up."""
@@ -55,95 +57,15 @@ def connect_cluster(config: Config, algorithm: BoundAlgorithm, *, policy: Policy
             run directory that is not shared.
     """
     cluster = Cluster(config)
-    weights = {name: p.detach().cpu() for name, p in policy.model.named_parameters()}
-    learner = ClusterLearner(cluster, weights)
-    engine = ClusterEngine(cluster, learner)
+    try:
+        weights = {name: p.detach().cpu() for name, p in policy.model.named_parameters()}
+        learner = ClusterLearner(cluster, weights)
+        engine = ClusterEngine(cluster, learner)
+    except BaseException:
+        cluster.close()
+        raise
     policy.model.to("meta")
     return Connected(policy=policy, engine=engine, learner=learner)
-
-
-class Cluster:
-    """The connection to Ray.
-
-    Args:
-        config: of the run.
-    """
-
-    def __init__(self, config: Config) -> None:
-        assert config.cluster is not None
-        self.settings, self.config = config.cluster, config
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-        try:
-            import ray
-        except ImportError as error:
-            raise UsageError("[cluster]: needs Ray; pip install 'groupwise[ray]'.") from error
-        self.ray: Any = ray
-        needs = self._needs()
-        given: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
-        if self.settings.address is None:
-            given |= {
-                "num_cpus": needs["CPU"],
-                "include_dashboard": False,
-                "object_store_memory": STORE_MB << 20,
-            }
-        else:
-            given |= {"address": self.settings.address}
-        try:
-            ray.init(**given)
-        except (ConnectionError, RuntimeError, ValueError) as error:
-            raise UsageError(
-                f"cluster.address = {self.settings.address!r}: no Ray cluster answers there "
-                f"({first_line(error)}); start one by `ray start --head`, or leave the address out."
-            ) from error
-        there = ray.cluster_resources()
-        lacking = [
-            f"{name}: {there.get(name, 0):g} of {wanted:g}"
-            for name, wanted in needs.items()
-            if there.get(name, 0) < wanted
-        ]
-        if lacking:
-            ray.shutdown()
-            raise UsageError(
-                f"[cluster]: the cluster has too little ({'; '.join(lacking)}); lower "
-                "cluster.ranks or cluster.replicas, or add nodes."
-            )
-
-    def _needs(self) -> dict[str, float]:
-        """CPUs and GPUs of all processes."""
-        of = self.settings
-        needs = {
-            "CPU": of.ranks * of.rank_cpus + of.replicas * of.replica_cpus,
-            "GPU": of.ranks * of.rank_gpus + of.replicas * of.replica_gpus,
-        }
-        return {name: amount for name, amount in needs.items() if amount}
-
-    def actor(self, kind: type, *given: Any, cpus: int, gpus: float) -> Any:
-        """A process of its own that holds an object; it ends with the driver."""
-        made = self.ray.remote(kind).options(
-            num_cpus=cpus, num_gpus=gpus, max_restarts=0, max_task_retries=0
-        )
-        return made.remote(self.config.to_json(), *given)
-
-    def get(self, refs: Any) -> Any:
-        """Results, or the error of the library itself where one was raised."""
-        try:
-            return self.ray.get(refs)
-        except self.ray.exceptions.RayTaskError as error:
-            cause = error.cause
-            if isinstance(cause, GroupwiseError):
-                raise cause from error
-            raise RunError(f"{type(cause).__name__}: {str(cause)[:300]}") from error
-
-    def compare(self, actors: Mapping[str, Any]) -> None:
-        """Refuse processes with other packages than the driver's."""
-        found = self.get([actor.surroundings.remote() for actor in actors.values()])
-        others = dict(zip(actors, found, strict=True))
-        surroundings.compare(surroundings.surroundings(), others, here="the driver")
-
-    def close(self) -> None:
-        """End all processes that were started here."""
-        self.ray.shutdown()
 
 
 class ClusterLearner:
@@ -155,6 +77,7 @@ class ClusterLearner:
 
     def __init__(self, cluster: Cluster, weights: Mapping[str, Tensor]) -> None:
         self.cluster = cluster
+        self.broken = ""
         of = cluster.settings
         self.ranks = [
             cluster.actor(LearnerRank, rank, of.ranks, cpus=of.rank_cpus, gpus=of.rank_gpus)
@@ -163,55 +86,84 @@ class ClusterLearner:
         self.version = 0
         cluster.compare({f"rank {rank}": actor for rank, actor in enumerate(self.ranks)})
         self._check_shared()
-        address = cluster.get(self.ranks[0].address.remote())
+        driver = cluster.ray.util.get_node_ip_address()
+        address = cluster.get(self.ranks[0].address.remote(driver))
         given = [cluster.ray.put(dict(weights)), *[None] * (of.ranks - 1)]
         self._all("start", [(address, each) for each in given])
         self.shipped: Any = None
         self.publish()
 
     def _check_shared(self) -> None:
+        """Whether rank 0, which writes models, has the folder of the run."""
         folder = Path(self.cluster.config.output).resolve()
-        if folder.exists() and not self.cluster.get(self.ranks[0].sees.remote(str(folder))):
-            raise UsageError(
-                f"output = {str(folder)!r}: rank 0 of the learner does not see this folder; take "
-                "one that all machines share."
-            )
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".shared-") as mark:
+            if not self.cluster.get(self.ranks[0].sees.remote(mark.name)):
+                raise UsageError(
+                    f"output = {str(folder)!r}: rank 0 of the learner does not see this folder; "
+                    "take one that all machines share."
+                )
 
     def _all(self, method: str, given: list[tuple[Any, ...]]) -> Any:
         """Call a method of all ranks; the result of rank 0."""
-        ray = self.cluster.ray
-        refs = [
+        calls = [
             getattr(actor, method).remote(*each)
             for actor, each in zip(self.ranks, given, strict=True)
         ]
-        waiting = list(refs)
+        return self._awaited(given[0][0] if method == "call" else method, calls)
+
+    def _awaited(self, method: str, calls: list[Any]) -> Any:
+        """The result of rank 0, once all ranks are done. After an error the ranks are out of step,
+        so they are ended, and every later call fails.
+
+        Raises:
+            RankLost: a rank died, or shows no sign of life.
+        """
+        if self.broken:
+            raise RunError(self.broken)
+        ray, waiting, asked = self.cluster.ray, dict(enumerate(calls)), {}
         try:
             while waiting:
-                done, waiting = ray.wait(waiting, num_returns=1)
-                self.cluster.get(done[0])
-            return self.cluster.get(refs[0])
-        except ray.exceptions.RayActorError as error:
-            raise self._lost(refs, method) from error
-        except RunError as error:
-            raise self._lost(refs, method, said=str(error)) from error
+                done, _ = ray.wait(list(waiting.values()), num_returns=1, timeout=LOOK_S)
+                for rank in [rank for rank, call in waiting.items() if call in done]:
+                    self.cluster.get(waiting.pop(rank))
+                if not done:
+                    self._check_alive({rank: self.ranks[rank] for rank in waiting}, asked)
+            return self.cluster.get(calls[0])
+        except BaseException as error:
+            # A rank whose peer has died may say so before Ray does.
+            lost = error.ranks if isinstance(error, _Silent) else self._silent_now()
+            self._end(method, lost, error)
+            if not lost or not isinstance(error, Exception):
+                raise
+            raise RankLost(self.broken) from error
 
-    def _lost(self, refs: list[Any], method: str, said: str = "") -> RunError:
-        """The error that names the ranks that have died, and the end of the others: they may wait
-        for the dead one. An error of a rank that is alive is left as it is."""
-        ray, dead = self.cluster.ray, []
-        for rank, actor in enumerate(self.ranks):
+    def _check_alive(self, actors: Mapping[int, Any], asked: dict[int, Any]) -> None:
+        if lost := self.cluster.silent(actors, asked):
+            raise _Silent(lost)
+
+    def _silent_now(self) -> list[int]:
+        """Ranks that are dead, or do not answer within some seconds."""
+        ray = self.cluster.ray
+        calls = {
+            actor.alive.options(concurrency_group=LIFE).remote(): rank
+            for rank, actor in enumerate(self.ranks)
+        }
+        done, late = ray.wait(list(calls), num_returns=len(calls), timeout=ANSWER_S)
+        lost = [calls[call] for call in late]
+        for call in done:
             try:
-                ray.get(actor.surroundings.remote(), timeout=2)
+                ray.get(call)
             except ray.exceptions.RayActorError:
-                dead.append(rank)
-            except ray.exceptions.GetTimeoutError:
-                pass
-        if not dead:
-            return RunError(said)
+                lost.append(calls[call])
+        return sorted(lost)
+
+    def _end(self, method: str, lost: list[int], error: BaseException) -> None:
+        names = ", ".join(map(str, lost))
+        said = f"lost rank {names}" if lost else f"ended ({first_line(error)})"
+        self.broken = f"the learner {said} in {method!r}; continue with --resume."
         for actor in self.ranks:
-            ray.kill(actor)
-        names = ", ".join(map(str, dead))
-        return RankLost(f"the learner lost rank {names} in {method!r}; continue with --resume.")
+            self.cluster.ray.kill(actor)
 
     def ask(self, name: str, given: Mapping[str, Any] | None = None, /, **local: Any) -> Any:
         """Call a method of `Member` on all ranks; `local` arguments go to rank 0 alone."""
@@ -228,6 +180,7 @@ class ClusterLearner:
 
     def update(self, batch: Batch, objective: Objective) -> Update:
         """As `Learner.update`."""
+        self.version += 1  # Before the step: one that is interrupted counts as begun.
         update = self.ask("update", {"batch": batch, "objective": named(objective)})
         self.version = update.version
         return update
@@ -242,10 +195,9 @@ class ClusterLearner:
 
     def publish(self) -> WeightsRef:
         """As `Learner.publish`: the weights stay in the object store of the cluster."""
-        ranks = self.ranks
-        self.shipped = ranks[0].ship.remote()
-        others = [actor.ship.remote() for actor in ranks[1:]]
-        self.cluster.ray.wait([self.shipped, *others], num_returns=len(ranks))
+        calls = [actor.ship.options(num_returns=2).remote() for actor in self.ranks]
+        self.version = self._awaited("ship", [version for version, _ in calls])
+        self.shipped = calls[0][1]
         return Stored(self.version, self.shipped)
 
     def trained(self) -> Mapping[str, Tensor]:
@@ -386,3 +338,11 @@ class ClusterEngine:
     def close(self) -> None:
         """End ranks, replicas, and a cluster that was started here."""
         self.cluster.close()
+
+
+class _Silent(Exception):
+    """Ranks that died, or show no sign of life."""
+
+    def __init__(self, ranks: list[int]) -> None:
+        super().__init__(f"no sign of life from rank {', '.join(map(str, ranks))}")
+        self.ranks = ranks

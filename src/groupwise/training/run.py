@@ -175,6 +175,11 @@ def train_config(
     """
     if follows():
         return _followed(policy)
+    if config.cluster is not None and policy is not None:
+        raise UsageError(
+            "model: a model at hand cannot be sent to a cluster; save it in a folder that all "
+            "machines share, and give the folder."
+        )
     showing = progress or show_progress({config.algorithm.name: config.steps})
     given: dict[str, Any] = {
         "policy": policy,
@@ -205,8 +210,9 @@ def _continued(config: Config, *, resume: bool, given: Mapping[str, Any]) -> Pre
     """Train to the end; on a cluster, continue from the last checkpoint after a rank was lost."""
     left = 0 if config.cluster is None else config.cluster.restarts
     while True:
-        prepared = prepare(config, resume=resume, connector=_connector(config), **given)
+        prepared = None
         try:
+            prepared = prepare(config, resume=resume, connector=_connector(config), **given)
             prepared.trainer.run()
             prepared.trainer.finish()
             return prepared
@@ -216,7 +222,8 @@ def _continued(config: Config, *, resume: bool, given: Mapping[str, Any]) -> Pre
             left, resume = left - 1, True
             given["progress"].log(f"{error} Continuing from the last checkpoint.")
         finally:
-            prepared.close()
+            if prepared is not None:
+                prepared.close()
 
 
 def _connector(config: Config) -> Connector:

@@ -1,0 +1,125 @@
+"""What a run on a cluster depends on: packages, clocks, shared folders, bandwidth."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from groupwise.config import Config
+from groupwise.distributed.actors import go_to
+from groupwise.distributed.connection import Cluster
+from groupwise.distributed.surroundings import received, surroundings
+
+SENT = 1 << 24
+"""float32 numbers that are sent to measure the bandwidth: 64 MiB."""
+QUESTIONS = 5
+"""A clock is asked so often; the quickest answer counts."""
+
+
+class Probe:
+    """Stands where a rank or a replica will be.
+
+    Args:
+        settings: the configuration as JSON.
+        folder: where the driver runs, for relative paths.
+    """
+
+    def __init__(self, settings: str, folder: str) -> None:
+        go_to(folder)
+        received(settings)
+
+    def alive(self) -> None:
+        """Answer while another method runs."""
+
+    def surroundings(self) -> dict[str, str]:
+        """As the function of that name."""
+        return surroundings()
+
+    def clock(self) -> float:
+        """Seconds since 1970, as this machine has it."""
+        return time.time()
+
+    def sees(self, path: str) -> bool:
+        """Whether this process has the same file."""
+        return Path(path).exists()
+
+    def take(self, sent: Tensor) -> float:
+        """Read every number of a tensor."""
+        return float(sent.sum())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Findings:
+    """What was found on a cluster.
+
+    Attributes:
+        nodes: addresses of the nodes that are alive.
+        blind: processes that do not see the run directory.
+        offsets: by process, how many seconds its clock is ahead of the driver's.
+        bandwidths: by process, bytes per second of a transfer from the driver.
+    """
+
+    nodes: tuple[str, ...]
+    blind: tuple[str, ...]
+    offsets: dict[str, float]
+    bandwidths: dict[str, float]
+
+
+def probe(config: Config) -> Findings:
+    """Look at a cluster by processes that take what those of a run would.
+
+    Raises:
+        UsageError: there is no cluster at the address, it lacks resources, or a process has other
+            packages.
+        RunError: a process does not start.
+    """
+    cluster = Cluster(config)
+    try:
+        of, ray = cluster.settings, cluster.ray
+        names = [f"rank {i}" for i in range(of.ranks)]
+        names += [f"replica {i}" for i in range(of.replicas)]
+        actors = {
+            name: cluster.actor(
+                Probe,
+                cpus=of.rank_cpus if name.startswith("rank") else of.replica_cpus,
+                gpus=of.rank_gpus if name.startswith("rank") else of.replica_gpus,
+            )
+            for name in names
+        }
+        cluster.compare(actors)
+        folder = Path(config.output).resolve()
+        parent = next(path for path in (folder, *folder.parents) if path.is_dir())
+        with tempfile.NamedTemporaryFile(dir=parent, prefix=".shared-") as mark:
+            seen = {name: cluster.get(a.sees.remote(mark.name)) for name, a in actors.items()}
+        sent = ray.put(torch.ones(SENT))
+        return Findings(
+            nodes=tuple(node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]),
+            blind=tuple(name for name in names if not seen[name]),
+            offsets={name: _offset(cluster, actor) for name, actor in actors.items()},
+            bandwidths={name: _bandwidth(cluster, actor, sent) for name, actor in actors.items()},
+        )
+    finally:
+        cluster.close()
+
+
+def _offset(cluster: Cluster, actor: Any) -> float:
+    """Seconds that a clock is ahead, from the question that was answered most quickly."""
+    found = []
+    for _ in range(QUESTIONS):
+        asked = time.time()
+        theirs = cluster.get(actor.clock.remote())
+        answered = time.time()
+        found.append((answered - asked, theirs - (asked + answered) / 2))
+    return min(found)[1]
+
+
+def _bandwidth(cluster: Cluster, actor: Any, sent: Any) -> float:
+    start = time.perf_counter()
+    cluster.get(actor.take.remote(sent))
+    return 4 * SENT / (time.perf_counter() - start)

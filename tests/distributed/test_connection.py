@@ -1,0 +1,73 @@
+"""A cluster that cannot run what is asked for says so, and what it has is found before a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from groupwise.config import Config, load
+from groupwise.distributed import connection
+from groupwise.distributed.connection import Cluster
+from groupwise.distributed.probe import probe
+from groupwise.errors import RunError, UsageError
+from small_runs import settings
+
+pytestmark = pytest.mark.cluster
+ray = pytest.importorskip("ray")
+
+
+@pytest.fixture
+def three_nodes() -> Iterator[str]:
+    """The address of a cluster of three nodes with a CPU each."""
+    from ray.cluster_utils import Cluster as Nodes
+
+    nodes = Nodes(initialize_head=True, head_node_args={"num_cpus": 1})
+    for _ in range(2):
+        nodes.add_node(num_cpus=1)
+    try:
+        yield nodes.address
+    finally:
+        ray.shutdown()
+        nodes.shutdown()
+
+
+def config_of(folder: Path, *more: str) -> Config:
+    return load("word-problems-ray", settings(folder, "cluster.replicas=1", *more))
+
+
+def test_nodes_that_are_too_small_are_listed(
+    tmp_path: Path, three_nodes: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "ROOM_S", 3.0)
+    config = config_of(tmp_path, f"cluster.address={three_nodes}", "cluster.rank_cpus=2")
+    with pytest.raises(UsageError, match="found no room for 2 processes of 2 CPU.* has 1 CPU"):
+        Cluster(config)
+
+
+def test_a_process_that_does_not_start_says_why(tmp_path: Path) -> None:
+    class Broken:
+        def __init__(self, *given: Any) -> None:
+            raise ValueError("the disk is missing")
+
+        def surroundings(self) -> dict[str, str]:
+            return {}
+
+    cluster = Cluster(config_of(tmp_path))
+    try:
+        actor = cluster.actor(Broken, cpus=1, gpus=0)
+        with pytest.raises(RunError, match="^rank 0: did not start: .*the disk is missing"):
+            cluster.compare({"rank 0": actor})
+    finally:
+        cluster.close()
+
+
+def test_a_probe_stands_where_each_process_will_be(tmp_path: Path) -> None:
+    found = probe(config_of(tmp_path / "run"))
+    assert found.offsets.keys() == found.bandwidths.keys() == {"rank 0", "replica 0"}
+    assert found.blind == ()
+    assert len(found.nodes) == 1
+    assert max(map(abs, found.offsets.values())) < 1.0
+    assert min(found.bandwidths.values()) > 0
