@@ -75,6 +75,26 @@ def test_each_failure_is_found_where_it_is(
     assert checks[name].advice
 
 
+def test_replies_as_turns_need_a_template_that_leaves_earlier_turns_alone(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tools = ("environment.name=calculator", "environment.layout=turns")
+    check = looked(model, tmp_path / "run", *tools)["environment"]
+    assert check.passed and "'</calculate>', between '<|end|><|tool|>' and '<|end|>" in check.found
+
+    def forgetful(config: Any) -> Any:
+        policy = tiny()
+        policy.tokenizer.chat_template = (
+            "{% for m in messages %}{% if m['role'] != 'assistant' or loop.last %}"
+            "{{ m['content'] }}{% else %}(short){% endif %}{% endfor %}"
+        )
+        return policy
+
+    monkeypatch.setattr("groupwise.cli.doctor.load_configured", forgetful)
+    check = looked(model, tmp_path / "run", *tools)["environment"]
+    assert check.passed is False and "leaves out a call" in check.found
+
+
 def test_too_little_memory_and_disk(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

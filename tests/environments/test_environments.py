@@ -10,11 +10,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from groupwise.environments import ENVIRONMENTS, Environment, Reply, TagEnvironment, Tags
+from groupwise.environments import (
+    ENVIRONMENTS,
+    Environment,
+    Reply,
+    TagEnvironment,
+    Tags,
+    by_column,
+    check_column,
+)
 from groupwise.environments.calculator import compute, written
 from groupwise.errors import UsageError
-from groupwise.registry import spec
+from groupwise.registry import FunctionSpec, spec
 from groupwise.types import Prompt, Status, Stream
+from small_runs import prepared
 
 TAGS = Tags(call=("<search>", "</search>"), result=("<result>", "</result>"))
 PROMPT = Prompt(id="q", text="Use <search>this</search>.")
@@ -79,7 +88,7 @@ def test_registered_environments_keep_the_protocol(tmp_path: Path) -> None:
     pytest.importorskip("bm25s", reason="needs bm25s: pip install 'groupwise[search]'")
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text(json.dumps({"title": "Paris", "text": "The capital of France."}) + "\n")
-    settings = {"search": {"corpus": str(corpus)}}
+    settings = {"search": {"corpus": str(corpus)}, "by_column": {"environments": TWO}}
     for name in ENVIRONMENTS.names():
         made = ENVIRONMENTS.bind(spec(name, **settings.get(name, {})))({})
         assert isinstance(made, Environment), name
@@ -154,3 +163,46 @@ def test_division_by_zero_is_said() -> None:
 @given(st.fractions(max_denominator=64))
 def test_written_numbers_read_back_exactly(value: Fraction) -> None:
     assert compute(written(value).replace("/", " / ")) == value
+
+
+TWO = {"sums": {"name": "calculator"}, "nothing": {"name": "no_search", "tags": "research"}}
+
+
+def test_a_column_chooses_the_environment_of_a_prompt() -> None:
+    tools = ENVIRONMENTS.bind(
+        FunctionSpec(name="by_column", settings={"environments": TWO, "column": "tool"})
+    )({})
+    assert isinstance(tools, Environment)
+    assert tools.stops == ("</calculate>", "</search>")
+    texts = {}
+    for label in TWO:
+        prompt = Prompt(id=label, text="", columns={"tool": label})
+        state = tools.begin(prompt, stream=STREAM)
+        calls = ("<calculate>1 + 2</calculate>", "<search>a</search>")
+        texts[label] = [tools.reply(state, call).text for call in calls]
+    assert texts["sums"][0] == "<result>3</result>"
+    assert texts["sums"][1].startswith("<result>error: no <") and "calculate" in texts["sums"][1]
+    assert "error" in texts["nothing"][0] and "error" not in texts["nothing"][1]
+
+
+def test_prompts_and_environments_that_do_not_fit_are_refused() -> None:
+    for environments, said in (
+        ({}, "at least one"),
+        ({"a": {"name": "calculater"}}, r"environments.a.name = 'calculater'.*calculator"),
+        ({"a": {"name": "calculator", "opning": "x"}}, "environments.a.opning"),
+        ({"a": "calculator"}, "environments.a.name = None"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            by_column(environments=environments)
+    for columns in ({}, {"environment": "sum"}):
+        with pytest.raises(UsageError, match="prompt q: environment = .*names no environment"):
+            check_column([Prompt(id="q", text="", columns=columns)], environments=TWO)
+
+
+def test_a_run_whose_prompts_name_no_environment_does_not_start(tmp_path: Path) -> None:
+    settings = (
+        "environment.name=by_column",
+        'environment.environments={sums = {name = "calculator"}}',
+    )
+    with pytest.raises(UsageError, match="environment = None: names no environment"):
+        prepared(tmp_path, *settings)

@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import groupwise.testing.engines as contract
+from groupwise.algorithms import bind
 from groupwise.environments import Environment, Reply
 from groupwise.errors import UsageError
 from groupwise.models import Policy
@@ -28,9 +29,19 @@ from groupwise.rollouts.tools import ReplyJournal, ToolEngine
 from groupwise.rollouts.tools.calls import ToolCalls
 from groupwise.rollouts.tools.injection import Injector
 from groupwise.rollouts.tools.turns import turn_frame
-from groupwise.settings import EnvironmentSettings
+from groupwise.settings import EnvironmentSettings, OptimizerSettings
 from groupwise.training.stages.base_model import small_policy
-from groupwise.types import Group, Prompt, Request, Sampling, Status, Stream
+from groupwise.types import (
+    Group,
+    Prompt,
+    Request,
+    Sampling,
+    ScoredGroups,
+    Scores,
+    Status,
+    Stream,
+)
+from groupwise.updates import TorchLearner, sequences
 
 SAMPLING = Sampling(max_tokens=16)
 BUDGETS = {"name": "test", "max_result_tokens": 24, "max_injected_tokens": 80}
@@ -168,6 +179,36 @@ def test_probabilities_of_whole_trajectories_are_the_models() -> None:
             assert all(abs(a - b) < 1e-4 for a, b, own in pairs if own)
             several += c.values["calls"] > 1
     assert several > 2
+
+
+def test_injected_tokens_have_no_gradient_and_what_follows_them_has_one() -> None:
+    """Whatever advantages and weights say of them."""
+    groups = tuple(tools(Talker()).generate(asked(3), SAMPLING))
+    shape = (len(groups), 3)
+    scores = Scores(
+        total=torch.zeros(shape),
+        correct=torch.zeros(shape),
+        parts={},
+        status=((Status.OK,) * 3,) * len(groups),
+        valid=torch.ones(shape, dtype=torch.bool),
+    )
+    keep = torch.ones(shape, dtype=torch.bool)
+    batch = sequences(ScoredGroups(groups=groups, scores=scores, keep=keep, drawn=len(groups)))
+    written = torch.arange(batch.tokens.shape[1]) < batch.length[:, None]
+    injected = written & ~batch.mask
+    behind = batch.mask & (injected.cumsum(1) > 0)
+    learner = TorchLearner(POLICY, optimizer=OptimizerSettings(learning_rate=0.0))
+    objective = bind("grpo", {"divergence": {"name": "none"}}).objective
+
+    def norm(where: torch.Tensor) -> float:
+        some = replace(batch, advantage=where.float(), weight=where.float())
+        return learner.update(some, objective).grad_norm
+
+    assert norm(injected) == 0.0
+    assert norm(behind) > 0.0
+    assert norm(written) == norm(batch.mask)
+    unmasked = replace(batch, mask=written, advantage=injected.float(), weight=injected.float())
+    assert learner.update(unmasked, objective).grad_norm > 0.0, "the mask is what keeps them out"
 
 
 def test_replies_in_any_order_and_after_any_time_give_the_same_tokens() -> None:

@@ -20,7 +20,12 @@ import torch
 
 from groupwise import __version__
 from groupwise.config import Config
-from groupwise.config.connect import best_device, load_configured, make_scorer
+from groupwise.config.connect import (
+    best_device,
+    load_configured,
+    make_environment,
+    make_scorer,
+)
 from groupwise.config.data import load_eval, load_train, rendered
 from groupwise.config.memory import MemoryPlan, memory_plan, memory_savings
 from groupwise.errors import GroupwiseError, first_line
@@ -29,6 +34,7 @@ from groupwise.models import Policy
 from groupwise.prompts.contamination import shared_prompts
 from groupwise.prompts.templates import check_round_trip
 from groupwise.rewards import dropped_tags
+from groupwise.rollouts.tools.turns import turn_frame
 from groupwise.testing import check_reward
 from groupwise.training.monitor.progress import NoProgress
 from groupwise.training.prepare import prepare
@@ -101,6 +107,7 @@ def examine(config: Config | None = None, *, memory_gb: float | None = None) -> 
             "model": preflight.model,
             "data": preflight.data,
             "tokenizer": preflight.tokenizer,
+            **({} if config.environment is None else {"environment": preflight.environment}),
             "reward": preflight.reward,
             **({} if config.cluster is None else {"cluster": preflight.cluster}),
             "a step at learning rate 0": preflight.step,
@@ -269,6 +276,19 @@ class Preflight:
                 "add such tags as ordinary tokens (special=False), or use others",
             )
         return f"{len(tokenizer)} tokens; {len(answers)} answers come back as they were"
+
+    def environment(self) -> str:
+        """The environment, and whether its replies can be turns of the chat template."""
+        settings = self.config.environment
+        assert settings is not None
+        stops = ", ".join(map(repr, make_environment(settings).stops))
+        if settings.layout == "inline":
+            return f"{settings.name} replies after {stops}"
+        before, after = turn_frame(self.policy.tokenizer)
+        return (
+            f"{settings.name} replies after {stops}, between {before!r} and {after!r}; the chat "
+            "template leaves earlier turns as they are"
+        )
 
     def reward(self) -> str:
         """The reference answers must earn most, and rubbish less."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from groupwise.config import Config
+from groupwise.environments import by_column, check_column
 from groupwise.errors import UsageError
 from groupwise.models import Policy
 from groupwise.prompts.lazy import LazySequence
@@ -27,6 +28,9 @@ from groupwise.prompts.templates import Rendered, check_round_trip, render_all
 from groupwise.prompts.transforms import transformed, transforms_of
 from groupwise.rewards import dropped_tags
 from groupwise.types import Prompt
+
+CHECKED = 10_000
+"""Prompts whose environment is looked for before a run starts."""
 
 
 def load_train(config: Config) -> Sequence[Prompt]:
@@ -123,8 +127,11 @@ def rendered(config: Config, policy: Policy, prompts: Sequence[Prompt]) -> Rende
     """Prompts as the model sees them.
 
     Raises:
-        UsageError: a prompt is too long, or an answer does not survive the tokenizer.
+        UsageError: a prompt is too long, an answer does not survive the tokenizer, or no
+            environment belongs to a prompt.
     """
+    if config.environment is not None and config.environment.name == by_column.__name__:
+        check_column(prompts[:CHECKED], **config.environment.settings)
     room = policy.context - config.sampling.max_tokens
     if room < 1:
         raise UsageError(

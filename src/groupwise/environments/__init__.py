@@ -15,6 +15,7 @@ from groupwise.environments.base import (
     Tags,
     TagState,
 )
+from groupwise.environments.by_column import by_column, check_column
 from groupwise.environments.functions import FunctionEnvironment
 
 __all__ = [
@@ -26,7 +27,9 @@ __all__ = [
     "TagEnvironment",
     "TagState",
     "Tags",
+    "by_column",
     "calculator",
+    "check_column",
     "python",
     "search",
 ]
