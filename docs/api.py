@@ -37,7 +37,11 @@ MODULES = {
     "groupwise.integrations.trl": "TRL scripts on groupwise, and advantages in TRL.",
 }
 
-ONLY = {"groupwise.rewards": ("REWARDS", "verifier", "in_process", "extract_answer", "math_equal")}
+ONLY = {
+    "groupwise.rewards": (
+        "REWARDS", "verifier", "in_process", "own_worker", "extract_answer", "math_equal",
+    )
+}  # fmt: skip
 """The public part of a module whose other exports serve its neighbours."""
 
 MOST_FIELDS = 24

@@ -13,6 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
@@ -33,7 +34,7 @@ from groupwise.rewards.builtin.contexts import ContextGain, perplexity, rank_con
 from groupwise.rewards.judges.encoders import bert_f1, greedy_f1, load
 from groupwise.rewards.judges.endpoint import _address, _key, judge_endpoint
 from groupwise.rewards.judges.local import judge
-from groupwise.rewards.judges.models import local_judge, rendered, reward_scores
+from groupwise.rewards.judges.models import answer_tokens, local_judge, rendered
 from groupwise.rewards.judges.prompt import (
     MARKS,
     Judgement,
@@ -458,21 +459,54 @@ def test_reward_model_reads_the_last_token(scalar: str) -> None:
         states = loaded.model.base_model(ids).last_hidden_state
         wanted = float(loaded.model.score(states[0, -1])[0])
         skipped = float(loaded.model(ids).logits[0, 0])
-    assert reward_model("b", "a", model=scalar) == pytest.approx(wanted, abs=1e-6)
+    assert reward_model(asked("a", "b"), model=scalar) == pytest.approx([wanted], abs=1e-6)
     # What transformers gives for the same ids: the closing token counts as padding there.
     assert abs(wanted - skipped) > 1e-4
-    with pytest.raises(ModelError, match="tokens"):
-        reward_model("b " * 600, "a", model=scalar)
+    long, short = reward_model(asked("a", "b " * 600, "b"), model=scalar)
+    assert isinstance(long, ModelError) and "tokens" in str(long)
+    assert short == pytest.approx(wanted, abs=1e-6)
     with pytest.raises(UsageError, match="config.json"):
-        reward_model("b", "a", model=scalar + "-no")
+        reward_model(asked("a", "b"), model=scalar + "-no")
+
+
+def asked(question: str, *texts: str) -> Group:
+    completions = tuple(
+        Completion(tokens=[1], mask=[True], logprobs=[0.0], text=text, finish="stop")
+        for text in texts
+    )
+    prompt = Prompt(id="p", messages=({"role": "user", "content": question},), answer="b")
+    return Group(prompt=prompt, prompt_tokens=[1], completions=completions)
+
+
+def test_reward_model_sees_the_answer_alone(scalar: str) -> None:
+    texts = ("<think>c</think>b", "d</think><answer>b</answer>", "<think>b", "")
+    inner, tagged, unclosed, empty = reward_model(asked("a", *texts), model=scalar, part="answer")
+    (plain,) = reward_model(asked("a", "b"), model=scalar)
+    assert inner == tagged == plain != empty and unclosed == empty
+    assert reward_model(asked("a", *texts), model=scalar)[0] != plain
 
 
 def test_reward_model_with_a_pooled_head(regressor: str) -> None:
-    turns = [{"role": "user", "content": "a"}]
     loaded = load(regressor, kind="classifier")
+    ids = torch.tensor([answer_tokens(asked("a").prompt, "b", loaded.tokenizer)])
     with torch.inference_mode():
-        wanted = float(loaded.model(**loaded.tokenizer("a", return_tensors="pt")).logits[0, 0])
-    assert reward_scores([turns, turns], model=regressor) == pytest.approx([wanted, wanted])
+        wanted = float(loaded.model(input_ids=ids).logits[0, 0])
+    assert reward_model(asked("a", "b", "b"), model=regressor) == pytest.approx([wanted] * 2)
+
+
+def test_reward_model_runs_in_a_worker_of_its_own(scalar: str) -> None:
+    here = psutil.Process()
+    spec = RewardSpec(name="reward_model", settings={"model": scalar})
+    started = len(here.children(recursive=True))
+    with build_scorer([spec], timeout_s=60.0) as scorer:
+        (forker,) = here.children()[started:]
+        before = scorer.submit(asked("a", "b")).result()
+        forker.children()[0].kill()
+        died = scorer.submit(asked("a", "b")).result()
+        assert "SIGKILL" in (died.errors[0] or "") and math.isnan(died.total[0])
+        after = scorer.submit(asked("a", "b")).result()
+        assert after.total == before.total == reward_model(asked("a", "b"), model=scalar)
+    assert len(here.children(recursive=True)) == started
 
 
 def test_greedy_matching_worked() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import signal
@@ -153,6 +154,26 @@ def test_where_rewards_run() -> None:
     parts = {name: values.item() for name, values in scores.parts.items()}
     assert parts["own_process"] == parts["waits"] == here != parts["process"]
     assert parts["threads"] == 1.0 and parts["loads_torch"] == 0.0
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_reward_with_a_model_has_a_worker_of_its_own(workers: int) -> None:
+    functions = [pool_rewards.process, functools.partial(pool_rewards.with_a_model, word="stop")]
+    with pool(*functions, workers=workers, timeout_s=1.0) as scorer:
+        scores = scorer.gather([scorer.submit(group("a", "stop", "b"))])
+        again = scorer.gather([scorer.submit(group("c"))])
+    assert scores.status == ((OK, LATE, OK),) and scores.total[0, 1].isnan()
+    # Loaded before the first call, and once more in the worker that took the place of the late one.
+    assert scores.parts["with_a_model"][0, ::2].tolist() == [1.0, 1.0]
+    assert again.parts["with_a_model"].tolist() == [[1.0]]
+    assert (scores.parts["process"][0, 0] == os.getpid()) == (workers == 0)
+    assert settled(0) == 0
+
+
+def test_a_reward_that_cannot_be_made_ready_is_refused_at_the_start() -> None:
+    with pytest.raises(UsageError, match=r"with_a_model: word = 'refuse': must be another"):
+        pool(functools.partial(pool_rewards.with_a_model, word="refuse"))
+    assert settled(0) == 0
 
 
 def test_async_rewards_have_the_same_limit() -> None:

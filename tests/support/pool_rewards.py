@@ -10,7 +10,8 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from groupwise.rewards import in_process, verifier
+from groupwise.errors import UsageError
+from groupwise.rewards import in_process, own_worker, verifier
 
 if TYPE_CHECKING:
     from groupwise.types import Group
@@ -66,6 +67,24 @@ def process(text: str) -> float:
 def own_process(text: str) -> float:
     """As `process`, but bound to the trainer's."""
     return float(os.getpid())
+
+
+def made_ready(*, word: str = "hang") -> None:
+    """What `with_a_model` loads."""
+    if word == "refuse":
+        raise UsageError("word = 'refuse': must be another.")
+    LOADED.append(word)
+
+
+LOADED: list[str] = []
+
+
+@own_worker(made_ready)
+def with_a_model(text: str, *, word: str = "hang") -> float:
+    """A reward that holds a model; hangs at a word, and says how often the model was loaded."""
+    if text == word:
+        time.sleep(600)
+    return float(len(LOADED))
 
 
 async def waits(text: str) -> float:

@@ -22,7 +22,7 @@ from groupwise.models import load_policy
 from groupwise.models.scoring import scorer_of
 from groupwise.prompts.generators.word_problem_rankings import ranking_rows
 from groupwise.prompts.preferences import read_comparisons
-from groupwise.rewards.judges.models import reward_scores
+from groupwise.rewards.judges.models import answer_tokens, reward_scores
 from groupwise.rundir.files import read_lines
 from groupwise.settings import OptimizerSettings, RewardModelSettings
 from groupwise.training.offline.encoding import Encoded, encode
@@ -33,6 +33,7 @@ from groupwise.training.offline.reward_model import (
     ranking_function,
     train_reward_model,
 )
+from groupwise.types import Prompt
 from groupwise.updates import Score, TorchLearner
 from small_runs import Quiet, tiny
 
@@ -100,6 +101,20 @@ def test_every_loss_gives_the_same_gradient_however_the_step_is_split(name: str)
     torch.testing.assert_close(parts, whole, rtol=0, atol=1e-5 * float(whole.norm()))
 
 
+def test_the_reward_reads_what_training_reads() -> None:
+    """Prompts of messages and plain prompts alike, to the last token."""
+    texts = {"prompt": "Count: 1, 2", "chosen": ", 3", "rejected": ", 4"}
+    rows = [*ROWS[:2], texts]
+    policy = tiny()
+    given = RewardModelSettings(data="here")
+    for row in read_comparisons(rows).items:
+        (item,) = encode([row], policy, given, where="here", whole_turns=True).items
+        for answer, tokens in zip(row.answers, item.answers, strict=True):
+            text = answer if isinstance(answer, str) else answer[-1]["content"]
+            read = answer_tokens(row.prompt, text, policy.tokenizer)
+            assert read == [*item.prompt, *tokens]
+
+
 def test_a_prompt_is_computed_once_for_all_its_pairs() -> None:
     task = made(PAIRS, {"name": "bradley_terry"})
     batch, _ = task.batch(range(len(task.items)))
@@ -140,7 +155,9 @@ def test_the_result_is_a_classifier_that_scores_conversations_alike_everywhere(
     )
     assert not load_report["missing_keys"] and model.config.num_labels == 1
     turns = [*ROWS[0]["prompt"], *ROWS[0]["completions"][0]]
-    (score,) = reward_scores([turns], model=str(folder / "final"))
+    asked = Prompt(id="p", messages=tuple(ROWS[0]["prompt"]), answer=None)
+    (score,) = reward_scores(asked, [turns[-1]["content"]], model=str(folder / "final"))
+    assert isinstance(score, float)
     policy = load_policy("bundled")
     ids = torch.tensor([policy.tokenizer.apply_chat_template(turns, return_dict=False)])
     assert score != 0 and model(ids).logits.item() == pytest.approx(score, abs=1e-5)

@@ -74,20 +74,35 @@ def check_combinations(config: Config) -> None:
         )
     _check_critic(config, completions)
     check_engine(config)
-    pool = config.reward_pool
-    for name in () if pool.workers else ("timeout_s", "memory_mb"):
-        if getattr(pool, name) != type(pool).model_fields[name].default:
-            raise UsageError(
-                f"reward_pool.{name} = {getattr(pool, name)!r}: needs worker processes, because "
-                "nothing in the trainer's process can be stopped; set reward_pool.workers = 1 or "
-                "more."
-            )
+    check_pool(config)
     check_changing(config)
     if config.data.eval is None and config.data.eval_split == config.data.train_split:
         raise UsageError(
             f"data.eval_split = {config.data.eval_split!r}: is the training split; "
             "evaluation must see prompts that training does not."
         )
+
+
+def check_pool(config: Config) -> None:
+    """Refuse limits of worker processes where there is no such process.
+
+    Raises:
+        UsageError: with the setting to change.
+    """
+    from groupwise.rewards import REWARDS
+    from groupwise.rewards.scoring.adapters import place_of
+
+    pool = config.reward_pool
+    names = [part.name for part in config.rewards]
+    own = any(name in REWARDS and place_of(REWARDS.get(name)) == "own_worker" for name in names)
+    limits = ("memory_mb",) if own else ("timeout_s", "memory_mb")
+    for name in () if pool.workers else limits:
+        if getattr(pool, name) != type(pool).model_fields[name].default:
+            raise UsageError(
+                f"reward_pool.{name} = {getattr(pool, name)!r}: needs worker processes, because "
+                "nothing in the trainer's process can be stopped; set reward_pool.workers = 1 or "
+                "more."
+            )
 
 
 def check_changing(config: Config) -> None:

@@ -141,6 +141,7 @@ def _train_config(
     model: str | None = None,
     rows: str | None = None,
     reward_model: str | None = None,
+    part: str = "all",
     teacher: str | None = None,
     set: Sequence[str] = (),
     **_: Any,
@@ -157,7 +158,7 @@ def _train_config(
         parts = work.config(recipe, set, **own).model_dump(mode="json")["rewards"]
         given = [{key: v for key, v in part.items() if v is not None} for part in parts]
         measured = [{**part, "weight": 0.0} for part in given]
-        learnt = {"name": "reward_model", "model": reward_model, "source": "final"}
+        learnt = {"name": "reward_model", "model": reward_model, "part": part}
         own["rewards"] = [*measured, learnt]
     return work.config(recipe, set, **own)
 
@@ -170,6 +171,7 @@ def train(
     model: str | None = None,
     rows: str | None = None,
     reward_model: str | None = None,
+    part: str = "all",
     set: Sequence[str] = (),
 ) -> Figures:
     """Reinforcement learning by a recipe.
@@ -178,15 +180,15 @@ def train(
         recipe: name or path.
         model: to start from; None takes the recipe's.
         rows: prompts to train on, one per distinct id; None takes the recipe's data.
-        reward_model: scores the final answers; the recipe's rewards are then measured only.
+        reward_model: scores the completions; the recipe's rewards are then measured only.
+        part: what of a completion the reward model sees: "all", or the "answer" alone.
         set: further settings of the recipe.
     """
     from groupwise.training.run import train_config
 
     rows = None if rows is None else str(_one_row_each(work, rows))
-    config = _train_config(
-        work, recipe=recipe, model=model, rows=rows, reward_model=reward_model, set=set
-    )
+    given = {"model": model, "rows": rows, "reward_model": reward_model, "part": part, "set": set}
+    config = _train_config(work, recipe=recipe, **given)
     run = train_config(config, resume=True)
     return {"steps": config.steps, **_last_evaluation(run.evaluations)}
 

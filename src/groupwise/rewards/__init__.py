@@ -15,6 +15,7 @@ from groupwise.rewards.base import (
     SAMPLE_DATA,
     GroupScore,
     in_process,
+    own_worker,
     verifier,
 )
 from groupwise.rewards.builtin import (
@@ -100,6 +101,7 @@ __all__ = [
     "from_functions",
     "in_process",
     "math_equal",
+    "own_worker",
     "stack",
     "verifier",
 ]

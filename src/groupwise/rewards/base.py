@@ -61,6 +61,7 @@ class Trait(str, Enum):
 
     VERIFIER = "verifier"
     IN_PROCESS = "in_process"
+    OWN_WORKER = "own_worker"
 
 
 def verifier(function: F) -> F:
@@ -69,8 +70,29 @@ def verifier(function: F) -> F:
 
 
 def in_process(function: F) -> F:
-    """Mark a reward that must run in the trainer's process: it holds a model or a connection."""
+    """Mark a reward that must run in the trainer's process, such as one that holds a connection."""
     return _mark(function, Trait.IN_PROCESS)
+
+
+def own_worker(prepare: Callable[..., object], *, imports: Sequence[str] = ()) -> Callable[[F], F]:
+    """Mark a reward that holds a model: it runs in a worker process of its own.
+
+    A call that exceeds `reward_pool.timeout_s` has the status `timeout`; its worker is killed, and
+    the next call waits for a new one.
+
+    Args:
+        prepare: called in a new worker before the first call, with the reward's settings that it
+            has parameters for. A `UsageError` is raised before anything starts.
+        imports: modules that are imported once, in the process that workers are forked from. They
+            must start no thread and touch no GPU.
+    """
+
+    def mark(function: F) -> F:
+        function.prepare = prepare  # type: ignore[attr-defined]
+        function.imports = tuple(imports)  # type: ignore[attr-defined]
+        return _mark(function, Trait.OWN_WORKER)
+
+    return mark
 
 
 def looks_for(*tags: str) -> Callable[[F], F]:

@@ -254,11 +254,12 @@ class RewardPoolSettings(Section):
     """Where rewards run, and when one is given up."""
 
     workers: Annotated[int, Field(ge=0, le=4096)] = 0
-    """Worker processes; 0 judges in the trainer's own process, where nothing can be killed."""
+    """Worker processes; 0 judges in the trainer's own process, where nothing can be killed. A
+    `reward_model` has a worker of its own either way."""
     timeout_s: Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)] = 10.0
     """Seconds after which judging one completion is given up (needs workers)."""
     memory_mb: Annotated[int, Field(ge=64)] = 1024
-    """Address space of each worker, in MiB."""
+    """Address space of each worker, in MiB; a reward model's is not limited."""
 
 
 OptimizerName = Literal["adamw", "adamw_8bit"]

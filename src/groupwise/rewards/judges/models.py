@@ -16,8 +16,10 @@ import torch
 
 from groupwise.errors import ModelError, UsageError
 from groupwise.models.loading import Policy, load_policy
+from groupwise.prompts.templates import render
 from groupwise.rewards.judges.encoders import Loaded, load
 from groupwise.rewards.judges.prompt import Judgement
+from groupwise.types import Prompt
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,35 +97,57 @@ def local_judge(path: str, device: str) -> LocalJudge:
     )
 
 
-def reward_scores(
-    conversations: Sequence[Sequence[dict[str, str]]], *, model: str, device: str = "cpu"
-) -> list[float]:
-    """The score that a sequence classifier gives each conversation, read at its last token.
-
-    One conversation at a time, without padding: a model that looks for its last token by the
-    padding id would otherwise skip a closing end-of-sequence token where the two ids are the same.
+def reward_classifier(model: str, *, device: str = "cpu") -> Loaded:
+    """The sequence classifier of a folder, loaded once per process.
 
     Raises:
-        UsageError: a bad model folder.
-        ModelError: a head with more than one output, or a conversation longer than the model can
-            read.
+        UsageError: a bad model folder, or a head with more than one output.
     """
     loaded = load(model, kind="classifier", device=device)
     if loaded.model.config.num_labels != 1:
-        raise ModelError(
+        raise UsageError(
             f"model = {model!r}: must have one output, has {loaded.model.config.num_labels}."
         )
-    return [_reward_score(loaded, conversation) for conversation in conversations]
+    return loaded
 
 
-def _reward_score(loaded: Loaded, conversation: Sequence[dict[str, str]]) -> float:
-    tokens = rendered(loaded.tokenizer, conversation, reply=False)
+def reward_scores(
+    prompt: Prompt, answers: Sequence[str], *, model: str, device: str = "cpu"
+) -> list[float | Exception]:
+    """The score that a sequence classifier gives each answer to a prompt, read at its last token.
+
+    Returns:
+        One score per answer; a `ModelError` for one that is too long for the model, or whose score
+        is NaN.
+
+    Raises:
+        UsageError: a bad model folder, or a head with more than one output.
+    """
+    loaded = reward_classifier(model, device=device)
+    return [_reward_score(loaded, answer_tokens(prompt, a, loaded.tokenizer)) for a in answers]
+
+
+def answer_tokens(prompt: Prompt, answer: str, tokenizer: Any) -> list[int]:
+    """A prompt with an answer as a reward model reads them."""
+    if prompt.text is None and tokenizer.chat_template:
+        return rendered(
+            tokenizer, [*prompt.messages, {"role": "assistant", "content": answer}], reply=False
+        )
+    own = tokenizer(answer, add_special_tokens=False).input_ids
+    return [*render(prompt, tokenizer), *own, tokenizer.eos_token_id]
+
+
+def _reward_score(loaded: Loaded, tokens: Sequence[int]) -> float | Exception:
+    """Without padding: a model that looks for its last token by the padding id would otherwise skip
+    a closing end-of-sequence token where the two ids are the same."""
     if len(tokens) > loaded.limit:
-        raise ModelError(f"reward model: {len(tokens)} tokens, but it reads {loaded.limit}.")
-    ids = torch.tensor([tokens], device=loaded.model.device)
+        return ModelError(f"reward model: {len(tokens)} tokens, but it reads {loaded.limit}.")
+    ids = torch.tensor([list(tokens)], device=loaded.model.device)
     with torch.inference_mode():
         head = getattr(loaded.model, "score", None)
         if head is None:
-            return float(loaded.model(ids, attention_mask=torch.ones_like(ids)).logits[0, 0])
-        states = loaded.model.base_model(ids, attention_mask=torch.ones_like(ids)).last_hidden_state
-        return float(head(states[:, -1])[0, 0])
+            score = loaded.model(ids, attention_mask=torch.ones_like(ids)).logits[0, 0]
+        else:
+            inner = loaded.model.base_model(ids, attention_mask=torch.ones_like(ids))
+            score = head(inner.last_hidden_state[:, -1])[0, 0]
+    return float(score) if score.isfinite() else ModelError("reward model: the score is NaN.")

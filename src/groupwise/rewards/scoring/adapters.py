@@ -29,7 +29,7 @@ VALUE = "answer as a value"
 UNIONS = (None, typing.Union, types.UnionType)
 """Origins of an annotation that is a type or a choice of types."""
 
-Place = Literal["anywhere", "in_process", "async"]
+Place = Literal["anywhere", "in_process", "own_worker", "async"]
 
 
 class MissingData(Exception):
@@ -49,6 +49,8 @@ class RewardFn(Protocol):
     def place(self) -> Place: ...
 
     def __call__(self, data: Mapping[str, Any]) -> Any: ...
+
+    def prepare(self) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,16 +207,36 @@ def _count(data: Mapping[str, Any]) -> int:
     return 0
 
 
+def inner(reward: Any) -> Callable[..., Any]:
+    """The function itself, without what wraps it."""
+    function = getattr(reward, "function", reward)
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function
+
+
 def place_of(function: Callable[..., Any]) -> Place:
-    """Where a function may run: async ones on the event loop, marked ones in this process."""
-    inner = function
-    while isinstance(inner, functools.partial):
-        inner = inner.func
-    if inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(
-        getattr(inner, "__call__", None)  # noqa: B004
+    """Where a function may run: async ones on the event loop, others as they are marked."""
+    own = inner(function)
+    if inspect.iscoroutinefunction(own) or inspect.iscoroutinefunction(
+        getattr(own, "__call__", None)  # noqa: B004
     ):
         return "async"
-    return "in_process" if Trait.IN_PROCESS in traits(inner) else "anywhere"
+    marked = traits(own)
+    if Trait.OWN_WORKER in marked:
+        return "own_worker"
+    return "in_process" if Trait.IN_PROCESS in marked else "anywhere"
+
+
+def make_ready(reward: RewardFn) -> None:
+    """Call what `own_worker` names for a reward, with the settings that it has parameters for."""
+    prepare = getattr(inner(reward), "prepare", None)
+    if prepare is None:
+        return
+    wrapped = getattr(getattr(reward, "function", None), "keywords", {})
+    settings = {**wrapped, **getattr(reward, "settings", {})}
+    known = inspect.signature(prepare).parameters
+    prepare(**{name: value for name, value in settings.items() if name in known})
 
 
 def registered(chosen: FunctionSpec, *, where: str = "reward") -> RewardFn:

@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from groupwise.errors import RewardError
 from groupwise.rewards.base import GroupScore, as_correct
@@ -24,13 +24,11 @@ from groupwise.rewards.compose import Combination
 from groupwise.rewards.scoring.adapters import VALUE, MissingData
 
 if TYPE_CHECKING:
-    from groupwise.rewards.scoring.adapters import RewardFn
+    from groupwise.rewards.scoring.adapters import Place, RewardFn
     from groupwise.types import Completion, Group
 
 _PACKAGE = Path(__file__).parents[2]
 _STANDARD = Path(sysconfig.get_path("stdlib"))
-
-Place = Literal["anywhere", "in_process", "async"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,11 +68,12 @@ class Composition:
 
     @property
     def stages(self) -> tuple[tuple[RewardComponent, ...], ...]:
-        """Neighbouring parts that run in the same place, and over the same unit, go together."""
+        """Neighbouring parts that run in the same place, and over the same unit, go together; a
+        part with a worker of its own stands alone."""
         stages: list[list[RewardComponent]] = []
         for part in self.parts:
             last = stages[-1][-1] if stages else None
-            alone = part.whole_group or part.place == "async"
+            alone = part.whole_group or part.place in ("async", "own_worker")
             if last and not alone and (last.whole_group, last.place) == (False, part.place):
                 stages[-1].append(part)
             else:

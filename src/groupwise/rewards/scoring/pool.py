@@ -22,8 +22,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from groupwise.errors import RewardError, UsageError
 from groupwise.rewards.base import GroupScore
+from groupwise.rewards.scoring.adapters import Place, inner
 from groupwise.rewards.scoring.pipeline import (
     Call,
     CallResult,
@@ -40,10 +43,9 @@ if TYPE_CHECKING:
     from groupwise.types import Group, Scores
 
 START_SECONDS = 120.0
-_THREADS = {
-    name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS",
-                           "NUMEXPR_NUM_THREADS", "TOKENIZERS_PARALLELISM")
-}  # fmt: skip
+PREPARE_SECONDS = 900.0
+"""Longest time that a worker of its own may take to get ready, such as to load a model."""
+_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,10 +56,26 @@ class _Worker:
 
 
 class ForkServer:
-    """The process that forks workers, seen from the trainer."""
+    """The process that forks workers, seen from the trainer.
 
-    def __init__(self, composition: Composition, *, memory_mb: int | None) -> None:
-        stages = picklable(composition)
+    Args:
+        composition: the reward.
+        place: of the parts that its workers run.
+        stage: only the parts of this stage; None for those of all stages.
+        memory_mb: address space that a worker may use beyond what it needs to start.
+        threads: of numerical libraries in a worker.
+    """
+
+    def __init__(
+        self,
+        composition: Composition,
+        *,
+        place: Place = "anywhere",
+        stage: int | None = None,
+        memory_mb: int | None = None,
+        threads: int = 1,
+    ) -> None:
+        stages = picklable(composition, place=place, stage=stage)
         ours, theirs = socket.socketpair()
         self.control = ours
         command = [sys.executable, "-m", "groupwise.rewards.scoring.worker", str(theirs.fileno())]
@@ -66,18 +84,23 @@ class ForkServer:
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=2 if _is_open(2) else subprocess.DEVNULL,
-            env={**os.environ, **_THREADS, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            env={
+                **os.environ,
+                **dict.fromkeys(_THREADS, str(threads)),
+                "TOKENIZERS_PARALLELISM": "false",
+                "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+            },
             start_new_session=True,
         )
         theirs.close()
         self.control.settimeout(START_SECONDS)
-        modules = ["groupwise.types"] if _needs_group(composition) else []
         setup = {
             "path": sys.path,
             "stages": stages,
-            "modules": modules,
+            "modules": _modules(composition, place=place, stage=stage),
             "memory": memory_mb,
             "first": composition.combination.stops_at_first,
+            "prepare": stage,
         }
         message = pickle.dumps(setup)
         self.control.sendall(HEADER.pack(len(message)) + message)
@@ -138,19 +161,32 @@ def _is_open(descriptor: int) -> bool:
     return True
 
 
-def _needs_group(composition: Composition) -> bool:
-    return any("group" in p.reward.names for p in composition.parts if p.place == "anywhere")
+def _parts(composition: Composition, *, place: Place, stage: int | None) -> list[RewardComponent]:
+    chosen = [p for n, parts in enumerate(composition.stages) if stage in (None, n) for p in parts]
+    return [part for part in chosen if part.place == place]
 
 
-def picklable(composition: Composition) -> bytes:
-    """The stages for the workers; parts that run elsewhere are left out.
+def _modules(composition: Composition, *, place: Place, stage: int | None) -> list[str]:
+    """What is imported before any worker is forked."""
+    parts = _parts(composition, place=place, stage=stage)
+    asked = [name for part in parts for name in getattr(inner(part.reward), "imports", ())]
+    return [*(["groupwise.types"] if any("group" in p.reward.names for p in parts) else []), *asked]
+
+
+def picklable(
+    composition: Composition, *, place: Place = "anywhere", stage: int | None = None
+) -> bytes:
+    """The stages for some workers; parts that run elsewhere are left out.
+
+    Args:
+        place: of the parts that they run.
+        stage: only the parts of this stage; None for those of all stages.
 
     Raises:
         UsageError: a function that another process cannot import.
     """
-    for part in composition.parts:
-        if part.place != "anywhere":
-            continue
+    chosen = _parts(composition, place=place, stage=stage)
+    for part in chosen:
         function = getattr(part.reward, "function", part.reward)
         try:
             pickle.dumps(part)
@@ -165,18 +201,153 @@ def picklable(composition: Composition) -> bytes:
                 f"reward {part.label}: is defined in the script itself, which worker processes "
                 "cannot import; move it to a module, or score in this process with workers = 0."
             )
-    stages = [
-        tuple(part for part in stage if part.place == "anywhere") for stage in composition.stages
-    ]
+    stages = [tuple(part for part in parts if part in chosen) for parts in composition.stages]
     return pickle.dumps(tuple(stages))
+
+
+class Workers:
+    """Workers that run the same parts, each started where it is first needed.
+
+    Args:
+        server: forks them.
+        count: how many there may be.
+        memory_mb: their limit, for messages.
+        prepares: whether a new worker says when it is ready.
+    """
+
+    def __init__(
+        self, server: ForkServer, *, count: int, memory_mb: int | None, prepares: bool = False
+    ) -> None:
+        self.server = server
+        self.memory = memory_mb
+        self._prepares = prepares
+        self._idle: asyncio.Queue[_Worker | None] = asyncio.Queue()
+        for _ in range(count):
+            self._idle.put_nowait(None)
+
+    async def ask(
+        self, parts: tuple[RewardComponent, ...], call: Call, *, timeout_s: float
+    ) -> CallResult:
+        """The result of a call by the next worker that is free."""
+        worker = await self._idle.get()
+        try:
+            worker = worker or await self._hire()
+            result, healthy = await self._ask(worker, parts, call, timeout_s)
+        except BaseException:
+            self._idle.put_nowait(self._discard(worker))
+            raise
+        self._idle.put_nowait(worker if healthy else self._discard(worker))
+        return result
+
+    async def prepare(self) -> None:
+        """Start a worker before it is needed.
+
+        Raises:
+            UsageError: what it is to load cannot be used.
+            RewardError: it did not start.
+        """
+        worker = await self._idle.get()
+        try:
+            worker = worker or await self._hire()
+        finally:
+            self._idle.put_nowait(worker)
+
+    def end(self) -> None:
+        """End the workers that are free."""
+        while not self._idle.empty():
+            self._discard(self._idle.get_nowait())
+
+    async def _hire(self) -> _Worker:
+        process, connection = self.server.fork()
+        reader, writer = await asyncio.open_connection(sock=connection)
+        worker = _Worker(id=process, reader=reader, writer=writer)
+        if self._prepares:
+            try:
+                await self._ready(worker)
+            except BaseException:
+                self._discard(worker)
+                raise
+        return worker
+
+    async def _ready(self, worker: _Worker) -> None:
+        try:
+            async with asyncio.timeout(PREPARE_SECONDS):
+                kind, message = await _received(worker)
+        except TimeoutError:
+            raise RewardError(
+                f"a reward worker was not ready after {PREPARE_SECONDS:g} s"
+            ) from None
+        except (asyncio.IncompleteReadError, ConnectionError, OSError):
+            how = self._ended(worker)
+            raise RewardError(f"a reward worker died while it was made ready ({how})") from None
+        if kind is not None:
+            raise (UsageError if kind == "UsageError" else RewardError)(message)
+
+    def _discard(self, worker: _Worker | None) -> None:
+        if worker is not None:
+            worker.writer.transport.abort()
+            self.server.end(worker.id)
+
+    async def _ask(
+        self,
+        worker: _Worker,
+        parts: tuple[RewardComponent, ...],
+        call: Call,
+        timeout_s: float,
+    ) -> tuple[CallResult, bool]:
+        """The result of a call, and whether the worker can go on."""
+        message = pickle.dumps(call, protocol=pickle.HIGHEST_PROTOCOL)
+        names = ", ".join(part.label for part in parts)
+        try:
+            async with asyncio.timeout(timeout_s):
+                worker.writer.write(HEADER.pack(len(message)) + message)
+                await worker.writer.drain()
+                reply = await _received(worker)
+        except TimeoutError:
+            return late(parts, timeout_s), False
+        except (asyncio.IncompleteReadError, ConnectionError, OSError):
+            how = self._ended(worker)
+            failure = ("error", f"{names}: the worker process died ({how})")
+            return CallResult(failure=failure), False
+        failure = tuple(reply[2]) if reply[2] else None
+        healthy = failure is None or "out of memory" not in failure[1]
+        if not healthy and failure is not None and self.memory is not None:
+            failure = (failure[0], f"{failure[1]} (limit {self.memory} MB)")
+        failures = [tuple(each) if each else None for each in reply[3]]
+        result = CallResult(values=reply[0], seconds=reply[1], failure=failure, failures=failures)
+        return result, healthy
+
+    def _ended(self, worker: _Worker) -> str:
+        """How a worker died."""
+        status = self.server.end(worker.id)
+        how = f"exit code {os.waitstatus_to_exitcode(status)}"
+        if os.WIFSIGNALED(status):
+            with contextlib.suppress(ValueError):
+                how = signal.Signals(os.WTERMSIG(status)).name
+        return how
+
+
+async def _received(worker: _Worker) -> list[Any]:
+    size = HEADER.unpack(await worker.reader.readexactly(HEADER.size))[0]
+    return json.loads(await worker.reader.readexactly(size))
+
+
+def late(parts: Sequence[RewardComponent], timeout_s: float) -> CallResult:
+    """The result of a call that took too long."""
+    names = ", ".join(part.label for part in parts)
+    return CallResult(failure=("timeout", f"{names}: no verdict within {timeout_s:g} s"))
 
 
 class PoolScorer:
     """Scores groups in worker processes.
 
+    Parts that hold a model (`own_worker`) have a worker each, which is made ready at once; its
+    memory is not limited.
+
     Args:
         composition: the reward.
-        workers: number of processes.
+        workers: number of processes for the other parts; 0 runs them in this process, where nothing
+            can be interrupted.
         timeout_s: wall-clock limit for judging one completion, or one group by a group reward.
         memory_mb: address space a worker may use beyond what it needs to start; None for no limit.
         pending: groups that may wait before `submit` blocks.
@@ -195,22 +366,34 @@ class PoolScorer:
         memory_mb: int | None = 1024,
         pending: int = 256,
     ) -> None:
-        if workers < 1 or timeout_s <= 0:
-            raise UsageError(f"reward.workers = {workers}, timeout_s = {timeout_s}: must be > 0.")
+        if workers < 0 or timeout_s <= 0:
+            raise UsageError(
+                f"reward.workers = {workers}, timeout_s = {timeout_s}: must be at least 0, and "
+                "greater than 0."
+            )
         self.composition = composition
         self._timeout = timeout_s
-        self._memory = memory_mb
         self._slots = threading.BoundedSemaphore(pending)
         self._closed = False
         self._judged = False
-        self._fork_server = ForkServer(composition, memory_mb=memory_mb)
+        self._shared: Workers | None = None
+        if workers and any(part.place == "anywhere" for part in composition.parts):
+            server = ForkServer(composition, memory_mb=memory_mb)
+            self._shared = Workers(server, count=workers, memory_mb=memory_mb)
+        self._own = {
+            stage: _own_worker(composition, stage)
+            for stage, parts in enumerate(composition.stages)
+            if parts[0].place == "own_worker"
+        }
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="rewards", daemon=True)
         self._thread.start()
         self._in_process = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="reward")
-        self._idle: asyncio.Queue[_Worker | None] = asyncio.Queue()
-        for _ in range(workers):
-            self._idle.put_nowait(None)  # a worker is started where one is first needed
+        try:
+            asyncio.run_coroutine_threadsafe(self._prepare(), self._loop).result()
+        except BaseException:
+            self.close()
+            raise
 
     def submit(self, group: Group) -> Ticket:
         """Start to score a group; blocks while too many groups wait."""
@@ -239,7 +422,8 @@ class PoolScorer:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout=30)
         self._loop.close()
-        self._fork_server.close()
+        for workers in self._every():
+            workers.server.close()
         self._in_process.shutdown(wait=False, cancel_futures=True)
 
     def __enter__(self) -> PoolScorer:
@@ -248,17 +432,21 @@ class PoolScorer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _every(self) -> list[Workers]:
+        return [*self._own.values(), *([self._shared] if self._shared else [])]
+
     # -- on the event loop ----------------------------------------------------------------------
+
+    async def _prepare(self) -> None:
+        await asyncio.gather(*(workers.prepare() for workers in self._own.values()))
 
     async def _shut(self) -> None:
         tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        while not self._idle.empty():
-            worker = self._idle.get_nowait()
-            if worker is not None:
-                self._discard(worker)
+        for workers in self._every():
+            workers.end()
 
     async def _judge(self, group: Group) -> GroupScore:
         steps = judge_group(self.composition, group)
@@ -277,62 +465,17 @@ class PoolScorer:
                 async with asyncio.timeout(self._timeout):
                     return await run_async(parts[0], call, first=first)
             except TimeoutError:
-                return self._late(parts)
-        if parts[0].place == "in_process":
+                return late(parts, self._timeout)
+        workers = self._own.get(call.stage, self._shared)
+        if parts[0].place == "in_process" or workers is None:
             work = lambda: run(parts, call, first=first)  # noqa: E731
             return await self._loop.run_in_executor(self._in_process, work)
-        worker = await self._idle.get()
-        try:
-            worker = worker or await self._hire()
-            result, healthy = await self._ask(worker, parts, call)
-        except BaseException:
-            self._idle.put_nowait(self._discard(worker))
-            raise
-        self._idle.put_nowait(worker if healthy else self._discard(worker))
-        return result
+        return await workers.ask(parts, call, timeout_s=self._timeout)
 
-    async def _hire(self) -> _Worker:
-        process, connection = self._fork_server.fork()
-        reader, writer = await asyncio.open_connection(sock=connection)
-        return _Worker(id=process, reader=reader, writer=writer)
 
-    def _discard(self, worker: _Worker | None) -> None:
-        if worker is not None:
-            worker.writer.transport.abort()
-            self._fork_server.end(worker.id)
-
-    async def _ask(
-        self, worker: _Worker, parts: tuple[RewardComponent, ...], call: Call
-    ) -> tuple[CallResult, bool]:
-        """The result of a call, and whether the worker can go on."""
-        message = pickle.dumps(call, protocol=pickle.HIGHEST_PROTOCOL)
-        try:
-            async with asyncio.timeout(self._timeout):
-                worker.writer.write(HEADER.pack(len(message)) + message)
-                await worker.writer.drain()
-                size = HEADER.unpack(await worker.reader.readexactly(HEADER.size))[0]
-                reply: list[Any] = json.loads(await worker.reader.readexactly(size))
-        except TimeoutError:
-            return self._late(parts), False
-        except (asyncio.IncompleteReadError, ConnectionError, OSError):
-            return self._crashed(parts, worker), False
-        failure = tuple(reply[2]) if reply[2] else None
-        healthy = failure is None or "out of memory" not in failure[1]
-        if not healthy and failure is not None and self._memory is not None:
-            failure = (failure[0], f"{failure[1]} (limit {self._memory} MB)")
-        failures = [tuple(each) if each else None for each in reply[3]]
-        result = CallResult(values=reply[0], seconds=reply[1], failure=failure, failures=failures)
-        return result, healthy
-
-    def _late(self, parts: Sequence[RewardComponent]) -> CallResult:
-        names = ", ".join(part.label for part in parts)
-        return CallResult(failure=("timeout", f"{names}: no verdict within {self._timeout:g} s"))
-
-    def _crashed(self, parts: Sequence[RewardComponent], worker: _Worker) -> CallResult:
-        status = self._fork_server.end(worker.id)
-        how = f"exit code {os.waitstatus_to_exitcode(status)}"
-        if os.WIFSIGNALED(status):
-            with contextlib.suppress(ValueError):
-                how = signal.Signals(os.WTERMSIG(status)).name
-        names = ", ".join(part.label for part in parts)
-        return CallResult(failure=("error", f"{names}: the worker process died ({how})"))
+def _own_worker(composition: Composition, stage: int) -> Workers:
+    """The worker of a stage whose reward holds a model."""
+    server = ForkServer(
+        composition, place="own_worker", stage=stage, threads=torch.get_num_threads()
+    )
+    return Workers(server, count=1, memory_mb=None, prepares=True)

@@ -237,7 +237,8 @@ def build_scorer(
         parts: rewards of the registry with weights and settings (a `RewardSpec`, or anything with
             its first three attributes); length rewards see what a verifier before them found.
         combine: see `groupwise.rewards.compose.combination`.
-        workers: worker processes; 0 scores in this process, without limits.
+        workers: worker processes; 0 scores in this process, without limits. Parts that hold a
+            model (`own_worker`) have a process each either way.
         timeout_s: wall-clock limit for judging one completion.
         memory_mb: memory a worker may use on top of what it starts with.
         max_tokens: the budget of the sampler, for length rewards.
@@ -337,7 +338,7 @@ def _scorer(
         combination=combination(combine),
         max_tokens=max_tokens,
     )
-    if workers == 0:
+    if workers == 0 and all(part.place != "own_worker" for part in composition.parts):
         return InlineScorer(composition, timeout_s=max(timeout_s, 60.0))
     from groupwise.rewards.scoring.pool import PoolScorer
 

@@ -24,6 +24,7 @@ import sys
 import time
 from typing import Any
 
+from groupwise.rewards.scoring.adapters import make_ready
 from groupwise.rewards.scoring.pipeline import RewardComponent, run
 
 HEADER = struct.Struct("!I")
@@ -69,7 +70,7 @@ def main(control: socket.socket) -> None:
     gc.freeze()
     workers: set[int] = set()
     try:
-        _obey(control, stages, setup["memory"], setup["first"], workers)
+        _obey(control, setup | {"stages": stages}, workers)
     finally:
         for worker in workers:
             _end(worker)
@@ -79,13 +80,7 @@ def main(control: socket.socket) -> None:
                     time.sleep(0.01)
 
 
-def _obey(
-    control: socket.socket,
-    stages: tuple[tuple[RewardComponent, ...], ...],
-    memory: int | None,
-    first: bool,
-    workers: set[int],
-) -> None:
+def _obey(control: socket.socket, setup: dict[str, Any], workers: set[int]) -> None:
     """`fork` with a socket answers with the worker's id; `end ID` with its wait status."""
     while True:
         _collect_orphans(workers)
@@ -102,7 +97,7 @@ def _obey(
             worker = os.fork()
             if worker == 0:
                 control.close()
-                _work(socket.socket(fileno=descriptors[0]), stages, memory, first)
+                _work(socket.socket(fileno=descriptors[0]), **setup)
             os.close(descriptors[0])
             workers.add(worker)
             control.sendall(HEADER.pack(worker))
@@ -137,8 +132,14 @@ def _work(
     stages: tuple[tuple[RewardComponent, ...], ...],
     memory: int | None,
     first: bool,
+    prepare: int | None,
+    **_: Any,
 ) -> None:
-    """A worker: one call after the other until the connection closes. Never returns."""
+    """A worker: one call after the other until the connection closes. Never returns.
+
+    Args:
+        prepare: the stage whose reward is made ready first; the trainer is told how that went.
+    """
     status = 1
     try:
         os.setsid()
@@ -147,6 +148,8 @@ def _work(
         faulthandler.register(signal.SIGUSR2)  # the trainer asks for stacks when it waits too long
         if memory is not None:
             _limit_memory(memory)
+        if prepare is not None:
+            send(connection, _prepared(stages[prepare]))
         while (message := receive(connection)) is not None:
             call = pickle.loads(message)
             send(connection, _reply(run(stages[call.stage], call, first=first)))
@@ -154,6 +157,16 @@ def _work(
         status = 0
     finally:
         os._exit(status)
+
+
+def _prepared(parts: tuple[RewardComponent, ...]) -> bytes:
+    """Make rewards ready; [None, ""], or the kind of error and its message."""
+    for part in parts:
+        try:
+            make_ready(part.reward)
+        except Exception as error:
+            return json.dumps([type(error).__name__, f"{part.label}: {error}"]).encode()
+    return json.dumps([None, ""]).encode()
 
 
 def _reply(result: Any) -> bytes:
