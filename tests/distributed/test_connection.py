@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from groupwise.config import Config, load
+from groupwise.config.connect import load_configured
 from groupwise.distributed import connection
+from groupwise.distributed.cluster import ClusterLearner
 from groupwise.distributed.connection import Cluster
+from groupwise.distributed.lost import RankLost
 from groupwise.distributed.probe import probe
 from groupwise.errors import RunError, UsageError
 from small_runs import settings
@@ -71,3 +77,37 @@ def test_a_probe_stands_where_each_process_will_be(tmp_path: Path) -> None:
     assert len(found.nodes) == 1
     assert max(map(abs, found.offsets.values())) < 1.0
     assert min(found.bandwidths.values()) > 0
+
+
+def started(cluster: Cluster) -> ClusterLearner:
+    policy = load_configured(cluster.config)
+    return ClusterLearner(cluster, dict(policy.model.named_parameters()))
+
+
+def test_a_lost_rank_is_named_wherever_it_is_lost(tmp_path: Path) -> None:
+    """While nothing runs, before weights are sent; stopped; and after an error of its own, which
+    leaves a group that nothing more is asked of."""
+    patient = config_of(tmp_path, "cluster.ranks=2")
+    cluster = Cluster(patient)
+    try:
+        learner = started(cluster)
+        ray.kill(learner.ranks[1])
+        with pytest.raises(RankLost, match="lost rank 1 in 'ship'"):
+            learner.publish()
+        learner = started(cluster)
+        cluster.config = config_of(tmp_path, "cluster.ranks=2", "distributed.timeout_minutes=0.1")
+        children = psutil.Process().children(recursive=True)
+        os.kill(
+            next(p.pid for p in children if "ray::LearnerRank" in " ".join(p.cmdline())),
+            signal.SIGSTOP,
+        )
+        with pytest.raises(RankLost, match="lost rank [01] in 'trained'"):
+            learner.trained()
+        cluster.config = patient
+        learner = started(cluster)
+        with pytest.raises(RunError, match="no_such_method"):
+            learner.ask("no_such_method")
+        with pytest.raises(RunError, match="the learner ended .* in 'no_such_method'"):
+            learner.state()
+    finally:
+        cluster.close()

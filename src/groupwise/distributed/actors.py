@@ -20,11 +20,13 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 from groupwise.algorithms import bind
 from groupwise.config import Config
 from groupwise.config.connect import configured_engine, load_configured, select_device
+from groupwise.distributed.canary import check_canary
 from groupwise.distributed.ranks import make_member
 from groupwise.distributed.surroundings import received, surroundings
 from groupwise.distributed.team import Member
 from groupwise.distributed.weights import Shipment, accept, shipment
 from groupwise.distributed.world import World
+from groupwise.rollouts.tools import ToolEngine
 from groupwise.types import Group, Metrics, Request, Sampling
 
 
@@ -124,9 +126,12 @@ class Replica:
         return self.engine.exact_continuation
 
     def publish(self, weights: Shipment, version: int) -> Metrics:
-        """Sample from these weights from now on, once they are found to be those that were sent."""
+        """Sample from these weights from now on, once they are found to be those that were sent,
+        and the engine to compute with them."""
         accept(self.policy.model, weights, version=version)
-        return self.engine.publish(weights)
+        metrics = self.engine.publish(weights)
+        own = self.engine.engine if isinstance(self.engine, ToolEngine) else self.engine
+        return {**metrics, "canary_gap": check_canary(own, self.policy, version=version)}
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Group]:
         """The groups of some requests."""
