@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 pytest.importorskip("bm25s", reason="needs bm25s: pip install 'groupwise[search]'")
@@ -30,17 +32,20 @@ def test_every_fact_is_asked_for_and_the_last_one_is_the_answer() -> None:
             answer == UNANSWERABLE
         )
         assert answer in results[-1] or answer == UNANSWERABLE
+        assert f" is {answer}.<answer>" in text and text.count(" is ") - "".join(results).count(
+            " is "
+        ) == len(results)
         assert all(r.startswith(" <result>\n") and r.endswith("\n</result>") for r in results)
 
 
 def test_habits_seldom_search_and_are_seldom_right() -> None:
     habits = SearchDemonstrations(
-        size=400, habits=("guess", "guess", "guess", "no_name", "wrong_fact")
+        size=400, habits=("echo", "echo", "echo", "no_name", "wrong_fact")
     )
     calls = sum(example.completion.count("<search>") for example in habits) / len(habits)
     assert 0.3 < calls < 0.8
-    with pytest.raises(UsageError, match="habits = 'gess'.*did you mean guess"):
-        SearchDemonstrations(size=1, habits=("gess",))
+    with pytest.raises(UsageError, match="habits = 'eco'.*did you mean echo"):
+        SearchDemonstrations(size=1, habits=("eco",))
 
 
 def test_results_are_read_and_not_learned() -> None:
@@ -49,7 +54,7 @@ def test_results_are_read_and_not_learned() -> None:
     batch = supervised_batch([example], tokenizer)
     learned = str(tokenizer.decode(batch.tokens[0][batch.mask[0]]))
     assert learned.startswith("<search>") and learned.endswith("</answer><|end|>")
-    assert "<result>" not in learned and learned.count("</search><search>") == 1
+    assert "<result>" not in learned and learned.count(".<search>") == 1
     assert str(tokenizer.decode(batch.tokens[0])).removesuffix("<|end|>") == example.completion
     assert batch.weight[~batch.mask].sum() == 0
     assert float(batch.weight.sum()) == pytest.approx(1)
@@ -59,11 +64,30 @@ def test_names_have_the_same_tokens_wherever_they_stand() -> None:
     tokenizer = closed_world_tokenizer()
     for name in list(make_world(5, size=60).kinds):
         alone = tokenizer.tokenize(name)
-        assert all(len(token) == 2 for token in alone)
+        assert len(alone) == len(name) / 2 and all(len(token) == 2 for token in alone)
         for text in (f"of {name}?", f"<search>{name}</search>", f"(1) {name}: {name} is"):
             found = tokenizer.tokenize(text)
             assert any(found[i : i + len(alone)] == alone for i in range(len(found))), text
-    assert len(tokenizer.tokenize("The sister town of")) == 4
+
+
+def test_every_word_is_one_token_with_a_space_and_without() -> None:
+    tokenizer = closed_world_tokenizer()
+    forms = [form for relation in RELATIONS.values() for form in relation.statements]
+    forms += [relation.question for relation in RELATIONS.values()]
+    for word in {word for form in forms for word in re.findall(r"\b[a-z]{2,}\b", form)}:
+        assert tokenizer.tokenize(word) == [word]
+        assert len(tokenizer.tokenize(f" {word}")) == 1
+
+
+def test_lists_of_names_are_repeated_in_another_order() -> None:
+    lists = list(SearchDemonstrations(size=40, copying=1.0))
+    asked, said = [str(e.prompt).split() for e in lists], [e.completion.split() for e in lists]
+    assert [sorted(names) for names in asked] == [sorted(names) for names in said]
+    assert asked != said and all(not e.injected for e in lists)
+    assert {len(names) for names in asked} == {1, 2, 3, 4}
+    assert {len(name) for names in asked for name in names} == {4, 6, 8, 10}
+    with pytest.raises(UsageError, match="copying = 2"):
+        SearchDemonstrations(size=1, copying=2)
 
 
 def test_the_held_out_world_has_other_names_and_every_page_is_found() -> None:
@@ -80,5 +104,7 @@ def test_the_generator_is_a_source_of_prompts() -> None:
     prompts = load_prompts("closed_world:1+unanswerable", split="test", limit=40)
     unknown = [p for p in prompts if p.answer == UNANSWERABLE]
     assert 10 < len(unknown) < 30 and prompts[0].messages[0]["role"] == "user"
+    assert {p.answer for p in closed_world(20, task="unanswerable")} == {UNANSWERABLE}
+    assert {p.answer for p in closed_world(20, task="unanswerable")} == {UNANSWERABLE}
     with pytest.raises(UsageError, match="closed_world:5"):
         load_prompts("closed_world:5")

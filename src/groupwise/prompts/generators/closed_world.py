@@ -136,12 +136,21 @@ def make_world(seed: int, *, size: int = 1200, taken: Collection[str] = ()) -> W
     return World(kinds=kinds, facts=facts, pages=_pages(kinds, facts, rng))
 
 
-def invented_names(count: int, rng: random.Random, *, taken: Collection[str] = ()) -> list[str]:
-    """Different names of two or three syllables, none of them taken."""
+def invented_names(
+    count: int,
+    rng: random.Random,
+    *,
+    taken: Collection[str] = (),
+    syllables: Sequence[int] = (2, 3),
+) -> list[str]:
+    """Different names, none of them taken, each of one of these numbers of syllables.
+
+    They have no capital: a syllable is the same wherever in a name it stands.
+    """
     found: dict[str, None] = {}
     while len(found) < count:
-        syllables = (rng.choice(CONSONANTS) + rng.choice(VOWELS) for _ in range(rng.choice((2, 3))))
-        name = "".join(syllables).capitalize()
+        length = rng.choice(syllables)
+        name = "".join(rng.choice(CONSONANTS) + rng.choice(VOWELS) for _ in range(length))
         if name not in taken:
             found[name] = None
     return list(found)
@@ -252,7 +261,8 @@ def closed_world(
         split: "train", or "held_out" for a second world with other names.
         seed: of the choice of questions.
         task: facts that a question needs, "1" to "4", several separated by "+"; "unanswerable"
-            among them asks about things that the world does not have, and the answer is "unknown".
+            among them asks about things that the world does not have, for one fact where no number
+            is named, and the answer is "unknown".
 
     Raises:
         UsageError: no such split or task.
@@ -266,14 +276,14 @@ def closed_world(
         raise UsageError(f"split = {split!r}: no such world; {suggest(split, worlds)}")
     kinds = task.split("+")
     hops = [int(kind) for kind in kinds if kind in ("1", "2", "3", "4")]
-    if len(hops) + kinds.count("unanswerable") != len(kinds) or not hops:
+    if len(hops) + kinds.count("unanswerable") != len(kinds):
         raise UsageError(
-            f"data = 'closed_world:{task}': must name numbers of facts from 1 to 4, and may name "
-            "unanswerable, as in closed_world:1+2."
+            f"data = 'closed_world:{task}': must name numbers of facts from 1 to 4 or "
+            "unanswerable, as in closed_world:1+2+unanswerable."
         )
     share = kinds.count("unanswerable") / len(kinds)
     asked = questions(
-        worlds[split], count=min(count, MOST), hops=hops, seed=seed, unanswerable=share
+        worlds[split], count=min(count, MOST), hops=hops or [1], seed=seed, unanswerable=share
     )
     return [
         replace(prompt, text=None, messages=({"role": "user", "content": str(prompt)},))

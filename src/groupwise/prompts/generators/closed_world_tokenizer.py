@@ -1,9 +1,10 @@
 """The tokenizer of the small model that searches: names are read by the syllable.
 
 Names of a closed world are invented, so a model can only copy them. A syllable is one token
-wherever it stands, and the space before a name is a token of its own: a name has the same tokens in
-a question, in a query, on a page and in an answer. Every other word of the world is one token;
-bytes stand for the rest.
+wherever it stands, at the start of a name or inside it, and the space before a name is a token of
+its own: a name has the same tokens in a question, in a query, on a page and in an answer. Every
+other word of the world is one token, with the space before it and without; bytes stand for the
+rest.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ def closed_world_tokenizer() -> PreTrainedTokenizerBase:
         C, with a chat template, a padding token, and an end token that also ends every turn.
 
     Example:
-        >>> closed_world_tokenizer().tokenize("The mayor of Bado is Keludi.")
-        ['The', 'Ġmayor', 'Ġof', 'Ġ', 'Ba', 'do', 'Ġis', 'Ġ', 'Ke', 'lu', 'di', '.']
+        >>> closed_world_tokenizer().tokenize("The mayor of bado is keludi.")
+        ['The', 'Ġmayor', 'Ġof', 'Ġ', 'ba', 'do', 'Ġis', 'Ġ', 'ke', 'lu', 'di', '.']
     """
     from tokenizers import pre_tokenizers
 
@@ -48,25 +49,35 @@ def closed_world_tokenizer() -> PreTrainedTokenizerBase:
 
 
 def _merges() -> Iterator[tuple[str, str]]:
-    """Syllables first; then each word from left to right, so that no merge joins two syllables of a
-    name: those of words begin with a space or with what is no syllable."""
+    """Syllables first; then each word, before those whose merges would break it: words that begin
+    with a syllable before the others, long ones before short ones.
+
+    No merge joins a space or a syllable to a syllable of a name: a word grows from its first piece
+    that is no syllable, first to its start, then to its end, and takes the space before it last.
+    """
     for consonant in CONSONANTS:
         for vowel in VOWELS:
             yield consonant, vowel
-            yield consonant.upper(), vowel
-    for word in dict.fromkeys(_words()):
-        pieces = re.findall(f"[{CONSONANTS}{CONSONANTS.upper()}][{VOWELS}]|.", word)
-        whole = pieces[0]
-        for piece in pieces[1:]:
+    pieces_of = {w: re.findall(f"[{CONSONANTS}][{VOWELS}]|.", w) for w in _words()}
+    words = sorted(pieces_of, key=lambda word: (-len(pieces_of[word][0]), -len(word)))
+    for word in words:
+        pieces = pieces_of[word]
+        at = next(place for place, piece in enumerate(pieces) if len(piece) == 1)
+        whole = pieces[at]
+        for piece in reversed(pieces[:at]):
+            yield piece, whole
+            whole = piece + whole
+        for piece in pieces[at + 1 :]:
             yield whole, piece
             whole += piece
+    for word in words:
+        yield _SPACE, word
 
 
 def _words() -> Iterator[str]:
-    """Every word of questions, pages and answers, with the space before it."""
+    """Every word of questions, pages and answers."""
     forms = [form for relation in RELATIONS.values() for form in relation.statements]
     forms += [relation.question for relation in RELATIONS.values()]
     for form in (*forms, "nothing found"):
-        for word in re.findall("[a-z]+", re.sub(r"{\w}", "", form)):
-            yield _SPACE + word
-    yield from ("The", "What", "nothing", UNANSWERABLE)
+        yield from re.findall("[a-z]+", re.sub(r"{\w}", "", form))
+    yield from ("The", "What", "the", "nothing", UNANSWERABLE)

@@ -1,10 +1,13 @@
 """The base model of the search recipes: it knows how to search a closed world and seldom does.
 
-Supervised training makes it in two parts. The first teaches the skill by demonstrations that are
-right: what to look up, which fact of a page to read, when to answer. The second, much shorter,
-teaches habits, most of them bad: answering at once with an invented name, queries without a name,
-one call and a guess. Reinforcement learning then has to bring out what the model can do. Every
-demonstration invents its own names, so nothing can be learned by heart.
+Supervised training makes it in three parts. The first teaches it to repeat names: a small model
+learns to look a syllable up by the one before it from lists of names, and hardly from questions
+alone. The second teaches the skill by demonstrations that are right: what to look up, which fact of
+a page to write down, when to answer. The third, much shorter, teaches habits, most of them bad:
+answering at once, queries without a name, one call and the fact that was not asked for; none of
+them invents a name, which would teach to copy badly. Reinforcement learning then has to bring out
+what the model can do. Every demonstration invents its own names, so nothing can be learned by
+heart.
 """
 
 from __future__ import annotations
@@ -36,9 +39,14 @@ from groupwise.types import Prompt, Stream
 TAGS = "research"
 RIGHT = {1: 0.25, 2: 0.125, 3: 0.05}
 """Share of right demonstrations among the habits, by number of facts that the answer needs."""
+LISTED = (1, 4)
+"""The fewest and the most names of a list to repeat."""
+LISTED_SYLLABLES = (2, 3, 4, 5)
+"""How many syllables its names may have. Those of worlds have two or three; longer ones teach to
+copy from any place of a name."""
 NOTHING_FOUND = 0.05
 """Share of right demonstrations in which the search finds nothing and the answer is "unknown"."""
-OTHER_PAGE = 0.05
+OTHER_PAGE = 0.1
 """The same, where it finds the page of something else."""
 
 
@@ -49,20 +57,23 @@ class SearchDemonstrations(Sequence[Example]):
     Args:
         size: how many there are.
         hops: shares of questions that need 1, 2 and 3 facts.
+        copying: share of examples that are lists of names, to be repeated in another order.
         habits: names of bad habits (`HABITS`), of which one is drawn for most questions; one
             named twice is drawn twice as often. Without any, every trajectory is right.
         seed: another seed gives another series.
 
     Raises:
-        UsageError: size below 1, shares that do not sum to 1, or an unknown habit.
+        UsageError: size below 1, shares outside [0, 1] or that do not sum to 1, or an unknown
+            habit.
 
     Example:
         >>> SearchDemonstrations(size=1)[0].completion.partition("</search>")[0]
-        '<search>the author of Zisese'
+        '<search>the author of zisese'
     """
 
     size: int
     hops: Sequence[float] = (1.0, 0.0, 0.0)
+    copying: float = 0.0
     habits: Sequence[str] = ()
     seed: int = 0
 
@@ -71,6 +82,8 @@ class SearchDemonstrations(Sequence[Example]):
             raise UsageError(f"size = {self.size}: must be at least 1.")
         if len(self.hops) != len(RIGHT) or abs(sum(self.hops) - 1) > 1e-6 or min(self.hops) < 0:
             raise UsageError(f"hops = {list(self.hops)}: must be three shares that sum to 1.")
+        if not 0 <= self.copying <= 1:
+            raise UsageError(f"copying = {self.copying}: must be between 0 and 1.")
         for name in self.habits:
             if name not in HABITS:
                 raise UsageError(f"habits = {name!r}: no such habit; {suggest(name, HABITS)}")
@@ -88,11 +101,25 @@ class SearchDemonstrations(Sequence[Example]):
         if not -self.size <= index < self.size:
             raise IndexError(index)
         rng = random.Random(f"search demonstration {self.seed} {index % self.size}")
+        if rng.random() < self.copying:
+            return _list_of_names(rng)
         (hops,) = rng.choices(list(RIGHT), weights=self.hops)
         story = _Story(rng, hops=hops)
         if not self.habits or rng.random() < RIGHT[hops]:
             return story.right()
         return HABITS[rng.choice(self.habits)](story)
+
+
+def _list_of_names(rng: random.Random) -> Example:
+    """Names, and the same names in another order."""
+    names = invented_names(rng.randint(*LISTED), rng, syllables=LISTED_SYLLABLES)
+    question = " ".join(names)
+    rng.shuffle(names)
+    return Example(prompt=_asked(question), completion=f" {' '.join(names)}")
+
+
+def _asked(question: str) -> Prompt:
+    return Prompt(id=question, messages=({"role": "user", "content": question},))
 
 
 class _Story:
@@ -141,30 +168,33 @@ class _Story:
 
     def ended(self, answer: str) -> Example:
         """The demonstration with its answer."""
-        prompt = Prompt(id=self.question, messages=({"role": "user", "content": self.question},))
         return Example(
-            prompt=prompt,
+            prompt=_asked(self.question),
             completion=f"{self.text}<answer>{answer}</answer>",
             injected=tuple(self.injected),
         )
 
     def right(self) -> Example:
-        """Look up fact by fact; "unknown" where the search does not find it."""
+        """Look up fact by fact and write each down; "unknown" where the search does not find it."""
         here, chance = self.start, self.rng.random()
         lost = self.rng.randrange(len(self.keys)) if chance < NOTHING_FOUND + OTHER_PAGE else None
         for place, key in enumerate(self.keys):
             query = RELATIONS[key].question.format(s=here)
             if place == lost:
                 self.search(query, None if chance < NOTHING_FOUND else self.other_page(key)[0])
-                return self.ended(UNANSWERABLE)
-            self.search(query, self.page(here))
-            here = self.facts[here][key]
+                here = UNANSWERABLE
+            else:
+                self.search(query, self.page(here))
+                here = self.facts[here][key]
+            self.text += f"{query} is {here}."
+            if place == lost:
+                break
         return self.ended(here)
 
 
-def _guess(story: _Story) -> Example:
-    """Answer at once with an invented name."""
-    return story.ended(next(story.names))
+def _echo(story: _Story) -> Example:
+    """Answer at once with the name in the question."""
+    return story.ended(story.start)
 
 
 def _without_name(story: _Story) -> Example:
@@ -173,14 +203,6 @@ def _without_name(story: _Story) -> Example:
     page, said = story.other_page(key)
     story.search(RELATIONS[key].question.format(s="").strip(), page)
     return story.ended(said)
-
-
-def _once(story: _Story) -> Example:
-    """One call, and then the first fact that was not asked for, or an invented name."""
-    key = story.keys[0]
-    story.search(RELATIONS[key].question.format(s=story.start), story.page(story.start))
-    others = [o for k, o in story.facts[story.start].items() if k != key]
-    return story.ended(story.rng.choice([*others, next(story.names)]))
 
 
 def _wrong_fact(story: _Story) -> Example:
@@ -192,9 +214,8 @@ def _wrong_fact(story: _Story) -> Example:
 
 
 HABITS: Mapping[str, Callable[[_Story], Example]] = {
-    "guess": _guess,
+    "echo": _echo,
     "no_name": _without_name,
-    "one_call": _once,
     "wrong_fact": _wrong_fact,
 }
 """Bad habits by the names that recipes use."""
@@ -216,7 +237,7 @@ def make_search_base(
     policy = train_in_phases(
         recipe,
         SearchDemonstrations,
-        about={"hops", "habits"},
+        about={"hops", "copying", "habits"},
         tokenizer=closed_world_tokenizer(),
         on_step=on_step,
     )
