@@ -146,7 +146,11 @@ def test_a_run_with_budgets_from_the_longest_completion_on_is_the_ordinary_one(
     assert equal(found[0][0], found[1][0]) and found[0][1] == found[1][1]
 
 
-@pytest.mark.parametrize("more", [(), ("partial_rollouts.old_tokens=mask",)], ids=["is", "mask"])
+@pytest.mark.parametrize(
+    "more",
+    [(), ("partial_rollouts.old_tokens=mask",), ("sampling.top_k=5",)],
+    ids=["is", "mask", "top_k"],
+)
 def test_a_resumed_run_goes_on_with_unfinished_completions_bit_for_bit(
     more: tuple[str, ...], tmp_path: Path
 ) -> None:

@@ -12,9 +12,12 @@ Source:
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
+
+import torch
 
 from groupwise.types import Completion, Group, Prompt, Request, Sampling, Status, Stream
 
@@ -154,6 +157,8 @@ def _plain(completion: Completion) -> dict[str, Any]:
     """A completion as values that checkpoints hold."""
     plain = {field.name: getattr(completion, field.name) for field in fields(completion)}
     plain["values"] = dict(completion.values)
+    if completion.support is not None:
+        plain["support"] = [torch.tensor(ids, dtype=torch.int32) for ids in completion.support]
     if completion.failure is not None:
         status, message = completion.failure
         plain["failure"] = (status.value, message)
@@ -163,4 +168,7 @@ def _plain(completion: Completion) -> dict[str, Any]:
 def _completion(plain: Mapping[str, Any]) -> Completion:
     failure = plain["failure"]
     known = None if failure is None else (Status(failure[0]), failure[1])
-    return Completion(**{**plain, "failure": known})
+    support = plain["support"]
+    if support is not None:
+        support = tuple(array("i", map(int, ids)) for ids in support)
+    return Completion(**{**plain, "failure": known, "support": support})
