@@ -33,7 +33,7 @@ def test_recipes_are_listed_with_what_they_are_for(capsys: pytest.CaptureFixture
         ("exact_answer", 'style = "answer_tag"'),
         ("calculator", "environment calculator"),
         ("optimizer.learning_rate", "values: number, ≥ 0; default: 1e-06"),
-        ("rewards.0.weight", "Factor of this part"),
+        ("rewards.0.weight", "Weight of this component"),
         ("checkpoint", "checkpoint.every_steps\n    "),
     ],
 )

@@ -19,6 +19,7 @@ from groupwise.settings.base import (
 )
 from groupwise.settings.changing import OrderSettings, ScheduleSettings, SourceSettings
 from groupwise.settings.distillation import DistillationSettings
+from groupwise.settings.distributed import ClusterSettings, DistributedSettings
 from groupwise.settings.offline import (
     DatasetSettings,
     PreferenceSettings,
@@ -32,10 +33,8 @@ from groupwise.settings.sections import (
     AlertsSettings,
     AlgorithmSettings,
     CheckpointSettings,
-    ClusterSettings,
     CriticSettings,
     DataSettings,
-    DistributedSettings,
     EngineSettings,
     EnvironmentSettings,
     EvaluationSettings,

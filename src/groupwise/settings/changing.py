@@ -1,4 +1,4 @@
-"""Settings of data and values that change while a run goes on."""
+"""Settings of data and values that change during a run."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from groupwise.settings.base import Count, Location, Name, Section, Share, Whole
 
 
 class SourceSettings(Section):
-    """One of several sources of training prompts; what is None is as in [data]."""
+    """One of several sources of training prompts; None takes the value of [data]."""
 
     name: Name
     """Name of the source, in the column `source` and in messages."""
     data: Location
     """File, folder, hub name or generator."""
     share: Annotated[float, Field(gt=0, le=1)]
-    """Share of the prompts of a run; the shares of all sources add up to 1."""
+    """Fraction of the run's prompts; the fractions of all sources add up to 1."""
     subset: str | None = None
     """Configuration of a hub data set."""
     revision: Name | None = None
@@ -26,19 +26,19 @@ class SourceSettings(Section):
     split: Name | None = None
     """Split to train on."""
     prompt_column: Name | None = None
-    """Column with the question."""
+    """Column with the prompt."""
     answer_column: Name | None = None
     """Column with the reference answer."""
     id_column: Name | None = None
     """Column with ids."""
     answer_style: Name | None = None
-    """How the answer is written."""
+    """Format of the reference answer."""
     system: str | None = None
     """System message in front of every question."""
     wording: str | None = None
-    """The question made of several columns."""
+    """Template that builds the prompt from columns."""
     limit: Count | None = None
-    """Use only this many of its prompts."""
+    """Maximum number of its prompts."""
 
 
 class OrderSettings(Section):
@@ -48,13 +48,13 @@ class OrderSettings(Section):
     """"shuffled" reshuffles every epoch, "curriculum" goes from easy to hard, "prioritised" draws
     in proportion to 1 − the share of right answers."""
     column: Name | None = None
-    """For a curriculum: the column with the difficulty, or with a measured pass rate."""
+    """Curriculum: column with the difficulty or a measured pass rate."""
     easiest: Literal["low", "high"] = "low"
-    """Which numbers of that column come first; a pass rate is easy where it is high."""
+    """Curriculum: whether low or high values are easy; high pass rates are easy."""
     per_level: Count | None = None
-    """Prompts drawn of each level before the next; None takes every prompt of a level once."""
+    """Curriculum: prompts drawn from each level before the next; None uses every prompt once."""
     floor: Share = 0.0
-    """For priorities: least weight, so that solved prompts come back."""
+    """Prioritised: minimum weight of a prompt, so that solved ones are drawn again."""
 
     @model_validator(mode="after")
     def _complete(self) -> OrderSettings:
@@ -67,7 +67,7 @@ Point = Annotated[tuple[Whole, float], Field(strict=False)]
 
 
 class ScheduleSettings(Section):
-    """A number that changes over the steps: between the given points it moves on a line."""
+    """A numeric setting that changes over the steps, interpolated linearly between points."""
 
     setting: Name
     """Dotted path of the number: "rewards.1.weight", "algorithm.advantage.tau",

@@ -1,4 +1,4 @@
-"""Settings of completions that are written over several steps."""
+"""Settings of partial rollouts."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from groupwise.settings.base import Count, Section
 
 
 class PartialRolloutsSettings(Section):
-    """Completions that are cut at a number of tokens per step and go on in the next one."""
+    """Completions are cut at a token budget per step and continue in the next step."""
 
     tokens_per_step: Count
-    """Tokens that a completion may get in one step; from `sampling.max_tokens` on, none is cut."""
+    """Tokens that a completion may grow by in one step; `sampling.max_tokens` or more cuts none."""
     old_tokens: Literal["correct", "mask"] = "correct"
-    """Whether tokens of earlier steps are weighted by `algorithm.correction`, or left out of the
+    """Whether tokens of earlier steps are weighted by `algorithm.correction` or masked out of the
     loss."""

@@ -30,99 +30,105 @@ from groupwise.settings.changing import OrderSettings, SourceSettings
 
 
 class AdapterSettings(Section):
-    """A low-rank adapter (LoRA) that is trained in place of the weights."""
+    """A low-rank adapter (LoRA), trained instead of the model's weights."""
 
     rank: Count = 16
-    """Rank of the update of each matrix."""
+    """Rank of each matrix update."""
     alpha: Positive = 32.0
-    """Scale of the update; it is multiplied by alpha / rank."""
+    """Scaling factor; updates are multiplied by alpha / rank."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Share of the adapter's inputs that is dropped while training."""
+    """Dropout probability of the adapter's inputs during training."""
     targets: Names = ("all-linear",)
-    """Modules that get an adapter, by name; "all-linear" is every linear layer but the head."""
+    """Names of the modules that get an adapter; "all-linear" means every linear layer except the
+    head."""
 
 
 class ModelSettings(Section):
-    """The policy, and what it is kept close to."""
+    """The policy and its reference model."""
 
     path: Location = "bundled"
-    """Hub name, folder in Hugging Face form, or a small model in the package: "bundled", or
-    "bundled:search", which searches."""
+    """Hub name, Hugging Face model folder, or a small model in the package: "bundled" (word
+    problems) or "bundled:search" (calls a search tool)."""
     revision: Name | None = None
-    """Commit, tag or branch of a hub name; a commit stays the same for ever."""
+    """Commit, tag or branch on the hub; only a commit never changes."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Number format of the computation; the weights that are trained are kept in float32."""
+    """Dtype of the computation; trained weights have float32 masters."""
     trust_remote_code: Annotated[bool, RUNS_CODE] = False
     """Whether Python code that comes with the model may run."""
     attention: Literal["auto", "sdpa", "eager", "flash_attention_2"] = "auto"
-    """Attention of `transformers`, for models that cannot be attended group by group."""
+    """Attention implementation of `transformers`, for models that do not support grouped
+    attention."""
     head_dtype: Literal["model", "float32"] = "model"
-    """Number format in which sampler and learner compute logits; "model" is the model's own."""
+    """Dtype of the logits in sampler and learner; "model" uses the model's dtype."""
     kernels: Literal["auto", "torch"] = "auto"
-    """What computes: the fastest kernels that machine and model allow ("auto"), or PyTorch."""
+    """Compute kernels: the fastest that machine and model support ("auto"), or PyTorch
+    ("torch")."""
     reference: Literal["auto", "none", "frozen"] = "auto"
-    """The model of the KL term: kept where the algorithm needs it ("auto"), always, or never."""
+    """Frozen reference model of the KL term: kept if the algorithm needs it ("auto"), always
+    ("frozen"), or never ("none")."""
     reference_every: Whole = 0
-    """Steps after which the reference becomes the policy of that step; 0 keeps the first one."""
+    """Replace the reference by the current policy every so many steps; 0 never replaces it."""
     adapter: AdapterSettings | None = None
     """Train a low-rank adapter; None trains every weight."""
     quantization: Literal["nf4"] | None = None
-    """Hold the frozen weights in 4 bits; needs an adapter and the extra `quant`."""
+    """Quantise the frozen weights to 4 bits; needs an adapter and the extra `quant`."""
 
 
 class DataSettings(Section):
-    """Where prompts come from and how the model sees them."""
+    """Training and evaluation data, and how rows become prompts."""
 
     train: Location = "word_problems"
     """File (.jsonl, .json, .csv, .parquet), folder, hub name, or the generator "word_problems"."""
     eval: Annotated[Location | None, FREE] = None
-    """Held-out prompts, in the same forms; None takes `train` with `eval_split`."""
+    """Held-out prompts, given like `train`; None uses the split `eval_split` of `train`."""
     subset: str | None = None
-    """Configuration of a hub data set, such as "main"."""
+    """Configuration (subset) of a hub data set, such as "main"."""
     revision: Name | None = None
-    """Commit, tag or branch of a hub data set; a commit stays the same for ever."""
+    """Commit, tag or branch of a hub data set; only a commit never changes."""
     train_split: Name = "train"
-    """Split to train on, of a hub data set or a generator."""
+    """Training split of a hub data set or generator."""
     eval_split: Annotated[Name, FREE] = "test"
-    """Split to evaluate on, of a hub data set or a generator."""
+    """Evaluation split of a hub data set or generator."""
     prompt_column: Name = "prompt"
-    """Column with the question as text, or with chat messages."""
+    """Column with the prompt, as text or chat messages."""
     answer_column: Name | None = None
-    """Column with the reference answer; None takes "answer" where there is one."""
+    """Column with the reference answer; None uses "answer" if that column exists."""
     id_column: Name | None = None
-    """Column with ids that stay the same; None makes them of the content."""
+    """Column with stable ids; None derives ids from the content."""
     answer_style: Name = "plain"
-    """How the answer is written: "plain", "gsm8k" (after the last ####), "boxed"."""
+    """Format of the reference answer: "plain", "gsm8k" (after the last ####) or "boxed"."""
     system: str | None = None
-    """System message in front of every question."""
+    """System message before every prompt."""
     wording: str | None = None
-    """The question made of several columns: "{context} {question}"; replaces `prompt_column`."""
+    """Template that builds the prompt from columns, such as "{context} {question}"; replaces
+    `prompt_column`."""
     chat: bool = True
-    """Put questions through the chat template; False gives them to the model as they are."""
+    """Apply the chat template; False passes prompts to the model unchanged."""
     chat_template_kwargs: dict[str, bool | int | float | str] = {}
-    """Variables of the chat template, such as enable_thinking = false; the model keeps them."""
+    """Variables of the chat template, such as enable_thinking = false; saved with the model."""
     max_prompt_tokens: Count | None = None
-    """Most tokens of a prompt; None is what the context leaves beside `sampling.max_tokens`."""
+    """Maximum prompt length in tokens; None is the context length minus `sampling.max_tokens`."""
     too_long: Literal["refuse", "drop"] = "refuse"
-    """What becomes of longer prompts: the run is refused, or they are left out and counted."""
+    """Whether longer prompts stop the run before it starts ("refuse") or are left out and counted
+    ("drop")."""
     limit: Count | None = None
-    """Use only this many of the training prompts; None uses all."""
+    """Maximum number of training prompts; None uses all."""
     sources: Annotated[tuple[SourceSettings, ...], Field(strict=False)] = ()
-    """Several sources of training prompts with their shares, in place of `train`."""
+    """Several sources of training prompts with their shares, instead of `train`."""
     order: OrderSettings = OrderSettings()
-    """In which order training prompts are drawn."""
+    """Order in which training prompts are drawn."""
     transforms: Names = ()
-    """Changes of every prompt: "target_length(low=100, high=4000)"."""
+    """Transforms applied to every prompt, such as "target_length(low=100, high=4000)"."""
 
 
 class AlgorithmSettings(Section):
-    """One row of the table of algorithms, and what is changed in it."""
+    """A row of the table of algorithms, and changes to its slots."""
 
     name: Name = "softrank"
-    """Row of the table: `groupwise algorithms` prints it."""
+    """Name of the algorithm; `groupwise algorithms` lists them."""
     advantage: dict[str, Any] = {}
-    """Settings of the advantage; "name" replaces the function. So for every slot below. "rms"
-    scales the advantages of every batch to that root mean square."""
+    """Settings of the advantage; "name" replaces the function, as in every slot below. "rms"
+    rescales the advantages of each batch to that root mean square."""
     ratio: dict[str, Any] = {}
     """Settings of the importance ratio."""
     surrogate: dict[str, Any] = {}
@@ -130,15 +136,15 @@ class AlgorithmSettings(Section):
     divergence: dict[str, Any] = {}
     """The KL term: its name, "coefficient", and "in" ("loss" or "reward")."""
     correction: dict[str, Any] = {}
-    """Settings of the correction of the gap between sampler and learner."""
+    """Settings of the correction for the gap between sampler and learner."""
     weighting: dict[str, Any] = {}
-    """Settings of the weights that sum token losses to the loss."""
+    """Settings of the weighting that aggregates token losses."""
     filter: dict[str, Any] = {}
-    """Settings of the filter of groups."""
+    """Settings of the filter of groups and completions."""
     entropy: float | None = None
-    """Coefficient of the entropy bonus in the loss; None keeps the row's own."""
+    """Coefficient of the entropy bonus; None uses the algorithm's value."""
     max_draws: Count = 10
-    """Dynamic sampling gives up filling a batch after drawing this many batches of prompts."""
+    """Maximum batches of prompts that dynamic sampling draws to fill one batch."""
 
     def overrides(self) -> dict[str, dict[str, Any]]:
         """The slots that this section changes."""
@@ -150,48 +156,47 @@ class AlgorithmSettings(Section):
 
 
 class Sampling(Section):
-    """How completions are drawn. The defaults sample the untruncated distribution."""
+    """How completions are sampled. The defaults sample the untruncated distribution."""
 
     max_tokens: Count = 256
-    """Longest completion, in tokens."""
+    """Maximum length of a completion in tokens."""
     temperature: NonNegative = 1.0
-    """Logits are divided by it, in the sampler and in the learner; 0 is greedy, and training needs
-    a positive one."""
+    """Sampling temperature, applied in sampler and learner; 0 is greedy. Training needs a positive
+    value."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Keep the most probable tokens up to this mass; 1 keeps all."""
+    """Sample from the most probable tokens up to this cumulative probability; 1 keeps all."""
     top_k: Whole = 0
-    """Keep this many of the most probable tokens; 0 keeps all."""
+    """Sample from this many most probable tokens; 0 keeps all."""
     min_p: Share = 0.0
-    """Drop tokens less probable than this share of the most probable one."""
+    """Drop tokens whose probability is below this fraction of the most probable token's."""
     stop: Names = ()
-    """Strings that end a completion where they first appear in its text; the tokens that complete
-    them are kept."""
+    """Strings that end a completion; the tokens that complete a string are kept."""
 
 
 class EngineSettings(Section):
-    """What makes the completions."""
+    """The engine that samples completions."""
 
     name: Literal["group", "generate", "vllm"] = "group"
-    """"group" shares each prompt among its completions, "generate" is the model's own, and "vllm"
-    is vLLM, which the settings below are about."""
+    """Engine: "group" computes each prompt once per group, "generate" calls `generate` of
+    `transformers`, "vllm" uses vLLM. The settings below, except `max_rows`, are for vLLM."""
     max_rows: Annotated[Count, FREE] = 128
-    """Completions that are written at the same time."""
+    """Maximum number of completions decoded at the same time."""
     server: Annotated[Name | None, FREE] = None
-    """Address of a vLLM server that is running, such as "http://127.0.0.1:8000"."""
+    """Address of a running vLLM server, such as "http://127.0.0.1:8000"."""
     python: Annotated[Location | None, RUNS_CODE] = None
-    """Interpreter of another environment to start a vLLM server from, such as
-    ".venv-vllm/bin/python"; None, with no server either, runs vLLM in this process."""
+    """Python interpreter of another environment from which to start a vLLM server, such as
+    ".venv-vllm/bin/python". Without it and without `server`, vLLM runs in this process."""
     weights: Annotated[Literal["auto", "adapter", "reload", "restart"], FREE] = "auto"
-    """How new weights get to vLLM: read while it runs, or by a new start; "auto" takes the first
-    way that a trial shows to work."""
+    """How vLLM loads new weights: as an adapter, by reloading, or by a restart; "auto" takes the
+    first that passes a trial."""
     arguments: Annotated[Names, FREE] = ()
     """Further arguments of `vllm serve`, such as ["--tensor-parallel-size", "2"]."""
     memory_share: Annotated[Annotated[float, Field(gt=0, le=1)], FREE] = 0.3
-    """Share of the memory that vLLM takes, if it is started here."""
+    """Fraction of the memory that a vLLM started by the run may use."""
     sleep: Annotated[bool, FREE] = False
-    """Whether vLLM gives its memory back while the model learns (graphics cards only)."""
+    """Release vLLM's memory during updates (GPU only)."""
     canary_limit: Annotated[Positive, FREE] = 0.1
-    """After new weights, the run stops where vLLM's log-probabilities of known tokens differ from
+    """After a weight update, stop the run if vLLM's log-probabilities of known tokens differ from
     the learner's by more than this on average, in nats."""
     patience_minutes: Annotated[Minutes, FREE] = 5.0
     """Minutes to wait for a vLLM server that does not answer."""
@@ -203,24 +208,25 @@ class EngineSettings(Section):
 
 
 class EnvironmentSettings(Section):
-    """What answers a model that calls a tool in the middle of its completion: a registered
-    function, its settings as more keys, and budgets."""
+    """The environment that answers tool calls inside a completion: a registered function, its
+    settings as further keys, and budgets."""
 
     model_config = ConfigDict(extra="allow")
 
     name: Name
     """Name of the environment."""
     layout: Literal["inline", "turns"] = "inline"
-    """Where replies stand: in the turn of the model ("inline"), or in turns of their own, between
-    what the chat template puts around a reply."""
+    """Whether replies are inserted into the assistant turn ("inline") or as turns of their own,
+    built by the chat template ("turns")."""
     max_result_tokens: Count = 256
-    """Tokens of one reply; the rest of a result is cut inside its tags."""
+    """Maximum tokens of one reply; a longer result is cut inside its tags."""
     max_injected_tokens: Count = 1024
-    """Tokens of all replies in a completion; one for which there is no room ends the completion."""
+    """Maximum tokens of all replies in a completion; a reply that does not fit ends the
+    completion."""
     workers: Annotated[Count, FREE] = 8
-    """Calls that run at the same time."""
+    """Maximum number of concurrent calls."""
     timeout_s: Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)] = 30.0
-    """Seconds after which a call is given up; its completion is then not judged."""
+    """Time limit of a call in seconds; after it, the completion is not judged."""
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -229,20 +235,21 @@ class EnvironmentSettings(Section):
 
 
 class RewardSettings(Section):
-    """One part of the reward: a registered function, its weight, and its settings as more keys."""
+    """A component of the reward: a registered function, its weight, and its settings as further
+    keys."""
 
     model_config = ConfigDict(extra="allow")
 
     name: Name
     """Name of the reward."""
     weight: Annotated[float, Field(allow_inf_nan=False)] = 1.0
-    """Factor of this part in the total."""
+    """Weight of this component in the total."""
     label: Name | None = None
-    """Name in the logs; None takes the name of the reward."""
+    """Name in metrics and reports; None uses the name of the reward."""
     optional: bool = False
-    """Whether a completion that this part cannot judge is judged by the others."""
+    """Whether a completion that this component cannot judge is scored by the others alone."""
     correct: bool | None = None
-    """Whether its value is raw correctness; None takes the first part that is a verifier."""
+    """Whether its value is the correctness of the answer; None uses the first verifier."""
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -251,15 +258,15 @@ class RewardSettings(Section):
 
 
 class RewardPoolSettings(Section):
-    """Where rewards run, and when one is given up."""
+    """Worker processes for rewards, and their limits."""
 
     workers: Annotated[int, Field(ge=0, le=4096)] = 0
-    """Worker processes; 0 judges in the trainer's own process, where nothing can be killed. A
-    `reward_model` has a worker of its own either way."""
+    """Number of worker processes; 0 runs rewards in the trainer's process, without time limits. A
+    `reward_model` always has a worker of its own."""
     timeout_s: Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)] = 10.0
-    """Seconds after which judging one completion is given up (needs workers)."""
+    """Time limit in seconds for one completion; needs workers."""
     memory_mb: Annotated[int, Field(ge=64)] = 1024
-    """Address space of each worker, in MiB; a reward model's is not limited."""
+    """Address-space limit of each worker in MiB; it does not apply to reward models."""
 
 
 OptimizerName = Literal["adamw", "adamw_8bit"]
@@ -270,221 +277,192 @@ class OptimizerSettings(Section):
     """AdamW and its learning rate."""
 
     name: OptimizerName = "adamw"
-    """The optimiser; "adamw_8bit" holds its moments in 8 bits (extra `quant`)."""
+    """The optimizer; "adamw_8bit" stores its moments in 8 bits (extra `quant`)."""
     offload: bool = False
-    """Keep float32 weights and moments of a model on a card in the memory of the CPU."""
+    """Keep master weights and moments of a model on a GPU in CPU memory."""
     learning_rate: NonNegative = 1e-6
     """Peak learning rate."""
     betas: Annotated[tuple[Share, Share], Field(strict=False)] = (0.9, 0.999)
-    """Decay of the running means of gradient and squared gradient."""
+    """Decay rates of the first and second moment."""
     eps: Positive = 1e-8
-    """Added to the root of the squared gradient's mean."""
+    """Term added to the denominator for numerical stability."""
     weight_decay: NonNegative = 0.0
-    """Decoupled decay, multiplied by the learning rate."""
+    """Decoupled weight decay, multiplied by the learning rate."""
     max_grad_norm: Positive | None = 1.0
-    """Gradients of a larger norm are scaled down to it; None scales none."""
+    """Maximum gradient norm; larger gradients are scaled down to it. None disables clipping."""
     warmup_steps: Whole = 0
-    """Optimiser steps over which the learning rate rises linearly from 0."""
+    """Optimizer steps of the linear warm-up of the learning rate."""
     schedule: Schedule = "constant"
-    """How the learning rate falls after warm-up."""
+    """Learning-rate schedule after the warm-up."""
     final_fraction: Share = 0.0
-    """Share of the peak that "linear" and "cosine" end at."""
+    """Final learning rate of "linear" and "cosine", as a fraction of the peak."""
     reset_every: Whole = 0
-    """Steps after which the running means of AdamW begin anew; 0 never resets them."""
+    """Reset the moments of AdamW every so many steps; 0 never resets them."""
 
 
 class UpdateSettings(Section):
-    """How a batch of rollouts becomes optimiser steps."""
+    """How a batch of rollouts is divided into optimizer steps and microbatches."""
 
     tokens_per_microbatch: Annotated[Count, FREE] = 2048
-    """Tokens, prompts included, that go through the model at once, or up to half again as many
-    where the answers to one prompt would be split; more of them take memory and keep a large card
-    busy, a CPU is no faster with more."""
+    """Tokens per forward pass, prompts included; up to 1.5 times as many where the completions of a
+    prompt would otherwise be split. More tokens take more memory and keep a large GPU busy; a CPU
+    gains nothing."""
     epochs: Count = 1
     """Passes over each batch of rollouts."""
     minibatches: Count = 1
-    """Optimiser steps per pass."""
+    """Optimizer steps per pass."""
     gradient_checkpointing: Annotated[bool, FREE] = False
-    """Compute activations twice to hold fewer of them."""
+    """Recompute activations in the backward pass to save memory."""
     skip_zero_rows: Annotated[bool, FREE] = True
-    """Leave out completions that no term of the loss depends on; the gradient is the same."""
+    """Skip completions that contribute nothing to the gradient; the result is the same."""
     share_equal_rows: Annotated[bool, FREE] = False
     """Compute equal completions of a prompt once; the gradient is the same within rounding."""
 
 
 class PretrainingSettings(Section):
-    """Training of the critic alone, on Monte-Carlo returns of the policy as it starts."""
+    """Training of the critic on Monte-Carlo returns of the initial policy, before the first
+    step."""
 
     batches: Count = 50
-    """Most batches of rollouts; each has `prompts_per_step` · `group_size` completions."""
+    """Maximum number of batches of rollouts, each with `prompts_per_step` · `group_size`
+    completions."""
     epochs: Count = 1
     """Passes over each batch."""
     minibatches: Count = 4
-    """Optimiser steps per pass."""
+    """Optimizer steps per pass."""
     learning_rate: Positive = 1e-3
-    """Peak learning rate; a cosine leads from it to a tenth of it."""
+    """Peak learning rate; a cosine schedule lowers it to a tenth."""
     explained_variance: Share | None = None
-    """Stop once the last five batches, before they are learned from, reach this on average; None
-    trains on all batches."""
+    """Stop when the mean explained variance of the last five batches, measured before training on
+    them, reaches this value; None uses all batches."""
 
 
 class CriticSettings(Section):
     """The critic of an algorithm whose advantages need values."""
 
     model: Location | None = None
-    """Hub name or folder, also of a classifier with one label; None copies the policy as it
-    starts."""
+    """Hub name or folder of a language model or a classifier with one label; None copies the
+    initial policy."""
     adapter: AdapterSettings | None = None
     """Train a low-rank adapter and the head; None trains every weight."""
     optimizer: OptimizerSettings = OptimizerSettings(learning_rate=1e-5)
     """The critic's own AdamW and learning rate."""
     loss: dict[str, Any] = {"name": "squared"}
-    """Registered value loss, "squared" or "clipped", and its settings."""
+    """Value loss, "squared" or "clipped", and its settings."""
     lam: Share = 1.0
-    """λ of the returns that it learns; with 1 they are Monte-Carlo returns, and the values come
-    from its first update at no further cost."""
+    """λ of the critic's targets; 1 gives Monte-Carlo returns, and the values then come from the
+    first update without an extra forward pass."""
     epochs: Count = 1
     """Passes over each batch of rollouts."""
     minibatches: Count = 1
-    """Optimiser steps per pass."""
+    """Optimizer steps per pass."""
     bootstrap: bool = False
-    """Whether its value follows the last token of a truncated completion; otherwise 0 does."""
+    """Whether truncated completions bootstrap from the critic's value instead of 0."""
     freeze_policy_steps: Whole = 0
-    """Steps at the start that train the critic alone."""
+    """Number of initial steps that train only the critic."""
     pretraining: PretrainingSettings | None = None
-    """Training of the critic before the first step; None starts with values of 0."""
-
-
-class DistributedSettings(Section):
-    """A run in several processes, started by `torchrun`."""
-
-    sharding: Literal["auto", "none", "full"] = "auto"
-    """Whether every process holds the whole model ("none") or a part of weights, gradients and
-    moments ("full", FSDP2); "auto" shards a model that would fill more than half of a card."""
-    timeout_minutes: Minutes = 10.0
-    """Minutes that processes wait for each other before the run ends and names the missing ones."""
-
-    @property
-    def timeout_s(self) -> float:
-        """The same in seconds."""
-        return 60 * self.timeout_minutes
-
-
-class ClusterSettings(Section):
-    """A run on a Ray cluster (extra `ray`): ranks that learn and replicas that sample."""
-
-    address: Name | None = None
-    """Address of a cluster, such as "10.0.0.1:6379" or "auto"; None starts one on this machine."""
-    ranks: Count = 1
-    """Processes that share the update."""
-    replicas: Count = 1
-    """Processes that sample, each with its own copy of the model."""
-    rank_cpus: Count = 1
-    """CPUs of each rank."""
-    rank_gpus: Annotated[float, Field(ge=0, le=8)] = 0.0
-    """GPUs of each rank."""
-    replica_cpus: Count = 1
-    """CPUs of each replica."""
-    replica_gpus: Annotated[float, Field(ge=0, le=8)] = 0.0
-    """GPUs of each replica."""
-    restarts: Whole = 3
-    """How often the run goes on from its checkpoint after a rank was lost."""
+    """Training of the critic before the first step; None starts from values of 0."""
 
 
 class CheckpointSettings(Section):
-    """When a run can be resumed from."""
+    """When checkpoints are written and which are kept."""
 
     every_steps: Whole = 0
-    """Steps between checkpoints; 0 writes them by time only."""
+    """Steps between checkpoints; 0 uses `every_minutes` only."""
     every_minutes: Minutes | None = 5.0
-    """Minutes between checkpoints; None writes them by steps only."""
+    """Minutes between checkpoints; None uses `every_steps` only."""
     keep_last: Count = 2
-    """Older checkpoints are deleted, but for the best one where `evaluation.keep_best`."""
+    """Number of recent checkpoints to keep; the best one is kept too with
+    `evaluation.keep_best`."""
     keep_every: Whole = 0
-    """Checkpoints at multiples of so many steps are never deleted; 0 keeps none for that."""
+    """Never delete checkpoints at multiples of so many steps; 0 disables this."""
 
 
 class EvaluationSettings(Section):
-    """Measurements on held-out prompts while training."""
+    """Evaluation on held-out prompts during training."""
 
     every_steps: Whole = 0
     """Steps between evaluations; 0 evaluates at the end only."""
     at_start: bool = False
-    """Evaluate the base model too, before the first step, to compare the others with."""
+    """Also evaluate the initial model, before the first step."""
     prompts: Count = 200
-    """Held-out prompts, the same ones every time."""
+    """Number of held-out prompts; the same ones in every evaluation."""
     samples: Count = 8
-    """Completions per prompt for sampled accuracy and pass@k; greedy is measured beside it."""
+    """Completions per prompt for sampled accuracy and pass@k; greedy accuracy is always
+    measured."""
     keep_best: bool = True
     """Keep the model of the best evaluation as well as the last one."""
     validation: Whole = 0
-    """Training prompts that are kept apart to choose the best model on; 0 chooses on the held-out
-    ones, which then flatter it."""
+    """Number of training prompts set aside to select the best model; 0 selects on the held-out
+    prompts, which makes the best model's figures too optimistic."""
     patience: Whole = 0
-    """End the run after this many evaluations in a row without a new best; 0 never ends it."""
+    """Stop after this many consecutive evaluations without a new best; 0 never stops."""
 
 
 class LoggingSettings(Section):
-    """What a run writes down."""
+    """What a run records."""
 
     rollouts_every: Whole = 10
-    """Steps between files of complete rollouts; 0 writes none."""
+    """Steps between files with complete rollouts; 0 writes none."""
     trackers: Annotated[
         tuple[Literal["tensorboard", "wandb", "mlflow"], ...], Field(strict=False)
     ] = ()
-    """Experiment trackers that get every metric too (extra `trackers`)."""
+    """Experiment trackers that also receive every metric (extras `trackers` and `mlflow`)."""
 
 
 class AlertsSettings(Section):
-    """Threshold of each alert; None switches it off. Shares are of 1."""
+    """Threshold of each alert; None disables it. Shares lie between 0 and 1."""
 
     patience: Count = 3
     """Consecutive steps beyond a threshold before its alert fires."""
     equal_rewards: NonNegative | None = 1e-8
-    """Spread (standard deviation) of all rewards of a step, at or below."""
+    """Fires when the standard deviation of a step's rewards is at or below this value."""
     no_signal: Share | None = 0.9
-    """Share of groups whose rewards are all equal, above."""
+    """Fires when the share of groups whose rewards are all equal exceeds this value."""
     length_growth: Positive | None = 3.0
-    """Mean length over that of the first steps, above."""
+    """Fires when the mean length, relative to the first steps, exceeds this factor."""
     truncated: Share | None = 0.5
-    """Share of completions that ran out of tokens, above."""
+    """Fires when the share of truncated completions exceeds this value."""
     entropy: Share | None = 0.1
-    """Share of the entropy of the first steps, at or below."""
+    """Fires when the entropy, relative to the first steps, is at or below this value."""
     kl: NonNegative | None = 1.0
-    """KL(π‖π_ref) in nats per token, above."""
+    """Fires when KL(π‖π_ref) in nats per token exceeds this value."""
     parts_against: Annotated[float, Field(ge=-1, le=1)] | None = -0.5
-    """Correlation of two parts of the reward within groups, at or below."""
+    """Fires when the correlation of two reward components within groups is at or below this
+    value."""
     sampler_gap: NonNegative | None = 0.02
-    """Difference of log-probabilities of learner and sampler in nats per token, above."""
+    """Fires when learner and sampler differ by more than this in nats per token."""
     unmoved_parameters: Share | None = 0.0
-    """Share of parameters that the second step with a gradient did not move, above."""
+    """Fires when the share of parameters that the second step did not change exceeds this value."""
     duplicates: Share | None = 0.8
-    """Share of completions that repeat another of their group, where it is not all right, above."""
+    """Fires when the share of duplicate completions exceeds this value; groups that are entirely
+    correct do not count."""
     hacking: NonNegative | None = 0.05
-    """Fall of held-out accuracy while the training reward rises, above."""
+    """Fires when held-out accuracy falls by more than this while the training reward rises."""
     not_judged: Share | None = 0.1
-    """Share of completions without a verdict, above."""
+    """Fires when the share of completions that could not be judged exceeds this value."""
 
 
 class GuardsSettings(Section):
     """Handling of bad steps."""
 
     max_bad_steps: Count = 3
-    """Stop after this many consecutive steps without a finite gradient, or without any verdict."""
+    """Stop after this many consecutive steps without a finite gradient or without any judged
+    completion."""
     spike: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = None
-    """A gradient norm this many times the usual one rolls back to the last checkpoint and skips the
-    batches since then; None never rolls back."""
+    """Roll back to the last checkpoint and skip the batches since then when the gradient norm
+    exceeds the usual one by this factor; None never rolls back."""
     rollbacks: Whole = 3
-    """Stop after this many of them."""
+    """Stop after this many rollbacks."""
     silent_rewards: Literal["stop", "say"] = "stop"
-    """Whether a run stops, or warns and continues, when the rewards of its first three batches are
-    all equal or mostly missing."""
+    """Whether to stop, or to warn and continue ("say"), if the rewards of the first three batches
+    are all equal or mostly missing."""
 
 
 class WatchdogSettings(Section):
-    """How long a run waits for anything before it says what it waits for."""
+    """Time limit for a run that makes no progress."""
 
     limit_minutes: Minutes = 30.0
-    """Minutes without progress; ten times the longest wait so far where that is more."""
+    """Minutes without progress, or ten times the longest wait so far if that is longer."""
     stop: bool = True
-    """End the run then (its checkpoints stay); False only reports and goes on waiting."""
+    """End the run (its checkpoints stay); False only reports what it waits for."""
