@@ -44,7 +44,12 @@ from groupwise.rewards.judges.prompt import (
     soft_score,
 )
 from groupwise.rewards.judges.reward_model import reward_model
-from groupwise.rewards.judges.similarity import bertscore, korean_reason_bertscore, learned_metric
+from groupwise.rewards.judges.similarity import (
+    bertscore,
+    korean_reason_bertscore,
+    korean_reason_bleurt,
+    learned_metric,
+)
 from groupwise.types import Completion, Group, Prompt
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "<|end|>", "Yes", "No", "Yeti", *"abcd."]
@@ -552,6 +557,10 @@ def test_learned_metric_scores_the_pair_reference_first(regressor: str) -> None:
     assert learned_metric("c", "a b", model=regressor) == pytest.approx(right)
     assert abs(right - swapped) > 1e-5
     assert learned_metric("", "a", model=regressor) == 0.0
+    said, wanted = '"A"가 옳다. c', '"B"가 옳다. a b'
+    assert korean_reason_bleurt(said, wanted, model=regressor) == pytest.approx(right)
+    assert korean_reason_bleurt('"A"가 옳다', wanted, model=regressor) == 0.0
+    assert korean_reason_bleurt(said, '"A"가 옳다', model=regressor) is None
     assert learned_metric("a", None, model=regressor) is None
 
 

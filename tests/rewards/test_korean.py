@@ -160,6 +160,29 @@ def test_reasons() -> None:
     assert korean_reason('"A"이 옳다. 가나다라', '"A"이 옳다. 가나마') == pytest.approx(4 / 7)
 
 
+@pytest.mark.parametrize(
+    ("text", "lenient", "strict"),
+    [
+        ("가을이 옳다. 이유", 1, 1),
+        ('"가을이 옳다. 이유"', 1, 1),
+        ("\"가을이 옳다. 'ㄹ' 받침\"", 1, 1),
+        ('"가을이 옳다. 이유', 1, 0),  # the quote is never closed
+        ('"가을"이 옳다. 이유', 0, 0),  # the other form
+        ("가을가 옳다. 이유", 1, 0),
+        ("가을이 옳다.", 1, 0),
+        ("이 옳다. 이유", 0, 0),
+    ],
+)
+def test_the_literal_form(text: str, lenient: int, strict: int) -> None:
+    assert korean_format(text, form="literal", strict=False) == lenient
+    assert korean_format(text, form="literal") == strict
+
+
+def test_an_unknown_form_is_refused() -> None:
+    with pytest.raises(UsageError, match="form = 'plain'"):
+        korean_format("x", form="plain")  # pyright: ignore[reportArgumentType]
+
+
 def test_scores_worked() -> None:
     assert team_score(exact=1.0, format=1.0, rouge=0.4, bertscore=0.75) == pytest.approx(0.95)
     assert team_score(exact=1.0, format=1.0, rouge=1.0, bertscore=1.0) == pytest.approx(4 / 3)

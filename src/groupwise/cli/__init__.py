@@ -155,6 +155,7 @@ for _function in (
     data.sample,
     data.select,
     data.select_programs,
+    data.contexts,
     pipeline.pipeline,
     train.merge,
     inspect.doctor,

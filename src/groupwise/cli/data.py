@@ -1,7 +1,8 @@
-"""Commands that make data of answers: sample, select, select-programs."""
+"""Commands that make data: sample, select, select-programs, contexts."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -174,6 +175,51 @@ def select_programs(
         }
     print(path)
     write_json(json_file, told)
+
+
+def contexts(
+    data: Annotated[
+        str, typer.Argument(help="Questions with reference answers; a file, or a generator.")
+    ],
+    rules: Annotated[Path, typer.Argument(help="Rules: one per line (.txt), or a corpus.")],
+    recipe: Annotated[
+        str, typer.Option("--task", "--recipe", help="Recipe that says how the data is read.")
+    ] = "korean-norms",
+    model: Annotated[
+        str | None, typer.Option(help="Scores the answers; default: the recipe's model.")
+    ] = None,
+    by: Annotated[
+        str,
+        typer.Option(
+            help="perplexity: rules that raise the probability of the answer, for training data; "
+            "search: rules that share words with the question, for new questions."
+        ),
+    ] = "perplexity",
+    count: Annotated[
+        int, typer.Option("--count", "-n", min=1, help="Candidates per question.")
+    ] = 5,
+    rule: Annotated[
+        str, typer.Option(metavar="COLUMN", help="Column with the rule that is known to decide.")
+    ] = "rule",
+    output: Annotated[
+        Path, typer.Option(metavar="FILE", help="JSON lines, one per question.")
+    ] = Path("contexts.jsonl"),
+    overrides: Overrides = None,
+    trust_recipe: TrustRecipe = False,
+) -> None:
+    """Find the rules that may decide each question, as numbered candidates in its prompt.
+
+    An interrupted command goes on where it stopped.
+    """
+    from groupwise.config import load
+
+    given = [*(overrides or []), f"data.train={json.dumps(data)}"]
+    config = load(recipe, given, trust_recipe=trust_recipe)
+
+    from groupwise.training.stages.contexts import find_contexts
+
+    way: Any = by
+    print(find_contexts(config, rules, output, model=model, by=way, count=count, rule=rule))
 
 
 def _shard(text: str) -> tuple[int, int]:

@@ -8,6 +8,7 @@ from collections.abc import Hashable, Sequence
 import numpy as np
 
 from groupwise.evaluation.intervals import Estimate, prompt_mean, wilson
+from groupwise.evaluation.korean import korean_figures
 from groupwise.evaluation.measure import Measurement
 from groupwise.evaluation.passk import best_of_k, majority_at_k, pass_at_k
 from groupwise.rewards import extract_answer
@@ -40,6 +41,7 @@ def details(
         `maj_at_k`, `best_at_k`: of k samples the most frequent answer, and the best-rewarded one;
         `well_formed`, `right_if_formed`: greedy answers in which the reward finds an answer, and
         how many of those are right; `length`, `truncated`: of the sampled answers;
+        the score of the Korean orthography task where its rewards are (`korean_figures`);
         `seed_deviation`: standard deviation of the sampled accuracy over several seeds.
         Shares of greedy answers have Wilson's interval, the others a bootstrap over prompts, each
         with the samples of all seeds.
@@ -57,6 +59,7 @@ def details(
             figures[f"best_at_{k}"] = best
     if "reward" in plain:
         figures["reward"] = plain["reward"]
+    figures |= korean_figures(measured.greedy_groups, measured.greedy_parts, prompts)
     figures["length"] = prompt_mean(measured.lengths)
     figures["truncated"] = prompt_mean(measured.truncations)
     if measured.seeds > 1 and "sampled" in plain:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -28,6 +28,7 @@ class Measurement:
         lengths: tokens of the samples, [prompt, sample].
         truncations: which samples reached the token limit, [prompt, sample].
         greedy_groups, groups: the answers by prompt.
+        greedy_parts: values of each reward for the greedy answers, [prompt, 1].
         seeds: number of sampling seeds.
     """
 
@@ -39,6 +40,7 @@ class Measurement:
     greedy_groups: tuple[Group, ...]
     groups: tuple[Group, ...]
     seeds: int = 1
+    greedy_parts: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     @property
     def truncated(self) -> float:
@@ -95,6 +97,7 @@ class Measurement:
             truncations=self.truncations[index],
             greedy_groups=tuple(self.greedy_groups[i] for i in index),
             groups=tuple(self.groups[i] for i in index),
+            greedy_parts={name: values[index] for name, values in self.greedy_parts.items()},
         )
 
 
@@ -142,6 +145,7 @@ def measure(
         greedy_groups=tuple(greedy_groups),
         groups=tuple(groups),
         seeds=seeds,
+        greedy_parts={name: each.double().numpy() for name, each in greedy.parts.items()},
     )
 
 

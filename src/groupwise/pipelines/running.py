@@ -234,7 +234,8 @@ def _outside(
             models.append(config.model.path)
         if "rows" not in given:
             files.append(config.data.train)
-        files += [config.data.eval] if config.data.eval else []
+        held_out = config.data.eval
+        files += [held_out] if held_out and not held_out.startswith(inside) else []
     missing = [name for name in models if not _has_model(name)]
     missing += [name for name in files if not _has_data(name)]
     return {name: fingerprint(name) for name in sorted({*models, *files})}, tuple(missing)

@@ -30,6 +30,7 @@ TAKES: Mapping[str, Output] = {
     "adapter": "model",
     "rows": "rows",
     "also": "rows",
+    "rules": "rows",
 }
 """What a setting of that name takes from other stages."""
 
@@ -219,11 +220,12 @@ def distil(
 
 def _one_row_each(work: Work, rows: str) -> Path:
     """The distinct prompts of a file of answers."""
-    from groupwise.training.stages.rows import read_samples, write_rows
+    from groupwise.prompts.rows import read_rows
+    from groupwise.training.stages.rows import write_rows
 
     path = work.folder / "prompts.jsonl"
-    first: dict[Any, dict[str, Any]] = {}
-    for row in read_samples(rows):
+    first: dict[Any, Mapping[str, Any]] = {}
+    for row in read_rows(rows):
         first.setdefault(row["id"], row)
     drop = ("completion", "tokens", "sample", "finish", "reward", "correct", "parts")
     write_rows(path, [{k: v for k, v in r.items() if k not in drop} for r in first.values()])
@@ -361,16 +363,28 @@ def reward_model(
     return {"steps": config.steps}
 
 
-def _sample_config(work: Work, *, recipe: str, set: Sequence[str] = (), **_: Any) -> Config:
-    return work.config(recipe, set)
+def _rows_config(
+    work: Work,
+    *,
+    recipe: str,
+    rows: str | None = None,
+    split: str = "train",
+    set: Sequence[str] = (),
+    **_: Any,
+) -> Config:
+    own = {} if rows is None else {f"data.{split}": rows, "data.prompt_column": "prompt"}
+    if rows is not None:
+        own |= {"data.answer_column": "answer", "data.id_column": "id"}
+    return work.config(recipe, set, **own)
 
 
-@stage("rows", _sample_config)
+@stage("rows", _rows_config)
 def sample(
     work: Any,
     *,
     model: str,
     recipe: str,
+    rows: str | None = None,
     count: int = 8,
     split: str = "train",
     prompts: int | None = None,
@@ -381,6 +395,7 @@ def sample(
     Args:
         model: that answers.
         recipe: with prompts, rewards and sampling.
+        rows: prompts of the split; None takes the recipe's.
         count: answers per prompt.
         split: "train" or "eval".
         prompts: only the first so many.
@@ -388,38 +403,10 @@ def sample(
     """
     from groupwise.training.stages.sample import sample
 
-    config = _sample_config(work, recipe=recipe, set=set)
+    config = _rows_config(work, recipe=recipe, rows=rows, split=split, set=set)
     found = sample(config, model, work.rows, count=count, split=split, prompts=prompts)
     known = {"answers": found.rows, "prompts": found.prompts, "judged": found.judged}
     return known | {"right": found.correct, "prompts_solved": found.solved}
-
-
-@stage("rows")
-def select(
-    work: Any,
-    *,
-    rows: str | list[str],
-    keep: Sequence[str] = (),
-    pairs: bool = False,
-    ratio: float = 1.5,
-    most: int = 1,
-) -> Figures:
-    """Select answers by rules: `groupwise select`.
-
-    Args:
-        rows: one file of answers or several, which are put behind each other.
-        keep: rules, in order.
-        pairs: make pairs for preferences of what is left.
-        ratio, most: of the pairs.
-    """
-    from groupwise.training.stages.rows import read_samples, write_rows
-    from groupwise.training.stages.select import preference_pairs, rules_of, select
-
-    given = [row for path in _listed(rows) for row in read_samples(path)]
-    found = select(given, rules_of(keep))
-    chosen = preference_pairs(found.rows, ratio=ratio, most=most) if pairs else found.rows
-    write_rows(work.rows, chosen)
-    return {"rows": dict(found.counts)} | ({"pairs": len(chosen)} if pairs else {})
 
 
 @stage("model")
@@ -450,8 +437,7 @@ def merge(work: Any, *, adapter: str, dtype: str | None = None) -> Figures:
     return {}
 
 
-def _eval_config(work: Work, *, recipe: str, set: Sequence[str] = (), **_: Any) -> Config:
-    return work.config(recipe, set)
+_eval_config = partial(_rows_config, split="eval")
 
 
 @stage("figures", _eval_config)
@@ -460,6 +446,7 @@ def eval(
     *,
     models: Sequence[str],
     recipe: str,
+    rows: str | None = None,
     seeds: int = 1,
     set: Sequence[str] = (),
 ) -> Figures:
@@ -468,12 +455,13 @@ def eval(
     Args:
         models: the others are compared with the last one.
         recipe: with prompts, rewards and sampling.
+        rows: held-out prompts; None takes the recipe's.
         seeds: sampling seeds.
         set: further settings of the recipe.
     """
     from groupwise.evaluation.evaluate import evaluate
 
-    config = _eval_config(work, recipe=recipe, set=set)
+    config = _eval_config(work, recipe=recipe, rows=rows, set=set)
     found = evaluate(config, list(models), seeds=seeds, names=[_called(work, m) for m in models])
     values = found.as_dict()
     (work.folder / OUTPUTS["figures"]).write_text(
@@ -484,10 +472,6 @@ def eval(
 
 def _called(work: Work, model: str) -> str:
     return work.names.get(model, model)
-
-
-def _listed(value: str | Sequence[str]) -> list[str]:
-    return [value] if isinstance(value, str) else list(value)
 
 
 def clear(folder: Path) -> None:

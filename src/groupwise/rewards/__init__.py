@@ -19,6 +19,7 @@ from groupwise.rewards.base import (
     verifier,
 )
 from groupwise.rewards.builtin import (
+    contexts,
     countdown,
     format,
     korean,
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
 
 MODULES = (
     code,
+    contexts,
     countdown,
     format,
     endpoint,

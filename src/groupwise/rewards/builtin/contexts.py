@@ -1,4 +1,5 @@
-"""Which context helps: how much a passage in the prompt raises the probability of a known answer.
+"""Which context helps: how much a passage in the prompt raises the probability of a known answer,
+and a reward for picking one of several.
 
 The answer must be known, so this labels training data; it cannot choose at test time. It also
 rewards surface overlap: a rule that merely contains the answer's words can come before the one that
@@ -8,11 +9,14 @@ applies.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from groupwise.errors import UsageError
+from groupwise.rewards.base import REWARDS
+from groupwise.rewards.builtin.text import between
 
 Measure = Literal["log", "difference", "ratio"]
 Scorer = Callable[[str, str], Sequence[float]]
@@ -114,6 +118,39 @@ def rank_contexts(
         )
     helpful = [gain for gain in gains if getattr(gain, measure) > 0]
     return sorted(helpful, key=lambda gain: -getattr(gain, measure))[:top]
+
+
+@REWARDS.register
+def context_pick(text: str, columns: Mapping[str, Any], *, gold: str = "gold") -> float | None:
+    """1 where the completion names the right one of the numbered contexts in its prompt, as
+    `<context>2</context>`.
+
+    How it is gamed: a policy may pick well and ignore what it picked; combine it with a reward on
+        the answer. Where the right context often has the same number, that number earns most.
+
+    Args:
+        text: the completion; the first such element counts.
+        columns: the data row.
+        gold: column with the number of the right context, from 1, or a list of them.
+
+    Returns:
+        0 or 1; None where the row names none.
+
+    Example:
+        >>> context_pick("<context>2</context><answer>…</answer>", {"gold": 2})
+        1.0
+        >>> context_pick("<context>2</context> <context>1</context>", {"gold": 1})
+        0.0
+
+    Source: Korean_QA_RAG_2025 lets the policy choose among candidates by perplexity.
+    """
+    right = columns.get(gold)
+    if right is None or right == []:
+        return None
+    numbers = {int(each) for each in (right if isinstance(right, list) else [right])}
+    found = between(text, "<context>", "</context>")
+    said = found[0].strip() if found else ""
+    return float(re.fullmatch(r"[0-9]{1,4}", said) is not None and int(said) in numbers)
 
 
 def scorer_of(model: Any, tokenizer: Any) -> Scorer:

@@ -19,18 +19,26 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
+from groupwise.errors import UsageError, suggest
 from groupwise.rewards.base import REWARDS, verifier
 from groupwise.rewards.builtin.rouge import Kind, Tokens, rouge_score
 from groupwise.rewards.builtin.text import Source, final_answer
 
 Rules = Literal["official", "team"]
+Form = Literal["quoted", "literal"]
 
 _STRICT = re.compile(
     r'^"(?P<sentence>[^"]*\S[^"]*)"(?P<particle>이|가) 옳다\. (?P<reason>\S.*)$', re.DOTALL
 )
 _LENIENT = re.compile(r'^"[^"]+"[이가] 옳다[.]?')
+_LITERAL = re.compile(
+    r'^(?P<quote>"?)(?P<sentence>[^"]*?[^"\s])(?P<particle>이|가) 옳다\. '
+    r"(?P<reason>\S.*?)(?P=quote)$",
+    re.DOTALL,
+)
+_LENIENT_LITERAL = re.compile(r'^"?[^"]*?[^"\s][이가] 옳다')
 _ENDINGS = ("가 옳다", "이 옳다")
 _QUOTES = str.maketrans(dict.fromkeys("\"'“”„‟«»‘’‚‛‹›"))
 _ASCII_QUOTES = str.maketrans(dict.fromkeys("\"'"))
@@ -189,8 +197,10 @@ def _reasons(text: str, answer: Any, source: Source) -> tuple[str, str] | None:
 
 
 @REWARDS.register
-def korean_format(text: str, *, strict: bool = True, source: Source = "final") -> float:
-    """1 for the form `"{sentence}"이/가 옳다. {reason}`.
+def korean_format(
+    text: str, *, strict: bool = True, form: Form = "quoted", source: Source = "final"
+) -> float:
+    """1 for the form `"{sentence}"이/가 옳다. {reason}`, or for the literal form.
 
     Args:
         text: the completion.
@@ -199,6 +209,9 @@ def korean_format(text: str, *, strict: bool = True, source: Source = "final") -
             Otherwise
             the team's pattern: the answer begins with it, the particle is not checked and no reason
             is needed.
+        form: "quoted" wants quotes around the sentence. "literal" is what the announcement of the
+            task prints, `"{sentence}이/가 옳다. {reason}"`: no quotes around the sentence, and
+            quotes around the whole answer or none.
         source: what counts as the answer, see `groupwise.rewards.builtin.text`.
 
     How it is gamed: any quoted sentence earns it, right or wrong, and one letter is reason enough;
@@ -209,13 +222,18 @@ def korean_format(text: str, *, strict: bool = True, source: Source = "final") -
         (1.0, 0.0)
         >>> korean_format('"가을"가 옳다', strict=False)
         1.0
+        >>> korean_format('"가을이 옳다. 까닭"', form="literal")
+        1.0
 
-    Source: the team's `reward.py` (lenient).
+    Source: the team's `reward.py` (lenient); the blog's own form (literal).
     """
     said = _said(text, source)
+    if form not in get_args(Form):
+        raise UsageError(f"korean_format: form = {form!r}: {suggest(form, get_args(Form))}")
     if not strict:
-        return float(_LENIENT.match(said) is not None)
-    found = _STRICT.match(said)
+        pattern = _LENIENT if form == "quoted" else _LENIENT_LITERAL
+        return float(pattern.match(said) is not None)
+    found = (_STRICT if form == "quoted" else _LITERAL).match(said)
     if found is None:
         return 0.0
     return float(particle(found["sentence"]) in (None, found["particle"]))

@@ -118,3 +118,31 @@ def korean_reason_bertscore(
         return None
     said = split_answer(final_answer(text, source=source) or "")[1]
     return bert_f1(said, wanted, model=model, layer=layer, device=device) if said else 0.0
+
+
+@in_process
+@REWARDS.register
+def korean_reason_bleurt(
+    text: str, answer: Any, *, model: str, source: Source = "final", device: str = "cpu"
+) -> float | None:
+    """BLEURT between the reasons of the Korean orthography task, 0 where the answer gives none.
+
+    Args:
+        text: the completion.
+        answer: the reference, in the form of an answer.
+        model: folder of a sequence classifier with a regression head that transformers can load.
+        source: what counts as the answer, see `groupwise.rewards.builtin.text`.
+        device: where it runs.
+
+    Returns:
+        About 0 to 1, not bounded; None where the reference has no reason.
+
+    Source: the competition's `evaluation.py`, with BLEURT-20.
+    """
+    from groupwise.rewards.judges.encoders import pair_score
+
+    wanted = split_answer(str(answer))[1] if answer is not None else ""
+    if not wanted:
+        return None
+    said = split_answer(final_answer(text, source=source) or "")[1]
+    return pair_score(wanted, said, model=model, device=device) if said else 0.0

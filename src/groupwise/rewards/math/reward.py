@@ -26,6 +26,7 @@ _LETTER = re.compile(r"\(?\s*([A-J])\s*\)?\.?")
 _LEADING_LETTER = re.compile(r"\(?\s*([A-Ja-j])\s*(?:[).:]+(?:\s.*)?|$)", re.DOTALL)
 _DECIMAL_COMMA = re.compile(r"[-+]?\d+,\d+")
 _STYLED = re.compile(r"\\(?:text(?:bf|it|rm)?|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")
+_EMPHASISED = re.compile(r"\\text(?:bf|it)\s*\{([^{}]*\d[^{}]*)\}")
 _WORD = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]{2,}")
 
 
@@ -53,7 +54,7 @@ def math_equal(gold: str, answer: str) -> bool | None:
     Elsewhere: math-verify compares with sympy to six decimals, so it takes 1e-7 for 2e-7 and
     (1, 2) for {1, 2}; its time limit is a signal of the main thread. Nothing here needs a limit.
     """
-    gold, answer = gold.strip(), answer.strip()
+    gold, answer = _unstyled(gold.strip()), _unstyled(answer.strip())
     if not gold:
         return None
     if gold == answer:
@@ -77,6 +78,12 @@ def math_equal(gold: str, answer: str) -> bool | None:
     if quick is not None:
         return quick
     return _by_structure(gold, answer)
+
+
+def _unstyled(text: str) -> str:
+    """Without bold or italic type around the whole of an answer with digits: \\textbf{(073)}."""
+    found = _EMPHASISED.fullmatch(text)
+    return found[1].strip() if found else text
 
 
 def _quick(gold: str, answer: str) -> bool | None:
