@@ -9,7 +9,7 @@ PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HU
 # torch goes in first and is pinned by the constraints, so that no later requirement replaces it.
 TORCH  := $(shell sed -n 's/^\(torch==[^ ]*\).*/\1/p' constraints.txt)
 
-.PHONY: demo test test-torch-kernels verify cluster-test audit lint types format api docs base-model study study-models study-runs vllm-env trl-env dist clean
+.PHONY: demo test test-torch-kernels verify cluster-test audit lint types format api docs base-model study study-models study-runs papers vllm-env trl-env dist clean
 
 demo: .venv/.runtime
 	$(BIN)/groupwise demo
@@ -86,6 +86,12 @@ endif
 study: .venv/.runtime
 	$(BIN)/python studies/softrank/page.py
 	$(BIN)/python studies/softrank/second.py
+
+# The small pipelines over three seeds (hours; finished stages are kept), and the page of their reports.
+papers: .venv/.runtime
+	for name in $$($(BIN)/python studies/papers/page.py); do \
+	    $(BIN)/groupwise pipeline $$name --seeds 3 --output runs/papers/$$name || exit 1; done
+	$(BIN)/python studies/papers/page.py runs/papers
 
 # Peers of the benchmarks, each in its own environment; `make verify` tests the engine against the vLLM
 # of the first.
