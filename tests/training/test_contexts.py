@@ -14,6 +14,7 @@ from groupwise.pipelines import plan_table, read_pipeline
 from groupwise.prompts.rows import read_rows
 from groupwise.rewards.builtin.contexts import context_pick
 from groupwise.training.stages.contexts import find_contexts, read_rules
+from groupwise.training.stages.warmup import worked_examples
 from small_runs import Quiet, tiny
 
 ITEMS = [
@@ -102,3 +103,9 @@ def test_the_korean_pipeline_plans_candidates_for_both_splits() -> None:
     kinds = [(state.stage.name, state.stage.kind.name) for state in states]
     assert ("candidates", "contexts") in kinds and ("tested", "contexts") in kinds
     assert not any("rows.jsonl" in name for state in states for name in state.missing)
+
+
+def test_the_packaged_items_are_worked_answers() -> None:
+    settings = load("korean-norms", ["sampling.max_tokens=2000"])
+    examples = worked_examples(settings, tiny())
+    assert len(examples) == 60 and all("옳다. " in each.completion for each in examples)

@@ -71,7 +71,9 @@ def worked_examples(
     room = config.sampling.max_tokens
     examples = []
     for prompt in prompts:
-        completion = style({"text": str(prompt.columns.get(column, ""))})
+        # A nested column such as output.answer, and the answers of generators, are no columns.
+        other = prompt.answer if column == data.answer_column else None
+        completion = style({"text": str(prompt.columns.get(column, other or ""))})
         if completion is not None and len(policy.tokenizer(completion).input_ids) < room:
             examples.append(Example(prompt=prompt, completion=completion))
     if not examples:
