@@ -135,7 +135,7 @@ def test_answers_in_another_language_are_left_out() -> None:
         row("a", 1, 1, text="다섯 더하기 둘은 일곱"),
         row("b", 1, 1, text="five plus two is 일곱"),
     ]
-    assert left("language", rows, tongue="korean", share=0.9) == [("a", 1)]
+    assert left("language", rows, language="korean", share=0.9) == [("a", 1)]
 
 
 def test_the_best_answer_by_another_score_leaves_out_what_was_not_scored() -> None:

@@ -39,7 +39,7 @@ def sample(
 ) -> None:
     """Sample answers to the prompts of a recipe and score them.
 
-    An interrupted command goes on where it stopped.
+    An interrupted command continues where it stopped.
     """
     from groupwise.config import load
 
@@ -60,7 +60,7 @@ def select(
         typer.Option(
             metavar="RULE",
             help="correct, shortest_correct, best(count=2), pass_rate(above=0.1, below=0.9), "
-            "distinct, length(least=1, most=512), language(tongue='korean'), at_most(count=2); "
+            "distinct, length(least=1, most=512), language(language='korean'), at_most(count=2); "
             "repeatable, applied in order.",
         ),
     ] = None,
@@ -147,7 +147,7 @@ def select_programs(
 
     The programs run in the sandbox on the examples and on new inputs; those that behave equally are
     a cluster, and clusters are ordered by the examples they pass and by size. An interrupted
-    command goes on where it stopped.
+    command continues where it stopped.
     """
     from groupwise.evaluation.submissions import submission_figures
     from groupwise.training.stages.rows import read_samples

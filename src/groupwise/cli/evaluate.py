@@ -131,7 +131,7 @@ def watch(
         int, typer.Option(min=0, max=65535, help="Port on this machine; 0 takes a free one.")
     ] = 0,
 ) -> None:
-    """Follow a run: its report as a local page that renews itself after every step."""
+    """Follow a run: its report as a local page, refreshed after every step."""
     from groupwise.report.live import LivePage, serve
 
     page = LivePage(run)

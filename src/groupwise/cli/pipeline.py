@@ -51,7 +51,7 @@ def pipeline(
 ) -> None:
     """Run stages one after the other: sft, sample, select, train, average, eval and others.
 
-    What is up to date is skipped; an interrupted pipeline goes on where it stopped.
+    What is up to date is skipped; an interrupted pipeline continues where it stopped.
     """
     from groupwise.pipelines import packaged_pipelines, plan_table, read_pipeline, run_pipeline
     from groupwise.pipelines.over_seeds import run_seeds

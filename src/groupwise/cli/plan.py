@@ -20,7 +20,7 @@ STATE_BYTES = 16
 
 def plan(
     recipe: Recipe,
-    gpus: Annotated[int, typer.Option("--gpus", help="Cards, those that learn included.")],
+    gpus: Annotated[int, typer.Option("--gpus", help="GPUs, including those that learn.")],
     kind: Annotated[str, typer.Option("--kind", help="a100, h100, h200 or b200.")] = "h100",
     mean_tokens: Annotated[
         float | None, typer.Option(help="Mean completion; default: a quarter of max_tokens.")

@@ -89,7 +89,7 @@ def run_pipeline(
 
     Every stage has a folder in `pipeline.output`: a model in `final/`, rows in `rows.jsonl`,
     figures in `figures.json`, and in `stage.json` its settings, its inputs and their hashes. A
-    stage that was interrupted goes on where its own function can (rows, checkpoints), or starts
+    stage that was interrupted continues where its own function can (rows, checkpoints), or starts
     again; either way it leaves the files of an uninterrupted run.
 
     Args:

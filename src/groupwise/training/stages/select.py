@@ -149,11 +149,11 @@ def length(rows: Sequence[Row], *, least: int = 0, most: int = 1_000_000) -> lis
 
 
 @SELECTIONS.register
-def language(rows: Sequence[Row], *, tongue: str = "korean", share: float = 0.9) -> list[Row]:
+def language(rows: Sequence[Row], *, language: str = "korean", share: float = 0.9) -> list[Row]:
     """Answers of which at least `share` of the words are in one language.
 
     Args:
-        tongue: the language, as the reward `language_consistency` takes it.
+        language: as the reward `language_consistency` takes it.
         share: of words, from 0 to 1.
 
     Source: DeepSeek-R1 (2501.12948), section 2.3.2, drops chains of thought of mixed languages.
@@ -161,7 +161,7 @@ def language(rows: Sequence[Row], *, tongue: str = "korean", share: float = 0.9)
     if not 0 <= share <= 1:
         raise UsageError(f"share = {share!r}: must be 0 to 1.")
     return [
-        row for row in rows if language_consistency(row["completion"], language=tongue) >= share
+        row for row in rows if language_consistency(row["completion"], language=language) >= share
     ]
 
 
