@@ -29,6 +29,7 @@ from groupwise.evaluation.measure import Measurement, measure
 from groupwise.kernels import select
 from groupwise.models import Policy
 from groupwise.prompts.contamination import contamination_warning, shared_prompts
+from groupwise.prompts.remarks import remarks
 from groupwise.prompts.templates import Rendered
 from groupwise.rewards import Scorer
 from groupwise.rewards.journal import RewardJournal
@@ -274,6 +275,9 @@ def _rendered(
     train_on = rendered(config, policy, training)
     splits = _held_out(config, policy, eval_prompts, validation=validation)
     _warn(train_on, splits, log=log)
+    per_step = config.prompts_per_step
+    for line in remarks(train_on.prompts, policy.tokenizer, per_step=per_step):
+        log(line)
     return train_on, splits
 
 
