@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAIRS = {"docs/ko/README.md": "README.md"}
+PAIRS = {
+    "docs/ko/README.md": "README.md",
+    "docs/ko/competition.md": "docs/competition.md",
+}
 """Korean pages by their English originals."""
 
 
