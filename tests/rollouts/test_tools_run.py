@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import random
+import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -70,7 +75,7 @@ def mortal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Mortal]:
     made.kill()
 
 
-def started(folder: Path, mortal: Mortal, *more: str, resume: bool = False) -> Prepared:
+def started(folder: Path, mortal: Mortal | Served, *more: str, resume: bool = False) -> Prepared:
     server = f"environment.server=http://127.0.0.1:{mortal.port}"
     return prepared(folder, *SETTINGS, server, *more, resume=resume)
 
@@ -146,3 +151,71 @@ def test_a_resumed_run_asks_nothing_again_and_is_the_same_to_the_bit(
     assert timeless(tmp_path) == rows and rows[-1]["calls"] > 0
     found = again.trainer.learners["policy"].trained()
     assert all(torch.equal(found[name], value) for name, value in wanted.items())
+
+
+class Served:
+    """`groupwise serve-search` in a process of its own, which can be killed and started again."""
+
+    def __init__(self, folder: Path) -> None:
+        self.corpus = folder / "corpus.jsonl"
+        self.corpus.write_text(json.dumps({"title": "Paris", "text": "capital of France"}) + "\n")
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.start()
+
+    def start(self) -> None:
+        """Return when it listens."""
+        command = [sys.executable, "-m", "groupwise", "serve-search", str(self.corpus)]
+        self.process = subprocess.Popen(
+            [*command, "--port", str(self.port)], stdout=subprocess.PIPE, text=True
+        )
+        assert self.process.stdout is not None
+        assert "1 passages at" in self.process.stdout.readline()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+@pytest.mark.verify
+def test_serve_search_is_killed_in_20_steps_and_the_run_and_its_resumption_are_equal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Failed calls are journalled too, so the steps are repeated without any server."""
+    monkeypatch.setitem(ENVIRONMENTS._functions, "asks_often", asks_often)
+    served, rng = Served(tmp_path), random.Random(0)
+    more = ("steps=20", "guards.silent_rewards=say", "guards.max_bad_steps=20", "group_size=8")
+    run = started(tmp_path / "run", served, *more)
+    lost = answered = steps_with_both = 0
+    try:
+        for step in range(20):
+            killer = threading.Timer(rng.random() * 0.2, served.kill)
+            killer.start()
+            scored = run.trainer.advance().scored
+            killer.join()
+            failed = [c.failure is not None for g in scored.groups for c in g.completions]
+            asked = [c.values["calls"] > 0 for g in scored.groups for c in g.completions]
+            right = [a and not f for a, f in zip(asked, failed, strict=True)]
+            lost, answered = lost + sum(failed), answered + sum(right)
+            steps_with_both += any(failed) and any(right)
+            assert scored.scores.valid.flatten().tolist() == [not one for one in failed]
+            assert scored.scores.total.isnan().flatten().tolist() == failed
+            if step == 9:
+                run.trainer.save(wait=True)
+            served.start()
+        wanted = {name: one.clone() for name, one in run.trainer.policy.trained().items()}
+    finally:
+        served.kill()
+        run.close()
+    assert lost and answered and steps_with_both, (lost, answered, steps_with_both)
+    rows = timeless(tmp_path / "run")
+    again = started(tmp_path / "run", served, *more, resume=True)
+    try:
+        for _ in range(10):
+            again.trainer.advance()
+    finally:
+        again.close()
+    assert timeless(tmp_path / "run") == rows
+    found = again.trainer.policy.trained()
+    assert all(torch.equal(found[name], one) for name, one in wanted.items())
