@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -101,5 +103,6 @@ def test_the_script_trains(tmp_path: Path) -> None:
     given = settings(folder, "steps=2")
     path = tmp_path / "run.sh"
     path.write_text(script(launch_of("word-problems", *given, per_node=2)))
-    subprocess.run(["bash", str(path)], check=True, capture_output=True)
+    programs = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    subprocess.run(["bash", str(path)], check=True, capture_output=True, env=programs)
     assert (folder / "final" / "model.safetensors").exists()
