@@ -292,6 +292,7 @@ class Request:
         samples: indices of the completions wanted; all `group` ones by default.
         begun: for each of them the completion so far; empty where none is begun.
         budget: tokens that the policy may write in each; None is `Sampling.max_tokens`.
+        version: of the weights that write it, for an engine that keeps several; None: the newest.
     """
 
     prompt: Prompt
@@ -301,6 +302,7 @@ class Request:
     samples: tuple[int, ...] = ()
     begun: tuple[Completion, ...] = ()
     budget: int | None = None
+    version: int | None = None
 
     @property
     def wanted(self) -> tuple[int, ...]:
@@ -467,8 +469,7 @@ class Learner(Protocol):
         ...
 
     def movement(self) -> Callable[[], float]:
-        """Begin to watch the trained weights; the function returned gives the share of parameters
-        that have not changed since."""
+        """Watch the trained weights; the result gives the share of parameters unchanged since."""
         ...
 
     def save(self, path: str) -> None:
@@ -485,8 +486,7 @@ class Reward(Protocol):
 
 @runtime_checkable
 class Source(Protocol):
-    """Turns prompts into scored groups and owns whatever has to go round again: redraws, refills,
-    retries."""
+    """Turns prompts into scored groups and owns what has to go round again, such as redraws."""
 
     def take(self, count: int, *, step: int) -> ScoredGroups: ...
 

@@ -96,7 +96,7 @@ def test_the_last_of_two_equal_settings_wins(recipe: Path) -> None:
     [
         (
             "grop_size=2",
-            "grop_size = 2: no such setting; did you mean group_size? Known: alerts",
+            "grop_size = 2: no such setting; did you mean group_size? Known: ahead",
         ),
         ("num_generations=8", "num_generations = 8: no such setting; did you mean group_size? K"),
         ("rank=8", "rank = 8: no such setting; did you mean model.adapter.rank or critic.ad"),

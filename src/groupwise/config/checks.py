@@ -105,6 +105,34 @@ def check_pool(config: Config) -> None:
             )
 
 
+def check_ahead(config: Config, algorithm: BoundAlgorithm) -> None:
+    """Refuse batches of older weights that nothing corrects, and numbers that change under them.
+
+    Raises:
+        UsageError: with the dotted path of the setting to change.
+    """
+    if not config.ahead:
+        return
+    if algorithm.row.correction.name == "none" and "name" not in config.algorithm.correction:
+        raise UsageError(
+            f"ahead = {config.ahead}: batches are {config.ahead} steps older than the weights that "
+            f"learn from them, and algorithm {config.algorithm.name!r} has no correction; set "
+            "algorithm.correction.name = 'tis', or 'none' to train without one."
+        )
+    if config.partial_rollouts is not None:
+        raise UsageError(
+            f"ahead = {config.ahead}: a batch is written by one version of the weights, and "
+            "partial_rollouts continues completions with the next one; leave out one of the two."
+        )
+    scheduled = [each.setting for each in config.schedules]
+    early = [s for s in scheduled if s.startswith(("sampling.", "rewards.", "algorithm.filter"))]
+    if early:
+        raise UsageError(
+            f"schedules: {early[0]} changes with the step, and with ahead = {config.ahead} several "
+            "steps are sampled at a time; leave out one of the two."
+        )
+
+
 def check_changing(config: Config) -> None:
     """Refuse data and schedules that cannot work.
 
@@ -318,6 +346,7 @@ def check_functions(config: Config) -> None:
 
     algorithm = bind(config.algorithm.name, config.algorithm.overrides(), where="algorithm")
     validate_by_call(algorithm, config)
+    check_ahead(config, algorithm)
     value_loss(config)
     check_teacher(config, algorithm)
     check_old_tokens(config, algorithm)

@@ -57,6 +57,9 @@ class Config(Section):
     """Run directory."""
     prompts_per_step: Annotated[int, Field(ge=1, le=1_000_000)] = 16
     """Prompts per batch of rollouts (P)."""
+    ahead: Annotated[int, Field(ge=0, le=64)] = 0
+    """Steps between the weights that write a batch and the update that learns from it (k). On a
+    cluster, 1 or more samples while the learner updates; 0 does one after the other."""
     group_size: Annotated[int, Field(ge=1, le=4096)] = 8
     """Completions per prompt (G); leave-one-out advantages take memory with its square."""
     threads: Annotated[Annotated[int, Field(ge=1, le=4096)] | None, FREE] = None

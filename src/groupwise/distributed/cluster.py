@@ -11,9 +11,7 @@ checkpoint.
 from __future__ import annotations
 
 import tempfile
-import time
-from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,31 +20,19 @@ from torch import Tensor
 from groupwise.algorithms import BoundAlgorithm
 from groupwise.config import Config
 from groupwise.config.connect import Connected
-from groupwise.distributed.actors import LearnerRank, Replica
+from groupwise.distributed.actors import LearnerRank
 from groupwise.distributed.connection import LIFE, Cluster
 from groupwise.distributed.lost import RankLost
 from groupwise.distributed.objectives import named
+from groupwise.distributed.replicas import ClusterEngine, Stored
 from groupwise.errors import RunError, UsageError, first_line
 from groupwise.models import Policy
-from groupwise.types import (
-    Batch,
-    Group,
-    Limits,
-    Metrics,
-    Objective,
-    Request,
-    Sampling,
-    Update,
-    WeightsRef,
-)
+from groupwise.types import Batch, Objective, Update, WeightsRef
 
 LOOK_S = 2.0
 """Seconds between two looks at whether processes are alive that are waited for."""
 ANSWER_S = 5.0
 """Seconds in which a process that is alive answers."""
-PAUSE_S = 0.01
-REPLACEMENTS = 10
-"""Replicas that may be lost one after the other before a rollout is given up."""
 
 
 def connect_cluster(config: Config, algorithm: BoundAlgorithm, *, policy: Policy) -> Connected:
@@ -60,7 +46,7 @@ def connect_cluster(config: Config, algorithm: BoundAlgorithm, *, policy: Policy
     try:
         weights = {name: p.detach().cpu() for name, p in policy.model.named_parameters()}
         learner = ClusterLearner(cluster, weights)
-        engine = ClusterEngine(cluster, learner)
+        engine = ClusterEngine(cluster, Stored(learner.version, learner.shipped))
     except BaseException:
         cluster.close()
         raise
@@ -225,119 +211,6 @@ class ClusterLearner:
     def save(self, path: str) -> None:
         """As `Learner.save`."""
         self.ask("save", {"path": str(Path(path).resolve())})
-
-
-class Stored:
-    """Published weights in the object store; replicas read them, the driver does not."""
-
-    def __init__(self, version: int, ref: Any) -> None:
-        self.version, self.ref = version, ref
-        self.manifest: Mapping[str, Any] = {}
-
-    def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """None are here."""
-        return iter(())
-
-    def digest(self, name: str) -> int:
-        """None are here."""
-        raise KeyError(name)
-
-
-class ClusterEngine:
-    """An `Engine` that gives requests to replicas and replaces those that die.
-
-    Args:
-        learner: whose weights the replicas begin with.
-    """
-
-    def __init__(self, cluster: Cluster, learner: ClusterLearner) -> None:
-        self.cluster = cluster
-        self.current = Stored(learner.version, learner.shipped)
-        self.replicas = [self._new() for _ in range(cluster.settings.replicas)]
-        cluster.compare({f"replica {i}": actor for i, actor in enumerate(self.replicas)})
-        self._renew(self.replicas)
-        self.exact_continuation = bool(cluster.get(self.replicas[0].exact_continuation.remote()))
-        slots = max(1, cluster.config.engine.max_rows // cluster.config.group_size)
-        self.chunk = slots
-
-    def _new(self) -> Any:
-        of = self.cluster.settings
-        return self.cluster.actor(Replica, cpus=of.replica_cpus, gpus=of.replica_gpus)
-
-    def _renew(self, replicas: list[Any]) -> Metrics:
-        """Give replicas the current weights; each checks what arrives."""
-        current = self.current
-        refs = [actor.publish.remote(current.ref, current.version) for actor in replicas]
-        return self.cluster.get(refs)[0]
-
-    def generate(
-        self,
-        requests: Iterable[Request | None],
-        sampling: Sampling,
-        limits: Limits | None = None,
-    ) -> Iterator[Group]:
-        """Yield groups as replicas finish them."""
-        source, over = iter(requests), False
-        waiting: deque[Request] = deque()
-        running: dict[Any, tuple[int, list[Request]]] = {}
-        lost = 0
-        while not over or waiting or running:
-            while not over and len(waiting) < self.chunk * len(self.replicas):
-                try:
-                    request = next(source)
-                except StopIteration:
-                    over = True
-                    break
-                if request is None:
-                    break
-                waiting.append(request)
-            idle = set(range(len(self.replicas))) - {place for place, _ in running.values()}
-            share = max(1, min(self.chunk, -(-len(waiting) // max(1, len(self.replicas)))))
-            for place in sorted(idle):
-                if waiting:
-                    given = [waiting.popleft() for _ in range(min(share, len(waiting)))]
-                    ref = self.replicas[place].generate.remote(given, sampling)
-                    running[ref] = place, given
-            if not running:
-                time.sleep(PAUSE_S)
-                continue
-            done, _ = self.cluster.ray.wait(list(running), num_returns=1, timeout=1.0)
-            for ref in done:
-                place, given = running.pop(ref)
-                try:
-                    yield from self.cluster.get(ref)
-                except self.cluster.ray.exceptions.RayActorError as error:
-                    lost += 1
-                    if lost > REPLACEMENTS:
-                        raise RunError(
-                            f"replica {place}: {lost} replicas were lost in one rollout."
-                        ) from error
-                    self._replace(place)
-                    waiting.extendleft(reversed(given))
-
-    def _replace(self, place: int) -> None:
-        """A new replica for a lost one, with the weights of the others."""
-        self.replicas[place] = self._new()
-        self._renew([self.replicas[place]])
-
-    def publish(self, weights: WeightsRef) -> Metrics:
-        """Have every replica sample from new weights; one that was lost meanwhile is replaced.
-
-        Raises:
-            RunError: what arrived is not what was sent.
-        """
-        assert isinstance(weights, Stored)
-        self.current, start = weights, time.perf_counter()
-        for place, actor in enumerate(self.replicas):
-            try:
-                self._renew([actor])
-            except self.cluster.ray.exceptions.RayActorError:
-                self._replace(place)
-        return {"seconds.weights": time.perf_counter() - start}
-
-    def close(self) -> None:
-        """End ranks, replicas, and a cluster that was started here."""
-        self.cluster.close()
 
 
 class _Silent(Exception):

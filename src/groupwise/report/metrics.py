@@ -160,6 +160,18 @@ METRICS: dict[str, Metric] = {
 FAMILIES: tuple[tuple[str, Metric], ...] = (
     (r"seconds\.(\w+)", Metric("Seconds: {0}", "Seconds of the step spent on {0}.")),
     (r"tool_(\w+)", Metric("{0} per completion", "Mean of `{0}`, counted by the environment.")),
+    (
+        r"kl_at_age\.(\d+)",
+        Metric("KL at age {0}", "KL(sampler‖learner) of tokens {0} optimizer steps old, in nats."),
+    ),
+    (
+        r"ess_at_age\.(\d+)",
+        Metric(
+            "Effective sample size at age {0}",
+            "Share of tokens {0} optimizer steps old that would be left if each were weighted by "
+            "π_learner / π_sampler.",
+        ),
+    ),
     (r"reward_(\w+)", Metric("Reward: {0}", "Mean of the component `{0}` before its weight.")),
 )
 """Patterns of metrics that are named after a stage, an environment's count or a reward."""

@@ -111,7 +111,9 @@ class PartialRollouts:
                 "row": one.row,
                 "stream": list(one.group.stream),
                 "cut": list(one.cut),
-                "completions": [_plain(completion) for completion in one.group.completions],
+                "completions": [
+                    plain_completion(completion) for completion in one.group.completions
+                ],
             }
             for one in self._waiting
         ]
@@ -133,7 +135,7 @@ class PartialRollouts:
                 group=Group(
                     prompt=prompts[one["row"]],
                     prompt_tokens=tokens[one["row"]],
-                    completions=tuple(_completion(plain) for plain in one["completions"]),
+                    completions=tuple(completion_of(plain) for plain in one["completions"]),
                     stream=Stream(*one["stream"]),
                     samples=tuple(range(len(one["completions"]))),
                 ),
@@ -153,7 +155,7 @@ def _is_cut(completion: Completion, budget: int, sampling: Sampling) -> bool:
     )
 
 
-def _plain(completion: Completion) -> dict[str, Any]:
+def plain_completion(completion: Completion) -> dict[str, Any]:
     """A completion as values that checkpoints hold."""
     plain = {field.name: getattr(completion, field.name) for field in fields(completion)}
     plain["values"] = dict(completion.values)
@@ -165,7 +167,8 @@ def _plain(completion: Completion) -> dict[str, Any]:
     return plain
 
 
-def _completion(plain: Mapping[str, Any]) -> Completion:
+def completion_of(plain: Mapping[str, Any]) -> Completion:
+    """The completion of which `plain_completion` made this."""
     failure = plain["failure"]
     known = None if failure is None else (Status(failure[0]), failure[1])
     support = plain["support"]

@@ -59,6 +59,9 @@ class RolloutSource:
         tokens_per_step: tokens that a completion may get in one step; it goes on in the next one.
             None finishes every completion in its step.
         watch: watches each wait for rollouts and for rewards.
+
+    Attributes:
+        rows: where the prompts drawn so far stand in the data, by id.
     """
 
     def __init__(
@@ -85,6 +88,7 @@ class RolloutSource:
         self.journal, self.replies, self.watch = journal, replies, watch
         self.partial = PartialRollouts(tokens_per_step)
         self.order: Order = PromptOrder(len(prompts), seed=seed) if order is None else order
+        self.rows: dict[str, int] = {}
         self._rows = content_hash(prompts)
 
     def take(self, count: int, *, step: int) -> ScoredGroups:
@@ -165,7 +169,7 @@ class RolloutSource:
 
     def _new(self, count: int, *, stream: Stream) -> list[Asked]:
         """Requests for the next `count` prompts."""
-        return [
+        asked = [
             Asked(
                 row,
                 Request(
@@ -178,6 +182,18 @@ class RolloutSource:
             )
             for place, (row, tokens) in enumerate(self._drawn(count))
         ]
+        self.rows |= {each.request.prompt.id: each.row for each in asked}
+        return asked
+
+    def upcoming(self, batches: Sequence[tuple[int, int]]) -> list[list[Request]]:
+        """The first requests of the next batches, (count, step) each, if none draws again. Nothing
+        is drawn."""
+        before = self.order.state()
+        try:
+            drawn = [self._new(count, stream=Stream(self.seed, step)) for count, step in batches]
+        finally:
+            self.order.restore(before)
+        return [[each.request for each in batch] for batch in drawn]
 
     def _sample(
         self, asked: Sequence[Asked], *, seconds: dict[str, float]
@@ -261,6 +277,11 @@ class RolloutSource:
         Raises:
             UsageError: the prompts or the seed are not those of the state.
         """
+        if "ahead" in state:
+            raise UsageError(
+                "ahead = 0: the checkpoint holds batches that were sampled ahead of their steps; "
+                "resume with ahead = 1 or more."
+            )
         self.order.restore(state["order"])
         if state.get("rows", self._rows) != self._rows:
             raise UsageError(

@@ -29,10 +29,13 @@ from groupwise.evaluation.measure import Measurement, measure
 from groupwise.kernels import select
 from groupwise.models import Policy
 from groupwise.prompts.contamination import contamination_warning, shared_prompts
+from groupwise.prompts.orders import PrioritisedOrder
 from groupwise.prompts.remarks import remarks
 from groupwise.prompts.templates import Rendered
 from groupwise.rewards import Scorer
 from groupwise.rewards.journal import RewardJournal
+from groupwise.rollouts.ahead import AheadSource
+from groupwise.rollouts.background import Background
 from groupwise.rollouts.source import RolloutSource
 from groupwise.rollouts.tools import ReplyJournal, ToolEngine
 from groupwise.rundir.files import RunLog, read_lines
@@ -59,7 +62,7 @@ from groupwise.training.resume import (
 from groupwise.training.stages.pretraining import ready_critic
 from groupwise.training.stages.warmup import warm_up
 from groupwise.training.trainer import POLICY, Trainer, TrainerSettings
-from groupwise.types import Engine, Learner, Prompt, Watch
+from groupwise.types import Engine, Learner, Prompt, Source, Watch, unwatched
 
 Connector = Callable[..., Connected]
 """From a configuration, a bound algorithm and `policy` to the policy with learner and engine."""
@@ -84,6 +87,8 @@ class Prepared:
 
     def close(self) -> None:
         """End workers, threads and trackers, and let others have the run directory."""
+        if isinstance(self.trainer.source, AheadSource):
+            self.trainer.source.close()
         self.opened.close()
 
     def evaluate(self, split: str) -> dict[str, Any]:
@@ -220,16 +225,12 @@ def _trainer(
         kind = partial(CriticTrainer, critic=config.critic, value_loss=value_loss(config))
     elif config.distillation is not None:
         kind = partial(DistillationTrainer, teacher=make_teacher(config, connected.policy))
-    drawn = source(
-        keep=algorithm.filter,
-        seed=config.seed,
-        order=order_of(config, ready.prompts),
-        tokens_per_step=config.partial_rollouts and config.partial_rollouts.tokens_per_step,
-        **journals,
+    drawn, taken = _source(
+        config, algorithm, connected, ready, make=partial(source, **journals), watch=watch
     )
     trainer = kind(
         settings=_settings(config),
-        source=drawn,
+        source=taken,
         engine=connected.engine,
         learners=learners,
         algorithm=algorithm,
@@ -247,6 +248,44 @@ def _trainer(
     )
     trainer.callbacks = (Changing(config, trainer, source=drawn, scorer=scorer), *callbacks)
     return trainer
+
+
+def _source(
+    config: Config,
+    algorithm: BoundAlgorithm,
+    connected: Connected,
+    ready: Rendered,
+    *,
+    make: Callable[..., RolloutSource],
+    watch: Watch,
+) -> tuple[RolloutSource, Source]:
+    """What draws prompts, samples and scores, and what the loop takes batches from: the same, or
+    what uses it ahead of the update.
+
+    Args:
+        make: makes a source from what the algorithm and the loop add to it.
+    """
+    order = order_of(config, ready.prompts)
+    budget = config.partial_rollouts and config.partial_rollouts.tokens_per_step
+    given = {"keep": algorithm.filter, "seed": config.seed, "order": order}
+    given["tokens_per_step"] = budget
+    background = None
+    if config.cluster is not None and config.ahead:
+        background = Background(connected.engine)
+        given |= {"engine": background, "watch": unwatched}
+    drawn = make(**given)
+    if not config.ahead:
+        return drawn, drawn
+    ahead = AheadSource(
+        drawn,
+        ahead=config.ahead,
+        steps=config.steps,
+        version=lambda: connected.learner.version,
+        background=background,
+        predicts=algorithm.row.filter.name == "all" and not isinstance(order, PrioritisedOrder),
+        watch=watch,
+    )
+    return drawn, ahead
 
 
 def _critic(

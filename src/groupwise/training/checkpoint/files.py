@@ -14,7 +14,7 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -247,7 +247,8 @@ def load(path: Path) -> Checkpoint:
 
 
 class Writer:
-    """Writes checkpoints in a background thread, one at a time.
+    """Writes checkpoints in a background thread, one at a time. Functions in the state are called
+    in that thread, and stand for what they return: batches that are still being sampled.
 
     Args:
         folder: of the checkpoints.
@@ -280,6 +281,7 @@ class Writer:
 
     def _work(self, checkpoint: Checkpoint, keep: RetentionPolicy, logs: tuple[Path, ...]) -> None:
         try:
+            checkpoint = replace(checkpoint, state=_called(checkpoint.state))
             save(self.folder, checkpoint, keep=keep, logs=logs)
         except RunError as error:
             self._error = error
@@ -380,6 +382,13 @@ def _copied(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return type(value)(_copied(inner) for inner in value)
     return value
+
+
+def _called(value: Any) -> Any:
+    """A state with what its functions return in their places."""
+    if isinstance(value, Mapping):
+        return {key: _called(inner) for key, inner in value.items()}
+    return value() if callable(value) else value
 
 
 def _place(folder: Path, step: int) -> Path:

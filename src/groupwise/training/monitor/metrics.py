@@ -199,6 +199,33 @@ def token_age(age: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"]) -> Met
     }
 
 
+def gap_by_age(
+    old_logp: Float[Tensor, "*shape"],
+    sampler_logp: Float[Tensor, "*shape"],
+    age: Float[Tensor, "*shape"],
+    mask: Bool[Tensor, "*shape"],
+) -> Metrics:
+    """How far the learner has moved from the policies that wrote older tokens.
+
+    Returns:
+        "kl_at_age.n" and "ess_at_age.n" for every age n > 0: "sampler_kl" and "sampler_ess" (see
+        `sampler_gap`) of the tokens of that age.
+
+    Example:
+        >>> old, ages = torch.tensor([0.0, 0.0, 1.0]), torch.tensor([0.0, 2.0, 2.0])
+        >>> found = gap_by_age(old, torch.zeros(3), ages, torch.ones(3) > 0)
+        >>> {name: round(value, 4) for name, value in found.items()}
+        {'kl_at_age.2': 0.3591, 'ess_at_age.2': 0.824}
+    """
+    metrics: Metrics = {}
+    for each in age[mask].unique().tolist():
+        if each:
+            gap = sampler_gap(old_logp, sampler_logp, mask & (age == each))
+            metrics[f"kl_at_age.{each:.0f}"] = gap["sampler_kl"]
+            metrics[f"ess_at_age.{each:.0f}"] = gap["sampler_ess"]
+    return metrics
+
+
 def entropy(values: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"]) -> float:
     """Mean entropy per computed token, in nats.
 
@@ -345,7 +372,10 @@ def _of_tokens(
     age = joined(ages)
     if len(sampler) == len(batches):
         # Tokens of earlier policies differ by what has been learned since.
-        metrics.update(sampler_gap(old, drawn, mask & (age == 0)))
+        present = mask & (age == 0)
+        if present.any() or not mask.any():
+            metrics.update(sampler_gap(old, drawn, present))
+        metrics.update(gap_by_age(old, drawn, age, mask))
     if age.any():
         metrics |= token_age(age, mask)
     reference = [b.ref_logp for b in batches if b.ref_logp is not None]

@@ -1,0 +1,225 @@
+"""Replicas that sample, and the versions of weights that they sample from."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from groupwise.distributed.actors import Replica
+from groupwise.errors import RunError
+from groupwise.types import Group, Limits, Metrics, Request, Sampling, WeightsRef
+
+PAUSE_S = 0.01
+"""Between two looks at a source that has no request while nothing is being written."""
+LOOK_S = 0.05
+"""Longest wait for a replica while there may be requests for another one."""
+REPLACEMENTS = 10
+"""Replicas that may be lost one after the other before a rollout is given up."""
+
+
+class Stored:
+    """Published weights in the object store; replicas read them, the driver does not."""
+
+    def __init__(self, version: int, ref: Any) -> None:
+        self.version, self.ref = version, ref
+        self.manifest: Mapping[str, Any] = {}
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """None are here."""
+        return iter(())
+
+    def digest(self, name: str) -> int:
+        """None are here."""
+        raise KeyError(name)
+
+
+class Idle:
+    """The replicas that nobody uses, for several callers at a time.
+
+    Args:
+        count: of replicas.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.free = set(range(count))
+        self.wanted: dict[object, int] = {}
+        self.lock = threading.Lock()
+
+    def claim(self, caller: object, step: int) -> int | None:
+        """A replica for a caller, if there is one and nobody waits with an earlier step, as
+        evaluations have."""
+        with self.lock:
+            self.wanted[caller] = step
+            if not self.free or step > min(self.wanted.values()):
+                return None
+            place = min(self.free)
+            self.free.remove(place)
+            return place
+
+    def claim_all(self) -> list[int]:
+        """Every idle replica."""
+        with self.lock:
+            places, self.free = sorted(self.free), set()
+            return places
+
+    def stop_waiting(self, caller: object) -> None:
+        """A caller has nothing for a replica at the moment."""
+        with self.lock:
+            self.wanted.pop(caller, None)
+
+    def give_back(self, places: Iterable[int]) -> None:
+        """Replicas that are not used any more."""
+        with self.lock:
+            self.free |= set(places)
+
+
+class ClusterEngine:
+    """An `Engine` that gives requests to replicas and replaces those that die.
+
+    The newest versions of the weights are kept, as many as `ahead` needs. A replica takes over a
+    version when it is idle, or before the first request that names it, so one that is busy with a
+    long completion holds up neither the learner nor the others. Several threads may sample.
+
+    Args:
+        cluster: the connection to Ray.
+        weights: that the replicas begin with.
+    """
+
+    def __init__(self, cluster: Any, weights: Stored) -> None:
+        self.cluster = cluster
+        self.kept: deque[Stored] = deque([weights], maxlen=1 + cluster.config.ahead)
+        count = cluster.settings.replicas
+        self.replicas = [self._new() for _ in range(count)]
+        self.holds: list[Stored | None] = [None] * count
+        self.idle = Idle(count)
+        cluster.compare({f"replica {i}": actor for i, actor in enumerate(self.replicas)})
+        cluster.get([ref for place in range(count) for ref in self._renew(place, weights)])
+        self.exact_continuation = bool(cluster.get(self.replicas[0].exact_continuation.remote()))
+        self.chunk = max(1, cluster.config.engine.max_rows // cluster.config.group_size)
+
+    @property
+    def current(self) -> Stored:
+        """The newest weights."""
+        return self.kept[-1]
+
+    def _new(self) -> Any:
+        of = self.cluster.settings
+        return self.cluster.actor(Replica, cpus=of.replica_cpus, gpus=of.replica_gpus)
+
+    def _renew(self, place: int, weights: Stored) -> list[Any]:
+        """Have a replica take over weights that it does not hold; it checks what arrives. The calls
+        to wait for."""
+        if self.holds[place] is weights:
+            return []
+        self.holds[place] = weights
+        return [self.replicas[place].publish.remote(weights.ref, weights.version)]
+
+    def _weights(self, version: int | None) -> Stored:
+        """A version that is kept, else the newest: nobody waits any more for what others write."""
+        found = [each for each in list(self.kept) if each.version == version]
+        return found[-1] if found else self.current
+
+    def generate(
+        self,
+        requests: Iterable[Request | None],
+        sampling: Sampling,
+        limits: Limits | None = None,
+    ) -> Iterator[Group]:
+        """Yield groups as replicas finish them."""
+        source, over, caller = iter(requests), False, object()
+        waiting: deque[Request] = deque()
+        running: dict[Any, tuple[int, list[Request], list[Any]]] = {}
+        lost, ray = 0, self.cluster.ray
+        try:
+            while not over or waiting or running:
+                over = over or self._look_ahead(source, waiting)
+                while waiting:
+                    place = self.idle.claim(caller, waiting[0].stream.step)
+                    if place is None:
+                        break
+                    given = self._share(waiting)
+                    renewed = self._renew(place, self._weights(given[0].version))
+                    ref = self.replicas[place].generate.remote(given, sampling)
+                    running[ref] = place, given, renewed
+                if not waiting:
+                    self.idle.stop_waiting(caller)
+                if not running:
+                    time.sleep(PAUSE_S)
+                    continue
+                alone = over and not waiting
+                done, _ = ray.wait(list(running), num_returns=1, timeout=1.0 if alone else LOOK_S)
+                for ref in done:
+                    place, given, renewed = running[ref]
+                    try:
+                        *_, groups = self.cluster.get([*renewed, ref])
+                    except ray.exceptions.RayActorError as error:
+                        lost += 1
+                        if lost > REPLACEMENTS:
+                            raise RunError(
+                                f"replica {place}: {lost} replicas were lost in one rollout."
+                            ) from error
+                        self._replace(place)
+                        waiting.extendleft(reversed(given))
+                        groups = []
+                    del running[ref]
+                    self.idle.give_back([place])
+                    yield from groups
+        finally:
+            self.idle.stop_waiting(caller)
+            self.idle.give_back(place for place, *_ in running.values())
+
+    def _look_ahead(self, source: Iterator[Request | None], waiting: deque[Request]) -> bool:
+        """Take requests until each replica can be given as many as it holds; whether there will be
+        no other one."""
+        while len(waiting) < self.chunk * len(self.replicas):
+            try:
+                request = next(source)
+            except StopIteration:
+                return True
+            if request is None:
+                break
+            waiting.append(request)
+        return False
+
+    def _share(self, waiting: deque[Request]) -> list[Request]:
+        """The requests of one replica, all for one version of the weights."""
+        share = max(1, min(self.chunk, -(-len(waiting) // len(self.replicas))))
+        given = [waiting.popleft()]
+        while waiting and len(given) < share and waiting[0].version == given[0].version:
+            given.append(waiting.popleft())
+        return given
+
+    def _replace(self, place: int) -> None:
+        """A new replica for a lost one; it takes over weights with its first requests."""
+        self.replicas[place], self.holds[place] = self._new(), None
+
+    def publish(self, weights: WeightsRef) -> Metrics:
+        """Keep new weights for the requests to come, and have idle replicas take them over; one
+        that was lost meanwhile is replaced.
+
+        Raises:
+            RunError: what arrived is not what was sent.
+        """
+        assert isinstance(weights, Stored)
+        start = time.perf_counter()
+        self.kept.append(weights)
+        places = self.idle.claim_all()
+        try:
+            calls = {place: self._renew(place, weights) for place in places}
+            for place, refs in calls.items():
+                try:
+                    self.cluster.get(refs)
+                except self.cluster.ray.exceptions.RayActorError:
+                    self._replace(place)
+        finally:
+            self.idle.give_back(places)
+        return {"seconds.weights": time.perf_counter() - start}
+
+    def close(self) -> None:
+        """End ranks, replicas, and a cluster that was started here."""
+        self.cluster.close()

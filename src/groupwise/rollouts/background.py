@@ -1,0 +1,147 @@
+"""An engine that is asked for more before its last answer is needed."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+
+from groupwise.errors import RunError
+from groupwise.types import Engine, Group, Limits, Metrics, Request, Sampling, Stream, WeightsRef
+
+Key = tuple[Stream, str]
+"""Names a request: its stream, and the prompt's id."""
+
+
+class SamplingClosed(Exception):
+    """Raised by the stream of requests of a run that has ended."""
+
+
+class Background:
+    """An `Engine` for a source that samples in the background, on an engine that keeps versions of
+    weights and takes requests while it writes.
+
+    Behind the requests of the present batch, the engine is given those that later batches will
+    probably make, so that nobody waits for the longest completion of a batch. They name the same
+    streams, so they are answered already when they are made; if other prompts are drawn then, what
+    was written of these is dropped.
+
+    Args:
+        engine: writes each request with the version of weights that it names.
+    """
+
+    exact_continuation = False
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.closed = False
+        self.received = self.dropped = 0
+        self._version = 0
+        self._predicted: Callable[[], Iterable[Request]] = tuple
+        self._waiting: deque[Request] = deque()
+        self._asked: dict[Key, int] = {}
+        self._late: set[Key] = set()
+        self._answers: dict[Key, Group] = {}
+        self._groups: Iterator[Group] | None = None
+
+    def begin(self, version: int, predicted: Callable[[], Iterable[Request]]) -> None:
+        """Write the next batch with a version of weights.
+
+        Args:
+            predicted: called once the batch has drawn its prompts, whenever there is room: requests
+                of later batches that it did not give before.
+        """
+        self._version, self._predicted = version, predicted
+
+    def generate(
+        self,
+        requests: Iterable[Request | None],
+        sampling: Sampling,
+        limits: Limits | None = None,
+    ) -> Iterator[Group]:
+        """Yield each request's group as soon as it is there, the version of its tokens checked."""
+        made = [replace(each, version=self._version) for each in requests if each is not None]
+        self._forget(made)
+        open_keys = [_key(request) for request in made]
+        self._ask(made, first=True)
+        while open_keys:
+            ready = [key for key in open_keys if key in self._answers]
+            for key in ready:
+                open_keys.remove(key)
+                del self._asked[key]
+                yield self._answers.pop(key)
+            if open_keys and not ready:
+                self._receive(sampling)
+
+    def _forget(self, made: list[Request]) -> None:
+        """Drop what was predicted for the batches up to this one and is not asked for."""
+        step = max((request.stream.step for request in made), default=-1)
+        keys = {_key(request): request.version for request in made}
+        wrong = [
+            key
+            for key, version in self._asked.items()
+            if key[0].step <= step and keys.get(key) != version
+        ]
+        waiting = {_key(request) for request in self._waiting}
+        for key in wrong:
+            del self._asked[key]
+            if self._answers.pop(key, None) is not None:
+                self.dropped += 1
+            elif key not in waiting:
+                self._late.add(key)
+        self._waiting = deque(each for each in self._waiting if _key(each) in self._asked)
+
+    def _ask(self, requests: Iterable[Request], *, first: bool) -> None:
+        """Put requests that are not asked for yet into the queue."""
+        new = [request for request in requests if _key(request) not in self._asked]
+        for request in new:
+            assert request.version is not None
+            self._asked[_key(request)] = request.version
+        if first:
+            self._waiting.extendleft(reversed(new))
+        else:
+            self._waiting.extend(new)
+
+    def _receive(self, sampling: Sampling) -> None:
+        """Wait for the next group.
+
+        Raises:
+            RunError: it was written by other weights than it was asked of.
+        """
+        if self._groups is None:
+            self._groups = self.engine.generate(self._stream(), sampling)
+        group = next(self._groups)
+        self.received += 1
+        key = group.stream, group.prompt.id
+        version = self._asked.get(key)
+        written = {v for c in group.completions for _, v in c.versions if c.tokens}
+        if version is None or (written - {version} and key in self._late):
+            self._late.discard(key)
+            self.dropped += 1
+            return
+        if written - {version}:
+            raise RunError(
+                f"prompt {group.prompt.id}: was to be completed by weights of version {version}, "
+                f"and was by {', '.join(map(str, sorted(written)))}."
+            )
+        self._answers[key] = group
+
+    def _stream(self) -> Iterator[Request | None]:
+        while True:
+            if self.closed:
+                raise SamplingClosed
+            if not self._waiting:
+                self._ask(self._predicted(), first=False)
+            yield self._waiting.popleft() if self._waiting else None
+
+    def publish(self, weights: WeightsRef) -> Metrics:
+        """Hand new weights to the engine."""
+        return self.engine.publish(weights)
+
+    def close(self) -> None:
+        """End the stream of requests."""
+        self.closed = True
+
+
+def _key(request: Request) -> Key:
+    return request.stream, request.prompt.id

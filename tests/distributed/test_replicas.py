@@ -1,0 +1,128 @@
+"""Replicas keep several versions of the weights: a cluster that samples ahead of the update draws
+what one process draws."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from groupwise.distributed.replicas import Idle
+from groupwise.rundir.files import read_lines
+from small_runs import settings
+
+STEPS = 6
+
+
+def test_the_earliest_step_gets_the_next_replica() -> None:
+    idle, sampling, evaluation = Idle(2), object(), object()
+    assert [idle.claim(sampling, 3), idle.claim(sampling, 3), idle.claim(sampling, 3)] == [
+        0,
+        1,
+        None,
+    ]
+    assert idle.claim(evaluation, -1) is None
+    idle.give_back([1])
+    assert idle.claim(sampling, 3) is None, "an evaluation waits"
+    assert idle.claim(evaluation, -1) == 1
+    idle.give_back([0])
+    assert idle.claim(sampling, 3) is None
+    idle.stop_waiting(evaluation)
+    assert idle.claim(sampling, 3) == 0
+
+
+def run_settings(folder: Path, *more: str) -> list[str]:
+    return settings(
+        folder,
+        f"steps={STEPS}",
+        "sampling.max_tokens=32",
+        "optimizer.learning_rate=1e-3",
+        "checkpoint.every_steps=2",
+        "evaluation.every_steps=3",
+        "ahead=2",
+        "algorithm.correction={name='tis'}",
+        *more,
+    )
+
+
+def command(recipe: str, given: list[str], *more: str) -> list[str]:
+    pairs = [part for setting in given for part in ("--set", setting)]
+    return [sys.executable, "-m", "groupwise", "train", recipe, *pairs, *more]
+
+
+def rows(folder: Path) -> list[dict]:
+    clock = ("seconds", "tokens_per_second", "memory_mb")
+    path = folder / "metrics.jsonl"
+    found = read_lines(path) if path.exists() else ()
+    return [{k: v for k, v in row.items() if not k.startswith(clock)} for row in found]
+
+
+def unequal(one: Path, other: Path) -> list[str]:
+    a, b = (load_file(str(each / "final" / "model.safetensors")) for each in (one, other))
+    assert a.keys() == b.keys()
+    return [name for name in a if not torch.equal(a[name], b[name])]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run in one process."""
+    folder = tmp_path_factory.mktemp("alone") / "run"
+    subprocess.run(command("word-problems", run_settings(folder)), check=True, capture_output=True)
+    return folder
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("replicas, killed", [(1, False), (3, False), (2, True)])
+def test_a_cluster_that_samples_ahead_draws_what_one_process_draws(
+    alone: Path, tmp_path: Path, replicas: int, killed: bool
+) -> None:
+    """Also if a replica is killed."""
+    pytest.importorskip("ray")
+    folder = tmp_path / "run"
+    given = run_settings(folder, f"cluster.replicas={replicas}")
+    run = subprocess.Popen(command("word-problems-ray", given), stderr=subprocess.PIPE, text=True)
+    try:
+        end = time.monotonic() + 240
+        while killed and run.poll() is None and time.monotonic() < end:
+            children = psutil.Process(run.pid).children(recursive=True)
+            there = [p for p in children if "ray::Replica" in " ".join(p.cmdline())]
+            if len(rows(folder)) >= 2 and there:
+                os.kill(there[0].pid, signal.SIGKILL)
+                break
+            time.sleep(0.05)
+        _, said = run.communicate(timeout=280)
+    finally:
+        run.kill()
+    assert run.returncode == 0, said
+    assert unequal(alone, folder) == []
+    same = [name for name in rows(alone)[0] if "weights" not in name]
+    for one, other in zip(rows(alone), rows(folder), strict=True):
+        assert {n: one[n] for n in same if n in one} == {n: other[n] for n in same if n in one}
+
+
+@pytest.mark.cluster
+def test_a_killed_driver_is_resumed_in_one_process(alone: Path, tmp_path: Path) -> None:
+    """With the batches that were in flight at the checkpoint."""
+    pytest.importorskip("ray")
+    folder = tmp_path / "run"
+    run = subprocess.Popen(
+        command("word-problems-ray", run_settings(folder)), stderr=subprocess.DEVNULL
+    )
+    while len(rows(folder)) < 4 and run.poll() is None:
+        time.sleep(0.02)
+    children = psutil.Process(run.pid).children(recursive=True)
+    run.kill()
+    run.wait()
+    psutil.wait_procs(children, timeout=60)
+    given = [each for each in run_settings(folder) if not each.startswith("output=")]
+    again = command("word-problems", given, "--resume", str(folder))
+    subprocess.run(again, check=True, capture_output=True)
+    assert unequal(alone, folder) == []

@@ -1,0 +1,276 @@
+"""Whatever the latencies and failures of those who sample, batches are those of one process: each
+written by the weights of k steps before, none older, and nobody waits for ever."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+
+from groupwise.algorithms.filters import FILTERS
+from groupwise.errors import RunError
+from groupwise.registry import spec
+from groupwise.rewards import from_functions
+from groupwise.rollouts.ahead import AheadSource, Thread
+from groupwise.rollouts.background import Background
+from groupwise.rollouts.source import RolloutSource
+from groupwise.rollouts.stored import restored, stored
+from groupwise.types import Group, Prompt, Sampling, ScoredGroups
+from simulated import Clock, SimulatedEngine, World, completed
+
+STEPS, PROMPTS = 7, 4
+DATA = [Prompt(id=str(n), text="?") for n in range(11)]
+SPAN = Sampling(max_tokens=4)
+
+Batches = list[list[tuple[Any, ...]]]
+
+
+def reward(group: Group) -> list[float | None]:
+    """Some groups have one reward throughout, and a few cannot be judged at all."""
+    if int(group.completions[0].text) < 2:
+        return [None for _ in group.completions]
+    return [float(int(c.text) % 3 > 0) for c in group.completions]
+
+
+@dataclass(kw_only=True)
+class Simulation:
+    """A run whose updates only take time.
+
+    Attributes:
+        predicts: whether prompts of later batches are asked for early.
+        rollbacks: steps after which the weights go back by two.
+        resumes: steps after which the run is killed and goes on from its state.
+    """
+
+    ahead: int
+    keep: str = "all"
+    world: World | None = None
+    predicts: bool = True
+    rollbacks: tuple[int, ...] = ()
+    resumes: tuple[int, ...] = ()
+    steps: int = STEPS
+    prompts: int = PROMPTS
+    version: int = 0
+    used: int = 0
+    ages: list[int] = field(default_factory=list)
+
+    def run(self) -> Batches:
+        self.clock = Clock()
+        self.engine = SimulatedEngine(self.world or World(), self.clock, ahead=self.ahead)
+        source, found = self._source(), []
+        for step in range(self.steps):
+            scored = source.take(self.prompts, step=step)
+            found.append(described(scored))
+            self.used += scored.drawn
+            self.ages += [self.version - v for v in versions(scored)]
+            self.clock.sleep(self.world.update if self.world else 0.0)
+            self.version = max(0, self.version - 2) if step in self.rollbacks else self.version + 1
+            self.engine.publish(self.version)
+            if step in self.resumes:
+                saved = {k: v() if callable(v) else v for k, v in source.state().items()}
+                source.close()
+                source = self._source()
+                source.restore(saved)
+        source.close()
+        return found
+
+    def _source(self) -> AheadSource | RolloutSource:
+        background = Background(self.engine) if self.world else None
+        drawn = RolloutSource(
+            DATA,
+            [[1]] * len(DATA),
+            engine=background or Direct(self),
+            scorer=from_functions([reward]),
+            keep=lambda data: FILTERS.bind(spec(self.keep))(dict(data)),
+            group=3,
+            sampling=SPAN,
+            seed=5,
+        )
+        if not self.ahead:
+            return drawn
+        return AheadSource(
+            drawn,
+            ahead=self.ahead,
+            steps=self.steps,
+            version=lambda: self.version,
+            background=background,
+            predicts=self.predicts and self.keep == "all",
+            runner=self.clock,
+        )
+
+
+class Direct(SimulatedEngine):
+    """Writes at once, with the weights of the moment, as an engine beside its learner does."""
+
+    def __init__(self, run: Simulation) -> None:
+        self.run = run
+
+    def generate(self, requests: Any, sampling: Any, limits: Any = None) -> Iterator[Group]:
+        yield from (completed(request, version=self.run.version) for request in requests)
+
+
+def described(scored: ScoredGroups) -> list[tuple[Any, ...]]:
+    return [
+        (g.prompt.id, tuple(g.stream), [c.text for c in g.completions], g.completions[0].versions)
+        for g in scored.groups
+    ]
+
+
+def versions(scored: ScoredGroups) -> set[int]:
+    return {v for g in scored.groups for c in g.completions for _, v in c.versions}
+
+
+@cache
+def in_turn(ahead: int, keep: str, rollbacks: tuple[int, ...] = ()) -> Batches:
+    """The batches of one process."""
+    return Simulation(ahead=ahead, keep=keep, rollbacks=rollbacks).run()
+
+
+@pytest.mark.parametrize("ahead", [1, 2, 3])
+def test_a_batch_is_written_by_the_weights_of_k_steps_before(ahead: int) -> None:
+    for step, batch in enumerate(in_turn(ahead, "all")):
+        assert {spans for *_, spans in batch} == {((0, max(0, step - ahead)),)}
+
+
+def any_schedule(number: int) -> Simulation:
+    """A run that anything may befall."""
+    chance = random.Random(number)
+    ahead, keep = chance.choice([1, 2, 3]), chance.choice(["all", "spread"])
+    world = World(
+        seed=number,
+        replicas=chance.choice([1, 2, 5]),
+        slots=chance.choice([1, 3]),
+        sigma=chance.choice([0.1, 1.0, 2.0]),
+        longest=chance.choice([4.0, 50.0]),
+        slow=chance.choice([1.0, 10.0]),
+        failures=chance.choice([0.0, 0.0, 0.2]),
+        update=chance.choice([0.0, 1.0, 20.0]),
+    )
+    return Simulation(
+        ahead=ahead,
+        keep=keep,
+        world=world,
+        rollbacks=(3,) if chance.random() < 0.2 else (),
+        resumes=tuple(sorted(chance.sample(range(STEPS - 1), chance.choice([0, 0, 1, 2])))),
+    )
+
+
+def check_schedule(number: int) -> Simulation:
+    run = any_schedule(number)
+    assert run.run() == in_turn(run.ahead, run.keep, run.rollbacks), number
+    assert min(run.ages) >= 0 and max(run.ages) <= run.ahead, number
+    return run
+
+
+def waste(runs: list[Simulation]) -> float:
+    """The share of the groups written that no batch has drawn; of weights that were given up,
+    nothing else can be done with them."""
+    runs = [run for run in runs if not run.rollbacks]
+    written = sum(run.engine.written for run in runs)
+    return 1 - sum(run.used for run in runs) / written
+
+
+def test_any_schedule_gives_the_batches_of_one_process() -> None:
+    assert 0 <= waste([check_schedule(number) for number in range(24)]) <= 0.05
+
+
+@pytest.mark.verify
+def test_ten_thousand_schedules_give_the_batches_of_one_process() -> None:
+    assert 0 <= waste([check_schedule(number) for number in range(10_000)]) <= 0.05
+
+
+def seconds_per_step(ahead: int, *, update: float, predicts: bool = True) -> float:
+    """Of a run whose longest completions take four times as long as the average."""
+    run = Simulation(
+        ahead=ahead,
+        world=World(update=update, replicas=4, slots=4),
+        predicts=predicts,
+        steps=30,
+        prompts=16,
+    )
+    run.run()
+    return run.clock.now / run.steps
+
+
+def test_sampling_ahead_is_fast_with_stragglers() -> None:
+    """Against one after the other, where an update takes as long as sampling."""
+    sampling = seconds_per_step(1, update=0.0, predicts=False)
+    assert 2 * sampling / seconds_per_step(1, update=sampling) >= 1.3
+    assert 2 * sampling / seconds_per_step(2, update=sampling) >= 1.6
+
+
+class Hasty(Thread):
+    """A thread on a clock that passes at once."""
+
+    now = 0.0
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.mark.parametrize("keep", ["all", "spread"])
+def test_a_thread_samples_what_one_process_samples(keep: str) -> None:
+    run = Simulation(ahead=2, keep=keep, world=World(update=0.0))
+    run.clock = Hasty()  # type: ignore[assignment]
+    engine = run.engine = SimulatedEngine(World(), run.clock, ahead=2)
+    source = run._source()
+    assert isinstance(source, AheadSource)
+    found = []
+    for step in range(STEPS):
+        found.append(described(source.take(PROMPTS, step=step)))
+        run.version += 1
+        engine.publish(run.version)
+    source.close()
+    assert found == in_turn(2, keep)
+    assert run.clock.thread is not None and not run.clock.thread.is_alive()
+
+
+def broken(change: Callable[[Group], Group]) -> AheadSource:
+    run = Simulation(ahead=1, world=World())
+    run.clock = Clock()
+    run.engine = SimulatedEngine(World(), run.clock, ahead=1)
+    write = run.engine.generate
+    run.engine.generate = lambda *given: map(change, write(*given))  # type: ignore[method-assign]
+    source = run._source()
+    assert isinstance(source, AheadSource)
+    return source
+
+
+def test_a_group_of_other_weights_is_refused() -> None:
+    from dataclasses import replace
+
+    def older(group: Group) -> Group:
+        completions = tuple(replace(c, versions=((0, 7),)) for c in group.completions)
+        return replace(group, completions=completions)
+
+    with pytest.raises(RunError, match="by weights of version 0, and was by 7"):
+        broken(older).take(PROMPTS, step=0)
+
+
+def test_an_error_of_the_engine_reaches_the_loop() -> None:
+    def fails(group: Group) -> Group:
+        raise RunError("the replica's disk is full")
+
+    with pytest.raises(RunError, match="disk is full"):
+        broken(fails).take(PROMPTS, step=0)
+
+
+def test_scored_groups_survive_a_checkpoint(tmp_path: Any) -> None:
+    source = Simulation(ahead=0)
+    source.clock, source.engine = Clock(), None  # type: ignore[assignment]
+    drawn = source._source()
+    assert isinstance(drawn, RolloutSource)
+    scored = drawn.take(PROMPTS, step=0)
+    torch.save(stored(scored, drawn), tmp_path / "state.pt")
+    again = restored(torch.load(tmp_path / "state.pt", weights_only=True), drawn)
+    assert again.groups == scored.groups and again.drawn == scored.drawn
+    assert torch.equal(again.keep, scored.keep)
+    for name in ("total", "correct", "valid"):
+        a, b = getattr(again.scores, name), getattr(scored.scores, name)
+        assert torch.equal(a.nan_to_num(-1.0), b.nan_to_num(-1.0)), name
+    assert again.scores.status == scored.scores.status
