@@ -12,6 +12,7 @@ from groupwise.config import load
 from groupwise.distributed import surroundings
 from groupwise.distributed.surroundings import compare, received
 from groupwise.errors import UsageError
+from groupwise.rewards import REWARDS
 from small_runs import settings
 
 
@@ -35,8 +36,11 @@ def test_a_function_with_another_default_is_another_function(
         compare(own, {"replica 0": surroundings.surroundings()}, here="the driver")
 
 
-def test_a_configuration_brings_its_imports(tmp_path: Path) -> None:
+def test_a_configuration_brings_its_imports(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A process that receives a configuration has not imported what it names."""
+    monkeypatch.setattr(REWARDS, "_functions", dict(REWARDS._functions))
     module = tmp_path / "sent_rewards.py"
     module.write_text(
         "from groupwise.rewards import REWARDS\n\n\n"

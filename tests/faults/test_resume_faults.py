@@ -302,10 +302,11 @@ def test_when_no_worker_can_be_started_any_more_nothing_is_lost(tmp_path: Path) 
     whole.close()
     run = prepared(tmp_path / "run", *more, functions=[letters])
     run.trainer.advance()
-    fork_server = psutil.Process(run.scorer._fork_server.process.pid)  # type: ignore[attr-defined]
+    started = run.scorer._shared.server.process  # type: ignore[attr-defined]
+    fork_server = psutil.Process(started.pid)
     gone = [fork_server, *fork_server.children(recursive=True)]
     fork_server.kill()
-    run.scorer._fork_server.process.wait()  # type: ignore[attr-defined]
+    started.wait()
     assert psutil.wait_procs(gone, timeout=30)[1] == []  # a worker may still answer until it dies
     with pytest.raises(RewardError, match="no reward worker could be started"):
         run.trainer.run()

@@ -98,6 +98,23 @@ def test_any_cuts_chunks_and_samples(data: st.DataObject, chunk: int, rows: int)
 POLICY = tiny_policy(tiny_model("qwen2_window"), ends=ENDS)
 
 
+@pytest.mark.parametrize("name", ["qwen2", "qwen2_window", "gemma2"])
+@pytest.mark.parametrize("begun", [1, 2, 4])
+def test_rows_of_one_prompt_begun_at_one_place_need_a_mask(name: str, begun: int) -> None:
+    """A second rollout in the same slots, so that a key beyond a token is not 0."""
+    policy = tiny_policy(tiny_model(name), ends=())
+    first, second, third = contract.make_requests(3)
+    wanted = {g.prompt.id: g for g in GroupEngine(policy).generate([first, second, third], CUT)}
+    cuts = [
+        replace(request, begun=tuple(contract.cut(one, begun) for one in wanted[id].completions))
+        for request, id in ((r, r.prompt.id) for r in (second, third))
+    ]
+    for found in GroupEngine(policy, max_rows=4).generate([first, *cuts], CUT):
+        for one, other in zip(found.completions, wanted[found.prompt.id].completions, strict=True):
+            assert list(one.tokens) == list(other.tokens)
+            assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+
+
 def test_nothing_begun_is_no_work_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Given tokens are looked for when requests enter, not in every step."""
     monkeypatch.setattr(group._Rollout, "_feed", None)

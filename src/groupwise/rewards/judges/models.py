@@ -7,7 +7,7 @@ This module imports torch; the rewards import it when they are first called.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,7 +61,7 @@ class LocalJudge:
 
 
 def rendered(
-    tokenizer: Any, messages: Sequence[dict[str, str]], *, reply: bool = True
+    tokenizer: Any, messages: Sequence[Mapping[str, str]], *, reply: bool = True
 ) -> list[int]:
     """Token ids of a conversation by the chat template; without one, the contents, a line each.
 

@@ -50,8 +50,6 @@ class RewardFn(Protocol):
 
     def __call__(self, data: Mapping[str, Any]) -> Any: ...
 
-    def prepare(self) -> None: ...
-
 
 @dataclass(frozen=True, kw_only=True)
 class SampleReward:

@@ -346,7 +346,8 @@ class _Rollout:
             clock=self.clock,
             prompt=self.longest_prompt,
             suffix=min(self.clock - self.earliest + 1, self.cache.suffix_capacity),
-            aligned=self.aligned,
+            # Of several tokens of a row, the earlier ones must not attend to the later ones.
+            aligned=self.aligned and order is None,
             in_step=self.in_step,
             order=order,
         )
