@@ -74,6 +74,30 @@ def test_models_by_tasks_by_budgets(tmp_path: Path) -> None:
         assert np.isclose(d["value"], first["value"] - second["value"])
 
 
+def test_one_model_over_target_lengths_and_templates(tmp_path: Path) -> None:
+    plain, file = tmp_path / "plain.txt", tmp_path / "suite.json"
+    plain.write_text("Question: {question}\nAnswer:\n")
+    words = ["--target-lengths", "24,8", "--templates", f"recipe,{plain}", "--json", str(file)]
+    asked = ["--set", "data.transforms=[\"target_length(wording=' In {n} words.')\"]"]
+    assert main(["eval", "bundled", *words, *asked, *LESS]) == 0
+    sections = json.loads(file.read_text())["models"]["bundled"]
+    assert list(sections) == [
+        f"word-problems, template {name}, target {n}"
+        for name in ("recipe", "plain")
+        for n in (8, 24)
+    ]
+    for place, figures in enumerate(sections.values()):
+        target, found = (8, 24)[place % 2], {k: v["value"] for k, v in figures.items()}
+        assert {"sampled", "well_formed"} <= set(found)
+        assert found["length_deviation"] == pytest.approx(found["length"] / target - 1)
+        assert found["length_rmse"] >= abs(found["length_deviation"]) - 1e-9
+        assert 0 <= found["within_target"] <= 1
+    recipe, other = (
+        sections[f"word-problems, template {n}, target 24"] for n in ("recipe", "plain")
+    )
+    assert recipe["length"] != other["length"]
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -83,6 +107,10 @@ def test_models_by_tasks_by_budgets(tmp_path: Path) -> None:
         (["bundled", "no-such-folder/model/at-all"], "no-such-folder"),
         (["bundled", "--budgets", "24,4096"], "must be at most 48, sampling.max_tokens"),
         (["bundled", "--budgets", "0"], "at least 1"),
+        (["bundled", "--target-lengths", "64"], "must be at most 48, sampling.max_tokens"),
+        (["bundled", "--target-lengths", "16"], "has no transform target_length"),
+        (["bundled", "--templates", "none.txt"], "must be a text file with {question}"),
+        (["bundled", "--templates", "recipe,recipe"], "names must differ"),
         (["bundled", "--k", "1,4"], "--set evaluation.samples=4"),
         (["bundled", "--k", "1,x"], "whole numbers"),
         (["bundled", "--k", "1", "--against", "x"], "--against"),

@@ -3,13 +3,44 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from groupwise.cli.options import JsonFile, Overrides, TrustRecipe, write_json
 from groupwise.cli.output import command_name
 from groupwise.errors import UsageError
+
+OWN_PROMPT = "recipe"
+"""Name of the prompt that a recipe writes, beside the templates of files."""
+
+Ks = Annotated[
+    str | None,
+    typer.Option("--k", metavar="N,N", help="Values of k for pass@k and maj@k: 1,2,4,8."),
+]
+Budgets = Annotated[
+    str | None,
+    typer.Option(metavar="N,N", help="Token budgets to measure at: 64,128,256."),
+]
+Targets = Annotated[
+    str | None,
+    typer.Option(
+        "--target-lengths",
+        metavar="N,N",
+        help="Lengths that the prompts ask for, in place of those of target_length: 16,32.",
+    ),
+]
+Templates = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE,FILE",
+        help='Prompt templates with {question}; "recipe" is the prompt of the recipe.',
+    ),
+]
+Reflection = Annotated[
+    bool,
+    typer.Option("--reflection", help="Measure recovery from solutions with an injected error."),
+]
 
 
 def evaluate(
@@ -33,20 +64,11 @@ def evaluate(
         typer.Option(metavar="MODEL", help="Compare with this model on the same prompts."),
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Number of sampling seeds.")] = 1,
-    k: Annotated[
-        str | None,
-        typer.Option("--k", metavar="N,N", help="Values of k for pass@k and maj@k: 1,2,4,8."),
-    ] = None,
-    budgets: Annotated[
-        str | None,
-        typer.Option(metavar="N,N", help="Token budgets to measure at: 64,128,256."),
-    ] = None,
-    reflection: Annotated[
-        bool,
-        typer.Option(
-            "--reflection", help="Measure recovery from solutions with an injected error."
-        ),
-    ] = False,
+    k: Ks = None,
+    budgets: Budgets = None,
+    targets: Targets = None,
+    templates: Templates = None,
+    reflection: Reflection = False,
     overrides: Overrides = None,
     trust_recipe: TrustRecipe = False,
     json_file: JsonFile = None,
@@ -59,8 +81,13 @@ def evaluate(
     from groupwise.config import load
 
     tasks = _tasks(task)
-    ks, limits = _numbers("--k", k), _numbers("--budgets", budgets)
-    suite = len(models) > 1 or len(tasks) > 1 or bool(ks or limits)
+    ks = _numbers("--k", k)
+    variants: dict[str, Any] = {
+        "budgets": _numbers("--budgets", budgets),
+        "targets": _numbers("--target-lengths", targets),
+        "templates": _templates(templates),
+    }
+    suite = len(models) > 1 or len(tasks) > 1 or bool(ks) or any(variants.values())
     _refuse_in_suites({"--against": against, "--reflection": reflection} if suite else {})
     configs = {name: load(name, overrides or [], trust_recipe=trust_recipe) for name in tasks}
 
@@ -71,7 +98,7 @@ def evaluate(
     from groupwise.evaluation.suite import evaluate_suite
 
     if suite:
-        found = evaluate_suite(configs, models, seeds=seeds, ks=ks, budgets=limits)
+        found = evaluate_suite(configs, models, seeds=seeds, ks=ks, **variants)
     else:
         models = [*models, *([against] if against else [])]
         found = evaluate(configs[tasks[0]], models, seeds=seeds, reflection=reflection)
@@ -87,12 +114,31 @@ def _tasks(text: str) -> list[str]:
     return tasks
 
 
+def _templates(text: str | None) -> dict[str, str | None]:
+    """Templates by the name of their file, separated by commas; "recipe" has no text of its own."""
+    found: dict[str, str | None] = {}
+    for name in [] if text is None else [part.strip() for part in text.split(",")]:
+        key = name if name == OWN_PROMPT else Path(name).stem
+        if key in found:
+            raise UsageError(f"--templates = {text}: two are called {key!r}; names must differ.")
+        try:
+            content = None if name == OWN_PROMPT else Path(name).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError):
+            raise UsageError(
+                f"--templates = {name!r}: must be a text file with {{question}}, or {OWN_PROMPT!r}."
+            ) from None
+        # Editors end a file with a line break, which is no part of the prompt.
+        found[key] = None if content is None else content.removesuffix("\n")
+    return found
+
+
 def _refuse_in_suites(options: dict[str, str | bool | None]) -> None:
     """Refuse options that work with one model and one task only."""
     for option, given in options.items():
         if given:
             raise UsageError(
-                f"{option}: works with one model and one task, without --k and --budgets. "
+                f"{option}: works with one model and one task, without --k, --budgets, "
+                "--target-lengths and --templates. "
                 "Several models are listed: eval BASE OTHER."
             )
 

@@ -108,6 +108,35 @@ def curve_over_k(
     return figures
 
 
+def adherence(lengths: np.ndarray, target: int) -> dict[str, Estimate]:
+    """How closely answers keep to the length that their prompts ask for.
+
+    Args:
+        lengths: tokens of the samples, [prompt, sample].
+        target: n, the length asked for, in tokens.
+
+    Returns:
+        `length_deviation`: mean of (length − n) / n; `length_rmse`: root mean square of the same;
+        `within_target`: share of samples of at most n tokens. Intervals are a bootstrap over
+        prompts; that of the root mean square is the root of the interval of the mean square.
+
+    Example:
+        >>> found = adherence(np.array([[80, 100], [120, 140]]), 100)
+        >>> {name: round(figure.value, 3) for name, figure in found.items()}
+        {'length_deviation': 0.1, 'length_rmse': 0.245, 'within_target': 0.5}
+
+    Source: L1 (2503.04697), mean deviation and root mean squared error from the target length.
+    """
+    deviation = lengths / target - 1
+    square = prompt_mean(deviation**2)
+    roots = {name: float(np.sqrt(max(value, 0.0))) for name, value in vars(square).items()}
+    return {
+        "length_deviation": prompt_mean(deviation),
+        "length_rmse": Estimate(**roots),
+        "within_target": prompt_mean(lengths <= target),
+    }
+
+
 def by_difficulty(prompts: Sequence[Prompt]) -> dict[str, list[int]]:
     """Places of the prompts of each level of difficulty, if the data has such a column.
 

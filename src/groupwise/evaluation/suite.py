@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,9 @@ from groupwise.evaluation import (
     prompt_mean,
     sentence,
 )
-from groupwise.evaluation.details import curve_over_k
+from groupwise.evaluation.details import adherence, curve_over_k
 from groupwise.evaluation.evaluate import EvaluationResult, answer_style, evaluate, short_names
+from groupwise.evaluation.sections import Section, sections
 from groupwise.models.loading import configuration, resolve
 
 
@@ -33,7 +34,7 @@ class SuiteResult:
     """Figures of models × tasks, and paired differences from the first model.
 
     Attributes:
-        figures: by model, then by section: a task, or a task at a token budget.
+        figures: by model, then by section: a task, in a template, for a target, at a budget.
         differences: sampled accuracy of each other model minus that of the first, by section.
         notes: sections without a difference, and why.
     """
@@ -84,11 +85,13 @@ def evaluate_suite(
     seeds: int = 1,
     ks: Sequence[int] = (),
     budgets: Sequence[int] = (),
+    targets: Sequence[int] = (),
+    templates: Mapping[str, str | None] | None = None,
 ) -> SuiteResult:
     """Evaluate every model on every task; compare each model with the first.
 
     Sampled accuracy is compared by a paired t test over prompts. Holm's correction covers all
-    differences of the call: (models − 1) × tasks × budgets.
+    differences of the call: (models − 1) × tasks × templates × targets × budgets.
 
     Args:
         tasks: settings by the name of the task.
@@ -97,22 +100,26 @@ def evaluate_suite(
         ks: values of k for pass@k and maj@k, all from the same samples.
         budgets: token limits, each in place of the recipe's `sampling.max_tokens`. Equal random
             numbers make the answers at a smaller budget prefixes of those at a larger one.
+        targets: lengths in tokens that the prompts ask for, each in place of the bounds of the
+            recipe's transform `target_length`.
+        templates: texts with {question} by name; None stands for the recipe's own prompts.
 
     Raises:
         UsageError: before a model's weights are loaded, if a model is given twice or does not
-            exist, k exceeds the samples, or a budget exceeds a recipe's token limit.
+            exist, k exceeds the samples, or as `sections` raises it.
 
     Source: Holm 1979; pass@k by Chen et al. 2021, equation 1.
     """
-    _check(tasks, models, seeds, ks, budgets)
+    _check(tasks, models, seeds, ks)
+    measured = sections(tasks, budgets=budgets, targets=targets, templates=templates)
     names = short_names(models)
     figures: dict[str, dict[str, dict[str, Estimate]]] = {name: {} for name in names}
     found: dict[tuple[str, str], SeedDifference] = {}
     notes = []
-    for section, config in _sections(tasks, budgets):
-        result = evaluate(config, models, seeds=seeds, names=names)
+    for each in measured:
+        section, result = each.name, evaluate(each.config, models, seeds=seeds, names=names)
         for name in names:
-            figures[name][section] = _figures(result, name, config, ks, bool(budgets))
+            figures[name][section] = _figures(result, name, each, ks)
         for name in names[1:]:
             difference = _difference(result, name, names[0])
             if difference is None:
@@ -134,57 +141,40 @@ def evaluate_suite(
 
 
 def _check(
-    tasks: Mapping[str, Config],
-    models: Sequence[str],
-    seeds: int,
-    ks: Sequence[int],
-    budgets: Sequence[int],
+    tasks: Mapping[str, Config], models: Sequence[str], seeds: int, ks: Sequence[int]
 ) -> None:
     homes = [resolve(model) for model in models]
     places = [str(Path(home).resolve()) if Path(home).exists() else home for home in homes]
     if len(set(places)) < len(places):
         raise UsageError(f"models = {', '.join(models)}: must differ.")
-    for option, values in (("--k", ks), ("--budgets", budgets)):
-        if len(set(values)) < len(values) or any(value < 1 for value in values):
-            listed = ",".join(map(str, values))
-            raise UsageError(f"{option} = {listed}: must be different numbers, at least 1.")
+    if len(set(ks)) < len(ks) or any(k < 1 for k in ks):
+        listed = ",".join(map(str, ks))
+        raise UsageError(f"--k = {listed}: must be different numbers, at least 1.")
     for task, config in tasks.items():
-        samples, limit = config.evaluation.samples * seeds, config.sampling.max_tokens
+        samples = config.evaluation.samples * seeds
         if ks and max(ks) > samples:
             raise UsageError(
                 f"--k = {max(ks)}: {task} draws {samples} samples per prompt; "
                 f"--set evaluation.samples={-(-max(ks) // seeds)} draws enough."
-            )
-        if budgets and max(budgets) > limit:
-            raise UsageError(
-                f"--budgets = {max(budgets)}: must be at most {limit}, sampling.max_tokens of "
-                f"{task}; --set sampling.max_tokens={max(budgets)} raises it."
             )
     trusted = all(config.model.trust_remote_code for config in tasks.values())
     for model in models:
         configuration(model, trust_remote_code=trusted)
 
 
-def _sections(tasks: Mapping[str, Config], budgets: Sequence[int]) -> Iterator[tuple[str, Config]]:
-    for task, config in tasks.items():
-        if not budgets:
-            yield task, config
-        for budget in sorted(budgets):
-            sampling = config.sampling.model_copy(update={"max_tokens": budget})
-            yield f"{task}, {budget} tokens", config.model_copy(update={"sampling": sampling})
-
-
 def _figures(
-    result: EvaluationResult, name: str, config: Config, ks: Sequence[int], budgeted: bool
+    result: EvaluationResult, name: str, section: Section, ks: Sequence[int]
 ) -> dict[str, Estimate]:
-    """Figures of the split; with `within_budget`, the share of samples that end by themselves."""
+    """Figures of the split; `within_budget` is the share of samples that end by themselves."""
     measured = result.measurements[name]
     figures = dict(result.figures[name][result.split])
     if ks:
         figures = {k: v for k, v in figures.items() if "_at_" not in k}
-        figures |= curve_over_k(measured, ks, style=answer_style(config))
-    if budgeted:
+        figures |= curve_over_k(measured, ks, style=answer_style(section.config))
+    if section.budgeted:
         figures["within_budget"] = prompt_mean(1.0 - measured.truncations)
+    if section.target is not None:
+        figures |= adherence(measured.lengths, section.target)
     return figures
 
 
