@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,7 +13,18 @@ from groupwise.cli.options import JsonFile, Overrides, TrustRecipe, write_json
 from groupwise.cli.output import print_table
 from groupwise.errors import UsageError
 
+if TYPE_CHECKING:
+    from groupwise.evaluation import Estimate
+
 Rows = Annotated[str, typer.Argument(help="File of sampled answers (.jsonl, .csv, .parquet).")]
+Agreement = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SCORE",
+        help="Agreement of a score (a judge, a reward model) with `correct`: accuracy and Cohen's "
+        "kappa by threshold.",
+    ),
+]
 
 
 def sample(
@@ -80,6 +92,7 @@ def select(
             "--figures", help="Accuracy of majority, best reward and any of k, with intervals."
         ),
     ] = False,
+    agreement: Agreement = None,
     output: Annotated[
         Path | None, typer.Option(metavar="FILE", help="JSON lines; default: only count.")
     ] = None,
@@ -96,18 +109,15 @@ def select(
     counts = [*found.counts, *([("pairs", len(chosen))] if pairs else [])]
     print_table(("rule", "rows"), [(name, str(number)) for name, number in counts])
     told: dict[str, Any] = {"counts": counts}
+    name = Path(rows).name
     if figures:
-        from rich.console import Console
-
-        from groupwise.evaluation import figure_table, terminal_table
         from groupwise.evaluation.best_of import selection_figures
 
-        sections = selection_figures(given)
-        Console().print(terminal_table(figure_table({Path(rows).name: [sections]}), verdicts=[]))
-        told["figures"] = {
-            section: {name: value.as_dict() for name, value in each.items()}
-            for section, each in sections.items()
-        }
+        told["figures"] = _shown(name, selection_figures(given))
+    if agreement is not None:
+        from groupwise.evaluation.agreement import agreement_figures
+
+        told["agreement"] = _shown(name, agreement_figures(given, agreement))
     if output is not None:
         write_rows(output, chosen)
         print(output)
@@ -162,17 +172,7 @@ def select_programs(
     made = read_samples(path)
     told: dict[str, Any] = {}
     if any(row["correct"] is not None for row in made):
-        from rich.console import Console
-
-        from groupwise.evaluation import figure_table, terminal_table
-
-        sections = submission_figures(made)
-        table = terminal_table(figure_table({path.name: [sections]}), verdicts=[])
-        Console().print(table)
-        told = {
-            section: {name: value.as_dict() for name, value in each.items()}
-            for section, each in sections.items()
-        }
+        told = _shown(path.name, submission_figures(made))
     print(path)
     write_json(json_file, told)
 
@@ -220,6 +220,19 @@ def contexts(
 
     way: Any = by
     print(find_contexts(config, rules, output, model=model, by=way, count=count, rule=rule))
+
+
+def _shown(name: str, sections: Mapping[str, Mapping[str, Estimate]]) -> dict[str, Any]:
+    """Print the figures of a file as a table, and return them for JSON."""
+    from rich.console import Console
+
+    from groupwise.evaluation import figure_table, terminal_table
+
+    Console().print(terminal_table(figure_table({name: [sections]}), verdicts=[]))
+    return {
+        section: {figure: value.as_dict() for figure, value in each.items()}
+        for section, each in sections.items()
+    }
 
 
 def _shard(text: str) -> tuple[int, int]:

@@ -119,7 +119,8 @@ def is_share(figure: str, values: Sequence[float]) -> bool:
 
     Source: none; rewards have no unit, and a reward of .9 is not 90 % of anything.
     """
-    return not figure.startswith(("reward", "length", "calls")) and all(0 <= v <= 1 for v in values)
+    unbounded = ("reward", "length", "calls", "kappa")
+    return not figure.startswith(unbounded) and all(0 <= v <= 1 for v in values)
 
 
 def title_of(key: str) -> str:
