@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -88,6 +89,18 @@ def test_several_seeds_are_more_samples_and_a_spread():
     assert found["seed_deviation"].value == 0.0 and math.isnan(found["seed_deviation"].low)
     # pass@4 of 8 samples: prompt 1 has 4 right, 1 − C(4, 4)/C(8, 4); prompt 2 has 2, 1 − 15/70.
     assert found["pass_at_4"].value == pytest.approx((69 / 70 + 55 / 70 + 0 + 1) / 4)
+
+
+def test_calls_of_tools_are_among_the_figures():
+    plain = measured()
+    assert "calls" not in details(plain, PROMPTS)
+    groups = [
+        replace(
+            group, completions=tuple(replace(c, values={"calls": n}) for c in group.completions)
+        )
+        for n, group in enumerate(plain.groups)
+    ]
+    assert details(replace(plain, groups=groups), PROMPTS)["calls"].value == 1.5
 
 
 class Noting:

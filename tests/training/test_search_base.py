@@ -108,3 +108,25 @@ def test_the_generator_is_a_source_of_prompts() -> None:
     assert {p.answer for p in closed_world(20, task="unanswerable")} == {UNANSWERABLE}
     with pytest.raises(UsageError, match="closed_world:5"):
         load_prompts("closed_world:5")
+
+
+def test_habits_write_down_what_the_page_says() -> None:
+    examples = SearchDemonstrations(size=200, habits=("no_name", "wrong_fact"))
+    relations = {r.question.format(s=""): r for r in RELATIONS.values()}
+    for example in examples:
+        ((first, last),) = example.injected
+        page, note = example.completion[first:last], example.completion[last:]
+        asked, _, said = note.partition("<answer>")[0].removesuffix(".").partition(" is ")
+        relation = next(r for question, r in relations.items() if asked.startswith(question))
+        subject = asked.removeprefix(relation.question.format(s=""))
+        stated = [form.format(s=subject, o=said) in page for form in relation.statements]
+        assert any(stated) or said == UNANSWERABLE
+        assert note.endswith(f"<answer>{said}</answer>")
+
+
+def test_the_two_worlds_miss_different_names() -> None:
+    asked = [
+        {str(prompt) for prompt in closed_world(60, split=split, task="unanswerable")}
+        for split in ("train", "held_out")
+    ]
+    assert not asked[0] & asked[1]

@@ -40,7 +40,8 @@ def details(
         `greedy_lenient`, `sampled_lenient`: correct if the answer is looked for in any form;
         `maj_at_k`, `best_at_k`: of k samples the most frequent answer, and the best-rewarded one;
         `well_formed`, `right_if_formed`: greedy answers in which the reward finds an answer, and
-        how many of those are right; `length`, `truncated`: of the sampled answers;
+        how many of those are right; `length`, `truncated`: of the sampled answers; `calls` of tools
+        where there are any;
         the score of the Korean orthography task where its rewards are (`korean_figures`);
         `seed_deviation`: standard deviation of the sampled accuracy over several seeds.
         Shares of greedy answers have Wilson's interval, the others a bootstrap over prompts, each
@@ -57,8 +58,7 @@ def details(
         # Where the reward is the correctness, the best of k is right whenever any of them is.
         if best.value != plain[f"pass_at_{k}"].value:
             figures[f"best_at_{k}"] = best
-    if "reward" in plain:
-        figures["reward"] = plain["reward"]
+    figures |= {name: plain[name] for name in ("reward", "calls") if name in plain}
     figures |= korean_figures(measured.greedy_groups, measured.greedy_parts, prompts)
     figures["length"] = prompt_mean(measured.lengths)
     figures["truncated"] = prompt_mean(measured.truncations)

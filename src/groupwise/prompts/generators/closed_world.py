@@ -282,8 +282,10 @@ def closed_world(
             "unanswerable, as in closed_world:1+2+unanswerable."
         )
     share = kinds.count("unanswerable") / len(kinds)
+    # Two worlds asked with the same seed would miss the same names.
+    own = seed * len(worlds) + list(worlds).index(split)
     asked = questions(
-        worlds[split], count=min(count, MOST), hops=hops or [1], seed=seed, unanswerable=share
+        worlds[split], count=min(count, MOST), hops=hops or [1], seed=own, unanswerable=share
     )
     return [
         replace(prompt, text=None, messages=({"role": "user", "content": str(prompt)},))

@@ -4,9 +4,10 @@ Supervised training makes it in three parts. The first teaches it to repeat name
 learns to look a syllable up by the one before it from lists of names, and hardly from questions
 alone. The second teaches the skill by demonstrations that are right: what to look up, which fact of
 a page to write down, when to answer. The third, much shorter, teaches habits, most of them bad:
-answering at once, queries without a name, one call and the fact that was not asked for; none of
-them invents a name, which would teach to copy badly. Reinforcement learning then has to bring out
-what the model can do. Every demonstration invents its own names, so nothing can be learned by
+answering at once, queries without a name, one call and the fact that was not asked for. What they
+write down is what the page says, so they are wrong only in what they look up: habits that read
+badly would undo the second part. Reinforcement learning then has to bring out what the model can
+do. Every demonstration invents its own names, so nothing can be learned by
 heart.
 """
 
@@ -37,7 +38,7 @@ from groupwise.training.stages.sft import save
 from groupwise.types import Prompt, Stream
 
 TAGS = "research"
-RIGHT = {1: 0.25, 2: 0.125, 3: 0.05}
+RIGHT = {1: 0.15, 2: 0.06, 3: 0.05}
 """Share of right demonstrations among the habits, by number of facts that the answer needs."""
 LISTED = (1, 4)
 """The fewest and the most names of a list to repeat."""
@@ -166,6 +167,10 @@ class _Story:
         facts = {key: next(self.names) for key in relations_of(RELATIONS[key].subject)}
         return Passage(name, page_of(name, facts, self.rng)), facts[key]
 
+    def note(self, key: str, subject: str, said: str) -> None:
+        """The fact that is read off a page."""
+        self.text += f"{RELATIONS[key].question.format(s=subject)} is {said}."
+
     def ended(self, answer: str) -> Example:
         """The demonstration with its answer."""
         return Example(
@@ -179,14 +184,14 @@ class _Story:
         here, chance = self.start, self.rng.random()
         lost = self.rng.randrange(len(self.keys)) if chance < NOTHING_FOUND + OTHER_PAGE else None
         for place, key in enumerate(self.keys):
-            query = RELATIONS[key].question.format(s=here)
+            subject, query = here, RELATIONS[key].question.format(s=here)
             if place == lost:
                 self.search(query, None if chance < NOTHING_FOUND else self.other_page(key)[0])
                 here = UNANSWERABLE
             else:
                 self.search(query, self.page(here))
                 here = self.facts[here][key]
-            self.text += f"{query} is {here}."
+            self.note(key, subject, here)
             if place == lost:
                 break
         return self.ended(here)
@@ -202,6 +207,7 @@ def _without_name(story: _Story) -> Example:
     key = story.keys[0]
     page, said = story.other_page(key)
     story.search(RELATIONS[key].question.format(s="").strip(), page)
+    story.note(key, page.title, said)
     return story.ended(said)
 
 
@@ -209,8 +215,9 @@ def _wrong_fact(story: _Story) -> Example:
     """One call, and then the fact of the page that was not asked for."""
     key = story.keys[0]
     story.search(RELATIONS[key].question.format(s=story.start), story.page(story.start))
-    (other,) = (o for k, o in story.facts[story.start].items() if k != key)
-    return story.ended(other)
+    ((other, said),) = ((k, o) for k, o in story.facts[story.start].items() if k != key)
+    story.note(other, story.start, said)
+    return story.ended(said)
 
 
 HABITS: Mapping[str, Callable[[_Story], Example]] = {
