@@ -15,6 +15,7 @@ from groupwise import ADVANTAGES
 from groupwise.algorithms.properties import PROPERTIES, breaks, broken
 from groupwise.registry import spec
 
+NAN = float("nan")
 P, G, T = 3, 6, 5
 NAMES = ADVANTAGES.names()
 
@@ -38,6 +39,7 @@ def made(seed: int = 0, *, prompts: int = P, group: int = G) -> dict[str, Any]:
         "values": 0.2 * rand(prompts, group, T),
         "bootstrap": 0.2 * rand(prompts, group),
         "teacher_gap": rand(prompts, group, T) - 0.5,
+        "step_rewards": torch.where(rand(prompts, group, T) < 0.5, rand(prompts, group, T), NAN),
     }
 
 
@@ -59,6 +61,7 @@ def equal_rewards(data: dict[str, Any], value: float) -> dict[str, Any]:
     parts = {key: flat for key in data["parts"]}
     values, bootstrap = torch.zeros_like(data["values"]), torch.zeros_like(flat)
     none = {"kl": None, "values": values, "teacher_gap": values, "bootstrap": bootstrap}
+    none["step_rewards"] = values
     return {**data, "rewards": flat, "correct": flat, "parts": parts, **none}
 
 
@@ -66,7 +69,7 @@ def equal_rewards(data: dict[str, Any], value: float) -> dict[str, Any]:
 @pytest.mark.parametrize("name", NAMES)
 def test_shape_dtype_and_finite(name: str, dtype: torch.dtype) -> None:
     data = made()
-    for key in ("rewards", "correct", "kl", "values", "bootstrap", "teacher_gap"):
+    for key in ("rewards", "correct", "kl", "values", "bootstrap", "teacher_gap", "step_rewards"):
         data[key] = data[key].to(dtype)
     data["parts"] = {k: v.to(dtype) for k, v in data["parts"].items()}
     got = call(name, data)
@@ -187,9 +190,8 @@ def test_groups_with_one_judged_sample_or_none_stay_finite(name: str, judged: in
 @pytest.mark.parametrize("name", NAMES)
 def test_hidden_tokens_do_not_matter(name: str) -> None:
     data = made(9)
-    poisoned = {
-        k: torch.where(data["mask"], data[k], float("nan")) for k in ("kl", "values", "teacher_gap")
-    }
+    poisoned = {k: torch.where(data["mask"], data[k], NAN) for k in ("kl", "values", "teacher_gap")}
+    poisoned["step_rewards"] = torch.where(data["mask"], data["step_rewards"], 9.0)
     got = call(name, {**data, **poisoned})
     torch.testing.assert_close(got, call(name, data), rtol=0, atol=0)
 
@@ -197,6 +199,7 @@ def test_hidden_tokens_do_not_matter(name: str) -> None:
 ORDERED = sorted(
     set(NAMES)
     - {"softrank_group", "softbok_loo", "leader_minus_second", "discounted_whitened"}
+    - {"step_zscore"}
     - {"gae", "distilled", "parts_zscore", "successes", "pass_at_k_training", "pass_at_k_gradient"}
 )
 

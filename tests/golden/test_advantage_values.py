@@ -254,6 +254,29 @@ GOLDEN: list[tuple[str, dict, dict, list]] = [
         },
         [[[0.05, 0.35], [0.05, 0.0]]],
     ),
+    # The steps of the group earn 1, .5, 0 and .5: mean .5, deviation √.125, scores ±1.414214 and 0.
+    # The first answer's tokens: its first step and what follows, then the second step alone.
+    (
+        "step_zscore",
+        {},
+        {
+            "rewards": [[0.0, 0.0]],
+            "step_rewards": [[[NAN, 1.0, 0.5, NAN], [0.0, 0.5, 9.0, NAN]]],
+            "mask": [[[True, True, True, True], [True, True, False, False]]],
+        },
+        [[[1.414214, 1.414214, 0.0, 0.0], [-1.414214, 0.0, 0.0, 0.0]]],
+    ),
+    # The same with the sample deviation √(.5 / 3) and .1 added to it: 0.5 / .508248.
+    (
+        "step_zscore",
+        {"ddof": 1, "eps": 0.1},
+        {
+            "rewards": [[0.0, 0.0]],
+            "step_rewards": [[[NAN, 1.0, 0.5, NAN], [0.0, 0.5, 9.0, NAN]]],
+            "mask": [[[True, True, True, True], [True, True, False, False]]],
+        },
+        [[[0.983772, 0.983772, 0.0, 0.0], [-0.983772, 0.0, 0.0, 0.0]]],
+    ),
     # two groups, one with signal: alpha = 2
     ("signal_scaled", {}, {"rewards": [*ONE, *NONE]}, [*one(1.5, -0.5), [0.0] * 4]),
     ("signal_scaled", {"counting": "rewards"}, {"rewards": ONE}, one(3.0, -1.0)),  # 4/1 · .75
@@ -381,7 +404,7 @@ def test_small_honest_differences_are_kept() -> None:
     "name",
     sorted(
         set(ADVANTAGES.names())
-        - {"raw", "successes", "softrank", "softrank_group", "gae", "distilled"}
+        - {"raw", "successes", "softrank", "softrank_group", "gae", "distilled", "step_zscore"}
     ),
 )
 def test_a_group_of_one_is_refused_where_a_baseline_needs_two(name) -> None:

@@ -66,6 +66,8 @@ def evidence(tokens: Tensor, mask: Tensor, kl: Tensor, old: Tensor) -> dict[str,
     # A critic that knows the reward once it has read the first token.
     values = rewards[..., None].repeat(1, 1, T)
     values[..., 0] = rewards.mean(-1, keepdim=True)
+    first = torch.arange(T) == 0
+    last = torch.arange(T) == mask.sum(-1, keepdim=True) - 1
     return {
         "rewards": rewards,
         "valid": torch.ones_like(rewards, dtype=torch.bool),
@@ -77,6 +79,8 @@ def evidence(tokens: Tensor, mask: Tensor, kl: Tensor, old: Tensor) -> dict[str,
         "truncated": ~mask.any(-1),
         "values": values,
         "teacher_gap": teacher_gap(tokens, old),
+        # The first token is a step, and the rest of the answer is another.
+        "step_rewards": rewards[..., None] * mask.double().where(first | last, torch.nan),
     }
 
 

@@ -84,7 +84,7 @@ ROWS = (
         weighting=spec("sequence_mean"),
         differs=(
             _DDOF,
-            "Outcome supervision only; the paper also describes rewards per reasoning step.",
+            "Outcome supervision; rewards per reasoning step are grpo_process.",
             "The report on R1 prints a ratio of whole sequences; public code uses token ratios.",
         ),
     ),
@@ -112,6 +112,21 @@ ROWS = (
         differs=(
             _EQUAL,
             "KL is off; where it is on, verl clamps k3 to ±10; its default coefficient is 0.001.",
+        ),
+    ),
+    Algorithm(
+        name="grpo_process",
+        paper="GRPO with process supervision, DeepSeekMath (2402.03300), section 4.1.3",
+        advantage=spec("step_zscore"),
+        divergence=spec("k3"),
+        divergence_coefficient=0.04,
+        weighting=spec("sequence_mean"),
+        differs=(
+            "Neither ddof nor an epsilon is stated: population deviation and none here.",
+            "The rewards of the steps come from the section [process]; those of [[rewards]] say "
+            "which completions are judged, and are measured.",
+            "The paper's reward model was trained on labels by roll-outs (Math-Shepherd); here on "
+            "labels that the data gives.",
         ),
     ),
     Algorithm(

@@ -238,6 +238,7 @@ def validate_by_call(algorithm: BoundAlgorithm, config: Config) -> None:
                 "values": tokens,
                 "bootstrap": rewards,
                 "teacher_gap": tokens,
+                "step_rewards": tokens,
                 "parts": dict.fromkeys(
                     [*(part.name for part in config.rewards), *weights], rewards
                 ),
@@ -334,6 +335,33 @@ def check_old_tokens(config: Config, algorithm: BoundAlgorithm) -> None:
         )
 
 
+def check_process(config: Config, algorithm: BoundAlgorithm) -> None:
+    """Refuse an algorithm without the step rewards that it needs, and those that nothing needs.
+
+    Raises:
+        UsageError: as said.
+    """
+    needed = "step_rewards" in algorithm.bound_advantage.required
+    settings = config.process
+    if needed and settings is None:
+        raise UsageError(
+            f"process: must be given, as algorithm {config.algorithm.name!r} takes a reward for "
+            "every step; set process.model, or process.function."
+        )
+    if settings is None:
+        return
+    if not needed:
+        raise UsageError(
+            f"process: algorithm {config.algorithm.name!r} takes no rewards of steps; set "
+            "algorithm.name = 'grpo_process', or use the reward 'process_reward'."
+        )
+    if (settings.model is None) == (settings.function is None):
+        raise UsageError(
+            f"process.model = {settings.model!r}, process.function = {settings.function!r}: one of "
+            "them must be given."
+        )
+
+
 def check_functions(config: Config) -> None:
     """Bind the algorithm and every reward to their functions, which checks their settings.
 
@@ -350,6 +378,7 @@ def check_functions(config: Config) -> None:
     value_loss(config)
     check_teacher(config, algorithm)
     check_old_tokens(config, algorithm)
+    check_process(config, algorithm)
     try:
         combination(config.combine)
     except UsageError as error:

@@ -32,6 +32,7 @@ from groupwise.settings import (
     OptimizerSettings,
     PartialRolloutsSettings,
     PreferenceSettings,
+    ProcessSettings,
     RewardModelSettings,
     RewardPoolSettings,
     RewardSettings,
@@ -91,6 +92,7 @@ class Config(Section):
     watchdog: Annotated[WatchdogSettings, FREE] = WatchdogSettings()
     warmup: WarmupSettings | None = None
     distillation: DistillationSettings | None = None
+    process: ProcessSettings | None = None
     sft: SftSettings | None = None
     schedules: Annotated[tuple[ScheduleSettings, ...], Field(strict=False)] = ()
     """Numbers that change over the steps."""

@@ -34,7 +34,7 @@ from groupwise.rewards.builtin.format import dropped_tags
 from groupwise.rewards.code import reward as code
 from groupwise.rewards.compose import COMBINATIONS, combination
 from groupwise.rewards.extract import extract_answer
-from groupwise.rewards.judges import endpoint, local, reward_model, similarity
+from groupwise.rewards.judges import endpoint, local, process_reward, reward_model, similarity
 from groupwise.rewards.math import reward as math
 from groupwise.rewards.math.reward import math_equal
 
@@ -62,6 +62,7 @@ MODULES = (
     logic,
     math,
     reasoning,
+    process_reward,
     reward_model,
     rouge,
     search,

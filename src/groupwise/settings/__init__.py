@@ -28,6 +28,7 @@ from groupwise.settings.offline import (
     WarmupSettings,
 )
 from groupwise.settings.partial import PartialRolloutsSettings
+from groupwise.settings.process import ProcessSettings
 from groupwise.settings.sections import (
     AdapterSettings,
     AlertsSettings,
@@ -63,6 +64,7 @@ __all__ = [
     "DataSettings",
     "DatasetSettings",
     "DistillationSettings",
+    "ProcessSettings",
     "DistributedSettings",
     "EngineSettings",
     "EnvironmentSettings",

@@ -62,9 +62,12 @@ class RewardModelSettings(DatasetSettings):
     """Function of the scores, with its settings: `{ name = "bradley_terry", center = 0.01 }`."""
     prompts: Count = 512
     """Prompts that own answers are sampled to, `group_size` each, or that the generators
-    "word_problem_rankings" and "word_problem_slips" make."""
+    "word_problem_rankings", "word_problem_slips" and "word_problem_steps" make."""
     label_noise: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
     """Share of the training rankings that are turned round, to study wrong labels."""
+    step_separator: Annotated[str, Field(min_length=1)] | None = None
+    """Text between the steps of an answer. With it, the data has a label for each step (`prompt`,
+    `completions`, `labels`), and a token classifier learns them: a process reward model."""
 
 
 class SftSettings(DatasetSettings):

@@ -52,6 +52,7 @@ from groupwise.training.monitor.monitor import Monitor
 from groupwise.training.monitor.progress import Progress
 from groupwise.training.monitor.trackers import make_trackers
 from groupwise.training.monitor.watchdog import Watchdog
+from groupwise.training.process import ProcessTrainer, make_step_scorer
 from groupwise.training.resume import (
     ResumePoint,
     check_fingerprints,
@@ -225,6 +226,8 @@ def _trainer(
         kind = partial(CriticTrainer, critic=config.critic, value_loss=value_loss(config))
     elif config.distillation is not None:
         kind = partial(DistillationTrainer, teacher=make_teacher(config, connected.policy))
+    elif config.process is not None:
+        kind = partial(ProcessTrainer, steps=make_step_scorer(config, connected.policy))
     drawn, taken = _source(
         config, algorithm, connected, ready, make=partial(source, **journals), watch=watch
     )

@@ -9,7 +9,15 @@ whose rewards are all equal give exactly 0 unless the function says otherwise
 `inputs.INPUTS` lists the data a function may ask for.
 """
 
-from groupwise.algorithms.advantages import baselines, batch, best, critic, softrank, teacher
+from groupwise.algorithms.advantages import (
+    baselines,
+    batch,
+    best,
+    critic,
+    process,
+    softrank,
+    teacher,
+)
 from groupwise.algorithms.advantages.base import ADVANTAGES
 from groupwise.algorithms.advantages.critic import value_targets
 from groupwise.algorithms.advantages.inputs import INPUTS, AdvantageInput, advantage_inputs
@@ -28,6 +36,7 @@ __all__ = [
     "critic",
     "has_signal",
     "penalised",
+    "process",
     "softrank",
     "teacher",
     "value_targets",

@@ -136,6 +136,11 @@ INPUTS: Mapping[str, AdvantageInput] = {
         compute=_column("teacher_gap"),
         example=_zeros,
     ),
+    "step_rewards": AdvantageInput(
+        meaning="[prompt, group, time] reward of each step at its last token, NaN elsewhere",
+        compute=_column("step_rewards"),
+        example=lambda size, settings: _rewards(size, settings)[..., None],
+    ),
     "bootstrap": AdvantageInput(
         meaning="[prompt, group] expected return after a truncated completion, from a critic",
         compute=_column("bootstrap"),

@@ -1,14 +1,22 @@
-"""Answers to word problems whose order is known: a right one, and wrong ones that look like it."""
+"""Answers to word problems of which it is known what is right: rankings, and labels of steps."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from groupwise.prompts.generators.word_problems import Problem, Split, Step, demonstration, problem
 
 RANKINGS = ("word_problem_rankings", "word_problem_slips")
 """Names of these data in a recipe."""
+
+STEPS = "word_problem_steps"
+"""The name of the data with a label for each step."""
+
+SEPARATOR = "; "
+"""What stands between two steps."""
 
 
 def ranking_rows(
@@ -40,6 +48,40 @@ def ranking_rows(
             "scores": [1.0] + [0.0] * (len(answers) - 1),
             "source": f"level {solved.level}",
         }
+
+
+def step_rows(count: int, *, seed: int = 0, split: Split = "train") -> Iterator[dict[str, Any]]:
+    """A right and a wrong answer to every problem, step by step, in TRL's stepwise format.
+
+    In the wrong answer one step is one too high or too low; the later ones go on from there. The
+    label of a step says whether it and all before it are right.
+
+    Example:
+        >>> right, wrong = step_rows(1)
+        >>> right["completions"], right["labels"]
+        (['<reasoning>13+3=16', '16+1=17</reasoning><answer>17</answer>'], [True, True])
+        >>> wrong["completions"], wrong["labels"]
+        (['<reasoning>13+3=16', '16+1=18</reasoning><answer>18</answer>'], [True, False])
+    """
+    for index in range(count):
+        solved = problem(index, seed=seed, split=split)
+        random = np.random.default_rng([seed, index, 7])
+        place = int(random.integers(len(solved.steps)))
+        off = 1 if random.random() < 0.5 else -1
+        for wrong in (None, place):
+            told, value = [], solved.steps[0].left
+            for number, step in enumerate(solved.steps):
+                result = Step(left=value, operation=step.operation, right=step.right).result
+                result += off if number == wrong else 0
+                told.append(f"{value}{step.operation}{step.right}={result}")
+                value = result
+            told[0] = f"<reasoning>{told[0]}"
+            told[-1] = f"{told[-1]}</reasoning><answer>{value}</answer>"
+            yield {
+                "prompt": [dict(message) for message in solved.prompt().messages],
+                "completions": told,
+                "labels": [wrong is None or number < wrong for number in range(len(told))],
+            }
 
 
 def _contradictions(solved: Problem) -> Iterator[str]:

@@ -16,11 +16,23 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import normalize
-from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
+from transformers import (
+    AutoModel,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+)
 
 from groupwise.errors import UsageError, first_line, suggest
 
-Kind = Literal["encoder", "classifier"]
+Kind = Literal["encoder", "classifier", "steps"]
+
+
+MAKERS: dict[Kind, Any] = {
+    "encoder": AutoModel,
+    "classifier": AutoModelForSequenceClassification,
+    "steps": AutoModelForTokenClassification,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +50,8 @@ def load(path: str, *, kind: Kind, device: str = "cpu") -> Loaded:
 
     Args:
         path: a folder in Hugging Face form; nothing is fetched.
-        kind: "encoder" for hidden states, "classifier" for a score of a text or of a pair.
+        kind: "encoder" for hidden states, "classifier" for a score of a text or of a pair, "steps"
+            for one of each token.
         device: where it runs, such as "cpu" or "cuda".
 
     Raises:
@@ -51,7 +64,7 @@ def load(path: str, *, kind: Kind, device: str = "cpu") -> Loaded:
             f"model = {path!r}: must be a model folder, with a config.json in it; "
             + suggest(folder.name, near)
         )
-    maker = AutoModel if kind == "encoder" else AutoModelForSequenceClassification
+    maker = MAKERS[kind]
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         model = maker.from_pretrained(folder, local_files_only=True, use_safetensors=True)

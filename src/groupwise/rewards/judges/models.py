@@ -19,6 +19,7 @@ from groupwise.models.loading import Policy, load_policy
 from groupwise.prompts.templates import render
 from groupwise.rewards.judges.encoders import Loaded, load
 from groupwise.rewards.judges.prompt import Judgement
+from groupwise.rewards.steps import Aggregate, aggregated, step_ends
 from groupwise.types import Prompt
 
 
@@ -103,12 +104,66 @@ def reward_classifier(model: str, *, device: str = "cpu") -> Loaded:
     Raises:
         UsageError: a bad model folder, or a head with more than one output.
     """
-    loaded = load(model, kind="classifier", device=device)
+    return _one_output(load(model, kind="classifier", device=device), model)
+
+
+def step_classifier(model: str, *, device: str = "cpu") -> Loaded:
+    """The token classifier of a folder, loaded once per process.
+
+    Raises:
+        UsageError: a bad model folder, or a head with more than one output.
+    """
+    return _one_output(load(model, kind="steps", device=device), model)
+
+
+def _one_output(loaded: Loaded, model: str) -> Loaded:
     if loaded.model.config.num_labels != 1:
         raise UsageError(
             f"model = {model!r}: must have one output, has {loaded.model.config.num_labels}."
         )
     return loaded
+
+
+def step_scores(
+    prompt: Prompt,
+    answers: Sequence[str],
+    *,
+    model: str,
+    separator: str,
+    aggregate: Aggregate,
+    device: str = "cpu",
+) -> list[float | Exception]:
+    """One number of the probabilities that a token classifier gives the steps of each answer.
+
+    Raises:
+        UsageError: a bad model folder, or a head with more than one output.
+    """
+    loaded = step_classifier(model, device=device)
+    found: list[float | Exception] = []
+    for answer in answers:
+        chances = _step_chances(loaded, prompt, answer, separator)
+        found.append(chances if isinstance(chances, Exception) else aggregated(chances, aggregate))
+    return found
+
+
+def _step_chances(
+    loaded: Loaded, prompt: Prompt, answer: str, separator: str
+) -> list[float] | Exception:
+    """The probability that each step of an answer is right, read at its last token."""
+    begun = len(render(prompt, loaded.tokenizer))
+    tokens = answer_tokens(prompt, answer, loaded.tokenizer)
+    while len(tokens) > begun + 1 and tokens[-1] != loaded.tokenizer.eos_token_id:
+        tokens = tokens[:-1]  # What the template writes after the end of a turn.
+    if len(tokens) > loaded.limit:
+        return ModelError(f"process reward: {len(tokens)} tokens, but it reads {loaded.limit}.")
+    ids = torch.tensor([tokens], device=loaded.model.device)
+    with torch.inference_mode():
+        logits = loaded.model(ids, attention_mask=torch.ones_like(ids)).logits[0, :, 0].float()
+    ends = step_ends(tokens[begun:], separator, loaded.tokenizer)
+    chances = logits[begun:][torch.tensor(ends, device=logits.device)].sigmoid()
+    if not bool(chances.isfinite().all()):
+        return ModelError("process reward: a score is NaN.")
+    return chances.tolist()
 
 
 def reward_scores(

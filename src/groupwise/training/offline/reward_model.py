@@ -20,7 +20,7 @@ from groupwise.config.data import load_train, rendered
 from groupwise.errors import UsageError
 from groupwise.evaluation import Estimate
 from groupwise.models import Policy
-from groupwise.models.scoring import load_scorer, scorer_of
+from groupwise.models.scoring import Kind, load_scorer, scorer_of
 from groupwise.prompts.generators import word_problem_rankings
 from groupwise.prompts.preferences import Comparisons, read_comparisons
 from groupwise.registry import BoundFunction, FunctionSpec
@@ -173,6 +173,17 @@ def train_reward_model(
     settings = config.reward_model
     if settings is None:
         raise UsageError("reward_model: is not set; add a section [reward_model].")
+    if settings.step_separator is not None:
+        from groupwise.training.offline.process_reward_model import train_process_reward_model
+
+        return train_process_reward_model(
+            config,
+            settings,
+            resume=resume,
+            allow_changes=allow_changes,
+            restart=restart,
+            progress=progress,
+        )
     function = ranking_function(settings)
     if settings.data is None and not config.rewards:
         raise UsageError(
@@ -207,17 +218,18 @@ def train_reward_model(
     )
 
 
-def scorer_to_train(config: Config, progress: Progress) -> Policy:
+def scorer_to_train(config: Config, progress: Progress, *, kind: Kind = "sequence") -> Policy:
     """The classifier that starts from the model section; with a section [warmup], from the language
     model after it has learned worked answers."""
     if config.warmup is not None:
         policy = load_configured(config)
         warm_up(config, policy, progress=progress)
-        return scorer_of(policy)
+        return scorer_of(policy, kind=kind)
     model = config.model
     return load_scorer(
         model.path,
         revision=model.revision,
+        kind=kind,
         dtype=model.dtype,
         trust_remote_code=model.trust_remote_code,
         adapter=model.adapter,
