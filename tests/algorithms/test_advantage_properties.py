@@ -95,7 +95,7 @@ def test_inputs_are_left_alone(name: str) -> None:
     call(name, data)
     for key, value in data.items():
         if key != "parts":
-            assert torch.equal(value, again[key]), key
+            assert torch.equal(value.nan_to_num(9.0), again[key].nan_to_num(9.0)), key
     assert all(torch.equal(data["parts"][k], again["parts"][k]) for k in data["parts"])
 
 

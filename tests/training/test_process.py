@@ -18,6 +18,7 @@ from groupwise.models import load_policy
 from groupwise.models.scoring import scorer_of
 from groupwise.prompts.generators.word_problem_rankings import SEPARATOR, step_rows
 from groupwise.rewards.judges.process_reward import process_reward
+from groupwise.rewards.steps import Aggregate
 from groupwise.rundir.files import read_lines
 from groupwise.settings import OptimizerSettings, RewardModelSettings
 from groupwise.training.offline.process_reward_model import (
@@ -30,7 +31,7 @@ from groupwise.training.offline.process_reward_model import (
 from groupwise.training.offline.reward_model import train_reward_model
 from groupwise.training.prepare import prepare
 from groupwise.training.process import ProcessTrainer, StepScorer, written_steps
-from groupwise.types import Completion, Group, Prompt
+from groupwise.types import Completion, Group, Prompt, Status
 from groupwise.updates import Score, TorchLearner, sequences
 from small_runs import Quiet, settings, tiny
 
@@ -123,7 +124,8 @@ def test_a_model_of_steps_is_trained_scores_outcomes_and_trains_a_policy(tmp_pat
     with torch.no_grad():
         logits = model(ids).logits[0, len(one.item.prompt) :, 0]
     chances = logits[list(one.ends[0])].sigmoid()
-    for how, wanted in (("min", chances.min()), ("product", chances.prod())):
+    wanted_of: dict[Aggregate, torch.Tensor] = {"min": chances.min(), "product": chances.prod()}
+    for how, wanted in wanted_of.items():
         scores = process_reward(
             group, model=str(folder / "final"), aggregate=how, step_separator=SEPARATOR
         )
@@ -131,7 +133,8 @@ def test_a_model_of_steps_is_trained_scores_outcomes_and_trains_a_policy(tmp_pat
 
     trainer = prepared(tmp_path, f"process.model={folder / 'final'}", "process.step_separator='+'")
     scored = trainer.source.take(2, step=0)
-    batch = trainer.evaluated(scored)
+    rewards, judged = trainer.steps(scored)
+    assert judged is scored
     rows = [(g, c) for g in scored.groups for c in g.completions]
     for row, (group, completion) in enumerate(rows):
         tokens = list(completion.tokens)
@@ -139,10 +142,12 @@ def test_a_model_of_steps_is_trained_scores_outcomes_and_trains_a_policy(tmp_pat
         with torch.no_grad():
             chances = model(ids).logits[0, len(group.prompt_tokens) :, 0].sigmoid()
         ends = written_steps(completion, "+", trainer.steps.tokenizer)
-        found = batch.columns["step_rewards"][row]
+        found = rewards[row]
         assert (~found.isnan()).nonzero().flatten().tolist() == ends
         torch.testing.assert_close(found[ends], chances[ends], rtol=0, atol=1e-4)
-    assert trainer.step().metrics["grad_norm"] > 0
+    metrics = trainer.step().metrics
+    assert metrics["grad_norm"] > 0 and 0 < metrics["step_reward"] < 1
+    assert metrics["steps_written"] >= 1
 
 
 def prepared(tmp_path: Path, *more: str) -> ProcessTrainer:
@@ -165,6 +170,10 @@ def test_a_function_scores_steps_and_what_it_cannot_judge_has_no_reward(tmp_path
         "def steps(prompt, steps, answer):\n"
         "    if len(steps) == 2:\n"
         "        raise ValueError('as told')\n"
+        "    if len(steps) == 3:\n"
+        "        return None\n"
+        "    if len(steps) == 5:\n"
+        "        return [float('nan')] * 5\n"
         "    return [float(len(step)) for step in steps]\n"
     )
     trainer = prepared(tmp_path, f"process.function={code}:steps")
@@ -184,23 +193,59 @@ def test_a_function_scores_steps_and_what_it_cannot_judge_has_no_reward(tmp_path
     ends = written_steps(completion("12", "3+3"), "+", tokenizer)
     assert ends == [6], "an injected separator ends no step"
     scored = trainer.source.take(1, step=0)
-    texts = ("12", "1+", "1+2+", "12")
+    texts = ("12", "1+", "1+2+", "1+2", "1+2+3")
     group = replace(scored.groups[0], completions=tuple(completion(t) for t in texts))
-    scored = replace(scored, groups=(group,))
-    batch = sequences(scored)
-    found = scorer(batch, scored)
-    # "1212" is one step, "1+1+" two, at which the function fails, and "1+2+1+2+" is four.
+    scores = replace(
+        scored.scores,
+        total=torch.ones(1, 5),
+        correct=torch.ones(1, 5),
+        parts={},
+        status=((Status.OK,) * 5,),
+        valid=torch.ones(1, 5, dtype=torch.bool),
+        errors=("before",),
+    )
+    scored = replace(
+        scored, groups=(group,), scores=scores, keep=torch.ones(1, 5, dtype=torch.bool)
+    )
+    found, judged = scorer(scored)
+    # "1212" is one step, "1+1+" two, "1+2+1+2+" four, "1+21+2" three and "1+2+31+2+3" five.
     assert found[0, :4].tolist() == pytest.approx([math.nan] * 3 + [4.0], nan_ok=True)
-    assert found[1].isnan().all()
+    assert found[[1, 3, 4]].isnan().all()
     assert found[2][~found[2].isnan()].tolist() == [1.0] * 4
+    ok, error, unjudgeable = Status.OK, Status.ERROR, Status.UNJUDGEABLE
+    assert judged.scores.status == ((ok, error, ok, unjudgeable, error),)
+    assert judged.scores.valid.tolist() == [[True, False, True, False, False]]
+    assert judged.scores.total.isnan().tolist() == [[False, True, False, True, True]]
+    assert judged.scores.errors == (
+        "before",
+        "process.function: ValueError: as told",
+        "process.function: a reward is not finite.",
+    )
+    assert not sequences(judged).mask[[1, 3, 4]].any()
 
     def wrong(prompt: str, steps: Any, answer: Any) -> list[float]:
         return [1.0] * (len(steps) + 1)
 
     with pytest.raises(RewardError, match="returned 2 rewards for 1 steps"):
-        StepScorer(tokenizer=tokenizer, separator="+", function=wrong)(batch, scored)
-    with pytest.raises(RewardError, match="no completion could be judged .the function returned"):
-        StepScorer(tokenizer=tokenizer, separator="+", function=lambda *_: None)(batch, scored)
+        StepScorer(tokenizer=tokenizer, separator="+", function=wrong)(scored)
+
+
+def test_a_step_leaves_out_what_the_function_cannot_judge(tmp_path: Path) -> None:
+    code = tmp_path / "every_second.py"
+    code.write_text(
+        "seen = []\n"
+        "def steps(prompt, steps, answer):\n"
+        "    seen.append(steps)\n"
+        "    if len(seen) % 2:\n"
+        "        raise ValueError('as told')\n"
+        "    return [float(len(seen))] * len(steps)\n"
+    )
+    trainer = prepared(tmp_path, f"process.function={code}:steps")
+    result = trainer.step()
+    assert result.metrics["valid_share"] == 0.5 and result.metrics["grad_norm"] > 0
+    failed = ~result.scored.scores.valid
+    assert failed.any() and not result.advantages[failed].any()
+    assert result.advantages[~failed].any()
 
 
 @pytest.mark.parametrize(

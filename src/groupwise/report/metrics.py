@@ -154,6 +154,10 @@ METRICS: dict[str, Metric] = {
     "value_clip_share": Metric(
         "Clipped values", "Share of tokens whose value had moved beyond the clip."
     ),
+    "step_reward": Metric("Reward of a step", "Mean reward of the steps of the completions."),
+    "steps_written": Metric(
+        "Steps per completion", "Mean number of steps of the completions whose steps were judged."
+    ),
 }
 """Metrics in the order of their charts."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,11 +20,19 @@ from groupwise.models.scoring import check_same_tokenizer, load_scorer
 from groupwise.rewards.steps import step_ends
 from groupwise.settings import OptimizerSettings
 from groupwise.training.trainer import Trainer
-from groupwise.types import Batch, Completion, Group, Learner, ScoredGroups
-from groupwise.updates import Score, TorchLearner
+from groupwise.types import (
+    Completion,
+    Group,
+    Learner,
+    Metrics,
+    ScoredGroups,
+    Status,
+    StepResult,
+)
+from groupwise.updates import Score, TorchLearner, sequences
 
 StepFunction = Callable[[str, Sequence[str], str | None], Sequence[float] | None]
-"""From prompt, steps and reference answer to a number for each step; None: cannot be judged."""
+"""From prompt, steps and reference answer to a number for each step; None: unjudgeable."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,17 +51,18 @@ class StepScorer:
     learner: Learner | None = None
     function: StepFunction | None = None
 
-    def __call__(self, batch: Batch, scored: ScoredGroups) -> Float[Tensor, "batch time"]:
-        """The reward of every step at its last token; NaN elsewhere, and at all steps of a
-        completion that cannot be judged.
+    def __call__(self, scored: ScoredGroups) -> tuple[Float[Tensor, "batch time"], ScoredGroups]:
+        """The reward of every step at its last token, NaN elsewhere, and the scored groups.
+
+        A completion whose steps cannot be judged then has the status "error" or "unjudgeable".
 
         Raises:
-            RewardError: a function returned another number of rewards than there are steps, or
-                could judge nothing at all.
+            RewardError: the function returned another number of rewards than there are steps.
         """
-        said: list[str] = []
+        batch = sequences(scored, excluded=True)
         found = torch.full(batch.mask.shape, math.nan)
         rows = [(group, c) for group in scored.groups for c in group.completions]
+        failed: dict[int, Unjudged] = {}
         chances = None
         if self.learner is not None and batch.mask.any():
             chances = self.learner.evaluate(batch, {"values"})["values"].float().sigmoid().cpu()
@@ -61,18 +70,20 @@ class StepScorer:
             if not bool(batch.mask[row].any()):
                 continue
             ends = written_steps(completion, self.separator, self.tokenizer)
-            if chances is not None:
-                found[row, ends] = chances[row, ends]
-            elif (given := self._by_function(group, completion, ends, said)) is not None:
+            if chances is None:
+                given = self._by_function(group, completion, ends)
+            else:
+                given = _finite(chances[row, ends].tolist(), "process.model")
+            if isinstance(given, Unjudged):
+                failed[row] = given
+            else:
                 found[row, ends] = torch.tensor(given, dtype=torch.float32)
-        if batch.mask.any() and bool(found.isnan().all()):
-            raise RewardError(f"process: no completion could be judged ({(said or ['NaN'])[0]}).")
-        return found
+        return found, with_failures(scored, failed)
 
     def _by_function(
-        self, group: Group, completion: Completion, ends: Sequence[int], said: list[str]
-    ) -> list[float] | None:
-        """What the function says of one completion; None where it fails, and why in `said`."""
+        self, group: Group, completion: Completion, ends: Sequence[int]
+    ) -> list[float] | Unjudged:
+        """What the function says of the steps of one completion."""
         assert self.function is not None
         places = [i for i, own in enumerate(completion.mask) if own]
         bounds = [-1, *ends]
@@ -85,17 +96,58 @@ class StepScorer:
         try:
             given = self.function(str(group.prompt), steps, group.prompt.answer)
         except Exception as error:
-            said.append(f"{type(error).__name__}: {error}")
-            return None
+            text = f"process.function: {type(error).__name__}: {error}"
+            return Unjudged(status=Status.ERROR, error=text)
         if given is None:
-            said.append("the function returned None")
-            return None
+            return Unjudged(status=Status.UNJUDGEABLE)
         values = [float(value) for value in given]
         if len(values) != len(ends):
             raise RewardError(
                 f"process.function: returned {len(values)} rewards for {len(ends)} steps."
             )
-        return values if all(map(math.isfinite, values)) else None
+        return _finite(values, "process.function")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unjudged:
+    """Why the steps of a completion have no rewards; `error` is for the log."""
+
+    status: Status
+    error: str | None = None
+
+
+def _finite(values: list[float], name: str) -> list[float] | Unjudged:
+    """The rewards, if all of them are finite."""
+    if all(map(math.isfinite, values)):
+        return values
+    return Unjudged(status=Status.ERROR, error=f"{name}: a reward is not finite.")
+
+
+def with_failures(scored: ScoredGroups, failed: Mapping[int, Unjudged]) -> ScoredGroups:
+    """The scored groups, with some completions not judged.
+
+    Args:
+        scored: groups with their scores.
+        failed: by row in the order prompt · group.
+    """
+    if not failed:
+        return scored
+    scores = scored.scores
+    width = scores.total.shape[1]
+    bad = torch.tensor([row in failed for row in range(scores.total.numel())])
+    bad = bad.view_as(scores.valid)
+    status = [list(own) for own in scores.status]
+    for row, one in failed.items():
+        status[row // width][row % width] = one.status
+    messages = [one.error for one in failed.values() if one.error is not None]
+    changed = replace(
+        scores,
+        total=scores.total.masked_fill(bad, math.nan),
+        valid=scores.valid & ~bad,
+        status=tuple(tuple(own) for own in status),
+        errors=(*scores.errors, *messages),
+    )
+    return replace(scored, scores=changed)
 
 
 def written_steps(completion: Completion, separator: str, tokenizer: Any) -> list[int]:
@@ -151,9 +203,28 @@ class ProcessTrainer(Trainer):
 
     steps: StepScorer
 
-    def evaluated(self, scored: ScoredGroups) -> Batch:
-        """The sequences with the rewards of the steps, as the column `step_rewards`."""
-        batch = super().evaluated(scored)
+    def step(self) -> StepResult:
+        """Train on one batch of rollouts, whose steps are scored first."""
+        self.monitor.begin_step(self.policy)
+        scored = self.source.take(self.settings.prompts_per_step, step=self.done)
         with self.watch("the rewards of the steps"):
-            found = self.steps(batch, scored)
-        return replace(batch, columns={**batch.columns, "step_rewards": found})
+            found, scored = self.steps(scored)
+        batch = self.evaluated(scored)
+        batch = replace(batch, columns={**batch.columns, "step_rewards": found})
+        return self.learned(scored, batch, process_metrics(found))
+
+
+def process_metrics(found: Float[Tensor, "batch time"]) -> Metrics:
+    """The mean reward of the steps, and steps per completion that has any.
+
+    Example:
+        >>> process_metrics(torch.tensor([[math.nan, 1.0, 0.5], [0.0, math.nan, math.nan]]))
+        {'step_reward': 0.5, 'steps_written': 1.5}
+    """
+    known = ~found.isnan()
+    if not known.any():
+        return {}
+    return {
+        "step_reward": float(found[known].mean()),
+        "steps_written": float(known.sum() / known.any(1).sum()),
+    }

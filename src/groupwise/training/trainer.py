@@ -97,13 +97,24 @@ class Trainer:
         """Train on one batch of rollouts."""
         self.monitor.begin_step(self.policy)
         scored = self.source.take(self.settings.prompts_per_step, step=self.done)
-        batch = self.evaluated(scored)
+        return self.learned(scored, self.evaluated(scored), {})
+
+    def learned(self, scored: ScoredGroups, batch: Batch, metrics: Metrics) -> StepResult:
+        """The update from scored groups and their sequences, with the step's metrics.
+
+        Args:
+            scored: groups with their scores.
+            batch: their sequences, with every column that the advantage needs.
+            metrics: known already.
+        """
         advantages = self.algorithm.advantage(advantage_inputs(scored, batch))
         batches = self.assembled(batch, advantages, keep=scored.keep)
         updates = self.update(batches)
         published = self._publish() if POLICY in updates else {}
         result = StepResult(scored=scored, advantages=advantages, batches=batches, updates=updates)
-        return self.monitor.measured(result, algorithm=self.algorithm, published=published)
+        return self.monitor.measured(
+            result, algorithm=self.algorithm, published={**metrics, **published}
+        )
 
     def evaluated(self, scored: ScoredGroups) -> Batch:
         """The sequences with the log-probabilities that the algorithm needs beyond the current

@@ -8,11 +8,9 @@ from torch import Tensor
 
 from groupwise.algorithms.advantages.base import ADVANTAGES
 from groupwise.algorithms.advantages.statistics import judged, standard_score
-from groupwise.algorithms.properties import breaks
 
 
 @ADVANTAGES.register
-@breaks("zero_without_signal")
 def step_zscore(
     rewards: Float[Tensor, "prompt group"],
     step_rewards: Float[Tensor, "prompt group time"],
