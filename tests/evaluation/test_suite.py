@@ -10,9 +10,12 @@ import pytest
 
 import groupwise
 from groupwise.cli import main
-from groupwise.evaluation import holm, pass_at_k
+from groupwise.config import load
+from groupwise.evaluation import Estimate, holm, pass_at_k
 from groupwise.evaluation.details import curve_over_k
 from groupwise.evaluation.measure import measure
+from groupwise.evaluation.sections import Section, sections
+from groupwise.evaluation.suite import SuiteResult
 from groupwise.rewards import from_functions
 from groupwise.rollouts import ScriptedEngine
 from groupwise.training.stages.base_model import small_policy
@@ -52,7 +55,10 @@ def test_models_by_tasks_by_budgets(tmp_path: Path) -> None:
     again = tmp_path / "again.toml"
     again.write_text((Path(groupwise.__file__).parent / "recipes/word-problems.toml").read_text())
     words = ["--task", f"word-problems,{again}", "--budgets", "8,48", "--k", "1,2"]
-    assert main(["eval", "bundled", str(other), *words, "--json", str(file), *LESS]) == 0
+    picture = tmp_path / "curve.png"
+    files = ["--json", str(file), "--png", str(picture)]
+    assert main(["eval", "bundled", str(other), *words, *files, *LESS]) == 0
+    assert picture.read_bytes()[:4] == b"\x89PNG"
     found = json.loads(file.read_text())
     sections = [
         f"{task}, {budget} tokens" for task in ("word-problems", again) for budget in (8, 48)
@@ -98,6 +104,33 @@ def test_one_model_over_target_lengths_and_templates(tmp_path: Path) -> None:
     assert recipe["length"] != other["length"]
 
 
+def test_the_curve_runs_over_numbers_or_else_over_models() -> None:
+    def suite(found: list[Section], models: str = "ab", ks: tuple[int, ...] = ()) -> SuiteResult:
+        cells = {each.name: at(10 * place) for place, each in enumerate(found)}
+        figures = {model: cells for model in models}
+        return SuiteResult(figures=figures, sections=tuple(found), ks=ks, differences={}, notes=())
+
+    def at(value: float) -> dict[str, Estimate]:
+        names = ("sampled", "pass_at_1", "pass_at_4", "maj_at_1")
+        return {
+            name: Estimate(value=value + number, low=0, high=1) for number, name in enumerate(names)
+        }
+
+    config = load("word-problems")
+    plain = sections({"x": config, "y": config})
+    curve = suite(sections({"x": config, "y": config}, budgets=[40, 8])).curve()
+    assert (curve.axis, curve.places) == ("token budget", (8, 40))
+    values = {name: [cell and cell.value for cell in line] for name, line in curve.lines.items()}
+    assert values == {f"{m}, {t}": v for m in "ab" for t, v in (("x", [0, 10]), ("y", [20, 30]))}
+    over = suite(plain).curve()
+    assert (over.axis, over.places, list(over.lines)) == ("model", ("a", "b"), ["x", "y"])
+    alone = suite(plain, "a").curve()
+    assert (alone.places, list(alone.lines)) == (("x", "y"), ["a"])
+    by_k = suite(plain[:1], "a", (1, 4)).curve()
+    assert [cell and cell.value for cell in by_k.lines["a, x, pass@k"]] == [1, 2]
+    assert [cell and cell.value for cell in by_k.lines["a, x, maj@k"]] == [3, None]
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -111,6 +144,8 @@ def test_one_model_over_target_lengths_and_templates(tmp_path: Path) -> None:
         (["bundled", "--target-lengths", "16"], "has no transform target_length"),
         (["bundled", "--templates", "none.txt"], "must be a text file with {question}"),
         (["bundled", "--templates", "recipe,recipe"], "names must differ"),
+        (["bundled", "--png", "x.png"], "several models"),
+        (["bundled", "--k", "1", "--png", "x.txt"], "must end in .png, .svg or .pdf"),
         (["bundled", "--k", "1,4"], "--set evaluation.samples=4"),
         (["bundled", "--k", "1,x"], "whole numbers"),
         (["bundled", "--k", "1", "--against", "x"], "--against"),

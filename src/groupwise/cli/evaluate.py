@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from groupwise.cli.options import JsonFile, Overrides, TrustRecipe, write_json
 from groupwise.cli.output import command_name
 from groupwise.errors import UsageError
+
+if TYPE_CHECKING:
+    from groupwise.evaluation.suite import Curve
 
 OWN_PROMPT = "recipe"
 """Name of the prompt that a recipe writes, beside the templates of files."""
@@ -40,6 +43,14 @@ Templates = Annotated[
 Reflection = Annotated[
     bool,
     typer.Option("--reflection", help="Measure recovery from solutions with an injected error."),
+]
+Picture = Annotated[
+    Path | None,
+    typer.Option(
+        "--png",
+        metavar="FILE",
+        help="Plot accuracy over budgets, target lengths, k or models (png, svg or pdf).",
+    ),
 ]
 
 
@@ -72,6 +83,7 @@ def evaluate(
     overrides: Overrides = None,
     trust_recipe: TrustRecipe = False,
     json_file: JsonFile = None,
+    picture: Picture = None,
 ) -> None:
     """Evaluate models on held-out prompts of one or more tasks.
 
@@ -89,6 +101,7 @@ def evaluate(
     }
     suite = len(models) > 1 or len(tasks) > 1 or bool(ks) or any(variants.values())
     _refuse_in_suites({"--against": against, "--reflection": reflection} if suite else {})
+    _check_picture(picture, suite=suite)
     configs = {name: load(name, overrides or [], trust_recipe=trust_recipe) for name in tasks}
 
     from rich.console import Console
@@ -99,6 +112,8 @@ def evaluate(
 
     if suite:
         found = evaluate_suite(configs, models, seeds=seeds, ks=ks, **variants)
+        if picture is not None:
+            _draw(found.curve(), picture)
     else:
         models = [*models, *([against] if against else [])]
         found = evaluate(configs[tasks[0]], models, seeds=seeds, reflection=reflection)
@@ -141,6 +156,25 @@ def _refuse_in_suites(options: dict[str, str | bool | None]) -> None:
                 "--target-lengths and --templates. "
                 "Several models are listed: eval BASE OTHER."
             )
+
+
+def _check_picture(picture: Path | None, *, suite: bool) -> None:
+    """Refuse a picture of a single point, and a file that is none, before anything is measured."""
+    if picture is None:
+        return
+    from groupwise.report.png import picture_path
+
+    picture_path(picture, where="--png")
+    if not suite:
+        raise UsageError("--png: plots several models, tasks, budgets, lengths or templates.")
+
+
+def _draw(curve: Curve, picture: Path) -> None:
+    from groupwise.report.png import write_curve
+
+    title = f"{'share of prompts' if curve.axis == 'k' else 'sampled accuracy'} (%), 95 % interval"
+    place = write_curve(curve.lines, curve.places, picture, axis=curve.axis, title=title)
+    print(f"picture  {place}")
 
 
 def _numbers(option: str, text: str | None) -> list[int]:

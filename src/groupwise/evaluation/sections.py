@@ -21,12 +21,16 @@ class Section:
         config: settings that the models answer under.
         target: length that every prompt asks for, in tokens; None where none is set.
         budgeted: whether the token limit is a budget of the call, not the recipe's.
+        line: name without the number that varies along a curve.
+        place: that number: the budget, or else the target; None where neither was asked for.
     """
 
     name: str
     config: Config
     target: int | None = None
     budgeted: bool = False
+    line: str = ""
+    place: int | None = None
 
 
 def sections(
@@ -79,6 +83,8 @@ def _limited(section: Section, budget: int) -> Section:
         name=f"{section.name}, {budget} tokens",
         config=config.model_copy(update={"sampling": sampling}),
         budgeted=True,
+        line=section.name,
+        place=budget,
     )
 
 
@@ -102,6 +108,8 @@ def _targeted(section: Section, target: int) -> Section:
         name=f"{section.name}, target {target}",
         config=_with(section.config, fixed),
         target=target,
+        line=section.name,
+        place=target,
     )
 
 

@@ -30,16 +30,35 @@ from groupwise.models.loading import configuration, resolve
 
 
 @dataclass(frozen=True, kw_only=True)
+class Curve:
+    """Sampled accuracy, pass@k or maj@k along an axis.
+
+    Attributes:
+        axis: what varies.
+        places: numbers, or names in the order given.
+        lines: by name, an estimate for each place; None where there is none.
+    """
+
+    axis: str
+    places: tuple[str | int, ...]
+    lines: Mapping[str, tuple[Estimate | None, ...]]
+
+
+@dataclass(frozen=True, kw_only=True)
 class SuiteResult:
     """Figures of models × tasks, and paired differences from the first model.
 
     Attributes:
         figures: by model, then by section: a task, in a template, for a target, at a budget.
+        sections: what was measured, in order.
         differences: sampled accuracy of each other model minus that of the first, by section.
+        ks: values of k for pass@k and maj@k.
         notes: sections without a difference, and why.
     """
 
     figures: Mapping[str, Mapping[str, Mapping[str, Estimate]]]
+    sections: tuple[Section, ...]
+    ks: tuple[int, ...]
     differences: Mapping[tuple[str, str], Contrast]
     notes: tuple[str, ...] = ()
 
@@ -51,6 +70,39 @@ class SuiteResult:
     def table(self) -> FigureTable:
         """All figures with intervals."""
         return figure_table({model: [sections] for model, sections in self.figures.items()})
+
+    def curve(self) -> Curve:
+        """Sampled accuracy over budgets or target lengths; without any, pass@k and maj@k over k;
+        without k, sampled accuracy over the models, or over the sections of a single model."""
+
+        def found(model: str, section: str) -> Estimate | None:
+            return self.figures[model][section].get("sampled")
+
+        names = [each.name for each in self.sections]
+        places = tuple(sorted({each.place for each in self.sections if each.place is not None}))
+        if places:
+            axis = "token budget" if self.sections[0].budgeted else "target length (tokens)"
+            by_place = {(each.line, each.place): each.name for each in self.sections}
+            along = {
+                f"{model}, {line}": tuple(found(model, by_place[line, n]) for n in places)
+                for model in self.figures
+                for line in dict.fromkeys(each.line for each in self.sections)
+            }
+            return Curve(axis=axis, places=places, lines=along)
+        if self.ks:
+            along = {
+                f"{model}, {section}, {kind}@k": tuple(cells.get(f"{kind}_at_{k}") for k in self.ks)
+                for model, each in self.figures.items()
+                for section, cells in each.items()
+                for kind in ("pass", "maj")
+                if f"{kind}_at_{self.ks[0]}" in cells
+            }
+            return Curve(axis="k", places=self.ks, lines=along)
+        if len(self.figures) > 1:
+            lines = {name: tuple(found(model, name) for model in self.figures) for name in names}
+            return Curve(axis="model", places=tuple(self.figures), lines=lines)
+        lines = {model: tuple(found(model, name) for name in names) for model in self.figures}
+        return Curve(axis="task", places=tuple(names), lines=lines)
 
     def as_dict(self) -> dict[str, Any]:
         """JSON values."""
@@ -137,7 +189,13 @@ def evaluate_suite(
         )
         for ((name, section), result), p in zip(found.items(), corrected, strict=True)
     }
-    return SuiteResult(figures=figures, differences=differences, notes=tuple(notes))
+    return SuiteResult(
+        figures=figures,
+        sections=tuple(measured),
+        ks=tuple(sorted(ks)),
+        differences=differences,
+        notes=tuple(notes),
+    )
 
 
 def _check(

@@ -1,15 +1,15 @@
-"""Learning curves and the table of results as a picture."""
+"""Learning curves, the table of results and curves of evaluations as pictures."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from groupwise.errors import RunError, UsageError
-from groupwise.evaluation import FigureTable, title_of
+from groupwise.evaluation import Estimate, FigureTable, title_of
 from groupwise.evaluation.tables import format_cell
 from groupwise.report.comparison import results_table
 from groupwise.report.curves import Chart, labels_of, metric_charts, seeds_of
@@ -22,6 +22,14 @@ if TYPE_CHECKING:
 
 ACCENTS = ("#1f5fa8", "#bf4a17", "#2a7a57", "#6d47a6", "#8a6a08", "#a93768")
 INK, SOFT, RULE = "#1c1e22", "#666b73", "#dedbd4"
+STYLE: dict[Any, Any] = {
+    "font.family": "sans-serif",
+    "font.sans-serif": ["Helvetica Neue", "Arial", "Liberation Sans", "DejaVu Sans"],
+    "font.size": 9,
+    "svg.hashsalt": "groupwise",
+    "svg.fonttype": "none",
+    "text.parse_math": False,
+}
 
 
 def write_png(runs: Sequence[RunData], output: str | Path, *, title: str = "") -> Path:
@@ -50,15 +58,7 @@ def write_png(runs: Sequence[RunData], output: str | Path, *, title: str = "") -
     table, charts = results_table(runs), metric_charts(runs)
     chosen = [c for key in ("accuracy", "reward") for c in charts if c.key == key] or charts
     rows = len(table.rows) + len({split for split, _ in table.rows}) + 1 if table.rows else 0
-    style: dict[Any, Any] = {
-        "font.family": "sans-serif",
-        "font.sans-serif": ["Helvetica Neue", "Arial", "Liberation Sans", "DejaVu Sans"],
-        "font.size": 9,
-        "svg.hashsalt": "groupwise",
-        "svg.fonttype": "none",
-        "text.parse_math": False,
-    }
-    with rc_context(style):
+    with rc_context(STYLE):
         heights = [3.0, 0.26 * rows + 0.2] if rows else [3.0]
         layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1)
         figure = Figure(figsize=(6.8, sum(heights) + 0.6), layout=layout)
@@ -70,6 +70,61 @@ def write_png(runs: Sequence[RunData], output: str | Path, *, title: str = "") -
             _tabulate(axes[1], table, labels_of(runs), rows)
         if title:
             figure.suptitle(visible(title), x=0.01, ha="left", weight="bold", color=INK, size=11)
+        return write_figure(figure, path)
+
+
+def write_curve(
+    lines: Mapping[str, Sequence[Estimate | None]],
+    places: Sequence[str | int],
+    output: str | Path,
+    *,
+    axis: str,
+    title: str,
+) -> Path:
+    """Draw shares with their intervals along an axis, one line each.
+
+    Args:
+        lines: by name, an estimate for each place; None is a gap.
+        places: numbers, or names, which stand at equal distances.
+        output: the file to write; its suffix (png, svg, pdf) sets the format.
+        axis: label of the places.
+        title: heading.
+
+    Returns:
+        The file written.
+
+    Raises:
+        UsageError: a suffix that is not a picture format.
+        RunError: the file cannot be written.
+    """
+    path = picture_path(output, where="output")
+    from matplotlib import rc_context
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    named = any(isinstance(place, str) for place in places)
+    across = np.arange(len(places)) if named else np.array(places, dtype=float)
+    with rc_context(STYLE):
+        figure = Figure(figsize=(6.8, 3.6), layout="constrained")
+        FigureCanvasAgg(figure)
+        axes = figure.subplots()
+        for number, (label, cells) in enumerate(lines.items()):
+            values, low, high = (
+                100 * np.array([np.nan if cell is None else getattr(cell, end) for cell in cells])
+                for end in ("value", "low", "high")
+            )
+            colour = ACCENTS[number % len(ACCENTS)]
+            axes.vlines(across, low, high, color=colour, alpha=0.5, lw=1.2)
+            axes.plot(across, values, "o-", color=colour, lw=1.6, ms=4, label=visible(label))
+        if named:
+            axes.set_xticks(
+                across, [visible(str(place)) for place in places], rotation=20, ha="right"
+            )
+        axes.set_ylim(0, 100)
+        axes.set_xlabel(visible(axis), color=SOFT)
+        axes.set_title(visible(title), loc="left", color=INK, size=9.5)
+        axes.legend(frameon=False, fontsize=8)
+        _plain(axes)
         return write_figure(figure, path)
 
 
@@ -136,15 +191,20 @@ def _draw(axes: Axes, chart: Chart, labels: tuple[str, ...], seeds: int) -> None
             weight="bold",
             va="center",
         )
+    _plain(axes)
+    how = f"mean of {seeds} seeds, 95 % interval" if seeds > 1 else "one seed, moving average"
+    unit = " (%)" if chart.share else ""
+    axes.set_title(f"{chart.title}{unit}, {how}", loc="left", color=INK, size=9.5)
+    axes.set_xlabel(visible(chart.axis), color=SOFT)
+
+
+def _plain(axes: Axes) -> None:
+    """Two axes in grey, and a rule for each value."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(SOFT)
     axes.tick_params(colors=SOFT, length=3)
     axes.grid(axis="y", color=RULE, lw=0.6)
     axes.set_axisbelow(True)
-    how = f"mean of {seeds} seeds, 95 % interval" if seeds > 1 else "one seed, moving average"
-    unit = " (%)" if chart.share else ""
-    axes.set_title(f"{chart.title}{unit}, {how}", loc="left", color=INK, size=9.5)
-    axes.set_xlabel(visible(chart.axis), color=SOFT)
 
 
 def _tabulate(axes: Axes, table: FigureTable, labels: tuple[str, ...], rows: int) -> None:
