@@ -8,15 +8,21 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from groupwise.distributed.replicas import Idle
+from groupwise.distributed.replicas import ClusterEngine, Idle, Stored
+from groupwise.errors import RunError
 from groupwise.rundir.files import read_lines
+from groupwise.types import Group, Prompt, Request, Sampling, Stream
+from simulated import completed
 from small_runs import settings
 
 STEPS = 6
@@ -37,6 +43,65 @@ def test_the_earliest_step_gets_the_next_replica() -> None:
     assert idle.claim(sampling, 3) is None
     idle.stop_waiting(evaluation)
     assert idle.claim(sampling, 3) == 0
+
+
+class Died(Exception):
+    """As Ray's error of a lost actor."""
+
+
+class Mortal:
+    """A cluster in this process whose replicas die at some of their requests."""
+
+    def __init__(self, dies: Callable[[int], bool]) -> None:
+        self.dies, self.asked = dies, 0
+        self.settings = SimpleNamespace(replicas=1, replica_cpus=1, replica_gpus=0)
+        self.config = SimpleNamespace(ahead=1, group_size=1, engine=SimpleNamespace(max_rows=1))
+        errors = SimpleNamespace(RayActorError=Died)
+        self.ray = SimpleNamespace(exceptions=errors, wait=lambda refs, **_: (refs[:1], refs[1:]))
+
+    def actor(self, kind: type, **_: Any) -> Any:
+        answers = {"exact_continuation": lambda: True, "generate": self.generate}
+        answers["publish"] = lambda *_: {}
+        return SimpleNamespace(
+            **{name: SimpleNamespace(remote=Later(call)) for name, call in answers.items()}
+        )
+
+    def generate(self, requests: list[Request], sampling: Sampling) -> list[Group]:
+        self.asked += 1
+        if self.dies(self.asked):
+            raise Died
+        return [completed(request, version=0) for request in requests]
+
+    def compare(self, actors: Any) -> None: ...
+
+    def get(self, refs: Any) -> Any:
+        return [ref() for ref in refs] if isinstance(refs, list) else refs()
+
+
+class Later:
+    """Makes a call when its result is asked for."""
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self.call = call
+
+    def __call__(self, *given: Any) -> Callable[[], Any]:
+        return lambda: self.call(*given)
+
+
+def answers_of(dies: Callable[[int], bool]) -> list[str]:
+    engine = ClusterEngine(Mortal(dies), Stored(0, None))
+    asked = [
+        Request(prompt=Prompt(id=str(n), text="?"), tokens=[1], group=1, stream=Stream(0, n))
+        for n in range(30)
+    ]
+    return [group.prompt.id for group in engine.generate(asked, Sampling())]
+
+
+def test_a_long_run_may_lose_many_replicas_but_not_one_after_the_other() -> None:
+    """One stream of requests lasts as long as a run that samples ahead."""
+    assert answers_of(lambda number: number % 2 == 0) == [str(n) for n in range(30)]
+    with pytest.raises(RunError, match="11 replicas were lost one after the other"):
+        answers_of(lambda number: number > 5)
 
 
 def run_settings(folder: Path, *more: str) -> list[str]:

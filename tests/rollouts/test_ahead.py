@@ -69,8 +69,11 @@ class Simulation:
             self.used += scored.drawn
             self.ages += [self.version - v for v in versions(scored)]
             self.clock.sleep(self.world.update if self.world else 0.0)
-            self.version = max(0, self.version - 2) if step in self.rollbacks else self.version + 1
+            self.version += 1
             self.engine.publish(self.version)
+            if step in self.rollbacks:
+                self.version = max(0, self.version - 3)
+                self.engine.publish(self.version)
             if step in self.resumes:
                 saved = {k: v() if callable(v) else v for k, v in source.state().items()}
                 source.close()

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from groupwise.rollouts.background import versions_kept
 from groupwise.types import Completion, Group, Limits, Metrics, Request, Sampling
 
 LEARNER, SAMPLER = "learner", "sampler"
@@ -116,15 +117,15 @@ class World:
 
 
 class SimulatedEngine:
-    """Replicas that keep `1 + ahead` versions of the weights; what they write follows from prompt,
-    stream and version."""
+    """Replicas that keep as many versions of the weights as those of a cluster; what they write
+    follows from prompt, stream and version."""
 
     exact_continuation = True
 
     def __init__(self, world: World, clock: Any, *, ahead: int) -> None:
         self.world, self.clock = world, clock
         self.random = random.Random(world.seed)
-        self.kept: deque[int] = deque([0], maxlen=1 + ahead)
+        self.kept: deque[int] = deque([0], maxlen=versions_kept(ahead))
         self.written = 0
 
     def generate(

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from groupwise.distributed.actors import Replica
 from groupwise.errors import RunError
+from groupwise.rollouts.background import versions_kept
 from groupwise.types import Group, Limits, Metrics, Request, Sampling, WeightsRef
 
 PAUSE_S = 0.01
@@ -19,7 +20,7 @@ PAUSE_S = 0.01
 LOOK_S = 0.05
 """Longest wait for a replica while there may be requests for another one."""
 REPLACEMENTS = 10
-"""Replicas that may be lost one after the other before a rollout is given up."""
+"""Replicas that may be lost one after the other, with no answer in between."""
 
 
 class Stored:
@@ -92,7 +93,7 @@ class ClusterEngine:
 
     def __init__(self, cluster: Any, weights: Stored) -> None:
         self.cluster = cluster
-        self.kept: deque[Stored] = deque([weights], maxlen=1 + cluster.config.ahead)
+        self.kept: deque[Stored] = deque([weights], maxlen=versions_kept(cluster.config.ahead))
         count = cluster.settings.replicas
         self.replicas = [self._new() for _ in range(count)]
         self.holds: list[Stored | None] = [None] * count
@@ -157,11 +158,12 @@ class ClusterEngine:
                     place, given, renewed = running[ref]
                     try:
                         *_, groups = self.cluster.get([*renewed, ref])
+                        lost = 0
                     except ray.exceptions.RayActorError as error:
                         lost += 1
                         if lost > REPLACEMENTS:
                             raise RunError(
-                                f"replica {place}: {lost} replicas were lost in one rollout."
+                                f"replica {place}: {lost} replicas were lost one after the other."
                             ) from error
                         self._replace(place)
                         waiting.extendleft(reversed(given))

@@ -13,6 +13,13 @@ Key = tuple[Stream, str]
 """Names a request: its stream, and the prompt's id."""
 
 
+def versions_kept(ahead: int) -> int:
+    """How many versions of the weights an engine keeps: those of the batches that are begun, and
+    two new ones of the step before the next batch, which publishes a second time if it rolls back.
+    """
+    return 2 + ahead
+
+
 class SamplingClosed(Exception):
     """Raised by the stream of requests of a run that has ended."""
 
