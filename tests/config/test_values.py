@@ -71,6 +71,14 @@ def test_a_pipe_is_no_recipe(tmp_path: Path) -> None:
         load(pipe)
 
 
+def test_a_folder_named_like_a_packaged_recipe_does_not_hide_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "word-problems").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert load("word-problems").data.train == "word_problems"
+
+
 @pytest.mark.parametrize("label", [".", "..", ".hidden"])
 def test_labels_of_arms_are_names_of_folders(label: str) -> None:
     from groupwise.experiments.plan import make_plan

@@ -169,17 +169,16 @@ def read(recipe: str | Path) -> dict[str, Any]:
     Raises:
         UsageError: no such recipe, unreadable, or not TOML or YAML (with line and column).
     """
-    path = Path(recipe).expanduser()
-    if path.exists() and not path.is_file():
-        raise UsageError(f"recipe = {str(recipe)!r}: must be a regular file.")
-    if not path.is_file():
-        known = packaged()
-        if str(recipe) not in known:
-            raise UsageError(
-                f"recipe = {str(recipe)!r}: is neither a file nor a packaged recipe; "
-                + suggest(str(recipe), known)
-            )
+    path, known = Path(recipe).expanduser(), packaged()
+    if not path.is_file() and str(recipe) in known:  # a folder of that name may be a run of it
         path = known[str(recipe)]
+    if not path.exists():
+        raise UsageError(
+            f"recipe = {str(recipe)!r}: is neither a file nor a packaged recipe; "
+            + suggest(str(recipe), known)
+        )
+    if not path.is_file():
+        raise UsageError(f"recipe = {str(recipe)!r}: must be a regular file.")
     try:
         text = path.read_text(encoding="utf-8")
         return _yaml(text, recipe) if path.suffix in (".yaml", ".yml") else tomllib.loads(text)
