@@ -4,6 +4,7 @@ written by the weights of k steps before, none older, and nobody waits for ever.
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
@@ -261,6 +262,40 @@ def test_an_error_of_the_engine_reaches_the_loop() -> None:
 
     with pytest.raises(RunError, match="disk is full"):
         broken(fails).take(PROMPTS, step=0)
+
+
+def test_a_checkpoint_does_not_wait_for_batches_that_nobody_samples() -> None:
+    """The run is closed while rewards are judged, and another batch had been begun."""
+    run = Simulation(ahead=2, world=World(update=0.0))
+    run.clock = Hasty()  # type: ignore[assignment]
+    run.engine = SimulatedEngine(World(), run.clock, ahead=2)
+    source = run._source()
+    assert isinstance(source, AheadSource)
+    judges, closed, take = threading.Event(), threading.Event(), source.source.take
+
+    def late(count: int, *, step: int) -> ScoredGroups:
+        scored = take(count, step=step)
+        if step == 1:
+            judges.set()
+            closed.wait(timeout=30)
+        return scored
+
+    source.source.take = late  # type: ignore[method-assign]
+    source.take(PROMPTS, step=0)
+    snapshot, found = source.state()["ahead"], []
+    assert judges.wait(timeout=30)
+    threading.Timer(0.2, closed.set).start()
+    source.close()
+
+    def write() -> None:
+        with pytest.raises(RunError, match="the run ended while a batch was still"):
+            snapshot()
+        found.append(True)
+
+    writer = threading.Thread(target=write, daemon=True)
+    writer.start()
+    writer.join(timeout=5)
+    assert found
 
 
 def test_scored_groups_survive_a_checkpoint(tmp_path: Any) -> None:

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
 from groupwise.errors import RunError
-from groupwise.rollouts.background import Background
+from groupwise.rollouts.background import Background, SamplingClosed
 from groupwise.rollouts.source import RolloutSource
 from groupwise.rollouts.stored import restored, stored
 from groupwise.types import Request, ScoredGroups, Watch, unwatched
@@ -184,7 +184,8 @@ class AheadSource:
                     seen = self.background.received
                     heartbeat()
         if batch.scored is None:
-            raise self._error or RunError("sampling has ended.")
+            assert self._error is not None
+            raise self._error
 
     def _work(self) -> None:
         """Fill the batches that were begun, in order, until the source is closed."""
@@ -195,10 +196,13 @@ class AheadSource:
                     pass
                 batch = self._next()
                 if batch is None:
-                    return
+                    raise SamplingClosed
                 self.background.begin(batch.version, self._predicted(batch))
                 self._fill(batch)
                 self.runner.notify()
+        except SamplingClosed:
+            self._error = RunError("the run ended while a batch was still being sampled.")
+            self.runner.notify()
         except BaseException as error:
             self._error = error
             self.runner.notify()
