@@ -38,13 +38,27 @@ def blocks(text: str, *languages: str) -> Iterator[str]:
 def commands(text: str) -> Iterator[list[str]]:
     """Words of every `groupwise` command in the blocks and in backticks of a page."""
     text = re.sub(r"\\\n\s*", "", text)
-    lines = [line for block in blocks(text, "console", "bash", "") for line in block.splitlines()]
-    lines += re.findall(r"^    (?:\$ )?(groupwise .*)$", text, flags=re.M)
-    lines += re.findall(r"`(groupwise [^`]+)`", text)
-    for line in lines:
-        words = line.removeprefix("$ ").strip()
-        if words.startswith("groupwise ") and "…" not in words.split()[1]:
-            yield shlex.split(words, comments=True)[1:]
+    found = [*blocks(text, "console", "bash", "")]
+    found += re.findall(r"^    (?:\$ )?(groupwise .*)$", text, flags=re.M)
+    found += re.findall(r"`(groupwise [^`]+)`", text)
+    for block in found:
+        for words in commands_of(block):
+            if words[:1] == ["groupwise"] and "…" not in words[1]:
+                yield words[1:]
+
+
+def commands_of(block: str) -> Iterator[list[str]]:
+    """Words of every line; a quotation may go over several lines."""
+    open_lines = ""
+    for line in block.splitlines():
+        open_lines += line.removeprefix("$ ") + "\n"
+        try:
+            words = shlex.split(open_lines, comments=True)
+        except ValueError:  # no closing quotation yet
+            continue
+        open_lines = ""
+        yield words
+    assert not open_lines.startswith("groupwise"), f"no closing quotation: {open_lines}"
 
 
 def fault(words: list[str]) -> str | None:
