@@ -195,6 +195,21 @@ def test_old_tokens_keep_what_they_were_drawn_with_and_are_corrected_or_masked(
     assert not any("versions" in one for line in lines for one in line["completions"])
 
 
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (("update.minibatches=2",), "a step may complete a single group"),
+        (("guards.spike=5.0",), "a rollback would continue completions"),
+        (("algorithm.name=ppo", "partial_rollouts.old_tokens=mask"), "discounts over every token"),
+    ],
+)
+def test_settings_that_partial_rollouts_would_spoil_are_refused(
+    tmp_path: Path, more: tuple[str, ...], said: str
+) -> None:
+    with pytest.raises(UsageError, match=said):
+        config(tmp_path, *PARTLY, *more)
+
+
 def test_old_tokens_need_a_correction_or_a_mask(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="old_tokens = 'correct': algorithm .* 'tis'"):
         config(tmp_path, "partial_rollouts.tokens_per_step=3")

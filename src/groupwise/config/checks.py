@@ -333,6 +333,21 @@ def check_old_tokens(config: Config, algorithm: BoundAlgorithm) -> None:
             "not correct for tokens of earlier policies; set algorithm.correction.name = 'tis', "
             "or partial_rollouts.old_tokens = 'mask'."
         )
+    if settings.old_tokens == "mask" and "values" in algorithm.bound_advantage.required:
+        raise UsageError(
+            f"partial_rollouts.old_tokens = 'mask': algorithm {config.algorithm.name!r} discounts "
+            "over every token of a completion; take old_tokens = 'correct'."
+        )
+    if config.update.minibatches > 1:
+        raise UsageError(
+            f"update.minibatches = {config.update.minibatches}: with partial_rollouts a step may "
+            "complete a single group; set update.minibatches = 1."
+        )
+    if config.guards.spike is not None:
+        raise UsageError(
+            f"guards.spike = {config.guards.spike:g}: a rollback would continue completions of "
+            "weights that it discards; leave it out with partial_rollouts."
+        )
 
 
 def check_process(config: Config, algorithm: BoundAlgorithm) -> None:
