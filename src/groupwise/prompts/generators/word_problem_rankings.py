@@ -53,7 +53,7 @@ def ranking_rows(
 def step_rows(count: int, *, seed: int = 0, split: Split = "train") -> Iterator[dict[str, Any]]:
     """A right and a wrong answer to every problem, step by step, in TRL's stepwise format.
 
-    In the wrong answer one step is one too high or too low; the later ones go on from there. The
+    In the wrong answer one step is one too high or too low; later steps continue from it. The
     label of a step says whether it and all before it are right.
 
     Example:
@@ -61,7 +61,7 @@ def step_rows(count: int, *, seed: int = 0, split: Split = "train") -> Iterator[
         >>> right["completions"], right["labels"]
         (['<reasoning>13+3=16', '16+1=17</reasoning><answer>17</answer>'], [True, True])
         >>> wrong["completions"], wrong["labels"]
-        (['<reasoning>13+3=16', '16+1=18</reasoning><answer>18</answer>'], [True, False])
+        (['<reasoning>13+3=16', '16+1=16</reasoning><answer>16</answer>'], [True, False])
     """
     for index in range(count):
         solved = problem(index, seed=seed, split=split)
