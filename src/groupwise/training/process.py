@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float
@@ -172,7 +172,7 @@ def make_step_scorer(config: Config, policy: Policy) -> StepScorer:
         function = extensions.resolve(settings.function, kind="process.function")
         if not callable(function):
             raise UsageError(f"process.function = {settings.function!r}: must name a function.")
-        return StepScorer(function=function, **shared)
+        return StepScorer(function=cast(StepFunction, function), **shared)
     assert settings.model is not None
     found = load_scorer(
         settings.model,
