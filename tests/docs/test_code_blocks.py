@@ -106,7 +106,7 @@ def test_python_blocks_compile_and_their_imports_exist(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_toml_blocks_parse(page: Path) -> None:
     for block in blocks(page.read_text(encoding="utf-8"), "toml"):
-        tomllib.loads(block)
+        assert tomllib.loads(block), block
 
 
 def test_the_checks_can_fail() -> None:

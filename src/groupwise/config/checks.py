@@ -318,8 +318,8 @@ def check_teacher(config: Config, algorithm: BoundAlgorithm) -> None:
         )
 
 
-def check_old_tokens(config: Config, algorithm: BoundAlgorithm) -> None:
-    """Refuse to weight tokens of earlier policies by an algorithm that does not.
+def check_partial_rollouts(config: Config, algorithm: BoundAlgorithm) -> None:
+    """Refuse settings that completions of several steps would make wrong.
 
     Raises:
         UsageError: with the settings to choose from.
@@ -392,7 +392,7 @@ def check_functions(config: Config) -> None:
     check_ahead(config, algorithm)
     value_loss(config)
     check_teacher(config, algorithm)
-    check_old_tokens(config, algorithm)
+    check_partial_rollouts(config, algorithm)
     check_process(config, algorithm)
     try:
         combination(config.combine)

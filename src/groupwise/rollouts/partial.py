@@ -1,4 +1,4 @@
-"""Completions that are cut at a budget of tokens per step and go on in the next one.
+"""Completions that are cut at a token budget per step and continue in the next step.
 
 A long completion then holds up no step. What it has so far waits here, with the log-probabilities
 and policy versions of its tokens, and is continued with the weights of the next step. A group is
