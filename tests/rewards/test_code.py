@@ -20,6 +20,7 @@ from groupwise.config.data import load_eval, load_train
 from groupwise.errors import UsageError
 from groupwise.registry import spec
 from groupwise.rewards import REWARDS
+from groupwise.rewards.base import Unjudgeable
 from groupwise.rewards.code.reward import code_asserts, code_function, code_stdio, extract_code
 from groupwise.rewards.code.sandbox import unavailable
 from groupwise.types import Completion, Group
@@ -141,7 +142,8 @@ def test_asserts_whole_and_in_part() -> None:
     assert code_asserts(program, row, seconds=SECONDS) == 0.0
     assert code_asserts(program, row, partial=True, seconds=SECONDS) == pytest.approx(2 / 3)
     assert code_asserts(program, {"test_list": []}) is None
-    assert code_asserts(program, {"test_list": ["assert ("]}) is None
+    with pytest.raises(Unjudgeable, match="does not compile"):
+        code_asserts(program, {"test_list": ["assert ("]})
     own = {"checks": ["assert root.v == 3"], "before": "root = Node(3)"}
     node = "class Node:\n    def __init__(self, v): self.v = v"
     assert code_asserts(node, own, tests="checks", setup="before", seconds=SECONDS) == 1.0
@@ -181,8 +183,11 @@ def test_outputs_may_be_compared_in_other_ways() -> None:
     assert score("14", "7", **own) == 1.0
     own["row"] = {"judge": judge}
     assert score("15", "7", **own) == 0.0
+    own["row"] = {"judge": judge}
+    assert score("fifteen", "7", **own) == 0.0  # an output that the checker cannot read
     own["row"] = {"judge": "def check(*a): return missing"}
-    assert score("15", "7", **own) is None  # the row's checker is at fault
+    with pytest.raises(Unjudgeable, match="checker of the row fails: NameError.*missing"):
+        score("15", "7", **own)
     with pytest.raises(UsageError, match="checker = 'token'.*did you mean tokens"):
         score("1", "1", checker="token")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from groupwise.kernels import active, using
 from groupwise.kernels.interface import BACKENDS
 from groupwise.models import is_adapted
 from groupwise.models.loading import resolve
+from groupwise.rewards.code.reward import code_asserts
 from groupwise.training import prepare
 from small_runs import prepared
 
@@ -91,3 +93,21 @@ def test_a_warm_up_of_a_loaded_model_computes_with_the_kernels_of_the_run(
         for kernels in ("torch", "auto"):
             prepared(tmp_path / kernels, f"model.kernels={kernels}", "warmup.steps=1").close()
     assert used == [type(BACKENDS[kernels]()) for kernels in ("torch", "auto")]
+
+
+@pytest.mark.parametrize("where", ["data.train", "data.eval"])
+def test_data_that_the_rewards_cannot_judge_is_refused(tmp_path: Path, where: str) -> None:
+    rows = {
+        good: [{"prompt": f"{n}+1?", "tests": [tests]} for n in range(4)]
+        for good, tests in ((True, "assert f(1) == 2"), (False, "assert ("))
+    }
+    reward = partial(code_asserts, tests="tests")
+    with pytest.raises(UsageError, match=where + ".*can judge no row: a test does not compile"):
+        train(
+            "bundled",
+            rows[where != "data.train"],
+            reward,
+            eval_prompts=rows[where != "data.eval"],
+            output=str(tmp_path / "run"),
+            **SMALL,
+        )

@@ -35,6 +35,7 @@ from groupwise.prompts.contamination import contamination_warning, shared_prompt
 from groupwise.prompts.templates import Rendered, fix_variables
 from groupwise.rewards import Scorer
 from groupwise.rewards.extract import Style
+from groupwise.rewards.scoring.rows import check_rows
 from groupwise.types import Engine, Prompt
 
 
@@ -163,6 +164,7 @@ def _measured(
         closing(make_scorer(config)) as scorer,
         closing(configured_engine(config, policy)) as engine,
     ):
+        check_rows(scorer, ready.prompts, where="data.eval")
         measured = measure(
             engine,
             scorer,

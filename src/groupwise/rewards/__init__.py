@@ -14,8 +14,10 @@ from groupwise.rewards.base import (
     REWARDS,
     SAMPLE_DATA,
     GroupScore,
+    Unjudgeable,
     in_process,
     own_worker,
+    reads_rows,
     verifier,
 )
 from groupwise.rewards.builtin import (
@@ -96,6 +98,7 @@ __all__ = [
     "RewardSpec",
     "Scorer",
     "Ticket",
+    "Unjudgeable",
     "reward_alert",
     "build_scorer",
     "combination",
@@ -105,6 +108,7 @@ __all__ = [
     "in_process",
     "math_equal",
     "own_worker",
+    "reads_rows",
     "stack",
     "verifier",
 ]

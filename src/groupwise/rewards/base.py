@@ -56,6 +56,11 @@ REWARDS = Registry("reward", data=SAMPLE_DATA + GROUP_DATA)
 """Every reward by name. A module that registers here is imported by `groupwise.rewards`."""
 
 
+class Unjudgeable(Exception):
+    """Raised by a reward that cannot judge a completion, in place of returning None: the message,
+    which says why, is kept with the completion."""
+
+
 class Trait(str, Enum):
     """What the runner must know of a reward beyond its signature."""
 
@@ -91,6 +96,21 @@ def own_worker(prepare: Callable[..., object], *, imports: Sequence[str] = ()) -
         function.prepare = prepare  # type: ignore[attr-defined]
         function.imports = tuple(imports)  # type: ignore[attr-defined]
         return _mark(function, Trait.OWN_WORKER)
+
+    return mark
+
+
+def reads_rows(check: Callable[..., object]) -> Callable[[F], F]:
+    """State how a reward reads a data row, so that a run can be refused when it starts.
+
+    Args:
+        check: called with the columns of a row and those settings of the reward that it has
+            parameters for; raises `UsageError` or `Unjudgeable` where the row is unfit.
+    """
+
+    def mark(function: F) -> F:
+        function.check = check  # type: ignore[attr-defined]
+        return function
 
     return mark
 

@@ -34,6 +34,7 @@ from groupwise.prompts.remarks import remarks
 from groupwise.prompts.templates import Rendered
 from groupwise.rewards import Scorer
 from groupwise.rewards.journal import RewardJournal
+from groupwise.rewards.scoring.rows import check_rows
 from groupwise.rollouts.ahead import AheadSource
 from groupwise.rollouts.background import Background
 from groupwise.rollouts.source import RolloutSource
@@ -158,7 +159,7 @@ def prepare(
         critic = _critic(config, algorithm, policy, found)
         connected = connector(config, algorithm, policy=policy)
         undo.callback(connected.engine.close)
-        train_on, splits = _rendered(config, policy, prompts, eval_prompts, log=progress.log)
+        train_on, splits = _rendered(config, policy, prompts, eval_prompts, scorer, progress.log)
         run_log = RunLog(
             config.output,
             settings=plain_settings(config),
@@ -307,7 +308,7 @@ def _rendered(
     policy: Policy,
     prompts: Sequence[Prompt] | None,
     eval_prompts: Sequence[Prompt] | Mapping[str, Sequence[Prompt]] | None,
-    *,
+    scorer: Scorer,
     log: Callable[[str], None],
 ) -> tuple[Rendered, dict[str, Rendered]]:
     """The prompts to train on, and the held-out ones by split; what should be known of them is
@@ -320,6 +321,7 @@ def _rendered(
     per_step = config.prompts_per_step
     for line in remarks(train_on.prompts, policy.tokenizer, per_step=per_step):
         log(line)
+    _check_rows(scorer, train_on, splits, log=log)
     return train_on, splits
 
 
@@ -406,6 +408,20 @@ def _warn(
     for held_out in splits.values():
         if shared := shared_prompts(train_on.prompts, held_out.prompts):
             log(contamination_warning(shared, len(held_out.prompts)))
+
+
+def _check_rows(
+    scorer: Scorer,
+    train_on: Rendered,
+    splits: Mapping[str, Rendered],
+    *,
+    log: Callable[[str], None],
+) -> None:
+    """Refuse data that the rewards cannot judge, and log how much of it they cannot."""
+    named = {"data.train": train_on, **{f"data.eval ({k})": v for k, v in splits.items()}}
+    for where, ready in named.items():
+        for line in check_rows(scorer, ready.prompts, where=where):
+            log(line)
 
 
 def _held_out(

@@ -91,7 +91,7 @@ def read_tests(value: Any, *, column: str = "tests") -> Tests:
     if not value or (isinstance(value, str) and value.lstrip()[:1] not in ("[", "{")):
         return Tests()
     cases, function = cases_of(value, column)
-    if function in ("", "?"):
+    if not function:
         return Tests(cases=tuple(cases))
     return Tests(function=function, sources=tuple(call_source(function, case) for case in cases))
 

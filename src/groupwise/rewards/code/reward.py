@@ -1,8 +1,9 @@
 """Rewards for programs: they are run, in a sandbox, against the tests of the data row.
 
 A program that fails, hangs, crashes, floods its output or attacks gets 0: that is its own doing.
-Where the tests cannot be run (they do not compile, or they hand the program an object that cannot
-leave their process) the value is None: nobody can judge. Where the sandbox does not start,
+Where the tests cannot be run (they do not compile, import what is not there, call nothing of the
+program, or hand it an object that cannot leave their process) `Unjudgeable` is raised with the
+reason: nobody can judge. Where the sandbox does not start,
 `SandboxError` is raised, and where there is none, `UsageError`: neither says a thing about the
 program.
 """
@@ -12,9 +13,11 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from groupwise.rewards.base import REWARDS, verifier
+from groupwise.errors import UsageError
+from groupwise.rewards.base import REWARDS, Unjudgeable, reads_rows, verifier
 from groupwise.rewards.code.extraction import defined, extract_code, parsed
 from groupwise.rewards.code.rows import (
     Case,
@@ -22,14 +25,27 @@ from groupwise.rewards.code.rows import (
     call_source,
     cases_of,
     column,
-    function_of,
     same_output,
     sources_of,
 )
 from groupwise.rewards.code.sandbox import Limits, Outcome, Suite, Verdict, run_inputs, run_tests
+from groupwise.rewards.code.suite import judging
+
+
+def _asserts(
+    columns: Mapping[str, Any],
+    tests: str = "test_list",
+    setup: str = "test_setup_code",
+    partial: bool = False,
+) -> Suite:
+    """The tests of a row of `code_asserts`."""
+    sources = sources_of(column(columns, tests), tests)
+    suite = Suite(sources=sources, setup=str(columns.get(setup) or ""), stop=not partial)
+    return judging(suite) if sources else suite
 
 
 @verifier
+@reads_rows(_asserts)
 @REWARDS.register
 def code_asserts(
     text: str,
@@ -44,7 +60,8 @@ def code_asserts(
 ) -> float | None:
     """Whether a program passes assert statements, as in MBPP.
 
-    Value: 1 if every test passes, else 0; with `partial` the share of tests that pass.
+    Value: 1 if every test passes, else 0; with `partial` the share of tests that pass. Tests that
+    pass whatever the program is, such as a lone import, are left out.
 
     Args:
         text: the completion; the program is found by `extract_code`.
@@ -57,10 +74,11 @@ def code_asserts(
         allow_unsandboxed: where there is no sandbox, run the program with this process's rights.
 
     Returns:
-        0 to 1, or None: the tests cannot be run.
+        0 to 1, or None: there is no test.
 
     Raises:
-        UsageError: no such column, or no sandbox.
+        UsageError: no such column, tests of another form, or no sandbox.
+        Unjudgeable: the tests cannot be run, or say nothing about the program.
         SandboxError: the sandbox did not start.
 
     Example:
@@ -74,20 +92,62 @@ def code_asserts(
     Elsewhere: most graders append the asserts to the program and run both together, so that a
         program may read the expected values or return an object that equals everything.
     """
-    sources = sources_of(column(columns, tests), tests)
-    if not sources:
+    suite = _asserts(columns, tests, setup, partial)
+    if not suite.sources:
         return None
-    wanted = sorted({name for source in sources for name in re.findall(r"\b(\w+)\s*\(", source)})
+    wanted = sorted(
+        {name for source in suite.sources for name in re.findall(r"\b(\w+)\s*\(", source)}
+    )
     outcomes = run_tests(
         extract_code(text, defines=wanted),
-        Suite(sources=sources, setup=str(columns.get(setup) or ""), stop=not partial),
+        suite,
         limits=Limits(seconds=seconds, memory_mb=memory_mb),
         allow_unsandboxed=allow_unsandboxed,
     )
-    return share_passed(outcomes, len(sources), partial=partial)
+    return share_passed(outcomes, len(suite.sources), partial=partial)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Function:
+    """A row of `code_function`: the stub, the source of `check`, and the name of the function."""
+
+    stub: str
+    source: str
+    name: str
+
+
+def _function(
+    columns: Mapping[str, Any],
+    stub: str = "prompt",
+    tests: str = "test",
+    entry: str = "entry_point",
+) -> _Function:
+    """A row of `code_function`."""
+    row = {key: column(columns, key) for key in (stub, tests, entry)}
+    for key, value in row.items():
+        if not isinstance(value, str):
+            raise UsageError(
+                f"code_function: column {key!r}: must be text, got {type(value).__name__}. "
+                "For a list of asserts use code_asserts."
+            )
+    if not row[entry].isidentifier():
+        raise UsageError(
+            f"code_function: column {entry!r} = {row[entry]!r}: must be the name of a function."
+        )
+    tree = parsed(row[tests])
+    if tree is None or not defined(row[tests], "check"):
+        raise Unjudgeable(f"the tests in column {tests!r} do not compile or define no check()")
+    if not any(map(_may_fail, ast.walk(tree))):
+        raise Unjudgeable("check() has no assert, so it passes whatever the program is")
+    return _Function(stub=row[stub], source=row[tests], name=row[entry])
+
+
+def _may_fail(node: ast.AST) -> bool:
+    return isinstance(node, ast.Assert | ast.Raise | ast.Call)
 
 
 @verifier
+@reads_rows(_function)
 @REWARDS.register
 def code_function(
     text: str,
@@ -121,10 +181,11 @@ def code_function(
         allow_unsandboxed: where there is no sandbox, run the program with this process's rights.
 
     Returns:
-        0 to 1, or None: the tests cannot be run.
+        0 to 1.
 
     Raises:
-        UsageError: no such column, or no sandbox.
+        UsageError: no such column, one of another form, or no sandbox.
+        Unjudgeable: the tests cannot be run, or say nothing about the program.
         SandboxError: the sandbox did not start.
 
     Example:
@@ -140,7 +201,8 @@ def code_function(
         counts a program that ends the process with status 0 as failed only because it waits for a
         list to be filled.
     """
-    start, source, name = (str(column(columns, key)) for key in (stub, tests, entry))
+    row = _function(columns, stub, tests, entry)
+    start, source, name = row.stub, row.source, row.name
     code = extract_code(text, defines=[name])
     whole = f"{_whole(start)}\n\n{code}" if defined(code, name) else start + code
     least = _count_asserts(source) if partial else 0
@@ -159,7 +221,13 @@ def code_function(
     return share_passed(outcomes, max(least, len(outcomes), 1), partial=partial)
 
 
+def _cases(columns: Mapping[str, Any], tests: str = "tests") -> tuple[list[Case], str]:
+    """The tests of a row of `code_stdio`."""
+    return cases_of(column(columns, tests), tests, columns)
+
+
 @verifier
+@reads_rows(_cases)
 @REWARDS.register
 def code_stdio(
     text: str,
@@ -177,16 +245,16 @@ def code_stdio(
     """Whether a program writes the expected output for each input, as in programming contests.
 
     A program that ends with a status other than 0 fails. Rows that name a function (`fn_name` in
-    APPS, tests of type "functional" in LiveCodeBench) call it, or that method of class Solution,
-    instead.
+    APPS and TACO, tests of type "functional" or "function_call") call it, or that method of class
+    Solution, instead.
 
     Value: 1 if every output is right, else 0; with `partial` the share of them.
 
     Args:
         text: the completion; the program is found by `extract_code`.
         columns: the data row.
-        tests: column with `[{"input": …, "output": …}, …]` or `{"inputs": […], "outputs": […]}`, or
-            either as JSON text.
+        tests: column with `[{"input": …, "output": …}, …]` or `{"inputs": […], "outputs": […]}`
+            (or "input", "output", as in CodeContests), or either as text.
         checker, tolerance: when an output is right: "lines", "tokens", "numbers" (with a tolerance)
             or "any_order"; see `same_output`.
         check_with: column with a program that defines `check(input, output, expected)`, for
@@ -197,10 +265,11 @@ def code_stdio(
         allow_unsandboxed: where there is no sandbox, run the program with this process's rights.
 
     Returns:
-        0 to 1, or None: there is no test, or the row's own checker fails.
+        0 to 1, or None: there is no test.
 
     Raises:
         UsageError: no such column, tests of another form, or no sandbox.
+        Unjudgeable: the row's own checker fails, on the expected output too.
         SandboxError: the sandbox did not start.
 
     Example:
@@ -211,15 +280,14 @@ def code_stdio(
         ...     assert code_stdio(program, row, partial=True) == 0.5
     """
     same_output("", "", checker=checker)
-    cases, function = cases_of(column(columns, tests), tests)
+    cases, function = _cases(columns, tests)
     limits = Limits(seconds=seconds, memory_mb=memory_mb)
     if not cases:
         return None
     if function:
-        name = function_of(columns) if function == "?" else function
         outcomes = run_tests(
-            extract_code(text, defines=[name, "Solution"]),
-            Suite(sources=[call_source(name, case) for case in cases], stop=not partial),
+            extract_code(text, defines=[function, "Solution"]),
+            Suite(sources=[call_source(function, case) for case in cases], stop=not partial),
             limits=limits,
             allow_unsandboxed=allow_unsandboxed,
         )
@@ -234,34 +302,49 @@ def code_stdio(
     right = 0
     for wrote, case in zip(runs, cases, strict=False):
         if not isinstance(wrote, str):
-            passed: bool | None = False
+            passed = False
         elif judge:
             passed = _checked(judge, wrote, case, limits, allow_unsandboxed)
         else:
             passed = same_output(wrote, case.wanted, checker=checker, tolerance=tolerance)
-        right += bool(passed)
-        if passed is None or not (passed or partial):
+        right += passed
+        if not (passed or partial):
             runs.close()
-            return None if passed is None else 0.0
+            return 0.0
     return right / len(cases)
 
 
-def _checked(
-    judge: str, wrote: str, case: Case, limits: Limits, allow_unsandboxed: bool
-) -> bool | None:
-    """What the row's own checker says of an output; None where it fails itself."""
-    [outcome] = run_tests(
-        judge,
-        Suite(sources=[f"assert check({case.given!r}, {wrote!r}, {case.wanted!r}) is True"]),
-        limits=limits,
-        allow_unsandboxed=allow_unsandboxed,
-    )
-    known = {Verdict.PASSED: True, Verdict.FAILED: False}
-    return known.get(outcome.verdict)
+def _checked(judge: str, wrote: str, case: Case, limits: Limits, allow_unsandboxed: bool) -> bool:
+    """What the row's own checker says of an output; one that it fails on is wrong, if it accepts
+    the expected one.
+
+    Raises:
+        Unjudgeable: it fails on the expected output too.
+    """
+
+    def verdict(output: str) -> Outcome:
+        [outcome] = run_tests(
+            judge,
+            Suite(sources=[f"assert check({case.given!r}, {output!r}, {case.wanted!r}) is True"]),
+            limits=limits,
+            allow_unsandboxed=allow_unsandboxed,
+        )
+        return outcome
+
+    said = verdict(wrote).verdict
+    if said in (Verdict.PASSED, Verdict.FAILED):
+        return said is Verdict.PASSED
+    expected = verdict(case.wanted)
+    if expected.verdict is not Verdict.PASSED:
+        raise Unjudgeable(f"the checker of the row fails: {expected.detail}")
+    return False
 
 
-def share_passed(outcomes: Sequence[Outcome], total: int, *, partial: bool) -> float | None:
-    """What outcomes are worth: 1 or 0, or the share of tests that passed; None if a test is unfit.
+def share_passed(outcomes: Sequence[Outcome], total: int, *, partial: bool) -> float:
+    """What outcomes are worth: 1 or 0, or the share of tests that passed.
+
+    Raises:
+        Unjudgeable: a test is unfit.
 
     Example:
         >>> passed, failed = (Outcome(verdict=v) for v in (Verdict.PASSED, Verdict.FAILED))
@@ -269,10 +352,10 @@ def share_passed(outcomes: Sequence[Outcome], total: int, *, partial: bool) -> f
         0.25
         >>> share_passed([passed, failed], 2, partial=False)
         0.0
-        >>> share_passed([passed, Outcome(verdict=Verdict.UNJUDGEABLE)], 2, partial=False)
     """
-    if any(outcome.verdict is Verdict.UNJUDGEABLE for outcome in outcomes):
-        return None
+    for outcome in outcomes:
+        if outcome.verdict is Verdict.UNJUDGEABLE:
+            raise Unjudgeable(outcome.detail)
     passed = sum(outcome.verdict is Verdict.PASSED for outcome in outcomes)
     return passed / total if partial else float(passed == total)
 

@@ -62,43 +62,97 @@ def sources_of(tests: Any, name: str) -> list[str]:
     return list(listed)
 
 
-def cases_of(tests: Any, name: str) -> tuple[list[Case], str]:
+def cases_of(
+    tests: Any, name: str, columns: Mapping[str, Any] | None = None
+) -> tuple[list[Case], str]:
     """Inputs with expected outputs, and the function to call with them ("" for a main program).
 
+    Args:
+        tests: in one of the forms of `code_stdio`.
+        name: of their column, for messages.
+        columns: the row; LiveCodeBench names the function in its column "metadata".
+
     Raises:
-        UsageError: another form than those of `code_stdio`.
+        UsageError: another form.
+
+    Example:
+        >>> cases_of({"input": ["1"], "output": ["2"]}, "tests")
+        ([Case(given='1', wanted='2')], '')
+        >>> cases_of("[{'type': 'function_call', 'fn_name': 'f', 'input': [1], 'output': 2}]", "")
+        ([Case(given=[1], wanted=2)], 'f')
     """
     try:
-        tests = json.loads(tests) if isinstance(tests, str) else tests
+        tests = _read(tests) if isinstance(tests, str) else tests
         if isinstance(tests, Mapping):
-            pairs = list(zip(tests["inputs"], tests["outputs"], strict=True))
+            given, wanted = (_either(tests, key) for key in ("input", "output"))
+            pairs = list(zip(given, wanted, strict=True))
             function = str(tests.get("fn_name") or "")
         else:
             pairs = [(case["input"], case["output"]) for case in tests]
-            called = any(case.get("testtype") == "functional" for case in tests)
-            function = "?" if called else ""
+            function = _called(tests, columns or {})
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UsageError(
             f"code_stdio: column {name!r}: must be a list of {{input, output}} or "
             f"{{inputs: […], outputs: […]}} ({type(error).__name__}: {error})."
         ) from error
-    if function and function != "?" and not function.isidentifier():
+    if function and not function.isidentifier():
         raise UsageError(f"code_stdio: fn_name = {function!r}: must be the name of a function.")
     if function:
         return [Case(given=_arguments(a), wanted=_value(b)) for a, b in pairs], function
+    if any(value is None for pair in pairs for value in pair):
+        raise UsageError(f"code_stdio: column {name!r}: an input or an output is null.")
     return [Case(given=_text(given), wanted=_text(wanted)) for given, wanted in pairs], ""
 
 
-def function_of(columns: Mapping[str, Any]) -> str:
+def _read(text: str) -> Any:
+    """Tests written as JSON or as a Python literal."""
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        try:
+            return ast.literal_eval(text)
+        except (SyntaxError, ValueError, RecursionError, MemoryError, TypeError):
+            raise error from None
+
+
+def _either(tests: Mapping[str, Any], key: str) -> Any:
+    """The inputs or the outputs, whose column is written in the plural or the singular."""
+    found = tests[f"{key}s"] if f"{key}s" in tests else tests[key]
+    if isinstance(found, str | Mapping):
+        raise TypeError(f"{key}s must be a list, got {type(found).__name__}")
+    return found
+
+
+_MAIN, _CALL = ("", "stdin", "stdin_stdout"), ("functional", "function_call")
+
+
+def _called(tests: Sequence[Mapping[str, Any]], columns: Mapping[str, Any]) -> str:
+    """The function that all tests of a list call; "" for a main program.
+
+    Raises:
+        ValueError: tests of an unknown type, or of several.
+    """
+    kinds = {str(case.get("testtype") or case.get("type") or "") for case in tests}
+    names = {str(case["fn_name"]) for case in tests if case.get("fn_name")}
+    if unknown := sorted(kinds - {*_MAIN, *_CALL}):
+        raise ValueError(f"type = {unknown[0]!r}; known: {', '.join(_MAIN[1:] + _CALL)}")
+    if len(names) > 1 or (kinds & {*_MAIN[1:]} and kinds & {*_CALL}):
+        raise ValueError("the tests of a row must be of one type and call one function")
+    if names:
+        return names.pop()
+    return _function_of(columns) if kinds & {*_CALL} else ""
+
+
+def _function_of(columns: Mapping[str, Any]) -> str:
     """The name of the function under test in a row of LiveCodeBench: metadata.func_name."""
     metadata = columns.get("metadata")
     try:
         metadata = json.loads(metadata) if isinstance(metadata, str) else metadata
         return str(dict(metadata or {})["func_name"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise UsageError(
-            "code_stdio: column 'metadata': must hold func_name for tests of type 'functional'."
-        ) from error
+    except (KeyError, TypeError, ValueError):
+        raise ValueError(
+            "tests of type 'functional' need fn_name, or func_name in the column 'metadata'"
+        ) from None
 
 
 def _arguments(given: Any) -> list[Any]:

@@ -33,7 +33,7 @@ from groupwise.errors import RewardError, UsageError
 from groupwise.rewards.code import seccomp
 from groupwise.rewards.code.inside import codec
 from groupwise.rewards.code.launch import NO_ONE, command, interpreter, judge_code
-from groupwise.rewards.code.suite import BoundSource, Suite, bound_sources
+from groupwise.rewards.code.suite import AMBIGUOUS, BoundSource, Suite, bound_sources
 
 _INSTALL = (
     "install it (`apt-get install bubblewrap`, `dnf install bubblewrap`, `pacman -S bubblewrap`)"
@@ -182,7 +182,7 @@ def run_tests(
 def _run_tests(program: str, tests: Suite, limits: Limits, *, plain: bool) -> list[Outcome]:
     bound = bound_sources(tests)
     if bound is None:
-        unfit = Outcome(verdict=Verdict.UNJUDGEABLE, detail="no test names the function it tests")
+        unfit = Outcome(verdict=Verdict.UNJUDGEABLE, detail=AMBIGUOUS)
         return _complete([unfit], tests)
     end = time.monotonic() + WALL * limits.seconds
     if tests.stop or tests.counted or len(tests.sources) < 2:
@@ -210,7 +210,7 @@ def _run_bound(
         "nonce": nonce,
         "tests": sources,
         "setup": setup,
-        "imports": sorted({module for each in bound for module in each.imports}),
+        "imports": sorted({one for each in bound for one in each.imports}),
         "entry": tests.entry,
         "counted": tests.counted,
         "all": not tests.stop,

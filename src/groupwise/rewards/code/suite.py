@@ -13,10 +13,14 @@ import functools
 import symtable
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from groupwise.rewards.base import Unjudgeable
 
 _BUILTINS = frozenset(dir(builtins))
 _MODULES = frozenset(sys.stdlib_module_names) - _BUILTINS
+
+AMBIGUOUS = "no test names the function it tests"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,12 +50,12 @@ class Suite:
 @dataclass(frozen=True, kw_only=True)
 class BoundSource:
     """A test, the names that the program supplies, the standard modules that the judge supplies,
-    and the modules that the test imports unconditionally."""
+    and what the test imports unconditionally, as module and name ("" for the module)."""
 
     source: str
     names: tuple[str, ...] = ()
     modules: tuple[str, ...] = ()
-    imports: tuple[str, ...] = ()
+    imports: tuple[tuple[str, str], ...] = ()
 
 
 def bound_sources(suite: Suite) -> tuple[BoundSource, ...] | None:
@@ -85,16 +89,68 @@ def bound_sources(suite: Suite) -> tuple[BoundSource, ...] | None:
     )
 
 
+def judging(suite: Suite) -> Suite:
+    """The suite without the tests that pass whatever the program is: those that call nothing of it,
+    and those that only define, import or compare something.
+
+    Raises:
+        Unjudgeable: no test is left, or one does not compile.
+
+    Example:
+        >>> judging(Suite(sources=["import math", "assert f(1)", "f(1) == 2"])).sources
+        ['assert f(1)']
+        >>> judging(Suite(sources=["def test_f(): assert f(1)"]))
+        Traceback (most recent call last):
+        ...
+        groupwise.rewards.base.Unjudgeable: every test passes whatever the program is: ...
+    """
+    trees = []
+    for source in (suite.setup, *suite.sources):
+        try:
+            trees.append(ast.parse(source))
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            raise Unjudgeable(f"a test does not compile: {error}") from None
+    bound = bound_sources(suite)
+    if bound is None:
+        raise Unjudgeable(AMBIGUOUS)
+    asked = [
+        each.source
+        for each, tree in zip(bound[1:], trees[1:], strict=True)
+        if (each.names or bound[0].names) and not all(map(_idle, tree.body))
+    ]
+    if not asked:
+        raise Unjudgeable(
+            "every test passes whatever the program is: none calls it (what a test imports is not "
+            "the program's), or they only define functions or compare without assert"
+        )
+    return replace(suite, sources=asked)
+
+
+def _idle(statement: ast.stmt) -> bool:
+    """Whether a statement of a test decides nothing by itself."""
+    if isinstance(statement, ast.Expr):
+        return isinstance(statement.value, ast.Compare | ast.BoolOp | ast.Constant | ast.Name)
+    return isinstance(
+        statement,
+        ast.FunctionDef
+        | ast.AsyncFunctionDef
+        | ast.ClassDef
+        | ast.Import
+        | ast.ImportFrom
+        | ast.Pass,
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Reads:
     """What a source does with global names; `inner` are those of which no call contains another
-    call, `imports` the modules imported outside of `try`."""
+    call, `imports` what is imported outside of `try`."""
 
     names: frozenset[str] = frozenset()
     defined: frozenset[str] = frozenset()
     called: frozenset[str] = frozenset()
     inner: frozenset[str] = frozenset()
-    imports: tuple[str, ...] = ()
+    imports: tuple[tuple[str, str], ...] = ()
 
 
 @functools.lru_cache(maxsize=1024)
@@ -129,11 +185,12 @@ def _reads(source: str) -> _Reads:
     )
 
 
-def _imports(node: ast.AST) -> Iterator[str]:
+def _imports(node: ast.AST) -> Iterator[tuple[str, str]]:
     if isinstance(node, ast.Import):
-        yield from (alias.name for alias in node.names)
-    elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-        yield node.module
+        yield from ((alias.name, "") for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        module = "." * node.level + (node.module or "")
+        yield from ((module, alias.name) for alias in node.names)
     elif not isinstance(node, ast.Try):
         for child in ast.iter_child_nodes(node):
             yield from _imports(child)

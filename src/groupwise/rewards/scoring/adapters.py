@@ -231,10 +231,15 @@ def make_ready(reward: RewardFn) -> None:
     prepare = getattr(inner(reward), "prepare", None)
     if prepare is None:
         return
+    prepare(**settings_for(prepare, reward))
+
+
+def settings_for(function: Callable[..., object], reward: RewardFn) -> dict[str, Any]:
+    """The settings of a reward that a function has parameters for."""
     wrapped = getattr(getattr(reward, "function", None), "keywords", {})
     settings = {**wrapped, **getattr(reward, "settings", {})}
-    known = inspect.signature(prepare).parameters
-    prepare(**{name: value for name, value in settings.items() if name in known})
+    known = inspect.signature(function).parameters
+    return {name: value for name, value in settings.items() if name in known}
 
 
 def registered(chosen: FunctionSpec, *, where: str = "reward") -> RewardFn:

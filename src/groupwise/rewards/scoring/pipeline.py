@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from groupwise.errors import RewardError
-from groupwise.rewards.base import GroupScore, as_correct
+from groupwise.rewards.base import GroupScore, Unjudgeable, as_correct
 from groupwise.rewards.compose import Combination
 from groupwise.rewards.scoring.adapters import VALUE, MissingData
 
@@ -120,8 +120,9 @@ def run(parts: Sequence[RewardComponent], call: Call, *, first: bool = False) ->
     for part in parts:
         start = time.perf_counter()
         try:
-            returned = part.reward(data)
-            result = check(part, returned, call, first=first)
+            result = check(part, part.reward(data), call, first=first)
+        except Unjudgeable as reason:
+            result = unjudged(part, call, str(reason), first=first)
         except (Exception, SystemExit) as error:
             result = failed(part, error)
         seconds[part.label] = time.perf_counter() - start
@@ -143,6 +144,8 @@ async def run_async(part: RewardComponent, call: Call, *, first: bool = False) -
         if inspect.isawaitable(returned):
             returned = await returned
         result = check(part, returned, call, first=first)
+    except Unjudgeable as reason:
+        result = unjudged(part, call, str(reason), first=first)
     except (Exception, SystemExit) as error:
         result = failed(part, error)
     spent = {part.label: time.perf_counter() - start}
@@ -181,6 +184,10 @@ def check(part: RewardComponent, returned: Any, call: Call, *, first: bool = Fal
     checked: list[float | None] = []
     failures: list[tuple[str, str] | None] = []
     for item in _items(part, returned, len(call.indices)):
+        if isinstance(item, Unjudgeable):
+            failures.append(unjudged(part, call, str(item), first=first).failure)
+            checked.append(None)
+            continue
         if isinstance(item, Exception):
             failures.append(failed(part, item).failure)
             checked.append(None)
@@ -194,9 +201,28 @@ def check(part: RewardComponent, returned: Any, call: Call, *, first: bool = Fal
         if value is not None and not math.isfinite(value):
             return CallResult(failure=("error", f"{part.label}: returned {value}"))
         checked.append(value)
-    lost = not part.whole_group and checked[0] is None and not (part.optional or first)
-    failure = ("unjudgeable", _unjudged(part, call)) if lost else None
-    return CallResult(values={part.label: checked}, failure=failure, failures=failures)
+    if not part.whole_group and checked[0] is None and not any(failures):
+        return unjudged(part, call, first=first)
+    return CallResult(values={part.label: checked}, failures=failures)
+
+
+def unjudged(
+    part: RewardComponent, call: Call, reason: str = "", *, first: bool = False
+) -> CallResult:
+    """The result of a call without a value.
+
+    Args:
+        part: that has none.
+        call: to it.
+        reason: why.
+        first: None means that later parts are reached, as it does for optional ones.
+    """
+    said = f"{part.label}: {reason}"[:600] if reason else _unjudged(part, call)
+    lost = not (part.optional or first)
+    return CallResult(
+        values={part.label: [None] * len(call.indices)},
+        failure=("unjudgeable", said) if lost else None,
+    )
 
 
 def _unjudged(part: RewardComponent, call: Call) -> str:

@@ -17,6 +17,7 @@ from groupwise.errors import UsageError
 from groupwise.models import Policy, load_policy
 from groupwise.prompts.templates import Rendered, fix_variables
 from groupwise.rewards import Scorer
+from groupwise.rewards.scoring.rows import check_rows
 from groupwise.rundir.provenance import digest, fingerprint, write_origin
 from groupwise.training.monitor.progress import Progress, show_progress
 from groupwise.training.stages.blocks import begun, whole_blocks
@@ -117,6 +118,8 @@ def sample(
         closing(make_scorer(config)) as scorer,
         closing(configured_engine(config, policy)) as engine,
     ):
+        for said in check_rows(scorer, ready.prompts, where=f"data.{split}"):
+            showing.log(said)
         made = _blocks(config, ready, blocks[kept:], count, engine=engine, scorer=scorer)
         for number, rows in enumerate(made, start=kept + 1):
             with path.open("a", encoding="utf-8") as file:

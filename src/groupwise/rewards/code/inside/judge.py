@@ -75,10 +75,11 @@ def judge_tests(job, out) -> None:
         write_frame(out, suite["nonce"] + verdict + text)
 
     prepared = [None, {}, set()]
-    verdict, detail = attempt(lambda: compiled(suite, prepared))
+    alone = not suite["setup"][1]
+    verdict, detail = attempt(lambda: before(client, suite, prepared, alone=alone))
     if verdict == PASSED:
         verdict, detail = attempt(lambda: client.ask("load", job["program"]))
-        if verdict == PASSED:
+        if verdict == PASSED and not alone:
             verdict, detail = attempt(lambda: prepare(client, suite, prepared))
         verdict = ERROR if verdict == FAILED else verdict
     if verdict != PASSED:
@@ -97,15 +98,32 @@ def judge_tests(job, out) -> None:
             return
 
 
-def compiled(suite, prepared) -> None:
-    """Compile all tests and import what they import, before the program runs: where that fails, the
-    data is at fault, and the program cannot have had a hand in it."""
+def before(client, suite, prepared, *, alone) -> None:
+    """Compile all tests, import what they import, and run a setup that needs nothing of the
+    program, before the program runs: where that fails, the data is at fault, and the program cannot
+    have had a hand in it."""
     prepared[0] = [compile_test(source) for source, _, _ in [suite["setup"], *suite["tests"]]]
-    for module in suite["imports"]:
+    for module, name in suite["imports"]:
         try:
-            __import__(module)
+            find(module, name)
         except Exception as error:
-            raise Unsendable(f"a test cannot import {module}: {error}") from None
+            what = f"{name} from {module}" if name else module
+            raise Unsendable(f"a test cannot import {what}: {error}") from None
+    if alone:
+        try:
+            prepare(client, suite, prepared)
+        except Exception as error:
+            said = f"{type(error).__name__}: {error}"
+            raise Unsendable(f"the setup of the tests fails: {said}") from None
+
+
+def find(module, name) -> None:
+    """Import a module, and look for what is taken from it."""
+    if module.startswith("."):
+        raise ImportError("there is no package around a test")
+    found = __import__(module, fromlist=[name] if name else [])
+    if name not in ("", "*") and not hasattr(found, name):
+        raise ImportError(f"{module} has no {name}")
 
 
 def prepare(client, suite, prepared) -> None:
