@@ -201,6 +201,7 @@ ORDERED = sorted(
     - {"softrank_group", "softbok_loo", "leader_minus_second", "discounted_whitened"}
     - {"step_zscore"}
     - {"gae", "distilled", "parts_zscore", "successes", "pass_at_k_training", "pass_at_k_gradient"}
+    - {"cloning"}
 )
 
 

@@ -32,6 +32,7 @@ OF8 = [[1.0] + [0.0] * 7]
 THREE_OF8 = [[1.0] * 3 + [0.0] * 5]
 PAIR = [[1.0, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 0.0]]
 EIGHT_GRADED = [[0.9, 0.6, 0.3, 0.0]]
+UNEQUAL = [[[True, True, True], [True, True, False], [True, True, False], [True, False, False]]]
 
 
 def one(best: float, rest: float, size: int = 4) -> list[list[float]]:
@@ -180,6 +181,23 @@ GOLDEN: list[tuple[str, dict, dict, list]] = [
     ("successes", {}, {"rewards": TWO}, [[2.0, 2.0, 0, 0]]),  # c / mean(c) = 1/.5
     ("successes", {}, {"rewards": GRADED, "correct": THREE}, [[4 / 3] * 3 + [0.0]]),
     ("successes", {}, {"rewards": NONE}, [[0.0] * 4]),
+    # 3 tokens of 8 are of the right answer, 5 of wrong ones; ±1 has mean −.5 and deviation √3/2, so
+    # that wrong ones have z = −.577350: A⁺ = 8/3, A⁻ = .5 · 8/5 · z
+    ("cloning", {}, {"rewards": ONE, "mask": UNEQUAL}, one(2.666667, -0.461880)),
+    # leave-one-out of ±1: 1 + 1 = 2 and −1 − (−1/3) = −2/3
+    (
+        "cloning",
+        {"shaping": "leave_one_out", "weigh_right": True, "negative": 0.25},
+        {"rewards": ONE, "mask": UNEQUAL},
+        one(5.333333, -0.266667),
+    ),
+    # the first group has no signal, but its tokens count: 8 in all, 6 right, and A = ±2 unweighted
+    (
+        "cloning",
+        {"shaping": "leave_one_out", "negative": 1.0},
+        {"rewards": [[1.0, 1.0], [1.0, 0.0]], "mask": [[[True] * 2] * 2] * 2},
+        [[0.0, 0.0], [8 / 6, -8.0]],  # −8/2 · 2
+    ),
     ("log_odds", {}, {"rewards": ONE}, one(4.0, -4 / 3)),  # .75/(.25 · .75)
     ("log_odds", {}, {"rewards": ALL}, [[0.0] * 4]),
     # baseline 2·1/20 = .1

@@ -371,6 +371,43 @@ ROWS = (
         ),
     ),
     Algorithm(
+        name="oreal",
+        paper="OREAL (2502.06781), without its token reward model",
+        advantage=spec("cloning"),
+        surrogate=spec("reinforce"),
+        divergence=spec("k3"),
+        divergence_coefficient=0.01,
+        weighting=spec("batch_token_mean"),
+        filter=spec("spread"),
+        differs=(
+            "η, the weight of wrong answers, and the coefficient of the KL are those of the authors' "
+            "code: 0.5 and 0.01.",
+            "The shaping of wrong answers is left open; the z-score is the paper's example.",
+            "Groups that are all right or all wrong are replaced by other prompts', and every "
+            "other answer is learned from; with a token reward model the authors keep one right "
+            "and one wrong answer of each prompt, drawn at random.",
+            "The KL is to the model before training, which the code takes too.",
+            "With several minibatches, right and wrong tokens are counted over the whole batch.",
+        ),
+    ),
+    Algorithm(
+        name="oreal@internlm",
+        paper="OREAL as the authors' code trains it (InternLM/OREAL), without token reward model",
+        advantage=spec("cloning", shaping="leave_one_out", weigh_right=True),
+        surrogate=spec("reinforce"),
+        divergence=spec("k3"),
+        divergence_coefficient=0.01,
+        weighting=spec("batch_token_mean"),
+        differs=(
+            "Against the paper: right answers are weighted by their advantage (pos_mult_adv).",
+            "An answer that cannot be judged counts as wrong in the code; here it is left out.",
+            "The code samples with top_p = 0.9 and scores without it; here sampling.top_p keeps "
+            "the sets that were drawn from.",
+            "Prompts are drawn up to 6 times as often by their pass rate in the code's data: "
+            "data.order.",
+        ),
+    ),
+    Algorithm(
         name="log_odds",
         paper="gradient of the log-odds of success; experimental",
         advantage=spec("log_odds"),

@@ -1,0 +1,78 @@
+"""Advantages that clone right answers and push away wrong ones, each normalised by itself."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from groupwise.algorithms.advantages.base import ADVANTAGES
+from groupwise.algorithms.advantages.baselines import leave_one_out
+from groupwise.algorithms.advantages.statistics import judged, outcome, standard_score
+from groupwise.algorithms.properties import breaks
+from groupwise.errors import UsageError
+
+
+@ADVANTAGES.register
+@breaks("prompts_independent")
+def cloning(
+    rewards: Float[Tensor, "prompt group"],
+    mask: Bool[Tensor, "prompt group time"],
+    valid: Bool[Tensor, "prompt group"] | None = None,
+    correct: Float[Tensor, "prompt group"] | None = None,
+    *,
+    shaping: Literal["zscore", "leave_one_out"] = "zscore",
+    weigh_right: bool = False,
+    negative: float = 0.5,
+) -> Float[Tensor, "prompt group"]:
+    """Behaviour cloning of right answers, and the policy gradient of wrong ones.
+
+        A⁺ = N / N⁺,   A⁻ = negative · (N / N⁻) · a,   a = shaped ±1 of right and wrong (a < 0)
+
+    N counts the tokens of the batch, N⁺ those of right answers and N⁻ those of wrong ones. With
+    `batch_token_mean` the loss of right answers is then the mean of −log π over their own tokens,
+    and that of wrong ones a mean over theirs, whatever the share of right answers.
+
+    Args:
+        rewards: [prompt, group]; used where `correct` is not defined.
+        mask: True where the policy wrote the token and the loss uses it.
+        valid: judged; None: every reward that is not NaN.
+        correct: raw correctness, NaN where not defined; above 0.5 is right.
+        shaping: "zscore" divides the centred ±1 by the deviation of the group, "leave_one_out"
+            takes off the mean of the other samples.
+        weigh_right: right answers too are weighted by their shaped ±1, rare ones more.
+        negative: η, the weight of wrong answers; at least 0.
+
+    Returns:
+        [prompt, group]; 0 where not judged and in groups that are all right or all wrong.
+
+    Raises:
+        UsageError: a negative weight, or groups of fewer than 2.
+
+    Example:
+        >>> mask = torch.ones(1, 4, 1, dtype=torch.bool)
+        >>> cloning(torch.tensor([[1.0, 0.0, 0.0, 0.0]]), mask)
+        tensor([[ 4.0000, -0.3849, -0.3849, -0.3849]])
+
+    Source: OREAL (2502.06781), total loss without its KL term. The paper leaves the shaping of
+    wrong answers open, with the z-score as an example; η is that of the authors' code.
+    Elsewhere: the authors' code (InternLM/OREAL) takes "leave_one_out" and sets `weigh_right`,
+    which the paper does not have.
+    """
+    if not negative >= 0:
+        raise UsageError(f"negative = {negative!r}: must be at least 0.")
+    r, v = judged(rewards, valid, least=2, name="cloning")
+    right = (outcome(r, correct) > 0.5) & v
+    signs = torch.where(right, 1.0, -1.0).to(r.dtype)
+    if shaping == "zscore":
+        shaped = standard_score(signs, v, ddof=0)
+    else:
+        shaped = leave_one_out(signs, v)
+    tokens = (mask & v[..., None]).sum(-1).to(r.dtype)
+    positives = torch.where(right, tokens, 0).sum()
+    of_right = tokens.sum() / positives.clamp(min=1)
+    of_wrong = negative * tokens.sum() / (tokens.sum() - positives).clamp(min=1)
+    gain = of_right * (shaped if weigh_right else (shaped != 0).to(r.dtype))
+    return torch.where(right, gain, of_wrong * shaped)
