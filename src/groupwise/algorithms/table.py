@@ -380,8 +380,8 @@ ROWS = (
         weighting=spec("batch_token_mean"),
         filter=spec("spread"),
         differs=(
-            "η, the weight of wrong answers, and the coefficient of the KL are those of the authors' "
-            "code: 0.5 and 0.01.",
+            "η, the weight of wrong answers, and the KL coefficient are those of the code: "
+            "0.5 and 0.01.",
             "The shaping of wrong answers is left open; the z-score is the paper's example.",
             "Groups that are all right or all wrong are replaced by other prompts', and every "
             "other answer is learned from; with a token reward model the authors keep one right "
