@@ -71,7 +71,8 @@ def test_seed_mean_is_students_interval():
     # m = .6, s = .070711 (n−1), t(9, .975) = 2.262157: ± .050583
     found = seed_mean([0.7, 0.5, 0.6, 0.55, 0.65, 0.6, 0.7, 0.5, 0.6, 0.6])
     expected = (0.6, 0.5494166280819515, 0.6505833719180483)  # (sm)
-    assert (found.value, found.low, found.high) == pytest.approx(expected, abs=1e-12)
+    # SciPy 1.15 and 1.17 give quantiles of t that differ by 3e-12.
+    assert (found.value, found.low, found.high) == pytest.approx(expected, abs=1e-11)
 
 
 def test_one_seed_and_equal_seeds_have_no_interval():

@@ -14,8 +14,9 @@ from groupwise.cli import main
 from groupwise.errors import RunError, UsageError
 from groupwise.models import AdapterSettings, Policy, is_adapted, load_policy, save_policy
 from groupwise.rollouts.chat import chat
+from groupwise.training.hub import push
 from groupwise.training.stages.base_model import small_policy
-from groupwise.training.stages.merge import merge, push
+from groupwise.training.stages.merge import merge
 from groupwise.types import Sampling
 from small_runs import prepared, settings, timeless, tiny
 

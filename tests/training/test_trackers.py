@@ -6,14 +6,14 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
 from groupwise.errors import RunError
 from groupwise.training import prepare
-from groupwise.training.monitor.trackers import kept_id, make_trackers
+from groupwise.training.monitor.trackers import Row, kept_id, make_trackers
 from small_runs import prepared
 
 SETTINGS = {"seed": 3, "model": {"path": "bundled"}}
@@ -26,6 +26,7 @@ def test_tensorboard_files_hold_every_figure_and_the_settings(tmp_path: Path) ->
     (tracker,) = make_trackers(["tensorboard"], tmp_path, settings=SETTINGS)
     tracker.log(1, {"reward": 0.25, "completions/length": 12.0})
     tracker.log(2, {"reward": 0.5})
+    tracker.table(2, [(2, "1 + 1?", "<b>a|b</b>\nc", "2", 0.5, "ok")])
     tracker.close()
     read = EventAccumulator(str(tmp_path / "tensorboard"))
     read.Reload()
@@ -33,6 +34,10 @@ def test_tensorboard_files_hold_every_figure_and_the_settings(tmp_path: Path) ->
     assert [(e.step, e.value) for e in read.Scalars("completions/length")] == [(1, 12.0)]
     (text,) = read.Tensors("config/text_summary")
     assert b"seed = 3" in text.tensor_proto.string_val[0]
+    (table,) = read.Tensors("completions/text_summary")
+    shown = table.tensor_proto.string_val[0].decode()
+    assert table.step == 2 and "| step | prompt | completion |" in shown
+    assert "| 1 + 1? | &lt;b&gt;a&#124;b&lt;/b&gt;<br>c | 2 | 0.5 | ok |" in shown
 
 
 class Recording:
@@ -40,9 +45,13 @@ class Recording:
 
     def __init__(self) -> None:
         self.calls: list[int | str] = []
+        self.rows: list[Row] = []
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self.calls.append(step)
+
+    def table(self, step: int, rows: Sequence[Row]) -> None:
+        self.rows.extend(rows)
 
     def close(self) -> None:
         self.calls.append("closed")
@@ -64,6 +73,9 @@ def test_a_run_ends_its_trackers(
         run.trainer.run()
         run.close()
     assert tracker.calls == (["closed"] if fault else [1, "closed"])
+    # Three groups of four completions of the only step.
+    assert [row[0] for row in tracker.rows] == ([] if fault else [1] * 12)
+    assert all("?" in row[1] and row[5] == "ok" for row in tracker.rows)
 
 
 def failing(error: Exception) -> Callable[..., None]:
@@ -82,6 +94,7 @@ def test_weights_and_biases_writes_a_run_without_the_network(tmp_path: Path) -> 
         f"(tracker,) = make_trackers(['wandb'], {str(tmp_path)!r}, settings={SETTINGS!r})\n"
         "tracker.log(1, {'reward': 0.25, 'grad_norm': 2.0})\n"
         "tracker.log(2, {'reward': 0.5, 'grad_norm': 1.0})\n"
+        "tracker.table(2, [(2, '1 + 1?', 'two', '2', 0.5, 'ok')])\n"
         "tracker.close()\n"
     )
     offline = {**os.environ, "WANDB_MODE": "offline", "WANDB_SILENT": "true"}
@@ -90,6 +103,8 @@ def test_weights_and_biases_writes_a_run_without_the_network(tmp_path: Path) -> 
     (written,) = (tmp_path / "wandb").glob("offline-run-*/run-*.wandb")
     content = written.read_bytes()
     assert all(name in content for name in (b"grad_norm", b"reward", b"bundled", b"0.25"))
+    (table,) = (tmp_path / "wandb").rglob("completions_*.table.json")
+    assert '"two"' in table.read_text(encoding="utf-8")
 
 
 def test_mlflow_holds_every_figure_and_the_settings(
@@ -100,6 +115,7 @@ def test_mlflow_holds_every_figure_and_the_settings(
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # a database needs the whole package
     (tracker,) = make_trackers(["mlflow"], tmp_path / "mine", settings=SETTINGS)
     tracker.log(1, {"reward": 0.25, "held_out/greedy": 0.5})
+    tracker.table(1, [(1, "1 + 1?", "2", "2", 1.0, "ok")])
     tracker.close()
     client = mlflow.MlflowClient()
     (run,) = client.search_runs([client.get_experiment_by_name("groupwise").experiment_id])
@@ -107,7 +123,10 @@ def test_mlflow_holds_every_figure_and_the_settings(
     assert run.data.params["seed"] == "3" and run.info.status == "FINISHED"
     (tracker,) = make_trackers(["mlflow"], tmp_path / "mine", settings=SETTINGS)  # a resumed run
     tracker.log(2, {"reward": 0.5})
+    tracker.table(2, [(2, "1 + 2?", "4", "3", 0.0, "ok")])
     tracker.close()
+    table = client.load_table(run.info.experiment_id, "completions.json", [run.info.run_id])
+    assert list(table["completion"]) == ["2", "4"] and list(table["step"]) == [1, 2]
     (run,) = client.search_runs([run.info.experiment_id])
     assert run.data.metrics["reward"] == 0.5 and run.info.status == "FINISHED"
 

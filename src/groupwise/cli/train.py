@@ -63,6 +63,8 @@ def train(
         config, resume=resume is not None, allow_changes=allow_changes, restart=restart
     )
     _print_results(run.folder)
+    if config.hub is not None:
+        print(f"hub     {config.hub.name}")
 
 
 def prefer(
@@ -177,7 +179,8 @@ def merge(
     ] = False,
 ) -> None:
     """Merge an adapter into its base model."""
-    from groupwise.training.stages.merge import merge, push
+    from groupwise.training.hub import push
+    from groupwise.training.stages.merge import merge
 
     print(merge(adapter, output, dtype=dtype, trust_remote_code=trust_remote_code))
     if name is not None:

@@ -25,6 +25,7 @@ from groupwise.settings import (
     EnvironmentSettings,
     EvaluationSettings,
     GuardsSettings,
+    HubSettings,
     Location,
     LoggingSettings,
     ModelSettings,
@@ -87,6 +88,7 @@ class Config(Section):
     checkpoint: Annotated[CheckpointSettings, FREE] = CheckpointSettings()
     evaluation: Annotated[EvaluationSettings, FREE] = EvaluationSettings()
     logging: Annotated[LoggingSettings, FREE] = LoggingSettings()
+    hub: Annotated[HubSettings | None, FREE] = None
     alerts: Annotated[AlertsSettings, FREE] = AlertsSettings()
     guards: Annotated[GuardsSettings, FREE] = GuardsSettings()
     watchdog: Annotated[WatchdogSettings, FREE] = WatchdogSettings()

@@ -29,7 +29,7 @@ SAMPLES, SAMPLE_BYTES = 64, 1 << 16
 
 def is_adapted(model: Any) -> bool:
     """Whether a model is inside an adapter wrapper."""
-    return hasattr(model, "peft_config")
+    return hasattr(model, "get_base_model")  # a merged model may keep `peft_config`
 
 
 def new_adapter(model: Any, adapter: AdapterSettings, *, task: str = "CAUSAL_LM") -> Any:

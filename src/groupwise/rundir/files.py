@@ -44,6 +44,7 @@ RUN_FILES = (
     SAVED,
     "best",
     "final",
+    "upload",
     "report.html",
     "trackers.json",
 )

@@ -20,6 +20,7 @@ from groupwise.settings.base import (
 from groupwise.settings.changing import OrderSettings, ScheduleSettings, SourceSettings
 from groupwise.settings.distillation import DistillationSettings
 from groupwise.settings.distributed import ClusterSettings, DistributedSettings
+from groupwise.settings.hub import HubSettings
 from groupwise.settings.offline import (
     DatasetSettings,
     PreferenceSettings,
@@ -71,6 +72,7 @@ __all__ = [
     "EvaluationSettings",
     "FREE",
     "GuardsSettings",
+    "HubSettings",
     "Location",
     "LoggingSettings",
     "Minutes",

@@ -403,7 +403,8 @@ class LoggingSettings(Section):
     """What a run records."""
 
     rollouts_every: Whole = 10
-    """Steps between files with complete rollouts; 0 writes none."""
+    """Steps between files with complete rollouts, and between tables of completions that trackers
+    receive; 0 writes none."""
     trackers: Annotated[
         tuple[Literal["tensorboard", "wandb", "mlflow"], ...], Field(strict=False)
     ] = ()

@@ -23,6 +23,7 @@ from groupwise.models import Policy, make_policy
 from groupwise.models.loading import with_settings
 from groupwise.prompts.templates import fix_variables
 from groupwise.rundir.files import read_lines
+from groupwise.training.hub import HubUploads
 from groupwise.training.monitor.progress import Progress, show_progress
 from groupwise.training.prepare import Connector, Prepared, prepare
 from groupwise.types import Metrics, Prompt
@@ -203,6 +204,9 @@ def train_config(
         tokenizer=prepared.policy.tokenizer,
     )
     run.report()
+    for callback in prepared.trainer.callbacks:
+        if isinstance(callback, HubUploads):
+            callback.finish(run.folder / "final")
     return run
 
 

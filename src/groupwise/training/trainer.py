@@ -334,15 +334,16 @@ class Trainer:
         """Write the trained model as a plain folder, with a model card."""
         if self.folder is None:
             return None
-        from groupwise.report.card import write_model_card
-
-        final, run = self.folder / "final", self.folder
-
-        def write(folder: str) -> None:
-            self.policy.save(folder)
-            write_model_card(run, folder)
-
-        replace_folder(final, write)
+        final = self.folder / "final"
+        replace_folder(final, self.write_model)
         if self.checkpoints is not None:
             self.checkpoints.finish(self.done)
         return final
+
+    def write_model(self, folder: str) -> None:
+        """Write the policy as it stands, with a model card."""
+        from groupwise.report.card import write_model_card
+
+        self.policy.save(folder)
+        if self.folder is not None:
+            write_model_card(self.folder, folder)

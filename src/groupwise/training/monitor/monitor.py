@@ -12,7 +12,7 @@ from groupwise.training.monitor.alerts import Alert, Alerts
 from groupwise.training.monitor.divergence_guard import DivergenceGuard, Verdict, suspects
 from groupwise.training.monitor.metrics import Clipping, step_costs, step_metrics
 from groupwise.training.monitor.progress import Progress
-from groupwise.training.monitor.trackers import Tracker
+from groupwise.training.monitor.trackers import Tracker, completion_rows
 from groupwise.types import Learner, Metrics, StepResult
 
 MOST_KINDS = 5
@@ -25,7 +25,7 @@ class Monitor:
     Args:
         run_log: the run directory; None writes nothing.
         progress: shows the run; None shows nothing.
-        trackers: receive every step's metrics.
+        trackers: receive every step's metrics, and completions where rollouts are written.
         alerts, guard: warn about steps, and decide what becomes of the run.
         name: of the run in messages, as several may be shown at once.
         rollouts_every: steps between files of rollouts; 0 writes none.
@@ -94,6 +94,8 @@ class Monitor:
         if every and (step % every == 0 or step == 1 or final):
             per_completion = advantages if advantages.ndim == 2 else None
             self.run_log.rollouts(step, result.scored, per_completion)
+            for tracker in self.trackers:
+                tracker.table(step, completion_rows(step, result.scored))
 
     def judge(self, step: int, result: StepResult) -> Verdict:
         """Show a step, fire its alerts, and say what becomes of the run."""

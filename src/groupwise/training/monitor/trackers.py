@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import importlib
 import json
 import os
@@ -12,17 +13,28 @@ from typing import Any, Protocol, runtime_checkable
 
 from groupwise.errors import UsageError, suggest
 from groupwise.rundir.files import replace_text
+from groupwise.types import ScoredGroups
 
 IDS = "trackers.json"
 """File of the run directory with the ids of its runs at trackers."""
+COLUMNS = ("step", "prompt", "completion", "answer", "reward", "status")
+"""Columns of a table of completions."""
+TABLE_ROWS = 32
+"""Maximum rows of a table of completions; trackers keep every table."""
+
+Row = tuple[int, str, str, str, float, str]
 
 
 @runtime_checkable
 class Tracker(Protocol):
-    """Receives every metric of a run."""
+    """Receives every metric of a run, and completions of some steps."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """The metrics of a step."""
+        ...
+
+    def table(self, step: int, rows: Sequence[Row]) -> None:
+        """Completions of a step; a row has the values of `COLUMNS`."""
         ...
 
     def close(self) -> None:
@@ -43,6 +55,12 @@ class TensorBoard:
         """Add one scalar per metric."""
         for name, value in metrics.items():
             self.writer.add_scalar(name, value, step)
+
+    def table(self, step: int, rows: Sequence[Row]) -> None:
+        """Add the completions as a table of the tab Text."""
+        lines = [COLUMNS, ("---",) * len(COLUMNS), *rows]
+        text = "\n".join("| " + " | ".join(map(_cell, line)) + " |" for line in lines)
+        self.writer.add_text("completions", text, step)
 
     def close(self) -> None:
         """Write what is buffered."""
@@ -83,6 +101,12 @@ class WeightsAndBiases:
         """Add the metrics under the step."""
         self.run.log(dict(metrics), step=step)
 
+    def table(self, step: int, rows: Sequence[Row]) -> None:
+        """Add the completions as a table."""
+        wandb = importlib.import_module("wandb")
+        table = wandb.Table(columns=list(COLUMNS), data=[list(row) for row in rows])
+        self.run.log({"completions": table}, step=step)
+
     def close(self) -> None:
         """Finish the run."""
         self.run.finish()
@@ -116,6 +140,11 @@ class MLflow:
         for name, value in metrics.items():
             self.client.log_metric(self.run, name.replace("@", "_at_"), value, step=step)
 
+    def table(self, step: int, rows: Sequence[Row]) -> None:
+        """Append the completions to the table `completions.json`."""
+        data = {name: [row[place] for row in rows] for place, name in enumerate(COLUMNS)}
+        self.client.log_table(self.run, data, "completions.json")
+
     def close(self) -> None:
         """Mark the run as finished."""
         self.client.set_terminated(self.run)
@@ -124,6 +153,26 @@ class MLflow:
 TRACKERS = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases, "mlflow": MLflow}
 LONGEST_PARAMETER = 500
 """Characters of a setting that every MLflow server takes."""
+
+
+def completion_rows(step: int, scored: ScoredGroups) -> list[Row]:
+    """The first completions of a step for a tracker's table, in whole groups."""
+    rows: list[Row] = []
+    for place, group in enumerate(scored.groups):
+        if rows and len(rows) + len(group.completions) > TABLE_ROWS:
+            break
+        answer = "" if group.prompt.answer is None else str(group.prompt.answer)
+        for i, completion in enumerate(group.completions):
+            reward, status = float(scored.scores.total[place, i]), scored.scores.status[place][i]
+            text = (str(group.prompt), completion.text, answer)
+            rows.append((step, *text, reward, status.value))
+    return rows[:TABLE_ROWS]
+
+
+def _cell(value: object) -> str:
+    """A value as a cell of a Markdown table; markup of a completion is shown, not rendered."""
+    text = f"{value:g}" if isinstance(value, float) else html.escape(str(value))
+    return text.replace("|", "&#124;").replace("\n", "<br>")
 
 
 def make_trackers(

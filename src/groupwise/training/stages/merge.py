@@ -7,7 +7,7 @@ from pathlib import Path
 
 from transformers import AutoConfig
 
-from groupwise.errors import RunError, UsageError
+from groupwise.errors import UsageError
 from groupwise.models import load_policy, save_policy
 from groupwise.models.adapters import SavedAdapter
 from groupwise.models.loading import DTYPES, resolve
@@ -51,38 +51,3 @@ def merge(
     merged = policy.model.merge_and_unload().to(DTYPES[dtype] if dtype else base.dtype)
     save_policy(replace(policy, model=merged), folder)
     return folder
-
-
-def push(folder: Path, name: str) -> str:
-    """Upload a model folder to the Hugging Face hub, as a private repository where it is new.
-
-    Args:
-        name: of the repository, as owner/model.
-
-    Returns:
-        Its address.
-
-    Raises:
-        UsageError: no such name can be, or nobody is logged in.
-        RunError: the hub cannot be reached, or refuses.
-    """
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import HFValidationError, LocalTokenNotFoundError
-
-    api = HfApi()
-    try:
-        repository = api.create_repo(name, private=True, exist_ok=True)
-        api.upload_folder(repo_id=repository.repo_id, folder_path=folder)
-    except HFValidationError as error:
-        raise UsageError(f"--push = {name!r}: {error}") from error
-    except LocalTokenNotFoundError as error:
-        raise UsageError(f"--push = {name!r}: nobody is logged in; hf auth login.") from error
-    except (
-        Exception
-    ) as error:  # What a network raises is not the same from one version to the next.
-        said = " ".join(str(error).split())
-        raise RunError(
-            f"--push = {name!r}: could not be uploaded ({said}). The model is in {folder}; "
-            f"hf upload {name} {folder} tries again."
-        ) from error
-    return repository.url

@@ -1,0 +1,114 @@
+"""Uploads to the Hugging Face hub, of a finished model and of one that is still training."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from groupwise.errors import GroupwiseError, RunError, UsageError
+from groupwise.settings import HubSettings
+from groupwise.training.callbacks import Callback
+from groupwise.training.checkpoint.files import replace_folder
+from groupwise.types import StepResult
+
+
+def push(
+    folder: Path, name: str, *, setting: str = "--push", private: bool = True, message: str = ""
+) -> str:
+    """Upload a model folder to the Hugging Face hub.
+
+    Args:
+        name: of the repository, as owner/model.
+        setting: what named the repository, for error messages.
+        private: whether a repository that does not exist yet is created as a private one.
+        message: of the commit; the hub's own where it is empty.
+
+    Returns:
+        The address of the repository.
+
+    Raises:
+        UsageError: the name is not that of a repository, or nobody is logged in.
+        RunError: the hub cannot be reached, or refuses.
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HFValidationError, LocalTokenNotFoundError
+
+    api = HfApi()
+    try:
+        repository = api.create_repo(name, private=private, exist_ok=True)
+        api.upload_folder(
+            repo_id=repository.repo_id, folder_path=folder, commit_message=message or None
+        )
+    except HFValidationError as error:
+        raise UsageError(f"{setting} = {name!r}: {error}") from error
+    except LocalTokenNotFoundError as error:
+        raise UsageError(f"{setting} = {name!r}: nobody is logged in; hf auth login.") from error
+    except Exception as error:  # What a network raises differs between versions.
+        said = " ".join(str(error).split())
+        raise RunError(
+            f"{setting} = {name!r}: could not be uploaded ({said}). The model is in {folder}; "
+            f"hf upload {name} {folder} tries again."
+        ) from error
+    return repository.url
+
+
+class HubUploads(Callback):
+    """Uploads the model every few steps, in the background: training neither waits for an upload
+    nor ends with one that fails. While one is under way, the next is left out.
+
+    Args:
+        settings: where to, and how often.
+        folder: the model is written here before it is uploaded.
+        write: writes the model with its card to a folder.
+        log: shows a line.
+    """
+
+    def __init__(
+        self,
+        settings: HubSettings,
+        *,
+        folder: Path,
+        write: Callable[[str], None],
+        log: Callable[[str], None],
+    ) -> None:
+        self.settings, self.folder, self.write, self.log = settings, folder, write, log
+        self._upload = threading.Thread()
+
+    def on_step(self, step: int, result: StepResult) -> None:
+        """Start an upload where one is due."""
+        every = self.settings.every_steps
+        if not every or step % every:
+            return
+        if self._upload.is_alive():
+            self.log(f"the upload to {self.settings.name} has not finished; step {step} is skipped")
+            return
+        replace_folder(self.folder, self.write)
+        self._upload = threading.Thread(target=self._push, args=(step,), daemon=True)
+        self._upload.start()
+
+    def finish(self, final: Path) -> str:
+        """Upload the trained model, once the upload before it has ended; returns its address.
+
+        Raises:
+            UsageError, RunError: as `push`.
+        """
+        if self._upload.ident is not None:
+            self._upload.join()
+        shutil.rmtree(self.folder, ignore_errors=True)
+        hub = self.settings
+        return push(final, hub.name, setting="hub.name", private=hub.private, message="final")
+
+    def _push(self, step: int) -> None:
+        hub = self.settings
+        try:
+            push(
+                self.folder,
+                hub.name,
+                setting="hub.name",
+                private=hub.private,
+                message=f"step {step}",
+            )
+        except GroupwiseError as error:
+            self.log(str(error))
