@@ -11,6 +11,7 @@ from groupwise.errors import GroupwiseError, RunError, UsageError
 from groupwise.settings import HubSettings
 from groupwise.training.callbacks import Callback
 from groupwise.training.checkpoint.files import replace_folder
+from groupwise.training.trainer import Trainer
 from groupwise.types import StepResult
 
 
@@ -112,3 +113,11 @@ class HubUploads(Callback):
             )
         except GroupwiseError as error:
             self.log(str(error))
+
+
+def uploads(settings: HubSettings | None, trainer: Trainer) -> list[HubUploads]:
+    """What uploads the model of a trainer; nothing without settings."""
+    if settings is None or trainer.folder is None:
+        return []
+    folder, write = trainer.folder / "upload", trainer.write_model
+    return [HubUploads(settings, folder=folder, write=write, log=trainer.monitor.log)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
@@ -47,7 +47,7 @@ from groupwise.training.checkpoint.manager import CheckpointManager
 from groupwise.training.critic import CRITIC, CriticTrainer
 from groupwise.training.distillation import DistillationTrainer, make_teacher
 from groupwise.training.evaluation import Evaluate, Evaluation
-from groupwise.training.hub import HubUploads
+from groupwise.training.hub import uploads
 from groupwise.training.monitor.alerts import Alerts
 from groupwise.training.monitor.divergence_guard import DivergenceGuard
 from groupwise.training.monitor.monitor import Monitor
@@ -252,15 +252,8 @@ def _trainer(
         watch=watch,
     )
     changing = Changing(config, trainer, source=drawn, scorer=scorer)
-    trainer.callbacks = (changing, *_uploads(config, trainer, run_log.folder), *callbacks)
+    trainer.callbacks = (changing, *uploads(config.hub, trainer), *callbacks)
     return trainer
-
-
-def _uploads(config: Config, trainer: Trainer, folder: Path) -> Iterator[HubUploads]:
-    """What uploads the model, if anything does."""
-    if config.hub is not None:
-        write, log = trainer.write_model, trainer.monitor.log
-        yield HubUploads(config.hub, folder=folder / "upload", write=write, log=log)
 
 
 def _source(
