@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from data_folder import data_file
-from groupwise.config import load
+from groupwise.config import load, packaged, read
 from groupwise.config.connect import make_scorer
 from groupwise.config.data import load_eval, load_train
 from groupwise.errors import UsageError
@@ -154,3 +154,15 @@ def test_what_cannot_be_read_is_named_by_its_setting(overrides: list[str], named
     with pytest.raises(UsageError, match=named):
         load_train(config)
         load_eval(config)
+
+
+def test_no_recipe_of_real_data_chooses_its_best_model_by_the_prompts_it_reports() -> None:
+    made_up = ("word_problems", "closed_world")  # held-out prompts of purpose-made base models
+    chosen = [
+        name
+        for name, values in ((name, read(name)) for name in packaged())
+        if "phases" not in values and not values["data"]["train"].startswith(made_up)
+        if values["evaluation"].get("every_steps") and values["evaluation"].get("keep_best", True)
+        if not values["evaluation"].get("validation")
+    ]
+    assert chosen == []

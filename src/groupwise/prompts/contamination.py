@@ -36,10 +36,10 @@ def shared_prompts(train: Sequence[Prompt], held_out: Sequence[Prompt]) -> int:
         >>> shared_prompts([one], [two, Prompt(id="c", text=" 1+1? ")])
         1
     """
-    known = {_question(prompt) for prompt in held_out}
+    known = {question(prompt) for prompt in held_out}
     seen = train[:MAX_READ] if isinstance(train, LazySequence) else train
-    found = known & {_question(prompt) for prompt in seen}
-    return sum(_question(prompt) in found for prompt in held_out)
+    found = known & {question(prompt) for prompt in seen}
+    return sum(question(prompt) in found for prompt in held_out)
 
 
 def contamination_warning(shared: int, held_out: int) -> str:
@@ -50,7 +50,8 @@ def contamination_warning(shared: int, held_out: int) -> str:
     )
 
 
-def _question(prompt: Prompt) -> str:
+def question(prompt: Prompt) -> str:
+    """The normalised text of a prompt, without system messages."""
     if prompt.text is not None:
         return normalised(prompt.text)
     return normalised(" ".join(m["content"] for m in prompt.messages if m["role"] != "system"))
