@@ -22,6 +22,8 @@ from groupwise.rollouts.engines.vllm.files import WeightFiles, disturbed
 from groupwise.rollouts.engines.vllm.process import OwnServer, _private_folder
 from groupwise.rundir.files import read_lines
 from groupwise.settings import EngineSettings
+from groupwise.training.monitor.progress import NoProgress
+from groupwise.training.prepare import prepare
 from groupwise.types import Sampling, Stream
 from small_runs import prepared, tiny
 from vllm_peer import Reload, Server, interpreter, saved_policy, served
@@ -321,15 +323,21 @@ def test_a_run_corrects_for_what_the_sampler_reports(tmp_path: Path) -> None:
             {"engine": {"name": "vllm"}, "watchdog": {"limit_minutes": 4.0}},
             "watchdog.limit_minutes = 4: the run would end while it still waits",
         ),
-        (
-            {"engine": {"name": "vllm"}, "sampling": {"top_p": 0.9}},
-            "sampling.top_p = 0.9: vLLM does not say which tokens it left out",
-        ),
     ],
 )
 def test_settings_that_cannot_work_are_refused(settings: dict[str, object], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         build(settings)
+
+
+def test_truncated_sampling_is_refused_where_a_learner_needs_its_probabilities_alone(
+    tmp_path: Path,
+) -> None:
+    settings = {"engine": {"name": "vllm"}, "sampling": {"top_p": 0.9}, "output": str(tmp_path)}
+    config = build(settings)  # as an evaluation reads it
+    with pytest.raises(UsageError, match=r"sampling\.top_p = 0\.9: vLLM does not say which tokens"):
+        prepare(config, progress=NoProgress())
+    assert not [*tmp_path.iterdir()]
 
 
 def test_a_server_that_ends_at_its_start_says_how(policy: Policy, tmp_path: Path) -> None:

@@ -173,7 +173,7 @@ def check_engine(config: Config) -> None:
     Raises:
         UsageError: with the dotted path of the setting to change.
     """
-    engine, sampling = config.engine, config.sampling
+    engine = config.engine
     if engine.name != "vllm":
         fields = type(engine).model_fields
         for name in sorted(fields.keys() - {"name", "max_rows"}):
@@ -206,6 +206,19 @@ def check_engine(config: Config) -> None:
             raise UsageError(
                 f"engine.arguments = {argument!r}: is not allowed; {suggest(name, VLLM_ARGUMENTS)}"
             )
+
+
+def check_support(config: Config) -> None:
+    """Refuse truncated sampling where a learner needs the probabilities of vLLM's answers.
+
+    Evaluation and `groupwise sample` have no learner, so they may truncate.
+
+    Raises:
+        UsageError: with the dotted path of the setting to change.
+    """
+    if config.engine.name != "vllm":
+        return
+    sampling = config.sampling
     for name, free in (("top_p", 1.0), ("top_k", 0), ("min_p", 0.0)):
         if getattr(sampling, name) != free:
             raise UsageError(

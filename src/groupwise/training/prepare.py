@@ -14,7 +14,7 @@ import torch
 
 from groupwise.algorithms import BoundAlgorithm, bind
 from groupwise.config import Config
-from groupwise.config.checks import value_loss
+from groupwise.config.checks import check_support, value_loss
 from groupwise.config.connect import (
     Connected,
     Reward,
@@ -148,6 +148,7 @@ def prepare(
     Raises:
         UsageError: a setting, a file or the run directory cannot be used; nothing was started.
     """
+    check_support(config)
     with ExitStack() as undo:
         select(config.model.kernels)  # before a warm-up, which trains
         scorer = undo.enter_context(scorer or make_scorer(config, functions))

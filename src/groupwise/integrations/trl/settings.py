@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from groupwise.config import Config, build
+from groupwise.config.checks import check_support
 from groupwise.errors import UsageError, suggest
 from groupwise.integrations.trl import sampler
 from groupwise.training.monitor.trackers import TRACKERS
@@ -390,7 +391,7 @@ def configuration(
     if longest is not None:
         room = longest + (args.max_completion_length or 0)
         tokens = {"tokens_per_microbatch": args.per_device_train_batch_size * room}
-    return build(
+    found = build(
         {
             "steps": math.ceil(steps / cut.updates),
             "seed": args.seed,
@@ -432,6 +433,8 @@ def configuration(
             },
         }
     )
+    check_support(found)
+    return found
 
 
 def trusts_remote_code(args: GRPOConfig) -> bool:
