@@ -220,3 +220,10 @@ def test_public_names_load_on_first_use() -> None:
 
     with pytest.raises(AttributeError, match="nothing_of_this_name"):
         groupwise.nothing_of_this_name  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    "name, said", [("dapo", True), ("kimi", True), ("gspo", True), ("rloo", False)]
+)
+def test_a_row_says_what_does_not_act_with_one_optimiser_step(name: str, said: bool) -> None:
+    assert ("update.minibatches" in " ".join(describe(name).split())) == said

@@ -47,6 +47,7 @@ def test_soft_overlong(length: int, reward: float) -> None:
 
 
 def test_soft_overlong_without_a_floor_and_out_of_range() -> None:
+    assert soft_overlong(500, 512) == -90 / 102  # a fifth of 512 is 102: (512 - 102 - 500) / 102
     assert soft_overlong(24576, 20480, floor=None) == -2.0  # (16384 - 24576) / 4096
     with pytest.raises(UsageError, match="cache"):
         soft_overlong(10, 100, cache=101)

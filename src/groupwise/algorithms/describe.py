@@ -14,6 +14,16 @@ from groupwise.registry import FunctionSpec, Registry
 WIDTH = 100
 INDENT = " " * 13
 
+_CLIPPED = (
+    "At the first optimiser step of a batch every ratio is 1, so the bounds of the surrogate act "
+    "only with several steps: update.minibatches or update.epochs."
+)
+ONE_STEP = dict.fromkeys(("ppo_clip", "dual_clip", "cispo", "gmpo", "sapo", "dppo"), _CLIPPED) | {
+    "mirror_descent": "With one optimiser step per batch x is 0, and the row is REINFORCE with a "
+    "centred reward: update.minibatches makes several, and tau acts."
+}
+"""By surrogate: what of it does not act with one optimiser step per batch."""
+
 
 def formula(function: Callable[..., Any]) -> str:
     """The formula of a registered function: the indented lines of its docstring's head.
@@ -75,9 +85,10 @@ def describe(name: str) -> str:
             lines.append(f"{INDENT}coefficient {row.divergence_coefficient:g}, ")
             lines[-1] += f"in the {row.divergence_in}"
     lines.append(f"{'entropy':<13}coefficient {row.entropy:g}")
-    if row.differs:
+    notes = [*row.differs, *filter(None, [ONE_STEP.get(row.surrogate.name)])]
+    if notes:
         lines += ["", "differs"]
-        for text in row.differs:
+        for text in notes:
             lines += textwrap.wrap(text, WIDTH, initial_indent="  - ", subsequent_indent="    ")
     return "\n".join(lines)
 

@@ -251,7 +251,7 @@ ROWS = (
         differs=(
             "tau is not published: 0.5 here.",
             "The mean of the group stands for tau·log Z, as in the system; soft_centered is exact.",
-            "The optimiser is not reset when the sampling policy changes.",
+            "The optimiser is reset with every batch only where optimizer.reset_every = 1.",
         ),
     ),
     Algorithm(

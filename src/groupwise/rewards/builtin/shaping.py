@@ -16,7 +16,7 @@ def soft_overlong(
     length: int,
     max_tokens: int | None = None,
     *,
-    cache: int = 4096,
+    cache: int | None = None,
     limit: int | None = None,
     floor: float | None = -1.0,
 ) -> float:
@@ -27,7 +27,8 @@ def soft_overlong(
     Args:
         length: tokens of the completion.
         max_tokens: budget of the sampler; the limit where none is given.
-        cache: tokens before the limit over which the penalty grows.
+        cache: tokens before the limit over which the penalty grows; None takes a fifth of the
+            limit, as the paper's 4,096 are of 20,480.
         limit: the longest completion wanted; default the budget.
         floor: None leaves the line go on beyond the limit.
 
@@ -39,6 +40,7 @@ def soft_overlong(
     Elsewhere: verl has no floor; TRL's function takes token ids and has the floor.
     """
     top = _limit("limit", limit, max_tokens)
+    cache = max(1, top // 5) if cache is None else cache
     if not 0 < cache <= top:
         raise UsageError(f"reward.cache = {cache}: must be from 1 to the limit, {top}.")
     penalty = min(0.0, (top - cache - length) / cache)
@@ -198,7 +200,8 @@ def concise(
 def untruncated(finish: str) -> float | None:
     """0, or None for a completion that the budget cut off: it then leaves its group's statistics.
 
-    Source: DAPO (2503.14476), overlong filtering.
+    Source: after the overlong filtering of DAPO (2503.14476), which takes such completions out of
+        the loss alone: the filter `not_truncated`.
     """
     return None if finish == "length" else 0.0
 
