@@ -11,7 +11,9 @@ import torch
 
 from groupwise.config.data import load_train, split_validation
 from groupwise.errors import UsageError
-from small_runs import config, prepared, timeless
+from groupwise.training.stages.warmup import worked_examples
+from groupwise.types import Prompt
+from small_runs import config, prepared, timeless, tiny
 
 CHANGING = (
     "schedules=[{setting = 'rewards.0.weight', points = [[1, 0.5], [4, 2.0]]}, "
@@ -120,6 +122,28 @@ def test_validation_prompts_are_not_trained_on_and_choose_the_best(tmp_path: Pat
     assert list(made.splits) == ["validation", "held_out"]
     assert not {p.id for p in apart} & {p.id for p in made.trainer.source.prompts}
     made.close()
+
+
+def test_training_prompts_that_repeat_a_validation_prompt_are_left_out() -> None:
+    prompts = [
+        Prompt(id=str(n), text=f"{n // 2}+1?") for n in range(20)
+    ]  # every text is there twice
+    rest, apart = split_validation(prompts, 5)
+    assert len(apart) == 5 and rest
+    assert not {p.text for p in rest} & {p.text for p in apart}
+
+
+def test_the_warm_up_sees_prompts_as_training_does(tmp_path: Path) -> None:
+    settings = config(
+        tmp_path,
+        "data.transforms=['target_length(low=3, high=9)']",
+        "warmup.column=solution",
+        "sampling.max_tokens=64",
+    )
+    trained = {p.id: str(p) for p in load_train(settings)}
+    learned = [each.prompt for each in worked_examples(settings, tiny())]
+    shared = [p for p in learned if p.id in trained]
+    assert shared and all(str(p) == trained[p.id] for p in shared)
 
 
 def test_a_run_ends_when_its_evaluations_stop_rising(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from groupwise.config import Config
 from groupwise.environments import by_column, check_column
 from groupwise.errors import UsageError
 from groupwise.models import Policy
+from groupwise.prompts.contamination import question
 from groupwise.prompts.lazy import LazySequence
 from groupwise.prompts.order import PromptOrder
 from groupwise.prompts.orders import (
@@ -37,7 +38,7 @@ def load_train(config: Config) -> Sequence[Prompt]:
     """The training prompts of a configuration."""
     data = config.data
     if not data.sources:
-        return _transformed(
+        return with_transforms(
             config, load_source(config, data.train, setting="train", limit=data.limit)
         )
     found: list[Prompt] = []
@@ -52,7 +53,7 @@ def load_train(config: Config) -> Sequence[Prompt]:
             replace(p, id=f"{source.name}/{p.id}", columns={**p.columns, SOURCE: source.name})
             for p in prompts
         ]
-    return _transformed(config, found)
+    return with_transforms(config, found)
 
 
 SOURCE = "source"
@@ -85,6 +86,8 @@ def split_validation(
 ) -> tuple[Sequence[Prompt], Sequence[Prompt]]:
     """The prompts to train on, and `count` others that a hash of their ids chooses.
 
+    Training prompts whose text is that of a validation prompt are left out.
+
     Raises:
         UsageError: nothing would be left to train on.
     """
@@ -98,10 +101,13 @@ def split_validation(
         return prompts[:-count], prompts[-count:]
     by_hash = sorted(prompts, key=lambda p: hashlib.blake2b(p.id.encode()).digest())
     chosen = {prompt.id for prompt in by_hash[:count]}
-    return [p for p in prompts if p.id not in chosen], [p for p in prompts if p.id in chosen]
+    apart = [prompt for prompt in prompts if prompt.id in chosen]
+    texts = {question(prompt) for prompt in apart}
+    return [prompt for prompt in prompts if question(prompt) not in texts], apart
 
 
-def _transformed(config: Config, prompts: Sequence[Prompt]) -> Sequence[Prompt]:
+def with_transforms(config: Config, prompts: Sequence[Prompt]) -> Sequence[Prompt]:
+    """The prompts after the transforms of the section [data]."""
     transforms = transforms_of(config.data.transforms)
     return transformed(prompts, transforms, seed=config.seed) if transforms else prompts
 
@@ -120,7 +126,7 @@ def load_eval(config: Config) -> Sequence[Prompt]:
     limit = config.evaluation.prompts
     endless = generator_of(source) is not None
     held_out = load_source(config, source, setting="eval", limit=limit if endless else None)
-    return _transformed(config, held_out[:limit])
+    return with_transforms(config, held_out[:limit])
 
 
 def rendered(config: Config, policy: Policy, prompts: Sequence[Prompt]) -> Rendered:

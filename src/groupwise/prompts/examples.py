@@ -87,3 +87,14 @@ def rechecked(text: str) -> str | None:
         return None
     again = 1 + hashlib.blake2b(text.encode(), digest_size=1).digest()[0] % 3
     return f"<reasoning>{'; '.join([found[1]] * again)}</reasoning>{found[2]}"
+
+
+@COMPLETIONS.register
+def think_answered(text: str) -> str | None:
+    """An answer alone in the tags of R1, with nothing thought: the form, for a model without it.
+
+    Example:
+        >>> think_answered("X is a knight, Y is a knave")
+        '<think></think><answer>X is a knight, Y is a knave</answer>'
+    """
+    return f"<think></think><answer>{text}</answer>" if text else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from groupwise.config import Config
+from groupwise.config.data import with_transforms
 from groupwise.errors import UsageError
 from groupwise.models import Policy
 from groupwise.prompts.examples import COMPLETIONS, Example
@@ -70,9 +71,9 @@ def worked_examples(
     )
     room = config.sampling.max_tokens
     examples = []
-    for prompt in prompts:
+    for prompt in with_transforms(config, prompts):
         # A nested column such as output.answer, and the answers of generators, are no columns.
-        other = prompt.answer if column == data.answer_column else None
+        other = prompt.answer if column in (data.answer_column, "answer") else None
         completion = style({"text": str(prompt.columns.get(column, other or ""))})
         if completion is not None and len(policy.tokenizer(completion).input_ids) < room:
             examples.append(Example(prompt=prompt, completion=completion))
