@@ -24,6 +24,13 @@ stage = "select"
 rows = "@answers"
 keep = ["correct"]
 """
+EVAL = """
+[[stages]]
+name = "table"
+stage = "eval"
+models = ["bundled"]
+recipe = RECIPE
+"""
 LOOP = """
 [[stages]]
 name = "round"
@@ -106,6 +113,22 @@ UNPLANNED = {
         "need as many weights",
     ),
     "a count of nothing": (SAMPLE + "count = 0\n", "must be at least 1"),
+    "rows for several recipes": (
+        SAMPLE + EVAL.replace("RECIPE", '["word-problems", "countdown"]') + 'rows = "@answers"\n',
+        "of one recipe, not of several",
+    ),
+    "a recipe twice": (
+        EVAL.replace("RECIPE", '["word-problems", "word-problems"]'),
+        "with other names",
+    ),
+    "targets that no prompt asks for": (
+        EVAL.replace("RECIPE", '"word-problems"') + "targets = [20]\n",
+        "no transform target_length",
+    ),
+    "a budget of nothing": (
+        EVAL.replace("RECIPE", '"word-problems"') + "budgets = [0]\n",
+        "at least 1",
+    ),
     "sft without a section": (
         '[[stages]]\nname="s"\nstage="sft"\nrecipe="word-problems"\nmodel="bundled"\n',
         "no section",

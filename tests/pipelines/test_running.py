@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ import pytest
 from groupwise.errors import UsageError
 from groupwise.models import save_policy
 from groupwise.pipelines import Pipeline, plan_table, read_pipeline, run_pipeline
+from groupwise.pipelines.over_seeds import run_seeds
 from groupwise.pipelines.running import LOG, RECORD
 from small_runs import Quiet, tiny
 
@@ -188,3 +190,38 @@ def test_held_out_prompts_that_are_trained_on_are_refused(file: Path, tmp_path: 
     with pytest.raises(UsageError, match="1 of 1 held-out prompts are training prompts"):
         run_pipeline(at(file, tmp_path / "out", *own), progress=Quiet())
     assert not (tmp_path / "out").exists()
+
+
+SEVERAL = """
+[[stages]]
+name = "table"
+stage = "eval"
+recipe = ["word-problems", "knights-knaves"]
+models = ["MODEL", "OTHER"]
+budgets = [4, 6]
+set = ["evaluation.prompts=2", "evaluation.samples=2", "sampling.max_tokens=6",
+    "model.dtype=float32"]
+"""
+
+
+def test_an_evaluation_of_several_tasks_has_a_table_for_each(file: Path, tmp_path: Path) -> None:
+    save_policy(tiny(seed=1), tmp_path / "other")
+    path = tmp_path / "several.toml"
+    text = SEVERAL.replace("MODEL", str(file.parent / "model"))
+    path.write_text(text.replace("OTHER", str(tmp_path / "other")), encoding="utf-8")
+    report = run_seeds(at(path, tmp_path / "out"), seeds=2)
+    values = json.loads(report.with_suffix(".json").read_text(encoding="utf-8"))
+    tasks = ("word-problems", "knights-knaves")
+    headings = [f"table: {task}, {budget} tokens" for task in tasks for budget in (4, 6)]
+    assert [key for key in values if key.startswith("table")] == headings
+    first = tmp_path / "out" / "seed-0"
+    record = json.loads((first / "table" / RECORD).read_text(encoding="utf-8"))["figures"]
+    for heading in headings:
+        one = record["sections"][heading.removeprefix("table: ")]
+        assert list(one) == [str(file.parent / "model"), str(tmp_path / "other")]
+        lengths = [figures["length"]["value"] for figures in one.values()]
+        assert max(lengths) <= int(heading.split()[-2])
+        over = values[heading]["models"][str(tmp_path / "other")]["length"]["value"]
+        assert over != lengths[0] or lengths[0] == lengths[1]
+    assert f"## {headings[0]}" in (first / "report.md").read_text(encoding="utf-8")
+    assert all(state.state == "done" for state in plan_table(replace(at(path, first), seed=0)))

@@ -40,8 +40,9 @@ def details(
         `greedy_lenient`, `sampled_lenient`: correct if the answer is looked for in any form;
         `maj_at_k`, `best_at_k`: of k samples the most frequent answer, and the best-rewarded one;
         `well_formed`, `right_if_formed`: greedy answers in which the reward finds an answer, and
-        how many of those are right; `length`, `truncated`: of the sampled answers; `calls` of tools
-        where there are any;
+        how many of those are right; `length`, `truncated`: of the sampled answers, and
+        `length_right`, `length_wrong` over prompts with such an answer; `calls` of tools where
+        there are any;
         the score of the Korean orthography task where its rewards are (`korean_figures`);
         `seed_deviation`: standard deviation of the sampled accuracy over several seeds.
         Shares of greedy answers have Wilson's interval, the others a bootstrap over prompts, each
@@ -61,6 +62,14 @@ def details(
     figures |= {name: plain[name] for name in ("reward", "calls") if name in plain}
     figures |= korean_figures(measured.greedy_groups, measured.greedy_parts, prompts)
     figures["length"] = prompt_mean(measured.lengths)
+    for name, those in (("right", measured.sampled == 1), ("wrong", measured.sampled == 0)):
+        lengths = [
+            row[chosen].mean()
+            for row, chosen in zip(measured.lengths, those, strict=True)
+            if chosen.any()
+        ]
+        if lengths:
+            figures[f"length_{name}"] = prompt_mean(lengths)
     figures["truncated"] = prompt_mean(measured.truncations)
     if measured.seeds > 1 and "sampled" in plain:
         by_seed = np.nanmean(measured.sampled.reshape(-1, measured.seeds, k), axis=(0, 2))

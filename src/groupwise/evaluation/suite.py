@@ -139,6 +139,7 @@ def evaluate_suite(
     budgets: Sequence[int] = (),
     targets: Sequence[int] = (),
     templates: Mapping[str, str | None] | None = None,
+    names: Sequence[str] | None = None,
 ) -> SuiteResult:
     """Evaluate every model on every task; compare each model with the first.
 
@@ -155,6 +156,7 @@ def evaluate_suite(
         targets: lengths in tokens that the prompts ask for, each in place of the bounds of the
             recipe's transform `target_length`.
         templates: texts with {question} by name; None stands for the recipe's own prompts.
+        names: what to call the models; None takes the ends of their paths.
 
     Raises:
         UsageError: before a model's weights are loaded, if a model is given twice or does not
@@ -164,7 +166,7 @@ def evaluate_suite(
     """
     _check(tasks, models, seeds, ks)
     measured = sections(tasks, budgets=budgets, targets=targets, templates=templates)
-    names = short_names(models)
+    names = names or short_names(models)
     figures: dict[str, dict[str, dict[str, Estimate]]] = {name: {} for name in names}
     found: dict[tuple[str, str], SeedDifference] = {}
     notes = []

@@ -1,5 +1,6 @@
 """Pipelines: stages in a TOML file, each the function of a command, run in order and resumed."""
 
+from groupwise.pipelines import eval_stage as eval_stage
 from groupwise.pipelines import row_stages as row_stages
 from groupwise.pipelines.plan import Pipeline, Stage, packaged_pipelines, read_pipeline
 from groupwise.pipelines.running import StageState, plan_table, run_pipeline

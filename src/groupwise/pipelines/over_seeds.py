@@ -12,6 +12,7 @@ from groupwise.errors import UsageError
 from groupwise.evaluation import paired_seeds, seed_mean
 from groupwise.evaluation.intervals import Estimate
 from groupwise.evaluation.tables import is_share
+from groupwise.pipelines.eval_stage import sections_of
 from groupwise.pipelines.plan import Pipeline
 from groupwise.pipelines.running import RECORD, run_pipeline
 from groupwise.pipelines.summary import table_lines
@@ -56,12 +57,14 @@ def report_over_seeds(pipeline: Pipeline, runs: Sequence[Pipeline]) -> Path:
     for stage in pipeline.stages:
         if stage.kind.name != "eval":
             continue
-        found = [_models(run.output / stage.name / RECORD) for run in runs]
-        over, differences = combined(found)
-        lines += ["", f"## {stage.name}", "", *table_lines(over)]
-        *_, last = over
-        lines += ["", f"Differences from {last}, paired by seed:", "", *table_lines(differences)]
-        values[stage.name] = {"models": over, "differences": differences}
+        found = [_sections(run.output / stage.name / RECORD, stage.name) for run in runs]
+        for section in found[0]:
+            over, differences = combined([each[section] for each in found])
+            lines += ["", f"## {section}", "", *table_lines(over)]
+            *_, last = over
+            lines += ["", f"Differences from {last}, paired by seed:", ""]
+            lines += table_lines(differences)
+            values[section] = {"models": over, "differences": differences}
     path = pipeline.output / "report.md"
     text = json.dumps(values, indent=2, ensure_ascii=False) + "\n"
     replace_text(pipeline.output / "report.json", text)
@@ -114,8 +117,11 @@ def _mean(name: str, values: Sequence[float]) -> Estimate:
     return found.as_share() if is_share(name, values) else found
 
 
-def _models(path: Path) -> Mapping[str, Any]:
+def _sections(path: Path, stage: str) -> Mapping[str, Any]:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))["figures"]["models"]
+        found = sections_of(json.loads(path.read_text(encoding="utf-8"))["figures"], stage)
     except (OSError, ValueError, KeyError):
-        raise UsageError(f"{path}: holds no finished evaluation.") from None
+        found = {}
+    if not found:
+        raise UsageError(f"{path}: holds no finished evaluation.")
+    return found

@@ -61,14 +61,14 @@ def plan_table(pipeline: Pipeline) -> list[StageState]:
     found: dict[str, StageState] = {}
     for stage in pipeline.stages:
         given = _resolved(stage, pipeline)
-        config = _configured(stage, given, pipeline)
+        configs = _configured(stage, given, pipeline)
         _check_settings(stage, given)
-        outside, missing = _outside(stage, given, config, pipeline)
+        outside, missing = _outside(stage, given, configs, pipeline)
         key = digest(
             {
                 "kind": stage.kind.name,
                 "settings": {k: v for k, v in stage.settings.items() if k not in ("recipe", "set")},
-                "recipe": _identity(config, stage),
+                "recipe": _identity(configs, stage),
                 "from": {name: found[taken].key for name, taken in stage.takes.items()},
                 "outside": outside,
             }
@@ -164,14 +164,17 @@ def _work(stage: Stage, pipeline: Pipeline) -> Work:
     return Work(folder=pipeline.output / stage.name, seed=pipeline.seed, names=names)
 
 
-def _configured(stage: Stage, given: Mapping[str, Any], pipeline: Pipeline) -> Config | None:
-    """The configuration of a stage with a recipe, checked."""
+def _configured(stage: Stage, given: Mapping[str, Any], pipeline: Pipeline) -> Mapping[str, Config]:
+    """The configurations of a stage by the name of the recipe, checked; "" for the only one."""
     if stage.kind.configured is None:
-        return None
+        return {}
     try:
-        return stage.kind.configured(_work(stage, pipeline), **given)
+        found = stage.kind.configured(_work(stage, pipeline), **given)
     except UsageError as error:
         raise UsageError(f"{stage.name}: {error}") from error.__cause__
+    if isinstance(found, Mapping) and len(found) > 1:
+        return found
+    return {"": next(iter(found.values())) if isinstance(found, Mapping) else found}
 
 
 def _check_settings(stage: Stage, given: Mapping[str, Any]) -> None:
@@ -192,10 +195,13 @@ def _check_settings(stage: Stage, given: Mapping[str, Any]) -> None:
         raise UsageError(f"{stage.name}: {error}") from None
 
 
-def _identity(config: Config | None, stage: Stage) -> dict[str, Any]:
-    """What of a configuration decides on the output."""
-    if config is None:
-        return {}
+def _identity(configs: Mapping[str, Config], stage: Stage) -> dict[str, Any]:
+    """What of the configurations decides on the output."""
+    found = {name: _identity_of(config, stage) for name, config in configs.items()}
+    return found.get("", found)
+
+
+def _identity_of(config: Config, stage: Stage) -> dict[str, Any]:
     values = config.model_dump(mode="json", exclude_defaults=True, exclude=UNTOUCHED)
     if "model" in stage.settings:
         values.get("model", {}).pop("path", None)
@@ -209,7 +215,7 @@ def _identity(config: Config | None, stage: Stage) -> dict[str, Any]:
 
 
 def _outside(
-    stage: Stage, given: Mapping[str, Any], config: Config | None, pipeline: Pipeline
+    stage: Stage, given: Mapping[str, Any], configs: Mapping[str, Config], pipeline: Pipeline
 ) -> tuple[dict[str, str], tuple[str, ...]]:
     """Hashes of the inputs that no stage makes, and which of them are not here."""
     values = {
@@ -229,7 +235,7 @@ def _outside(
         for key, v in values.items()
         if TAKES[key.partition(".")[0]] == "rows" and not str(v).startswith(inside)
     ]
-    if config is not None:
+    for config in configs.values():
         if "model" not in given and "models" not in given:
             models.append(config.model.path)
         if "rows" not in given:
@@ -343,8 +349,7 @@ def _check_overlap(stage: Stage, pipeline: Pipeline) -> None:
     """
     if stage.kind.name != "train" or "rows" in stage.settings:
         return
-    config = _configured(stage, _resolved(stage, pipeline), pipeline)
-    assert config is not None
+    (config,) = _configured(stage, _resolved(stage, pipeline), pipeline).values()
     held_out = load_eval(config)
     shared = shared_prompts(load_train(config), held_out) if held_out else 0
     if shared:

@@ -35,6 +35,10 @@ TAKES: Mapping[str, Output] = {
 """What a setting of that name takes from other stages."""
 
 
+OF_ROWS: Mapping[str, Any] = {"data.prompt_column": "prompt", "data.transforms": []}
+"""How a recipe reads the prompts of rows, which have been through its transforms already."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Work:
     """Where a stage works.
@@ -78,12 +82,13 @@ class Kind:
     Attributes:
         name: of the registered function.
         output: what it leaves.
-        configured: which configuration follows from its settings; None where it has no recipe.
+        configured: which configuration follows from its settings, or which several by name; None
+            where it has no recipe.
     """
 
     name: str
     output: Output
-    configured: Callable[..., Config] | None = None
+    configured: Callable[..., Config | Mapping[str, Config]] | None = None
 
     @property
     def shown(self) -> str:
@@ -95,7 +100,7 @@ _KINDS: dict[str, Kind] = {}
 
 
 def stage(
-    output: Output, configured: Callable[..., Config] | None = None
+    output: Output, configured: Callable[..., Config | Mapping[str, Config]] | None = None
 ) -> Callable[[Callable[..., Figures]], Callable[..., Figures]]:
     """Register a kind of stage.
 
@@ -151,8 +156,8 @@ def _train_config(
     if model is not None:
         own["model.path"] = model
     if rows is not None:
-        own |= {"data.train": rows, "data.prompt_column": "prompt", "data.answer_column": "answer"}
-        own |= {"data.answer_style": "plain", "data.id_column": "id"}
+        own |= {"data.train": rows, "data.answer_column": "answer"}
+        own |= {"data.answer_style": "plain", "data.id_column": "id"} | OF_ROWS
     if teacher is not None:
         own["distillation.teacher"] = teacher
     if reward_model is not None:
@@ -251,8 +256,8 @@ def _sft_config(
     if model is not None:
         own["model.path"] = model
     if rows is not None:
-        own |= {"data.train": rows, "data.prompt_column": "prompt", "data.answer_column": "answer"}
-        own["data.answer_style"] = "plain"
+        own |= {"data.train": rows, "data.answer_column": "answer"}
+        own |= {"data.answer_style": "plain"} | OF_ROWS
     config = work.config(recipe, set, **own)
     if config.sft is None and config.warmup is None:
         raise UsageError(f"recipe = {recipe!r}: has no section [sft] or [warmup].")
@@ -363,7 +368,7 @@ def reward_model(
     return {"steps": config.steps}
 
 
-def _rows_config(
+def rows_config(
     work: Work,
     *,
     recipe: str,
@@ -372,13 +377,15 @@ def _rows_config(
     set: Sequence[str] = (),
     **_: Any,
 ) -> Config:
-    own = {} if rows is None else {f"data.{split}": rows, "data.prompt_column": "prompt"}
+    """The configuration of a stage that answers the prompts of a split, or those of the rows."""
+    own: dict[str, Any] = {}
     if rows is not None:
-        own |= {"data.answer_column": "answer", "data.id_column": "id"}
+        own = {f"data.{split}": rows, "data.answer_column": "answer", "data.id_column": "id"}
+        own |= OF_ROWS
     return work.config(recipe, set, **own)
 
 
-@stage("rows", _rows_config)
+@stage("rows", rows_config)
 def sample(
     work: Any,
     *,
@@ -403,7 +410,7 @@ def sample(
     """
     from groupwise.training.stages.sample import sample
 
-    config = _rows_config(work, recipe=recipe, rows=rows, split=split, set=set)
+    config = rows_config(work, recipe=recipe, rows=rows, split=split, set=set)
     found = sample(config, model, work.rows, count=count, split=split, prompts=prompts)
     known = {"answers": found.rows, "prompts": found.prompts, "judged": found.judged}
     return known | {"right": found.correct, "prompts_solved": found.solved}
@@ -435,43 +442,6 @@ def merge(work: Any, *, adapter: str, dtype: str | None = None) -> Figures:
 
     merge(adapter, work.final, dtype=dtype)
     return {}
-
-
-_eval_config = partial(_rows_config, split="eval")
-
-
-@stage("figures", _eval_config)
-def eval(
-    work: Any,
-    *,
-    models: Sequence[str],
-    recipe: str,
-    rows: str | None = None,
-    seeds: int = 1,
-    set: Sequence[str] = (),
-) -> Figures:
-    """Measure models on held-out prompts, paired: `groupwise eval`.
-
-    Args:
-        models: the others are compared with the last one.
-        recipe: with prompts, rewards and sampling.
-        rows: held-out prompts; None takes the recipe's.
-        seeds: sampling seeds.
-        set: further settings of the recipe.
-    """
-    from groupwise.evaluation.evaluate import evaluate
-
-    config = _eval_config(work, recipe=recipe, rows=rows, set=set)
-    found = evaluate(config, list(models), seeds=seeds, names=[_called(work, m) for m in models])
-    values = found.as_dict()
-    (work.folder / OUTPUTS["figures"]).write_text(
-        json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
-    )
-    return {"models": values["models"], "verdicts": values["verdicts"]}
-
-
-def _called(work: Work, model: str) -> str:
-    return work.names.get(model, model)
 
 
 def clear(folder: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from groupwise.evaluation import title_of
 from groupwise.evaluation.tables import is_share
+from groupwise.pipelines.eval_stage import sections_of
 from groupwise.rundir.files import replace_text
 
 
@@ -40,10 +41,11 @@ def page(title: str, records: Sequence[Mapping[str, Any]]) -> str:
             f"| {record['stage']} | {record['kind']} | {takes} | {_brief(record['figures'])} |"
         )
     for record in records:
-        if models := record["figures"].get("models"):
-            if isinstance(models, Mapping):
-                lines += ["", f"## {record['stage']}", "", *table_lines(models)]
-                lines += ["", *(f"* {verdict}" for verdict in record["figures"]["verdicts"])]
+        sections = sections_of(record["figures"], record["stage"])
+        for name, models in sections.items():
+            lines += ["", f"## {name}", "", *table_lines(models)]
+        if sections:
+            lines += ["", *(f"* {verdict}" for verdict in record["figures"]["verdicts"])]
     return "\n".join(lines) + "\n"
 
 
@@ -52,8 +54,8 @@ def _brief(figures: Mapping[str, Any]) -> str:
     parts = []
     for name, value in figures.items():
         if isinstance(value, Mapping):
-            if name == "models":
-                parts.append(f"{len(value)} models")
+            if name in ("models", "sections"):
+                parts.append(f"{len(value)} {name}")
             else:
                 inside = ", ".join(f"{key} {_shown(each)}" for key, each in value.items())
                 parts.append(f"{title_of(name)}: {inside}")
