@@ -87,11 +87,13 @@ study: .venv/.runtime
 	$(BIN)/python studies/softrank/page.py
 	$(BIN)/python studies/softrank/second.py
 
-# The small pipelines over three seeds (hours; finished stages are kept), and the page of their reports.
+# The small pipelines over three seeds (hours; finished stages are kept), their results as JSON, and the page of
+# them. Nothing is run whose results are up to date; delete studies/papers/results/NAME.json to run NAME again.
 papers: .venv/.runtime
-	for name in $$($(BIN)/python studies/papers/page.py); do \
-	    $(BIN)/groupwise pipeline $$name --seeds 3 --output runs/papers/$$name || exit 1; done
-	$(BIN)/python studies/papers/page.py runs/papers
+	for name in $$($(BIN)/python studies/papers/collect.py todo); do \
+	    $(BIN)/groupwise pipeline $$name --seeds 3 --output runs/papers/$$name && \
+	    $(BIN)/python studies/papers/collect.py store $$name runs/papers/$$name || exit 1; done
+	$(BIN)/python studies/papers/collect.py page
 
 # Peers of the benchmarks, each in its own environment; `make verify` tests the engine against the vLLM
 # of the first.
