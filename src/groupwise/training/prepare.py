@@ -148,7 +148,6 @@ def prepare(
     Raises:
         UsageError: a setting, a file or the run directory cannot be used; nothing was started.
     """
-    check_support(config)
     with ExitStack() as undo:
         select(config.model.kernels)  # before a warm-up, which trains
         scorer = undo.enter_context(scorer or make_scorer(config, functions))
@@ -455,6 +454,7 @@ def _started(
 ) -> Policy:
     """The policy as it was before the first step: a reference model is a copy of this one."""
     check_schedules(config)
+    check_support(config)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     if policy is None:

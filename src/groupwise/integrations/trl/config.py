@@ -16,8 +16,7 @@ from groupwise.integrations.trl.settings import (
     CLIPPED,
     LEVELS,
     LOSSES,
-    configuration,
-    optimiser_steps,
+    check_configuration,
 )
 
 OWN = "rollouts are made by groupwise's own engine, or by vLLM"
@@ -496,4 +495,4 @@ kernels; leave it out: logits are never held whole.
                 hint = suggest(str(value), map(str, known))
                 raise UsageError(f"GRPOConfig.{name} = {value!r}: not known; {hint}")
         check(self, loss_type=self.loss_type)
-        configuration(self, steps=optimiser_steps(self, None) if self.max_steps > 0 else 1)
+        check_configuration(self)

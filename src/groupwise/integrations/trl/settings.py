@@ -391,7 +391,7 @@ def configuration(
     if longest is not None:
         room = longest + (args.max_completion_length or 0)
         tokens = {"tokens_per_microbatch": args.per_device_train_batch_size * room}
-    found = build(
+    return build(
         {
             "steps": math.ceil(steps / cut.updates),
             "seed": args.seed,
@@ -433,8 +433,16 @@ def configuration(
             },
         }
     )
-    check_support(found)
-    return found
+
+
+def check_configuration(args: GRPOConfig) -> None:
+    """Refuse settings that cannot work, before a model is loaded.
+
+    Raises:
+        UsageError: as `configuration`, and where the run could not be trained.
+    """
+    steps = optimiser_steps(args, None) if args.max_steps > 0 else 1
+    check_support(configuration(args, steps=steps))
 
 
 def trusts_remote_code(args: GRPOConfig) -> bool:
