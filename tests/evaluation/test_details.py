@@ -68,6 +68,11 @@ def test_figures_by_hand():
     assert found["length"] == pytest.approx(
         sum(min(len(text), 60) for said in SAID.values() for text in said[1:]) / 16
     )
+    # A tag with one digit has n characters. Right: prompt 1 (n, n + 2), 2 (n), 4 (n, n, n, 60).
+    n = len(TAG.format(1))
+    assert found["length_right"] == pytest.approx(((n + 1) + n + (3 * n + 60) / 4) / 3)
+    # Wrong: prompt 1 (n, 1), 2 (n, n, 1), 3 (n four times).
+    assert found["length_wrong"] == pytest.approx(((n + 1) / 2 + (2 * n + 1) / 3 + n) / 3)
 
 
 def test_the_best_of_k_is_what_the_reward_prefers():
@@ -174,7 +179,8 @@ def test_what_was_not_judged_is_not_wrong():
 
 def test_without_a_style_nothing_is_read_out():
     found = details(measured(), PROMPTS)
-    assert set(found) == {"greedy", "sampled", "pass_at_4", "reward", "length", "truncated"}
+    lengths = {"length", "length_right", "length_wrong"}
+    assert set(found) == {"greedy", "sampled", "pass_at_4", "reward", "truncated", *lengths}
 
 
 def test_levels_of_difficulty():
