@@ -8,7 +8,7 @@ import random
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from groupwise.rollouts.background import versions_kept
@@ -104,6 +104,7 @@ class World:
         slow: factor of the latencies of replica 0.
         failures: probability that the replica of a group is killed while it writes it.
         update: seconds of an update.
+        lag: most seconds that a replica goes on with its weights after others were published.
     """
 
     seed: int = 0
@@ -114,6 +115,7 @@ class World:
     slow: float = 1.0
     failures: float = 0.0
     update: float = 1.0
+    lag: float = 0.0
 
 
 class SimulatedEngine:
@@ -136,7 +138,7 @@ class SimulatedEngine:
     ) -> Iterator[Group]:
         source, over = iter(requests), False
         free = [place for place in range(self.world.replicas) for _ in range(self.world.slots)]
-        running: list[tuple[float, int, int, int, Request]] = []
+        running: list[tuple[float, int, int, tuple[float, int], Request]] = []
         again: deque[Request] = deque()
         number = 0
         while not over or running or again:
@@ -151,8 +153,8 @@ class SimulatedEngine:
                     break
                 number += 1
                 place = free.pop(self.random.randrange(len(free)))
-                end, version = self._end(place), self._version(request)
-                heapq.heappush(running, (end, number, place, version, request))
+                end, begun = self._end(place), (self.clock.now, self._version(request))
+                heapq.heappush(running, (end, number, place, begun, request))
             if not running:
                 self.clock.sleep(1.0)
                 continue
@@ -160,13 +162,16 @@ class SimulatedEngine:
             self.clock.sleep(max(0.0, min(running[0][0] - self.clock.now, pause)))
             if running[0][0] > self.clock.now:
                 continue
-            _, _, place, version, request = heapq.heappop(running)
+            _, _, place, (begun, version), request = heapq.heappop(running)
             free.append(place)
             if self.random.random() < self.world.failures:
                 again.append(request)
                 continue
             self.written += 1
-            yield completed(request, version=version)
+            yield self._written(request, begun=begun, version=version)
+
+    def _written(self, request: Request, *, begun: float, version: int) -> Group:
+        return completed(request, version=version)
 
     def _end(self, place: int) -> float:
         world = self.world
@@ -182,6 +187,46 @@ class SimulatedEngine:
         return {}
 
     def close(self) -> None: ...
+
+
+class FlowingEngine(SimulatedEngine):
+    """Replicas that take over new weights while they write; a request begins with the newest."""
+
+    TOKENS = 5
+
+    def __init__(self, world: World, clock: Any) -> None:
+        super().__init__(world, clock, ahead=0)
+        self.published: list[tuple[float, int]] = [(0.0, 0)]
+
+    def _version(self, request: Request) -> int:
+        return self.published[-1][1]
+
+    def publish(self, weights: Any) -> Metrics:
+        self.published.append((self.clock.now, weights))
+        return {}
+
+    def _written(self, request: Request, *, begun: float, version: int) -> Group:
+        """With the versions that there were while each of the tokens was drawn."""
+        lag, spans = self.random.uniform(0.0, self.world.lag), [(0, version)]
+        for place in range(1, self.TOKENS):
+            now = begun + (self.clock.now - begun) * place / self.TOKENS
+            known = max((v for at, v in self.published if at + lag <= now), default=0)
+            if known > spans[-1][1]:
+                spans.append((place, known))
+        group = completed(request, version=version)
+        return replace(
+            group,
+            completions=tuple(
+                replace(
+                    c,
+                    tokens=[*c.tokens] * self.TOKENS,
+                    mask=[True] * self.TOKENS,
+                    logprobs=[-0.5] * self.TOKENS,
+                    versions=tuple(spans),
+                )
+                for c in group.completions
+            ),
+        )
 
 
 def completed(request: Request, *, version: int) -> Group:

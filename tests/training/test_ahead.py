@@ -53,7 +53,7 @@ def test_batches_in_flight_are_not_dropped_silently(tmp_path: Path) -> None:
     run.close()
     with pytest.raises(UsageError, match="ahead: 1 → 0"):
         prepared(tmp_path, *settings(0), resume=True)
-    with pytest.raises(UsageError, match="ahead = 0: the checkpoint holds batches"):
+    with pytest.raises(UsageError, match="ahead: the checkpoint holds groups"):
         prepared(tmp_path, *settings(0), resume=True, allow_changes=True)
     more = prepared(tmp_path, *settings(3), resume=True, allow_changes=True)
     more.trainer.run()

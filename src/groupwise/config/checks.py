@@ -124,13 +124,55 @@ def check_ahead(config: Config, algorithm: BoundAlgorithm) -> None:
             f"ahead = {config.ahead}: a batch is written by one version of the weights, and "
             "partial_rollouts continues completions with the next one; leave out one of the two."
         )
+    _check_schedules_of_sampling(config, f"ahead = {config.ahead}")
+
+
+def _check_schedules_of_sampling(config: Config, setting: str) -> None:
     scheduled = [each.setting for each in config.schedules]
     early = [s for s in scheduled if s.startswith(("sampling.", "rewards.", "algorithm.filter"))]
     if early:
         raise UsageError(
-            f"schedules: {early[0]} changes with the step, and with ahead = {config.ahead} several "
+            f"schedules: {early[0]} changes with the step, and with {setting} several "
             "steps are sampled at a time; leave out one of the two."
         )
+
+
+def check_streaming(config: Config, algorithm: BoundAlgorithm) -> None:
+    """Refuse what cannot go on while weights change under it.
+
+    Raises:
+        UsageError: with the dotted path of the setting to change.
+    """
+    if config.streaming is None:
+        return
+    if algorithm.row.correction.name == "none" and "name" not in config.algorithm.correction:
+        raise UsageError(
+            f"streaming: tokens are up to {config.streaming.max_staleness} steps older than the "
+            f"weights that learn from them, and algorithm {config.algorithm.name!r} has no "
+            "correction; set algorithm.correction.name = 'tis', or 'none' to train without one."
+        )
+    if config.ahead or config.partial_rollouts is not None:
+        other = f"ahead = {config.ahead}" if config.ahead else "partial_rollouts"
+        raise UsageError(
+            f"{other}: decides which weights write a completion, and with streaming they change "
+            "at any token; leave out one of the two."
+        )
+    if config.environment is not None:
+        raise UsageError(
+            "environment: with streaming, a reply could not be asked for again after a resume; "
+            "leave out one of the two, or set ahead = 1."
+        )
+    if config.engine.name == "vllm":
+        raise UsageError(
+            "engine.name = 'vllm': takes over weights between rollouts only; set engine.name = "
+            "'group', or replace streaming by ahead = 1."
+        )
+    if config.guards.spike is not None:
+        raise UsageError(
+            f"guards.spike = {config.guards.spike:g}: a rollback would continue completions of "
+            "weights that it discards; leave it out with streaming."
+        )
+    _check_schedules_of_sampling(config, "streaming")
 
 
 def check_changing(config: Config) -> None:
@@ -403,6 +445,7 @@ def check_functions(config: Config) -> None:
     algorithm = bind(config.algorithm.name, config.algorithm.overrides(), where="algorithm")
     validate_by_call(algorithm, config)
     check_ahead(config, algorithm)
+    check_streaming(config, algorithm)
     value_loss(config)
     check_teacher(config, algorithm)
     check_partial_rollouts(config, algorithm)

@@ -41,6 +41,7 @@ from groupwise.settings import (
     ScheduleSettings,
     Section,
     SftSettings,
+    StreamingSettings,
     UpdateSettings,
     WarmupSettings,
     WatchdogSettings,
@@ -76,6 +77,7 @@ class Config(Section):
     engine: EngineSettings = EngineSettings()
     environment: EnvironmentSettings | None = None
     partial_rollouts: PartialRolloutsSettings | None = None
+    streaming: StreamingSettings | None = None
     combine: str | dict[str, Any] | list[Any] = "weighted_sum"
     """How the parts of the reward become one total: a name, a table with settings, or a list."""
     rewards: Annotated[tuple[RewardSettings, ...], Field(strict=False)] = ()

@@ -118,13 +118,13 @@ class RolloutSource:
             if judged is not None:
                 drawn, valid = drawn + len(made), valid + int(judged.valid.sum())
                 errors.update(judged.errors)
-                self.order.observe(_success(made, judged))
-                evidence = _evidence(made, judged)
-                truncated = truncated and bool(evidence["truncated"].all())
-                keep = self.keep(evidence)
+                self.order.observe(success(made, judged))
+                found = evidence(made, judged)
+                truncated = truncated and bool(found["truncated"].all())
+                keep = self.keep(found)
                 chosen = keep.any(1).nonzero().squeeze(-1).tolist()
                 groups += [made[index] for index in chosen]
-                scores.append(_rows(judged, chosen))
+                scores.append(rows_of(judged, chosen))
                 keeps.append(keep[chosen])
             draw, dropped = draw + 1, len(made) - len(chosen)
             refills = draw < self.max_draws
@@ -135,7 +135,7 @@ class RolloutSource:
             else:  # Nothing is complete yet.
                 new, going_on = count * refills, self.partial.resumed(self.sampling)
         if not groups:
-            raise RunError(self._nothing(drawn, valid, errors, truncated=truncated))
+            raise RunError(self.nothing(drawn, valid, errors, truncated=truncated))
         return ScoredGroups(
             groups=tuple(groups),
             scores=joined(scores),
@@ -145,7 +145,7 @@ class RolloutSource:
             seconds=seconds,
         )
 
-    def _nothing(self, drawn: int, valid: int, errors: Counter[str], *, truncated: bool) -> str:
+    def nothing(self, drawn: int, valid: int, errors: Counter[str], *, truncated: bool) -> str:
         """Why there is no batch."""
         if not valid:
             reasons = "; ".join(message for message, _ in errors.most_common(3)) or "no reason"
@@ -169,21 +169,25 @@ class RolloutSource:
 
     def _new(self, count: int, *, stream: Stream) -> list[Asked]:
         """Requests for the next `count` prompts."""
-        asked = [
-            Asked(
-                row,
-                Request(
-                    prompt=self.prompts[row],
-                    tokens=tokens,
-                    group=self.group,
-                    stream=stream._replace(place=place),
-                    budget=self.partial.budget(self.sampling),
-                ),
-            )
-            for place, (row, tokens) in enumerate(self._drawn(count))
-        ]
-        self.rows |= {each.request.prompt.id: each.row for each in asked}
-        return asked
+        return self.drawn([stream._replace(place=place) for place in range(count)])
+
+    def drawn(self, streams: Sequence[Stream]) -> list[Asked]:
+        """Requests for the next prompts, one for each stream."""
+        found = zip(self._fitting(len(streams)), streams, strict=True)
+        return [self.asked(row, tokens, stream) for (row, tokens), stream in found]
+
+    def asked(self, row: int, tokens: Sequence[int], stream: Stream) -> Asked:
+        """The request for a prompt of the data."""
+        prompt = self.prompts[row]
+        self.rows[prompt.id] = row
+        request = Request(
+            prompt=prompt,
+            tokens=tokens,
+            group=self.group,
+            stream=stream,
+            budget=self.partial.budget(self.sampling),
+        )
+        return Asked(row, request)
 
     def upcoming(self, batches: Sequence[tuple[int, int]]) -> list[list[Request]]:
         """The first requests of the next batches, (count, step) each, if none draws again. Nothing
@@ -210,7 +214,7 @@ class RolloutSource:
             for part in self.engine.generate(requests, self.sampling):
                 heartbeat()
                 place = places[part.stream]
-                group = self.partial.take(asked[place], _sound(part), self.sampling)
+                group = self.partial.take(asked[place], sound(part), self.sampling)
                 if group is None:
                     continue
                 groups[place] = group
@@ -228,7 +232,7 @@ class RolloutSource:
         seconds["reward"] += time.perf_counter() - written
         return [groups[place] for place in sorted(groups)], scores
 
-    def _drawn(self, count: int) -> list[tuple[int, Sequence[int]]]:
+    def _fitting(self, count: int) -> list[tuple[int, Sequence[int]]]:
         """The rows and tokens of the next prompts; of a data set that is rendered as it is drawn,
         those too long are passed over.
 
@@ -261,7 +265,7 @@ class RolloutSource:
             self.journal.keep([groups[place] for place in asked], fresh)
         if not recalled:
             return fresh
-        rows = {place: _rows(fresh, [row]) for row, place in enumerate(asked)}
+        rows = {place: rows_of(fresh, [row]) for row, place in enumerate(asked)}
         rows = {place: replace(one, errors=()) for place, one in rows.items()} | dict(recalled)
         every = joined([rows[place] for place in sorted(groups)])
         return replace(every, errors=(*fresh.errors, *every.errors))
@@ -277,11 +281,12 @@ class RolloutSource:
         Raises:
             UsageError: the prompts or the seed are not those of the state.
         """
-        if "ahead" in state:
-            raise UsageError(
-                "ahead = 0: the checkpoint holds batches that were sampled ahead of their steps; "
-                "resume with ahead = 1 or more."
-            )
+        for name in ("ahead", "streaming"):
+            if name in state:
+                raise UsageError(
+                    f"{name}: the checkpoint holds groups that were sampled before their steps; "
+                    f"resume with the setting {name!r} of the run's config.json."
+                )
         self.order.restore(state["order"])
         if state.get("rows", self._rows) != self._rows:
             raise UsageError(
@@ -291,7 +296,7 @@ class RolloutSource:
         self.partial.restore(state.get("begun", ()), self.prompts, self.tokens)
 
 
-def _sound(group: Group) -> Group:
+def sound(group: Group) -> Group:
     """The group with completions whose probabilities are not finite marked as failed: the model
     was broken when it wrote them, and nothing may be learnt from them."""
     if all(math.isfinite(sum(c.logprobs)) for c in group.completions):
@@ -305,7 +310,7 @@ def _sound(group: Group) -> Group:
     return replace(group, completions=completions)
 
 
-def _success(groups: Sequence[Group], scores: Scores) -> dict[str, float]:
+def success(groups: Sequence[Group], scores: Scores) -> dict[str, float]:
     """The share of right answers to each prompt, or of positive rewards where nothing decides."""
     found = {}
     for row, group in enumerate(groups):
@@ -316,7 +321,7 @@ def _success(groups: Sequence[Group], scores: Scores) -> dict[str, float]:
     return found
 
 
-def _evidence(groups: Sequence[Group], scores: Scores) -> dict[str, Any]:
+def evidence(groups: Sequence[Group], scores: Scores) -> dict[str, Any]:
     """What a filter may look at."""
     truncated = torch.tensor(
         [[c.finish == "length" for c in group.completions] for group in groups]
@@ -329,7 +334,8 @@ def _evidence(groups: Sequence[Group], scores: Scores) -> dict[str, Any]:
     }
 
 
-def _rows(scores: Scores, rows: list[int]) -> Scores:
+def rows_of(scores: Scores, rows: list[int]) -> Scores:
+    """The scores of some of the groups."""
     return Scores(
         total=scores.total[rows],
         correct=scores.correct[rows],

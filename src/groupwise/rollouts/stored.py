@@ -14,7 +14,7 @@ def stored(scored: ScoredGroups, source: RolloutSource) -> dict[str, Any]:
     """Scored groups without their prompts, which the source has."""
     scores = scored.scores
     return {
-        "groups": [_stored_group(group, source.rows[group.prompt.id]) for group in scored.groups],
+        "groups": [stored_group(group, source.rows[group.prompt.id]) for group in scored.groups],
         "total": scores.total,
         "correct": scores.correct,
         "parts": dict(scores.parts),
@@ -31,7 +31,7 @@ def stored(scored: ScoredGroups, source: RolloutSource) -> dict[str, Any]:
 def restored(plain: Mapping[str, Any], source: RolloutSource) -> ScoredGroups:
     """The scored groups of which `stored` made this."""
     return ScoredGroups(
-        groups=tuple(_restored_group(each, source) for each in plain["groups"]),
+        groups=tuple(restored_group(each, source) for each in plain["groups"]),
         scores=Scores(
             total=plain["total"],
             correct=plain["correct"],
@@ -47,7 +47,8 @@ def restored(plain: Mapping[str, Any], source: RolloutSource) -> ScoredGroups:
     )
 
 
-def _stored_group(group: Group, row: int) -> dict[str, Any]:
+def stored_group(group: Group, row: int) -> dict[str, Any]:
+    """A group without its prompt, which stands in a row of the data."""
     return {
         "row": row,
         "stream": list(group.stream),
@@ -56,7 +57,8 @@ def _stored_group(group: Group, row: int) -> dict[str, Any]:
     }
 
 
-def _restored_group(plain: Mapping[str, Any], source: RolloutSource) -> Group:
+def restored_group(plain: Mapping[str, Any], source: RolloutSource) -> Group:
+    """The group of which `stored_group` made this."""
     row = plain["row"]
     prompt = source.prompts[row]
     source.rows[prompt.id] = row

@@ -53,6 +53,7 @@ from groupwise.settings.sections import (
     UpdateSettings,
     WatchdogSettings,
 )
+from groupwise.settings.streaming import StreamingSettings
 
 __all__ = [
     "AdapterSettings",
@@ -98,6 +99,7 @@ __all__ = [
     "Section",
     "SftSettings",
     "Share",
+    "StreamingSettings",
     "UpdateSettings",
     "WarmupSettings",
     "WatchdogSettings",

@@ -24,21 +24,18 @@ from groupwise.config.connect import (
     load_configured,
     make_scorer,
 )
-from groupwise.config.data import load_eval, load_train, order_of, rendered, split_validation
+from groupwise.config.data import load_eval, load_train, rendered, split_validation
 from groupwise.evaluation.measure import Measurement, measure
 from groupwise.kernels import select
 from groupwise.models import Policy
 from groupwise.prompts.contamination import contamination_warning, shared_prompts
-from groupwise.prompts.orders import PrioritisedOrder
 from groupwise.prompts.remarks import remarks
 from groupwise.prompts.templates import Rendered
 from groupwise.rewards import Scorer
-from groupwise.rewards.journal import RewardJournal
 from groupwise.rewards.scoring.rows import check_rows
 from groupwise.rollouts.ahead import AheadSource
-from groupwise.rollouts.background import Background
 from groupwise.rollouts.source import RolloutSource
-from groupwise.rollouts.tools import ReplyJournal, ToolEngine
+from groupwise.rollouts.streaming import StreamingSource
 from groupwise.rundir.files import RunLog, read_lines
 from groupwise.rundir.lock import RunLock
 from groupwise.training.callbacks import Callback
@@ -62,10 +59,11 @@ from groupwise.training.resume import (
     plain_settings,
     resume_facts,
 )
+from groupwise.training.sources import make_journals, make_source
 from groupwise.training.stages.pretraining import ready_critic
 from groupwise.training.stages.warmup import warm_up
 from groupwise.training.trainer import POLICY, Trainer, TrainerSettings
-from groupwise.types import Engine, Learner, Prompt, Source, Watch, unwatched
+from groupwise.types import Engine, Learner, Prompt, Watch
 
 Connector = Callable[..., Connected]
 """From a configuration, a bound algorithm and `policy` to the policy with learner and engine."""
@@ -90,7 +88,7 @@ class Prepared:
 
     def close(self) -> None:
         """End workers, threads and trackers, and let others have the run directory."""
-        if isinstance(self.trainer.source, AheadSource):
+        if isinstance(self.trainer.source, AheadSource | StreamingSource):
             self.trainer.source.close()
         self.opened.close()
 
@@ -210,7 +208,7 @@ def _trainer(
     """The trainer with its source, its checkpoints and its critic."""
     run_log = monitor.run_log
     assert run_log is not None
-    journals = _journals(config, connected.engine, run_log.folder / "journal")
+    journals = make_journals(config, connected.engine, run_log.folder / "journal")
     source = partial(
         RolloutSource,
         ready.prompts,
@@ -230,8 +228,8 @@ def _trainer(
         kind = partial(DistillationTrainer, teacher=make_teacher(config, connected.policy))
     elif config.process is not None:
         kind = partial(ProcessTrainer, steps=make_step_scorer(config, connected.policy))
-    drawn, taken = _source(
-        config, algorithm, connected, ready, make=partial(source, **journals), watch=watch
+    drawn, taken = make_source(
+        config, algorithm, connected, ready, make=source, journals=journals, watch=watch
     )
     trainer = kind(
         settings=_settings(config),
@@ -245,7 +243,7 @@ def _trainer(
             run_log,
             settings=config.checkpoint,
             about=resume_facts(config, connected.policy),
-            journals=[journal.files for journal in journals.values() if journal is not None],
+            journals=journals.files,
             watch=watch,
         ),
         folder=run_log.folder,
@@ -254,44 +252,6 @@ def _trainer(
     changing = Changing(config, trainer, source=drawn, scorer=scorer)
     trainer.callbacks = (changing, *uploads(config.hub, trainer), *callbacks)
     return trainer
-
-
-def _source(
-    config: Config,
-    algorithm: BoundAlgorithm,
-    connected: Connected,
-    ready: Rendered,
-    *,
-    make: Callable[..., RolloutSource],
-    watch: Watch,
-) -> tuple[RolloutSource, Source]:
-    """What draws prompts, samples and scores, and what the loop takes batches from: the same, or
-    what uses it ahead of the update.
-
-    Args:
-        make: makes a source from what the algorithm and the loop add to it.
-    """
-    order = order_of(config, ready.prompts)
-    budget = config.partial_rollouts and config.partial_rollouts.tokens_per_step
-    given = {"keep": algorithm.filter, "seed": config.seed, "order": order}
-    given["tokens_per_step"] = budget
-    background = None
-    if config.cluster is not None and config.ahead:
-        background = Background(connected.engine)
-        given |= {"engine": background, "watch": unwatched}
-    drawn = make(**given)
-    if not config.ahead:
-        return drawn, drawn
-    ahead = AheadSource(
-        drawn,
-        ahead=config.ahead,
-        steps=config.steps,
-        version=lambda: connected.learner.version,
-        background=background,
-        predicts=algorithm.row.filter.name == "all" and not isinstance(order, PrioritisedOrder),
-        watch=watch,
-    )
-    return drawn, ahead
 
 
 def _critic(
@@ -325,17 +285,6 @@ def _rendered(
         log(line)
     _check_rows(scorer, train_on, splits, log=log)
     return train_on, splits
-
-
-def _journals(config: Config, engine: Engine, folder: Path) -> dict[str, Any]:
-    """The journal of verdicts, and that of replies, which a tool engine is given too, as a source
-    names them."""
-    rewards = config.model_dump_json(include={"rewards", "combine"})
-    verdicts = RewardJournal(folder, rewards=rewards)
-    if not isinstance(engine, ToolEngine) or config.environment is None:
-        return {"journal": verdicts, "replies": None}
-    engine.journal = ReplyJournal(folder, environment=config.environment.model_dump_json())
-    return {"journal": verdicts, "replies": engine.journal}
 
 
 def _evaluation(config: Config, evaluate: Evaluate | None, folder: Path) -> Evaluation:

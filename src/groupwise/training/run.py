@@ -243,6 +243,11 @@ def _connector(config: Config) -> Connector:
         return connect_cluster
     if not launched():
         return connect
+    if config.streaming is not None:
+        raise UsageError(
+            "streaming: ranks under torchrun sample in turn with the update; leave it out, or "
+            "sample in the replicas of [cluster]."
+        )
     from groupwise.distributed.ranks import lead
 
     return lead

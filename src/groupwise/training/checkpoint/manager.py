@@ -6,12 +6,11 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
 from groupwise.errors import RunError
-from groupwise.rewards.journal import StepFiles
 from groupwise.rundir.files import RunLog
 from groupwise.settings.sections import CheckpointSettings
 from groupwise.training.checkpoint.files import (
@@ -26,6 +25,14 @@ from groupwise.training.signals import Requests
 from groupwise.types import Learner, Watch, unwatched
 
 
+class Journal(Protocol):
+    """What was noted in the steps since the last checkpoint."""
+
+    def forget(self, before: int) -> None:
+        """Delete what was noted in earlier steps."""
+        ...
+
+
 class CheckpointManager:
     """Writes a run's checkpoints into its directory, in the background.
 
@@ -33,7 +40,7 @@ class CheckpointManager:
         run_log: the run directory.
         settings: when to write and what to keep.
         about: plain values that go into every checkpoint: settings, versions, threads.
-        journals: of verdicts and replies; what no checkpoint needs of them is deleted.
+        journals: of verdicts, replies and batches; what no checkpoint needs of them is deleted.
         watch: watches the waits for the disk.
     """
 
@@ -43,7 +50,7 @@ class CheckpointManager:
         *,
         settings: CheckpointSettings,
         about: Mapping[str, Any],
-        journals: Sequence[StepFiles] = (),
+        journals: Sequence[Journal] = (),
         watch: Watch = unwatched,
     ) -> None:
         self.run_log, self.settings, self.about = run_log, settings, about

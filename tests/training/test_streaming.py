@@ -1,0 +1,159 @@
+"""A run whose weights change while completions are being written."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from groupwise.errors import UsageError
+from groupwise.training.prepare import Prepared
+from groupwise.types import Completion, Group, StepResult
+from small_runs import config, prepared, timeless
+
+STREAMING = ("streaming.max_staleness=2", "algorithm.correction={name='tis'}")
+SLOW = (
+    "sampling.max_tokens=24",
+    "sampling.stop=['1', '3']",
+    "engine.max_rows=24",
+    "steps=6",
+    "optimizer.learning_rate=1e-2",
+)
+"""Completions of many lengths, of which a later batch's are written beside the present one's."""
+
+
+def started(folder: Path, *more: str, **given: Any) -> Prepared:
+    return prepared(folder, *STREAMING, *SLOW, *more, **given)
+
+
+def scored_log_probabilities(
+    weights: list[Any], group: Group, completion: Completion
+) -> list[float]:
+    """Each token under the weights of the version that drew it, behind the keys and values that the
+    versions before it have left."""
+    ids = torch.tensor([[*group.prompt_tokens, *completion.tokens]])
+    prompt, found, cache, at = len(group.prompt_tokens), [], None, 0
+    ends = [start for start, _ in completion.versions[1:]] + [len(completion.tokens)]
+    for (start, version), end in zip(completion.versions, ends, strict=True):
+        if start == end:
+            continue
+        last = prompt + end - 1
+        with torch.no_grad():
+            out = weights[version](ids[:, at:last], past_key_values=cache, use_cache=True)
+        cache = out.past_key_values
+        logp = out.logits[0].log_softmax(-1)
+        found += [float(logp[prompt + t - 1 - at, ids[0, prompt + t]]) for t in range(start, end)]
+        at = last
+    return found
+
+
+@pytest.mark.parametrize("kernels", ["auto", "torch"])
+def test_log_probabilities_are_those_of_the_version_that_drew_each_token(
+    tmp_path: Path, kernels: str
+) -> None:
+    run = started(tmp_path, f"model.kernels={kernels}")
+    weights, worst, several = [copy.deepcopy(run.policy.model).eval()], 0.0, 0
+    for step in range(6):
+        result: StepResult = run.trainer.advance()
+        for group in result.scored.groups:
+            for one in group.completions:
+                several += len(one.versions) > 1
+                wanted = scored_log_probabilities(weights, group, one)
+                gaps = [abs(a - b) for a, b in zip(wanted, one.logprobs, strict=True)]
+                worst = max([worst, *gaps])
+                assert step - one.versions[0][1] <= 2
+        weights.append(copy.deepcopy(run.policy.model).eval())
+    run.close()
+    assert several > 10 and worst <= 1e-4
+    assert max(row.get("token_age_max", 0.0) for row in timeless(tmp_path)) > 0
+
+
+def test_a_run_in_one_process_can_be_repeated(tmp_path: Path) -> None:
+    found = []
+    for name in ("one", "other"):
+        run = started(tmp_path / name)
+        run.trainer.run()
+        run.close()
+        found.append((run.trainer.policy.trained(), timeless(tmp_path / name)))
+    (a, rows), (b, again) = found
+    assert rows == again and [name for name in a if not torch.equal(a[name], b[name])] == []
+    ages = [row.get("token_age_max", 0.0) for row in rows]
+    assert max(ages) <= 2 and max(row["unfinished"] for row in rows) > 0
+    for row in rows:
+        if row.get("old_share"):
+            assert 0 < min(v for name, v in row.items() if name.startswith("ess_at_age.")) <= 1
+            assert any(name.startswith("kl_at_age.") for name in row)
+
+
+def test_a_killed_run_learns_again_from_the_same_batches(tmp_path: Path) -> None:
+    """The steps since the checkpoint have the metrics of the first attempt, to the bit."""
+    run = started(tmp_path)
+    for _ in range(2):
+        run.trainer.advance()
+    run.trainer.save(wait=True)
+    for _ in range(3):
+        run.trainer.advance()
+    first = timeless(tmp_path)
+    run.close()  # Without a checkpoint.
+    again = started(tmp_path, resume=True)
+    assert again.trainer.done == 2
+    again.trainer.run()
+    again.trainer.finish()
+    again.close()
+    rows = timeless(tmp_path)
+    assert len(rows) == 6 and rows[:5] == first
+    assert max(row.get("token_age_max", 0.0) for row in rows) <= 2
+    assert not (tmp_path / "journal").exists()
+
+
+def test_a_run_that_begins_anew_reads_no_journal(tmp_path: Path) -> None:
+    run = started(tmp_path)
+    run.trainer.advance()
+    run.close()
+    (journal,) = (tmp_path / "journal").iterdir()
+    again = started(tmp_path, "seed=1", resume=True)
+    assert again.trainer.done == 0
+    again.trainer.advance()
+    again.close()
+    assert timeless(tmp_path)[0]["step"] == 1 and journal.exists()
+
+
+def test_complete_groups_of_a_checkpoint_are_not_sampled_again(tmp_path: Path) -> None:
+    run = started(tmp_path)
+    known: dict[Any, Group] = {}
+    while not known:
+        run.trainer.advance()
+        source: Any = run.trainer.source
+        known = {each.request.stream: each.group for each in source._undecided if each.group}
+    run.trainer.save(wait=True)
+    run.close()
+    again = started(tmp_path, resume=True)
+    groups = {g.stream: g for _ in range(2) for g in again.trainer.advance().scored.groups}
+    again.close()
+    for stream, group in known.items():
+        assert groups[stream].completions == group.completions
+
+
+@pytest.mark.parametrize(
+    "setting, said",
+    [
+        ("algorithm.correction={}", "streaming: tokens are up to 2 steps older"),
+        ("ahead=1", "ahead = 1: decides which weights write a completion"),
+        ("partial_rollouts.tokens_per_step=4", "partial_rollouts: decides which weights"),
+        ("engine.name=vllm", "engine.name = 'vllm': takes over weights between rollouts"),
+        ("guards.spike=3.0", "guards.spike = 3: a rollback would continue"),
+        ("environment.name=calculator", "environment: with streaming"),
+        (
+            "schedules=[{setting='sampling.max_tokens', points=[[1, 4], [4, 8]]}]",
+            "schedules: sampling.max_tokens changes with the step, and with streaming",
+        ),
+    ],
+)
+def test_what_streaming_cannot_be_combined_with_is_said(
+    tmp_path: Path, setting: str, said: str
+) -> None:
+    with pytest.raises(UsageError, match=said):
+        config(tmp_path, *STREAMING, setting)
