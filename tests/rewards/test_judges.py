@@ -29,7 +29,7 @@ from transformers import (
 )
 
 from groupwise.errors import ModelError, RewardError, UsageError
-from groupwise.rewards import RewardSpec, build_scorer
+from groupwise.rewards import REWARDS, PoolScorer, RewardSpec, build_scorer
 from groupwise.rewards.builtin.contexts import ContextGain, perplexity, rank_contexts, scorer_of
 from groupwise.rewards.judges.encoders import bert_f1, greedy_f1, load
 from groupwise.rewards.judges.endpoint import _address, _key, judge_endpoint
@@ -293,6 +293,96 @@ def test_endpoint_without_probabilities() -> None:
         assert judge_endpoint(["x"], "r", "q", endpoint=url, model="m") == [0.0]
 
 
+def _reasoning(*said: str | tuple[str, dict[str, float]]) -> dict[str, Any]:
+    """A reply of several tokens, each a text or a text with the chances in its place."""
+    entries = []
+    for each in said:
+        text, chances = (each, {each: 1.0}) if isinstance(each, str) else each
+        tops = [{"token": t, "logprob": math.log(p)} for t, p in chances.items()]
+        entries.append({"token": text, "logprob": tops[0]["logprob"], "top_logprobs": tops})
+    whole = "".join(entry["token"] for entry in entries)
+    message = {"content": whole.rpartition("</think>")[2]}
+    return {"choices": [{"message": message, "logprobs": {"content": entries}}]}
+
+
+@pytest.mark.parametrize(
+    ("said", "soft", "binary"),
+    [
+        ((("Yes", {"Yes": 0.7, "No": 0.2}),), 0.7, 1.0),
+        (("<think>", "No", " way", "</think>", "Yes"), 1.0, 1.0),
+        (("Yes", "?", "\n", (" No", {" No": 0.8, " Yes": 0.1})), 0.2, 0.0),
+        (("\n", "Ver", "dict", ":", (" Yes", {" Yes": 0.5, " No": 0.3, " YES": 0.1})), 0.6, 1.0),
+        (("<think>", "Yes", "</think>", ("Yes", {"Yes": 0.6, "No": 0.3})), 0.6, 1.0),
+        (("<think>", "Yes"), None, None),  # cut off: the content is the reasoning
+        (("It", " is", " unclear"), None, None),
+        (("Yes", " or", " No"), None, None),
+        (("Yes", "ter", "day"), None, None),
+    ],
+)
+def test_a_judge_that_reasons_first_is_read_at_its_end(
+    said: tuple[Any, ...], soft: float | None, binary: float | None
+) -> None:
+    seen: list[Any] = []
+    with _endpoint(lambda body: _reasoning(*said), seen) as url:
+        args: dict[str, Any] = {"endpoint": url, "model": "m", "max_tokens": 512}
+        assert judge_endpoint(["x"], "r", "q", **args) == pytest.approx([soft])
+        assert judge_endpoint(["x"], "r", "q", mode="binary", **args) == [binary]
+    assert [body["max_tokens"] for _, body, _ in seen] == [512, 512]
+
+
+def test_a_verdict_may_have_several_tokens() -> None:
+    def reply(body: dict[str, Any]) -> Any:
+        return _reasoning("It", " is", (" in", {" in": 0.75, " correct": 0.25}), "correct", ".")
+
+    with _endpoint(reply) as url:
+        args = {"endpoint": url, "model": "m", "yes": "correct", "no": "incorrect"}
+        assert judge_endpoint(["x"], "r", "q", max_tokens=64, **args) == pytest.approx([0.25])
+
+
+def test_a_local_judge_that_reasons_first(causal: str) -> None:
+    """The verdict is the word that greedy decoding ends with, weighed where it begins."""
+    template = f"{{question}} {MARKS[0]} {{answer}} {MARKS[1]}"
+    policy = local_judge(causal, "cpu").policy
+    question = f"a {MARKS[0]} c {MARKS[1]}"
+    ids = rendered(policy.tokenizer, [{"role": "user", "content": question}])
+    with torch.inference_mode():
+        for _ in range(3):
+            logits = policy.model(torch.tensor([ids])).logits[0, -1]
+            ids.append(int(logits.argmax()))
+    third, chance = policy.tokenizer.decode(ids[-1:]), float(logits.softmax(-1).max())
+    args: dict[str, Any] = {"model": causal, "template": template, "no": "no such word"}
+    args |= {"yes": third, "max_tokens": 3}
+    assert judge(["c"], "b", "a", **args) == pytest.approx([chance], abs=1e-6)
+    assert judge(["c"], "b", "a", **args | {"yes": "neither"}) == [None]
+
+
+def test_groups_are_judged_at_once_up_to_the_limit() -> None:
+    """Counted at the server: 6 groups of 4 questions are all there before any is answered."""
+    lock, waiting, most = threading.Lock(), [0], [0]
+
+    def reply(body: dict[str, Any]) -> Any:
+        with lock:
+            waiting[0] += 1
+            most[0] = max(most[0], waiting[0])
+        deadline = time.monotonic() + 5.0
+        while most[0] < wanted and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(0.1)
+        with lock:
+            waiting[0] -= 1
+        return _choice(Yes=0.9, No=0.1)
+
+    for workers, limit, wanted in ((0, 64, 24), (1, 64, 24), (0, 5, 5)):
+        most[0] = 0
+        with _endpoint(reply) as url:
+            settings = {"endpoint": url, "model": "m", "concurrency": limit}
+            specs = [RewardSpec(name="judge_endpoint", settings=settings), RewardSpec(name="rouge")]
+            with build_scorer(specs, workers=workers) as scorer:
+                tickets = [scorer.submit(asked("q", *"abcd")) for _ in range(6)]
+                scores = scorer.gather(tickets)
+        assert most[0] == wanted and bool(scores.valid.all()), (workers, limit)
+
+
 def test_a_failing_endpoint_raises_and_never_scores_zero() -> None:
     for reply, error in [(500, RewardError), ({"choices": []}, RewardError), ("x", RewardError)]:
         with _endpoint(lambda body, reply=reply: reply) as url, pytest.raises(error):
@@ -514,6 +604,27 @@ def test_reward_model_runs_in_a_worker_of_its_own(scalar: str) -> None:
     assert len(here.children(recursive=True)) == started
 
 
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("judge", {"template": f"{MARKS[0]} {{answer}} {MARKS[1]}"}),
+        ("bertscore", {}),
+        ("learned_metric", {}),
+    ],
+)
+def test_models_that_score_run_in_workers_of_their_own(
+    name: str, settings: dict[str, Any], request: pytest.FixtureRequest
+) -> None:
+    folder = {"judge": "causal", "bertscore": "encoder", "learned_metric": "regressor"}[name]
+    settings = {**settings, "model": request.getfixturevalue(folder)}
+    here = REWARDS.get(name)
+    data = {"texts": ["a", "c d"], "answer": "b"} | ({"prompt": "a"} if name == "judge" else {})
+    with build_scorer([RewardSpec(name=name, settings=settings)], timeout_s=60.0) as scorer:
+        assert isinstance(scorer, PoolScorer)
+        found = scorer.submit(asked("a", "a", "c d")).result()
+    assert found.total == pytest.approx(here(**data, **settings), abs=1e-5)
+
+
 def test_greedy_matching_worked() -> None:
     # said (1,0), (0,1), (1,1)/√2; wanted (1,0): cosines 1, 0, .707107; P = .569036, R = 1
     said = torch.tensor([[2.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
@@ -536,17 +647,35 @@ def test_bertscore_is_the_formula_on_the_encoder(encoder: str) -> None:
 
     for layer in (-1, 1):
         wanted = greedy_f1(vectors("a b c", layer), vectors("a d", layer))
-        assert bert_f1("a b c", "a d", model=encoder, layer=layer) == pytest.approx(wanted)
-    assert bertscore("<answer>a b</answer>", "a b", model=encoder) == pytest.approx(1.0)
-    best = max(bert_f1("a", g, model=encoder) for g in ("b", "c d"))
-    assert bertscore("a", ["b", "c d"], model=encoder) == pytest.approx(best)
-    assert bertscore("", "a", model=encoder) == 0.0
-    assert bertscore("a", None, model=encoder) is None
-    assert 0 < bertscore("a " * 2000, "a", model=encoder) <= 1 + 1e-9
+        assert bert_f1(["a b c"], ["a d"], model=encoder, layer=layer) == pytest.approx([wanted])
+    assert bertscore(["<answer>a b</answer>"], "a b", model=encoder) == pytest.approx([1.0])
+    best = max(bert_f1(["a"], [g], model=encoder)[0] for g in ("b", "c d"))
+    assert bertscore(["a"], ["b", "c d"], model=encoder) == pytest.approx([best])
+    assert bertscore(["", "a"], "a", model=encoder) == pytest.approx([0.0, 1.0])
+    assert bertscore(["a", "b"], None, model=encoder) == [None, None]
+    [long] = bertscore(["a " * 2000], "a", model=encoder)
+    assert long is not None and 0 < long <= 1 + 1e-9
     gold = '"A"가 옳다. a b'
-    assert korean_reason_bertscore(gold, gold, model=encoder) == pytest.approx(1.0)
-    assert korean_reason_bertscore('"A"가 옳다', gold, model=encoder) == 0.0
-    assert korean_reason_bertscore(gold, '"A"가 옳다', model=encoder) is None
+    scores = korean_reason_bertscore([gold, '"A"가 옳다'], gold, model=encoder)
+    assert scores == pytest.approx([1.0, 0.0])
+    assert korean_reason_bertscore([gold], '"A"가 옳다', model=encoder) == [None]
+
+
+def test_a_group_is_encoded_together_and_its_references_once(encoder: str) -> None:
+    """Padding of shorter texts changes nothing."""
+    loaded = load(encoder, kind="encoder", device="cpu")
+    texts = [*("a b c d"[:n] for n in (1, 3, 5, 7)), "b", "", "d c", "b", "a " * 600]
+    alone = [bert_f1([text], ["a d", "c"], model=encoder)[0] for text in texts]
+    read: list[int] = []
+    hook = loaded.model.register_forward_pre_hook(
+        lambda _, args, kwargs: read.append(len(kwargs["input_ids"])), with_kwargs=True
+    )
+    try:
+        together = bert_f1(texts, ["a d", "c"], model=encoder)
+    finally:
+        hook.remove()
+    assert together == pytest.approx(alone, abs=1e-5)
+    assert read == [9]  # seven distinct texts and two references, in one pass
 
 
 def test_learned_metric_scores_the_pair_reference_first(regressor: str) -> None:
@@ -554,14 +683,17 @@ def test_learned_metric_scores_the_pair_reference_first(regressor: str) -> None:
     with torch.inference_mode():
         right = float(loaded.model(**loaded.tokenizer("a b", "c", return_tensors="pt")).logits[0])
         swapped = float(loaded.model(**loaded.tokenizer("c", "a b", return_tensors="pt")).logits[0])
-    assert learned_metric("c", "a b", model=regressor) == pytest.approx(right)
+    assert learned_metric(["c"], "a b", model=regressor) == pytest.approx([right])
     assert abs(right - swapped) > 1e-5
-    assert learned_metric("", "a", model=regressor) == 0.0
+    assert learned_metric(["", "c"], "a b", model=regressor) == pytest.approx([0.0, right])
+    both = [learned_metric(["c d"], gold, model=regressor)[0] for gold in ("a", "b c d")]
+    found = learned_metric(["c d", "c d"], ["a", "b c d"], model=regressor)
+    assert found == pytest.approx([max(float(x) for x in both if x is not None)] * 2, abs=1e-5)
     said, wanted = '"A"가 옳다. c', '"B"가 옳다. a b'
-    assert korean_reason_bleurt(said, wanted, model=regressor) == pytest.approx(right)
-    assert korean_reason_bleurt('"A"가 옳다', wanted, model=regressor) == 0.0
-    assert korean_reason_bleurt(said, '"A"가 옳다', model=regressor) is None
-    assert learned_metric("a", None, model=regressor) is None
+    scores = korean_reason_bleurt([said, '"A"가 옳다'], wanted, model=regressor)
+    assert scores == pytest.approx([right, 0.0])
+    assert korean_reason_bleurt([said], '"A"가 옳다', model=regressor) == [None]
+    assert learned_metric(["a"], None, model=regressor) == [None]
 
 
 def test_context_gains_worked() -> None:

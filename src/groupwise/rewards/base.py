@@ -67,6 +67,7 @@ class Trait(str, Enum):
     VERIFIER = "verifier"
     IN_PROCESS = "in_process"
     OWN_WORKER = "own_worker"
+    IN_THREAD = "in_thread"
 
 
 def verifier(function: F) -> F:
@@ -77,6 +78,12 @@ def verifier(function: F) -> F:
 def in_process(function: F) -> F:
     """Mark a reward that must run in the trainer's process, such as one that holds a connection."""
     return _mark(function, Trait.IN_PROCESS)
+
+
+def in_thread(function: F) -> F:
+    """Mark a reward that waits for a server: it runs in a thread of the trainer's process, for
+    several groups at once. Nothing interrupts it, so it must have a time limit of its own."""
+    return _mark(function, Trait.IN_THREAD)
 
 
 def own_worker(prepare: Callable[..., object], *, imports: Sequence[str] = ()) -> Callable[[F], F]:

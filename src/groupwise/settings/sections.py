@@ -261,12 +261,15 @@ class RewardPoolSettings(Section):
     """Worker processes for rewards, and their limits."""
 
     workers: Annotated[int, Field(ge=0, le=4096)] = 0
-    """Number of worker processes; 0 runs rewards in the trainer's process, without time limits. A
-    `reward_model` always has a worker of its own."""
+    """Number of worker processes; 0 runs rewards in the trainer's process, without time limits.
+    Rewards that hold a model (`reward_model`, `judge`, `bertscore` …) always have one of their
+    own."""
     timeout_s: Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)] = 10.0
-    """Time limit in seconds for one completion; needs workers."""
+    """Time limit in seconds for one completion, or for a group by a reward that holds a model;
+    needs workers."""
     memory_mb: Annotated[int, Field(ge=64)] = 1024
-    """Address-space limit of each worker in MiB; it does not apply to reward models."""
+    """Address-space limit of each worker in MiB; it does not apply to rewards that
+    hold a model."""
 
 
 OptimizerName = Literal["adamw", "adamw_8bit"]

@@ -27,6 +27,9 @@ from groupwise.errors import UsageError, first_line, suggest
 
 Kind = Literal["encoder", "classifier", "steps"]
 
+BATCH = 32
+"""Texts that are encoded together."""
+
 
 MAKERS: dict[Kind, Any] = {
     "encoder": AutoModel,
@@ -42,6 +45,23 @@ class Loaded:
     model: Any
     tokenizer: Any
     limit: int
+
+    @property
+    def batch(self) -> int:
+        """Texts that are read together; one at a time where the tokenizer cannot pad."""
+        return BATCH if self.tokenizer.pad_token_id is not None else 1
+
+    def rows(self, *texts: Sequence[str], **options: Any) -> Any:
+        """Token ids and masks of texts or pairs of them, cut to the limit and padded."""
+        return self.tokenizer(
+            *map(list, texts),
+            truncation=True,
+            max_length=self.limit,
+            padding=self.batch > 1,
+            padding_side="right",
+            return_tensors="pt",
+            **options,
+        )
 
 
 @functools.lru_cache(maxsize=4)
@@ -116,38 +136,63 @@ def greedy_f1(
     return 2 * precision * recall / (precision + recall) if precision + recall > 0 else 0.0
 
 
+def bert_f1(
+    texts: Sequence[str],
+    references: Sequence[str],
+    *,
+    model: str,
+    layer: int = -1,
+    device: str = "cpu",
+) -> list[float]:
+    """The best BERTScore F1 of each text over all references, by the encoder of a local folder; see
+    `greedy_f1`. An empty text has 0."""
+    encoder = load(model, kind="encoder", device=device)
+    distinct = list(dict.fromkeys(text for text in (*texts, *references) if text))
+    vectors = dict(zip(distinct, _vectors(distinct, encoder, layer), strict=True))
+    best = {
+        text: max(greedy_f1(vectors[text], vectors[gold]) for gold in references if gold)
+        for text in set(filter(None, texts))
+    }
+    return [best.get(text, 0.0) for text in texts]
+
+
 def _vectors(
     texts: Sequence[str], encoder: Loaded, layer: int
 ) -> list[Float[Tensor, "time features"]]:
-    """Token vectors of every text, special tokens left out."""
-    vectors = []
-    for text in texts:
-        row = encoder.tokenizer(
-            text,
-            truncation=True,
-            max_length=encoder.limit,
-            return_tensors="pt",
-            return_special_tokens_mask=True,
-        )
-        keep = row.pop("special_tokens_mask")[0] == 0
+    """Token vectors of every text, special tokens left out; texts of like length are encoded
+    together."""
+    vectors: dict[int, Tensor] = {}
+    for places in _by_length(texts, encoder.batch):
+        rows = encoder.rows([texts[place] for place in places], return_special_tokens_mask=True)
+        kept = rows.pop("special_tokens_mask") == 0  # padding is special too
         with torch.inference_mode():
             states = encoder.model(
-                **row.to(encoder.model.device), output_hidden_states=True
-            ).hidden_states
-        vectors.append(states[layer][0, keep.to(states[layer].device)])
-    return vectors
+                **rows.to(encoder.model.device), output_hidden_states=True
+            ).hidden_states[layer]
+        for row, place in enumerate(places):
+            vectors[place] = states[row, kept[row].to(states.device)]
+    return [vectors[place] for place in range(len(texts))]
 
 
-def bert_f1(said: str, wanted: str, *, model: str, layer: int = -1, device: str = "cpu") -> float:
-    """BERTScore F1 between two texts with the encoder of a local folder; see `greedy_f1`."""
-    return greedy_f1(*_vectors((said, wanted), load(model, kind="encoder", device=device), layer))
+def _by_length(texts: Sequence[str], size: int) -> list[list[int]]:
+    """Places of texts in batches, shortest texts first."""
+    places = sorted(range(len(texts)), key=lambda place: len(texts[place]))
+    return [places[start : start + size] for start in range(0, len(places), size)]
 
 
-def pair_score(first: str, second: str, *, model: str, device: str = "cpu") -> float:
-    """The first output of a classifier for a pair of texts, cut to what it can read."""
+def pair_scores(
+    texts: Sequence[str], references: Sequence[str], *, model: str, device: str = "cpu"
+) -> list[float]:
+    """The best first output of a classifier for the pairs (reference, text) of each text, cut to
+    what it can read. An empty text has 0."""
     loaded = load(model, kind="classifier", device=device)
-    row = loaded.tokenizer(
-        first, second, truncation=True, max_length=loaded.limit, return_tensors="pt"
-    )
-    with torch.inference_mode():
-        return float(loaded.model(**row.to(loaded.model.device)).logits[0, 0])
+    pairs = [(gold, text) for text in dict.fromkeys(filter(None, texts)) for gold in references]
+    best: dict[str, float] = {}
+    for places in _by_length([gold + text for gold, text in pairs], loaded.batch):
+        chosen = [pairs[place] for place in places]
+        rows = loaded.rows(*zip(*chosen, strict=True))
+        with torch.inference_mode():
+            scores = loaded.model(**rows.to(loaded.model.device)).logits[:, 0].tolist()
+        for (_, text), score in zip(chosen, scores, strict=True):
+            best[text] = max(score, best.get(text, score))
+    return [best.get(text, 0.0) for text in texts]

@@ -2,35 +2,39 @@
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 import json
 import math
 import os
 import re
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 from groupwise.errors import RewardError, UsageError
-from groupwise.rewards.base import REWARDS, in_process, verifier
+from groupwise.rewards.base import REWARDS, in_thread, verifier
 from groupwise.rewards.builtin.text import Source, references
 from groupwise.rewards.http import HttpError, post
 from groupwise.rewards.judges.prompt import (
     Judgement,
     Mode,
+    Token,
     judge_prompt,
     judged_parts,
-    normalised,
+    normalised_known,
     read_template,
     soft_score,
+    spoken_judgement,
 )
 
 _MOST_LOGPROB = 1e-3  # rounding may put the logarithm of 1 a little above 0
 
 
 @verifier
-@in_process
+@in_thread
 @REWARDS.register
 def judge_endpoint(
     texts: Sequence[str],
@@ -45,11 +49,13 @@ def judge_endpoint(
     no: str = "No",
     normalise: bool = False,
     source: Source = "final",
+    max_tokens: int = 1,
     timeout: float = 30.0,
+    concurrency: int = 64,
     key_variable: str = "GROUPWISE_JUDGE_KEY",
 ) -> list[float | Exception | None]:
-    """The judgement of a model behind an OpenAI-compatible HTTP endpoint; the group's questions are
-    asked at once.
+    """The judgement of a model behind an OpenAI-compatible HTTP endpoint; the questions of
+    several groups are asked at once.
 
     How it is gamed: see `judge`.
 
@@ -57,20 +63,23 @@ def judge_endpoint(
         texts, answer, prompt, template, mode, yes, no, normalise, source: see `judge`.
         endpoint: address up to and including the version, such as "http://127.0.0.1:8000/v1".
         model: its name there.
+        max_tokens: 1 for a judge that answers at once; more for one that reasons first, whose
+            verdict is the word at the end of its reply.
         timeout: seconds for one judgement, all retries included.
+        concurrency: most requests to the endpoint at once.
         key_variable: environment variable that holds the key, sent if it is set; the key itself
             never stands in a recipe. Its name begins with GROUPWISE_, so that a recipe cannot send
             other secrets; OPENAI_API_KEY is sent to api.openai.com and to this machine only.
 
     Returns:
-        One score per completion, None without a reference or where the judge says nothing, and the
-        exception of a judgement that failed while others did not.
+        One score per completion, None without a reference or where the judge gives no
+        verdict, and the exception of a judgement that failed while others did not.
 
     Raises:
         TimeoutError: no judgement in time.
         RewardError: the endpoint refused, or its reply holds no probabilities although `mode` is
             "soft".
-        UsageError: an address or a key variable that is not permitted.
+        UsageError: an address, a key variable or a number that is not permitted.
 
     Source: the chat completions interface with `logprobs` and `top_logprobs`, as vLLM and others
         serve it.
@@ -87,6 +96,8 @@ def judge_endpoint(
         headers["Authorization"] = f"Bearer {key}"
     if not 0 < timeout < math.inf:
         raise UsageError(f"timeout = {timeout}: must be a positive number of seconds.")
+    if max_tokens < 1 or concurrency < 1:
+        raise UsageError("max_tokens, concurrency: must be at least 1.")
     form = read_template(template)
     said = judged_parts(texts, source)
 
@@ -100,26 +111,31 @@ def judge_endpoint(
             answer=one,
             special=_chat_marks((prompt, one, *golds)),
         )
-        question = {"model": model, "messages": [{"role": "user", "content": asked}]}
+        question = {
+            "model": model,
+            "messages": [{"role": "user", "content": asked}],
+            "max_tokens": max_tokens,
+        }
         try:
-            reply = _ask(address, headers, question, timeout=timeout)
-            judgement = _judgement(reply, yes=yes, no=no, mode=mode)
+            with _free(address.netloc, concurrency):
+                reply = _ask(address, headers, question, timeout=timeout)
+            judgement = _judgement(reply, yes=yes, no=no, mode=mode, spoken=max_tokens > 1)
         except (TimeoutError, RewardError) as error:
             return error
         return None if judgement is None else soft_score(judgement, mode=mode)
 
-    with ThreadPoolExecutor(max_workers=max(len(said), 1)) as pool:
+    with ThreadPoolExecutor(max_workers=min(max(len(said), 1), concurrency)) as pool:
         scores = list(pool.map(score, said))
     failures = [score for score in scores if isinstance(score, Exception)]
     if failures and len(failures) == len(scores):
         raise failures[0]
-    return _normalised(scores) if normalise else scores
+    return normalised_known(scores) if normalise else scores
 
 
-def _normalised(scores: Sequence[float | Exception | None]) -> list[float | Exception | None]:
-    """The scores normalised over those that there are."""
-    known = iter(normalised([score for score in scores if isinstance(score, float)]))
-    return [next(known) if isinstance(score, float) else score for score in scores]
+@functools.cache
+def _free(server: str, concurrency: int) -> threading.BoundedSemaphore:
+    """Held by each request to a server, so that all groups together send no more."""
+    return threading.BoundedSemaphore(concurrency)
 
 
 def _address(endpoint: str) -> SplitResult:
@@ -190,7 +206,7 @@ def _ask(
         RewardError: the endpoint cannot be reached, refuses, or replies something else.
     """
     where = f"judge at {address.scheme}://{address.netloc}"
-    options = {"max_tokens": 1, "temperature": 0, "logprobs": True, "top_logprobs": 20}
+    options = {"temperature": 0, "logprobs": True, "top_logprobs": 20}
     body = json.dumps({**question, **options}).encode()
     try:
         return _choice(where, post(address, headers, body, timeout=timeout, where=where))
@@ -210,7 +226,9 @@ def _choice(where: str, content: bytes) -> Mapping[str, Any]:
     raise RewardError(f"{where}: the reply is not a chat completion.")
 
 
-def _judgement(reply: Mapping[str, Any], *, yes: str, no: str, mode: Mode) -> Judgement | None:
+def _judgement(
+    reply: Mapping[str, Any], *, yes: str, no: str, mode: Mode, spoken: bool
+) -> Judgement | None:
     """What a reply says of the two words, spelled in any case and with any white space around
     them; None where it says nothing.
 
@@ -218,24 +236,36 @@ def _judgement(reply: Mapping[str, Any], *, yes: str, no: str, mode: Mode) -> Ju
         RewardError: no probabilities in mode "soft", or values that are none.
     """
     try:
-        entries = (reply.get("logprobs") or {}).get("content") or []
-        if entries:
-            tops = entries[0].get("top_logprobs") or [entries[0]]
-            found = [(str(top["token"]), float(top["logprob"])) for top in tops]
-        else:
-            found = [(str((reply.get("message") or {}).get("content") or ""), 0.0)]
+        tokens = [_token(entry) for entry in (reply.get("logprobs") or {}).get("content") or []]
+        content = str((reply.get("message") or {}).get("content") or "")
     except (AttributeError, KeyError, IndexError, TypeError, ValueError):
         raise RewardError("judge: the log-probabilities of the reply cannot be read.") from None
-    if not entries and mode == "soft":
+    if not tokens and mode == "soft":
         raise RewardError('judge: the endpoint returns no log-probabilities; use mode = "binary".')
-    if not all(logprob <= _MOST_LOGPROB for _, logprob in found):
-        raise RewardError("judge: a log-probability of the reply is NaN or above 0.")
+    if spoken:
+        return spoken_judgement(content, tokens, yes=yes, no=no)
     chances: dict[str, float] = {}
-    for token, logprob in found:
-        word = token.strip().lower()
-        chances[word] = min(chances.get(word, 0.0) + math.exp(min(logprob, 0.0)), 1.0)
-    if not any(chances) and not entries:
+    for text, chance in tokens[0].top if tokens else [(content, 1.0)]:
+        word = text.strip().lower()
+        chances[word] = min(chances.get(word, 0.0) + chance, 1.0)
+    if not any(chances) and not tokens:
         return None
     return Judgement(
         chances.get(yes.lower(), 0.0), chances.get(no.lower(), 0.0), max(chances.values())
+    )
+
+
+def _token(entry: Mapping[str, Any]) -> Token:
+    """A token of a reply with its alternatives.
+
+    Raises:
+        RewardError: a value that is no log-probability.
+    """
+    tops = entry.get("top_logprobs") or [entry]
+    found = [(str(top["token"]), float(top["logprob"])) for top in tops]
+    if not all(logprob <= _MOST_LOGPROB for _, logprob in found):
+        raise RewardError("judge: a log-probability of the reply is NaN or above 0.")
+    return Token(
+        str(entry.get("token", "")),
+        [(text, math.exp(min(logprob, 0.0))) for text, logprob in found],
     )

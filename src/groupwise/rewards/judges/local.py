@@ -5,20 +5,38 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from groupwise.rewards.base import REWARDS, in_process, verifier
+from groupwise.errors import ModelError
+from groupwise.rewards.base import REWARDS, own_worker, verifier
 from groupwise.rewards.builtin.text import Source, references
 from groupwise.rewards.judges.prompt import (
     Mode,
     judge_prompt,
     judged_parts,
-    normalised,
+    normalised_known,
     read_template,
     soft_score,
 )
 
 
+def load(
+    model: str,
+    template: str = "",
+    yes: str = "Yes",
+    no: str = "No",
+    max_tokens: int = 1,
+    device: str = "cpu",
+) -> None:
+    """Load the judge in the worker that asks it, and read its template."""
+    from groupwise.rewards.judges.models import local_judge
+
+    read_template(template)
+    chosen = local_judge(model, device)
+    if max_tokens == 1:
+        chosen.first_tokens(yes, no)
+
+
 @verifier
-@in_process
+@own_worker(load, imports=["groupwise.rewards.judges.models"])
 @REWARDS.register
 def judge(
     texts: Sequence[str],
@@ -32,8 +50,9 @@ def judge(
     no: str = "No",
     normalise: bool = False,
     source: Source = "final",
+    max_tokens: int = 1,
     device: str = "cpu",
-) -> list[float | None]:
+) -> list[float | Exception | None]:
     """The judgement of a local language model on every completion of a group.
 
     How it is gamed: by what the judge likes to hear (confident tone, the reference's vocabulary,
@@ -44,21 +63,24 @@ def judge(
         texts: the completions of the group.
         answer: the reference; of several, all are shown to the judge.
         prompt: the question.
-        model: folder of a causal language model.
+        model: folder or hub name of a causal language model.
         template: the judge's prompt: a file, a text, or "" for the one that ships.
         mode: "soft" or "binary", see `soft_score`.
         yes, no: the words of the judgement; their first tokens are compared.
         normalise: over the group, see `normalised`; the values are then no raw correctness.
         source: what of a completion is judged, see `groupwise.rewards.builtin.text`.
+        max_tokens: 1 for the next token after the question; more for a judge that reasons first,
+            whose verdict is the word at the end of its reply.
         device: where the judge runs.
 
     Returns:
-        One score per completion, None without a reference. An empty answer scores 0 without being
-        asked about.
+        One score per completion; None without a reference, or where the reply ends without a
+        verdict; the exception of a question that is too long. An empty answer scores 0 without
+        being asked about.
 
     Raises:
         UsageError: a bad template or model folder.
-        ModelError: the two words begin with the same token.
+        ModelError: the two words begin with the same token, although that one decides.
 
     Source: Crossing the reward bridge (2503.23829).
     Elsewhere: the paper takes the words' probabilities after sampling a judgement and normalises
@@ -70,8 +92,10 @@ def judge(
     if not golds:
         return [None] * len(texts)
     chosen = local_judge(model, device)
+    if max_tokens == 1:
+        chosen.first_tokens(yes, no)
     form = read_template(template)
-    scores: list[float] = []
+    scores: list[float | Exception | None] = []
     for said in judged_parts(texts, source):
         if not said:
             scores.append(0.0)
@@ -79,5 +103,12 @@ def judge(
         asked = judge_prompt(
             form, question=prompt, reference=" / ".join(golds), answer=said, special=chosen.special
         )
-        scores.append(soft_score(chosen.judgement(asked, yes=yes, no=no), mode=mode))
-    return list(normalised(scores) if normalise else scores)
+        try:
+            if max_tokens > 1:
+                found = chosen.reasoned(asked, yes=yes, no=no, max_tokens=max_tokens)
+            else:
+                found = chosen.judgement(asked, yes=yes, no=no)
+            scores.append(None if found is None else soft_score(found, mode=mode))
+        except ModelError as error:
+            scores.append(error)
+    return normalised_known(scores) if normalise else scores

@@ -7,6 +7,7 @@ This module imports torch; the rewards import it when they are first called.
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +19,12 @@ from groupwise.errors import ModelError, UsageError
 from groupwise.models.loading import Policy, load_policy
 from groupwise.prompts.templates import render
 from groupwise.rewards.judges.encoders import Loaded, load
-from groupwise.rewards.judges.prompt import Judgement
+from groupwise.rewards.judges.prompt import Judgement, Token, spoken_judgement
 from groupwise.rewards.steps import Aggregate, aggregated, step_ends
 from groupwise.types import Prompt
+
+TOP = 20
+"""Most probable tokens that are looked at where a reasoned verdict begins."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,12 +35,11 @@ class LocalJudge:
     policy: Policy
     special: frozenset[str]
 
-    def judgement(self, question: str, *, yes: str, no: str) -> Judgement:
-        """The probabilities of the first tokens of two words as the next token after a question.
+    def first_tokens(self, yes: str, no: str) -> list[int]:
+        """The first tokens of two words.
 
         Raises:
-            ModelError: the two words begin with the same token, the question is longer than the
-                model can read, or the logits are NaN.
+            ModelError: they are the same.
         """
         tokenizer = self.policy.tokenizer
         words = [tokenizer(word, add_special_tokens=False).input_ids[0] for word in (yes, no)]
@@ -44,13 +47,17 @@ class LocalJudge:
             raise ModelError(
                 f"judge: {yes!r} and {no!r} begin with the same token; choose other words."
             )
-        tokens = rendered(tokenizer, [{"role": "user", "content": question}])
-        if len(tokens) > self.policy.context:
-            raise ModelError(
-                f"judge: the question has {len(tokens)} tokens, the model reads "
-                f"{self.policy.context}."
-            )
-        model = self.policy.model
+        return words
+
+    def judgement(self, question: str, *, yes: str, no: str) -> Judgement:
+        """The probabilities of the first tokens of two words as the next token after a question.
+
+        Raises:
+            ModelError: the two words begin with the same token, the question is longer than the
+                model can read, or the logits are NaN.
+        """
+        words = self.first_tokens(yes, no)
+        tokens, model = self._asked(question), self.policy.model
         with torch.inference_mode():
             logits = model(torch.tensor([tokens], device=model.device), logits_to_keep=1).logits[
                 0, -1
@@ -59,6 +66,58 @@ class LocalJudge:
         if not bool(chances.isfinite().all()):
             raise ModelError("judge: the model's logits are NaN.")
         return Judgement(*(float(x) for x in (*chances[words], chances.max())))
+
+    def reasoned(self, question: str, *, yes: str, no: str, max_tokens: int) -> Judgement | None:
+        """What the judge says of two words at the end of its most probable reply; None where it
+        ends without one of them.
+
+        Raises:
+            ModelError: the question leaves no room for a reply, or the logits are NaN.
+        """
+        tokens, model = self._asked(question), self.policy.model
+        room = min(max_tokens, self.policy.context - len(tokens))
+        if room < 1:
+            raise ModelError("judge: the question leaves no room for a reply.")
+        ids = torch.tensor([tokens], device=model.device)
+        with torch.inference_mode():
+            made = model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=room,
+                do_sample=False,
+                eos_token_id=list(self.policy.end_tokens),
+                pad_token_id=self.policy.tokenizer.pad_token_id,
+                output_scores=True,
+                return_dict_in_generate=True,
+            )
+        decode = self.policy.tokenizer.decode
+        said = []
+        for token, scores in zip(made.sequences[0, len(tokens) :], made.scores, strict=True):
+            if int(token) in self.policy.end_tokens:
+                break
+            chances = scores[0].float().softmax(-1)
+            if not bool(chances.isfinite().all()):
+                raise ModelError("judge: the model's logits are NaN.")
+            best = chances.topk(min(TOP, len(chances)))
+            top = [
+                (decode([int(i)]), float(p)) for p, i in zip(best.values, best.indices, strict=True)
+            ]
+            said.append(Token(decode([int(token)]), top))
+        return spoken_judgement("".join(each.text for each in said), said, yes=yes, no=no)
+
+    def _asked(self, question: str) -> list[int]:
+        """The tokens of a question.
+
+        Raises:
+            ModelError: there are more than the model can read.
+        """
+        tokens = rendered(self.policy.tokenizer, [{"role": "user", "content": question}])
+        if len(tokens) > self.policy.context:
+            raise ModelError(
+                f"judge: the question has {len(tokens)} tokens, the model reads "
+                f"{self.policy.context}."
+            )
+        return tokens
 
 
 def rendered(
@@ -83,14 +142,18 @@ def rendered(
 
 @functools.lru_cache(maxsize=2)
 def local_judge(path: str, device: str) -> LocalJudge:
-    """The judge of a folder, loaded once per process.
+    """The judge of a folder or a hub name, loaded once per process.
 
     Raises:
-        UsageError: no such folder, or none that holds a causal language model.
+        UsageError: no such model, or none that is a causal language model.
     """
-    if not (Path(path).expanduser() / "config.json").is_file():
-        raise UsageError(f"model = {path!r}: must be a model folder, with a config.json in it.")
-    policy = load_policy(Path(path).expanduser())
+    folder = Path(path).expanduser()
+    hub = not folder.exists() and re.fullmatch(r"[\w.-]+/[\w.-]+", path) is not None
+    if not hub and not (folder / "config.json").is_file():
+        raise UsageError(
+            f"model = {path!r}: must be a model folder, with a config.json in it, or a hub name."
+        )
+    policy = load_policy(path if hub else folder)
     policy.model.eval().to(device)
     added = {str(token) for token in policy.tokenizer.added_tokens_decoder.values()}
     return LocalJudge(

@@ -66,6 +66,80 @@ def soft_score(judgement: Judgement, *, mode: Mode = "soft") -> float:
     return yes if yes > no else 1.0 - no
 
 
+class Token(NamedTuple):
+    """A token of a reply, and the most probable tokens in its place with their probabilities."""
+
+    text: str
+    top: Sequence[tuple[str, float]]
+
+
+def spoken_verdict(reply: str, *, yes: str, no: str) -> str | None:
+    """The word that a judge ends with, `yes` or `no`: the last line of what it says after its
+    reasoning (`</think>`) must hold one of them and not the other.
+
+    Example:
+        >>> spoken_verdict("<think>No, 4.</think>So the\\nverdict is **Yes**.", yes="Yes", no="No")
+        'Yes'
+        >>> spoken_verdict("<think>It says 4, so yes", yes="Yes", no="No")
+        >>> spoken_verdict("Yes or No?", yes="Yes", no="No")
+    """
+    if "<think>" in reply and "</think>" not in reply:
+        return None
+    said = reply.rpartition("</think>")[2].strip()
+    last = said.splitlines()[-1] if said else ""
+    found = [word for word in (yes, no) if _places(word, last)]
+    return found[0] if len(found) == 1 else None
+
+
+def spoken_judgement(reply: str, tokens: Sequence[Token], *, yes: str, no: str) -> Judgement | None:
+    """What a judge that reasons first says at the end, with the probabilities of the token in which
+    its verdict begins.
+
+    A token counts for a word that it begins, if it does not begin the other one too: words may
+    have several tokens.
+
+    Args:
+        reply: what it says; the reasoning may be in it.
+        tokens: of the reply, or of the reasoning with the reply; empty where the probabilities are
+            not known, and the verdict then counts as certain.
+        yes, no: the words.
+
+    Returns:
+        None where the reply ends without a verdict, for instance because it was cut off.
+
+    Example:
+        >>> tokens = [Token("so", []), Token(" in", [(" in", 0.8), (" correct", 0.1)])]
+        >>> tokens += [Token("correct", [("correct", 1.0)])]
+        >>> spoken_judgement("so incorrect", tokens, yes="correct", no="incorrect")
+        Judgement(yes=0.1, no=0.8, best=0.8)
+    """
+    word = spoken_verdict(reply, yes=yes, no=no)
+    if word is None:
+        return None
+    places = _places(word, "".join(token.text for token in tokens))
+    if not places:
+        return Judgement(float(word == yes), float(word == no), 1.0)
+    at, place = 0, 0
+    while at + len(tokens[place].text) <= places[-1]:
+        at += len(tokens[place].text)
+        place += 1
+    top = [(text.strip().lower(), chance) for text, chance in tokens[place].top]
+    sums = {each: 0.0 for each in (yes, no)}
+    best: dict[str, float] = {}
+    for text, chance in top:
+        best[text] = min(best.get(text, 0.0) + chance, 1.0)
+        begun = [each for each in (yes, no) if text and each.lower().startswith(text)]
+        if len(begun) == 1:
+            sums[begun[0]] = min(sums[begun[0]] + chance, 1.0)
+    return Judgement(sums[yes], sums[no], max([*best.values(), *sums.values()], default=0.0))
+
+
+def _places(word: str, text: str) -> list[int]:
+    """Where a word stands in a text, in any case, and not inside another word."""
+    pattern = rf"(?<!\w){re.escape(word)}(?!\w)"
+    return [found.start() for found in re.finditer(pattern, text, re.IGNORECASE)]
+
+
 def normalised(scores: Sequence[float]) -> list[float]:
     """Scores less their mean, over their standard deviation (of the population); all 0 where they
     are equal.
@@ -82,6 +156,12 @@ def normalised(scores: Sequence[float]) -> list[float]:
     mean = math.fsum(scores) / len(scores)
     deviation = math.sqrt(math.fsum((s - mean) ** 2 for s in scores) / len(scores))
     return [(s - mean) / deviation if deviation > 1e-8 else 0.0 for s in scores]
+
+
+def normalised_known(scores: Sequence[float | Exception | None]) -> list[float | Exception | None]:
+    """The scores normalised over those that there are."""
+    known = iter(normalised([score for score in scores if isinstance(score, float)]))
+    return [next(known) if isinstance(score, float) else score for score in scores]
 
 
 def read_template(template: str) -> str:

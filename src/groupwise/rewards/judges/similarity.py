@@ -2,32 +2,50 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from groupwise.rewards.base import REWARDS, in_process
+from groupwise.rewards.base import REWARDS, own_worker
 from groupwise.rewards.builtin.korean import split_answer
 from groupwise.rewards.builtin.text import Source, final_answer, references
 
 
-@in_process
+def load_encoder(model: str, device: str = "cpu") -> None:
+    """Load the encoder of a folder in the worker that scores with it."""
+    from groupwise.rewards.judges.encoders import load
+
+    load(model, kind="encoder", device=device)
+
+
+def load_metric(model: str, device: str = "cpu") -> None:
+    """Load the classifier of a folder in the worker that scores with it."""
+    from groupwise.rewards.judges.encoders import load
+
+    load(model, kind="classifier", device=device)
+
+
+_IMPORTS = ["groupwise.rewards.judges.encoders"]
+
+
+@own_worker(load_encoder, imports=_IMPORTS)
 @REWARDS.register
 def bertscore(
-    text: str,
+    texts: Sequence[str],
     answer: Any,
     *,
     model: str,
     layer: int = -1,
     source: Source = "final",
     device: str = "cpu",
-) -> float | None:
+) -> list[float | None]:
     """The best BERTScore F1 over all references.
 
     How it is gamed: fluent text of the same subject scores 0.6 to 0.8 whatever it claims, and "not"
         hardly changes it.
 
     Args:
-        text: the completion.
-        answer: one or several references.
+        texts: the completions of a group, which are encoded together; equal ones once.
+        answer: one or several references, encoded once.
         model: folder of an encoder.
         layer: of its hidden states; -1 is the last one.
         source: what counts as the answer, see `groupwise.rewards.builtin.text`.
@@ -44,20 +62,16 @@ def bertscore(
 
     golds = references(answer)
     if not golds:
-        return None
-    said = final_answer(text, source=source)
-    return (
-        max(bert_f1(said, g, model=model, layer=layer, device=device) for g in golds)
-        if said
-        else 0.0
-    )
+        return [None] * len(texts)
+    said = [final_answer(text, source=source) or "" for text in texts]
+    return list(bert_f1(said, golds, model=model, layer=layer, device=device))
 
 
-@in_process
+@own_worker(load_metric, imports=_IMPORTS)
 @REWARDS.register
 def learned_metric(
-    text: str, answer: Any, *, model: str, source: Source = "final", device: str = "cpu"
-) -> float | None:
+    texts: Sequence[str], answer: Any, *, model: str, source: Source = "final", device: str = "cpu"
+) -> list[float | None]:
     """The first output of a model that scores a pair (reference, answer), such as BLEURT; the best
     over all references.
 
@@ -65,7 +79,7 @@ def learned_metric(
         were trained in.
 
     Args:
-        text: the completion.
+        texts: the completions of a group, which are scored together; equal ones once.
         answer: one or several references.
         model: folder of a sequence classifier with a regression head.
         source: what counts as the answer, see `groupwise.rewards.builtin.text`.
@@ -77,30 +91,30 @@ def learned_metric(
 
     Source: Sellam et al. 2020, BLEURT.
     """
-    from groupwise.rewards.judges.encoders import pair_score
+    from groupwise.rewards.judges.encoders import pair_scores
 
     golds = references(answer)
     if not golds:
-        return None
-    said = final_answer(text, source=source)
-    return max(pair_score(g, said, model=model, device=device) for g in golds) if said else 0.0
+        return [None] * len(texts)
+    said = [final_answer(text, source=source) or "" for text in texts]
+    return list(pair_scores(said, golds, model=model, device=device))
 
 
-@in_process
+@own_worker(load_encoder, imports=_IMPORTS)
 @REWARDS.register
 def korean_reason_bertscore(
-    text: str,
+    texts: Sequence[str],
     answer: Any,
     *,
     model: str,
     layer: int = -1,
     source: Source = "final",
     device: str = "cpu",
-) -> float | None:
+) -> list[float | None]:
     """BERTScore between the reasons of the Korean orthography task, 0 where the answer gives none.
 
     Args:
-        text: the completion.
+        texts: the completions of a group, which are encoded together; equal ones once.
         answer: the reference, in the form of an answer.
         model, layer, device: see `bertscore`.
         source: what counts as the answer, see `groupwise.rewards.builtin.text`.
@@ -113,22 +127,22 @@ def korean_reason_bertscore(
     """
     from groupwise.rewards.judges.encoders import bert_f1
 
-    wanted = split_answer(str(answer))[1] if answer is not None else ""
+    wanted = _reason(answer)
     if not wanted:
-        return None
-    said = split_answer(final_answer(text, source=source) or "")[1]
-    return bert_f1(said, wanted, model=model, layer=layer, device=device) if said else 0.0
+        return [None] * len(texts)
+    said = [_reason(final_answer(text, source=source)) for text in texts]
+    return list(bert_f1(said, [wanted], model=model, layer=layer, device=device))
 
 
-@in_process
+@own_worker(load_metric, imports=_IMPORTS)
 @REWARDS.register
 def korean_reason_bleurt(
-    text: str, answer: Any, *, model: str, source: Source = "final", device: str = "cpu"
-) -> float | None:
+    texts: Sequence[str], answer: Any, *, model: str, source: Source = "final", device: str = "cpu"
+) -> list[float | None]:
     """BLEURT between the reasons of the Korean orthography task, 0 where the answer gives none.
 
     Args:
-        text: the completion.
+        texts: the completions of a group, which are scored together; equal ones once.
         answer: the reference, in the form of an answer.
         model: folder of a sequence classifier with a regression head that transformers can load.
         source: what counts as the answer, see `groupwise.rewards.builtin.text`.
@@ -139,10 +153,15 @@ def korean_reason_bleurt(
 
     Source: the competition's `evaluation.py`, with BLEURT-20.
     """
-    from groupwise.rewards.judges.encoders import pair_score
+    from groupwise.rewards.judges.encoders import pair_scores
 
-    wanted = split_answer(str(answer))[1] if answer is not None else ""
+    wanted = _reason(answer)
     if not wanted:
-        return None
-    said = split_answer(final_answer(text, source=source) or "")[1]
-    return pair_score(wanted, said, model=model, device=device) if said else 0.0
+        return [None] * len(texts)
+    said = [_reason(final_answer(text, source=source)) for text in texts]
+    return list(pair_scores(said, [wanted], model=model, device=device))
+
+
+def _reason(answer: Any) -> str:
+    """The reason of an answer; empty where there is none."""
+    return split_answer(str(answer))[1] if answer is not None else ""

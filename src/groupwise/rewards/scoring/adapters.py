@@ -29,7 +29,7 @@ VALUE = "answer as a value"
 UNIONS = (None, typing.Union, types.UnionType)
 """Origins of an annotation that is a type or a choice of types."""
 
-Place = Literal["anywhere", "in_process", "own_worker", "async"]
+Place = Literal["anywhere", "in_process", "own_worker", "in_thread", "async"]
 
 
 class MissingData(Exception):
@@ -223,6 +223,8 @@ def place_of(function: Callable[..., Any]) -> Place:
     marked = traits(own)
     if Trait.OWN_WORKER in marked:
         return "own_worker"
+    if Trait.IN_THREAD in marked:
+        return "in_thread"
     return "in_process" if Trait.IN_PROCESS in marked else "anywhere"
 
 

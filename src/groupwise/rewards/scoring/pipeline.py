@@ -73,7 +73,7 @@ class Composition:
         stages: list[list[RewardComponent]] = []
         for part in self.parts:
             last = stages[-1][-1] if stages else None
-            alone = part.whole_group or part.place in ("async", "own_worker")
+            alone = part.whole_group or part.place in ("async", "in_thread", "own_worker")
             if last and not alone and (last.whole_group, last.place) == (False, part.place):
                 stages[-1].append(part)
             else:

@@ -36,7 +36,7 @@ from groupwise.rewards.scoring.pipeline import (
     run,
     run_async,
 )
-from groupwise.rewards.scoring.scorer import Ticket, gathered
+from groupwise.rewards.scoring.scorer import THREADS, Ticket, gathered
 from groupwise.rewards.scoring.worker import HEADER
 
 if TYPE_CHECKING:
@@ -389,6 +389,7 @@ class PoolScorer:
         self._thread = threading.Thread(target=self._loop.run_forever, name="rewards", daemon=True)
         self._thread.start()
         self._in_process = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="reward")
+        self._threads = concurrent.futures.ThreadPoolExecutor(THREADS, thread_name_prefix="waiting")
         try:
             asyncio.run_coroutine_threadsafe(self._prepare(), self._loop).result()
         except BaseException:
@@ -425,6 +426,7 @@ class PoolScorer:
         for workers in self._every():
             workers.server.close()
         self._in_process.shutdown(wait=False, cancel_futures=True)
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     def __enter__(self) -> PoolScorer:
         return self
@@ -467,9 +469,11 @@ class PoolScorer:
             except TimeoutError:
                 return late(parts, self._timeout)
         workers = self._own.get(call.stage, self._shared)
-        if parts[0].place == "in_process" or workers is None:
+        waits = parts[0].place == "in_thread"
+        if waits or parts[0].place == "in_process" or workers is None:
             work = lambda: run(parts, call, first=first)  # noqa: E731
-            return await self._loop.run_in_executor(self._in_process, work)
+            executor = self._threads if waits else self._in_process
+            return await self._loop.run_in_executor(executor, work)
         return await workers.ask(parts, call, timeout_s=self._timeout)
 
 

@@ -9,6 +9,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
 
 Ticket = concurrent.futures.Future[GroupScore]
 """A group being scored; handed to `gather` of the scorer that gave it."""
+
+THREADS = 16
+"""Calls of rewards that wait for a server, at once."""
 
 
 @runtime_checkable
@@ -89,7 +93,8 @@ class InlineScorer:
     """Scores groups in this process, in the thread that submits them.
 
     For cheap rewards that are trusted to return: nothing can be interrupted here. An exception is
-    the status `error` of that completion. Async rewards run concurrently on one event loop.
+    the status `error` of that completion. Async rewards run concurrently on one event loop, and
+    rewards that wait for a server in threads.
 
     Args:
         composition: the reward.
@@ -102,9 +107,10 @@ class InlineScorer:
         self._judged = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
+        self._threads = concurrent.futures.ThreadPoolExecutor(THREADS, thread_name_prefix="reward")
 
     def submit(self, group: Group) -> Ticket:
-        """Score a group; only what async rewards say may come later."""
+        """Score a group; only what async rewards and servers say may come later."""
         ticket: Ticket = concurrent.futures.Future()
         steps = judge_group(self.composition, group)
         self._advance(ticket, steps, None)
@@ -115,8 +121,9 @@ class InlineScorer:
         try:
             while True:
                 parts, calls = steps.send(results)
-                if parts[0].place == "async":
-                    waiting = self._awaited(parts[0], calls, first=first)
+                if parts[0].place in ("async", "in_thread"):
+                    waits = self._awaited if parts[0].place == "async" else self._threaded
+                    waiting = waits(parts[0], calls, first=first)
                     self._start(waiting).add_done_callback(
                         lambda done: self._resume(ticket, steps, done)
                     )
@@ -147,6 +154,15 @@ class InlineScorer:
 
         return list(await asyncio.gather(*map(one, calls)))
 
+    async def _threaded(
+        self, part: RewardComponent, calls: list[Call], *, first: bool
+    ) -> list[CallResult]:
+        loop = asyncio.get_running_loop()
+        works = [partial(run, (part,), call, first=first) for call in calls]
+        return list(
+            await asyncio.gather(*(loop.run_in_executor(self._threads, work) for work in works))
+        )
+
     def _start(self, work: Coroutine[Any, Any, Any]) -> concurrent.futures.Future[Any]:
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
@@ -172,6 +188,7 @@ class InlineScorer:
             self._thread.join(timeout=10)
             self._loop.close()
             self._loop = self._thread = None
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     def __enter__(self) -> InlineScorer:
         return self
