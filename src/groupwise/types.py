@@ -50,6 +50,7 @@ class Prompt:
         answer: the reference answer, or None where the data has none.
         value: the answer as the data has it where that is no text, such as a list or a number.
         columns: every other column of the data row, handed on to rewards.
+        tools: schemas of the functions that the chat template shows to the model.
     """
 
     id: str
@@ -58,6 +59,7 @@ class Prompt:
     answer: str | None = None
     value: Any = None
     columns: Mapping[str, Any] = field(default_factory=dict)
+    tools: tuple[Mapping[str, Any], ...] = ()
 
     def __str__(self) -> str:
         return "\n".join(m["content"] for m in self.messages) if self.text is None else self.text
@@ -74,8 +76,7 @@ class Completion:
         text: the tokens decoded with special tokens kept and the end-of-sequence token dropped.
         finish: "stop" (end token or stop string), "length" (budget used up) or "error".
         versions: (first token, policy version) spans; a rollout may straddle an update.
-        support: for truncated sampling, the token ids that could be drawn at each position, else
-            None.
+        support: token ids that truncated sampling could draw at each position, else None.
         own: the text of the policy's tokens where others were injected, else None.
         injected: where the others stand in `text`, from one character to another, if it is known.
         values: what an environment counted, such as "calls"; empty without one.
@@ -107,8 +108,7 @@ class Completion:
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """A prompt, its tokens as the model saw them, and its G completions (a failed one is masked,
-    never missing).
+    """A prompt with its tokens, and its G completions (a failed one is masked, never missing).
 
     `stream` and `samples` are those of the request: together with the prompt they name the
     completions.

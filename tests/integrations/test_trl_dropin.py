@@ -344,9 +344,10 @@ def test_a_model_at_hand_and_an_evaluation(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"tools": [print]}, "tools: is not taken"),
+        ({"tools": [print]}, "tools: print: cannot be described"),
+        ({"rollout_func": print}, "rollout_func: is not taken"),
         ({"optimizers": (1, None)}, "optimizers: is not taken; the optimiser is AdamW"),
-        ({"environment_factory": list}, "environment_factory"),
+        ({"environment_factory": list}, "list has no method reset"),
         ({"train_dataset": None}, "train_dataset = None: must be"),
         ({"train_dataset": [{"question": "?"}]}, "has no column 'prompt'"),
         ({"train_dataset": [{"prompt": [{"role": "user"}]}]}, "row 0: the prompt must be text"),

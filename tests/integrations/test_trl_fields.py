@@ -135,6 +135,8 @@ ELSEWHERE = {
     *("logging_strategy", "logging_steps", "logging_first_step", "disable_tqdm", "eval_strategy"),
     *("eval_steps", "eval_delay", "eval_on_start", "num_generations_eval"),
     *("per_device_eval_batch_size", "save_strategy", "save_steps", "router_aux_loss_coef"),
+    # tools: test_trl_tools
+    "max_tool_calling_iterations",
     # checked only
     *("data_seed", "run_name"),
     # for the script

@@ -191,6 +191,7 @@ def _by_template(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> list[int
         with _time_limit(RENDER_SECONDS):
             tokens = tokenizer.apply_chat_template(
                 messages,
+                tools=[dict(tool) for tool in prompt.tools] or None,
                 tokenize=True,
                 return_dict=False,
                 add_generation_prompt=not continued,

@@ -149,9 +149,7 @@ kernels; leave it out: logits are never held whole.
     ] = None
     use_transformers_paged: Annotated[bool, refused(OWN)] = False
     ds3_gather_for_generation: Annotated[bool, refused(CLUSTER)] = True
-    max_tool_calling_iterations: Annotated[int | None, refused("completions are of one turn")] = (
-        None
-    )
+    max_tool_calling_iterations: Annotated[int | None, honoured("calls of a completion")] = None
     pad_to_multiple_of: Annotated[int | str | None, refused("nothing is padded", same=(None,))] = (
         "auto"
     )

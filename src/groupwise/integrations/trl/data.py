@@ -14,7 +14,12 @@ IMAGES = ("image", "images")
 
 
 def prompts(
-    data: Any, *, where: str, limit: int | None = None, alone: bool = False
+    data: Any,
+    *,
+    where: str,
+    limit: int | None = None,
+    alone: bool = False,
+    default: tuple[Mapping[str, str], ...] | None = None,
 ) -> list[Prompt]:
     """The prompts of a data set.
 
@@ -23,6 +28,7 @@ def prompts(
         where: name of the argument, for messages.
         limit: the first so many.
         alone: drop every column but the prompt.
+        default: the prompt of rows without one; None refuses them.
 
     Raises:
         UsageError: no rows, no column `prompt`, prompts of another form, images, or a stream whose
@@ -37,6 +43,8 @@ def prompts(
     rows = list(itertools.islice(_rows(data, where), limit))
     if not rows:
         raise UsageError(f"{where}: has no rows; a run needs at least one prompt.")
+    if default is not None:
+        rows = [{"prompt": default, **row} if isinstance(row, Mapping) else row for row in rows]
     return [_prompt(row, number, where=where, alone=alone) for number, row in enumerate(rows)]
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from groupwise.types import Metrics, ScoredGroups
+from groupwise.types import Completion, Metrics, ScoredGroups
 
 EQUAL = 1e-8
 """A deviation up to which TRL calls the rewards of a group equal."""
@@ -21,7 +21,8 @@ def of_rollouts(scored: ScoredGroups, *, scale: str = "group") -> Metrics:
         scale: the deviation that counts for that share: of the group, or of the "batch".
 
     Returns:
-        Under TRL's names; NaN where a function said nothing.
+        Under TRL's names; NaN where a function said nothing. Calls of tools only where there are
+        tools.
     """
     completions = [c for group in scored.groups for c in group.completions]
     lengths = torch.tensor([float(c.own_tokens) for c in completions])
@@ -44,6 +45,19 @@ def of_rollouts(scored: ScoredGroups, *, scale: str = "group") -> Metrics:
         "reward": float(total.nanmean()),
         "reward_std": float(_std(total.flatten())),
         "frac_reward_zero_std": float((spread.abs() <= EQUAL).float().mean()),
+        **_calls(completions),
+    }
+
+
+def _calls(completions: Sequence[Completion]) -> Metrics:
+    """Calls per completion, and the share of them that raised."""
+    if not any("calls" in one.values for one in completions):
+        return {}
+    called = sum(one.values.get("executed", 0.0) for one in completions)
+    failed = sum(one.values.get("failed", 0.0) for one in completions)
+    return {
+        "tools/call_frequency": called / len(completions),
+        "tools/failure_frequency": failed / called if called else 0.0,
     }
 
 

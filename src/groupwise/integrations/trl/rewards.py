@@ -15,6 +15,7 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from groupwise.errors import UsageError
+from groupwise.integrations.trl.turns import ToolTurns
 from groupwise.rewards import combination
 from groupwise.rewards.scoring.adapters import Place, function_name, place_of
 from groupwise.rewards.scoring.pipeline import Composition, ContractError, RewardComponent
@@ -57,12 +58,14 @@ class TrlFunction:
         decode: tokens of a completion to its text, special tokens left out.
         state: of the trainer.
         notes: what the function logs.
+        turns: of completions that call tools; None without tools.
     """
 
     function: Callable[..., Any]
     decode: Callable[[Sequence[int]], str]
     state: Any
     notes: Notes
+    turns: ToolTurns | None = None
     names: tuple[str, ...] = ("group",)
     whole_group: bool = True
 
@@ -98,6 +101,10 @@ class TrlFunction:
         chat = bool(prompt.messages)
         one: Any = [dict(turn) for turn in prompt.messages] if chat else prompt.text
         completions = [[{"role": "assistant", "content": text}] for text in texts]
+        environments: list[Any] = []
+        if self.turns is not None:
+            completions = self.turns.completions(group)
+            environments = [one.instance for one in self.turns.tools.conversations(group)]
         given = {
             **{name: [value] * count for name, value in prompt.columns.items()},
             "prompts": [one] * count,
@@ -106,6 +113,7 @@ class TrlFunction:
             "trainer_state": self.state,
             "log_extra": self.notes.extra,
             "log_metric": self.notes.metric,
+            **({"environments": environments} if any(environments) else {}),
         }
         parameters = inspect.signature(self.function).parameters.values()
         if any(p.kind is p.VAR_KEYWORD for p in parameters):
@@ -125,14 +133,21 @@ class TrlScorer:
 
     A function that says None leaves its part out; a completion of which none says anything leaves
     its group.
+
+    Args:
+        composition: the functions.
+        turns: of completions that call tools; None without tools.
     """
 
-    def __init__(self, composition: Composition) -> None:
-        self.inline = InlineScorer(composition, timeout_s=1e6)
+    def __init__(self, composition: Composition, *, turns: ToolTurns | None = None) -> None:
+        self.inline, self.turns = InlineScorer(composition, timeout_s=1e6), turns
 
     def submit(self, group: Group) -> Ticket:
         """Score a group; only what async functions say may come later."""
-        return self.inline.submit(group)
+        ticket = self.inline.submit(group)
+        if (turns := self.turns) is not None:
+            ticket.add_done_callback(lambda _: turns.tools.release(group))
+        return ticket
 
     def gather(self, tickets: Sequence[Ticket]) -> Scores:
         """The scores of groups, in order.
@@ -160,8 +175,10 @@ def make_scorer(
     tokenizer: Any,
     state: Any,
     notes: Notes,
+    turns: ToolTurns | None = None,
 ) -> TrlScorer:
-    """The scorer of a list of functions: Σ weight · value of those that said something.
+    """The scorer of a list of functions: Σ weight · value of those that said something, and of
+    environments, whose `get_reward` has weight 1.
 
     Raises:
         UsageError: another number of weights than of functions.
@@ -172,6 +189,8 @@ def make_scorer(
             f"GRPOConfig.reward_weights = {weights!r}: must be one per reward function, of which "
             f"there are {len(functions)}."
         )
+    owned = [] if turns is None else turns.tools.rewards
+    functions, weights = [*functions, *owned], [*weights, *[1.0] * len(owned)]
 
     def decode(tokens: Sequence[int]) -> str:
         return tokenizer.decode(list(tokens), skip_special_tokens=True)
@@ -180,11 +199,13 @@ def make_scorer(
     for function, weight in zip(functions, weights, strict=True):
         name = function_name(function)
         same = sum(part.label.partition("#")[0] == name for part in parts)
-        reward = TrlFunction(function=function, decode=decode, state=state, notes=notes)
+        reward = TrlFunction(
+            function=function, decode=decode, state=state, notes=notes, turns=turns
+        )
         label = f"{name}#{same + 1}" if same else name
         parts.append(RewardComponent(label=label, reward=reward, weight=weight, optional=True))
     summed = combination("weighted_sum")
-    return TrlScorer(Composition(parts=tuple(parts), combination=summed))
+    return TrlScorer(Composition(parts=tuple(parts), combination=summed), turns=turns)
 
 
 def functions_of(given: Any, tokenizers: Any) -> list[Callable[..., Any]]:

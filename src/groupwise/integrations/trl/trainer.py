@@ -14,12 +14,14 @@ from transformers.trainer_callback import CallbackHandler, DefaultFlowCallback
 from transformers.trainer_utils import TrainOutput
 
 from groupwise.config import Config
-from groupwise.config.connect import best_device, configured_engine
+from groupwise.config.connect import best_device, configured_engine, connect
 from groupwise.errors import UsageError
 from groupwise.integrations.trl import figures, loading, rewards, settings
 from groupwise.integrations.trl.config import GRPOConfig
 from groupwise.integrations.trl.data import prompts
 from groupwise.integrations.trl.flow import Flow
+from groupwise.integrations.trl.tools import NO_PROMPT, toolset
+from groupwise.integrations.trl.turns import ToolTurns
 from groupwise.models import Policy
 from groupwise.prompts.templates import fix_variables, render, render_all
 from groupwise.training.checkpoint.files import newest
@@ -30,9 +32,7 @@ from groupwise.types import Engine, Group, Prompt, Request, ScoredGroups, Stream
 NOT_HERE = {
     "optimizers": "the optimiser is AdamW; set learning_rate and its kin in GRPOConfig",
     "quantization_config": 'use groupwise.train(…, model={"quantization": "nf4", "adapter": {}})',
-    "tools": "completions are of one turn",
     "rollout_func": "rollouts are written by the engine; give groupwise an Engine of your own",
-    "environment_factory": "completions are of one turn",
 }
 STREAM = -1
 """The step that keys the random streams of evaluations, so that training shares none of them."""
@@ -52,6 +52,9 @@ class GRPOTrainer:
         reward_processing_classes: tokenizers of the sequence classifiers among the rewards.
         callbacks: `TrainerCallback`s, or their classes.
         peft_config: of a new adapter.
+        tools: functions that the model may call, with type hints and docstrings.
+        environment_factory: makes an environment for each completion, whose public methods are
+            tools; or several, by the name in the column `environment`.
         others: further arguments of TRL's, which are refused with what to do instead.
 
     Attributes:
@@ -74,6 +77,8 @@ class GRPOTrainer:
         reward_processing_classes: Any = None,
         callbacks: Sequence[TrainerCallback | type[TrainerCallback]] | None = None,
         peft_config: Any = None,
+        tools: Sequence[Callable[..., Any]] | None = None,
+        environment_factory: Any = None,
         **others: Any,
     ) -> None:
         _refuse(others)
@@ -89,12 +94,14 @@ class GRPOTrainer:
         loading.check_place(args)
         self.args = args
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
-        self.functions = rewards.functions_of(reward_funcs, reward_processing_classes)
+        self.tools = toolset(tools, environment_factory, seed=args.seed)
+        self.functions = self._functions(reward_funcs, reward_processing_classes)
         self._read(train_dataset, eval_dataset)
         self.policy: Policy = loading.policy(
             model, args, tokenizer=processing_class, peft_config=peft_config
         )
         fix_variables(self.processing_class, settings.table(args, "chat_template_kwargs"))
+        self.turns = self._turns()
         self.config: Config = self._configured(str(name) or short)
         table = Path(self.config.output) / "extra.jsonl" if args.log_completions else None
         self.notes = rewards.Notes(table=table)
@@ -112,27 +119,57 @@ class GRPOTrainer:
         self.flow: Flow | None = None
         self._tell("on_init_end")
 
+    def _functions(self, given: Any, tokenizers: Any) -> list[Callable[..., Any]]:
+        """The reward functions; there may be none where environments reward."""
+        if not given and self.tools is not None and self.tools.rewards:
+            return []
+        return rewards.functions_of(given, tokenizers)
+
+    def _turns(self) -> ToolTurns | None:
+        if self.tools is None:
+            if self.args.max_tool_calling_iterations is not None:
+                raise settings.wrong(
+                    self.args, "max_tool_calling_iterations", "there are no tools; leave it out"
+                )
+            return None
+        return ToolTurns(
+            self.tools,
+            self.policy,
+            max_tokens=self.args.max_completion_length or 1,
+            max_calls=self.args.max_tool_calling_iterations,
+        )
+
     def _read(self, train_dataset: Any, eval_dataset: Any) -> None:
         """The prompts of the data sets, and how many steps they make."""
         args = self.args
         cut = settings.batches(args)
         limit = args.max_steps * cut.prompts if args.max_steps > 0 else None
+        if train_dataset is None and self.tools is not None and None in self.tools.factories:
+            if limit is None:
+                raise settings.wrong(args, "max_steps", "must say when to end without data")
+            train_dataset = [{}] * limit
         known = hasattr(train_dataset, "__len__")
-        self.prompts: list[Prompt] = prompts(
-            train_dataset,
-            where="train_dataset",
-            limit=None if known else limit,
-            alone=bool(args.remove_unused_columns),
-        )
+        self.prompts = self._prompts(train_dataset, "train_dataset", None if known else limit)
         self.eval_prompts: list[Prompt] = []
         if eval_dataset is not None:
-            alone = bool(args.remove_unused_columns)
-            self.eval_prompts = prompts(eval_dataset, where="eval_dataset", alone=alone)
+            self.eval_prompts = self._prompts(eval_dataset, "eval_dataset")
         elif args.eval_strategy != "no":
             raise settings.wrong(args, "eval_strategy", "there is no eval_dataset to evaluate on")
         self.epoch_steps = settings.epoch_steps(args, len(self.prompts))
         steps = settings.optimiser_steps(args, len(self.prompts))
         self.max_steps = math.ceil(steps / cut.updates) * cut.updates
+
+    def _prompts(self, data: Any, where: str, limit: int | None = None) -> list[Prompt]:
+        """The prompts of a data set, with the tools that they show."""
+        owned = self.tools is not None and bool(self.tools.factories)
+        found = prompts(
+            data,
+            where=where,
+            limit=limit,
+            alone=bool(self.args.remove_unused_columns),
+            default=NO_PROMPT if owned else None,
+        )
+        return found if self.tools is None else self.tools.prompts(found, where=where)
 
     def _configured(self, name: str) -> Config:
         rows = render_all(self.prompts, self.processing_class, limit=1 << 30)
@@ -164,6 +201,7 @@ class GRPOTrainer:
             tokenizer=self.processing_class,
             state=self.state,
             notes=self.notes,
+            turns=self.turns,
         )
 
     def add_callback(self, callback: TrainerCallback | type[TrainerCallback]) -> None:
@@ -202,6 +240,7 @@ class GRPOTrainer:
                 prompts=self.prompts,
                 eval_prompts=[],
                 resume=resume,
+                connector=connect if self.turns is None else self.turns.connect,
             )
             try:
                 flow.attach(self.prepared.trainer)
@@ -284,8 +323,7 @@ class GRPOTrainer:
         """
         held_out = self.eval_prompts
         if eval_dataset is not None:
-            alone = bool(self.args.remove_unused_columns)
-            held_out = prompts(eval_dataset, where="eval_dataset", alone=alone)
+            held_out = self._prompts(eval_dataset, "eval_dataset")
         if not held_out:
             raise UsageError("eval_dataset = None: there is nothing to evaluate on.")
         start, noted = time.monotonic(), dict(self.notes.metrics)
@@ -338,7 +376,8 @@ class GRPOTrainer:
             yield self.prepared.engine
             return
         self.model.to(best_device())
-        with closing(configured_engine(self.config, self.policy)) as engine:
+        plain = configured_engine(self.config, self.policy)
+        with closing(plain if self.turns is None else self.turns.around(plain)) as engine:
             yield engine
 
     def save_model(self, output_dir: str | None = None) -> None:

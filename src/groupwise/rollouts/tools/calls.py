@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from groupwise.environments import Reply
 from groupwise.types import Status
@@ -31,6 +31,42 @@ class _Running:
 
     key: Any
     started: float
+
+
+@runtime_checkable
+class Calls(Protocol):
+    """Runs calls of tools."""
+
+    def submit(self, key: Any, call: Callable[[], Reply]) -> None: ...
+
+    def collect(self) -> list[Answered]: ...
+
+    def forget(self) -> None: ...
+
+
+class InlineCalls:
+    """Runs each call when it is submitted, in the same thread, without a time limit; what it raises
+    ends the rollout.
+
+    For functions that must run in the main thread, such as those that set signals.
+    """
+
+    def __init__(self) -> None:
+        self._ended: list[Answered] = []
+
+    def submit(self, key: Any, call: Callable[[], Reply]) -> None:
+        """Run a call; `collect` gives its reply with the key."""
+        start = time.monotonic()
+        self._ended.append(Answered(key, call(), time.monotonic() - start))
+
+    def collect(self) -> list[Answered]:
+        """The calls that have ended since."""
+        found, self._ended = self._ended, []
+        return found
+
+    def forget(self) -> None:
+        """Give up every reply."""
+        self._ended.clear()
 
 
 class ToolCalls:

@@ -9,7 +9,7 @@ and no completion waits for the tools of another.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
@@ -20,7 +20,7 @@ from groupwise.models import Policy
 from groupwise.rollouts.limits import limits_of
 from groupwise.rollouts.rows import EMPTY
 from groupwise.rollouts.text import decode_all
-from groupwise.rollouts.tools.calls import ToolCalls
+from groupwise.rollouts.tools.calls import Calls, ToolCalls
 from groupwise.rollouts.tools.injection import Injector, extended
 from groupwise.rollouts.tools.journal import Asked, ReplyJournal
 from groupwise.rollouts.tools.turns import turn_frame
@@ -52,6 +52,9 @@ class ToolEngine:
         settings: budgets and time limits of calls.
         max_rows: completions that the engine writes at the same time.
         journal: remembers replies for a run that is resumed; None asks anew.
+        calls: runs calls; None runs them in threads, as the settings say.
+        ended: called with request, sample and the environment's state (None before a first call)
+            of every completion that has ended.
     """
 
     def __init__(
@@ -63,6 +66,8 @@ class ToolEngine:
         settings: EnvironmentSettings,
         max_rows: int = 128,
         journal: ReplyJournal | None = None,
+        calls: Calls | None = None,
+        ended: Callable[[Request, int, Any], None] | None = None,
     ) -> None:
         if not environment.stops or not all(environment.stops):
             raise UsageError(
@@ -73,7 +78,9 @@ class ToolEngine:
         self.settings, self.max_rows, self.journal = settings, max_rows, journal
         around = turn_frame(policy.tokenizer) if settings.layout == "turns" else ("", "")
         self.injector = Injector(policy, max_tokens=settings.max_result_tokens, around=around)
-        self.calls = ToolCalls(workers=settings.workers, timeout_s=settings.timeout_s)
+        threads = ToolCalls(workers=settings.workers, timeout_s=settings.timeout_s)
+        self.calls: Calls = threads if calls is None else calls
+        self.ended = ended
 
     @property
     def exact_continuation(self) -> bool:
@@ -248,6 +255,8 @@ class _Rollout:
                 ended = row.final
                 completion = replace(completion, finish=ended.finish, failure=ended.failure)
             opened.done[sample] = replace(completion, values=dict(row.values))
+            if self.tools.ended is not None:
+                self.tools.ended(opened.request, sample, row.state)
         if len(opened.done) == len(opened.rows):
             del self.open[group.stream, group.prompt.id]
             wanted = opened.request.wanted
