@@ -1,28 +1,33 @@
 """Writes the sources of the documentation site: `python docs/pages.py FOLDER`, or `make docs`.
 
-The pages of the repository are copied as they are; the reference (settings, algorithms, rewards,
-environments, commands, recipes, metrics, alerts) is written from the code. mkdocs then builds the
-site from the folder.
+The pages of the repository are copied as they are; the reference (a page for every section of
+settings, algorithm, function, reward, environment and command; recipes, metrics, alerts) is written
+from the code. mkdocs then builds the site from the folder.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
 import itertools
+import json
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import typer.main
 
-from groupwise.algorithms import ALGORITHMS, describe
+from groupwise.algorithms import ALGORITHMS
+from groupwise.algorithms.binding import SLOTS, settings_of
+from groupwise.algorithms.describe import SlotSetting, formula, slot_settings, summary
 from groupwise.algorithms.describe import table as algorithm_table
 from groupwise.cli import app
-from groupwise.config import packaged
-from groupwise.config.reference import reference, sections
+from groupwise.config import packaged, read
+from groupwise.config.reference import Setting, reference, sections
 from groupwise.environments import ENVIRONMENTS
 from groupwise.pipelines.plan import packaged_pipelines
 from groupwise.registry import Registry
@@ -34,26 +39,39 @@ from groupwise.training.monitor.alerts import ALERT_RULES
 ROOT = Path(__file__).parents[1]
 TOP = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
 PICTURES = (".png", ".svg")
+STYLES = (".css",)
 
 
 def write(folder: Path) -> list[Path]:
     """Write every page below a folder, which is emptied first."""
     shutil.rmtree(folder, ignore_errors=True)
     pages = [ROOT / name for name in TOP]
-    pages += [p for p in sorted((ROOT / "docs").rglob("*")) if p.suffix in (".md", *PICTURES)]
+    pages += [
+        p for p in sorted((ROOT / "docs").rglob("*")) if p.suffix in (".md", *PICTURES, *STYLES)
+    ]
     pages.append(ROOT / "benchmarks" / "RESULTS.md")
     known = {page.relative_to(ROOT) for page in pages}
     for page in pages:
         target = folder / page.relative_to(ROOT)
         target.parent.mkdir(parents=True, exist_ok=True)
-        if page.suffix in PICTURES:
+        if page.suffix in (*PICTURES, *STYLES):
             shutil.copyfile(page, target)
         else:
             text = page.read_text(encoding="utf-8")
             target.write_text(_links(text, page, known), encoding="utf-8")
-    made = {
+    for name, text in {**reference_pages(), **indexes()}.items():
+        page = folder / "reference" / f"{name}.md"
+        page.parent.mkdir(parents=True, exist_ok=True)
+        page.write_text(text, encoding="utf-8")
+    return sorted(folder.rglob("*.md"))
+
+
+def indexes() -> dict[str, str]:
+    """The pages of the menu."""
+    return {
         "settings": settings(),
         "algorithms": algorithms(),
+        "functions": parts(),
         "rewards": functions(REWARDS, "Rewards", "What a recipe may name under `[[rewards]]`."),
         "environments": functions(
             ENVIRONMENTS, "Environments", "What answers a model that calls a tool."
@@ -63,83 +81,280 @@ def write(folder: Path) -> list[Path]:
         "metrics": metrics(),
         "alerts": alerts(),
     }
-    (folder / "reference").mkdir()
-    for name, text in made.items():
-        (folder / "reference" / f"{name}.md").write_text(text, encoding="utf-8")
-    return sorted(folder.rglob("*.md"))
+
+
+def reference_pages() -> dict[str, str]:
+    """A page for every section of settings, algorithm, registered function and command."""
+    pages = {f"settings/{_file(s)}": section(s) for s in _by_section()}
+    pages |= {f"algorithms/{_file(name)}": algorithm(name) for name in ALGORITHMS}
+    for folder, registry in {"rewards": REWARDS, "environments": ENVIRONMENTS}.items():
+        kind = folder.removesuffix("s")
+        pages |= {f"{folder}/{_file(n)}": function(registry, n, kind, folder) for n in registry}
+    for slot, registry in SLOTS.items():
+        pages |= {
+            f"functions/{slot}-{_file(n)}": function(registry, n, slot, "functions")
+            for n in registry
+        }
+    every = _commands(typer.main.get_command(app), "groupwise")
+    return pages | {f"commands/{_file(name)}": command(name, it) for name, it in every}
 
 
 def settings() -> str:
-    """Every setting by its section."""
-    by_section: dict[str, list[str]] = {}
-    for path, setting in reference().items():
-        section, _, name = path.rpartition(".")
-        notes = " A resumed run may change it." if setting.may_change else ""
-        notes += " A recipe file must be trusted to set it." if setting.runs_code else ""
-        row = f"| `{name}` | {_cell(setting.legal)} | `{_cell(setting.default)}` | "
-        by_section.setdefault(section, []).append(row + _cell(setting.about) + notes + " |")
-    about = sections()
+    """Every setting by its section, with a link to its place."""
     lines = [
         "# Settings",
         "",
-        "Every setting that a recipe may have, written from the code. `groupwise show NAME` prints "
-        "the same; `--set SECTION.NAME=VALUE` overrides one.",
+        "Every setting that a recipe may have. `groupwise show NAME` prints the same; "
+        "`--set SECTION.NAME=VALUE` overrides one.",
     ]
-    for section, rows in by_section.items():
-        lines += ["", f"## {section or 'Top level'}", "", about.get(section, ""), ""]
-        lines += ["| setting | values | default | meaning |", "|---|---|---|---|", *rows]
+    about = sections()
+    for name, inside in _by_section().items():
+        links = [f"[`{key}`](settings/{_file(name)}.md#{_anchor(key)})" for key in inside]
+        title = f"[{name or 'Top level'}](settings/{_file(name)}.md)"
+        lines += ["", f"## {title} {{ #{_file(name)} }}", "", about.get(name, ""), ""]
+        lines += [" · ".join(links)]
     return "\n".join(lines) + "\n"
 
 
+def section(name: str) -> str:
+    """The settings of a section: meaning, values, default, and the recipes that set it."""
+    lines = [
+        f"# {name or 'Top level'}",
+        "",
+        f"[Settings](../settings.md#{_file(name)}) · {sections().get(name, '')}",
+    ]
+    for key, setting in _by_section()[name].items():
+        of_slot = isinstance(setting, list)
+        path = f"{name}.{key}".lstrip(".")
+        lines += ["", f"## {key} {{ #{_anchor(key)} }}", ""]
+        lines += [*_of_slot(setting)] if of_slot else [*_described(setting)]
+        if set_by := _recipes_that_set(path):
+            lines += ["", f"Recipes: {set_by}."]
+    return "\n".join(lines) + "\n"
+
+
+def _by_section() -> dict[str, dict[str, Any]]:
+    """Settings by section and name; those of the functions of a slot are lists."""
+    found: dict[str, dict[str, Any]] = {}
+    for path, setting in {**reference(), **slot_settings()}.items():
+        section, _, name = path.rpartition(".")
+        found.setdefault(section, {})[name] = setting
+    order = [*dict.fromkeys(path.rpartition(".")[0] for path in reference())]
+    place = order.index("algorithm") + 1
+    order[place:place] = [name for name in found if name not in order]
+    return {name: found[name] for name in order}
+
+
+def _described(setting: Setting) -> Iterator[str]:
+    yield _text(setting.about)
+    yield ""
+    yield f"* Values: {_text(setting.legal)}"
+    yield f"* Default: `{setting.default}`"
+    yield f"* Command line: `--set {setting.path.replace('.N', '.0')}=…`"
+    if setting.may_change:
+        yield "* A resumed run may change it."
+    if setting.runs_code:
+        yield "* It can run code: a recipe file that sets it must be trusted (`--trust-recipe`)."
+
+
+def _of_slot(settings: Sequence[SlotSetting]) -> Iterator[str]:
+    for each in settings:
+        page = f"../functions/{each.slot}-{_file(each.function)}.md"
+        default = json.dumps(each.default, default=str)
+        yield f"* [`{each.function}`]({page}): {_text(each.about)} "
+        yield f"  `{each.kind}`, default `{default}`."
+        rows = [
+            f"[{row}](../algorithms/{_file(row)}.md)"
+            + ("" if value == each.default else f" (`{json.dumps(value, default=str)}`)")
+            for row, value in each.rows.items()
+        ]
+        if rows:
+            yield f"  Algorithms: {', '.join(rows)}."
+
+
+@functools.cache
+def _set_by() -> dict[str, dict[str, Any]]:
+    """By the path of a setting, the packaged recipes that set it and their values."""
+    found: dict[str, dict[str, Any]] = {}
+
+    def walk(value: Any, path: str, recipe: str) -> None:
+        if isinstance(value, Mapping):
+            for key, inner in value.items():
+                walk(inner, f"{path}.{key}".lstrip("."), recipe)
+        elif isinstance(value, list) and value and isinstance(value[0], Mapping):
+            for inner in value:
+                walk(inner, f"{path}.N", recipe)
+        else:
+            found.setdefault(path, {}).setdefault(recipe, value)
+
+    for name, file in sorted(packaged().items()):
+        walk(read(file), "", name)
+    return found
+
+
+def _recipes_that_set(path: str) -> str:
+    users = _set_by().get(path, {})
+    shown = [f"{name} `{_short(value)}`" for name, value in itertools.islice(users.items(), 6)]
+    more = len(users) - len(shown)
+    return ", ".join(shown) + (f" and {more} more" if more else "")
+
+
+def _short(value: Any) -> str:
+    text = " ".join(json.dumps(value, ensure_ascii=False, default=str).split()).replace("`", "'")
+    return text if len(text) <= 40 else text[:39] + "…"
+
+
 def algorithms() -> str:
-    """The table, then every row with formulas and differences."""
-    head = ("name", "advantage", "surrogate", "weighting", "paper")
+    """The rows of the table with their papers."""
     lines = [
         "# Algorithms",
         "",
-        "`groupwise algorithms NAME` prints the same. Every row says where it differs from its "
-        "paper.",
+        "`groupwise algorithms` prints the table, `groupwise algorithms NAME` a row. Every row "
+        "says where it differs from its paper.",
         "",
-        f"| {' | '.join(head)} |",
-        "|---" * len(head) + "|",
+        "| name | advantage | paper |",
+        "|---|---|---|",
     ]
     for row in algorithm_table():
-        cells = [f"[{row['name']}](#{_anchor(row['name'])})", *(_cell(row[k]) for k in head[1:])]
-        lines.append(f"| {' | '.join(cells)} |")
-    for name in ALGORITHMS:
-        text = describe(name)
-        lines += ["", f"## {name} {{ #{_anchor(name)} }}", "", "```text", text, "```"]
+        name = f"[{row['name']}](algorithms/{_file(row['name'])}.md)"
+        lines.append(f"| {name} | `{_cell(row['advantage'])}` | {_cell(row['paper'])} |")
+    return "\n".join(lines) + "\n"
+
+
+def algorithm(name: str) -> str:
+    """A row: the function in each slot with its formula, and known differences."""
+    row = ALGORITHMS.get(name)
+    lines = [f"# {name}", "", f"[Algorithms](../algorithms.md) · {_text(row.paper)}", ""]
+    lines += ["```toml", "[algorithm]", f'name = "{name}"', "```"]
+    for slot, registry in SLOTS.items():
+        chosen = getattr(row, slot)
+        part = registry.get(chosen.name)
+        link = f"[`{chosen.name}`](../functions/{slot}-{_file(chosen.name)}.md)"
+        values = settings_of(registry, chosen).items()
+        given = ", ".join(f"`{key} = {json.dumps(value, default=str)}`" for key, value in values)
+        more = f" with {given}" if given else ""
+        if slot == "divergence" and chosen.name != "none":
+            more += f", coefficient {row.divergence_coefficient:g}, in the {row.divergence_in}"
+        lines += ["", f"## {slot.capitalize()}", "", f"{link}{more}. {_text(summary(part))}"]
+        if said := formula(part):
+            lines += ["", "```text", said, "```"]
+    lines += ["", "## Entropy", "", f"Coefficient of the bonus: {row.entropy:g}."]
+    if row.differs:
+        lines += ["", "## Differences", "", *(f"* {_text(each)}" for each in row.differs)]
+    return "\n".join(lines) + "\n"
+
+
+def parts() -> str:
+    """The functions of all slots."""
+    lines = [
+        "# Functions of the slots",
+        "",
+        "What an algorithm consists of. A recipe changes a slot of its algorithm by "
+        "`--set algorithm.SLOT.name=NAME`.",
+    ]
+    for slot, registry in SLOTS.items():
+        lines += [
+            "",
+            f"## {slot.capitalize()} {{ #{slot} }}",
+            "",
+            "| name | what it is |",
+            "|---|---|",
+        ]
+        for name in registry:
+            link = f"[{name}](functions/{slot}-{_file(name)}.md)"
+            lines.append(f"| {link} | {_cell(_text(summary(registry.get(name))))} |")
     return "\n".join(lines) + "\n"
 
 
 def functions(registry: Registry, title: str, about: str) -> str:
-    """Every function of a registry with its docstring and settings."""
-    lines = [f"# {title}", "", about]
+    """Every function of a registry with the first sentence of its docstring."""
+    lines = [f"# {title}", "", about, "", "| name | what it is |", "|---|---|"]
     for name in registry:
-        function = registry.get(name)
-        said = inspect.cleandoc(function.__doc__ or "")
-        first, _, rest = said.partition("\n\n")
-        lines += ["", f"## {name}", "", " ".join(first.split())]
-        rows = [
-            f"| `{key}` | `{_type(p)}` | "
-            f"{'required' if p.default is p.empty else f'`{_cell(repr(p.default))}`'} |"
-            for key, p in registry.settings(name).items()
-        ]
-        if rows:
-            lines += ["", "| setting | type | default |", "|---|---|---|", *rows]
-        if rest:
-            lines += ["", "```text", rest, "```"]
+        said = inspect.cleandoc(registry.get(name).__doc__ or "").partition("\n\n")[0]
+        link = f"[{name}]({title.lower()}/{_file(name)}.md)"
+        lines.append(f"| {link} | {_cell(_text(said))} |")
     return "\n".join(lines) + "\n"
 
 
+def function(registry: Registry, name: str, kind: str, index: str) -> str:
+    """A registered function: docstring and settings."""
+    own = registry.get(name)
+    anchor = f"#{kind}" if index == "functions" else ""
+    lines = [f"# {name}", "", f"[{index.capitalize()}](../{index}.md{anchor}) · {kind}", ""]
+    lines += [*prose(inspect.cleandoc(own.__doc__ or ""))]
+    rows = [
+        f"| `{key}` | `{_type(p)}` | "
+        f"{'required' if p.default is p.empty else f'`{_cell(repr(p.default))}`'} |"
+        for key, p in registry.settings(name).items()
+    ]
+    if rows:
+        lines += ["", "## Settings", "", "| setting | type | default |", "|---|---|---|", *rows]
+    if kind in SLOTS:
+        users = [row for row in ALGORITHMS if getattr(ALGORITHMS.get(row), kind).name == name]
+        links = ", ".join(f"[{row}](../algorithms/{_file(row)}.md)" for row in users)
+        lines += ["", f"Algorithms: {links}." if users else "No algorithm of the table uses it."]
+    elif set_by := [n for n in _set_by()[NAMED_BY[kind]] if _names(kind, n, name)]:
+        lines += ["", f"Recipes: {', '.join(set_by)}."]
+    return "\n".join(lines) + "\n"
+
+
+NAMED_BY = {"reward": "rewards.N.name", "environment": "environment.name"}
+"""By kind of function, the setting that names it."""
+
+
+def _names(kind: str, recipe: str, name: str) -> bool:
+    """Whether a packaged recipe names a function of this kind."""
+    values = read(packaged()[recipe])
+    if kind == "environment":
+        return values["environment"].get("name") == name
+    return any(each.get("name") == name for each in values["rewards"])
+
+
+def prose(docstring: str) -> Iterator[str]:
+    """A docstring as Markdown: formulas and examples as blocks, arguments as a list."""
+    docstring = re.sub(r"\n(?=(?:Source|Elsewhere): )", "\n\n", docstring)
+    for paragraph in re.split(r"\n{2,}", docstring):
+        head, _, body = paragraph.partition("\n")
+        if head in ("Args:", "Returns:", "Raises:"):
+            yield f"**{HEADINGS[head]}**"
+            yield ""
+            for entry in re.split(r"\n(?= {4}\S)", "\n" + body):
+                names, colon, about = " ".join(entry.split()).partition(": ")
+                if entry.strip():
+                    listed = f"`{names}`: {_text(about)}" if colon and head != "Returns:" else ""
+                    yield f"* {listed or _text(' '.join(entry.split()))}"
+        elif head == "Example:":
+            yield from ("**Example**", "", "```pycon", textwrap.dedent(body), "```")
+        elif paragraph.startswith(("    ", ">>>")):
+            language = "pycon" if ">>>" in paragraph else "text"
+            yield from (f"```{language}", textwrap.dedent(paragraph), "```")
+        else:
+            label, colon, rest = " ".join(paragraph.split()).partition(": ")
+            labelled = colon and label in ("Source", "Elsewhere", "How it is gamed")
+            yield f"**{label}.** {_text(rest)}" if labelled else _text(" ".join(paragraph.split()))
+        yield ""
+
+
+HEADINGS = {"Args:": "Arguments", "Returns:": "Returns", "Raises:": "Errors"}
+
+
 def commands() -> str:
-    """Every command with its options."""
-    lines = ["# Commands", "", "`groupwise COMMAND --help` prints the same."]
-    for name, command in _commands(typer.main.get_command(app), "groupwise"):
-        lines += ["", f"## {name}", "", " ".join((command.help or "").split())]
-        rows = [_parameter(parameter) for parameter in command.params if parameter.name != "help"]
-        if rows:
-            lines += ["", "| argument or option | default | meaning |", "|---|---|---|", *rows]
+    """Every command with its first sentence."""
+    lines = ["# Commands", "", "`groupwise COMMAND --help` prints the same as the pages below.", ""]
+    lines += ["| command | does |", "|---|---|"]
+    for name, each in _commands(typer.main.get_command(app), "groupwise"):
+        said = " ".join((each.help or "").partition("\n\n")[0].split())
+        lines.append(f"| [{name}](commands/{_file(name)}.md) | {_cell(said)} |")
+    return "\n".join(lines) + "\n"
+
+
+def command(name: str, command: Any) -> str:
+    """A command with its arguments and options."""
+    lines = [f"# {name}", "", "[Commands](../commands.md)", ""]
+    lines += [_text(" ".join(p.split())) + "\n" for p in (command.help or "").split("\n\n")]
+    for parameter in command.params:
+        if parameter.name != "help":
+            lines += [*_parameter(parameter), ""]
     return "\n".join(lines) + "\n"
 
 
@@ -205,16 +420,18 @@ def _commands(command: Any, name: str) -> Iterator[tuple[str, Any]]:
         yield from _commands(each, f"{name} {key}")
 
 
-def _parameter(parameter: Any) -> str:
-    names = (
-        ", ".join(parameter.opts)
-        if parameter.param_type_name == "option"
-        else (parameter.metavar or (parameter.name or "").upper())
-    )
+def _parameter(parameter: Any) -> Iterator[str]:
+    option = parameter.param_type_name == "option"
+    names = parameter.opts if option else [parameter.metavar or (parameter.name or "").upper()]
+    value = "" if getattr(parameter, "is_flag", False) else parameter.metavar or ""
+    title = ", ".join(f"`{name}{' ' + value if option and value else ''}`" for name in names)
     known = parameter.default not in (None, False, ()) and not callable(parameter.default)
-    default = f"`{_cell(str(parameter.default))}`" if known else ""
-    default = "required" if parameter.required else default
-    return f"| `{_cell(names)}` | {default} | {_cell(getattr(parameter, 'help', None) or '')} |"
+    notes = (
+        "Required." if parameter.required else f"Default: `{parameter.default}`." if known else ""
+    )
+    yield f"## {title} {{ #{_anchor(parameter.name or '')} }}"
+    yield ""
+    yield f"{_text(getattr(parameter, 'help', None) or '')} {notes}".strip()
 
 
 def _links(text: str, page: Path, known: Iterable[Path]) -> str:
@@ -243,8 +460,21 @@ def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
 
 
+def _text(text: str) -> str:
+    """Plain text as Markdown; what stands between backticks stays as it is."""
+    pieces = re.split(r"(`[^`]*`)", text)
+    pieces[::2] = [re.sub(r"([*<\[\]])", r"\\\1", piece) for piece in pieces[::2]]
+    return "".join(pieces)
+
+
 def _anchor(name: str) -> str:
     return re.sub(r"[^a-z0-9_-]", "-", name.lower())
+
+
+def _file(name: str) -> str:
+    """The name of a page: that of a setting, algorithm, function or command."""
+    plain = re.sub(r"^groupwise (?=.)|\.N$", "", name)
+    return re.sub(r"[^A-Za-z0-9_.@+-]", "-", plain) or "top-level"
 
 
 if __name__ == "__main__":

@@ -35,6 +35,8 @@ def test_recipes_are_listed_with_what_they_are_for(capsys: pytest.CaptureFixture
         ("optimizer.learning_rate", "values: number, ≥ 0; default: 1e-06"),
         ("rewards.0.weight", "Weight of this component"),
         ("checkpoint", "checkpoint.every_steps\n    "),
+        ("algorithm.surrogate.low", "surrogate dual_clip: width of the band below 1."),
+        ("algorithm.surrogate", "dual_clip, gmpo"),
     ],
 )
 def test_show_knows_names_of_every_kind(
@@ -48,6 +50,8 @@ def test_show_says_all_that_a_name_means_and_suggests(capsys: pytest.CaptureFixt
     assert main(["show", "softrank"]) == 0
     shown = capsys.readouterr().out
     assert "algorithm softrank\n" in shown and "advantage softrank\n" in shown
+    assert main(["show", "optimizer.learning_rate"]) == 0
+    assert "metric" not in capsys.readouterr().out  # not that of a learner named `optimizer`
     assert main(["show", "optimizer.learnin_rate"]) == 2
     assert "did you mean optimizer.learning_rate" in capsys.readouterr().err
 

@@ -19,7 +19,8 @@ import pytest
 import typer.main
 
 from groupwise.cli import app
-from groupwise.config import packaged
+from groupwise.config import load, packaged
+from groupwise.config.data import load_train
 from groupwise.pipelines.plan import packaged_pipelines
 
 ROOT = Path(__file__).parents[2]
@@ -107,6 +108,20 @@ def test_python_blocks_compile_and_their_imports_exist(page: Path) -> None:
 def test_toml_blocks_parse(page: Path) -> None:
     for block in blocks(page.read_text(encoding="utf-8"), "toml"):
         assert tomllib.loads(block), block
+
+
+def test_the_recipes_of_the_data_page_load_and_read_its_rows(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
+    (row,) = blocks(text, "json")
+    for name in ("shop", "shop-test", "easy", "hard"):
+        (tmp_path / f"{name}.jsonl").write_text(row, encoding="utf-8")
+    recipe, sources = blocks(text, "toml")
+    path = tmp_path / "shop.toml"
+    for block in (recipe, recipe + sources.replace('"easy.', f'"{tmp_path}/easy.')
+                  .replace('"hard.', f'"{tmp_path}/hard.')):  # fmt: skip
+        path.write_text(block.replace('"shop', f'"{tmp_path}/shop'), encoding="utf-8")
+        prompts = load_train(load(path))
+        assert {prompt.answer for prompt in prompts} == {"19"}
 
 
 def test_the_checks_can_fail() -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import re
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from groupwise.algorithms.binding import SLOTS, Algorithm, settings_of
@@ -91,6 +93,70 @@ def describe(name: str) -> str:
         for text in notes:
             lines += textwrap.wrap(text, WIDTH, initial_indent="  - ", subsequent_indent="    ")
     return "\n".join(lines)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlotSetting:
+    """A setting of a function that fills a slot: `algorithm.SLOT.KEY` of a recipe.
+
+    Attributes:
+        slot, function, key: whose it is.
+        kind: its type, as the function writes it.
+        default: of the function.
+        about: its meaning, from the docstring.
+        rows: the value that each row of the table with this function has.
+    """
+
+    slot: str
+    function: str
+    key: str
+    kind: str
+    default: Any
+    about: str
+    rows: Mapping[str, Any]
+
+
+def slot_settings() -> dict[str, list[SlotSetting]]:
+    """The settings of all functions of the slots, by the path that a recipe gives them.
+
+    Example:
+        >>> [s.function for s in slot_settings()["algorithm.surrogate.bound"]]
+        ['dual_clip']
+    """
+    found: dict[str, list[SlotSetting]] = {}
+    for slot, registry in SLOTS.items():
+        for name in registry:
+            users = [
+                row for row in map(ALGORITHMS.get, ALGORITHMS) if getattr(row, slot).name == name
+            ]
+            for key, parameter in registry.settings(name).items():
+                setting = SlotSetting(
+                    slot=slot,
+                    function=name,
+                    key=key,
+                    kind=inspect.formatannotation(parameter.annotation).strip("'"),
+                    default=parameter.default,
+                    about=argument(registry.get(name), key),
+                    rows={r.name: settings_of(registry, getattr(r, slot))[key] for r in users},
+                )
+                found.setdefault(f"algorithm.{slot}.{key}", []).append(setting)
+    return found
+
+
+def argument(function: Callable[..., Any], name: str) -> str:
+    """What a docstring says of an argument, as one line; "" where it says nothing.
+
+    Example:
+        >>> from groupwise import ADVANTAGES
+        >>> argument(ADVANTAGES.get("gae"), "gamma")
+        'discount per token, in [0, 1].'
+    """
+    said = inspect.cleandoc(function.__doc__ or "").partition("\nArgs:\n")[2].split("\n\n")[0]
+    for entry in re.split(r"\n(?= {4}\S)", said):
+        names, _, about = entry.partition(":")
+        if name in names.replace(",", " ").split():
+            return " ".join(about.split())
+    return ""
 
 
 def _slot(slot: str, registry: Registry, chosen: FunctionSpec) -> list[str]:

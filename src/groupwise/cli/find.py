@@ -86,6 +86,7 @@ def _known() -> dict[str, Any]:
     from groupwise.algorithms import ALGORITHMS, describe
     from groupwise.algorithms.binding import SLOTS
     from groupwise.config import packaged
+    from groupwise.config.reference import reference
     from groupwise.environments import ENVIRONMENTS
     from groupwise.report.metrics import metric
     from groupwise.rewards import COMBINATIONS, REWARDS
@@ -107,7 +108,9 @@ def _known() -> dict[str, Any]:
         "algorithm": lambda name: describe(name) if name in ALGORITHMS else None,
         **functions,
         "setting": _setting,
-        "metric": lambda name: found.meaning if (found := metric(name)) else None,
+        "metric": lambda name: (
+            found.meaning if (found := metric(name)) and name not in reference() else None
+        ),
     }
 
 
@@ -126,18 +129,43 @@ def _function(registry: Any, name: str) -> str | None:
 
 def _setting(name: str) -> str | None:
     """A setting, or the settings of a section."""
+    from groupwise.algorithms.describe import slot_settings
     from groupwise.config.reference import reference, sections
 
     path = re.sub(r"(^|\.)\d+(?=\.|$)", r"\1N", name)
     settings = reference()
     if path in settings:
-        return "\n".join(explained(settings[path]))
+        return "\n".join([*explained(settings[path]), *_of_slot(path)])
+    if path in (of_slots := slot_settings()):
+        return "\n".join(line for each in of_slots[path] for line in _explained(each))
     inside = [s for key, s in settings.items() if key.startswith((f"{path}.", f"{path}.N."))]
     if not inside:
         return None
     known = sections()
     said = known.get(path) or known.get(f"{path}.N") or ""
     return "\n".join([said, "", *(line for each in inside for line in explained(each, path=True))])
+
+
+def _of_slot(path: str) -> Iterator[str]:
+    """The functions that may fill a slot, for the setting that holds it."""
+    from groupwise.algorithms.binding import SLOTS
+
+    section, _, slot = path.rpartition(".")
+    if section == "algorithm" and slot in SLOTS:
+        yield from textwrap.wrap(f"names: {', '.join(SLOTS[slot])}", WIDTH)
+
+
+def _explained(setting: Any) -> Iterator[str]:
+    """The lines that describe a setting of a slot's function, and the rows that have it."""
+    said = f"{setting.slot} {setting.function}: {setting.about}"
+    yield from textwrap.wrap(said, WIDTH)
+    values = f"values: {setting.kind}; default: {json.dumps(setting.default, default=str)}"
+    yield f"    {values}"
+    if setting.rows:
+        rows = ", ".join(f"{name} {json.dumps(v)}" for name, v in setting.rows.items())
+        yield from textwrap.wrap(
+            f"rows: {rows}", WIDTH, initial_indent="    ", subsequent_indent="    "
+        )
 
 
 def explained(setting: Any, *, path: bool = False) -> Iterator[str]:
@@ -156,12 +184,13 @@ def explained(setting: Any, *, path: bool = False) -> Iterator[str]:
 
 def _names() -> list[str]:
     from groupwise.algorithms import ALGORITHMS
+    from groupwise.algorithms.describe import slot_settings
     from groupwise.config import packaged
     from groupwise.config.reference import reference
     from groupwise.environments import ENVIRONMENTS
     from groupwise.rewards import REWARDS
 
-    return [*packaged(), *ALGORITHMS, *REWARDS, *ENVIRONMENTS, *reference()]
+    return [*packaged(), *ALGORITHMS, *REWARDS, *ENVIRONMENTS, *reference(), *slot_settings()]
 
 
 def _about(text: str) -> str:

@@ -128,7 +128,7 @@ class Monitor:
         split = str(row.get("split", "held-out"))
         for tracker in self.trackers:
             tracker.log(step, {f"{split}/{name}": value for name, value in figures.items()})
-        if "greedy" in figures:
+        if "greedy" in figures and split == "held_out":
             self._held_out = figures["greedy"]
         accuracies = {k: figures[k] for k in ("greedy", "sampled") if k in figures}
         told = ", ".join(f"{name} {100 * value:.1f} %" for name, value in accuracies.items())
