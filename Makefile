@@ -9,7 +9,7 @@ PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HU
 # torch goes in first and is pinned by the constraints, so that no later requirement replaces it.
 TORCH  := $(shell sed -n 's/^\(torch==[^ ]*\).*/\1/p' constraints.txt)
 
-.PHONY: demo test test-torch-kernels verify cluster-test audit lint types format api docs base-model study study-models study-runs papers vllm-env trl-env dist clean
+.PHONY: demo test test-torch-kernels test-oldest test-python verify cluster-test audit lint types format api docs base-model study study-models study-runs papers vllm-env trl-env dist clean
 
 demo: .venv/.runtime
 	$(BIN)/groupwise demo
@@ -23,6 +23,42 @@ test-torch-kernels: .venv/.dev
 
 verify: .venv/.dev
 	$(PYTEST) -n $(JOBS) --dist worksteal -m verify $(ARGS)
+
+# The fast part of the suite in other environments, which uv makes: with the oldest dependencies that
+# pyproject.toml allows (torch aside, which the constraints pin), and with another Python (VERSION=3.13).
+# jaxtyping before 0.3.3 hooks in too late for this suite, so its shape checks are left to `make test`.
+ELSEWHERE := tests/algorithms tests/golden tests/config tests/prompts tests/rewards tests/updates tests/models \
+             tests/evaluation tests/report tests/cli tests/training/test_hub.py tests/training/test_trackers.py
+FAST      := -m "not verify and not cluster and not slow" $(ELSEWHERE)
+export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
+export UV_EXTRA_INDEX_URL ?= $(PIP_EXTRA_INDEX_URL)
+VERSION ?= 3.13
+
+test-oldest: .venv-oldest/.installed
+	OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 .venv-oldest/bin/python -m pytest \
+	    -o addopts="--import-mode=importlib --strict-markers --strict-config" $(FAST) $(ARGS)
+
+.venv-oldest/.installed: .venv-uv/bin/uv pyproject.toml constraints.txt
+	.venv-uv/bin/uv venv --quiet --clear --python $(PYTHON) .venv-oldest
+	echo $(TORCH) > .venv-oldest/torch.txt
+	.venv-uv/bin/uv pip compile --quiet --python .venv-oldest/bin/python --resolution lowest-direct \
+	    --override .venv-oldest/torch.txt pyproject.toml --output-file .venv-oldest/lowest.txt
+	.venv-uv/bin/uv pip install --quiet --python .venv-oldest/bin/python -r .venv-oldest/lowest.txt
+	.venv-uv/bin/uv pip install --quiet --python .venv-oldest/bin/python -c .venv-oldest/lowest.txt \
+	    pytest pytest-timeout hypothesis beartype
+	.venv-uv/bin/uv pip install --quiet --python .venv-oldest/bin/python --no-deps -e .
+	touch $@
+
+test-python: .venv-uv/bin/uv
+	.venv-uv/bin/uv venv --quiet --allow-existing --python $(VERSION) .venv-$(VERSION)
+	.venv-uv/bin/uv pip install --quiet --python .venv-$(VERSION)/bin/python -c constraints.txt \
+	    -e . pytest pytest-timeout hypothesis beartype tensorboard
+	OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 .venv-$(VERSION)/bin/python -m pytest \
+	    $(FAST) $(ARGS)
+
+.venv-uv/bin/uv:
+	$(PYTHON) -m venv .venv-uv
+	.venv-uv/bin/python -m pip install --quiet uv
 
 # Several ranks and replicas on this machine, also those that are killed.
 cluster-test: .venv/.dev

@@ -80,7 +80,8 @@ def test_gsm8k_from_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         lines = "".join(json.dumps(row) + "\n" for row in part)
         (tmp_path / f"{name}.jsonl").write_text(lines, encoding="utf-8")
     small = ("steps=1", "prompts_per_step=2", "group_size=2", "warmup.steps=2", "threads=1")
-    few = ("sampling.max_tokens=16", "evaluation.samples=2", "guards.silent_rewards=say")
+    few = ("sampling.max_tokens=16", "evaluation.samples=2", "guards.silent_rewards=say",
+           "evaluation.validation=2")  # fmt: skip
     files = [str(tmp_path / f"{name}.jsonl") for name in ("train", "test")]
     run = example("gsm8k").main(*files, f"output={tmp_path / 'run'}", *small, *few)
     assert (run.folder / "final" / "README.md").exists()
