@@ -12,7 +12,7 @@ from enum import Enum
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Num
 from torch import Tensor
 
 from groupwise.errors import UsageError
@@ -207,7 +207,7 @@ class Batch:
     ref_logp: Float[Tensor, "batch time"] | None = None
     row_weight: Float[Tensor, "batch"] | None = None
     support: tuple[tuple[Sequence[int], ...] | None, ...] | None = None
-    columns: Mapping[str, Float[Tensor, "batch *rest"]] = field(default_factory=dict)
+    columns: Mapping[str, Num[Tensor, "batch *rest"]] = field(default_factory=dict)
 
     def rows(self, index: Int[Tensor, "rows"]) -> Batch:
         """The same batch restricted to some rows, time trimmed to the longest of them."""
@@ -371,8 +371,7 @@ class Engine(Protocol):
         ...
 
     def publish(self, weights: WeightsRef) -> Metrics:
-        """Sample from new weights from now on; returns metrics, such as how far both sides
-        differ."""
+        """Sample from new weights from now on; returns metrics, such as how far both differ."""
         ...
 
     def close(self) -> None: ...
@@ -385,17 +384,18 @@ Granularity = Literal["token", "row", "group"]
 @dataclass(frozen=True, kw_only=True)
 class Outputs:
     """What a model computes for every token, with gradient; None where it was not asked for.
-    `outputs["entropy"]` is the output of that name, and an error where it is missing.
 
     Attributes:
         logp: log-probability of the token.
         entropy: of the distribution that the token was drawn from.
         values: expected return before the token.
+        of_logits: a function of the token's logits that the objective has.
     """
 
     logp: Float[Tensor, "*tokens"] | None = None
     entropy: Float[Tensor, "*tokens"] | None = None
     values: Float[Tensor, "*tokens"] | None = None
+    of_logits: Float[Tensor, "..."] | None = None
 
     def __getitem__(self, name: str) -> Tensor:
         value = getattr(self, name)

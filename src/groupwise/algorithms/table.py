@@ -366,7 +366,7 @@ ROWS = (
         weighting=spec("batch_token_mean"),
         differs=(
             "The sampled token stands for the divergence at its place; the paper, TRL and verl sum "
-            "over the vocabulary or its top-k.",
+            "over the vocabulary or its top-k: distillation.top_k and distillation.beta.",
             "Needs a section [distillation] with the teacher.",
         ),
     ),

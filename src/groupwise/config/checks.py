@@ -366,6 +366,11 @@ def check_teacher(config: Config, algorithm: BoundAlgorithm) -> None:
             f"distillation.teacher = {settings.teacher!r}: algorithm {config.algorithm.name!r} has "
             "no use for a teacher; set algorithm.name = 'opd'."
         )
+    if settings.top_k is None and settings.beta != 1:
+        raise UsageError(
+            f"distillation.beta = {settings.beta}: the sampled token alone estimates the reverse "
+            "KL (beta = 1); set distillation.top_k."
+        )
     if settings.teacher == "self" and settings.prompt is None:
         raise UsageError(
             "distillation.teacher = 'self': the policy with its own prompt teaches nothing; set "

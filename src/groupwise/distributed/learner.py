@@ -19,7 +19,7 @@ from groupwise.models import Policy, save_policy
 from groupwise.models.weights import PublishedWeights
 from groupwise.types import Batch, Objective, Outputs
 from groupwise.updates import Reader, TorchLearner
-from groupwise.updates.learner import blank_outputs, read_rows
+from groupwise.updates.grids import blank_outputs, read_rows
 
 Sharding = Literal["none", "full"]
 BUCKET = 1 << 24

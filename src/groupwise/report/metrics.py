@@ -51,6 +51,11 @@ METRICS: dict[str, Metric] = {
         "KL from the reference",
         "k3 estimate of KL(policy‖reference) in nats per token, before the update.",
     ),
+    "teacher_kl": Metric(
+        "Distance from the teacher",
+        "Mean of log π − log π_T over the sampled tokens: an estimate of KL(policy‖teacher) in nats "
+        "per token, before the update.",
+    ),
     "length": Metric("Completion length (tokens)", "Mean number of tokens that the policy wrote."),
     "truncated_share": Metric(
         "Truncated completions", "Share of completions that reached the token limit."

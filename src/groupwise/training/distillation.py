@@ -1,15 +1,17 @@
-"""On-policy distillation: a teacher scores every token that the policy sampled."""
+"""On-policy distillation: a teacher scores the sampled tokens, or gives whole distributions."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from groupwise.algorithms.losses.distillation import DistillationObjective
 from groupwise.config import Config
 from groupwise.config.connect import best_device
 from groupwise.errors import UsageError
@@ -17,9 +19,19 @@ from groupwise.models import Policy, load_policy
 from groupwise.models.scoring import check_same_tokenizer
 from groupwise.prompts.templates import render
 from groupwise.settings import OptimizerSettings
-from groupwise.training.trainer import Trainer
-from groupwise.types import Batch, Group, Learner, Prompt, ScoredGroups
+from groupwise.training.trainer import POLICY, Trainer
+from groupwise.types import (
+    Batch,
+    Group,
+    Learner,
+    Metrics,
+    Objective,
+    Prompt,
+    ScoredGroups,
+    StepResult,
+)
 from groupwise.updates import TorchLearner
+from groupwise.updates.top_k import TopK, top_k
 
 SELF = "self"
 """The policy as its own teacher, with another prompt."""
@@ -30,16 +42,18 @@ class Teacher:
     """Who scores the tokens of the policy.
 
     Attributes:
-        learner: computes log-probabilities of the teacher; None: the policy itself.
+        learner: computes distributions of the teacher; None: the policy itself.
         tokenizer: of the policy, for prompts.
         prompt: the question as the teacher sees it; None: as the policy saw it.
         context: longest sequence that the teacher reads.
+        vocab: tokens of the policy; a teacher's logits beyond them are not compared.
     """
 
     learner: Learner | None
     tokenizer: Any
     prompt: str | None
     context: int
+    vocab: int
 
     def logp(
         self, batch: Batch, scored: ScoredGroups, policy: Learner
@@ -50,21 +64,29 @@ class Teacher:
             UsageError: the prompt's template names no column, or the teacher cannot read so long a
                 text.
         """
-        seen = batch if self.prompt is None else self._as_seen(batch, scored.groups)
-        longest = max(map(len, seen.prompts), default=0) + int(batch.length.max())
+        seen = self._as_seen(batch, scored.groups)
+        return (self.learner or policy).evaluate(seen, {"logp"})["logp"]
+
+    def most_likely(self, batch: Batch, scored: ScoredGroups, policy: Learner, *, k: int) -> TopK:
+        """What the teacher finds most likely at every place; errors as in `logp`."""
+        learner = self.learner or policy
+        assert isinstance(learner, TorchLearner), "logits are read in this process"
+        return top_k(learner, self._as_seen(batch, scored.groups), k=k, vocab=self.vocab)
+
+    def _as_seen(self, batch: Batch, groups: Sequence[Group]) -> Batch:
+        if self.prompt is not None:
+            prompts = [
+                render(teacher_prompt(g.prompt, self.prompt), self.tokenizer) for g in groups
+            ]
+            batch = replace(batch, prompts=tuple(torch.tensor(tokens) for tokens in prompts))
+        longest = max(map(len, batch.prompts), default=0) + int(batch.length.max())
         if longest > self.context:
             raise UsageError(
                 f"distillation.teacher: reads {self.context} tokens, and a prompt with its "
                 f"completion has {longest}; lower sampling.max_tokens, or shorten "
                 "distillation.prompt."
             )
-        return (self.learner or policy).evaluate(seen, {"logp"})["logp"]
-
-    def _as_seen(self, batch: Batch, groups: Sequence[Group]) -> Batch:
-        prompts = [
-            render(teacher_prompt(g.prompt, str(self.prompt)), self.tokenizer) for g in groups
-        ]
-        return replace(batch, prompts=tuple(torch.tensor(tokens) for tokens in prompts))
+        return batch
 
 
 def teacher_prompt(prompt: Prompt, template: str) -> Prompt:
@@ -101,12 +123,19 @@ def make_teacher(config: Config, policy: Policy) -> Teacher:
     """
     settings = config.distillation
     assert settings is not None
+    vocab = vocabulary(policy)
+    if settings.top_k is not None and settings.top_k > vocab:
+        raise UsageError(
+            f"distillation.top_k = {settings.top_k}: the policy has {vocab} tokens; set at most "
+            "that many."
+        )
     if settings.teacher == SELF:
         return Teacher(
             learner=None,
             tokenizer=policy.tokenizer,
             prompt=settings.prompt,
             context=policy.context,
+            vocab=vocab,
         )
     found = load_policy(
         settings.teacher,
@@ -128,27 +157,86 @@ def make_teacher(config: Config, policy: Policy) -> Teacher:
         tokenizer=policy.tokenizer,
         prompt=settings.prompt,
         context=found.context,
+        vocab=min(vocab, vocabulary(found)),
     )
+
+
+def vocabulary(policy: Policy) -> int:
+    """How many tokens a model can draw from."""
+    return len(policy.model.get_output_embeddings().weight)
+
+
+def teacher_metrics(result: StepResult) -> Metrics:
+    """How far the policy was from the teacher before the update.
+
+    Returns:
+        "teacher_kl", the mean of log π − log π_T over the sampled tokens, which estimates
+        KL(π‖π_T) in nats per token; NaN where no token was learned from.
+    """
+    gaps = []
+    for batch, update in zip(result.batches, result.updates.get(POLICY, ()), strict=True):
+        gap = update.logp[:, : batch.mask.shape[1]] - batch.columns["teacher_token"]
+        gaps.append(gap[batch.mask & ~torch.isnan(gap)])
+    return {"teacher_kl": float(torch.cat(gaps).mean()) if gaps else float("nan")}
 
 
 @dataclass(kw_only=True)
 class DistillationTrainer(Trainer):
-    """A run whose advantages need a teacher.
+    """A run that learns from a teacher, by its advantages or by its objective.
 
     Attributes:
         teacher: scores the tokens.
+        top_k: tokens of the teacher that the objective compares at every place; None: the sampled
+            token alone, in the advantages.
+        beta: of the divergence (`generalized_jsd`).
     """
 
     teacher: Teacher
+    top_k: int | None = None
+    beta: float = 1.0
+
+    def step(self) -> StepResult:
+        """Train on one batch of rollouts."""
+        result = super().step()
+        return replace(result, metrics={**result.metrics, **teacher_metrics(result)})
 
     def evaluated(self, scored: ScoredGroups) -> Batch:
-        """The sequences with the teacher's log-probabilities minus the policy's, as the column
-        `teacher_gap`."""
-        batch = super().evaluated(scored)
+        """The sequences with what the teacher says of them as columns: its log-probabilities
+        minus the policy's ("teacher_gap"), or, where the objective compares whole distributions,
+        the most likely tokens with theirs."""
+        batch, policy = super().evaluated(scored), self.policy
         with self.watch("the teacher"):
+            if self.top_k is not None:
+                found = self.teacher.most_likely(batch, scored, policy, k=self.top_k)
+                columns = {
+                    "teacher_ids": found.ids,
+                    "teacher_logp": found.logp,
+                    "teacher_token": found.token,
+                    "teacher_gap": torch.zeros(batch.mask.shape),
+                }
+                return replace(batch, columns={**batch.columns, **columns})
             own = batch.old_logp
             if own is None:
-                own = self.policy.evaluate(batch, {"logp"})["logp"]
-            gap = self.teacher.logp(batch, scored, self.policy) - own
-        gap = torch.where(batch.mask, gap, 0).float()
-        return replace(batch, columns={**batch.columns, "teacher_gap": gap})
+                own = policy.evaluate(batch, {"logp"})["logp"]
+            token = self.teacher.logp(batch, scored, policy)
+        gap = torch.where(batch.mask, token - own, 0).float()
+        columns = {"teacher_token": token.float(), "teacher_gap": gap}
+        return replace(batch, columns={**batch.columns, **columns})
+
+    @property
+    def objective(self) -> Objective:
+        """That of the algorithm, or with the divergence from the teacher added."""
+        own = self.algorithm.objective
+        return own if self.top_k is None else DistillationObjective(policy=own, beta=self.beta)
+
+
+def with_teacher(config: Config, policy: Policy) -> Callable[..., DistillationTrainer]:
+    """What makes the trainer of a configuration with a teacher, which is loaded now."""
+    settings = config.distillation
+    assert settings is not None
+    return partial(
+        DistillationTrainer,
+        teacher=make_teacher(config, policy),
+        top_k=settings.top_k,
+        beta=settings.beta,
+    )

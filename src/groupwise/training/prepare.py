@@ -42,7 +42,7 @@ from groupwise.training.callbacks import Callback
 from groupwise.training.changing import Changing, check_schedules
 from groupwise.training.checkpoint.manager import CheckpointManager
 from groupwise.training.critic import CRITIC, CriticTrainer
-from groupwise.training.distillation import DistillationTrainer, make_teacher
+from groupwise.training.distillation import with_teacher
 from groupwise.training.evaluation import Evaluate, Evaluation
 from groupwise.training.hub import uploads
 from groupwise.training.monitor.alerts import Alerts
@@ -225,7 +225,7 @@ def _trainer(
         learners[CRITIC] = critic(source, log=monitor.log)
         kind = partial(CriticTrainer, critic=config.critic, value_loss=value_loss(config))
     elif config.distillation is not None:
-        kind = partial(DistillationTrainer, teacher=make_teacher(config, connected.policy))
+        kind = with_teacher(config, connected.policy)
     elif config.process is not None:
         kind = partial(ProcessTrainer, steps=make_step_scorer(config, connected.policy))
     drawn, taken = make_source(

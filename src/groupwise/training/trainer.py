@@ -29,6 +29,7 @@ from groupwise.types import (
     Engine,
     Learner,
     Metrics,
+    Objective,
     ScoredGroups,
     Source,
     StepResult,
@@ -93,6 +94,11 @@ class Trainer:
         """The learner whose weights the engine samples from."""
         return self.learners[POLICY]
 
+    @property
+    def objective(self) -> Objective:
+        """The loss of the policy's updates."""
+        return self.algorithm.objective
+
     def step(self) -> StepResult:
         """Train on one batch of rollouts."""
         self.monitor.begin_step(self.policy)
@@ -151,7 +157,7 @@ class Trainer:
             minibatches=self.settings.minibatches,
             epochs=self.settings.epochs,
             seed=(self.settings.seed, self.done),
-            whole_groups=self.algorithm.objective.granularity == "group",
+            whole_groups=self.objective.granularity == "group",
         )
         return tuple(steps)
 
@@ -165,7 +171,7 @@ class Trainer:
         with self.watch("the update") as heartbeat:
             for batch in batches:
                 heartbeat()
-                updates.append(self.policy.update(batch, self.algorithm.objective))
+                updates.append(self.policy.update(batch, self.objective))
         return {POLICY: tuple(updates)}
 
     def _publish(self) -> Metrics:

@@ -9,9 +9,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from groupwise.algorithms.losses.distillation import LogitsFunction
 from groupwise.errors import UsageError
 from groupwise.models import Backbone, score_layer
 from groupwise.types import Outputs
+from groupwise.updates.chunked import of_logits
 from groupwise.updates.logprobs import Projection, logits_logprobs, token_logprobs
 
 Read = Literal["before", "written", "after"]
@@ -44,6 +46,7 @@ class Head(nn.Module):
         *,
         names: Collection[str],
         support: Support | None = None,
+        function: LogitsFunction | None = None,
     ) -> Outputs:
         """Outputs of the states that were asked for.
 
@@ -52,6 +55,7 @@ class Head(nn.Module):
             targets: the token that follows each state; 0 after the last one.
             names: of the outputs that are needed.
             support: for truncated sampling, which tokens could have been drawn.
+            function: gives "of_logits" from logits over the whole vocabulary, tempered.
         """
         raise NotImplementedError
 
@@ -80,6 +84,7 @@ class LanguageModelHead(Head):
         *,
         names: Collection[str],
         support: Support | None = None,
+        function: LogitsFunction | None = None,
     ) -> Outputs:
         """As `Head.forward`, without holding [tokens, vocab] at one time."""
         own = self.backbone.head
@@ -99,15 +104,17 @@ class LanguageModelHead(Head):
             entropy="entropy" in names,
             support=None if support is None else lambda rows: support(rows, vocab),
         )
-        return Outputs(logp=logp, entropy=entropy)
+        found = None if function is None else of_logits(states, projection, function)
+        return Outputs(logp=logp, entropy=entropy, of_logits=found)
 
-    def of_logits(
+    def from_logits(
         self,
         logits: Float[Tensor, "tokens vocab"],
         targets: Int[Tensor, "tokens"],
         *,
         names: Collection[str],
         support: Support | None = None,
+        function: LogitsFunction | None = None,
     ) -> Outputs:
         """The same from finished logits, for models whose head is more than a projection."""
         allowed = None if support is None else support(slice(None), logits.shape[-1])
@@ -118,7 +125,11 @@ class LanguageModelHead(Head):
             entropy="entropy" in names,
             support=allowed,
         )
-        return Outputs(logp=logp, entropy=entropy)
+        found = None
+        if function is not None:
+            wide = logits if logits.dtype == torch.float64 else logits.float()
+            found = function(wide / self.temperature, slice(0, len(logits)))
+        return Outputs(logp=logp, entropy=entropy, of_logits=found)
 
 
 class Score(Head):
@@ -160,6 +171,7 @@ class Score(Head):
         *,
         names: Collection[str],
         support: Support | None = None,
+        function: LogitsFunction | None = None,
     ) -> Outputs:
         """As `Head.forward`."""
         layer = score_layer(self.classifier[0])

@@ -18,11 +18,12 @@ from groupwise.models import Policy, is_adapted, save_policy
 from groupwise.models.weights import PublishedWeights
 from groupwise.settings import OptimizerSettings
 from groupwise.types import Batch, Objective, Outputs, Update
+from groupwise.updates.chunked import LogitsObjective
+from groupwise.updates.grids import blank_outputs, grid_shape, grids, read_rows, write
 from groupwise.updates.heads import Head
 from groupwise.updates.optimizer import MasterOptimizer
-from groupwise.updates.packing import Pack, first_of_equal, plan
+from groupwise.updates.packing import first_of_equal, plan
 from groupwise.updates.reader import Reader
-from groupwise.updates.unpacked import Padded
 
 Reference = Literal["none", "frozen", "adapter"]
 
@@ -153,7 +154,7 @@ class TorchLearner:
         laid = reader.lay_out(batch, once)
         outputs = reader(laid, names=found.keys(), support=_support(batch, once))
         for name, grid in found.items():
-            _write(grid, outputs[name].cpu(), laid, part, place)
+            write(grid, outputs[name].cpu(), laid, part, place)
 
     # -- updating ------------------------------------------------------------------------------
 
@@ -212,7 +213,7 @@ class TorchLearner:
 
     def begin(self, batch: Batch, objective: Objective) -> None:
         """Begin an update: no gradient is left from a batch that was not finished."""
-        shape = _shape(batch, self.reader)
+        shape = grid_shape(batch, self.reader)
         self._pending = _Pending(
             batch=batch,
             objective=objective,
@@ -235,15 +236,20 @@ class TorchLearner:
         with self.reader.computing():
             once, place = self._distinct(batch, part)
             laid = self.reader.lay_out(batch, once)
-            outputs = self.reader(laid, names=names, support=_support(batch, once))
+            function = None
+            if isinstance(objective, LogitsObjective):
+                function = objective.on_logits(batch, laid.rows[laid.row.cpu()], laid.time.cpu())
+            outputs = self.reader(
+                laid, names=names, support=_support(batch, once), function=function
+            )
             own = batch.rows(part)
-            grids = _grids(outputs, laid, shape=_shape(own, self.reader), place=place)
-            loss = _loss(_to(own, laid.row.device), grids, objective)
+            made = grids(outputs, laid, shape=grid_shape(own, self.reader), place=place)
+            loss = _loss(_to(own, laid.row.device), made, objective)
             (loss * self.optimizer.scale).backward()
         pending.loss += float(loss.detach())
         for name in names & pending.outputs.keys():
             found = outputs[name].detach().float().cpu()
-            _write(pending.outputs[name], found, laid, part, place)
+            write(pending.outputs[name], found, laid, part, place)
 
     def complete(self) -> None:
         """Called once all microbatches of this process are added: a learner of several processes
@@ -412,46 +418,6 @@ def update_mode(model: nn.Module) -> None:
             module.training = True
 
 
-def _dtype(reader: Reader) -> torch.dtype:
-    return torch.float64 if reader.backbone.model.dtype == torch.float64 else torch.float32
-
-
-def blank_outputs(reader: Reader, batch: Batch, names: Collection[str]) -> dict[str, Tensor]:
-    """Outputs of a batch before they are computed."""
-    return {name: torch.zeros(_shape(batch, reader), dtype=_dtype(reader)) for name in names}
-
-
-def read_rows(reader: Reader, batch: Batch) -> Int[Tensor, "rows"]:
-    """The rows that a head reads anything of."""
-    read = batch.mask.any(1) | ("after" in reader.head.reads)
-    return read.nonzero().squeeze(-1)
-
-
-def _shape(batch: Batch, reader: Reader) -> tuple[int, int]:
-    """Rows and columns of the outputs of a batch."""
-    rows, time = batch.tokens.shape
-    return rows, time + ("after" in reader.head.reads)
-
-
-def _write(
-    grid: Tensor, values: Tensor, laid: Pack | Padded, part: Tensor, place: Tensor | None
-) -> None:
-    """Write the outputs of a microbatch into a grid of the whole batch.
-
-    Args:
-        part: the rows of the microbatch.
-        place: which of the rows that were computed each of them equals; None: all were.
-    """
-    if place is None:
-        grid[laid.rows[laid.row.cpu()], laid.time.cpu()] = values
-        return
-    read = grid.new_zeros(len(laid.rows), grid.shape[1])
-    there = torch.zeros(read.shape, dtype=torch.bool)
-    at = laid.row.cpu(), laid.time.cpu()
-    read[at], there[at] = values.to(read.dtype), True
-    grid[part] = torch.where(there[place], read[place], grid[part])
-
-
 def _row_weight(batch: Batch) -> Tensor:
     if batch.row_weight is None:
         raise UsageError(
@@ -463,21 +429,6 @@ def _row_weight(batch: Batch) -> Tensor:
 
 def _support(batch: Batch, rows: Tensor) -> list[Any] | None:
     return None if batch.support is None else [batch.support[row] for row in rows.tolist()]
-
-
-def _grids(
-    outputs: Outputs, laid: Pack | Padded, *, shape: tuple[int, int], place: Tensor | None
-) -> Outputs:
-    """Outputs of the reads of a microbatch as [rows, time], 0 where nothing was read."""
-
-    def grid(values: Tensor | None) -> Tensor | None:
-        if values is None:
-            return None
-        empty = values.new_zeros(len(laid.rows), shape[1])
-        found = empty.index_put((laid.row, laid.time), values)
-        return found if place is None else found[place.to(found.device)]
-
-    return Outputs(**{f.name: grid(getattr(outputs, f.name)) for f in fields(outputs)})
 
 
 def _loss(batch: Batch, outputs: Outputs, objective: Objective) -> Float[Tensor, ""]:

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor, nn
 
+from groupwise.algorithms.losses.distillation import LogitsFunction
 from groupwise.kernels import active
 from groupwise.models import Backbone, groupwise_attention, unsupported
 from groupwise.types import Batch, Outputs
@@ -47,6 +48,7 @@ class Reader(nn.Module):
         *,
         names: Collection[str],
         support: Sequence[Sequence[Sequence[int]] | None] | None = None,
+        function: LogitsFunction | None = None,
     ) -> Outputs:
         """Outputs for every state that the head reads in a microbatch.
 
@@ -54,19 +56,21 @@ class Reader(nn.Module):
             laid: the microbatch.
             names: of the outputs.
             support: of every row of the microbatch, the tokens that truncated sampling could draw.
+            function: of the logits of those states, for the output "of_logits".
         """
         allowed = None if support is None else _support(laid, support)
+        more: Any = {"names": names, "support": allowed, "function": function}
         if isinstance(laid, Pack):
             hidden = self.backbone.hidden(laid.tokens, laid.positions, laid.attend)
             states = hidden.index_select(0, laid.source)
-            return self.head(states, laid.target, names=names, support=allowed)
+            return self.head(states, laid.target, **more)
         given = {"input_ids": laid.tokens, "attention_mask": laid.seen.long(), "use_cache": False}
         at = laid.row, laid.source
         if isinstance(self.head, LanguageModelHead):
             logits = self.backbone.model(**given).logits[at]
-            return self.head.of_logits(logits, laid.target, names=names, support=allowed)
+            return self.head.from_logits(logits, laid.target, **more)
         states = self.backbone.decoder(**given).last_hidden_state[at]
-        return self.head(states, laid.target, names=names, support=allowed)
+        return self.head(states, laid.target, **more)
 
     def lay_out(self, batch: Batch, rows: Tensor) -> Pack | Padded:
         """Rows of a batch in the form that the model can be given."""

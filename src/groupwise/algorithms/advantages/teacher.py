@@ -49,7 +49,7 @@ def distilled(
     Source: Agarwal et al. 2024 (2306.13649) for learning on the student's samples; Lu 2025,
     "On-policy distillation", for the policy-gradient form.
     Elsewhere: TRL's DistillationTrainer and verl compute the divergence over the vocabulary, or the
-    teacher's top-k, instead of at the sampled token.
+    teacher's top-k, instead of at the sampled token; so does `distillation.top_k`, with gaps of 0.
     """
     if not reward_weight >= 0:
         raise UsageError(f"reward_weight = {reward_weight!r}: must be at least 0.")
