@@ -53,8 +53,8 @@ METRICS: dict[str, Metric] = {
     ),
     "teacher_kl": Metric(
         "Distance from the teacher",
-        "Mean of log π − log π_T over the sampled tokens: an estimate of KL(policy‖teacher) in nats "
-        "per token, before the update.",
+        "Mean of log π − log π_T over the sampled tokens: an estimate of KL(policy‖teacher) in "
+        "nats per token, before the update.",
     ),
     "length": Metric("Completion length (tokens)", "Mean number of tokens that the policy wrote."),
     "truncated_share": Metric(
