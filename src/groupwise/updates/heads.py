@@ -46,7 +46,6 @@ class Head(nn.Module):
         *,
         names: Collection[str],
         support: Support | None = None,
-        function: LogitsFunction | None = None,
     ) -> Outputs:
         """Outputs of the states that were asked for.
 
@@ -55,7 +54,6 @@ class Head(nn.Module):
             targets: the token that follows each state; 0 after the last one.
             names: of the outputs that are needed.
             support: for truncated sampling, which tokens could have been drawn.
-            function: gives "of_logits" from logits over the whole vocabulary, tempered.
         """
         raise NotImplementedError
 
@@ -86,7 +84,11 @@ class LanguageModelHead(Head):
         support: Support | None = None,
         function: LogitsFunction | None = None,
     ) -> Outputs:
-        """As `Head.forward`, without holding [tokens, vocab] at one time."""
+        """As `Head.forward`, without holding [tokens, vocab] at one time.
+
+        Args:
+            function: gives the output "of_logits", from logits over the whole vocabulary.
+        """
         own = self.backbone.head
         projection = Projection(
             weight=own.weight,
@@ -171,7 +173,6 @@ class Score(Head):
         *,
         names: Collection[str],
         support: Support | None = None,
-        function: LogitsFunction | None = None,
     ) -> Outputs:
         """As `Head.forward`."""
         layer = score_layer(self.classifier[0])

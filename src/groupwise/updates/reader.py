@@ -59,7 +59,9 @@ class Reader(nn.Module):
             function: of the logits of those states, for the output "of_logits".
         """
         allowed = None if support is None else _support(laid, support)
-        more: Any = {"names": names, "support": allowed, "function": function}
+        more: dict[str, Any] = {"names": names, "support": allowed}
+        if function is not None:
+            more["function"] = function
         if isinstance(laid, Pack):
             hidden = self.backbone.hidden(laid.tokens, laid.positions, laid.attend)
             states = hidden.index_select(0, laid.source)
