@@ -157,8 +157,12 @@ def collect(name: str, folder: Path, twin: Twin) -> dict[str, Any]:
         UsageError: no seed is finished, stages of other settings, or a figure that an effect needs
             is not there.
     """
-    metrics = {(each.of, each.figure) for each in twin.effects if each.section is None}
-    metrics |= {(str(each.against), each.figure) for each in twin.effects if each.section is None}
+    metrics = {
+        (stage, each.figure)
+        for each in twin.effects
+        for stage in (each.of, each.against)
+        if each.section is None and stage is not None
+    }
     seeds: dict[str, Any] = {}
     start = first_seed(name)
     for number in range(start, start + len([*folder.glob("seed-*")])):
@@ -178,9 +182,8 @@ def collect(name: str, folder: Path, twin: Twin) -> dict[str, Any]:
                     for model, cells in models.items()
                 }
         means: dict[str, dict[str, float]] = {}
-        for stage, metric in metrics:
-            if (pipeline.output / stage).is_dir():
-                means.setdefault(stage, {})[metric] = mean_metric(pipeline.output / stage, metric)
+        for stage, metric in sorted(metrics):
+            means.setdefault(stage, {})[metric] = mean_metric(pipeline.output / stage, metric)
         minutes = round(sum(seconds(pipeline.output).values()) / 60, 1)
         seeds[str(number)] = {"minutes": minutes, "figures": figures, "metrics": means}
     if not seeds:

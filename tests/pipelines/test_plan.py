@@ -9,6 +9,7 @@ import pytest
 from groupwise.config import load
 from groupwise.errors import UsageError
 from groupwise.pipelines import Pipeline, packaged_pipelines, plan_table, read_pipeline
+from groupwise.pipelines.stages import Work, kind_of
 
 SAMPLE = """
 [[stages]]
@@ -187,3 +188,15 @@ def test_a_pipeline_file_cannot_run_code(tmp_path: Path, override: str) -> None:
     path.write_text(f'{SAMPLE}set = ["{text}"]\n')
     with pytest.raises(UsageError, match="can run code"):
         read_pipeline(path)
+
+
+@pytest.mark.parametrize("kind", ["train", "sft", "sample", "eval"])
+def test_rows_have_been_through_the_transforms_already(kind: str, tmp_path: Path) -> None:
+    configured = kind_of(kind).configured
+    assert configured is not None
+    work = Work(folder=tmp_path, seed=None, names={})
+    given = {"recipe": "l1-exact", "set": ["warmup.steps=1"]}
+    for rows, expected in ((None, 1), ("rows.jsonl", 0)):
+        found = configured(work, rows=rows, **given)
+        config = found["l1-exact"] if isinstance(found, dict) else found
+        assert len(config.data.transforms) == expected
