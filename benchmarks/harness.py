@@ -17,8 +17,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -192,7 +192,23 @@ def arguments(about: str, cases: Sequence[str]) -> argparse.ArgumentParser:
     parser.add_argument(
         "--quick", action="store_true", help="tiny sizes, to see that it runs; says nothing else"
     )
+    parser.add_argument(
+        "--busy", type=int, default=0, help="beside so many busy processes (default 0)"
+    )
     return parser
+
+
+@contextmanager
+def busy(count: int) -> Iterator[None]:
+    """So many processes beside the benchmark that never wait."""
+    command = [sys.executable, "-c", "while True: pass"]
+    others = [subprocess.Popen(command) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
 
 
 def chosen(options: argparse.Namespace, known: Sequence[str], default: Sequence[str]) -> list[str]:
@@ -264,6 +280,7 @@ class Report:
             "command": shlex.join(["python", f"benchmarks/{name}.py", *sys.argv[1:]]),
             "quick": options.quick,
             "threads": options.threads,
+            "busy": options.busy,
             "repeats": options.repeats,
             "hardware": hardware(),
             "commit": _commit(),

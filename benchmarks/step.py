@@ -11,6 +11,9 @@ imported and no model loaded. The first step of each side is not counted.
 The cases named cpu-0.5b-… have the shape of Qwen2.5-0.5B, 2 prompts of 256 tokens and 8 answers of
 64 each. Their sides are never in memory together; run them by name: `--cases cpu-0.5b-fp32,…`.
 
+With `--busy N`, both sides are measured beside N processes that never wait; such cases end in
+"beside N".
+
 The cases ending in @one-pass give TRL its whole batch at once; in all others it takes 8 rows per
 pass, its default. "recommended" is bfloat16 with float32 masters here, and TRL's defaults there:
 bfloat16 autocast and gradient checkpointing. `computed_share` is the share of completions that our
@@ -272,7 +275,10 @@ def main() -> None:
         say(name)
         case = shrunk(CASES[name]) if options.quick else CASES[name]
         try:
-            report.add(measure(name, case, python, options, report))
+            with harness.busy(options.busy):
+                found = measure(name, case, python, options, report)
+            beside = {"case": f"{name} beside {options.busy}"} if options.busy else {}
+            report.add({**found, **beside})
         except harness.WorkerError as error:
             failed.append(name)
             say(f"{name}: not measured, {error}")
