@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from contextlib import closing
@@ -178,10 +179,21 @@ def test_the_doctor_says_what_fits_a_card(
         "sampling.max_tokens=100", "update.tokens_per_microbatch=131072",
     )  # fmt: skip
     words = [w for setting in given for w in ("--set", setting)]
-    main(["doctor", "word-problems", *words, "--memory-gb", "0.1"])
+    main(["doctor", "word-problems", *words, "--fit", "0.1"])
     shown = capsys.readouterr().out
     assert "FAIL  memory: 0.0 M parameters" in shown and "0.1 GiB are given" in shown
     assert "→ set, one on top of the other: update.gradient_checkpointing = true" in shown
+
+
+def test_the_doctor_says_what_needs_most_where_nothing_fits(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = ("group_size=100", "sampling.max_tokens=1000", "prompts_per_step=400")
+    given = settings(tmp_path / "run", f"model.path={model}", "engine.max_rows=40000", *sizes)
+    main(["doctor", "word-problems", *(w for s in given for w in ("--set", s)), "--fit", "0.1"])
+    shown = capsys.readouterr().out
+    (least,) = re.findall(r"no setting needs less than (.*); take a smaller model", shown)
+    assert re.fullmatch(r"[\d.]+ GiB at the peak, in the rollout \(.*keys and values .*\)", least)
 
 
 def test_the_heap_of_a_cpu_is_left_more_room_than_a_card(model: Path) -> None:
@@ -195,8 +207,8 @@ def test_the_heap_of_a_cpu_is_left_more_room_than_a_card(model: Path) -> None:
 
     free = psutil.virtual_memory().available
     _, given = wide(round(10 * 0.75 * free / wide(10)[0].peak))
-    for memory_gb, fits in ((None, False), (free / 2**30, True)):
-        (check,) = (c for c in examine(given, memory_gb=memory_gb) if c.name == "memory")
+    for fit_gb, fits in ((None, False), (free / 2**30, True)):
+        (check,) = (c for c in examine(given, fit_gb=fit_gb) if c.name == "memory")
         assert check.passed is fits, check
 
 

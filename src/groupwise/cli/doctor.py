@@ -87,19 +87,19 @@ class CheckFailed(Exception):
         self.advice = advice
 
 
-def examine(config: Config | None = None, *, memory_gb: float | None = None) -> list[CheckResult]:
+def examine(config: Config | None = None, *, fit_gb: float | None = None) -> list[CheckResult]:
     """Look at everything a run depends on, as far as a configuration says what that is.
 
     Args:
         config: of the run; None looks at the installation alone.
-        memory_gb: GiB that the run shall fit into; None takes what is free on this machine.
+        fit_gb: GiB that the run shall fit into; None takes what is free on this machine.
 
     Returns:
         One check after the other; what an earlier failure makes impossible is marked as not tried.
     """
     work: dict[str, Callable[[], str]] = {"versions": _versions, "device": _device}
     if config is not None:
-        preflight = Preflight(config, memory_gb)
+        preflight = Preflight(config, fit_gb)
         work |= {
             "run directory": preflight.directory,
             "memory": preflight.memory,
@@ -177,9 +177,9 @@ def _counted(count: int, noun: str) -> str:
 class Preflight:
     """A configuration and what is loaded of it, each when it is first needed."""
 
-    def __init__(self, config: Config, memory_gb: float | None) -> None:
+    def __init__(self, config: Config, fit_gb: float | None) -> None:
         self.config = config
-        self.memory_gb = memory_gb
+        self.fit_gb = fit_gb
 
     @cached_property
     def policy(self) -> Policy:
@@ -208,8 +208,8 @@ class Preflight:
         """The peak of a run against what is free, or against the card that is asked about."""
         plan = self.plan
         room, free = ROOM, 0.0
-        if self.memory_gb is not None:
-            free = self.memory_gb * 2**30
+        if self.fit_gb is not None:
+            free = self.fit_gb * 2**30
         elif best_device().type == "cuda":
             free = torch.cuda.mem_get_info()[0]
         else:
@@ -217,14 +217,17 @@ class Preflight:
         said = (
             f"{plan.parameters / 1e6:,.1f} M parameters, of which {plan.trained / 1e6:,.1f} M "
             f"learn; {plan}, with prompts of {plan.prompt} tokens; {free / 2**30:.1f} GiB are "
-            f"{'free' if self.memory_gb is None else 'given'}"
+            f"{'free' if self.fit_gb is None else 'given'}"
         )
         if plan.peak <= room * free:
             return said
         steps = list(memory_savings(self.config, room=room * free))
-        fits = bool(steps) and steps[-1].peak <= room * free
-        rest = "" if fits else "; that is not enough, so take a smaller model or a larger card"
-        raise CheckFailed(said, f"set, one on top of the other: {', '.join(map(str, steps))}{rest}")
+        least = steps[-1].plan if steps else plan
+        advice = f"set, one on top of the other: {', '.join(map(str, steps))}" if steps else ""
+        if least.peak > room * free:
+            rest = f"no setting needs less than {least}; take a smaller model or more memory"
+            advice = f"{advice}; {rest}" if advice else rest
+        raise CheckFailed(said, advice)
 
     def disk(self) -> str:
         """Each checkpoint holds the trained weights and two moments; models are written beside."""

@@ -91,9 +91,13 @@ def doctor(
     ] = None,
     overrides: Overrides = None,
     trust_recipe: TrustRecipe = False,
-    memory_gb: Annotated[
+    fit: Annotated[
         float | None,
-        typer.Option(min=0.1, help="Plan for this much memory in GiB; default: what is free."),
+        typer.Option(
+            min=0.1,
+            metavar="GB",
+            help="Propose settings that fit into this much memory, in GiB; default: what is free.",
+        ),
     ] = None,
     json_file: JsonFile = None,
 ) -> int:
@@ -107,7 +111,7 @@ def doctor(
     from groupwise.cli.doctor import examine, passed
     from groupwise.rundir.files import printable
 
-    checks = examine(config, memory_gb=memory_gb)
+    checks = examine(config, fit_gb=fit)
     for check in checks:
         print(printable(str(check)))
     write_json(json_file, [dataclasses.asdict(check) for check in checks])

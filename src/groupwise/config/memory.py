@@ -90,11 +90,15 @@ class MemoryPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class MemorySaving:
-    """A setting that lowers the peak."""
+    """A setting that lowers the peak, and the plan with it."""
 
     setting: str
     value: Any
-    peak: int
+    plan: MemoryPlan
+
+    @property
+    def peak(self) -> int:
+        return self.plan.peak
 
     def __str__(self) -> str:
         shown = str(self.value).lower() if isinstance(self.value, bool) else repr(self.value)
@@ -193,10 +197,10 @@ def memory_savings(config: Config, *, room: float = 0.0) -> Iterator[MemorySavin
             smaller = _with(config, setting, value)
         except UsageError:
             continue  # It cannot work together with the other settings.
-        lower = memory_plan(smaller, sizes=sizes).peak
-        if lower < 0.98 * peak:
-            yield MemorySaving(setting=setting, value=value, peak=lower)
-            config, peak = smaller, lower
+        lower = memory_plan(smaller, sizes=sizes)
+        if lower.peak < 0.98 * peak:
+            yield MemorySaving(setting=setting, value=value, plan=lower)
+            config, peak = smaller, lower.peak
 
 
 def _candidates(config: Config) -> Iterator[tuple[str, Any]]:
