@@ -19,6 +19,7 @@ import pytest
 import pool_rewards
 from groupwise.errors import RewardError, UsageError
 from groupwise.rewards import Scorer, from_functions
+from groupwise.rewards.scoring import pool as pool_module
 from groupwise.types import Completion, Group, Prompt, Status
 
 OK, ERROR, LATE = Status.OK, Status.ERROR, Status.TIMEOUT
@@ -174,6 +175,30 @@ def test_a_reward_that_cannot_be_made_ready_is_refused_at_the_start() -> None:
     with pytest.raises(UsageError, match=r"with_a_model: word = 'refuse': must be another"):
         pool(functools.partial(pool_rewards.with_a_model, word="refuse"))
     assert settled(0) == 0
+
+
+def test_a_worker_that_does_nothing_while_it_is_made_ready_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pool_module, "STALLED_SECONDS", 2.5)
+    monkeypatch.setattr(pool_module, "LOOK_SECONDS", 0.2)
+    start = time.monotonic()
+    with pytest.raises(RewardError, match=r"did nothing for 2.5 s while it was made ready"):
+        pool(functools.partial(pool_rewards.with_a_model, word="stands still"))
+    assert time.monotonic() - start < 30
+    with pool(functools.partial(pool_rewards.with_a_model, word="takes long")) as scorer:
+        assert scorer.signs > 1, "a worker that is at work is"  # type: ignore[attr-defined]
+    assert settled(0) == 0
+
+
+def test_a_worker_that_ran_out_of_memory_for_one_completion_of_a_group_is_replaced() -> None:
+    with pool(pool_rewards.forgetful, workers=1, memory_mb=512) as scorer:
+        scores = scorer.gather([scorer.submit(group("a", "memory", "b"))])
+        again = scorer.gather([scorer.submit(group("a", "b", "c"))])
+    assert scores.status == ((OK, ERROR, OK),)
+    assert any("out of memory (limit 512 MB)" in each for each in scores.errors)
+    before, after = ({*s.total[0, ::2].tolist()} for s in (scores, again))
+    assert len(before) == len(after) == 1 and before != after
 
 
 def test_async_rewards_have_the_same_limit() -> None:

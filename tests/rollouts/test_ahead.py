@@ -6,7 +6,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -21,7 +21,7 @@ from groupwise.rollouts.ahead import AheadSource, Thread
 from groupwise.rollouts.background import Background
 from groupwise.rollouts.source import RolloutSource
 from groupwise.rollouts.stored import restored, stored
-from groupwise.types import Group, Prompt, Sampling, ScoredGroups
+from groupwise.types import Group, Prompt, Request, Sampling, ScoredGroups, Stream
 from simulated import Clock, SimulatedEngine, World, completed
 
 STEPS, PROMPTS = 7, 4
@@ -246,8 +246,6 @@ def broken(change: Callable[[Group], Group]) -> AheadSource:
 
 
 def test_a_group_of_other_weights_is_refused() -> None:
-    from dataclasses import replace
-
     def older(group: Group) -> Group:
         completions = tuple(replace(c, versions=((0, 7),)) for c in group.completions)
         return replace(group, completions=completions)
@@ -262,6 +260,63 @@ def test_an_error_of_the_engine_reaches_the_loop() -> None:
 
     with pytest.raises(RunError, match="disk is full"):
         broken(fails).take(PROMPTS, step=0)
+
+
+@pytest.mark.parametrize("after", [6, 14, 18])
+def test_what_is_complete_can_be_saved_after_sampling_has_failed(after: int) -> None:
+    """A resumed run continues with the same prompts."""
+    written = 0
+
+    def fails(group: Group) -> Group:
+        nonlocal written
+        written += 1
+        if written > after:
+            raise RunError("the replica's disk is full")
+        return group
+
+    source, step = broken(fails), 0
+    with pytest.raises(RunError, match="disk is full"):
+        while True:
+            before = source.state()
+            source.take(PROMPTS, step=step)
+            step += 1
+    source.restore(before)
+    saved = {k: v() if callable(v) else v for k, v in source.state().items()}
+    run = Simulation(ahead=1, world=World(), version=step)
+    run.clock = Clock()
+    run.engine = SimulatedEngine(World(), run.clock, ahead=1)
+    run.engine.kept.append(step)
+    again = run._source()
+    again.restore(saved)
+    for later in range(step, STEPS):
+        prompts = [name for name, *_ in described(again.take(PROMPTS, step=later))]
+        assert prompts == [name for name, *_ in in_turn(1, "all")[later]]
+    again.close()
+
+
+def test_a_request_may_be_dropped_and_made_again_more_than_once() -> None:
+    """Each of its answers is dropped when it comes, however late, and is then forgotten."""
+    given: list[Request] = []
+
+    class Slow(SimulatedEngine):
+        """Writes each request with the weights that it was asked of."""
+
+        def generate(self, requests: Any, sampling: Any, limits: Any = None) -> Iterator[Group]:
+            yield from (completed(each, version=each.version or 0) for each in given)
+
+    background = Background(Slow(World(), Clock(), ahead=2))
+    request = Request(prompt=DATA[0], tokens=[1], group=1, stream=Stream(0, 3))
+    for version in (5, 4, 3):
+        made = [replace(request, version=version)]
+        background._forget(made)
+        background._ask(made, first=True)
+        (asked,) = background._waiting
+        background._waiting.clear()  # The engine has taken it.
+        given.append(asked)
+    background.begin(3, tuple)
+    (group,) = background.generate([request], SPAN)
+    assert group.completions[0].versions == ((0, 3),)
+    assert background.dropped == 2 and not background._late
 
 
 def test_a_checkpoint_does_not_wait_for_batches_that_nobody_samples() -> None:

@@ -69,8 +69,18 @@ def own_process(text: str) -> float:
     return float(os.getpid())
 
 
+def forgetful(group: Group) -> list[float | Exception]:
+    """The process that this runs in; runs out of memory for some of the group."""
+    return [MemoryError() if c.text == "memory" else float(os.getpid()) for c in group.completions]
+
+
 def made_ready(*, word: str = "hang") -> None:
     """What `with_a_model` loads."""
+    if word == "stands still":
+        time.sleep(600)
+    end = time.monotonic() + 2.0
+    while word == "takes long" and time.monotonic() < end:
+        sum(range(1000))
     if word == "refuse":
         raise UsageError("word = 'refuse': must be another.")
     LOADED.append(word)

@@ -114,6 +114,9 @@ class AheadSource:
             complete: no filter makes it draw again, and no order follows its rewards.
         watch: watches the wait for a batch.
         runner: of the background.
+
+    Attributes:
+        before: state of the inner source before the first batch that is begun.
     """
 
     def __init__(
@@ -132,6 +135,7 @@ class AheadSource:
         self.background, self.predicts, self.watch = background, predicts, watch
         self.runner: Runner = runner or Thread()
         self.begun: deque[_Begun] = deque()
+        self.before: Mapping[str, Any] = {}
         self.closed = False
         self._error: BaseException | None = None
         self._running = False
@@ -144,6 +148,8 @@ class AheadSource:
         """
         start = time.perf_counter()
         self._forget_unpublished()
+        if not self.begun and not self._running:
+            self.before = self.source.state()
         first = self.begun[-1].step + 1 if self.begun else step
         for later in range(first, max(step, min(step + self.ahead, self.steps - 1)) + 1):
             self.begun.append(_Begun(step=later, count=count, version=self.version()))
@@ -152,7 +158,8 @@ class AheadSource:
                 self._fill(batch)
             return _scored(self.begun.popleft())
         self._wait_for(self.begun[0])
-        scored = _scored(self.begun.popleft())
+        batch = self.begun.popleft()
+        scored, self.before = _scored(batch), batch.after
         # Of what happens beside the update, the step has only waited for the end.
         return replace(scored, seconds={"rollout": time.perf_counter() - start})
 
@@ -242,7 +249,7 @@ class AheadSource:
         when the state is written, which waits for those that are not complete."""
         if not self.begun:
             return self.source.state()
-        return {"ahead": Snapshot(source=self, begun=tuple(self.begun))}
+        return {"ahead": Snapshot(source=self, before=self.before, begun=tuple(self.begun))}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state, also from one of another `ahead`.
@@ -254,6 +261,7 @@ class AheadSource:
         self.begun.clear()
         if isinstance(saved, Snapshot):
             self.begun.extend(saved.begun)
+            self.before = saved.before
             if self.background is None:
                 self.source.restore(saved.begun[-1].after)
         elif saved is None:
@@ -283,21 +291,34 @@ class AheadSource:
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """The batches that were begun at some moment; called, it gives them as plain values."""
+    """The batches that were begun at some moment; called, it gives them as plain values.
+
+    Attributes:
+        before: state of the inner source before the first of them.
+    """
 
     source: AheadSource
+    before: Mapping[str, Any]
     begun: tuple[_Begun, ...]
 
     def __call__(self) -> dict[str, Any]:
-        """Plain values and tensors, once every batch is complete.
+        """Plain values and tensors, once every batch is complete. After sampling has failed, those
+        that are not are left out, and a resumed run begins them anew, with newer weights.
 
         Raises:
-            RunError: sampling failed, or was closed before.
+            RunError: sampling was closed before.
         """
+        complete: list[_Begun] = []
         for batch in self.begun:
-            self.source._wait_for(batch)
+            try:
+                self.source._wait_for(batch)
+            except Exception:
+                if self.source.closed:
+                    raise
+                break
+            complete.append(batch)
         return {
-            "source": self.begun[-1].after,
+            "source": complete[-1].after if complete else self.before,
             "begun": [
                 {
                     "step": batch.step,
@@ -305,7 +326,7 @@ class Snapshot:
                     "version": batch.version,
                     "scored": stored(_scored(batch), self.source.source),
                 }
-                for batch in self.begun
+                for batch in complete
             ],
         }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
@@ -47,7 +47,7 @@ class Background:
         self._predicted: Callable[[], Iterable[Request]] = tuple
         self._waiting: deque[Request] = deque()
         self._asked: dict[Key, int] = {}
-        self._late: set[Key] = set()
+        self._late: Counter[Key] = Counter()
         self._answers: dict[Key, Group] = {}
         self._groups: Iterator[Group] | None = None
 
@@ -95,7 +95,7 @@ class Background:
             if self._answers.pop(key, None) is not None:
                 self.dropped += 1
             elif key not in waiting:
-                self._late.add(key)
+                self._late[key] += 1
         self._waiting = deque(each for each in self._waiting if _key(each) in self._asked)
 
     def _ask(self, requests: Iterable[Request], *, first: bool) -> None:
@@ -122,8 +122,8 @@ class Background:
         key = group.stream, group.prompt.id
         version = self._asked.get(key)
         written = {v for c in group.completions for _, v in c.versions if c.tokens}
-        if version is None or (written - {version} and key in self._late):
-            self._late.discard(key)
+        if version is None or (written - {version} and self._late[key]):
+            self._late -= Counter([key])
             self.dropped += 1
             return
         if written - {version}:

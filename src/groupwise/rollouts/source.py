@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, wait
 from dataclasses import replace
 from typing import Any
 
@@ -28,6 +29,7 @@ from groupwise.rollouts.tools import ReplyJournal
 from groupwise.types import (
     Engine,
     Group,
+    Heartbeat,
     Prompt,
     Request,
     Sampling,
@@ -38,6 +40,8 @@ from groupwise.types import (
     unwatched,
 )
 
+POLL_S = 1.0
+"""Between two looks at whether workers make progress."""
 Filter = Callable[[Mapping[str, Any]], Bool[Tensor, "prompt group"]]
 
 
@@ -226,11 +230,22 @@ class RolloutSource:
         written = time.perf_counter()
         scores = None
         if groups:
-            with self.watch(f"rewards of {len(tickets)} prompts"):
+            with self.watch(f"rewards of {len(tickets)} prompts") as heartbeat:
+                self._await(tickets.values(), heartbeat)
                 scores = self._judged(groups, tickets, recalled)
         seconds["rollout"] += written - start
         seconds["reward"] += time.perf_counter() - written
         return [groups[place] for place in sorted(groups)], scores
+
+    def _await(self, tickets: Iterable[Any], heartbeat: Heartbeat) -> None:
+        """Wait for verdicts; each is progress, and so is a worker that loads its model."""
+        waiting, seen = set(tickets), 0
+        while waiting:
+            done, waiting = wait(waiting, timeout=POLL_S, return_when=FIRST_COMPLETED)
+            signs = getattr(self.scorer, "signs", 0)
+            if done or signs != seen:
+                heartbeat()
+            seen = signs
 
     def _fitting(self, count: int) -> list[tuple[int, Sequence[int]]]:
         """The rows and tokens of the next prompts; of a data set that is rendered as it is drawn,

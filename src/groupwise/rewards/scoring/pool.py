@@ -13,20 +13,18 @@ import json
 import os
 import pickle
 import signal
-import socket
-import struct
-import subprocess
-import sys
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import torch
 
 from groupwise.errors import RewardError, UsageError
 from groupwise.rewards.base import GroupScore
-from groupwise.rewards.scoring.adapters import Place, inner
+from groupwise.rewards.scoring.fork_server import ForkServer
 from groupwise.rewards.scoring.pipeline import (
     Call,
     CallResult,
@@ -42,10 +40,14 @@ from groupwise.rewards.scoring.worker import HEADER
 if TYPE_CHECKING:
     from groupwise.types import Group, Scores
 
-START_SECONDS = 120.0
 PREPARE_SECONDS = 900.0
 """Longest time that a worker of its own may take to get ready, such as to load a model."""
-_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+STALLED_SECONDS = 120.0
+"""Longest time in which it may do so without using the CPU or reading anything."""
+LOOK_SECONDS = 1.0
+"""Between two looks at a worker that gets ready."""
+OUT_OF_MEMORY = "out of memory"
+"""Part of what is said of a call that ran out of memory, after which its worker is replaced."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,156 +55,6 @@ class _Worker:
     id: int
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
-
-
-class ForkServer:
-    """The process that forks workers, seen from the trainer.
-
-    Args:
-        composition: the reward.
-        place: of the parts that its workers run.
-        stage: only the parts of this stage; None for those of all stages.
-        memory_mb: address space that a worker may use beyond what it needs to start.
-        threads: of numerical libraries in a worker.
-    """
-
-    def __init__(
-        self,
-        composition: Composition,
-        *,
-        place: Place = "anywhere",
-        stage: int | None = None,
-        memory_mb: int | None = None,
-        threads: int = 1,
-    ) -> None:
-        stages = picklable(composition, place=place, stage=stage)
-        ours, theirs = socket.socketpair()
-        self.control = ours
-        command = [sys.executable, "-m", "groupwise.rewards.scoring.worker", str(theirs.fileno())]
-        self.process = subprocess.Popen(
-            command,
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            stdout=2 if _is_open(2) else subprocess.DEVNULL,
-            env={
-                **os.environ,
-                **dict.fromkeys(_THREADS, str(threads)),
-                "TOKENIZERS_PARALLELISM": "false",
-                "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-            },
-            start_new_session=True,
-        )
-        theirs.close()
-        self.control.settimeout(START_SECONDS)
-        setup = {
-            "path": sys.path,
-            "stages": stages,
-            "modules": _modules(composition, place=place, stage=stage),
-            "memory": memory_mb,
-            "first": composition.combination.stops_at_first,
-            "prepare": stage,
-        }
-        message = pickle.dumps(setup)
-        self.control.sendall(HEADER.pack(len(message)) + message)
-        try:
-            length = HEADER.unpack(self._exactly(HEADER.size))[0]
-            problem = self._exactly(length).decode()
-        except (OSError, EOFError) as error:
-            self.close()
-            raise RewardError(f"the reward workers did not start: {error}") from None
-        if problem:
-            self.close()
-            raise RewardError(f"the reward workers could not load the reward: {problem}")
-
-    def _exactly(self, count: int) -> bytes:
-        data = b""
-        while len(data) < count:
-            piece = self.control.recv(count - len(data))
-            if not piece:
-                raise EOFError("the process ended")
-            data += piece
-        return data
-
-    def fork(self) -> tuple[int, socket.socket]:
-        """A new worker: its process id and the connection to it."""
-        ours, theirs = socket.socketpair()
-        try:
-            socket.send_fds(self.control, [b"fork"], [theirs.fileno()])
-            return HEADER.unpack(self._exactly(HEADER.size))[0], ours
-        except (OSError, EOFError) as error:
-            ours.close()
-            raise RewardError(f"no reward worker could be started: {error}") from None
-        finally:
-            theirs.close()
-
-    def end(self, worker: int) -> int:
-        """Kill a worker; its wait status."""
-        try:
-            self.control.sendall(HEADER.pack(worker))
-            return struct.unpack("!i", self._exactly(4))[0]
-        except (OSError, EOFError):
-            return 0
-
-    def close(self) -> None:
-        """End the process, and all workers with it."""
-        self.control.close()
-        try:
-            self.process.wait(timeout=10)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-
-
-def _is_open(descriptor: int) -> bool:
-    try:
-        os.fstat(descriptor)
-    except OSError:
-        return False
-    return True
-
-
-def _parts(composition: Composition, *, place: Place, stage: int | None) -> list[RewardComponent]:
-    chosen = [p for n, parts in enumerate(composition.stages) if stage in (None, n) for p in parts]
-    return [part for part in chosen if part.place == place]
-
-
-def _modules(composition: Composition, *, place: Place, stage: int | None) -> list[str]:
-    """What is imported before any worker is forked."""
-    parts = _parts(composition, place=place, stage=stage)
-    asked = [name for part in parts for name in getattr(inner(part.reward), "imports", ())]
-    return [*(["groupwise.types"] if any("group" in p.reward.names for p in parts) else []), *asked]
-
-
-def picklable(
-    composition: Composition, *, place: Place = "anywhere", stage: int | None = None
-) -> bytes:
-    """The stages for some workers; parts that run elsewhere are left out.
-
-    Args:
-        place: of the parts that they run.
-        stage: only the parts of this stage; None for those of all stages.
-
-    Raises:
-        UsageError: a function that another process cannot import.
-    """
-    chosen = _parts(composition, place=place, stage=stage)
-    for part in chosen:
-        function = getattr(part.reward, "function", part.reward)
-        try:
-            pickle.dumps(part)
-            reachable = getattr(function, "__module__", "") != "__main__"
-        except Exception as error:
-            raise UsageError(
-                f"reward {part.label}: cannot be sent to worker processes ({error}); define it at "
-                "the top level of a module, or score in this process with workers = 0."
-            ) from None
-        if not reachable:
-            raise UsageError(
-                f"reward {part.label}: is defined in the script itself, which worker processes "
-                "cannot import; move it to a module, or score in this process with workers = 0."
-            )
-    stages = [tuple(part for part in parts if part in chosen) for parts in composition.stages]
-    return pickle.dumps(tuple(stages))
 
 
 class Workers:
@@ -213,6 +65,9 @@ class Workers:
         count: how many there may be.
         memory_mb: their limit, for messages.
         prepares: whether a new worker says when it is ready.
+
+    Attributes:
+        signs: of progress, counted while a worker gets ready.
     """
 
     def __init__(
@@ -220,6 +75,7 @@ class Workers:
     ) -> None:
         self.server = server
         self.memory = memory_mb
+        self.signs = 0
         self._prepares = prepares
         self._idle: asyncio.Queue[_Worker | None] = asyncio.Queue()
         for _ in range(count):
@@ -270,9 +126,17 @@ class Workers:
         return worker
 
     async def _ready(self, worker: _Worker) -> None:
+        answer = asyncio.ensure_future(_received(worker))
+        watching = asyncio.ensure_future(self._watch(worker))
         try:
             async with asyncio.timeout(PREPARE_SECONDS):
-                kind, message = await _received(worker)
+                await asyncio.wait({answer, watching}, return_when=asyncio.FIRST_COMPLETED)
+                if not answer.done():
+                    raise RewardError(
+                        f"a reward worker did nothing for {STALLED_SECONDS:g} s while it was made "
+                        "ready"
+                    )
+                kind, message = answer.result()
         except TimeoutError:
             raise RewardError(
                 f"a reward worker was not ready after {PREPARE_SECONDS:g} s"
@@ -280,8 +144,20 @@ class Workers:
         except (asyncio.IncompleteReadError, ConnectionError, OSError):
             how = self._ended(worker)
             raise RewardError(f"a reward worker died while it was made ready ({how})") from None
+        finally:
+            answer.cancel()
+            watching.cancel()
         if kind is not None:
             raise (UsageError if kind == "UsageError" else RewardError)(message)
+
+    async def _watch(self, worker: _Worker) -> None:
+        """Count the signs of progress of a worker until there has been none for too long."""
+        known, since = None, time.monotonic()
+        while time.monotonic() - since < STALLED_SECONDS:
+            await asyncio.sleep(LOOK_SECONDS)
+            if (used := _used(worker.id)) != known:
+                known, since = used, time.monotonic()
+                self.signs += 1
 
     def _discard(self, worker: _Worker | None) -> None:
         if worker is not None:
@@ -309,13 +185,18 @@ class Workers:
             how = self._ended(worker)
             failure = ("error", f"{names}: the worker process died ({how})")
             return CallResult(failure=failure), False
-        failure = tuple(reply[2]) if reply[2] else None
-        healthy = failure is None or "out of memory" not in failure[1]
-        if not healthy and failure is not None and self.memory is not None:
-            failure = (failure[0], f"{failure[1]} (limit {self.memory} MB)")
-        failures = [tuple(each) if each else None for each in reply[3]]
+        failure, *failures = (self._named(each) for each in (reply[2], *reply[3]))
         result = CallResult(values=reply[0], seconds=reply[1], failure=failure, failures=failures)
-        return result, healthy
+        said = [each[1] for each in (failure, *failures) if each is not None]
+        return result, not any(OUT_OF_MEMORY in each for each in said)
+
+    def _named(self, failure: Sequence[str] | None) -> tuple[str, str] | None:
+        """A failure with the limit that it ran into."""
+        if failure is None:
+            return None
+        status, said = failure
+        limited = OUT_OF_MEMORY in said and self.memory is not None
+        return status, f"{said} (limit {self.memory} MB)" if limited else said
 
     def _ended(self, worker: _Worker) -> str:
         """How a worker died."""
@@ -325,6 +206,16 @@ class Workers:
             with contextlib.suppress(ValueError):
                 how = signal.Signals(os.WTERMSIG(status)).name
         return how
+
+
+def _used(process: int) -> tuple[float, ...]:
+    """CPU time of a process and of its children, and what it has read."""
+    try:
+        one = psutil.Process(process)
+        own = sum(one.cpu_times()[:4])
+        return own, float(one.io_counters().read_chars) if hasattr(one, "io_counters") else 0.0
+    except psutil.Error:
+        return ()
 
 
 async def _received(worker: _Worker) -> list[Any]:
@@ -413,6 +304,11 @@ class PoolScorer:
         """
         scores, self._judged = gathered(tickets, judged=self._judged)
         return scores
+
+    @property
+    def signs(self) -> int:
+        """Signs of progress of workers that get ready, so far."""
+        return sum(workers.signs for workers in self._every())
 
     def close(self) -> None:
         """End workers and threads; groups that were not gathered are dropped."""
