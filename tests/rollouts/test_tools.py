@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import copy
-import functools
-import random
 import threading
 import time
-import zlib
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,19 +18,15 @@ import groupwise.testing.engines as contract
 from groupwise.algorithms import bind
 from groupwise.environments import Environment, Reply
 from groupwise.errors import UsageError
-from groupwise.models import Policy
 from groupwise.rollouts import GenerateEngine, GroupEngine
 from groupwise.rollouts.partial import Asked, PartialRollouts
-from groupwise.rollouts.tools import ReplyJournal, ToolEngine
+from groupwise.rollouts.tools import ReplyJournal
 from groupwise.rollouts.tools.calls import ToolCalls
 from groupwise.rollouts.tools.injection import Injector
 from groupwise.rollouts.tools.turns import turn_frame
-from groupwise.settings import EnvironmentSettings, OptimizerSettings
-from groupwise.training.stages.base_model import small_policy
+from groupwise.settings import OptimizerSettings
 from groupwise.types import (
     Group,
-    Prompt,
-    Request,
     Sampling,
     ScoredGroups,
     Scores,
@@ -42,107 +34,16 @@ from groupwise.types import (
     Stream,
 )
 from groupwise.updates import TorchLearner, sequences
-
-SAMPLING = Sampling(max_tokens=16)
-BUDGETS = {"name": "test", "max_result_tokens": 24, "max_injected_tokens": 80}
-
-
-def wide_policy() -> Policy:
-    """A policy whose completions end and repeat themselves often enough, with exact kernels."""
-    policy = small_policy(hidden=32, layers=2, heads=2, key_value_heads=1, feed_forward=64)
-    with torch.no_grad():
-        for parameter in policy.model.parameters():
-            if parameter.ndim > 1:
-                parameter.mul_(6)
-    return replace(policy, end_tokens=frozenset({*policy.end_tokens, *range(40, 43)}))
-
-
-POLICY = wide_policy()
-
-
-@functools.cache
-def frequent_letters() -> tuple[str, ...]:
-    groups = GroupEngine(POLICY).generate(contract.make_requests(), SAMPLING)
-    text = "".join(c.text for group in groups for c in group.completions)
-    letters = sorted({c for c in text if c.isalpha()}, key=text.count, reverse=True)
-    return tuple(letters[:3])
-
-
-def asked(count: int = 4) -> list[Request]:
-    return contract.make_requests(count, group=3)
-
-
-class Talker:
-    """Replies that follow from what was asked alone; some end the completion, some fail."""
-
-    def __init__(self, *, seed: int = 0, delay: float = 0.0, fail: float = 0.0) -> None:
-        self.seed, self.delay, self.fail = seed, delay, fail
-        self.stops = frequent_letters()
-        self.asked: list[str] = []
-        self.lock = threading.Lock()
-
-    def begin(self, prompt: Prompt, *, stream: Stream) -> list[str]:
-        return [prompt.id]
-
-    def reply(self, state: list[str], text: str) -> Reply:
-        with self.lock:
-            self.asked.append(text)
-        state.append(text)
-        rng = random.Random(zlib.crc32(repr((self.seed, state)).encode()))
-        if self.delay:
-            time.sleep(random.random() * self.delay)
-        if rng.random() < self.fail:
-            raise ConnectionError("refused")
-        words = " ".join(rng.choice(("ab", "<answer>", "é", "42")) for _ in range(rng.randrange(9)))
-        return Reply(
-            text=f"[{words}]",
-            done=rng.random() < 0.1,
-            values={"found": 1.0},
-            frame=(1, 1),
-        )
-
-
-class Counting(GroupEngine):
-    """Counts the tokens that it draws."""
-
-    drawn = 0
-
-    def generate(self, requests, sampling, limits=None):
-        begun: dict[tuple, int] = {}
-
-        def noted() -> Iterator[Request | None]:
-            for request in requests:
-                if request is not None:
-                    for sample, there in zip(request.wanted, request.begun or (), strict=False):
-                        begun[request.prompt.id, sample] = len(there.tokens)
-                yield request
-
-        for group in super().generate(noted(), sampling, limits):
-            for sample, one in zip(group.samples, group.completions, strict=True):
-                self.drawn += len(one.tokens) - begun.pop((group.prompt.id, sample), 0)
-            yield group
-
-
-def tools(
-    environment: Any,
-    *,
-    engine: Any = None,
-    journal: Any = None,
-    policy: Policy = POLICY,
-    **more: Any,
-) -> ToolEngine:
-    return ToolEngine(
-        engine or GroupEngine(policy, max_rows=9),
-        environment,
-        policy=policy,
-        settings=EnvironmentSettings.model_validate({**BUDGETS, **more}),
-        max_rows=9,
-        journal=journal,
-    )
-
-
-def by_prompt(groups) -> dict[str, Group]:
-    return {group.prompt.id: group for group in groups}
+from talkers import (
+    BUDGETS,
+    POLICY,
+    SAMPLING,
+    Talker,
+    asked,
+    by_prompt,
+    counted,
+    tools,
+)
 
 
 def written(groups: dict[str, Group]) -> dict[str, list[tuple]]:
@@ -155,10 +56,11 @@ def written(groups: dict[str, Group]) -> dict[str, list[tuple]]:
 @settings(max_examples=6, deadline=None)
 @given(st.integers(0, 10**6), st.floats(0.0, 0.4))
 def test_the_mask_counts_the_tokens_that_were_drawn(seed: int, fail: float) -> None:
-    engine = Counting(POLICY, max_rows=9)
-    found = list(tools(Talker(seed=seed, fail=fail), engine=engine).generate(asked(), SAMPLING))
+    engine = tools(Talker(seed=seed, fail=fail))
+    with counted() as drawn:
+        found = list(engine.generate(asked(), SAMPLING))
     completions = [c for group in found for c in group.completions]
-    assert sum(c.own_tokens for c in completions) == engine.drawn
+    assert sum(c.own_tokens for c in completions) == sum(drawn)
     assert sum(len(c.tokens) > c.own_tokens for c in completions) > 2
     for c in completions:
         assert len(c.tokens) == len(c.mask) == len(c.logprobs)

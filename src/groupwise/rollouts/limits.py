@@ -65,8 +65,13 @@ def budget(
 ) -> int:
     """Tokens that a completion may have, injected ones included: what was asked for, or what the
     context leaves."""
-    own = sampling.max_tokens if request.budget is None else request.budget
     injected = 0 if begun is None else len(begun.tokens) - begun.own_tokens
+    return places(request, policy, sampling, injected=injected)
+
+
+def places(request: Request, policy: Policy, sampling: Sampling, *, injected: int) -> int:
+    """Tokens that a completion with so many injected ones may have."""
+    own = sampling.max_tokens if request.budget is None else request.budget
     return min(own + injected, policy.context - len(request.tokens))
 
 

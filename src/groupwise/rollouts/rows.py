@@ -23,10 +23,12 @@ class Row:
         places: tokens that it may have, begun and injected ones included.
         since: the first token of which a stop string may consist.
         ended: how it had finished before anything was added to it, else None.
-        given: begun tokens that have yet to pass through the model.
+        given: begun or injected tokens that have yet to pass through the model.
         start: tick of the engine's clock at which its first token would have passed.
         versions: (first token, policy version) spans.
         support: token ids that truncated sampling could draw at each new position.
+        answers: where tokens were injected while it was written, from one place to another.
+        idle: whether it waits for an answer, or has ended where others may wait.
     """
 
     begun: Completion
@@ -37,10 +39,32 @@ class Row:
     start: int = 0
     versions: list[tuple[int, int]] = field(default_factory=list)
     support: list[Sequence[int]] = field(default_factory=list)
+    answers: list[tuple[int, int]] = field(default_factory=list)
+    idle: bool = False
+
+    @property
+    def injected(self) -> int:
+        """How many of its tokens the policy did not write."""
+        begun = len(self.begun.tokens) - self.begun.own_tokens
+        return begun + sum(end - start for start, end in self.answers)
+
+    def inject(self, start: int, end: int) -> None:
+        """Note that the tokens from `start` to `end` were injected."""
+        self.answers.append((start, end))
+        self.since = end
+        if self.support:
+            self.support += [()] * (end - start)
+
+    def mask(self, count: int) -> list[bool]:
+        """Which of its first `count` tokens the policy wrote."""
+        mask = [*self.begun.mask, *[True] * (count - len(self.begun.tokens))]
+        for start, end in self.answers:
+            mask[start:end] = [False] * (end - start)
+        return mask
 
     def stamp(self, place: int, version: int) -> None:
         """Note the policy version of the tokens from `place` on."""
-        place = max(place, len(self.begun.tokens))
+        place = max(place, len(self.begun.tokens), self.since)
         if self.versions and self.versions[-1][0] == place:
             self.versions.pop()
         if not self.versions or self.versions[-1][1] != version:
@@ -88,10 +112,7 @@ def completions_of(
 ) -> tuple[Completion, ...]:
     """Completions from rows and all their tokens, begun ones included; their texts leave out the
     end token only."""
-    masks = [
-        [*row.begun.mask, *[True] * (len(ids) - len(row.begun.tokens))]
-        for row, ids in zip(rows, tokens, strict=True)
-    ]
+    masks = [row.mask(len(ids)) for row, ids in zip(rows, tokens, strict=True)]
     spoken = [ids[:-1] if ids and ids[-1] in policy.end_tokens else ids for ids in tokens]
     own = [
         None if all(mask) else [t for t, mine in zip(ids, mask, strict=False) if mine]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from transformers.utils import get_json_schema
+from transformers.utils.chat_template_utils import get_json_schema
 
 from groupwise.errors import UsageError, first_line, suggest
 from groupwise.types import Group, Prompt, Request, Stream

@@ -71,8 +71,8 @@ class ToolTurns:
             name="tools", max_result_tokens=max_tokens, max_injected_tokens=max_tokens
         )
         self.splits_thoughts = THOUGHT in str(policy.tokenizer.chat_template)
-        tags = policy.tokenizer.convert_tokens_to_ids([OPENING, CLOSING])
-        self.unsaid = frozenset(policy.tokenizer.all_special_ids) - {*tags}
+        tags = {policy.tokenizer.convert_tokens_to_ids(tag) for tag in (OPENING, CLOSING)}
+        self.unsaid = frozenset(policy.tokenizer.all_special_ids) - tags
 
     def connect(self, *given: Any, **more: Any) -> Connected:
         """Engine and learner of a run, the engine with these tools."""

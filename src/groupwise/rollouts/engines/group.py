@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from groupwise.errors import ModelError
@@ -30,7 +30,8 @@ from groupwise.models import (
     unsupported,
 )
 from groupwise.rollouts.engines.attention import Decode, Prefill
-from groupwise.rollouts.limits import RequestQueue
+from groupwise.rollouts.engines.live import Answer, Entry, Live, Parked, Parking, Slot, Turns
+from groupwise.rollouts.limits import RequestQueue, places
 from groupwise.rollouts.rows import Row, completions_of, rows_of
 from groupwise.rollouts.sampling import draw, kept_ids
 from groupwise.rollouts.streams import uniforms
@@ -80,6 +81,17 @@ class GroupEngine:
         limits: Limits | None = None,
     ) -> Iterator[Group]:
         """Yield each request's group as soon as its last completion has finished."""
+        return self.converse(requests, sampling, limits)
+
+    def converse(
+        self,
+        requests: Iterable[Request | None],
+        sampling: Sampling,
+        limits: Limits | None = None,
+        turns: Turns | None = None,
+    ) -> Iterator[Group]:
+        """`generate`, with completions that stop to ask: they keep their place in the cache, are
+        not computed while they wait, and go on behind the answer."""
         queue = RequestQueue(requests, self.policy, sampling, limits, max_rows=self.max_rows)
         if queue.limits is None:
             return
@@ -87,7 +99,7 @@ class GroupEngine:
         try:
             rollout = _Rollout(
                 self.policy, queue, queue.limits, sampling, max_rows=self.max_rows,
-                version=lambda: self.version,
+                version=lambda: self.version, turns=turns,
             )  # fmt: skip
             weights = self._laid_out(rollout)
             while rollout.unfinished:
@@ -130,52 +142,12 @@ class GroupEngine:
         """Nothing is held between calls."""
 
 
-@dataclass(kw_only=True)
-class _Slot:
-    """A prompt in the cache, its completions, and the tick of the clock at which it entered."""
-
-    request: Request
-    rows: list[Row]
-    start: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Live:
-    """The completions that are still being written, one entry each.
-
-    Attributes:
-        rows: slot · G + sample.
-        slot, sample: the two parts of it.
-        time: where the key of `token` goes in the suffix.
-        token: drawn last.
-        budget: tokens that the completion may have.
-    """
-
-    rows: Int[Tensor, "rows"]
-    slot: Int[Tensor, "rows"]
-    sample: Int[Tensor, "rows"]
-    time: Int[Tensor, "rows"]
-    token: Int[Tensor, "rows"]
-    budget: Int[Tensor, "rows"]
-
-    def keep(self, index: Tensor) -> _Live:
-        """Some of the entries, by mask or by index."""
-        return _Live(**{f.name: getattr(self, f.name)[index] for f in fields(self)})
-
-    def join(self, other: _Live) -> _Live:
-        pairs = {f.name: (getattr(self, f.name), getattr(other, f.name)) for f in fields(self)}
-        return _Live(**{name: torch.cat(pair) for name, pair in pairs.items()})
-
-    def ordered(self) -> _Live:
-        """The entries in the order of rows."""
-        return self.keep(self.rows.argsort())
-
-
 class _Rollout:
     """The state of one `generate` call.
 
     Args:
         version: the engine's present version of the weights.
+        turns: answers completions that hand over.
     """
 
     def __init__(
@@ -187,7 +159,9 @@ class _Rollout:
         *,
         max_rows: int,
         version: Callable[[], int],
+        turns: Turns | None = None,
     ) -> None:
+        self.parking = None if turns is None else Parking(turns)
         self.policy, self.requests, self.sampling = policy, requests, sampling
         self.newest, self.version = version, version()
         self.backbone: Backbone | FusedBackbone = Backbone.of(policy.model)
@@ -209,12 +183,11 @@ class _Rollout:
         self.length = torch.zeros(shape[0], dtype=torch.long, device=self.device)
         self.stopped = torch.zeros(shape[0], dtype=torch.bool, device=self.device)
         self.ending = Ending(policy, sampling, device=self.device)
-        self.slots: list[_Slot] = []
+        self.slots: list[Slot] = []
         self.filled = 0
         self.clock = 0
         self.left = False
-        nothing = torch.empty(0, dtype=torch.long, device=self.device)
-        self.live = _Live(**dict.fromkeys((f.name for f in fields(_Live)), nothing))
+        self.live = Live.of([], self.device)
         self._measure()
 
     @property
@@ -242,6 +215,8 @@ class _Rollout:
         groups: list[Group] = []
         while not groups and self.unfinished:
             self.admit()
+            if self.parking:
+                self.rejoin(self.parking)
             if self.outdated:
                 break
             if len(self.live.rows):
@@ -283,7 +258,7 @@ class _Rollout:
             if row.ended is not None:
                 self.length[place], self.stopped[place] = count, row.ended == "stop"
                 row.given, self.left = [], True
-        self.slots.append(_Slot(request=request, rows=rows, start=self.clock))
+        self.slots.append(Slot(request=request, rows=rows, start=self.clock))
 
     @torch.inference_mode()
     def _prefill(self, first: int) -> None:
@@ -310,25 +285,17 @@ class _Rollout:
         if len(begun.rows):
             self.live = self.live.join(begun).ordered()
 
-    def _rows_to_write(self, first: int, *, begun: bool) -> _Live:
+    def _rows_to_write(self, first: int, *, begun: bool) -> Live:
         """The rows of new slots that begin with their prompt, or with given tokens."""
+        # A first token is drawn from the prompt alone, before anything is in the suffix.
+        time = 0 if begun else -1
         chosen = [
-            (number, sample, row.places)
+            (number * self.group + sample, number, sample, time, 0, row.places)
             for number, slot in enumerate(self.slots[first:], first)
             for sample, row in enumerate(slot.rows)
             if row.ended is None and bool(row.given) == begun
         ]
-        given = torch.tensor(chosen, dtype=torch.long, device=self.device).view(-1, 3)
-        slot, sample, places = given.unbind(1)
-        return _Live(
-            rows=slot * self.group + sample,
-            slot=slot,
-            sample=sample,
-            # A first token is drawn from the prompt alone, before anything is in the suffix.
-            time=torch.full_like(slot, 0 if begun else -1),
-            token=torch.zeros_like(slot),
-            budget=places,
-        )
+        return Live.of(chosen, self.device)
 
     @torch.inference_mode()
     def step(self) -> None:
@@ -364,7 +331,7 @@ class _Rollout:
             drawn = self._draw(live.keep(~waiting), self.backbone.logits(hidden[~waiting]))
             self.live = self.live.join(drawn).ordered()
 
-    def _feed(self, live: _Live) -> tuple[_Live, Tensor, Tensor, Tensor]:
+    def _feed(self, live: Live) -> tuple[Live, Tensor, Tensor, Tensor]:
         """The tokens of a step in which some rows have several given ones.
 
         Returns:
@@ -394,7 +361,7 @@ class _Rollout:
         )
         return entries, order, last, torch.tensor(waiting, device=self.device)
 
-    def _draw(self, live: _Live, logits: Float[Tensor, "rows vocab"]) -> _Live:
+    def _draw(self, live: Live, logits: Float[Tensor, "rows vocab"]) -> Live:
         """Draw each row's next token from its own stream, note it, and drop the rows that end."""
         place = live.time + 1
         drawn = draw(logits, self.uniform[live.rows, place], self.sampling)
@@ -411,7 +378,47 @@ class _Rollout:
         self.left = True
         self.length[live.rows[ended]] = place[ended] + 1
         self.stopped[live.rows[ended]] = stopped[ended]
+        if self.parking is not None:
+            self._park(live.keep(ended), stopped[ended].tolist(), self.parking)
         return live.keep(~ended)
+
+    def _park(self, ended: Live, stopped: list[bool], parking: Parking) -> None:
+        """Let those rows wait that have stopped to ask."""
+        columns = (ended.rows.tolist(), ended.time.tolist(), ended.token.tolist())
+        for place, time, token, stop in zip(*columns, stopped, strict=True):
+            row = self._row(place)
+            row.idle = True
+            if stop:
+                slot = self.slots[place // self.group]
+                parked = Parked(slot, place % self.group, time, token)
+                parking.offer(parked, self.tokens[place, row.since : time + 1].tolist())
+
+    @torch.inference_mode()
+    def rejoin(self, parking: Parking) -> None:
+        """Let rows go on behind their answers; wait for one where nothing else can be done."""
+        answered = parking.answered(idle=not len(self.live.rows) and not self.outdated)
+        entries = [entry for parked, one in answered for entry in self._answered(parked, one)]
+        if answered:
+            self.live = self.live.join(Live.of(entries, self.device)).ordered()
+            self._measure()
+
+    def _answered(self, parked: Parked, answer: Answer) -> list[Entry]:
+        """Put an answer behind its row: the row's entry, unless it has ended."""
+        slot, sample, last, token = parked
+        number = next(n for n, other in enumerate(self.slots) if other is slot)
+        place, row = number * self.group + sample, slot.rows[sample]
+        first, length = last + 1, last + 1 + len(answer.tokens)
+        self.tokens[place, first:length] = torch.tensor(answer.tokens, device=self.device)
+        self.logp[place, first:length] = 0
+        row.inject(first, length)
+        row.places = places(slot.request, self.policy, self.sampling, injected=row.injected)
+        if answer.over or length >= row.places:
+            self.length[place], self.stopped[place], self.left = length, False, True
+            return []
+        # Its last token has yet to pass through the model, before those of the answer.
+        row.given, row.start, row.idle = [token, *answer.tokens], self.clock - last, False
+        row.stamp(length, self.version)
+        return [(place, number, sample, last, token, row.places)]
 
     def _row(self, place: int) -> Row:
         return self.slots[place // self.group].rows[place % self.group]
@@ -419,10 +426,13 @@ class _Rollout:
     def _measure(self) -> None:
         """What every step needs to know of the rows; changes when slots do or tokens are given."""
         lengths = {len(slot.request.tokens) for slot in self.slots}
-        starts = {row.start for slot in self.slots for row in slot.rows}
+        # Rows that wait, or have ended while others waited, must not widen what is attended to.
+        starts = {row.start for slot in self.slots for row in slot.rows if not row.idle}
         self.longest_prompt, self.earliest = max(lengths, default=0), min(starts, default=0)
         self.aligned = len(lengths) == 1 and len(starts) == 1
-        self.in_step = all(row.start == slot.start for slot in self.slots for row in slot.rows)
+        self.in_step = all(
+            row.start == slot.start for slot in self.slots for row in slot.rows if not row.idle
+        )
         self.queued = any(row.given for slot in self.slots for row in slot.rows)
         self.since = {
             number * self.group + sample: row.since
@@ -438,6 +448,8 @@ class _Rollout:
             return []
         self.left = False
         busy = set(self.live.slot.tolist())
+        if self.parking:
+            busy |= {number for number, slot in enumerate(self.slots) if slot in self.parking}
         finished = [slot for slot in range(len(self.slots)) if slot not in busy]
         groups = [self._group(slot) for slot in finished]
         self._free(finished)

@@ -2,8 +2,9 @@
 
 The model's turn ends at one of the environment's stop strings. The environment is asked in a
 thread, its reply is encoded by itself and put behind the tokens that are there, and the completion
-comes back to the engine as a begun one. Tokens of the policy are never decoded and encoded again,
-and no completion waits for the tools of another.
+comes back to the engine as a begun one; in an engine that `converse`s, it keeps its place instead.
+Tokens of the policy are never decoded and encoded again, and no completion waits for the tools of
+another.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 from groupwise.environments import Environment, Reply
 from groupwise.errors import UsageError
 from groupwise.models import Policy
+from groupwise.rollouts.engines.live import Answer, Conversing
 from groupwise.rollouts.limits import limits_of
 from groupwise.rollouts.rows import EMPTY
 from groupwise.rollouts.text import decode_all
@@ -28,6 +30,7 @@ from groupwise.settings import EnvironmentSettings
 from groupwise.types import (
     Completion,
     Engine,
+    Finish,
     Group,
     Limits,
     Metrics,
@@ -103,7 +106,7 @@ class ToolEngine:
         stops = (*sampling.stop, *self.environment.stops)
         handing_over = sampling.model_copy(update={"stop": stops})
         try:
-            for group in self.engine.generate(rollout.requests(), handing_over, limits):
+            for group in rollout.groups(handing_over, limits):
                 yield from rollout.take(group)
         finally:
             self.calls.forget()
@@ -129,6 +132,13 @@ class ToolEngine:
         self.engine.close()
 
 
+class _Ended(NamedTuple):
+    """How a completion has ended."""
+
+    finish: Finish
+    failure: tuple[Status, str] | None = None
+
+
 @dataclass(kw_only=True)
 class _Row:
     """A completion and what its environment knows of it.
@@ -137,18 +147,21 @@ class _Row:
         state: of the environment; None before the first call.
         recalled: what was asked in earlier steps, or in calls whose replies were journalled, which
             the state does not know of.
-        completion: as it will be continued.
+        length, injected: tokens so far, and those of them that the policy did not write.
+        completion: as it will be continued, by an engine in which it cannot wait.
         final: how it has ended, where a reply ended it.
     """
 
     request: Request
     sample: int
+    length: int = 0
+    injected: int = 0
     completion: Completion = EMPTY
     state: Any = None
     recalled: list[str] = field(default_factory=list)
     calls: int = 0
     values: dict[str, float] = field(default_factory=lambda: {"calls": 0.0})
-    final: Completion | None = None
+    final: _Ended | None = None
 
 
 @dataclass(kw_only=True)
@@ -170,6 +183,22 @@ class _Rollout:
         self.given = requests
         self.open: dict[Key, _Open] = {}
         self.ready: deque[_Row] = deque()
+        self.answered: list[Answer] = []
+        self.waits = isinstance(tools.engine, Conversing)
+
+    def groups(self, sampling: Sampling, limits: Limits | None) -> Iterator[Group]:
+        """What the engine writes: whole groups, where completions can wait in it, else pieces."""
+        engine = self.tools.engine
+        if isinstance(engine, Conversing):
+            return engine.converse(self.new_requests(), sampling, limits, self)
+        return engine.generate(self.requests(), sampling, limits)
+
+    def new_requests(self) -> Iterator[Request | None]:
+        """The requests as they come."""
+        for request in self.given:
+            if request is not None:
+                self._admit(request)
+            yield request
 
     def requests(self) -> Iterator[Request | None]:
         """What the engine is asked to write: continuations first, then new requests; None while
@@ -219,10 +248,12 @@ class _Rollout:
             request=request,
             sample=sample,
             completion=begun,
+            length=len(begun.tokens),
+            injected=len(begun.tokens) - begun.own_tokens,
             recalled=decode_all(self.policy.tokenizer, own[:answered]) if calls else [],
             calls=calls,
             values=values,
-            final=begun if calls > answered else None,
+            final=_Ended(begun.finish, begun.failure) if calls > answered else None,
         )
 
     def _continuation(self) -> Request:
@@ -248,12 +279,13 @@ class _Rollout:
         opened = self.open[group.stream, group.prompt.id]
         for sample, completion in zip(group.samples, group.completions, strict=True):
             row = opened.rows[sample]
-            if row.final is None and self._hands_over(completion):
-                self._ask(row, completion)
-                continue
             if row.final is not None:
-                ended = row.final
-                completion = replace(completion, finish=ended.finish, failure=ended.failure)
+                finish, failure = row.final
+                completion = replace(completion, finish=finish, failure=failure)
+            elif not self.waits and (said := self._asked(completion)) is not None:
+                row.completion, row.length = completion, len(completion.tokens)
+                self._ask(row, said)
+                continue
             opened.done[sample] = replace(completion, values=dict(row.values))
             if self.tools.ended is not None:
                 self.tools.ended(opened.request, sample, row.state)
@@ -268,26 +300,43 @@ class _Rollout:
                 samples=wanted,
             )
 
-    def _since(self, completion: Completion) -> str:
-        """What the policy wrote since the last reply."""
+    def hands_over(self, request: Request, sample: int, tokens: list[int], length: int) -> bool:
+        """Ask the environment if a completion that met a stop string asks."""
+        said = self._said(tokens)
+        if said is not None:
+            row = self.open[request.stream, request.prompt.id].rows[sample]
+            row.length = length
+            self._ask(row, said)
+        return said is not None
+
+    def answers(self) -> list[Answer]:
+        """The replies that have come, as tokens."""
+        self._receive()
+        found, self.answered = self.answered, []
+        return found
+
+    def _asked(self, completion: Completion) -> str | None:
+        """What a completion asks with its last tokens."""
+        if completion.finish != "stop":
+            return None
         mask = completion.mask
         start = max((place + 1 for place, own in enumerate(mask) if not own), default=0)
-        return decode_all(self.policy.tokenizer, [list(completion.tokens[start:])])[0]
+        return self._said(list(completion.tokens[start:]))
 
-    def _hands_over(self, completion: Completion) -> bool:
-        """Whether a completion ended at a stop string of the environment."""
-        tokens = completion.tokens
-        if completion.finish != "stop" or not tokens or tokens[-1] in self.policy.end_tokens:
-            return False
-        text = self._since(completion)
+    def _said(self, tokens: list[int]) -> str | None:
+        """What the policy wrote since the last reply, if it ends at a stop string of the
+        environment; else None."""
+        if not tokens or tokens[-1] in self.policy.end_tokens:
+            return None
+        text = decode_all(self.policy.tokenizer, [tokens])[0]
         ended = any(stop in text for stop in self.sampling.stop)
-        return not ended and any(stop in text for stop in self.tools.environment.stops)
+        stops = self.tools.environment.stops
+        return text if not ended and any(stop in text for stop in stops) else None
 
-    def _ask(self, row: _Row, completion: Completion) -> None:
+    def _ask(self, row: _Row, text: str) -> None:
         """Ask the environment, or recall what it replied before the run was interrupted."""
-        row.completion = completion
         row.calls += 1
-        text, tools = self._since(completion), self.tools
+        tools = self.tools
         asked = Asked(row.request, row.sample, row.calls, text)
         if tools.journal is not None and (known := tools.journal.recall(asked)) is not None:
             row.recalled.append(text)
@@ -318,24 +367,26 @@ class _Rollout:
         """Put a reply behind the completion; what it ends is marked so."""
         for name, value in {**reply.values, "calls": 1.0, "tool_seconds": seconds}.items():
             row.values[name] = row.values.get(name, 0.0) + value
-        before = row.completion
         if reply.status is not Status.OK:
-            row.final = replace(before, finish="error", failure=(reply.status, reply.text))
-        else:
-            self._inject(row, reply)
-        self.ready.append(row)
-
-    def _inject(self, row: _Row, reply: Reply) -> None:
-        before, tokens = row.completion, self.tools.injector.encode(reply)
-        injected = len(before.tokens) - before.own_tokens + len(tokens)
-        length = len(row.request.tokens) + len(before.tokens) + len(tokens)
+            self._go_on(row, [], _Ended("error", (reply.status, reply.text)))
+            return
+        tokens = self.tools.injector.encode(reply)
+        length = len(row.request.tokens) + row.length + len(tokens)
         most = self.tools.settings.max_injected_tokens
-        if injected > most or length >= self.policy.context:
-            row.final = replace(before, finish="length")
+        if row.injected + len(tokens) > most or length >= self.policy.context:
+            self._go_on(row, [], _Ended("length"))
         elif not tokens and not reply.done:
             said = "environment: replied with an empty text, after which nothing can follow"
-            row.final = replace(before, finish="error", failure=(Status.ERROR, said))
+            self._go_on(row, [], _Ended("error", (Status.ERROR, said)))
         else:
-            row.completion = extended(before, tokens)
-            if reply.done:
-                row.final = replace(row.completion, finish="stop")
+            self._go_on(row, tokens, _Ended("stop") if reply.done else None)
+
+    def _go_on(self, row: _Row, tokens: list[int], final: _Ended | None) -> None:
+        """Let a completion go on, or end, behind injected tokens."""
+        row.final = final
+        row.injected += len(tokens)
+        if self.waits:
+            self.answered.append(Answer(row.request, row.sample, tokens, final is not None))
+        else:
+            row.completion = extended(row.completion, tokens)
+            self.ready.append(row)

@@ -1,0 +1,232 @@
+"""Tools inside rollouts: completions that wait in the group engine, against continuing them by
+requests and against a barrier per round.
+
+    python benchmarks/tools.py --json benchmarks/results/tools.json
+
+The model is made of noise and asks at any of some single tokens, about twice in a completion; the
+replies are the same on both sides, and so are all tokens (this is checked). Cases:
+
+    prompt-24, prompt-300   CPU time of native and continued rollouts, replies at once
+    slow-tool               tokens per second where the tool of every eighth prompt takes 100 times
+                            as long as the others, against none that does
+    stragglers              tokens per second where 2 % of calls take a second, against rounds in
+                            which all completions wait for the slowest call
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from groupwise.environments import Reply
+from groupwise.models import Policy
+from groupwise.rollouts import GroupEngine
+from groupwise.rollouts.rows import EMPTY
+from groupwise.rollouts.tools import ToolEngine
+from groupwise.rollouts.tools.injection import Injector, extended
+from groupwise.settings import EnvironmentSettings
+from groupwise.training.stages.base_model import small_policy
+from groupwise.types import Group, Limits, Prompt, Request, Sampling, Stream
+from harness import Report, arguments, chosen, ratios
+
+CASES = ("prompt-24", "prompt-300", "slow-tool", "stragglers")
+COLUMNS = ("case", "calls", "native_s_per_1000", "other_s_per_1000", "speedup", "same")
+STOPS = tuple(map(chr, range(1, 17)))
+"""Characters of one token each: of 512 tokens that are about equally likely, every 32nd asks."""
+GROUP, ROWS = 8, 64
+SAMPLING = Sampling(max_tokens=64)
+SETTINGS = EnvironmentSettings(
+    name="noise", workers=64, max_result_tokens=24, max_injected_tokens=240, timeout_s=60.0
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Noise:
+    """Replies of 16 tokens that follow from what was asked.
+
+    Attributes:
+        seconds: that a call of a prompt takes, by what was asked.
+    """
+
+    seconds: Callable[[str, str], float] = lambda prompt, asked: 0.0
+    stops: tuple[str, ...] = STOPS
+
+    def begin(self, prompt: Prompt, *, stream: Stream) -> str:
+        return prompt.id
+
+    def reply(self, state: str, text: str) -> Reply:
+        if wait := self.seconds(state, text):
+            time.sleep(wait)
+        rng = random.Random(zlib.crc32(f"{state} {text}".encode()))
+        return Reply(text="".join(rng.choice("0123456789") for _ in range(16)))
+
+
+class Continued:
+    """The group engine as one in which completions cannot wait."""
+
+    def __init__(self, engine: GroupEngine) -> None:
+        self.engine, self.exact_continuation = engine, engine.exact_continuation
+
+    def generate(
+        self,
+        requests: Iterable[Request | None],
+        sampling: Sampling,
+        limits: Limits | None = None,
+    ) -> Iterator[Group]:
+        return self.engine.generate(requests, sampling, limits)
+
+    def publish(self, weights: Any) -> dict[str, float]:
+        return dict(self.engine.publish(weights))
+
+    def close(self) -> None:
+        self.engine.close()
+
+
+def requests(count: int, *, length: int) -> list[Request]:
+    """Prompts of one length, made of noise."""
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(20, 500, (count, length), generator=generator).tolist()
+    return [
+        Request(prompt=Prompt(id=str(n), text=""), tokens=ids, group=GROUP, stream=Stream(place=n))
+        for n, ids in enumerate(tokens)
+    ]
+
+
+def rollout(
+    policy: Policy, asked: list[Request], environment: Noise, *, native: bool = True
+) -> list[Group]:
+    """The groups, in order."""
+    engine = GroupEngine(policy, max_rows=ROWS)
+    tools = ToolEngine(
+        engine if native else Continued(engine),
+        environment,
+        policy=policy,
+        settings=SETTINGS,
+        max_rows=ROWS,
+    )
+    return sorted(tools.generate(asked, SAMPLING), key=lambda group: group.stream.place)
+
+
+def rounds(policy: Policy, asked: list[Request], environment: Noise) -> list[Group]:
+    """The same by rounds: every completion is written up to its call, all calls are made at once,
+    and nothing goes on before the last of them is answered."""
+    engine = GroupEngine(policy, max_rows=ROWS)
+    injector = Injector(policy, max_tokens=SETTINGS.max_result_tokens)
+    sampling = SAMPLING.model_copy(update={"stop": STOPS})
+    written = {(r.prompt.id, n): EMPTY for r in asked for n in range(GROUP)}
+    going, pool = set(written), ThreadPoolExecutor(SETTINGS.workers)
+    while going:
+        open_requests = []
+        for request in asked:
+            samples = tuple(n for n in range(GROUP) if (request.prompt.id, n) in going)
+            begun = tuple(written[request.prompt.id, n] for n in samples)
+            if samples:
+                open_requests.append(replace(request, samples=samples, begun=begun))
+        calls = {}
+        for group in engine.generate(open_requests, sampling):
+            for sample, one in zip(group.samples, group.completions, strict=True):
+                key = (group.prompt.id, sample)
+                written[key] = one
+                since = list(one.tokens[max((n + 1 for n, own in enumerate(one.mask) if not own),
+                                            default=0) :])  # fmt: skip
+                text = policy.tokenizer.decode(since)
+                if one.finish == "stop" and any(stop in text for stop in STOPS):
+                    calls[key] = pool.submit(environment.reply, key[0], text)
+        for key, call in calls.items():
+            written[key] = extended(written[key], injector.encode(call.result()))
+        going = set(calls)
+    return [
+        Group(
+            prompt=request.prompt,
+            prompt_tokens=request.tokens,
+            completions=tuple(written[request.prompt.id, n] for n in range(GROUP)),
+            stream=request.stream,
+            samples=request.wanted,
+        )
+        for request in asked
+    ]
+
+
+def tokens(groups: list[Group]) -> list[list[int]]:
+    return [list(one.tokens) for group in groups for one in group.completions]
+
+
+def calls_of(groups: list[Group]) -> float:
+    """Calls per completion."""
+    return statistics.mean(one.values["calls"] for group in groups for one in group.completions)
+
+
+def timed(run: Callable[[], list[Group]], clock: Callable[[], float]) -> tuple[list[Group], float]:
+    """The groups, and the seconds for 1000 tokens of the policy."""
+    start = clock()
+    groups = run()
+    own = sum(one.own_tokens for group in groups for one in group.completions)
+    return groups, 1000 * (clock() - start) / own
+
+
+def sides(
+    policy: Policy, case: str, *, prompts: int
+) -> tuple[Callable[[], list[Group]], Callable[[], list[Group]], Callable[[], float]]:
+    """What is compared, and by which clock."""
+    length = 300 if case == "prompt-300" else 24
+    asked = requests(prompts, length=length)
+    if case.startswith("prompt"):
+        return (
+            lambda: rollout(policy, asked, Noise()),
+            lambda: rollout(policy, asked, Noise(), native=False),
+            time.process_time,
+        )
+    if case == "slow-tool":
+        slow = Noise(seconds=lambda prompt, _: 0.1 if int(prompt) % 8 == 0 else 0.001)
+        fast = Noise(seconds=lambda prompt, _: 0.001)
+        return (
+            lambda: rollout(policy, asked, slow),
+            lambda: rollout(policy, asked, fast),
+            time.perf_counter,
+        )
+    rare = Noise(seconds=lambda _, text: 1.0 if zlib.crc32(text.encode()) % 50 == 0 else 0.0)
+    return (
+        lambda: rollout(policy, asked, rare),
+        lambda: rounds(policy, asked, rare),
+        time.perf_counter,
+    )
+
+
+def main() -> None:
+    parser = arguments(__doc__ or "", CASES)
+    parser.add_argument("--prompts", type=int, default=64, help="of a rollout (default 64)")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    if options.quick:
+        options.prompts, options.repeats = 8, 1
+    report, policy = Report("tools", options), small_policy()
+    for case in chosen(options, CASES, CASES):
+        native, other, clock = sides(policy, case, prompts=options.prompts)
+        found, wanted = native(), other()  # kernels are compiled before anything is timed
+        ours, theirs = [], []
+        for repeat in range(options.repeats):
+            for run, seconds in [(native, ours), (other, theirs)][:: 1 if repeat % 2 else -1]:
+                seconds.append(timed(run, clock)[1])
+        report.add(
+            {
+                "case": case,
+                "calls": calls_of(found),
+                "native_s_per_1000": statistics.median(ours),
+                "other_s_per_1000": statistics.median(theirs),
+                "speedup": ratios(theirs, ours),
+                "same": tokens(found) == tokens(wanted),
+            }
+        )
+    report.close(COLUMNS)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,163 @@
+"""The completions that a group engine is writing, and those that wait for a reply."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from groupwise.rollouts.limits import PAUSES
+from groupwise.rollouts.rows import Row
+from groupwise.types import Group, Limits, Request, Sampling
+
+Entry = tuple[int, int, int, int, int, int]
+"""A row's number, slot, sample, time, token and budget."""
+
+
+class Answer(NamedTuple):
+    """What follows a completion that handed over.
+
+    Attributes:
+        request, sample: name the completion.
+        tokens: to be injected.
+        over: whether it ends behind them.
+    """
+
+    request: Request
+    sample: int
+    tokens: list[int]
+    over: bool
+
+
+@runtime_checkable
+class Turns(Protocol):
+    """Answers completions that stopped to ask."""
+
+    def hands_over(self, request: Request, sample: int, tokens: list[int], length: int) -> bool:
+        """Whether a completion that met a stop string waits for an answer from now on.
+
+        Args:
+            tokens: that the policy wrote since the last answer.
+            length: tokens of the whole completion.
+        """
+        ...
+
+    def answers(self) -> list[Answer]:
+        """Those that have come since."""
+        ...
+
+
+@runtime_checkable
+class Conversing(Protocol):
+    """An engine in which completions can wait for an answer."""
+
+    def converse(
+        self,
+        requests: Iterable[Request | None],
+        sampling: Sampling,
+        limits: Limits | None = None,
+        turns: Turns | None = None,
+    ) -> Iterator[Group]: ...
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Slot:
+    """A prompt in the cache, its completions, and the tick of the clock at which it entered."""
+
+    request: Request
+    rows: list[Row]
+    start: int
+
+
+class Parked(NamedTuple):
+    """A completion that waits for its answer; slots move, so it has no row number.
+
+    Attributes:
+        sample: its place among the rows of the slot.
+        time, token: place and id of its last token, which has yet to pass through the model.
+    """
+
+    slot: Slot
+    sample: int
+    time: int
+    token: int
+
+
+class Parking:
+    """The completions that wait.
+
+    Args:
+        turns: answers them.
+    """
+
+    def __init__(self, turns: Turns) -> None:
+        self.turns = turns
+        self._waiting: dict[tuple[int, int], Parked] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def __contains__(self, slot: Slot) -> bool:
+        return any(parked.slot is slot for parked in self._waiting.values())
+
+    def offer(self, parked: Parked, tokens: list[int]) -> None:
+        """Let a completion wait if its `tokens` since the last answer ask for one."""
+        request = parked.slot.request
+        name = request.wanted[parked.sample]
+        if self.turns.hands_over(request, name, tokens, parked.time + 1):
+            self._waiting[id(request), name] = parked
+
+    def answered(self, *, idle: bool) -> list[tuple[Parked, Answer]]:
+        """The completions that can go on.
+
+        Args:
+            idle: wait until there is one.
+        """
+        found, (pause, longest) = self.turns.answers(), PAUSES
+        while idle and not found:
+            time.sleep(pause)
+            pause, found = min(2 * pause, longest), self.turns.answers()
+        return [(self._waiting.pop((id(one.request), one.sample)), one) for one in found]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Live:
+    """The completions that are still being written, one entry each.
+
+    Attributes:
+        rows: slot · G + sample.
+        slot, sample: the two parts of it.
+        time: where the key of `token` goes in the suffix.
+        token: drawn last.
+        budget: tokens that the completion may have.
+    """
+
+    rows: Int[Tensor, "rows"]
+    slot: Int[Tensor, "rows"]
+    sample: Int[Tensor, "rows"]
+    time: Int[Tensor, "rows"]
+    token: Int[Tensor, "rows"]
+    budget: Int[Tensor, "rows"]
+
+    def keep(self, index: Tensor) -> Live:
+        """Some of the entries, by mask or by index."""
+        return Live(**{f.name: getattr(self, f.name)[index] for f in fields(self)})
+
+    def join(self, other: Live) -> Live:
+        pairs = {f.name: (getattr(self, f.name), getattr(other, f.name)) for f in fields(self)}
+        return Live(**{name: torch.cat(pair) for name, pair in pairs.items()})
+
+    def ordered(self) -> Live:
+        """The entries in the order of rows."""
+        return self.keep(self.rows.argsort())
+
+    @classmethod
+    def of(cls, entries: list[Entry], device: torch.device) -> Live:
+        """The live rows of these entries."""
+        table = torch.tensor(entries, dtype=torch.long, device=device).view(-1, 6)
+        return cls(**dict(zip((f.name for f in fields(cls)), table.unbind(1), strict=True)))
