@@ -9,7 +9,7 @@ PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HU
 # torch goes in first and is pinned by the constraints, so that no later requirement replaces it.
 TORCH  := $(shell sed -n 's/^\(torch==[^ ]*\).*/\1/p' constraints.txt)
 
-.PHONY: demo test test-torch-kernels test-oldest test-python verify cluster-test audit lint types format api docs base-model study study-models study-runs papers vllm-env trl-env dist clean
+.PHONY: demo test test-torch-kernels test-oldest test-python verify cluster-test audit lint types format api docs base-model study study-models study-runs papers bench bench-gpu vllm-env trl-env dist clean
 
 demo: .venv/.runtime
 	$(BIN)/groupwise demo
@@ -131,6 +131,14 @@ papers: .venv/.runtime
 	    $(BIN)/python studies/papers/collect.py store $$name runs/papers/$$name || exit 1; done
 	$(BIN)/python studies/papers/collect.py page
 
+# The figures of benchmarks/RESULTS.md, on an idle machine: without a card (under an hour), and with one
+# (within ten minutes). Resumable.
+bench: .venv/.dev .venv-trl/bin/python
+	$(BIN)/python benchmarks/bench.py $(ARGS)
+
+bench-gpu: .venv/.dev
+	$(BIN)/python benchmarks/bench.py --gpu $(ARGS)
+
 # Peers of the benchmarks, each in its own environment; `make verify` tests the engine against the vLLM
 # of the first.
 vllm-env:
@@ -142,10 +150,10 @@ vllm-env:
 	@# groupwise beside it, for the tests of vLLM in the trainer's own process.
 	.venv-vllm/bin/python -m pip install --quiet -e . pytest
 
-trl-env:
+trl-env .venv-trl/bin/python:
 	$(PYTHON) -m venv .venv-trl
 	.venv-trl/bin/python -m pip install --quiet $(TORCH)
-	.venv-trl/bin/python -m pip install --quiet trl==1.16.0 transformers==5.23.0 accelerate==1.15.0 datasets==5.2.0
+	.venv-trl/bin/python -m pip install --quiet trl==1.16.0 transformers==5.23.0 accelerate==1.15.0 datasets==5.2.0 peft==0.21.2
 
 # Wheel and sdist in dist/; their contents are checked, and the wheel is tested without this checkout.
 dist: .venv/.dev

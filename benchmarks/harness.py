@@ -260,13 +260,20 @@ def _processor() -> str:
     return " ".join([names.get("model name", "unknown"), *wide])
 
 
-def _commit() -> str:
-    """Of the code that was measured; "+" where files differ from it."""
-    command = ["git", "-C", str(HERE), "describe", "--always", "--abbrev=12", "--dirty=+"]
+def commit_measured() -> str:
+    """Of the code that is measured; "+" where files other than results differ from it."""
+    others = (":/", ":!/benchmarks/results", ":!/benchmarks/RESULTS.md")
     try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+        commit = _git("rev-parse", "--short=12", "HEAD")
+        changed = _git("status", "--porcelain", "--untracked-files=no", "--", *others)
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
+    return f"{commit}+" if changed else commit
+
+
+def _git(*words: str) -> str:
+    command = ["git", "-C", str(HERE), *words]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
 class Report:
@@ -283,7 +290,7 @@ class Report:
             "busy": options.busy,
             "repeats": options.repeats,
             "hardware": hardware(),
-            "commit": _commit(),
+            "commit": commit_measured(),
             "versions": {},
             "cases": self.cases,
         }
@@ -295,13 +302,18 @@ class Report:
         """Note a case, and say it in a line."""
         self.cases.append(dict(case))
         say("  " + "  ".join(f"{k} {show(v)}" for k, v in case.items() if k not in ("repeats",)))
+        self._write()
+
+    def close(self, columns: Sequence[str]) -> None:
+        """Print the table, and mark the file as whole."""
+        print(table(self.cases, columns))
+        self.content["finished"] = True
+        self._write()
+
+    def _write(self) -> None:
         if self.options.json is not None:
             self.options.json.parent.mkdir(parents=True, exist_ok=True)
             self.options.json.write_text(json.dumps(self.content, indent=1) + "\n")
-
-    def close(self, columns: Sequence[str]) -> None:
-        """Print the table."""
-        print(table(self.cases, columns))
 
 
 def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:

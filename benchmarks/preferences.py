@@ -13,6 +13,7 @@ import argparse
 import tempfile
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import harness
@@ -23,7 +24,7 @@ COLUMNS = (
     "case",
     "ours_seconds",
     "trl_seconds",
-    "faster",
+    "speedup",
     "ours_peak_mb",
     "trl_peak_mb",
     "loss_gap",
@@ -50,7 +51,9 @@ CASES = {
 }
 
 
-def measure(name: str, case: Case, options: argparse.Namespace, report: Report) -> dict[str, Any]:
+def measure(
+    name: str, case: Case, peer_python: Path, options: argparse.Namespace, report: Report
+) -> dict[str, Any]:
     """Both sides in processes of their own."""
     shape = SHAPES[case.shape]
     with ExitStack() as stack:
@@ -73,7 +76,10 @@ def measure(name: str, case: Case, options: argparse.Namespace, report: Report) 
         trl, best = None, float("inf")
         for size in (1,) if options.quick else MICROBATCHES:
             peer, version = harness.start(
-                stack, "peers/trl_preferences.py", {**spec, "microbatch": size}
+                stack,
+                "peers/trl_preferences.py",
+                {**spec, "microbatch": size},
+                python=peer_python,
             )
             report.version("trl", version)
             peer.ask("step")
@@ -92,7 +98,7 @@ def measure(name: str, case: Case, options: argparse.Namespace, report: Report) 
         "case": name,
         "ours_seconds": harness.spread(seconds["ours"]),
         "trl_seconds": harness.spread(seconds["trl"]),
-        "faster": ratios(seconds["trl"], seconds["ours"]),
+        "speedup": ratios(seconds["trl"], seconds["ours"]),
         "ours_peak_mb": max(of(found["ours"], "peak_mb")),
         "trl_peak_mb": max(of(found["trl"], "peak_mb")),
         "loss_gap": abs(found["ours"][0]["loss"] - found["trl"][0]["loss"]),
@@ -102,13 +108,16 @@ def measure(name: str, case: Case, options: argparse.Namespace, report: Report) 
 
 def main() -> None:
     options = harness.arguments(__doc__ or "", list(CASES)).parse_args()
+    python = harness.environment("trl", "GROUPWISE_TRL_PYTHON", ".venv-trl")
+    if python is None:
+        raise SystemExit(1)
     report = Report("preferences", options)
     for name in harness.chosen(options, list(CASES), list(CASES)):
         say(name)
         case = CASES[name]
         if options.quick:
             case = replace(case, shape="1m", prompts=2, prompt=16, completion=8)
-        report.add(measure(name, case, options, report))
+        report.add(measure(name, case, python, options, report))
     report.close(COLUMNS)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import kernels
 import memory
+import preferences
 import rollouts
 import scaling
 import step
@@ -28,6 +29,7 @@ TITLES = {
     "kernels": "What each kernel gains",
     "scaling": "How a step grows",
     "memory": "The plan of a run's memory, against the run",
+    "preferences": "Preferences and reward models, against TRL",
 }
 COLUMNS = {
     "step": step.COLUMNS,
@@ -36,10 +38,11 @@ COLUMNS = {
     "kernels": kernels.COLUMNS,
     "scaling": scaling.COLUMNS,
     "memory": memory.COLUMNS,
+    "preferences": preferences.COLUMNS,
 }
 ABOUT = {"step": step.__doc__, "rollouts": rollouts.__doc__, "update": update.__doc__,
          "kernels": kernels.__doc__, "scaling": scaling.__doc__,
-         "memory": memory.__doc__}  # fmt: skip
+         "memory": memory.__doc__, "preferences": preferences.__doc__}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +58,11 @@ class Target:
 
     def met(self, figure: float) -> bool:
         return figure >= self.value if self.at_least else figure <= self.value
+
+
+AGAINST = {"step": "TRL", "preferences": "TRL"}
+HALF_MB = {"fp32": 9500.0, "recommended": 9500.0, "lora": 3000.0}
+"""Memory of half a billion parameters, by case."""
 
 
 def _targets() -> list[Target]:
@@ -73,6 +81,14 @@ def _targets() -> list[Target]:
         *(least("step", f"embedded{of}", 3.0) for of in ("", "@8-rows")),
         *(least("step", f"medium-fp32{of}", 3.5) for of in ("", "@one-pass")),
         *(least("step", f"medium-recommended{of}", 5.0) for of in ("", "@one-pass")),
+        least("step", "cpu-0.5b-fp32", 6.5),
+        *(least("step", f"cpu-0.5b-{case}", 9.0) for case in ("recommended", "lora")),
+        *(
+            most("step", f"cpu-0.5b-{case}", "ours_peak_mb", limit)
+            for case, limit in HALF_MB.items()
+        ),
+        *(least("preferences", f"{what}-2", 3.0) for what in ("dpo", "reward")),
+        least("preferences", "reward-8", 12.0),
         least("step", "long-prompt-fp32", 6.0),
         least("step", "long-prompt-recommended", 8.0),
         *(most("step", f"medium-fp32{of}", "memory_ratio", 1 / 6) for of in ("", "@one-pass")),
@@ -124,7 +140,7 @@ def against_targets(found: Found) -> str:
                 "benchmark": target.benchmark,
                 "case": target.case,
                 "figure": target.figure.replace("_", " "),
-                "against": target.peer or ("TRL" if target.benchmark == "step" else "bound"),
+                "against": target.peer or AGAINST.get(target.benchmark, "bound"),
                 "measured": measured if measured is not None else "not measured",
                 "target": f"{sign} {show(target.value)}",
                 "met": _verdict(target, measured),

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
+import psutil
 import pytest
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 NAMES = (
+    "bench",
     "compare_commits",
     "harness",
     "kernels",
+    "preferences",
     "results",
     "rollouts",
     "scaling",
@@ -130,13 +135,13 @@ def test_the_page_holds_each_figure_against_its_target(load, tmp_path: Path) -> 
     page = results.page(found, "## Notes")
     verdicts = [line.split("|")[-2].strip() for line in page.splitlines() if "small-equal" in line]
     assert verdicts[:2] == ["yes", "no"]
-    assert "| step      | embedded " in page and "not measured" in page
+    assert re.search(r"\| step +\| embedded ", page) and "not measured" in page
     assert "python it" in page and page.endswith("## Notes\n")
 
 
 def test_every_target_names_a_case_that_exists(load) -> None:
     results = load("results")
-    cases = {name: load(name).CASES for name in ("rollouts", "step", "update")}
+    cases = {name: load(name).CASES for name in ("rollouts", "step", "update", "preferences")}
     for target in results._targets():
         assert target.case in cases[target.benchmark]
 
@@ -159,3 +164,41 @@ def test_a_commit_runs_its_own_benchmarks_and_its_own_source(load) -> None:
         compare.worktree("no-such-commit"),
     ):
         pass
+
+
+def test_all_benchmarks_wait_for_an_idle_machine_and_skip_what_is_measured(
+    load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = load("bench")
+    monkeypatch.setattr(bench.os, "getloadavg", lambda: (9.0, 9.0, 9.0))
+    monkeypatch.setattr(sys, "argv", ["bench.py"])
+    with pytest.raises(SystemExit, match="wait until the machine is idle"):
+        bench.main()
+    monkeypatch.setattr(bench, "HERE", tmp_path)
+    (part, *_) = bench.PARTS
+    part.file.parent.mkdir()
+    for found, measured in (
+        ({"commit": "a", "finished": True}, True),
+        ({"commit": "b", "finished": True}, False),
+        ({"commit": "a"}, False),  # interrupted
+    ):
+        part.file.write_text(json.dumps(found))
+        assert part.measured("a") is measured
+
+
+def test_parts_of_all_benchmarks_name_cases_that_exist(load) -> None:
+    bench = load("bench")
+    for part in (*bench.PARTS, *bench.GPU_PARTS):
+        words = part.arguments.split()
+        if "--cases" in words:
+            names = words[words.index("--cases") + 1].split(",")
+            assert set(names) <= set(load(part.script).CASES), part.name
+
+
+def test_busy_processes_take_time_and_end(load) -> None:
+    harness = load("harness")
+    with harness.busy(2):
+        others = psutil.Process().children()
+        time.sleep(0.5)
+        assert len(others) == 2 and all(other.cpu_times().user > 0 for other in others)
+    assert not any(other.is_running() for other in others)
