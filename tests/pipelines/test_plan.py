@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from groupwise.config import load
+from groupwise.config import Config, load
 from groupwise.errors import UsageError
 from groupwise.pipelines import Pipeline, packaged_pipelines, plan_table, read_pipeline
 from groupwise.pipelines.stages import Work, kind_of
@@ -198,5 +198,5 @@ def test_rows_have_been_through_the_transforms_already(kind: str, tmp_path: Path
     given = {"recipe": "l1-exact", "set": ["warmup.steps=1"]}
     for rows, expected in ((None, 1), ("rows.jsonl", 0)):
         found = configured(work, rows=rows, **given)
-        config = found["l1-exact"] if isinstance(found, dict) else found
+        config = found if isinstance(found, Config) else found["l1-exact"]
         assert len(config.data.transforms) == expected

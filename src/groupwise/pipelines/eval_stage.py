@@ -78,7 +78,8 @@ def eval(
             tasks, models, names, seeds=seeds, budgets=budgets, targets=targets
         )
     else:
-        figures, values = _of_one(*tasks.values(), models, names, seeds=seeds)
+        (config,) = tasks.values()
+        figures, values = _of_one(config, models, names, seeds=seeds)
     (work.folder / OUTPUTS["figures"]).write_text(
         json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
     )

@@ -35,7 +35,7 @@ TAKES: Mapping[str, Output] = {
 """What a setting of that name takes from other stages."""
 
 
-OF_ROWS: Mapping[str, Any] = {"data.prompt_column": "prompt", "data.transforms": []}
+OF_ROWS: dict[str, Any] = {"data.prompt_column": "prompt", "data.transforms": []}
 """How a recipe reads the prompts of rows, which have been through its transforms already."""
 
 
