@@ -368,7 +368,7 @@ def test_changed_settings_are_listed_and_refused_where_they_change_the_mathemati
     with pytest.raises(UsageError) as refusal:
         prepared(tmp_path, *changed, resume=True)
     said = str(refusal.value)
-    assert "2 settings that change the mathematics" in said and "--allow-changes" in said
+    assert "2 settings that affect results" in said and "--allow-changes" in said
     assert "group_size: 4 → 6" in said and "optimizer.learning_rate: 0.003 → 0.0001" in said
     assert "steps" not in said.partition(":")[2].replace("settings", "").replace("at step", "")
     progress = Quiet()

@@ -305,9 +305,11 @@ class Preflight:
             )
         gold = [row.total for row in tried.rows if row.kind == "gold"]
         rest = [row.total for row in tried.rows if row.kind == "garbage"]
+        least, most, garbage = min(gold), max(gold), max(rest)
+        scores = f"{least:g}" if least == most else f"{least:g} to {most:g}"
         return (
-            f"reference answers (as {tried.writing!r}) score {min(gold):g} to {max(gold):g}, "
-            f"garbage at most {max(rest):g}"
+            f"reference answers ({tried.writing}) score {scores}; garbage scores "
+            f"{'0' if garbage == min(rest) == 0 else f'at most {garbage:g}'}"
         )
 
     def cluster(self) -> str:

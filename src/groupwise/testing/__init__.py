@@ -110,7 +110,7 @@ class RewardCheck:
             for line in lines
         ]
         verdict = [f"problem: {text}" for text in self.problems] or ["no problem found"]
-        return "\n".join([*shown, f"reference answers written as: {self.writing}", *verdict])
+        return "\n".join([*shown, f"style of the reference answers: {self.writing}", *verdict])
 
 
 def check_reward(

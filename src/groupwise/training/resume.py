@@ -59,11 +59,11 @@ def find_resume_point(
     checkpoint unless the configuration sets it, since sums of floating-point numbers depend on it.
 
     Args:
-        allow_changes: accept changed settings that change the mathematics.
+        allow_changes: accept changed settings that affect results.
         restart: start from step 0 where checkpoints exist and none is intact.
 
     Raises:
-        UsageError: settings have changed that change the mathematics, and that is not allowed; or
+        UsageError: settings that affect results have changed, and that is not allowed; or
             no checkpoint is intact, and the run is not to be restarted.
         RunError: the checkpoint has a format that this version does not know.
     """
@@ -199,9 +199,9 @@ def _refuse(found: list[Change], *, step: int, allowed: bool) -> None:
     serious = [change for change in found if change.mathematical]
     if serious and not allowed:
         raise UsageError(
-            f"--resume: {len(serious)} settings that change the mathematics differ from the "
-            f"checkpoint at step {step}: {'; '.join(map(str, serious))}. Take them back, or "
-            "confirm them by --allow-changes."
+            f"--resume: {len(serious)} settings that affect results differ from the "
+            f"checkpoint at step {step}: {'; '.join(map(str, serious))}. Restore them, or "
+            "accept the changes with --allow-changes."
         )
 
 

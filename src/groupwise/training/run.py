@@ -98,7 +98,7 @@ def train(
         eval_prompts: held-out prompts; without them only generators and hub data, which have a
             held-out split, are evaluated on.
         resume: go on from the newest checkpoint in `output`; start where there is none.
-        allow_changes: resume although settings have changed that change the mathematics.
+        allow_changes: resume even if settings that affect results have changed.
         restart: start from step 0 where checkpoints exist and none is intact.
         progress: shows the run; None shows it on standard error.
         settings: everything else as in a recipe: `group_size=8, sampling={"max_tokens": 64},
@@ -170,7 +170,7 @@ def train_config(
     Args:
         policy, functions, prompts, eval_prompts: in place of what the configuration names.
         resume: go on from the newest whole checkpoint of the run directory, or start.
-        allow_changes: resume although settings have changed that change the mathematics.
+        allow_changes: resume even if settings that affect results have changed.
         restart: start from step 0 where checkpoints exist and none is intact.
         progress: shows the run; None shows it on standard error.
     """

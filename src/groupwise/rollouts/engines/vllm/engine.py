@@ -1,8 +1,7 @@
 """Rollouts by vLLM, held to the contract of the other engines.
 
-vLLM has weights of its own, so they are brought to it after every update, and after every update a
-canary compares both sides (`canary.py`): a sampler with other weights than the learner's is found
-before anything is learnt from it.
+vLLM has its own copy of the weights. They are published to it after every update, and a canary then
+compares both sides (`canary.py`), so that a run does not learn from completions of other weights.
 """
 
 from __future__ import annotations
