@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
@@ -26,6 +27,7 @@ class Ending:
         self.tokenizer = policy.tokenizer
         self.ends = torch.tensor(sorted(policy.end_tokens), device=device)
         self.stop = sampling.stop
+        self.stops = re.compile("|".join(map(re.escape, self.stop)))
         # A token adds at least one byte, so a tail of as many tokens as the longest stop string has
         # bytes holds it whole.
         self.tail = max((len(text.encode()) for text in self.stop), default=0) + 1
@@ -51,7 +53,7 @@ class Ending:
                 for row, n in spans
             ]
             texts = decode_all(self.tokenizer, tails)
-            found = [any(stop in text for stop in self.stop) for text in texts]
+            found = [self.stops.search(text) is not None for text in texts]
             ended = ended | torch.tensor(found, device=ended.device)
         return ended
 

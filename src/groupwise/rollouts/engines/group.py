@@ -426,20 +426,20 @@ class _Rollout:
     def _measure(self) -> None:
         """What every step needs to know of the rows; changes when slots do or tokens are given."""
         lengths = {len(slot.request.tokens) for slot in self.slots}
-        # Rows that wait, or have ended while others waited, must not widen what is attended to.
-        starts = {row.start for slot in self.slots for row in slot.rows if not row.idle}
+        starts: set[int] = set()
+        self.since: dict[int, int] = {}
+        self.in_step, self.queued = True, False
+        for number, slot in enumerate(self.slots):
+            for place, row in enumerate(slot.rows, number * self.group):
+                if row.since:
+                    self.since[place] = row.since
+                if row.idle:  # one that waits must not widen what is attended to
+                    continue
+                starts.add(row.start)
+                self.in_step = self.in_step and row.start == slot.start
+                self.queued = self.queued or bool(row.given)
         self.longest_prompt, self.earliest = max(lengths, default=0), min(starts, default=0)
         self.aligned = len(lengths) == 1 and len(starts) == 1
-        self.in_step = all(
-            row.start == slot.start for slot in self.slots for row in slot.rows if not row.idle
-        )
-        self.queued = any(row.given for slot in self.slots for row in slot.rows)
-        self.since = {
-            number * self.group + sample: row.since
-            for number, slot in enumerate(self.slots)
-            for sample, row in enumerate(slot.rows)
-            if row.since
-        }
 
     @torch.inference_mode()
     def collect(self) -> list[Group]:
