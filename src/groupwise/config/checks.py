@@ -444,6 +444,7 @@ def check_functions(config: Config) -> None:
         UsageError: unknown name or setting, a value of the wrong type or range.
     """
     from groupwise.algorithms import bind
+    from groupwise.config.preferences import check_online
     from groupwise.environments import ENVIRONMENTS
     from groupwise.rewards import REWARDS, combination
 
@@ -455,6 +456,7 @@ def check_functions(config: Config) -> None:
     check_teacher(config, algorithm)
     check_partial_rollouts(config, algorithm)
     check_process(config, algorithm)
+    check_online(config, algorithm)
     try:
         combination(config.combine)
     except UsageError as error:

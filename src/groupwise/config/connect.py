@@ -11,6 +11,7 @@ import torch
 
 from groupwise.algorithms import BoundAlgorithm
 from groupwise.config import Config
+from groupwise.config.preferences import compares_with_reference
 from groupwise.environments import ENVIRONMENTS, Environment
 from groupwise.errors import UsageError
 from groupwise.kernels import keep_freed_memory, select
@@ -218,12 +219,19 @@ def optimizer_steps(config: Config) -> int:
 def reference_kind(config: Config, algorithm: BoundAlgorithm, model: Any) -> Any:
     """Where π_ref comes from, if it is needed at all."""
     wanted = config.model.reference
+    online = compares_with_reference(config)
+    if wanted == "none" and online:
+        raise UsageError(
+            "model.reference = 'none': preference.loss compares with a reference; set "
+            "model.reference = 'auto', or preference.loss.name = 'simpo' or 'orpo'."
+        )
     if wanted == "none" and "ref_logp" in algorithm.needs:
         raise UsageError(
             f"model.reference = 'none': algorithm {config.algorithm.name!r} has a KL term; set "
             "model.reference = 'auto', or algorithm.divergence.name = 'none'."
         )
-    if wanted == "none" or (wanted == "auto" and "ref_logp" not in algorithm.needs):
+    needed = online or "ref_logp" in algorithm.needs
+    if wanted == "none" or (wanted == "auto" and not needed):
         return "none"
     return "adapter" if is_adapted(model) else "frozen"
 

@@ -159,6 +159,10 @@ METRICS: dict[str, Metric] = {
     "value_clip_share": Metric(
         "Clipped values", "Share of tokens whose value had moved beyond the clip."
     ),
+    "pairs": Metric("Pairs", "Pairs of rollouts that the step learned from."),
+    "unpaired_share": Metric(
+        "Groups without pairs", "Share of groups whose answers made no pair to learn from."
+    ),
     "step_reward": Metric("Reward of a step", "Mean reward of the steps of the completions."),
     "steps_written": Metric(
         "Steps per completion", "Mean number of steps of the completions whose steps were judged."

@@ -52,6 +52,9 @@ class PreferenceSettings(DatasetSettings):
     """Training prompts that own answers are sampled to, `group_size` each."""
     pairs: Literal["best_worst", "all"] = "best_worst"
     """Pairs made of scored answers: the best with the worst, or all that differ in score."""
+    online: bool = False
+    """Make pairs of every step's own rollouts, in the loop of `groupwise train`, instead of once
+    before the first step. Of the algorithm, only the filter is used."""
 
 
 class RewardModelSettings(DatasetSettings):

@@ -25,6 +25,7 @@ from groupwise.config.connect import (
     make_scorer,
 )
 from groupwise.config.data import load_eval, load_train, rendered, split_validation
+from groupwise.config.preferences import method_of
 from groupwise.evaluation.measure import Measurement, measure
 from groupwise.kernels import select
 from groupwise.models import Policy
@@ -51,6 +52,7 @@ from groupwise.training.monitor.monitor import Monitor
 from groupwise.training.monitor.progress import Progress
 from groupwise.training.monitor.trackers import make_trackers
 from groupwise.training.monitor.watchdog import Watchdog
+from groupwise.training.online_preferences import on_own_pairs
 from groupwise.training.process import ProcessTrainer, make_step_scorer
 from groupwise.training.resume import (
     ResumePoint,
@@ -226,6 +228,8 @@ def _trainer(
         kind = partial(CriticTrainer, critic=config.critic, value_loss=value_loss(config))
     elif config.distillation is not None:
         kind = with_teacher(config, connected.policy)
+    elif config.preference is not None and config.preference.online:
+        kind = on_own_pairs(config.preference)
     elif config.process is not None:
         kind = partial(ProcessTrainer, steps=make_step_scorer(config, connected.policy))
     drawn, taken = make_source(
@@ -345,7 +349,7 @@ def _monitor(config: Config, run_log: RunLog, *, progress: Progress, name: str |
         trackers=make_trackers(config.logging.trackers, run_log.folder, plain_settings(config)),
         alerts=Alerts(thresholds=config.alerts),
         guard=DivergenceGuard(settings=config.guards),
-        name=name or config.algorithm.name,
+        name=name or method_of(config),
         rollouts_every=config.logging.rollouts_every,
     )
 

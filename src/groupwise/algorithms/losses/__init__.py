@@ -12,7 +12,11 @@ reaches neither values nor gradients.
 from groupwise.algorithms.losses.corrections import CORRECTIONS
 from groupwise.algorithms.losses.divergences import DIVERGENCES
 from groupwise.algorithms.losses.objective import FunctionObjective, PolicyObjective
-from groupwise.algorithms.losses.preference import REFERENCED, PreferenceObjective
+from groupwise.algorithms.losses.preference import (
+    REFERENCED,
+    PreferenceObjective,
+    preference_figures,
+)
 from groupwise.algorithms.losses.ranking import RankingObjective, final_scores
 from groupwise.algorithms.losses.ratios import RATIOS
 from groupwise.algorithms.losses.surrogates import SURROGATES
@@ -32,4 +36,5 @@ __all__ = [
     "FunctionObjective",
     "RankingObjective",
     "final_scores",
+    "preference_figures",
 ]

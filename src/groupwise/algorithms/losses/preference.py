@@ -72,3 +72,28 @@ class PreferenceObjective:
         order = here.argsort()
         place = order[torch.searchsorted(here[order], mine)]
         return place[:, 0], place[:, 1]
+
+
+def preference_figures(
+    function: BoundFunction, batch: Batch, objective: PreferenceObjective, logp: Tensor
+) -> dict[str, Tensor]:
+    """Figures of every pair, or of every single answer, from log-probabilities of a batch."""
+    unpaired = "delta" in function.inputs
+    total = torch.where(batch.mask, logp, 0).sum(1)
+    mean = total / batch.mask.sum(1)
+    delta = total - batch.columns["ref"].to(total.dtype)
+    if unpaired:
+        wanted = batch.columns["label"] > 0
+        first, second = wanted.nonzero().squeeze(-1), (~wanted).nonzero().squeeze(-1)
+    else:
+        first, second = objective.pairs[:, 0], objective.pairs[:, 1]
+    found = {"chosen_logp": mean[first], "rejected_logp": mean[second]}
+    if REFERENCED.isdisjoint(function.inputs):
+        margin = mean[first] - mean[second] if not unpaired else None
+    else:
+        found |= {"chosen_delta": delta[first], "rejected_delta": delta[second]}
+        margin = delta[first] - delta[second] if not unpaired else None
+    if margin is not None:
+        found["margin"] = margin
+        found["pair_accuracy"] = (margin > 0).float() + (margin == 0).float() / 2
+    return found

@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from groupwise.errors import UsageError
 from groupwise.evaluation.measure import generate_and_score
@@ -15,7 +15,9 @@ from groupwise.prompts.templates import Rendered
 from groupwise.rewards import Scorer
 from groupwise.rundir.files import replace_text
 from groupwise.training.monitor.progress import Progress, duration
-from groupwise.types import Engine, Group, Sampling
+from groupwise.types import Completion, Engine, Group, Sampling
+
+T = TypeVar("T")
 
 PAIRS = "pairs.jsonl"
 """File of pairs in the run directory."""
@@ -51,7 +53,7 @@ def own_pairs(
         for made, ranked in _ranked(
             engine, scorer, ready, sampling=sampling, group=group, seed=seed, progress=progress
         )
-        for better, worse in _pairs(ranked, pairs)
+        for better, worse in pairs_of_ranked([(pair, pair[1]) for pair in ranked], pairs)
     ]
     return _written(rows, folder / PAIRS, group, "preference")
 
@@ -114,13 +116,9 @@ def _ranked(
             seed=seed,
         )
         for made, rewards in zip(groups, scores.total.tolist(), strict=True):
-            answers: dict[str, float] = {}
-            for completion, reward in zip(made.completions, rewards, strict=True):
-                if completion.finish == "stop" and not math.isnan(reward):
-                    answers.setdefault(completion.text, reward)
-            if len(set(answers.values())) > 1:
+            if ranked := ranked_answers(made.completions, rewards):
                 used += 1
-                yield made, sorted(answers.items(), key=lambda item: -item[1])
+                yield made, [(made.completions[place].text, reward) for place, reward in ranked]
         done = min(first + CHUNK, count)
         left = (time.monotonic() - start) / done * (count - done)
         progress.log(
@@ -129,12 +127,36 @@ def _ranked(
         )
 
 
-def _pairs(
-    ranked: Sequence[tuple[str, float]], how: Literal["best_worst", "all"]
-) -> list[tuple[tuple[str, float], tuple[str, float]]]:
+def ranked_answers(
+    completions: Sequence[Completion], rewards: Sequence[float]
+) -> list[tuple[int, float]]:
+    """Places and rewards of the answers of a group, best first; none where all rewards are equal.
+
+    Answers that were cut off, repeat another one or could not be judged (NaN) are left out.
+    """
+    places: dict[str, int] = {}
+    for place, (completion, reward) in enumerate(zip(completions, rewards, strict=True)):
+        if completion.finish == "stop" and not math.isnan(reward):
+            places.setdefault(completion.text, place)
+    if len({rewards[place] for place in places.values()}) < 2:
+        return []
+    return sorted(((p, rewards[p]) for p in places.values()), key=lambda item: -item[1])
+
+
+def pairs_of_ranked(
+    ranked: Sequence[tuple[T, float]], how: Literal["best_worst", "all"]
+) -> list[tuple[T, T]]:
+    """The pairs (better, worse) of answers with their rewards, best first.
+
+    Example:
+        >>> pairs_of_ranked([("a", 1.0), ("b", 0.5), ("c", 0.5)], "all")
+        [('a', 'b'), ('a', 'c')]
+    """
+    if not ranked:
+        return []
     if how == "best_worst":
-        return [(ranked[0], ranked[-1])]
-    return [(a, b) for a in ranked for b in ranked if a[1] > b[1]]
+        return [(ranked[0][0], ranked[-1][0])]
+    return [(a, b) for a, high in ranked for b, low in ranked if high > low]
 
 
 def _given(group: Group) -> str | list[Mapping[str, str]]:

@@ -12,14 +12,14 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from groupwise.algorithms.losses import REFERENCED, PreferenceObjective
-from groupwise.algorithms.preferences import PREFERENCES
+from groupwise.algorithms.losses import REFERENCED, PreferenceObjective, preference_figures
 from groupwise.config import Config
 from groupwise.config.data import load_train, rendered
+from groupwise.config.preferences import preference_function
 from groupwise.errors import UsageError
 from groupwise.evaluation import Estimate, prompt_mean
 from groupwise.prompts.preferences import Comparisons, read_comparisons
-from groupwise.registry import BoundFunction, FunctionSpec
+from groupwise.registry import BoundFunction
 from groupwise.settings import PreferenceSettings
 from groupwise.training.monitor.progress import Progress
 from groupwise.training.offline.encoding import Encoded, batch_of, encode
@@ -43,25 +43,6 @@ from groupwise.updates import TorchLearner
 
 EVALUATED = 64
 """Prompts of a pass over held-out data."""
-
-
-def preference_function(settings: PreferenceSettings) -> BoundFunction:
-    """The function that a section names, with its settings.
-
-    Raises:
-        UsageError: an unknown name or setting, or a value out of range.
-    """
-    given = dict(settings.loss)
-    name = given.pop("name", None)
-    if not isinstance(name, str):
-        raise UsageError(f"preference.loss.name = {name!r}: must be the name of a function.")
-    bound = PREFERENCES.bind(FunctionSpec(name=name, settings=given), where="preference.loss")
-    one = torch.zeros(1)
-    try:
-        bound({name: one if name != "desirable" else one == 0 for name in bound.inputs})
-    except UsageError as error:
-        raise UsageError(f"preference.loss.{error}") from None
-    return bound
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,33 +99,10 @@ class PreferenceTask:
     def metrics(self, batch: Batch, objective: Objective, update: Update) -> Metrics:
         """How much more likely chosen and rejected answers have become, and how likely they are."""
         assert isinstance(objective, PreferenceObjective)
-        found = self._figures(batch, objective, update.logp)
+        found = preference_figures(self.function, batch, objective, update.logp)
         if self.unpaired:
             found["kl"] = torch.tensor([objective.kl])
         return {name: float(values.mean()) for name, values in found.items() if len(values)}
-
-    def _figures(
-        self, batch: Batch, objective: PreferenceObjective, logp: Tensor
-    ) -> dict[str, Tensor]:
-        """Figures of every pair, or of every single answer."""
-        total = torch.where(batch.mask, logp, 0).sum(1)
-        mean = total / batch.mask.sum(1)
-        delta = total - batch.columns["ref"].to(total.dtype)
-        if self.unpaired:
-            wanted = batch.columns["label"] > 0
-            first, second = wanted.nonzero().squeeze(-1), (~wanted).nonzero().squeeze(-1)
-        else:
-            first, second = objective.pairs[:, 0], objective.pairs[:, 1]
-        found = {"chosen_logp": mean[first], "rejected_logp": mean[second]}
-        if REFERENCED.isdisjoint(self.function.inputs):
-            margin = mean[first] - mean[second] if not self.unpaired else None
-        else:
-            found |= {"chosen_delta": delta[first], "rejected_delta": delta[second]}
-            margin = delta[first] - delta[second] if not self.unpaired else None
-        if margin is not None:
-            found["margin"] = margin
-            found["pair_accuracy"] = (margin > 0).float() + (margin == 0).float() / 2
-        return found
 
     def evaluate(self) -> list[dict[str, Any]]:
         """Generated answers first, then likelihoods of held-out pairs."""
@@ -189,7 +147,8 @@ class PreferenceTask:
         each = (losses / pairs)[objective.pairs[:, 0]]
         found = [("loss", each, owner)]
         return found + [
-            (name, values, owner) for name, values in self._figures(batch, objective, logp).items()
+            (name, values, owner)
+            for name, values in preference_figures(self.function, batch, objective, logp).items()
         ]
 
     def save(self, folder: str) -> None:
@@ -237,6 +196,10 @@ def prefer(
     settings = config.preference
     if settings is None:
         raise UsageError("preference: is not set; add a section [preference].")
+    if settings.online:
+        raise UsageError(
+            "preference.online = true: pairs are made in the loop of rollouts; use groupwise train."
+        )
     function = preference_function(settings)
     if settings.data is None and not config.rewards:
         raise UsageError(
