@@ -222,16 +222,12 @@ def _trainer(
         max_draws=config.algorithm.max_draws,
         watch=watch,
     )
-    kind, learners = Trainer, {POLICY: connected.learner}
+    learners = {POLICY: connected.learner}
     if critic is not None:
         learners[CRITIC] = critic(source, log=monitor.log)
         kind = partial(CriticTrainer, critic=config.critic, value_loss=value_loss(config))
-    elif config.distillation is not None:
-        kind = with_teacher(config, connected.policy)
-    elif config.preference is not None and config.preference.online:
-        kind = on_own_pairs(config.preference)
-    elif config.process is not None:
-        kind = partial(ProcessTrainer, steps=make_step_scorer(config, connected.policy))
+    else:
+        kind = _without_critic(config, connected.policy)
     drawn, taken = make_source(
         config, algorithm, connected, ready, make=source, journals=journals, watch=watch
     )
@@ -256,6 +252,17 @@ def _trainer(
     changing = Changing(config, trainer, source=drawn, scorer=scorer)
     trainer.callbacks = (changing, *uploads(config.hub, trainer), *callbacks)
     return trainer
+
+
+def _without_critic(config: Config, policy: Policy) -> Callable[..., Trainer]:
+    """What makes the trainer of a run without a critic."""
+    if config.distillation is not None:
+        return with_teacher(config, policy)
+    if config.preference is not None and config.preference.online:
+        return on_own_pairs(config.preference)
+    if config.process is not None:
+        return partial(ProcessTrainer, steps=make_step_scorer(config, policy))
+    return Trainer
 
 
 def _critic(
