@@ -17,6 +17,7 @@ EMPTY_NAMES = {"utils", "util", "helpers", "helper", "misc", "common", "stuff"}
 STATEFUL = {
     "CriticTrainer",
     "DistillationTrainer",
+    "OnlinePreferenceTrainer",
     "ProcessTrainer",
     "OfflineTrainer",
     "Trainer",
