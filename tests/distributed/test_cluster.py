@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from cluster_runs import actors
 from groupwise.config import load
 from groupwise.errors import UsageError
 from groupwise.rundir.files import read_lines
@@ -46,12 +47,6 @@ def steps_done(folder: Path) -> int:
     return len(list(read_lines(path))) if path.exists() else 0
 
 
-def workers(run: int, kind: str) -> list[psutil.Process]:
-    """Processes of an actor class below a run."""
-    found = psutil.Process(run).children(recursive=True)
-    return [each for each in found if f"ray::{kind}" in " ".join(each.cmdline())]
-
-
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same run in one process."""
@@ -68,7 +63,7 @@ def killed(folder: Path, kind: str, *more: str) -> str:
     try:
         end = time.monotonic() + 240
         while kind and run.poll() is None and time.monotonic() < end:
-            if steps_done(folder) >= 2 and (there := workers(run.pid, kind)):
+            if steps_done(folder) >= 2 and (there := actors(run.pid, kind)):
                 os.kill(there[0].pid, signal.SIGKILL)
                 break
             time.sleep(0.05)

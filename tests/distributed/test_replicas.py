@@ -18,6 +18,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from cluster_runs import actors
 from groupwise.distributed.replicas import ClusterEngine, Idle, Stored
 from groupwise.errors import RunError
 from groupwise.rundir.files import read_lines
@@ -55,7 +56,8 @@ class Mortal:
     def __init__(self, dies: Callable[[int], bool]) -> None:
         self.dies, self.asked = dies, 0
         self.settings = SimpleNamespace(replicas=1, replica_cpus=1, replica_gpus=0)
-        self.config = SimpleNamespace(ahead=1, group_size=1, engine=SimpleNamespace(max_rows=1))
+        engine = SimpleNamespace(max_rows=1)
+        self.config = SimpleNamespace(ahead=1, streaming=None, group_size=1, engine=engine)
         errors = SimpleNamespace(RayActorError=Died)
         self.ray = SimpleNamespace(exceptions=errors, wait=lambda refs, **_: (refs[:1], refs[1:]))
 
@@ -157,9 +159,7 @@ def test_a_cluster_that_samples_ahead_draws_what_one_process_draws(
     try:
         end = time.monotonic() + 240
         while killed and run.poll() is None and time.monotonic() < end:
-            children = psutil.Process(run.pid).children(recursive=True)
-            there = [p for p in children if "ray::Replica" in " ".join(p.cmdline())]
-            if len(rows(folder)) >= 2 and there:
+            if len(rows(folder)) >= 2 and (there := actors(run.pid, "Replica")):
                 os.kill(there[0].pid, signal.SIGKILL)
                 break
             time.sleep(0.05)

@@ -26,8 +26,9 @@ from groupwise.distributed.surroundings import received, surroundings
 from groupwise.distributed.team import Member
 from groupwise.distributed.weights import Shipment, accept, shipment
 from groupwise.distributed.world import World
+from groupwise.distributed.writer import ContinuousWriter
 from groupwise.rollouts.tools import ToolEngine
-from groupwise.types import Group, Metrics, Request, Sampling
+from groupwise.types import Group, Limits, Metrics, Request, Sampling
 
 
 class LearnerRank:
@@ -113,6 +114,7 @@ class Replica:
         self.policy = load_configured(self.config)
         select_device(self.config, self.policy)
         self.engine = configured_engine(self.config, self.policy)
+        self.writer = ContinuousWriter(self.engine)
 
     def surroundings(self) -> dict[str, str]:
         """As the function of that name."""
@@ -127,15 +129,22 @@ class Replica:
 
     def publish(self, weights: Shipment, version: int) -> Metrics:
         """Sample from these weights from now on, once they are found to be those that were sent,
-        and the engine to compute with them."""
+        and the engine to compute with them; what is being written continues with them."""
+        return self.writer.between_steps(lambda: self._take_over(weights, version))
+
+    def _take_over(self, weights: Shipment, version: int) -> Metrics:
         accept(self.policy.model, weights, version=version)
         metrics = self.engine.publish(weights)
         own = self.engine.engine if isinstance(self.engine, ToolEngine) else self.engine
         return {**metrics, "canary_gap": check_canary(own, self.policy, version=version)}
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Group]:
-        """The groups of some requests."""
-        return list(self.engine.generate(requests, sampling))
+        """The groups of some requests, before what is being written continues."""
+        return self.writer.between_steps(lambda: list(self.engine.generate(requests, sampling)))
+
+    def write(self, request: Request, sampling: Sampling, limits: Limits) -> Group:
+        """The group of a request, written beside those of other threads."""
+        return self.writer.write(request, sampling, limits)
 
     def close(self) -> None:
         """End what the engine holds."""

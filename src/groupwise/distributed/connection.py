@@ -15,6 +15,8 @@ STORE_MB = 256
 """Shared memory of a cluster that is started here."""
 LIFE = "life"
 """The thread of a process that answers `alive`."""
+WRITING = "writing"
+"""The threads of a replica that wait for completions."""
 ROOM_S = 60.0
 """Seconds to wait for room on the nodes."""
 
@@ -116,16 +118,20 @@ class Cluster:
             "runs, or add nodes."
         )
 
-    def actor(self, kind: type, *given: Any, cpus: int, gpus: float) -> Any:
+    def actor(self, kind: type, *given: Any, cpus: int, gpus: float, writing: int = 0) -> Any:
         """A process of its own that holds an object; it ends with the driver. Its method `alive`
-        answers while others run."""
+        answers while others run.
+
+        Args:
+            writing: calls of `write` that may run at a time.
+        """
         placing = self.ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
         made = self.ray.remote(
             num_cpus=cpus,
             num_gpus=gpus,
             max_restarts=0,
             max_task_retries=0,
-            concurrency_groups={LIFE: 1},
+            concurrency_groups={LIFE: 1, **({WRITING: writing} if writing else {})},
             scheduling_strategy=placing(placement_group=self.bundles),
         )(kind)
         return made.remote(self.config.to_json(), os.getcwd(), *given)

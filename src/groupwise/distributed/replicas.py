@@ -94,14 +94,15 @@ class ClusterEngine:
     def __init__(self, cluster: Any, weights: Stored) -> None:
         self.cluster = cluster
         self.kept: deque[Stored] = deque([weights], maxlen=versions_kept(cluster.config.ahead))
-        count = cluster.settings.replicas
+        count, config = cluster.settings.replicas, cluster.config
+        self.chunk = max(1, config.engine.max_rows // config.group_size)
+        self.writing = 0 if config.streaming is None else 2 * self.chunk
         self.replicas = [self._new() for _ in range(count)]
         self.holds: list[Stored | None] = [None] * count
-        self.idle = Idle(count)
+        self.idle, self.lock = Idle(count), threading.Lock()
         cluster.compare({f"replica {i}": actor for i, actor in enumerate(self.replicas)})
-        cluster.get([ref for place in range(count) for ref in self._renew(place, weights)])
+        cluster.get([ref for place in range(count) for ref in self.renew(place, weights)])
         self.exact_continuation = bool(cluster.get(self.replicas[0].exact_continuation.remote()))
-        self.chunk = max(1, cluster.config.engine.max_rows // cluster.config.group_size)
 
     @property
     def current(self) -> Stored:
@@ -110,15 +111,19 @@ class ClusterEngine:
 
     def _new(self) -> Any:
         of = self.cluster.settings
-        return self.cluster.actor(Replica, cpus=of.replica_cpus, gpus=of.replica_gpus)
+        return self.cluster.actor(
+            Replica, cpus=of.replica_cpus, gpus=of.replica_gpus, writing=self.writing
+        )
 
-    def _renew(self, place: int, weights: Stored) -> list[Any]:
-        """Have a replica take over weights that it does not hold; it checks what arrives. The calls
-        to wait for."""
-        if self.holds[place] is weights:
-            return []
-        self.holds[place] = weights
-        return [self.replicas[place].publish.remote(weights.ref, weights.version)]
+    def renew(self, place: int, weights: Stored | None = None) -> list[Any]:
+        """Have a replica take over weights, the newest by default, that it does not hold; it checks
+        what arrives. The calls to wait for."""
+        with self.lock:
+            weights = weights or self.current
+            if self.holds[place] is weights:
+                return []
+            self.holds[place] = weights
+            return [self.replicas[place].publish.remote(weights.ref, weights.version)]
 
     def _weights(self, version: int | None) -> Stored:
         """A version that is kept, else the newest: nobody waits any more for what others write."""
@@ -134,7 +139,7 @@ class ClusterEngine:
         """Yield groups as replicas finish them."""
         source, over, caller = iter(requests), False, object()
         waiting: deque[Request] = deque()
-        running: dict[Any, tuple[int, list[Request], list[Any]]] = {}
+        running: dict[Any, tuple[int, list[Request], list[Any], Any]] = {}
         lost, ray = 0, self.cluster.ray
         try:
             while not over or waiting or running:
@@ -144,9 +149,10 @@ class ClusterEngine:
                     if place is None:
                         break
                     given = self._share(waiting)
-                    renewed = self._renew(place, self._weights(given[0].version))
-                    ref = self.replicas[place].generate.remote(given, sampling)
-                    running[ref] = place, given, renewed
+                    renewed = self.renew(place, self._weights(given[0].version))
+                    actor = self.replicas[place]
+                    ref = actor.generate.remote(given, sampling)
+                    running[ref] = place, given, renewed, actor
                 if not waiting:
                     self.idle.stop_waiting(caller)
                 if not running:
@@ -155,7 +161,7 @@ class ClusterEngine:
                 alone = over and not waiting
                 done, _ = ray.wait(list(running), num_returns=1, timeout=1.0 if alone else LOOK_S)
                 for ref in done:
-                    place, given, renewed = running[ref]
+                    place, given, renewed, actor = running[ref]
                     try:
                         *_, groups = self.cluster.get([*renewed, ref])
                         lost = 0
@@ -165,7 +171,7 @@ class ClusterEngine:
                             raise RunError(
                                 f"replica {place}: {lost} replicas were lost one after the other."
                             ) from error
-                        self._replace(place)
+                        self.replace(place, actor)
                         waiting.extendleft(reversed(given))
                         groups = []
                     del running[ref]
@@ -196,9 +202,12 @@ class ClusterEngine:
             given.append(waiting.popleft())
         return given
 
-    def _replace(self, place: int) -> None:
-        """A new replica for a lost one; it takes over weights with its first requests."""
-        self.replicas[place], self.holds[place] = self._new(), None
+    def replace(self, place: int, lost: Any) -> None:
+        """A new replica for a lost one, unless another thread has made it already; it takes over
+        weights with its first requests."""
+        with self.lock:
+            if self.replicas[place] is lost:
+                self.replicas[place], self.holds[place] = self._new(), None
 
     def publish(self, weights: WeightsRef) -> Metrics:
         """Keep new weights for the requests to come, and have idle replicas take them over; one
@@ -212,12 +221,12 @@ class ClusterEngine:
         self.kept.append(weights)
         places = self.idle.claim_all()
         try:
-            calls = {place: self._renew(place, weights) for place in places}
-            for place, refs in calls.items():
+            calls = [(p, self.replicas[p], self.renew(p, weights)) for p in places]
+            for place, actor, refs in calls:
                 try:
                     self.cluster.get(refs)
                 except self.cluster.ray.exceptions.RayActorError:
-                    self._replace(place)
+                    self.replace(place, actor)
         finally:
             self.idle.give_back(places)
         return {"seconds.weights": time.perf_counter() - start}

@@ -109,7 +109,7 @@ def make_source(
     if config.streaming is not None:
         streaming = StreamingSource(
             drawn,
-            engine=connected.engine,
+            engine=_continuous(connected.engine),
             max_staleness=config.streaming.max_staleness,
             steps=config.steps,
             version=version,
@@ -131,6 +131,14 @@ def make_source(
         watch=watch,
     )
     return drawn, ahead
+
+
+def _continuous(engine: Engine) -> Engine:
+    """The engine, which keeps all of its replicas busy if it has any."""
+    from groupwise.distributed.continuous import ContinuousEngine
+    from groupwise.distributed.replicas import ClusterEngine
+
+    return ContinuousEngine(engine) if isinstance(engine, ClusterEngine) else engine
 
 
 def _limits(config: Config, connected: Connected, ready: Rendered, *, staleness: int) -> Limits:

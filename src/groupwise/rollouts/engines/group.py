@@ -11,6 +11,7 @@ and nothing to synchronise.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -51,6 +52,10 @@ class GroupEngine:
         policy: model and tokenizer.
         max_rows: completions decoded at once; a prompt enters when all of its group fit.
 
+    Attributes:
+        errands: of other threads, called between two decoding steps by the one that writes; they
+            may change the weights and publish them.
+
     Raises:
         ModelError: the model cannot be attended group by group; the message says why.
     """
@@ -65,6 +70,7 @@ class GroupEngine:
         self.policy = policy
         self.max_rows = max_rows
         self.version = 0
+        self.errands: deque[Callable[[], None]] = deque()
         self.calls = can_use_fused(Backbone.of(policy.model))
 
     @property
@@ -99,10 +105,13 @@ class GroupEngine:
         try:
             rollout = _Rollout(
                 self.policy, queue, queue.limits, sampling, max_rows=self.max_rows,
-                version=lambda: self.version, turns=turns,
+                version=lambda: self.version, interrupted=lambda: bool(self.errands),
+                turns=turns,
             )  # fmt: skip
             weights = self._laid_out(rollout)
             while rollout.unfinished:
+                while self.errands:
+                    self.errands.popleft()()
                 if rollout.outdated:
                     weights = self._laid_out(rollout)
                     rollout.follow(self.version)
@@ -147,6 +156,7 @@ class _Rollout:
 
     Args:
         version: the engine's present version of the weights.
+        interrupted: whether the engine has something else to do.
         turns: answers completions that hand over.
     """
 
@@ -159,10 +169,12 @@ class _Rollout:
         *,
         max_rows: int,
         version: Callable[[], int],
+        interrupted: Callable[[], bool],
         turns: Turns | None = None,
     ) -> None:
         self.parking = None if turns is None else Parking(turns)
         self.policy, self.requests, self.sampling = policy, requests, sampling
+        self.interrupted = interrupted
         self.newest, self.version = version, version()
         self.backbone: Backbone | FusedBackbone = Backbone.of(policy.model)
         self.device = self.backbone.device
@@ -210,8 +222,8 @@ class _Rollout:
         self.version = version
 
     def next_groups(self) -> list[Group]:
-        """Write until a request's last completion has ended, or the weights have changed; the
-        groups that have finished."""
+        """Write until a request's last completion has ended, the weights have changed, or something
+        else is to be done; the groups that have finished."""
         groups: list[Group] = []
         while not groups and self.unfinished:
             self.admit()
@@ -222,6 +234,8 @@ class _Rollout:
             if len(self.live.rows):
                 self.step()
             groups = self.collect()
+            if self.interrupted():
+                break
         return groups
 
     def admit(self) -> None:

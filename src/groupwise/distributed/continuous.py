@@ -1,0 +1,130 @@
+"""Replicas that never drain: requests enter and groups leave one by one, while weights change."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from groupwise.distributed.connection import WRITING
+from groupwise.distributed.replicas import LOOK_S, PAUSE_S, REPLACEMENTS, ClusterEngine
+from groupwise.errors import RunError
+from groupwise.types import Group, Limits, Metrics, Request, Sampling, WeightsRef
+
+
+class ContinuousEngine:
+    """An `Engine` that keeps the replicas of a cluster busy.
+
+    What a lost replica was writing is begun anew by others.
+
+    Args:
+        engine: of the cluster; evaluations use it beside this one.
+    """
+
+    def __init__(self, engine: ClusterEngine) -> None:
+        self.engine, self.cluster = engine, engine.cluster
+        self._running: dict[Any, tuple[int, Any, Request]] = {}
+        self._ready: dict[int, tuple[Any, list[Any]]] = {}
+        self._lost = 0
+
+    @property
+    def exact_continuation(self) -> bool:
+        """As that of the replicas."""
+        return self.engine.exact_continuation
+
+    def generate(
+        self,
+        requests: Iterable[Request | None],
+        sampling: Sampling,
+        limits: Limits | None = None,
+    ) -> Iterator[Group]:
+        """Yield groups as replicas finish them."""
+        source, over = iter(requests), False
+        waiting: deque[Request] = deque()
+        while not over or waiting or self._running:
+            while (place := self._free()) is not None and (waiting or not over):
+                if not waiting:
+                    over = _take(source, waiting)
+                if not waiting:
+                    break
+                self._give(place, waiting.popleft(), sampling, limits)
+            if not self._running:
+                time.sleep(PAUSE_S)
+                continue
+            done, _ = self.cluster.ray.wait(list(self._running), num_returns=1, timeout=LOOK_S)
+            for ref in done:
+                place, actor, request = self._running.pop(ref)
+                try:
+                    group = self.cluster.get(ref)
+                except self.cluster.ray.exceptions.RayActorError as error:
+                    waiting.appendleft(request)
+                    self._replace(place, actor, error)
+                    continue
+                self._lost = 0
+                yield group
+
+    def _give(self, place: int, request: Request, sampling: Sampling, limits: Any) -> None:
+        actor = self._ready[place][0]
+        write = actor.write.options(concurrency_group=WRITING)
+        self._running[write.remote(request, sampling, limits)] = place, actor, request
+
+    def _free(self) -> int | None:
+        """The replica with the fewest requests, if it may have another one. A new replica gets none
+        before it has the newest weights."""
+        load = Counter(place for place, *_ in self._running.values())
+        free = [place for place in range(len(self.engine.replicas)) if self._is_ready(place)]
+        place = min(free, key=lambda each: load[each], default=None)
+        return place if place is not None and load[place] < self.engine.writing else None
+
+    def _is_ready(self, place: int) -> bool:
+        actor = self.engine.replicas[place]
+        known = self._ready.get(place)
+        if known is None or known[0] is not actor:
+            known = self._ready[place] = actor, self.engine.renew(place)
+        _, renewed = known
+        if not renewed:
+            return True
+        done, _ = self.cluster.ray.wait(renewed, num_returns=len(renewed), timeout=0)
+        if len(done) < len(renewed):
+            return False
+        try:
+            self.cluster.get(renewed)
+        except self.cluster.ray.exceptions.RayActorError as error:
+            self._replace(place, actor, error)
+            return False
+        self._ready[place] = actor, []
+        return True
+
+    def _replace(self, place: int, actor: Any, error: BaseException) -> None:
+        """A new replica, if it has not been made yet.
+
+        Raises:
+            RunError: too many were lost one after the other.
+        """
+        if self.engine.replicas[place] is actor:
+            self._lost += 1
+        if self._lost > REPLACEMENTS:
+            raise RunError(
+                f"replica {place}: {self._lost} replicas were lost one after the other."
+            ) from error
+        self.engine.replace(place, actor)
+
+    def publish(self, weights: WeightsRef) -> Metrics:
+        """Have every replica take over new weights between two tokens."""
+        return self.engine.publish(weights)
+
+    def close(self) -> None:
+        """End the cluster."""
+        self.engine.close()
+
+
+def _take(source: Iterator[Request | None], waiting: deque[Request]) -> bool:
+    """Take the next request, if there is one now; whether there will be no other."""
+    try:
+        request = next(source)
+    except StopIteration:
+        return True
+    if request is not None:
+        waiting.append(request)
+    return False

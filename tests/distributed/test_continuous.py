@@ -1,0 +1,173 @@
+"""Replicas that never drain: requests enter one by one, and weights change meanwhile."""
+
+from __future__ import annotations
+
+import copy
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from cluster_runs import actors
+from groupwise.distributed.writer import ContinuousWriter
+from groupwise.errors import RunError
+from groupwise.models.weights import PublishedWeights
+from groupwise.rollouts import GroupEngine
+from groupwise.types import Group, Limits, Prompt, Request, Sampling, Stream
+from small_runs import settings, timeless
+from spans import largest_gap
+from tiny_models import tiny_model, tiny_policy
+
+LIMITS = Limits(prompt=12, group=3, suffix=40, slots=4)
+SPAN = Sampling(max_tokens=40)
+
+
+def requests(count: int) -> list[Request]:
+    return [
+        Request(
+            prompt=Prompt(id=str(n), text="?"),
+            tokens=list(range(3, 6 + n % 7)),
+            group=2 + n % 2,
+            stream=Stream(0, n),
+        )
+        for n in range(count)
+    ]
+
+
+def test_weights_are_taken_over_between_two_tokens() -> None:
+    """While an evaluation is sampled in between, and with the weights of the version that drew each
+    token."""
+    policy = tiny_policy(tiny_model("llama"), ends=(5,))
+    engine = GroupEngine(policy, max_rows=8)
+    writer, weights, threads = ContinuousWriter(engine), [copy.deepcopy(policy.model).eval()], []
+
+    def take_over() -> None:
+        threads.append(threading.current_thread().name)
+        with torch.no_grad():
+            for parameter in policy.model.parameters():
+                parameter.add_(0.02 * torch.randn_like(parameter))
+        weights.append(copy.deepcopy(policy.model).eval())
+        engine.publish(PublishedWeights(version=len(weights) - 1, named={}))
+
+    asked = requests(24)
+    with ThreadPoolExecutor(8) as pool:
+        groups = pool.map(lambda each: writer.write(each, SPAN, LIMITS), asked)
+        evaluated = []
+        for _ in range(6):
+            time.sleep(0.02)
+            writer.between_steps(take_over)
+            others = [requests(24)[n] for n in (1, 2)]
+            evaluated += writer.between_steps(lambda: list(engine.generate(others, SPAN)))  # noqa: B023
+        found = list(groups)
+    assert [g.stream for g in found] == [each.stream for each in asked]
+    assert set(threads) == {"writing"}
+    spans = [len(one.versions) for g in found for one in g.completions]
+    assert max(spans) > 1 and all(len(c.versions) == 1 for g in evaluated for c in g.completions)
+    assert largest_gap(weights, [*found, *evaluated]) <= 1e-4
+
+
+def test_an_error_reaches_every_caller_and_the_next_one_is_answered() -> None:
+    policy = tiny_policy(tiny_model("llama"), ends=(5,))
+
+    class Fails(GroupEngine):
+        fails = True
+
+        def generate(
+            self, requests: Iterable[Request | None], *given: Any, **more: Any
+        ) -> Iterator[Group]:
+            if self.fails:
+                next(iter(requests))
+                raise RunError("no memory")
+            yield from super().generate(requests, *given, **more)
+
+    engine = Fails(policy, max_rows=8)
+    writer = ContinuousWriter(engine)
+    with pytest.raises(RunError, match="no memory"):
+        writer.write(requests(1)[0], SPAN, LIMITS)
+    with pytest.raises(ZeroDivisionError):
+        writer.between_steps(lambda: 1 / 0)
+    engine.fails = False
+    assert writer.write(requests(2)[1], SPAN, LIMITS).stream == Stream(0, 1)
+
+
+STEPS = 8
+
+
+def command(folder: Path, *more: str) -> list[str]:
+    given = settings(
+        folder,
+        f"steps={STEPS}",
+        "sampling.max_tokens=32",
+        "optimizer.learning_rate=1e-3",
+        "checkpoint.every_steps=3",
+        "evaluation.every_steps=4",
+        "streaming.max_staleness=2",
+        "algorithm.correction={name='tis'}",
+        "cluster.replicas=2",
+    )
+    pairs = [part for setting in given for part in ("--set", setting)]
+    return [sys.executable, "-m", "groupwise", "train", "word-problems-ray", *pairs, *more]
+
+
+def done(folder: Path) -> int:
+    return len(timeless(folder)) if (folder / "metrics.jsonl").exists() else 0
+
+
+def check_run(folder: Path) -> None:
+    rows = timeless(folder)
+    assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
+    assert max(row.get("token_age_max", 0.0) for row in rows) <= 2
+    assert (folder / "final" / "model.safetensors").exists()
+    assert not (folder / "journal").exists()
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("kind", ["", "Replica", "LearnerRank"])
+def test_a_cluster_streams_within_the_bound(tmp_path: Path, kind: str) -> None:
+    """Also if a process is killed."""
+    pytest.importorskip("ray")
+    folder = tmp_path / "run"
+    run = subprocess.Popen(command(folder), stderr=subprocess.PIPE, text=True)
+    try:
+        end = time.monotonic() + 240
+        while kind and run.poll() is None and time.monotonic() < end:
+            if done(folder) >= 4 and (there := actors(run.pid, kind)):
+                os.kill(there[0].pid, signal.SIGKILL)
+                break
+            time.sleep(0.05)
+        _, said = run.communicate(timeout=280)
+    finally:
+        run.kill()
+    assert run.returncode == 0, said
+    check_run(folder)
+
+
+@pytest.mark.cluster
+def test_a_killed_driver_learns_from_the_journalled_batches(tmp_path: Path) -> None:
+    """The steps after the checkpoint have the figures that they had before the kill."""
+    pytest.importorskip("ray")
+    folder = tmp_path / "run"
+    run = subprocess.Popen(command(folder), stderr=subprocess.DEVNULL)
+    while done(folder) < 5 and run.poll() is None:
+        time.sleep(0.02)
+    children = psutil.Process(run.pid).children(recursive=True)
+    run.kill()
+    run.wait()
+    first = timeless(folder)
+    psutil.wait_procs(children, timeout=60)
+    again = command(folder)
+    place = next(i for i, part in enumerate(again) if part.startswith("output="))
+    del again[place - 1 : place + 1]
+    subprocess.run([*again, "--resume", str(folder)], check=True, capture_output=True)
+    check_run(folder)
+    assert timeless(folder)[: len(first)] == first
