@@ -52,10 +52,6 @@ class GroupEngine:
         policy: model and tokenizer.
         max_rows: completions decoded at once; a prompt enters when all of its group fit.
 
-    Attributes:
-        errands: of other threads, called between two decoding steps by the one that writes; they
-            may change the weights and publish them.
-
     Raises:
         ModelError: the model cannot be attended group by group; the message says why.
     """
@@ -70,7 +66,7 @@ class GroupEngine:
         self.policy = policy
         self.max_rows = max_rows
         self.version = 0
-        self.errands: deque[Callable[[], None]] = deque()
+        self.errands: deque[Callable[[], None]] = deque()  # of others, between two steps
         self.calls = can_use_fused(Backbone.of(policy.model))
 
     @property
@@ -105,10 +101,9 @@ class GroupEngine:
         try:
             rollout = _Rollout(
                 self.policy, queue, queue.limits, sampling, max_rows=self.max_rows,
-                version=lambda: self.version, interrupted=lambda: bool(self.errands),
-                turns=turns,
+                version=lambda: -1 if self.errands else self.version, turns=turns,
             )  # fmt: skip
-            weights = self._laid_out(rollout)
+            weights: AbstractContextManager[None] = nullcontext()
             while rollout.unfinished:
                 while self.errands:
                     self.errands.popleft()()
@@ -155,8 +150,7 @@ class _Rollout:
     """The state of one `generate` call.
 
     Args:
-        version: the engine's present version of the weights.
-        interrupted: whether the engine has something else to do.
+        version: the engine's present version of the weights; −1 if it is wanted for something else.
         turns: answers completions that hand over.
     """
 
@@ -169,13 +163,11 @@ class _Rollout:
         *,
         max_rows: int,
         version: Callable[[], int],
-        interrupted: Callable[[], bool],
         turns: Turns | None = None,
     ) -> None:
         self.parking = None if turns is None else Parking(turns)
         self.policy, self.requests, self.sampling = policy, requests, sampling
-        self.interrupted = interrupted
-        self.newest, self.version = version, version()
+        self.newest, self.version = version, -2  # followed before the first step
         self.backbone: Backbone | FusedBackbone = Backbone.of(policy.model)
         self.device = self.backbone.device
         self.positions = limits.prompt + limits.suffix
@@ -222,8 +214,8 @@ class _Rollout:
         self.version = version
 
     def next_groups(self) -> list[Group]:
-        """Write until a request's last completion has ended, the weights have changed, or something
-        else is to be done; the groups that have finished."""
+        """Write until a request's last completion has ended, or the weights have changed; the
+        groups that have finished."""
         groups: list[Group] = []
         while not groups and self.unfinished:
             self.admit()
@@ -234,8 +226,6 @@ class _Rollout:
             if len(self.live.rows):
                 self.step()
             groups = self.collect()
-            if self.interrupted():
-                break
         return groups
 
     def admit(self) -> None:
