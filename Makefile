@@ -9,7 +9,7 @@ PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HU
 # torch goes in first and is pinned by the constraints, so that no later requirement replaces it.
 TORCH  := $(shell sed -n 's/^\(torch==[^ ]*\).*/\1/p' constraints.txt)
 
-.PHONY: demo test test-torch-kernels test-oldest test-python verify cluster-test audit lint types format api docs base-model study study-models study-runs papers bench bench-gpu vllm-env trl-env dist clean
+.PHONY: demo test test-torch-kernels test-gpu test-oldest test-python verify cluster-test audit lint types format api docs base-model study study-models study-runs papers bench bench-gpu vllm-env trl-env dist clean
 
 demo: .venv/.runtime
 	$(BIN)/groupwise demo
@@ -20,6 +20,10 @@ test: .venv/.dev
 # The suite once more with PyTorch in place of every kernel (model.kernels = "torch").
 test-torch-kernels: .venv/.dev
 	GROUPWISE_TEST_KERNELS=torch $(PYTEST) -n $(JOBS) --dist worksteal -m "not verify and not cluster" $(ARGS)
+
+# The numerical core on a card: runs against those of the CPU, draws, log-probabilities, kernels.
+test-gpu: .venv/.dev
+	$(PYTEST) -n 0 -m gpu $(ARGS)
 
 verify: .venv/.dev
 	$(PYTEST) -n $(JOBS) --dist worksteal -m verify $(ARGS)

@@ -1,0 +1,101 @@
+"""Runs on a card: on a pretended one, which raises where tensors of the CPU and of the card meet,
+and, by the mark `gpu`, on a real one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import pretended_card
+from groupwise.config import connect
+from groupwise.kernels.flex import can_use_flex
+from groupwise.kernels.reference import inverse_cdf
+from groupwise.training import prepare
+from groupwise.updates.logprobs import Projection, token_logprobs
+from pretended_card import CASES, rows
+
+LOOSE = "sampler_"
+"""Metrics near 0 that are differences of rounding."""
+
+
+def compared(found: Any, wanted: list[dict[str, Any]], *, rel: float, abs: float) -> None:
+    assert isinstance(found, list), found
+    for one, two in zip(found, wanted, strict=True):
+        assert one.keys() == two.keys()
+        for name in one.keys() - {n for n in one if n.startswith(LOOSE)}:
+            assert one[name] == pytest.approx(two[name], rel=rel, abs=abs, nan_ok=True), name
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Of every case on the CPU and on the pretended card, in a process of its own."""
+    script = Path(pretended_card.__file__)
+    done = subprocess.run(
+        [sys.executable, str(script), str(tmp_path_factory.mktemp("runs"))],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(script.parent), *sys.path])},
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_run_mixes_no_devices_and_computes_the_same(case: str, runs: dict[str, Any]) -> None:
+    compared(runs[case]["card"], runs[case]["cpu"], rel=1e-4, abs=1e-6)
+
+
+def test_the_pretended_card_notices_a_mixture(runs: dict[str, Any]) -> None:
+    assert runs["mixing"] == "aten.add.Tensor: tensors of the card and of the CPU meet"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", CASES)
+def test_a_run_on_a_card_is_that_on_the_cpu(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first step, because later ones sample from weights that rounding has moved apart."""
+    found = rows(tmp_path / "card", "steps=1", *CASES[case])
+    for module in (prepare, connect):
+        monkeypatch.setattr(module, "best_device", lambda: torch.device("cpu"))
+    wanted = rows(tmp_path / "cpu", "steps=1", *CASES[case])
+    assert isinstance(wanted, list), wanted
+    compared(found, wanted, rel=2e-2, abs=1e-3)
+
+
+@pytest.mark.gpu
+def test_a_card_draws_no_token_of_probability_zero() -> None:
+    random = torch.Generator("cuda").manual_seed(0)
+    for _ in range(20):
+        logits = torch.randn(256, 50_000, generator=random, device="cuda")
+        probs = logits.masked_fill(logits < 1.0, float("-inf")).softmax(-1)
+        tokens, logp = inverse_cdf(probs, torch.rand(256, generator=random, device="cuda"))
+        assert bool(logp.isfinite().all()) and bool((probs.gather(1, tokens[:, None]) > 0).all())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+def test_log_probabilities_of_a_card_are_those_of_float64(kind: torch.dtype) -> None:
+    random = torch.Generator().manual_seed(0)
+    hidden, weight = (torch.randn(n, 64, generator=random).to(kind) for n in (300, 5000))
+    target = torch.randint(5000, (300,), generator=random)
+    wanted = (hidden.double() @ weight.double().t()).log_softmax(-1).gather(1, target[:, None])
+    head = Projection(weight=weight.cuda())
+    found, _ = token_logprobs(hidden.cuda(), target.cuda(), head)
+    tolerance = 1e-3 if kind == torch.float32 else 0.2
+    torch.testing.assert_close(found.cpu().double(), wanted[:, 0], atol=tolerance, rtol=1e-3)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+def test_flex_attention_passes_its_trial(kind: torch.dtype) -> None:
+    query, key = (torch.zeros(8, heads, 64, dtype=kind, device="cuda") for heads in (4, 2))
+    assert can_use_flex(query, key, key, scaling=0.125, softcap=None)
