@@ -15,6 +15,7 @@ from torch.nn.attention import flex_attention as library
 from groupwise.kernels import flex, using
 from groupwise.kernels.auto import Auto
 from groupwise.kernels.flex import can_use_flex, flex_tree_attention, tree_blocks
+from groupwise.kernels.reference import Reference
 from groupwise.updates import TreeAttention
 from trees import GROUPS, attended, check_attention, laid_out, tensors
 
@@ -181,3 +182,28 @@ def test_a_trial_is_not_the_business_of_a_checkpoint_around_it() -> None:
 def test_on_a_cpu_it_is_not_asked_for() -> None:
     query, key, value, _ = tensors(4, 2, 16, 8)
     assert not can_use_flex(query, key, value, scaling=0.3, softcap=None)
+
+
+def test_a_kernel_that_fails_after_its_trial_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: object, **__: object) -> torch.Tensor:
+        raise error
+
+    error: Exception = RuntimeError("no kernel for these lengths\nand more")
+    monkeypatch.setattr(flex, "can_use_flex", lambda *_, **__: True)
+    monkeypatch.setattr(flex, "flex_tree_attention", failing)
+    monkeypatch.setattr(Reference, "tree_attention", lambda *given, **_: given[2])
+    spans = laid_out([(20, [9, 4])])
+    query, key, value, _ = tensors(4, 2, 16, int(spans[1].sum()))
+    nothing = torch.empty(0, 0, dtype=torch.long)
+    tree = TreeAttention(
+        spans=spans, prompt_index=nothing, prompt_length=nothing.flatten(),
+        branch_index=nothing, owner=nothing.flatten(), inverse=nothing.flatten(),
+    )  # fmt: skip
+    how: dict[str, Any] = {"scaling": 0.3, "window": None, "softcap": None}
+    backend = Auto(without={"tree_attention"})
+    with pytest.warns(UserWarning, match="not used on cpu .RuntimeError: no kernel for these len"):
+        assert backend.tree_attention(tree, query, key, value, **how) is query
+    assert "flex" not in backend.on
+    error = torch.OutOfMemoryError("full")
+    with pytest.raises(torch.OutOfMemoryError):
+        Auto(without={"tree_attention"}).tree_attention(tree, query, key, value, **how)

@@ -23,6 +23,7 @@ from groupwise.models import (
     load_scorer,
     scorer_of,
 )
+from groupwise.models.seeds import own_random_numbers
 from groupwise.prompts.templates import fix_variables
 from groupwise.registry import FunctionSpec
 from groupwise.rewards import REWARDS, Scorer, build_scorer, from_functions
@@ -56,8 +57,7 @@ def critic_model(config: Config, policy: Policy) -> Policy:
         return scorer_of(policy, kind="token")
     path = own.model or config.model.path
     revision = None if own.model else config.model.revision
-    with torch.random.fork_rng():
-        torch.manual_seed(config.seed)  # an adapter begins with random numbers
+    with own_random_numbers(config.seed):  # an adapter begins with random numbers
         try:
             critic = load_scorer(
                 path,

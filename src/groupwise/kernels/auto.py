@@ -102,9 +102,15 @@ class Auto(Reference):
             if window not in tree.blocks:
                 tree.blocks[window] = flex.tree_blocks(tree.spans, window=window)
             blocks = tree.blocks[window]
-            return flex.flex_tree_attention(
-                query, key, value, blocks, scaling=scaling, softcap=softcap
-            )
+            try:
+                return flex.flex_tree_attention(
+                    query, key, value, blocks, scaling=scaling, softcap=softcap
+                )
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:  # other lengths may compile another kernel than the trial's
+                self.on -= {"flex"}
+                flex.warn_unused(query.device, flex.reason(error))
         return super().tree_attention(tree, query, key, value, **how)
 
     def decode_attention(

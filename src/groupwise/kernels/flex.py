@@ -151,18 +151,28 @@ def _works(
                 for tokens, window in TRIALS
             ]
         worst = torch.stack(gaps).max().item()  # a NaN where there is one
-        reason = None if worst <= TOLERANCE[kind] else f"it is off by {worst:.1g}"
+        found = None if worst <= TOLERANCE[kind] else f"it is off by {worst:.1g}"
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
-        reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}"
-    if reason is not None:
-        warnings.warn(
-            f"FlexAttention is not used on {device} ({reason}); updates attend on padded "
-            "rectangles, which takes more time and memory.",
-            stacklevel=2,
-        )
-    return reason is None
+        found = reason(error)
+    if found is not None:
+        warn_unused(device, found)
+    return found is None
+
+
+def reason(error: Exception) -> str:
+    """Type and first line of what a kernel raised."""
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}"
+
+
+def warn_unused(device: torch.device, why: str) -> None:
+    """Say that FlexAttention is left out."""
+    warnings.warn(
+        f"FlexAttention is not used on {device} ({why}); updates attend on padded rectangles, "
+        "which takes more time and memory.",
+        stacklevel=2,
+    )
 
 
 def _gap(

@@ -35,6 +35,7 @@ from groupwise.models.loading import (
     four_bits,
 )
 from groupwise.models.policy import Policy, make_policy
+from groupwise.models.seeds import own_random_numbers
 from groupwise.settings import AdapterSettings
 
 Kind = Literal["sequence", "token"]
@@ -84,7 +85,7 @@ def load_scorer(
     saved = _kind_of_weights(source, trust_remote_code=trust_remote_code)
     kind = _kind_of_adapter(path, source.adapter) or saved or kind
     tokenizer = source.tokenizer(trust_remote_code=trust_remote_code)
-    with _without_report(), torch.random.fork_rng():
+    with _without_report(), own_random_numbers():
         model, loaded = source.read(
             CLASSES[kind],
             num_labels=1,
@@ -122,7 +123,7 @@ def scorer_of(policy: Policy, *, kind: Kind = "sequence") -> Policy:
     backbone = Backbone.of(policy.model)
     config = copy.deepcopy(backbone.model.config)
     config.num_labels = 1
-    with torch.random.fork_rng():
+    with own_random_numbers():
         model = CLASSES[kind].from_config(config, dtype=backbone.model.dtype)
     decoder = Backbone.of(model).decoder
     decoder.load_state_dict(backbone.decoder.state_dict())

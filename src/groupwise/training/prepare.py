@@ -29,6 +29,7 @@ from groupwise.config.preferences import method_of
 from groupwise.evaluation.measure import Measurement, measure
 from groupwise.kernels import select
 from groupwise.models import Policy
+from groupwise.models.seeds import own_random_numbers
 from groupwise.prompts.contamination import contamination_warning, shared_prompts
 from groupwise.prompts.remarks import remarks
 from groupwise.prompts.templates import Rendered
@@ -418,8 +419,7 @@ def _started(
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     if policy is None:
-        with torch.random.fork_rng():
-            torch.manual_seed(config.seed)  # an adapter begins with random numbers
+        with own_random_numbers(config.seed):  # an adapter begins with random numbers
             policy = load_configured(config)
     check_fingerprints(found.saved, config, policy, allow_changes=allow_changes, log=progress.log)
     if config.model.quantization is None:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from groupwise.errors import RunError, UsageError
 from groupwise.models import Policy, is_adapted, save_policy
+from groupwise.models.seeds import own_random_numbers
 from groupwise.models.weights import PublishedWeights
 from groupwise.settings import OptimizerSettings
 from groupwise.types import Batch, Objective, Outputs, Update
@@ -297,8 +298,7 @@ class TorchLearner:
         if self.dropout_seed is None:
             yield
             return
-        with torch.random.fork_rng():
-            torch.manual_seed(self.dropout_seed * 1_000_003 + self.version)
+        with own_random_numbers(self.dropout_seed * 1_000_003 + self.version):
             yield
 
     # -- weights and state ---------------------------------------------------------------------

@@ -13,6 +13,9 @@ from torch import Tensor, nn
 from groupwise.errors import RunError, UsageError
 from groupwise.settings import OptimizerSettings
 
+PIECE = 1 << 22
+"""Numbers of a weight that are summed in float64 at once."""
+
 SCALE = 1024.0
 """Initial loss scale of an fp16 model; a power of 4, so that its square root is exact."""
 
@@ -132,8 +135,7 @@ class MasterOptimizer:
         def sums() -> list[tuple[float, float]]:
             """Two sums per parameter, which almost any change shows in."""
             with torch.no_grad():
-                wide = (master.double() for master in self.masters.values())
-                return [(float(w.sum()), float(w.square().sum())) for w in wide]
+                return [_moments(master) for master in self.masters.values()]
 
         before = sums()
         return lambda: fmean(float(a == b) for a, b in zip(before, sums(), strict=True))
@@ -190,6 +192,17 @@ class MasterOptimizer:
 def _by_name(saved: Mapping[Any, Any], names: list[str]) -> dict[str, Any]:
     """State by name; states of older formats are keyed by position."""
     return {names[key] if isinstance(key, int) else key: value for key, value in saved.items()}
+
+
+def _moments(master: Tensor) -> tuple[float, float]:
+    """The sums of values and squares in float64, piece by piece: a copy of a whole embedding would
+    be twice its size, which no plan of memory has room for."""
+    total = torch.zeros(2, dtype=torch.float64, device=master.device)
+    for part in master.detach().reshape(-1).split(PIECE):
+        wide = part.double()
+        total += torch.stack([wide.sum(), wide.square().sum()])
+    first, second = total.tolist()
+    return first, second
 
 
 def _master(parameter: nn.Parameter, *, offload: bool) -> nn.Parameter:

@@ -14,6 +14,7 @@ from groupwise.errors import UsageError
 from groupwise.integrations.trl.config import GRPOConfig
 from groupwise.integrations.trl.settings import dtype, revision, trusts_remote_code, wrong
 from groupwise.models import Policy, load_policy, make_policy
+from groupwise.models.seeds import own_random_numbers
 
 
 def check_place(args: GRPOConfig) -> None:
@@ -29,8 +30,8 @@ def check_place(args: GRPOConfig) -> None:
 
 
 def computes_in_bf16() -> bool:
-    """Whether there is a card that computes in bfloat16."""
-    return torch.cuda.is_available() and torch.cuda.is_bf16_supported()
+    """Whether there is a card that computes in bfloat16 itself. Older ones emulate it, slowly."""
+    return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
 
 
 def policy(
@@ -122,8 +123,7 @@ def _adapted(found: Policy, config: Any, *, seed: int) -> Policy:
 
     if hasattr(found.model, "peft_config"):
         raise UsageError("peft_config: the model has an adapter already; merge it first.")
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
+    with own_random_numbers(seed):
         try:
             model = get_peft_model(found.model, config)
         except ValueError as error:

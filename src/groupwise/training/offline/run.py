@@ -23,6 +23,7 @@ from groupwise.config.data import load_eval, rendered
 from groupwise.evaluation.measure import measure
 from groupwise.kernels import keep_freed_memory, select
 from groupwise.models import Policy
+from groupwise.models.seeds import own_random_numbers
 from groupwise.prompts.order import PromptOrder
 from groupwise.prompts.templates import Rendered
 from groupwise.rewards import Scorer
@@ -181,8 +182,7 @@ def _policy(
         torch.set_num_threads(config.threads)
     if best_device().type == "cpu":
         keep_freed_memory()
-    with torch.random.fork_rng():
-        torch.manual_seed(config.seed)  # An adapter begins with random numbers.
+    with own_random_numbers(config.seed):  # An adapter begins with random numbers.
         policy = load_configured(config) if load is None else load(config, progress)
     check_fingerprints(found.saved, config, policy, allow_changes=allow_changes, log=progress.log)
     if config.model.quantization is None:
