@@ -52,3 +52,15 @@ def test_a_run_that_goes_on_does_not_evaluate_the_base_again(tmp_path: Path) -> 
     shown = trained(tmp_path, "steps=3", "evaluation.at_start=true", resume=True)
     assert [row["step"] for row in read_lines(tmp_path / "evaluations.jsonl")] == [0, 2, 3]
     assert not any("base model" in line for line in shown.lines)
+
+
+def test_the_held_out_column_is_that_of_the_split_held_out(tmp_path: Path) -> None:
+    """Other splits are measured too, such as those of the demo."""
+    shown = Shown()
+    run = prepared(tmp_path, "steps=1", eval_prompts=[], progress=shown)
+    for split, accuracy in (("held_out", 0.5), ("larger_numbers", 0.25)):
+        figures = {"greedy": {"value": accuracy, "low": 0.0, "high": 1.0}}
+        run.trainer.monitor.write_evaluation(0, {"split": split, "figures": figures})
+    run.trainer.run()
+    run.close()
+    assert shown.held_out == [0.5]
