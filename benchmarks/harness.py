@@ -22,6 +22,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from groupwise.cli.waiting import waiting
+
 HERE = Path(__file__).resolve().parent
 PAUSE_S = 0.3
 """Between turns: threads of the side before still spin for a moment after their last task."""
@@ -75,6 +77,7 @@ class Worker:
         environment = {
             **os.environ,
             **QUIET,
+            **(waiting() if own else {}),
             "PYTHONPATH": os.pathsep.join(filter(None, paths)),
             "OMP_NUM_THREADS": str(spec["threads"]),
         }

@@ -6,9 +6,6 @@ the run's log on disk.
 
 from __future__ import annotations
 
-import groupwise  # noqa: F401  # Before torch, as the command does: it says how threads wait.
-
-# isort: split
 import time
 from collections.abc import Mapping
 from typing import Any

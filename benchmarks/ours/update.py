@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import groupwise  # noqa: F401  # Before torch, as the command does: it says how threads wait.
-
-# isort: split
 import time
 from typing import Any
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -21,11 +20,6 @@ if TYPE_CHECKING:
     from groupwise.algorithms.preferences import PREFERENCES
     from groupwise.algorithms.rankings import RANKINGS
     from groupwise.training.run import train
-
-# A thread that waits for others sleeps instead of spinning: beside other programs, a spinning one
-# takes the time that the one it waits for needs. OpenMP reads this once, when torch is imported.
-if "GOMP_SPINCOUNT" not in os.environ:
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 __version__ = "0.1.0"
 

@@ -35,6 +35,7 @@ from groupwise.cli import (
     train,
 )
 from groupwise.cli.output import drop_output, visible
+from groupwise.cli.waiting import waiting
 from groupwise.errors import GroupwiseError, UsageError
 
 INTERRUPTED = 130
@@ -50,9 +51,7 @@ app = typer.Typer(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code; errors are one line unless `--debug` is given."""
-    # Spinning threads slow a small model down tenfold on a machine that is also busy with something
-    # else. OpenMP reads the variable when torch is loaded.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    os.environ.update(waiting())
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in given
     warnings.showwarning = _show_warning

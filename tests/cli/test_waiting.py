@@ -1,0 +1,64 @@
+"""Threads spin on an idle machine and sleep on a shared one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from groupwise.cli import waiting as module
+from groupwise.cli.waiting import cores, others_running, waiting
+
+
+@pytest.fixture(autouse=True)
+def unset(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.skipif(
+    not Path("/proc/stat").exists(), reason="running processes are not counted here"
+)
+def test_busy_processes_are_seen() -> None:
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
+    try:
+        time.sleep(0.3)
+        assert others_running() >= 1
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.parametrize(
+    ("others", "own", "machine", "sleep"),
+    [
+        (0.0, 2, 2, False),  # idle
+        (0.4, 2, 2, False),  # what every system does now and then
+        (1.0, 2, 2, True),
+        (20.0, 4, 64, False),  # a quota of 4 cores on a large machine that has others free
+        (60.5, 4, 64, True),
+    ],
+)
+def test_threads_sleep_where_others_need_the_cores(
+    others: float, own: int, machine: int, sleep: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "others_running", lambda: others)
+    monkeypatch.setattr(module, "cores", lambda: own)
+    monkeypatch.setattr(os, "cpu_count", lambda: machine)
+    assert waiting() == ({"OMP_WAIT_POLICY": "passive"} if sleep else {})
+
+
+@pytest.mark.parametrize("name", ["OMP_WAIT_POLICY", "GOMP_SPINCOUNT"])
+def test_what_the_user_has_set_stays(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, "100")
+    monkeypatch.setattr(module, "others_running", lambda: 100.0)
+    assert waiting() == {}
+
+
+def test_cores_are_those_of_this_process() -> None:
+    assert 1 <= cores() <= (os.cpu_count() or 1)
