@@ -22,7 +22,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from groupwise.cli.waiting import waiting
+from groupwise.cli.waiting import wait_policy
 
 HERE = Path(__file__).resolve().parent
 PAUSE_S = 0.3
@@ -77,7 +77,7 @@ class Worker:
         environment = {
             **os.environ,
             **QUIET,
-            **(waiting() if own else {}),
+            **(wait_policy() if own else {}),
             "PYTHONPATH": os.pathsep.join(filter(None, paths)),
             "OMP_NUM_THREADS": str(spec["threads"]),
         }

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from groupwise.cli import waiting as module
-from groupwise.cli.waiting import cores, others_running, waiting
+from groupwise.cli.waiting import cores, others_running, wait_policy
 
 
 @pytest.fixture(autouse=True)
@@ -20,9 +20,7 @@ def unset(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-@pytest.mark.skipif(
-    not Path("/proc/stat").exists(), reason="running processes are not counted here"
-)
+@pytest.mark.skipif(not Path("/proc/stat").exists(), reason="no count of running processes")
 def test_busy_processes_are_seen() -> None:
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
     try:
@@ -50,14 +48,14 @@ def test_threads_sleep_where_others_need_the_cores(
     monkeypatch.setattr(module, "others_running", lambda: others)
     monkeypatch.setattr(module, "cores", lambda: own)
     monkeypatch.setattr(os, "cpu_count", lambda: machine)
-    assert waiting() == ({"OMP_WAIT_POLICY": "passive"} if sleep else {})
+    assert wait_policy() == ({"OMP_WAIT_POLICY": "passive"} if sleep else {})
 
 
 @pytest.mark.parametrize("name", ["OMP_WAIT_POLICY", "GOMP_SPINCOUNT"])
 def test_what_the_user_has_set_stays(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, "100")
     monkeypatch.setattr(module, "others_running", lambda: 100.0)
-    assert waiting() == {}
+    assert wait_policy() == {}
 
 
 def test_cores_are_those_of_this_process() -> None:
