@@ -69,6 +69,7 @@ class Worker:
         (place / "spec.json").write_text(json.dumps({**spec, "folder": str(place / "run")}))
         self.log = place / "log"
         own = python == sys.executable
+        time.sleep(PAUSE_S)  # Threads of this process would be taken for others.
         paths = [str(root / "peers")]
         if root != HERE:
             paths.append(str(root.parent / "src"))

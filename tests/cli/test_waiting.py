@@ -36,10 +36,10 @@ def test_busy_processes_are_seen() -> None:
     ("others", "own", "machine", "sleep"),
     [
         (0.0, 2, 2, False),  # idle
-        (0.4, 2, 2, False),  # what every system does now and then
+        (0.8, 2, 2, False),  # what every system does now and then
         (1.0, 2, 2, True),
         (20.0, 4, 64, False),  # a quota of 4 cores on a large machine that has others free
-        (60.5, 4, 64, True),
+        (61.0, 4, 64, True),
     ],
 )
 def test_threads_sleep_where_others_need_the_cores(

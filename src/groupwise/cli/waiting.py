@@ -7,8 +7,8 @@ import re
 import time
 from pathlib import Path
 
-SAMPLES, PAUSE_S = 10, 0.003
-OTHERS = 0.5
+SAMPLES, PAUSE_S = 20, 0.003
+OTHERS = 0.9
 """Other running processes, on average, from which on a machine is shared."""
 
 
@@ -18,8 +18,8 @@ def wait_policy() -> dict[str, str]:
 
     A thread that spins goes on at once when the others are done, and takes time from them where
     there are more running threads than cores. On two cores, a step of the bundled model took 0.15 s
-    with spinning and 0.23 s without on an idle machine, 0.67 and 0.29 s beside two busy processes; a
-    bfloat16 step of 42 M parameters 6.9 and 8.5 s on an idle one.
+    with spinning and 0.23 s without on an idle machine, 0.67 and 0.29 s beside two busy processes;
+    a bfloat16 step of 42 M parameters took 6.9 and 8.5 s on an idle one.
 
     OpenMP reads them once, when torch is loaded.
     """
