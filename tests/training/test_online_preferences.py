@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from groupwise.config import load
+from groupwise.config import load, load_run
 from groupwise.errors import UsageError
+from groupwise.report.data import RunData
+from groupwise.rundir.overview import overview
 from groupwise.training.offline.preference import prefer
 from groupwise.training.online_preferences import (
     OnlinePreferenceTrainer,
@@ -19,6 +21,7 @@ from groupwise.training.online_preferences import (
     rollout_pairs,
 )
 from groupwise.training.prepare import Prepared, prepare
+from groupwise.training.run import train_config
 from groupwise.types import Completion, Group, Prompt, ScoredGroups, Scores, Status
 from groupwise.updates import sequences
 from small_runs import Quiet, timeless
@@ -162,6 +165,22 @@ def test_a_resumed_run_equals_the_unbroken_one(tmp_path: Path) -> None:
     assert timeless(tmp_path / "whole") == timeless(tmp_path / "parts")
 
 
+def test_a_run_from_the_command_line_is_named_by_its_loss(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = [f"output={tmp_path / 'run'}", "steps=1", "prompts_per_step=4", "group_size=4"]
+    given += ["evaluation.prompts=2", "evaluation.samples=2"]
+    run = train_config(load("word-problems-online-dpo", given))
+    assert "logistic  step 1/1" in capsys.readouterr().err
+    assert repr(run).startswith("Run(logistic, 1 steps")
+    [found] = overview(run.folder)
+    assert (found.algorithm, found.steps) == ("logistic", 1)
+    assert RunData.read(run.folder).label == "logistic"
+    card = (run.folder / "final" / "README.md").read_text()
+    assert "by online preference optimization with logistic" in card and "softrank" not in card
+    assert load_run(run.folder).algorithm.name == "softrank"  # as it was set
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [
@@ -171,6 +190,13 @@ def test_a_resumed_run_equals_the_unbroken_one(tmp_path: Path) -> None:
         ("update.epochs=2", "update.epochs = 2: online preferences take one"),
         ("algorithm.name=ppo", "algorithm.name = 'ppo': needs a critic"),
         ("process={function='steps.py:f'}", "process"),
+        ("ahead=1", "ahead: answers of earlier weights"),
+        ("streaming={}", "streaming: answers of earlier weights"),
+        ("partial_rollouts={tokens_per_step=8}", "partial_rollouts: answers of earlier weights"),
+        ("preference.epochs=3", "preference.epochs = 3.0: is for pairs made before"),
+        ("preference.prompts=9", "preference.prompts = 9: is for pairs made before"),
+        ("preference.held_out=0.1", "preference.held_out = 0.1: is for pairs made before"),
+        ("cluster={}", "preference.online = true: its loss cannot be sent"),
     ],
 )
 def test_what_has_no_meaning_online_is_refused(more: str, message: str) -> None:
@@ -183,3 +209,19 @@ def test_no_reference_and_the_other_command_are_refused(tmp_path: Path) -> None:
         made(tmp_path, "model.reference=none")
     with pytest.raises(UsageError, match="preference.online = true: .* use groupwise train"):
         prefer(load("word-problems-online-dpo"))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "more", "setting"),
+    [
+        ("word-problems-online-dpo", [], "preference.online = true"),
+        ("word-problems-distil", ["distillation.top_k=5"], "distillation.top_k = 5"),
+    ],
+)
+def test_ranks_of_torchrun_are_refused_before_anything_is_loaded(
+    recipe: str, more: list[str], setting: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "localhost"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UsageError, match=f"{setting}: its loss cannot be sent to the ranks"):
+        train_config(load(recipe, [f"output={tmp_path / 'run'}", *more]), progress=Quiet())

@@ -11,9 +11,10 @@ import torch
 from safetensors.torch import load_file
 
 from groupwise import PREFERENCES
-from groupwise.config import load
+from groupwise.config import load, load_run
 from groupwise.errors import UsageError
 from groupwise.prompts.preferences import read_comparisons
+from groupwise.report.data import RunData
 from groupwise.rundir.files import read_lines
 from groupwise.settings import OptimizerSettings, PreferenceSettings
 from groupwise.training.offline.encoding import Encoded, encode
@@ -132,6 +133,11 @@ def test_a_run_lowers_the_loss_and_writes_what_a_run_writes(model: Path, tmp_pat
     assert rows[-1]["margin"] > 0.2 and rows[-1]["loss"] < rows[0]["loss"]
     assert {"chosen_logp", "rejected_logp", "chosen_delta", "grad_norm"} <= rows[-1].keys()
     assert (folder / "report.html").exists() and (folder / "final" / "README.md").exists()
+    card = (folder / "final" / "README.md").read_text()
+    assert "by preference optimization with logistic" in card and "softrank" not in card
+    assert RunData.read(folder).algorithm == "logistic"
+    again = load_run(folder)  # what `groupwise prefer --resume` without a recipe goes on with
+    assert again.steps == 12 and again.algorithm.name == "softrank"
 
 
 @pytest.mark.parametrize("name", ["logistic", "kto"])

@@ -445,18 +445,20 @@ def check_functions(config: Config) -> None:
     """
     from groupwise.algorithms import bind
     from groupwise.config.preferences import check_online
+    from groupwise.config.processes import check_processes
     from groupwise.environments import ENVIRONMENTS
     from groupwise.rewards import REWARDS, combination
 
     algorithm = bind(config.algorithm.name, config.algorithm.overrides(), where="algorithm")
     validate_by_call(algorithm, config)
+    check_processes(config)
+    check_online(config, algorithm)
     check_ahead(config, algorithm)
     check_streaming(config, algorithm)
     value_loss(config)
     check_teacher(config, algorithm)
     check_partial_rollouts(config, algorithm)
     check_process(config, algorithm)
-    check_online(config, algorithm)
     try:
         combination(config.combine)
     except UsageError as error:

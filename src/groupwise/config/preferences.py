@@ -17,6 +17,10 @@ if typing.TYPE_CHECKING:
     from groupwise.config.schema import Config
 
 
+USED_ONLINE = frozenset({"online", "loss", "nll", "pairs"})
+"""The settings of a section [preference] that act on online pairs."""
+
+
 def preference_function(settings: PreferenceSettings) -> BoundFunction:
     """The function that a section names, with its settings.
 
@@ -43,10 +47,18 @@ def compares_with_reference(config: Config) -> bool:
     return not REFERENCED.isdisjoint(preference_function(config.preference).inputs)
 
 
+def described(config: Config) -> dict[str, str]:
+    """What the report and the card of a run say of it in place of its algorithm, where it learns by
+    online preferences."""
+    own = config.preference
+    if own is None or not own.online:
+        return {}
+    return {"method": "online preference optimization", "learned_by": own.loss["name"]}
+
+
 def method_of(config: Config) -> str:
     """What a run is called: its algorithm, or the preference function that it learns by online."""
-    own = config.preference
-    return config.algorithm.name if own is None or not own.online else own.loss["name"]
+    return described(config).get("learned_by", config.algorithm.name)
 
 
 def check_online(config: Config, algorithm: BoundAlgorithm) -> None:
@@ -86,4 +98,16 @@ def check_online(config: Config, algorithm: BoundAlgorithm) -> None:
         if getattr(config, section) is not None:
             raise UsageError(
                 f"{section}: has no place beside preference.online; remove one of them."
+            )
+    for setting in ("ahead", "streaming", "partial_rollouts"):
+        if getattr(config, setting):
+            raise UsageError(
+                f"{setting}: answers of earlier weights would need the algorithm's correction, "
+                "which online preferences do not have; remove it."
+            )
+    for name, field in type(own).model_fields.items():
+        if name not in USED_ONLINE and (value := getattr(own, name)) != field.default:
+            raise UsageError(
+                f"preference.{name} = {value!r}: is for pairs made before the first step; remove "
+                "it, or set preference.online = false."
             )

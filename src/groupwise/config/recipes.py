@@ -20,6 +20,8 @@ from groupwise.errors import UsageError, suggest
 
 DEFAULT = "default"
 COMMAND_LINE = "--set"
+DESCRIPTION = ("method", "learned_by")
+"""Entries beside the settings in `config.json`: what reports say in place of the algorithm."""
 _NAMES = re.compile(r"(^|\.)name$|^combine")
 """Settings whose values name functions."""
 RESET = object()
@@ -86,8 +88,9 @@ def load_run(
     """
     path = Path(folder) / "config.json"
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))["config"]
-    except (OSError, ValueError, KeyError, TypeError):
+        found = json.loads(path.read_text(encoding="utf-8"))["config"]
+        values = {name: value for name, value in found.items() if name not in DESCRIPTION}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise UsageError(
             f"--resume = {str(folder)!r}: holds no config.json of a run; name the recipe too: "
             "groupwise train RECIPE --resume DIR."

@@ -12,6 +12,7 @@ from groupwise.evaluation.tables import format_cell, title_of
 from groupwise.report.comparison import results_table
 from groupwise.report.data import RunData
 from groupwise.rundir.files import read_lines, replace_text
+from groupwise.rundir.overview import learned_by
 
 CARD = "README.md"
 
@@ -48,7 +49,7 @@ def model_card(name: str, about: Mapping[str, Any], evaluations: list[dict[str, 
     config, versions = about.get("config", {}), about.get("versions", {})
     model = config.get("model", {})
     base, trained_on = _public(model.get("path")), _public(_learned_from(config))
-    algorithm = config.get("algorithm", {}).get("name", "")
+    algorithm = learned_by(config) or ""
     version = versions.get("groupwise", "")
     method = config.get("method", "reinforcement learning")
     scores = method == "reward modelling"
@@ -139,7 +140,7 @@ def _training(config: Mapping[str, Any], base: str, data: str) -> list[tuple[str
     ]
     adapter, sampling = config.get("model", {}).get("adapter"), config.get("sampling", {})
     system, warmup = config.get("data", {}).get("system"), config.get("warmup")
-    algorithm = config.get("algorithm", {})
+    algorithm = {} if "learned_by" in config else config.get("algorithm", {})
     slots = {key: value for key, value in algorithm.items() if isinstance(value, dict) and value}
     return [
         ("base model", base),
@@ -147,7 +148,7 @@ def _training(config: Mapping[str, Any], base: str, data: str) -> list[tuple[str
         ("data", data),
         ("supervised first", f"{warmup.get('steps')} steps" if warmup else ""),
         ("system message", json.dumps(system, ensure_ascii=False) if system else ""),
-        ("algorithm", algorithm.get("name", "")),
+        ("algorithm", learned_by(config) or ""),
         ("changed in it", json.dumps(slots, ensure_ascii=False) if slots else ""),
         ("rewards", ", ".join(rewards) or "functions given in Python"),
         ("steps", str(config.get("steps", ""))),

@@ -12,6 +12,7 @@ from typing import Any
 from groupwise.errors import UsageError
 from groupwise.evaluation import Estimate
 from groupwise.report.text import number
+from groupwise.rundir.overview import learned_by
 
 # Larger rollout files would not fit into a page.
 READ_LIMIT_BYTES = 64 * 2**20
@@ -82,7 +83,7 @@ class RunData:
             rollouts += rows
             lost += bad
         config, broken = _config(folder / "config.json")
-        algorithm = _algorithm(config)
+        algorithm = learned_by(config) or "run"
         return cls(
             label=label or algorithm,
             algorithm=algorithm,
@@ -196,11 +197,6 @@ def _config(path: Path) -> tuple[dict[str, Any], int]:
         return {}, 1
     inner = found.pop("config", None)
     return found | (inner if isinstance(inner, dict) else {}), 0
-
-
-def _algorithm(config: Mapping[str, Any]) -> str:
-    section = config.get("algorithm", "run")
-    return str(section.get("name", "run")) if isinstance(section, Mapping) else str(section)
 
 
 def _latest(rows: list[dict[str, Any]]) -> tuple[dict[str, Any], ...]:

@@ -38,6 +38,21 @@ class RunOverview:
     seconds: float = 0.0
 
 
+def learned_by(config: Mapping[str, Any]) -> str | None:
+    """What a run learned by, from the settings in its `config.json`: its algorithm, or the loss
+    that stands in its place; None where they do not say.
+
+    Example:
+        >>> learned_by({"algorithm": {"name": "grpo"}})
+        'grpo'
+        >>> learned_by({"algorithm": {"name": "grpo"}, "learned_by": "logistic"})
+        'logistic'
+    """
+    section = config.get("learned_by", config.get("algorithm"))
+    name = section.get("name") if isinstance(section, Mapping) else section
+    return None if name is None else str(name)
+
+
 def overview(folder: str | Path) -> list[RunOverview]:
     """The runs below a folder, by name; the folder itself may be one.
 
@@ -89,8 +104,8 @@ def _config(path: Path) -> dict[str, Any]:
     """Algorithm and number of steps of a run, as far as they are known."""
     try:
         config = json.loads(path.read_text(encoding="utf-8"))["config"]
-        return {"algorithm": config["algorithm"]["name"], "steps": int(config["steps"])}
-    except (OSError, ValueError, KeyError, TypeError):
+        return {"algorithm": learned_by(config) or "?", "steps": int(config["steps"])}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
 
 

@@ -25,7 +25,7 @@ from groupwise.config.connect import (
     make_scorer,
 )
 from groupwise.config.data import load_eval, load_train, rendered, split_validation
-from groupwise.config.preferences import method_of
+from groupwise.config.preferences import described, method_of
 from groupwise.evaluation.measure import Measurement, measure
 from groupwise.kernels import select
 from groupwise.models import Policy
@@ -164,7 +164,7 @@ def prepare(
         train_on, splits = _rendered(config, policy, prompts, eval_prompts, scorer, progress.log)
         run_log = RunLog(
             config.output,
-            settings=plain_settings(config),
+            settings=plain_settings(config) | described(config),
             resume_at=found.step if resume else None,
         )
         watchdog = undo.enter_context(closing(make_watchdog(config, run_log, progress=progress)))

@@ -16,6 +16,8 @@ from groupwise.config import Config, build
 from groupwise.config.connect import Reward, connect
 from groupwise.config.data import load_source
 from groupwise.config.memory import memory_plan, memory_savings
+from groupwise.config.preferences import method_of
+from groupwise.config.processes import bound_to_one_process
 from groupwise.distributed.launched import follows, launched
 from groupwise.distributed.lost import RankLost
 from groupwise.errors import GroupwiseError, RunError, UsageError, first_line
@@ -47,7 +49,7 @@ class Run:
     def __repr__(self) -> str:
         """One line: a notebook shows the last value of a cell, and a model prints a page."""
         config = self.config
-        return f"Run({config.algorithm.name}, {config.steps} steps, in {str(self.folder)!r})"
+        return f"Run({method_of(config)}, {config.steps} steps, in {str(self.folder)!r})"
 
     @property
     def metrics(self) -> list[Metrics]:
@@ -181,7 +183,7 @@ def train_config(
             "model: a model at hand cannot be sent to a cluster; save it in a folder that all "
             "machines share, and give the folder."
         )
-    showing = progress or show_progress({config.algorithm.name: config.steps})
+    showing = progress or show_progress({method_of(config): config.steps})
     given: dict[str, Any] = {
         "policy": policy,
         "functions": functions,
@@ -247,6 +249,10 @@ def _connector(config: Config) -> Connector:
         raise UsageError(
             "streaming: ranks under torchrun sample in turn with the update; leave it out, or "
             "sample in the replicas of [cluster]."
+        )
+    if (setting := bound_to_one_process(config)) is not None:
+        raise UsageError(
+            f"{setting}: its loss cannot be sent to the ranks of torchrun; start one process."
         )
     from groupwise.distributed.ranks import lead
 

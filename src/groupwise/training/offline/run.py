@@ -166,7 +166,7 @@ def run_on_data(
 def _described(config: Config, *, name: str, method: str) -> dict[str, Any]:
     """The settings of a run as its report and its card read them: there is no algorithm of
     reinforcement learning, and the loss stands in its place."""
-    return plain_settings(config) | {"algorithm": {"name": name}, "method": method}
+    return plain_settings(config) | {"method": method, "learned_by": name}
 
 
 def _policy(
