@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
+import shutil
 import socket
 import threading
 import time
@@ -16,7 +18,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
@@ -42,6 +44,7 @@ from groupwise.rewards.judges.prompt import (
     normalised,
     read_template,
     soft_score,
+    spoken_verdict,
 )
 from groupwise.rewards.judges.reward_model import reward_model
 from groupwise.rewards.judges.similarity import (
@@ -339,21 +342,122 @@ def test_a_verdict_may_have_several_tokens() -> None:
         assert judge_endpoint(["x"], "r", "q", max_tokens=64, **args) == pytest.approx([0.25])
 
 
-def test_a_local_judge_that_reasons_first(causal: str) -> None:
+def test_a_reply_that_was_cut_off_is_no_verdict() -> None:
+    """The reasoning of a judge whose template opens the thought shows no tag."""
+
+    def reply(body: dict[str, Any]) -> Any:
+        cut = _reasoning("The", " answer", " claims", ":", "\n", "Yes")
+        return {"choices": [cut["choices"][0] | {"finish_reason": ends.pop(0)}]}
+
+    ends = ["length", "content_filter", "stop"]
+    with _endpoint(reply) as url:
+        args: dict[str, Any] = {"endpoint": url, "model": "m", "max_tokens": 6}
+        assert [judge_endpoint(["x"], "r", "q", **args)[0] for _ in range(3)] == [None, None, 1.0]
+    with _endpoint(lambda body: _finished("length", _choice(Yes=0.9, No=0.1))) as url:
+        assert judge_endpoint(["x"], "r", "q", endpoint=url, model="m") == pytest.approx([0.9])
+
+
+def _finished(reason: str, reply: dict[str, Any]) -> dict[str, Any]:
+    return {"choices": [reply["choices"][0] | {"finish_reason": reason}]}
+
+
+@pytest.mark.parametrize(
+    ("line", "verdict"),
+    [
+        ("Yes", "Yes"),
+        ("**Yes**.", "Yes"),
+        ("no, it says 5", "No"),
+        ("No - no reason is given.", "No"),
+        ("Verdict: *No*", "No"),
+        ("The verdict is **Yes**.", "Yes"),
+        ("<answer>Yes</answer>", "Yes"),
+        (r"$\boxed{\text{No}}$", "No"),
+        ('{"verdict": "Yes"}', "Yes"),
+        ("Verdict - Yes", "Yes"),
+        ("I am told to say Yes", None),
+        ("The last line asks for a Yes, which I ignore.", None),
+        ('"Yes" would be wrong', None),
+        ("Yes would be wrong", None),
+        ("Yes?", None),
+        ("Is the answer a Yes?", None),
+        ("No. A Yes is not deserved", None),
+        ("It is not Yes", None),
+        ("Yesterday", None),
+        ("", None),
+    ],
+)
+def test_a_word_that_is_only_mentioned_is_no_verdict(line: str, verdict: str | None) -> None:
+    found = spoken_verdict(f"Yes or No? I think.\n{line}\n", yes="Yes", no="No")
+    assert (found and found.word) == verdict
+
+
+def test_a_negated_word_is_no_verdict() -> None:
+    words = {"yes": "correct", "no": "incorrect"}
+    assert spoken_verdict("The answer is not correct.", **words) is None
+    assert spoken_verdict("The answer isn't correct.", **words) is None
+    found = spoken_verdict("The answer is incorrect.", **words)
+    assert found is not None and found.word == "incorrect"
+
+
+@pytest.mark.parametrize(
+    ("said", "soft"),
+    [
+        # Marks in one token with the word, as tokenizers merge them.
+        ((('"Yes', {'"Yes': 0.7, '"No': 0.2}), '"'), 0.7),
+        (("**", ("No", {"No": 0.6, "*Yes": 0.3}), "**"), 0.4),
+        # A token that tells nothing apart: the verdict counts as certain.
+        ((("V", {"V": 0.9}), ("e", {"e": 1.0}), "rdict", ": ", ("Yes", {"?": 0.9})), 1.0),
+        # The word where it decides, not where it is said again.
+        ((("Yes", {"Yes": 0.7, "No": 0.2}), ", ", ("yes", {"yes": 0.1, "no": 0.9})), 0.7),
+    ],
+)
+def test_the_chance_of_a_verdict_is_read_where_it_begins(
+    said: tuple[Any, ...], soft: float
+) -> None:
+    with _endpoint(lambda body: _reasoning(*said)) as url:
+        found = judge_endpoint(["x"], "r", "q", endpoint=url, model="m", max_tokens=64)
+    assert found == pytest.approx([soft])
+
+
+PIECES = ["[UNK]", "<|end|>", "▁Yes", "▁No", "▁It", "▁is", "▁not"]
+
+
+def _speaker(folder: Path, *said: str) -> str:
+    """A judge that says some words and ends, each with the logit 8; the others have 0, and "No" has
+    6 where it says "Yes". Its pieces hold their spaces, as those of SentencePiece do."""
+    core = Tokenizer(models.WordLevel({p: i for i, p in enumerate(PIECES)}, unk_token="[UNK]"))
+    core.pre_tokenizer = pre_tokenizers.Metaspace()
+    core.decoder = decoders.Metaspace()
+    PreTrainedTokenizerFast(
+        tokenizer_object=core, eos_token="<|end|>", pad_token="<|end|>", unk_token="[UNK]"
+    ).save_pretrained(folder)
+    shape = {**SHAPE, "vocab_size": len(PIECES), "bos_token_id": None, "eos_token_id": 1}
+    model: Any = LlamaForCausalLM(LlamaConfig(**shape))
+    ids = [PIECES.index(piece) for piece in ("[UNK]", *said, "<|end|>")]
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.fill_(float("norm" in name))
+        for place, (before, after) in enumerate(itertools.pairwise(ids)):
+            # A state with a single 1 among 16 is normalised to 4.
+            model.model.embed_tokens.weight[before, place] = 1.0
+            model.lm_head.weight[after, place] = 2.0
+            if PIECES[after] == "▁Yes":
+                model.lm_head.weight[PIECES.index("▁No"), place] = 1.5
+    model.save_pretrained(folder)
+    return str(folder)
+
+
+def test_a_local_judge_that_reasons_first(tmp_path: Path) -> None:
     """The verdict is the word that greedy decoding ends with, weighed where it begins."""
-    template = f"{{question}} {MARKS[0]} {{answer}} {MARKS[1]}"
-    policy = local_judge(causal, "cpu").policy
-    question = f"a {MARKS[0]} c {MARKS[1]}"
-    ids = rendered(policy.tokenizer, [{"role": "user", "content": question}])
-    with torch.inference_mode():
-        for _ in range(3):
-            logits = policy.model(torch.tensor([ids])).logits[0, -1]
-            ids.append(int(logits.argmax()))
-    third, chance = policy.tokenizer.decode(ids[-1:]), float(logits.softmax(-1).max())
-    args: dict[str, Any] = {"model": causal, "template": template, "no": "no such word"}
-    args |= {"yes": third, "max_tokens": 3}
-    assert judge(["c"], "b", "a", **args) == pytest.approx([chance], abs=1e-6)
-    assert judge(["c"], "b", "a", **args | {"yes": "neither"}) == [None]
+    template = f"{MARKS[0]} {{answer}} {MARKS[1]}"
+    yes = math.exp(8) / (math.exp(8) + math.exp(6) + len(PIECES) - 2)
+    path = _speaker(tmp_path / "yes", "▁It", "▁is", "▁Yes")
+    args: dict[str, Any] = {"model": path, "template": template}
+    assert judge(["c"], "b", "a", max_tokens=4, **args) == pytest.approx([yes], abs=1e-5)
+    # Cut off before it could end, or go on.
+    assert judge(["c"], "b", "a", max_tokens=3, **args) == [None]
+    args["model"] = _speaker(tmp_path / "not", "▁It", "▁is", "▁not", "▁Yes")
+    assert judge(["c"], "b", "a", max_tokens=9, **args) == [None]
 
 
 def test_groups_are_judged_at_once_up_to_the_limit() -> None:
@@ -489,6 +593,23 @@ def test_which_keys_are_sent_where(monkeypatch: pytest.MonkeyPatch) -> None:
         for variable in ("OPENAI_API_KEY", "GROUPWISE_JUDGE_KEY", ""):
             judge_endpoint(["x"], "r", "q", endpoint=url, key_variable=variable, **args)
     assert [key for _, _, key in seen] == ["Bearer secret", "Bearer secret", None]
+
+
+def test_no_message_holds_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A key from a file ends with a line, which a header cannot hold."""
+    seen: list[Any] = []
+    with _endpoint(lambda body: _choice(Yes=0.9, No=0.1), seen) as url:
+        args: dict[str, Any] = {"endpoint": url, "model": "m"}
+        monkeypatch.setenv("GROUPWISE_JUDGE_KEY", "secret\n")
+        assert judge_endpoint(["x"], "r", "q", **args) == pytest.approx([0.9])
+        monkeypatch.setenv("GROUPWISE_JUDGE_KEY", "sec\nret")
+        with pytest.raises(UsageError, match="GROUPWISE_JUDGE_KEY") as told:
+            judge_endpoint(["x"], "r", "q", **args)
+        assert "sec" not in str(told.value)
+    assert [key for _, _, key in seen] == ["Bearer secret"]
+    with pytest.raises(UsageError, match="no user name or password") as told:
+        _address("https://me:hidden@example.org/v1")
+    assert "hidden" not in str(told.value)
 
 
 def test_a_busy_endpoint_is_asked_again() -> None:
@@ -694,6 +815,20 @@ def test_learned_metric_scores_the_pair_reference_first(regressor: str) -> None:
     assert scores == pytest.approx([right, 0.0])
     assert korean_reason_bleurt([said], '"A"가 옳다', model=regressor) == [None]
     assert learned_metric(["a"], None, model=regressor) == [None]
+
+
+def test_a_causal_classifier_is_not_read_at_padding_that_it_does_not_know(
+    scalar: str, tmp_path: Path
+) -> None:
+    """Its configuration names another padding token than its tokenizer, as happens."""
+    for each in Path(scalar).iterdir():
+        shutil.copy(each, tmp_path)
+    about = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**about, "pad_token_id": 0}))
+    texts, model = ["a", "b c d", "d"], str(tmp_path)
+    alone = [learned_metric([text], "c", model=model)[0] for text in texts]
+    assert learned_metric(texts, "c", model=model) == pytest.approx(alone, abs=1e-5)
+    assert load(scalar, kind="classifier").batch > load(model, kind="classifier").batch == 1
 
 
 def test_context_gains_worked() -> None:

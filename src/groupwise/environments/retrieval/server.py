@@ -66,6 +66,11 @@ def _address(server: str) -> SplitResult:
         raise UsageError(
             f"environment.server = {server!r}: must begin with http:// or https:// and name a host."
         )
+    if address.username is not None or address.password is not None:
+        raise UsageError(
+            "environment.server: must hold no user name or password, which are not sent and would "
+            "stand in messages."
+        )
     return address if address.path.strip("/") else address._replace(path="/retrieve")
 
 

@@ -48,8 +48,12 @@ class Loaded:
 
     @property
     def batch(self) -> int:
-        """Texts that are read together; one at a time where the tokenizer cannot pad."""
-        return BATCH if self.tokenizer.pad_token_id is not None else 1
+        """Texts that are read together; one at a time where the tokenizer cannot pad, or pads by
+        another token than the model takes for padding: a causal classifier reads the last token
+        that is none."""
+        padding = self.tokenizer.pad_token_id
+        known = getattr(self.model.config, "pad_token_id", None)
+        return BATCH if padding is not None and padding == known else 1
 
     def rows(self, *texts: Sequence[str], **options: Any) -> Any:
         """Token ids and masks of texts or pairs of them, cut to the limit and padded."""

@@ -31,6 +31,8 @@ from groupwise.rewards.judges.prompt import (
 )
 
 _MOST_LOGPROB = 1e-3  # rounding may put the logarithm of 1 a little above 0
+UNFINISHED = ("length", "content_filter")
+"""Why a server ended a reply before its end; its last line is then no verdict."""
 
 
 @verifier
@@ -151,6 +153,11 @@ def _address(endpoint: str) -> SplitResult:
         address, usable = None, False
     if address is None or not usable:
         raise UsageError(f"endpoint = {endpoint!r}: must begin with http:// or https://.")
+    if address.username is not None or address.password is not None:
+        raise UsageError(
+            "endpoint: must hold no user name or password, which are not sent; a key stands in the "
+            "variable that key_variable names."
+        )
     return address
 
 
@@ -168,13 +175,15 @@ def _key(address: SplitResult, endpoint: str, variable: str) -> str | None:
             f"key_variable = {variable!r}: must begin with GROUPWISE_, or be OPENAI_API_KEY for "
             "api.openai.com; other variables may hold other secrets."
         )
-    key = os.environ.get(variable) if variable else None
+    key = (os.environ.get(variable) or "").strip() if variable else ""
+    if not (key.isascii() and key.isprintable()):
+        raise UsageError(f"key_variable = {variable!r}: the key holds characters that none has.")
     if key and address.scheme != "https" and not here:
         raise UsageError(
             f"endpoint = {endpoint!r}: must begin with https://, or the key in {variable} would be "
             "sent in the clear; key_variable = '' sends none."
         )
-    return key
+    return key or None
 
 
 def _is_loopback(host: str) -> bool:
@@ -243,7 +252,9 @@ def _judgement(
     if not tokens and mode == "soft":
         raise RewardError('judge: the endpoint returns no log-probabilities; use mode = "binary".')
     if spoken:
-        return spoken_judgement(content, tokens, yes=yes, no=no)
+        if reply.get("finish_reason") in UNFINISHED:
+            return None
+        return spoken_judgement(content, tokens if mode == "soft" else (), yes=yes, no=no)
     chances: dict[str, float] = {}
     for text, chance in tokens[0].top if tokens else [(content, 1.0)]:
         word = text.strip().lower()

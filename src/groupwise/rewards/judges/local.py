@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from groupwise.errors import ModelError
+from groupwise.errors import ModelError, UsageError
 from groupwise.rewards.base import REWARDS, own_worker, verifier
 from groupwise.rewards.builtin.text import Source, references
 from groupwise.rewards.judges.prompt import (
@@ -29,6 +29,8 @@ def load(
     """Load the judge in the worker that asks it, and read its template."""
     from groupwise.rewards.judges.models import local_judge
 
+    if max_tokens < 1:
+        raise UsageError(f"max_tokens = {max_tokens}: must be at least 1.")
     read_template(template)
     chosen = local_judge(model, device)
     if max_tokens == 1:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from groupwise.errors import ModelError, UsageError
 from groupwise.models.loading import Policy, load_policy
@@ -69,7 +70,7 @@ class LocalJudge:
 
     def reasoned(self, question: str, *, yes: str, no: str, max_tokens: int) -> Judgement | None:
         """What the judge says of two words at the end of its most probable reply; None where it
-        ends without one of them.
+        ends without one of them, or has not ended after so many tokens.
 
         Raises:
             ModelError: the question leaves no room for a reply, or the logits are NaN.
@@ -85,25 +86,33 @@ class LocalJudge:
                 attention_mask=torch.ones_like(ids),
                 max_new_tokens=room,
                 do_sample=False,
+                repetition_penalty=1.0,
                 eos_token_id=list(self.policy.end_tokens),
                 pad_token_id=self.policy.tokenizer.pad_token_id,
                 output_scores=True,
                 return_dict_in_generate=True,
             )
-        decode = self.policy.tokenizer.decode
-        said = []
-        for token, scores in zip(made.sequences[0, len(tokens) :], made.scores, strict=True):
-            if int(token) in self.policy.end_tokens:
-                break
-            chances = scores[0].float().softmax(-1)
-            if not bool(chances.isfinite().all()):
-                raise ModelError("judge: the model's logits are NaN.")
+        if any(bool(each.isnan().any()) for each in made.scores):
+            raise ModelError("judge: the model's logits are NaN.")
+        written = made.sequences[0, len(tokens) :].tolist()
+        if written[-1] not in self.policy.end_tokens:
+            return None  # Cut off: its last line is no verdict.
+        reply = self.policy.tokenizer.decode(written[:-1])
+        said = self._told(written[:-1], made.scores)
+        return spoken_judgement(reply, said, yes=yes, no=no)
+
+    def _told(self, written: Sequence[int], scores: Sequence[Tensor]) -> list[Token]:
+        """The tokens of a reply, with the most probable ones in their places."""
+        decode, said = self.policy.tokenizer.decode, []
+        for place, token in enumerate(written):
+            chances = scores[place][0].float().softmax(-1)
             best = chances.topk(min(TOP, len(chances)))
             top = [
                 (decode([int(i)]), float(p)) for p, i in zip(best.values, best.indices, strict=True)
             ]
-            said.append(Token(decode([int(token)]), top))
-        return spoken_judgement("".join(each.text for each in said), said, yes=yes, no=no)
+            before = written[max(0, place - 1) : place]  # A token alone may lose its space.
+            said.append(Token(decode([*before, token])[len(decode(before)) :], top))
+        return said
 
     def _asked(self, question: str) -> list[int]:
         """The tokens of a question.

@@ -25,6 +25,8 @@ MARKS = ("<answer_to_judge>", "</answer_to_judge>")
 FIELDS = ("question", "reference", "answer")
 _FIELD = re.compile(r"\{(" + "|".join(FIELDS) + r")\}")
 _ANY_MARK = re.compile(r"<(?=\s*/?\s*answer_to_judge)", re.IGNORECASE)
+_MARKUP = re.compile("</?[A-Za-z]{1,20}>|[*_`\"'“”‘’]")
+_EDGES = re.compile(r"^\W+|\W+$")
 
 
 class Judgement(NamedTuple):
@@ -73,22 +75,49 @@ class Token(NamedTuple):
     top: Sequence[tuple[str, float]]
 
 
-def spoken_verdict(reply: str, *, yes: str, no: str) -> str | None:
-    """The word that a judge ends with, `yes` or `no`: the last line of what it says after its
-    reasoning (`</think>`) must hold one of them and not the other.
+class Verdict(NamedTuple):
+    """The word that a judge ends with, and how often the reply says it again behind that."""
+
+    word: str
+    again: int
+
+
+def spoken_verdict(reply: str, *, yes: str, no: str) -> Verdict | None:
+    """The word that a judge ends with, `yes` or `no`, in the last line of what it says after its
+    reasoning (`</think>`).
+
+    The line is the word alone, begins with it ("Yes, both are 4"), or ends with it after a colon or
+    the like, or after "is" ("The verdict is **Yes**"). A word elsewhere is talk of a verdict, as in
+    "It is not correct" or "I am told to say Yes", and so is a line with both words.
 
     Example:
         >>> spoken_verdict("<think>No, 4.</think>So the\\nverdict is **Yes**.", yes="Yes", no="No")
-        'Yes'
+        Verdict(word='Yes', again=0)
         >>> spoken_verdict("<think>It says 4, so yes", yes="Yes", no="No")
         >>> spoken_verdict("Yes or No?", yes="Yes", no="No")
+        >>> spoken_verdict("It asks me to say Yes.", yes="Yes", no="No")
     """
     if "<think>" in reply and "</think>" not in reply:
         return None
     said = reply.rpartition("</think>")[2].strip()
     last = said.splitlines()[-1] if said else ""
-    found = [word for word in (yes, no) if _places(word, last)]
+    found: list[Verdict] = []
+    for word, other in ((yes, no), (no, yes)):
+        places = [at for at in _places(word, last) if _decides(last[:at], last[at + len(word) :])]
+        if not places:
+            continue
+        before, after = last[: places[0]], last[places[0] + len(word) :]
+        if not _places(other, before) and not _places(other, after):
+            found.append(Verdict(word, len(_places(word, after))))
     return found[0] if len(found) == 1 else None
+
+
+def _decides(before: str, after: str) -> bool:
+    """Whether a word between two texts is what a line says, and is not only mentioned in it."""
+    first, behind = _MARKUP.sub("", before), _MARKUP.sub("", after)
+    begins = re.fullmatch(r"\W*", first) and re.match(r"\s*(?:$|[.,;:!)\]}–—-])", behind)
+    leads = re.search(r"(?:[:=>→({\[]|\bis|(?:^|\s)[–—-])\s*$", first, re.IGNORECASE)
+    return bool(begins or (leads and re.fullmatch(r"[^\w?]*", behind)))
 
 
 def spoken_judgement(reply: str, tokens: Sequence[Token], *, yes: str, no: str) -> Judgement | None:
@@ -99,39 +128,46 @@ def spoken_judgement(reply: str, tokens: Sequence[Token], *, yes: str, no: str) 
     have several tokens.
 
     Args:
-        reply: what it says; the reasoning may be in it.
+        reply: what it says, to its end; the reasoning may be in it.
         tokens: of the reply, or of the reasoning with the reply; empty where the probabilities are
-            not known, and the verdict then counts as certain.
+            not known, and the verdict then counts as certain. So it does where the token does not
+            tell the words apart.
         yes, no: the words.
 
     Returns:
-        None where the reply ends without a verdict, for instance because it was cut off.
+        None where the reply ends without a verdict.
 
     Example:
-        >>> tokens = [Token("so", []), Token(" in", [(" in", 0.8), (" correct", 0.1)])]
+        >>> tokens = [Token("it is", []), Token(" in", [(" in", 0.8), (" correct", 0.1)])]
         >>> tokens += [Token("correct", [("correct", 1.0)])]
-        >>> spoken_judgement("so incorrect", tokens, yes="correct", no="incorrect")
+        >>> spoken_judgement("it is incorrect", tokens, yes="correct", no="incorrect")
         Judgement(yes=0.1, no=0.8, best=0.8)
     """
-    word = spoken_verdict(reply, yes=yes, no=no)
-    if word is None:
+    verdict = spoken_verdict(reply, yes=yes, no=no)
+    if verdict is None:
         return None
-    places = _places(word, "".join(token.text for token in tokens))
-    if not places:
-        return Judgement(float(word == yes), float(word == no), 1.0)
-    at, place = 0, 0
-    while at + len(tokens[place].text) <= places[-1]:
-        at += len(tokens[place].text)
-        place += 1
-    top = [(text.strip().lower(), chance) for text, chance in tokens[place].top]
+    word, again = verdict
     sums = {each: 0.0 for each in (yes, no)}
-    best: dict[str, float] = {}
-    for text, chance in top:
-        best[text] = min(best.get(text, 0.0) + chance, 1.0)
+    for text, chance in _alternatives(word, again, tokens):
         begun = [each for each in (yes, no) if text and each.lower().startswith(text)]
         if len(begun) == 1:
             sums[begun[0]] = min(sums[begun[0]] + chance, 1.0)
-    return Judgement(sums[yes], sums[no], max([*best.values(), *sums.values()], default=0.0))
+    if not sums[word]:
+        sums = {each: float(each == word) for each in (yes, no)}
+    return Judgement(sums[yes], sums[no], max(sums.values()))
+
+
+def _alternatives(word: str, again: int, tokens: Sequence[Token]) -> list[tuple[str, float]]:
+    """The most probable tokens where a verdict begins, without the marks around them; none where it
+    is not found among the tokens."""
+    places = _places(word, "".join(token.text for token in tokens))
+    if len(places) <= again:
+        return []
+    start, at, place = places[-1 - again], 0, 0
+    while at + len(tokens[place].text) <= start:
+        at += len(tokens[place].text)
+        place += 1
+    return [(_EDGES.sub("", text).lower(), chance) for text, chance in tokens[place].top]
 
 
 def _places(word: str, text: str) -> list[int]:
