@@ -163,6 +163,18 @@ def test_a_failed_completion_is_masked() -> None:
     assert scored(from_functions(right), one).status == ((OK, ERROR),)
 
 
+def test_an_exception_in_place_of_a_value_is_not_forgotten_over_the_next_part() -> None:
+    def judged(text: str) -> float | Exception:
+        return RewardError("the server is down") if text == "b" else 1.0
+
+    def other(text: str) -> float:
+        return 0.5
+
+    scores = scored(from_functions([judged, other]), group("a", "b"))
+    assert scores.status == ((OK, ERROR),) and scores.total[0, 0] == 1.5
+    assert "the server is down" in scores.errors[0]
+
+
 def test_a_group_reward_must_return_one_value_each() -> None:
     with pytest.raises(RewardError, match="2 values for 3"):
         scored(from_functions(lambda group: [1.0, 2.0]), group("a", "b", "c"))

@@ -21,6 +21,7 @@ from groupwise.models import Policy, load_policy
 from groupwise.rundir.files import read_lines
 from groupwise.settings import OptimizerSettings
 from groupwise.training.prepare import prepare
+from groupwise.training.trainer import Trainer
 from groupwise.types import Batch
 from groupwise.updates import TorchLearner
 from groupwise.updates.chunked import of_logits
@@ -286,6 +287,41 @@ def test_the_distance_from_the_teacher_is_that_of_the_sampled_tokens(
             gaps.append((own - other).gather(-1, tokens[start:, None]))
     wanted = float(torch.cat(gaps).mean())
     assert result.metrics["teacher_kl"] == pytest.approx(wanted, abs=1e-5)
+
+
+def test_sampled_tokens_are_compared_among_those_that_could_be_drawn(tmp_path: Path) -> None:
+    """Both ways of distillation measure the same distance under truncated sampling."""
+    found = []
+    for name, k in (("whole", "5"), ("sampled", "null")):
+        given = settings(tmp_path, "steps=1", "sampling.top_p=0.5", f"distillation.top_k={k}")
+        given.append(f"output={tmp_path / name}")
+        trainer = prepare(load("word-problems-distil", given), progress=Quiet()).trainer
+        found.append(trainer.step().metrics["teacher_kl"])
+    assert found[0] == pytest.approx(found[1], abs=1e-5)
+
+
+def test_a_teacher_with_fewer_rows_in_its_head_needs_an_outcome_for_the_others(
+    tmp_path: Path,
+) -> None:
+    """Heads of models with one tokenizer are padded to different sizes."""
+    vocab = tiny().model.config.vocab_size
+
+    def trainer(k: int) -> Trainer:
+        given = settings(tmp_path, "steps=1", f"distillation.top_k={k}")
+        wide = tiny(seed=2)
+        wide.model.resize_token_embeddings(vocab + 8)
+        wide.model.save_pretrained(tmp_path / "student")
+        return prepare(load("word-problems-distil", given), progress=Quiet()).trainer
+
+    for k in (vocab, vocab + 3):
+        with pytest.raises(UsageError, match=f"the teacher has {vocab} tokens .* fewer than"):
+            trainer(k)
+    assert trainer(vocab - 1).step().metrics["loss"] > 0
+
+
+def test_a_cluster_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"distillation.top_k = 5: its loss cannot be sent"):
+        load("word-problems-distil", ["distillation.top_k=5", "cluster={}"])
 
 
 @pytest.mark.parametrize(

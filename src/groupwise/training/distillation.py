@@ -145,6 +145,12 @@ def make_teacher(config: Config, policy: Policy) -> Teacher:
     )
     where = f"distillation.teacher = {settings.teacher!r}"
     check_same_tokenizer(policy.tokenizer, found.tokenizer, where=where)
+    known = vocabulary(found)
+    if settings.top_k is not None and known < vocab and settings.top_k >= known:
+        raise UsageError(
+            f"distillation.top_k = {settings.top_k}: the teacher has {known} tokens and the policy "
+            f"{vocab}; set fewer than {known}, so that one outcome is left for all others."
+        )
     found.model.to(best_device())
     learner = TorchLearner(
         found,
@@ -157,7 +163,7 @@ def make_teacher(config: Config, policy: Policy) -> Teacher:
         tokenizer=policy.tokenizer,
         prompt=settings.prompt,
         context=found.context,
-        vocab=min(vocab, vocabulary(found)),
+        vocab=min(vocab, known),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import fields
+from typing import Any
 
 import torch
 from jaxtyping import Int
@@ -28,6 +29,11 @@ def read_rows(reader: Reader, batch: Batch) -> Int[Tensor, "rows"]:
     """The rows that a head reads anything of."""
     read = batch.mask.any(1) | ("after" in reader.head.reads)
     return read.nonzero().squeeze(-1)
+
+
+def support_of(batch: Batch, rows: Int[Tensor, "rows"]) -> list[Any] | None:
+    """For some rows, the tokens that truncated sampling could draw; None where it was not used."""
+    return None if batch.support is None else [batch.support[row] for row in rows.tolist()]
 
 
 def grid_shape(batch: Batch, reader: Reader) -> tuple[int, int]:

@@ -20,7 +20,14 @@ from groupwise.models.weights import PublishedWeights
 from groupwise.settings import OptimizerSettings
 from groupwise.types import Batch, Objective, Outputs, Update
 from groupwise.updates.chunked import LogitsObjective
-from groupwise.updates.grids import blank_outputs, grid_shape, grids, read_rows, write
+from groupwise.updates.grids import (
+    blank_outputs,
+    grid_shape,
+    grids,
+    read_rows,
+    support_of,
+    write,
+)
 from groupwise.updates.heads import Head
 from groupwise.updates.optimizer import MasterOptimizer
 from groupwise.updates.packing import first_of_equal, plan
@@ -153,7 +160,7 @@ class TorchLearner:
         """Compute the outputs of some rows of a batch and write them into those of the whole."""
         once, place = self._distinct(batch, part)
         laid = reader.lay_out(batch, once)
-        outputs = reader(laid, names=found.keys(), support=_support(batch, once))
+        outputs = reader(laid, names=found.keys(), support=support_of(batch, once))
         for name, grid in found.items():
             write(grid, outputs[name].cpu(), laid, part, place)
 
@@ -241,7 +248,7 @@ class TorchLearner:
             if isinstance(objective, LogitsObjective):
                 function = objective.on_logits(batch, laid.rows[laid.row.cpu()], laid.time.cpu())
             outputs = self.reader(
-                laid, names=names, support=_support(batch, once), function=function
+                laid, names=names, support=support_of(batch, once), function=function
             )
             own = batch.rows(part)
             made = grids(outputs, laid, shape=grid_shape(own, self.reader), place=place)
@@ -425,10 +432,6 @@ def _row_weight(batch: Batch) -> Tensor:
             "each row."
         )
     return batch.row_weight
-
-
-def _support(batch: Batch, rows: Tensor) -> list[Any] | None:
-    return None if batch.support is None else [batch.support[row] for row in rows.tolist()]
 
 
 def _loss(batch: Batch, outputs: Outputs, objective: Objective) -> Float[Tensor, ""]:

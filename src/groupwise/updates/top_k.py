@@ -10,7 +10,7 @@ from torch import Tensor
 
 from groupwise.algorithms.losses.distillation import top_outcomes
 from groupwise.types import Batch
-from groupwise.updates.grids import read_rows
+from groupwise.updates.grids import read_rows, support_of
 from groupwise.updates.learner import TorchLearner
 from groupwise.updates.packing import plan
 
@@ -23,7 +23,8 @@ class TopK:
         ids: the tokens, most likely first.
         logp: their log-probabilities and, where k is less than the vocabulary, that of all others
             together.
-        token: log-probability of the token that the policy wrote.
+        token: log-probability of the token that the policy wrote, among those that truncated
+            sampling could draw.
     """
 
     ids: Int[Tensor, "batch time k"]
@@ -57,7 +58,8 @@ def top_k(learner: TorchLearner, batch: Batch, *, k: int, vocab: int) -> TopK:
     with reader.evaluating():
         for part in plan(batch, read_rows(reader, batch), tokens=learner.tokens_per_microbatch):
             laid = reader.lay_out(batch, part)
-            outputs = reader(laid, names={"logp"}, function=found)
+            support = support_of(batch, part)
+            outputs = reader(laid, names={"logp"}, support=support, function=found)
             at = laid.rows[laid.row.cpu()], laid.time.cpu()
             both = outputs["of_logits"].cpu()
             ids[at], logp[at] = both[:, :k].to(torch.int32), both[:, k:].float()

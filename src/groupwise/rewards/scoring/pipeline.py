@@ -131,7 +131,7 @@ def run(parts: Sequence[RewardComponent], call: Call, *, first: bool = False) ->
         value = None if part.whole_group else result.values.get(part.label, [None])[0]
         if part.verifies and value is not None:
             data["correct"] = as_correct(value)
-        if failure is not None or (first and value is not None):
+        if failure is not None or any(failures) or (first and value is not None):
             break
     return CallResult(values=values, seconds=seconds, failure=failure, failures=failures)
 
