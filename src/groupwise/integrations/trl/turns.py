@@ -71,7 +71,8 @@ class ToolTurns:
             name="tools", max_result_tokens=max_tokens, max_injected_tokens=max_tokens
         )
         self.splits_thoughts = THOUGHT in str(policy.tokenizer.chat_template)
-        tags = {policy.tokenizer.convert_tokens_to_ids(tag) for tag in (OPENING, CLOSING)}
+        known = policy.tokenizer.get_vocab()
+        tags = {known[tag] for tag in (OPENING, CLOSING) if tag in known}
         self.unsaid = frozenset(policy.tokenizer.all_special_ids) - tags
 
     def connect(self, *given: Any, **more: Any) -> Connected:

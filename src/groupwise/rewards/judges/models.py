@@ -97,21 +97,21 @@ class LocalJudge:
         written = made.sequences[0, len(tokens) :].tolist()
         if written[-1] not in self.policy.end_tokens:
             return None  # Cut off: its last line is no verdict.
-        reply = self.policy.tokenizer.decode(written[:-1])
+        [reply] = self.policy.tokenizer.batch_decode([written[:-1]])
         said = self._told(written[:-1], made.scores)
         return spoken_judgement(reply, said, yes=yes, no=no)
 
     def _told(self, written: Sequence[int], scores: Sequence[Tensor]) -> list[Token]:
         """The tokens of a reply, with the most probable ones in their places."""
-        decode, said = self.policy.tokenizer.decode, []
+        texts_of, said = self.policy.tokenizer.batch_decode, []
         for place, token in enumerate(written):
             chances = scores[place][0].float().softmax(-1)
             best = chances.topk(min(TOP, len(chances)))
-            top = [
-                (decode([int(i)]), float(p)) for p, i in zip(best.values, best.indices, strict=True)
-            ]
+            top = texts_of([[number] for number in best.indices.tolist()])
             before = written[max(0, place - 1) : place]  # A token alone may lose its space.
-            said.append(Token(decode([*before, token])[len(decode(before)) :], top))
+            shorter, longer = texts_of([before, [*before, token]])
+            chances_of = list(zip(top, best.values.tolist(), strict=True))
+            said.append(Token(longer[len(shorter) :], chances_of))
         return said
 
     def _asked(self, question: str) -> list[int]:
