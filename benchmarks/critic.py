@@ -22,7 +22,6 @@ from torch import Tensor
 
 from groupwise.algorithms.losses.values import explained_variance
 from groupwise.config import load
-from groupwise.training.critic import CRITIC
 from groupwise.training.monitor.progress import PlainProgress
 from groupwise.training.prepare import Prepared, prepare
 from groupwise.types import Batch
@@ -78,7 +77,7 @@ def measured(prepared: Prepared, *, batches: int) -> Tokens:
     for step in range(batches):
         scored = trainer.source.take(prepared.config.prompts_per_step, step=step)
         batch = sequences(scored)
-        values = trainer.learners[CRITIC].evaluate(batch, {"values"})["values"].float()
+        values = trainer.learners["critic"].evaluate(batch, {"values"})["values"].float()
         returns = batch.mask * scored.scores.total.flatten()[:, None].float()
         time = torch.arange(batch.mask.shape[1]).expand_as(batch.mask)
         length = batch.length[:, None]

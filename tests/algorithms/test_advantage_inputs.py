@@ -41,6 +41,7 @@ def test_inputs_that_a_step_has_no_data_for_are_none() -> None:
         "bootstrap",
         "teacher_gap",
         "step_rewards",
+        "token_scores",
     }
 
 
@@ -59,7 +60,7 @@ def test_examples_have_the_shapes_of_computed_inputs() -> None:
     batch = sequences(scored)
     tokens = torch.zeros(3, 4)
     columns = {"values": tokens, "teacher_gap": tokens, "bootstrap": torch.zeros(3)}
-    columns["step_rewards"] = tokens
+    columns |= {"step_rewards": tokens, "token_scores": tokens}
     logp = {"old_logp": torch.zeros(3, 4), "ref_logp": torch.zeros(3, 4)}
     computed = advantage_inputs(scored, replace(batch, columns=columns, **logp))
     for name, example in example_inputs(3, {}).items():

@@ -40,6 +40,7 @@ def made(seed: int = 0, *, prompts: int = P, group: int = G) -> dict[str, Any]:
         "bootstrap": 0.2 * rand(prompts, group),
         "teacher_gap": rand(prompts, group, T) - 0.5,
         "step_rewards": torch.where(rand(prompts, group, T) < 0.5, rand(prompts, group, T), NAN),
+        "token_scores": 4 * rand(prompts, group, T) - 2,
     }
 
 
@@ -69,7 +70,7 @@ def equal_rewards(data: dict[str, Any], value: float) -> dict[str, Any]:
 @pytest.mark.parametrize("name", NAMES)
 def test_shape_dtype_and_finite(name: str, dtype: torch.dtype) -> None:
     data = made()
-    for key in ("rewards", "correct", "kl", "values", "bootstrap", "teacher_gap", "step_rewards"):
+    for key in data.keys() - {"valid", "lengths", "parts", "mask"}:
         data[key] = data[key].to(dtype)
     data["parts"] = {k: v.to(dtype) for k, v in data["parts"].items()}
     got = call(name, data)
@@ -190,7 +191,8 @@ def test_groups_with_one_judged_sample_or_none_stay_finite(name: str, judged: in
 @pytest.mark.parametrize("name", NAMES)
 def test_hidden_tokens_do_not_matter(name: str) -> None:
     data = made(9)
-    poisoned = {k: torch.where(data["mask"], data[k], NAN) for k in ("kl", "values", "teacher_gap")}
+    hidden = ("kl", "values", "teacher_gap", "token_scores")
+    poisoned = {k: torch.where(data["mask"], data[k], NAN) for k in hidden}
     poisoned["step_rewards"] = torch.where(data["mask"], data["step_rewards"], 9.0)
     got = call(name, {**data, **poisoned})
     torch.testing.assert_close(got, call(name, data), rtol=0, atol=0)
@@ -201,7 +203,7 @@ ORDERED = sorted(
     - {"softrank_group", "softbok_loo", "leader_minus_second", "discounted_whitened"}
     - {"step_zscore"}
     - {"gae", "distilled", "parts_zscore", "successes", "pass_at_k_training", "pass_at_k_gradient"}
-    - {"cloning"}
+    - {"cloning", "token_cloning"}
 )
 
 

@@ -16,6 +16,8 @@ FUNCTION_LINES = 60
 EMPTY_NAMES = {"utils", "util", "helpers", "helper", "misc", "common", "stuff"}
 STATEFUL = {
     "CriticTrainer",
+    "SecondLearnerTrainer",
+    "TokenRewardTrainer",
     "DistillationTrainer",
     "OnlinePreferenceTrainer",
     "ProcessTrainer",

@@ -257,13 +257,14 @@ def measured(tmp_path_factory) -> Variance:
 
 def test_every_advantage_is_measured_on_the_same_rollouts(measured):
     rows = {row.name: row for row in measured.estimators}
-    # One k is 4, which has to be less than the group; others need a critic, a teacher or
-    # rewards of steps. Reasons are shown.
+    # One k is 4, which has to be less than the group; others need a critic, a teacher,
+    # rewards of steps or a token reward model. Reasons are shown.
     assert len(rows) > 20 and set(measured.left_out) == {
         "distilled",
         "gae",
         "pass_at_k_gradient",
         "step_zscore",
+        "token_cloning",
     }
     assert "needs values" in measured.left_out["gae"]
     assert "group = 4" in measured.left_out["pass_at_k_gradient"]

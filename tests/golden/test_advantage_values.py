@@ -198,6 +198,29 @@ GOLDEN: list[tuple[str, dict, dict, list]] = [
         {"rewards": [[1.0, 1.0], [1.0, 0.0]], "mask": [[[True] * 2] * 2] * 2},
         [[0.0, 0.0], [8 / 6, -8.0]],  # −8/2 · 2
     ),
+    # running means (1, .25, 5/6, −.125), 2 σ − 1 = (.462117, .124353, .394119, −.062419); half of
+    # 8 tokens are right: A⁺ = 2, A⁻ = −.5 · 2
+    (
+        "token_cloning",
+        {},
+        {
+            "rewards": [[1.0, 0.0]],
+            "token_scores": [[[1.0, -0.5, 2.0, -3.0]] * 2],
+            "mask": [[[True] * 4] * 2],
+        },
+        [[[0.924234, 0.248706, 0.788237, 0.0], [0.0, 0.0, 0.0, -0.062419]]],
+    ),
+    # the same means over a token of a tool; A⁺ = 6/3 · 2, A⁻ = −.25 · 6/3 · 2
+    (
+        "token_cloning",
+        {"shaping": "leave_one_out", "weigh_right": True, "negative": 0.25},
+        {
+            "rewards": [[1.0, 0.0]],
+            "token_scores": [[[1.0, 9.0, -0.5, 2.0], [-1.0, 9.0, 0.5, -2.0]]],
+            "mask": [[[True, False, True, True]] * 2],
+        },
+        [[[1.848469, 0.0, 0.497412, 1.576474], [-0.462117, 0.0, -0.124353, -0.394119]]],
+    ),
     ("log_odds", {}, {"rewards": ONE}, one(4.0, -4 / 3)),  # .75/(.25 · .75)
     ("log_odds", {}, {"rewards": ALL}, [[0.0] * 4]),
     # baseline 2·1/20 = .1
@@ -427,6 +450,7 @@ def test_small_honest_differences_are_kept() -> None:
 )
 def test_a_group_of_one_is_refused_where_a_baseline_needs_two(name) -> None:
     data = {"rewards": [[1.0]], "lengths": [[3]], "parts": {"only": [[1.0]]}, "mask": [[[True]]]}
+    data["token_scores"] = [[[0.5]]]
     function = ADVANTAGES.get(name)
     wanted = {key: data[key] for key in inspect.signature(function).parameters if key in data}
     if name == "discounted_whitened":  # its baseline is the batch

@@ -10,6 +10,7 @@ import torch
 
 from groupwise import ADVANTAGES, VALUE_LOSSES
 from groupwise.algorithms.advantages.critic import value_targets
+from groupwise.algorithms.losses.outcomes import outcome_cross_entropy
 from groupwise.algorithms.losses.values import explained_variance
 from groupwise.errors import UsageError
 from groupwise.registry import spec
@@ -157,3 +158,18 @@ def test_explained_variance_of_exact_constant_and_opposite_values() -> None:
     assert abs(explained_variance(torch.full((4,), 0.3), returns, mask)) < 1e-12
     assert abs(explained_variance(1 - returns, returns, mask) + 3) < 1e-12
     assert math.isnan(explained_variance(returns, torch.ones(4), mask))
+
+
+def test_the_loss_of_a_token_reward_model_is_the_number_worked_by_hand() -> None:
+    # the mean of (1, −.5, 2, −3) is −.125: log(1 + e^.125) and log(1 + e^−.125)
+    scores = torch.tensor([[1.0, -0.5, 2.0, -3.0]] * 2, dtype=torch.float64)
+    outcome = torch.tensor([1.0, 0.0], dtype=torch.float64)
+    wanted = torch.tensor([0.757599, 0.632599], dtype=torch.float64)
+    got = outcome_cross_entropy(scores, outcome, torch.ones(2, 4) > 0)
+    torch.testing.assert_close(got, wanted, rtol=0, atol=5e-7)
+    # a token outside the mask counts for nothing, whatever its score
+    poisoned = torch.cat([scores, torch.full((2, 1), torch.inf)], 1).requires_grad_()
+    hidden = outcome_cross_entropy(poisoned, outcome, torch.arange(5) < torch.tensor([[4], [4]]))
+    (gradient,) = torch.autograd.grad(hidden.sum(), poisoned)
+    assert torch.equal(hidden, got) and torch.isfinite(gradient).all()
+    assert (gradient[:, 4] == 0).all() and (gradient[:, :4] != 0).all()

@@ -81,6 +81,8 @@ def evidence(tokens: Tensor, mask: Tensor, kl: Tensor, old: Tensor) -> dict[str,
         "teacher_gap": teacher_gap(tokens, old),
         # The first token is a step, and the rest of the answer is another.
         "step_rewards": rewards[..., None] * mask.double().where(first | last, torch.nan),
+        # A token reward model that knows the outcome from the start.
+        "token_scores": (6 * rewards - 3)[..., None].expand(P, G, T),
     }
 
 

@@ -22,6 +22,7 @@ LOSS_TESTS = ("golden/test_loss_values.py", "algorithms/test_loss_properties.py"
 TABLE_TESTS = ("algorithms/test_table.py", "golden/test_loss_values.py")
 FIGURE_TESTS = ("training/test_metrics.py",)
 
+CLONING = "algorithms/advantages/cloning.py"
 SOFTRANK, STATISTICS = "algorithms/advantages/softrank.py", "algorithms/advantages/statistics.py"
 BASELINES, BATCH, BEST = (
     "algorithms/advantages/baselines.py",
@@ -163,6 +164,21 @@ MUTANTS: list[tuple[str, str, str, tuple[str, ...]]] = [
         FIGURE_TESTS,
     ),
     ("training/monitor/metrics.py", "torch.expm1(-x) + x", "torch.expm1(x) - x", FIGURE_TESTS),
+    # token reward models
+    (CLONING, "2 * torch.sigmoid(running) - 1", "torch.sigmoid(running)", ADVANTAGE_TESTS),
+    (
+        CLONING,
+        "scores.cumsum(-1) / mask.cumsum(-1)",
+        "scores.cumsum(-1) / mask.sum(-1, keepdim=True)",
+        ADVANTAGE_TESTS,
+    ),
+    (CLONING, "own[..., 0] > 0", "own[..., 0] != 0", ADVANTAGE_TESTS),
+    (
+        "algorithms/losses/outcomes.py",
+        "torch.where(mask, scores, 0).sum(-1)",
+        "scores.sum(-1)",
+        ("golden/test_critic_values.py",),
+    ),
 ]
 
 

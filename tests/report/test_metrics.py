@@ -5,20 +5,34 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from groupwise.cli import main
 from groupwise.report.metrics import METRICS, metric
 from groupwise.training.monitor.metrics import tool_metrics
 from groupwise.types import Completion
 
 
-def test_every_metric_of_a_run_with_a_critic_is_explained(tmp_path: Path) -> None:
-    few = ("steps=1", "prompts_per_step=2", "group_size=2", "threads=1", "evaluation.prompts=2")
-    rows = ("algorithm.name=ppo", "guards.silent_rewards=say", f"output={tmp_path / 'run'}")
+@pytest.mark.parametrize(
+    ("more", "own"),
+    [
+        (("algorithm.name=ppo",), {"critic.loss", "explained_variance", "returns"}),
+        (
+            ("algorithm.name=oreal_token", "token_reward.freeze_policy_steps=0"),
+            {"token_reward.loss", "token_reward_right", "token_reward_wrong", "token_weight"},
+        ),
+    ],
+)
+def test_every_metric_of_a_run_with_a_second_learner_is_explained(
+    more: tuple[str, ...], own: set[str], tmp_path: Path
+) -> None:
+    few = ("steps=1", "prompts_per_step=2", "group_size=4", "threads=1", "evaluation.prompts=2")
+    rows = (*more, "guards.silent_rewards=say", f"output={tmp_path / 'run'}")
     words = [word for value in (*few, *rows) for word in ("--set", value)]
     assert main(["train", "word-problems", *words]) == 0
     (row,) = (tmp_path / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     keys = set(json.loads(row)) - {"step"}
-    assert {"critic.loss", "explained_variance", "returns", "seconds.rollout"} <= keys
+    assert own | {"seconds.rollout"} <= keys
     assert [key for key in sorted(keys) if metric(key) is None] == []
 
 

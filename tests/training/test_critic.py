@@ -29,8 +29,8 @@ from groupwise.training.critic import (
     PooledErrors,
     critic_metrics,
     value_objective,
-    with_column,
 )
+from groupwise.training.second_learner import with_column
 from groupwise.types import Batch, Objective, Outputs, Update
 from groupwise.updates import Score, TorchLearner, sequences
 from small_runs import Quiet, prepared, settings, timeless, tiny
@@ -95,6 +95,7 @@ def bandit_with_critic(folder: Path, critic: OneValue, *more: str, **given: Any)
         others={"critic": critic},
         algorithm="orz",
         critic=config.critic,
+        freeze_policy_steps=config.critic.freeze_policy_steps,
         value_loss=value_loss(config),
         **given,
     )

@@ -188,7 +188,7 @@ def test_a_run_from_the_command_line_is_named_by_its_loss(
         ("preference.loss={name='kto'}", "'kto': judges single answers"),
         ("group_size=1", "group_size = 1: makes no pairs"),
         ("update.epochs=2", "update.epochs = 2: online preferences take one"),
-        ("algorithm.name=ppo", "algorithm.name = 'ppo': needs a critic"),
+        ("algorithm.name=ppo", "algorithm.name = 'ppo': needs the learner 'critic'"),
         ("process={function='steps.py:f'}", "process"),
         ("ahead=1", "ahead: answers of earlier weights"),
         ("streaming={}", "streaming: answers of earlier weights"),

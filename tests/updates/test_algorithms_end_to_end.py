@@ -106,6 +106,7 @@ def ready(given: Given, algorithm: BoundAlgorithm, *, drift: float, apart: float
             "values": torch.rand(kl.shape, generator=noise),
             "teacher_gap": torch.randn(kl.shape, generator=noise),
             "step_rewards": torch.rand(kl.shape, generator=noise),
+            "token_scores": torch.randn(kl.shape, generator=noise),
         }
     )
     return assemble(batch, advantage, algorithm.weighting)[0]

@@ -44,6 +44,12 @@ OWN: Mapping[str, set[str]] = {
 }
 """Settings of a slot that are the row's, whatever function fills it."""
 
+SecondLearner = Literal["critic", "token_reward"]
+"""A learner that is trained beside the policy, and the section of a recipe that sets it."""
+
+SECOND_LEARNERS: Mapping[str, SecondLearner] = {"values": "critic", "token_scores": "token_reward"}
+"""Which learner computes an input of advantages."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Algorithm:
@@ -209,9 +215,10 @@ class BoundAlgorithm:
         return self.objective.needs | in_reward
 
     @property
-    def needs_values(self) -> bool:
-        """Whether its advantages need the values of a critic."""
-        return "values" in self.bound_advantage.required
+    def second_learner(self) -> SecondLearner | None:
+        """The learner beside the policy that its advantages need."""
+        required = self.bound_advantage.required
+        return next((name for data, name in SECOND_LEARNERS.items() if data in required), None)
 
     @property
     def skips_zero_advantage(self) -> bool:

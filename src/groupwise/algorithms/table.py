@@ -9,6 +9,15 @@ _SOFTRANK_PAPER = "SoftRank-GRPO"
 _DDOF = "The paper states neither ddof nor an epsilon: population deviation and none here."
 _EQUAL = "Groups of equal rewards give exactly 0; the project divides rounding noise by epsilon."
 _STRICT = "Groups with fewer than two judged answers give 0; verl gives a group of one its reward."
+_OREAL = (
+    "η, the weight of wrong answers, and the KL coefficient are those of the code: 0.5 and 0.01.",
+    "The shaping of wrong answers is left open; the z-score is the paper's example.",
+    "Groups that are all right or all wrong are replaced by other prompts', and every "
+    "other answer is learned from; with a token reward model the authors keep one right "
+    "and one wrong answer of each prompt, drawn at random.",
+    "The KL is to the model before training, which the code takes too.",
+    "With several minibatches, right and wrong tokens are counted over the whole batch.",
+)
 
 
 def _variant(name: str, of: str, *differs: str) -> Algorithm:
@@ -379,16 +388,7 @@ ROWS = (
         divergence_coefficient=0.01,
         weighting=spec("batch_token_mean"),
         filter=spec("spread"),
-        differs=(
-            "η, the weight of wrong answers, and the KL coefficient are those of the code: "
-            "0.5 and 0.01.",
-            "The shaping of wrong answers is left open; the z-score is the paper's example.",
-            "Groups that are all right or all wrong are replaced by other prompts', and every "
-            "other answer is learned from; with a token reward model the authors keep one right "
-            "and one wrong answer of each prompt, drawn at random.",
-            "The KL is to the model before training, which the code takes too.",
-            "With several minibatches, right and wrong tokens are counted over the whole batch.",
-        ),
+        differs=_OREAL,
     ),
     Algorithm(
         name="oreal@internlm",
@@ -405,6 +405,27 @@ ROWS = (
             "the sets that were drawn from.",
             "Prompts are drawn up to 6 times as often by their pass rate in the code's data: "
             "data.order.",
+        ),
+    ),
+    Algorithm(
+        name="oreal_token",
+        paper="OREAL (2502.06781), with its token reward model",
+        advantage=spec("token_cloning"),
+        surrogate=spec("reinforce"),
+        divergence=spec("k3"),
+        divergence_coefficient=0.01,
+        weighting=spec("batch_token_mean"),
+        filter=spec("spread"),
+        differs=(
+            *_OREAL,
+            "The learning rate of the token reward model, 2e-6, and the 10 steps that it learns "
+            "before the policy are those of the code.",
+            "Its head has a bias and starts with scores of 0, so every ω starts at 0; in the code "
+            "the head has no bias and starts at random.",
+            "The code weighs right answers by their advantage too: algorithm.advantage = "
+            "{ shaping = 'leave_one_out', weigh_right = true }.",
+            "The code can also give ω to the share of tokens with the highest probabilities "
+            "(topk_rescale), which is left out.",
         ),
     ),
     Algorithm(

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import TypeVar
 
 import psutil
 import torch
@@ -35,10 +36,13 @@ from groupwise.prompts.contamination import shared_prompts
 from groupwise.prompts.templates import check_round_trip
 from groupwise.rewards import dropped_tags
 from groupwise.rollouts.tools.turns import turn_frame
+from groupwise.settings import SecondLearnerSettings
 from groupwise.testing import check_reward
 from groupwise.training.monitor.progress import NoProgress
 from groupwise.training.prepare import prepare
 from groupwise.types import Prompt
+
+Learning = TypeVar("Learning", bound=SecondLearnerSettings)
 
 NEEDED = {"torch": (2, 11), "transformers": (5, 17)}
 """Oldest versions that work."""
@@ -390,19 +394,19 @@ def _small(config: Config, output: Path) -> Config:
             "update": config.update.model_copy(
                 update={"epochs": 1, "minibatches": 1, "skip_zero_rows": False}
             ),
-            "critic": config.critic.model_copy(
-                update={
-                    "optimizer": config.critic.optimizer.model_copy(
-                        update={"learning_rate": 0.0, "weight_decay": 0.0}
-                    ),
-                    "minibatches": 1,
-                    "freeze_policy_steps": 0,
-                    "pretraining": None,
-                }
+            "critic": _still(config.critic).model_copy(
+                update={"minibatches": 1, "pretraining": None}
             ),
+            "token_reward": _still(config.token_reward),
             "warmup": None,
         }
     )
+
+
+def _still(section: Learning) -> Learning:
+    """A second learner that cannot move, beside a policy that is updated at once."""
+    optimizer = section.optimizer.model_copy(update={"learning_rate": 0.0, "weight_decay": 0.0})
+    return section.model_copy(update={"optimizer": optimizer, "freeze_policy_steps": 0})
 
 
 def passed(checks: Sequence[CheckResult]) -> bool:

@@ -89,7 +89,7 @@ def _elsewhere(key: str, model: type[BaseModel]) -> list[str]:
     paths = [path for path in _paths(model) if path.rpartition(".")[2] == key]
     if not paths and model is Config and key in OTHER_NAMES:
         paths = [OTHER_NAMES[key]]
-    return paths if len(paths) <= 2 else []
+    return paths if len(paths) <= 3 else []
 
 
 def _paths(section: type[BaseModel], prefix: str = "") -> Iterator[str]:

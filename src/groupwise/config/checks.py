@@ -278,33 +278,19 @@ def validate_by_call(algorithm: BoundAlgorithm, config: Config) -> None:
     """
     import torch
 
+    from groupwise.algorithms.advantages.inputs import example_inputs
+
     rewards = torch.zeros(1, config.group_size)
-    tokens = torch.zeros(1, config.group_size, 1)
-    weights = config.algorithm.advantage.get("weights") or {}
+    examples = example_inputs(config.group_size, config.algorithm.advantage)
+    parts = dict.fromkeys([*(part.name for part in config.rewards), *examples["parts"]], rewards)
     try:
-        algorithm.advantage(
-            {
-                "rewards": rewards,
-                "correct": rewards,
-                "valid": rewards == 0,
-                "lengths": rewards + 1,
-                "mask": tokens == 0,
-                "kl": tokens,
-                "values": tokens,
-                "bootstrap": rewards,
-                "teacher_gap": tokens,
-                "step_rewards": tokens,
-                "parts": dict.fromkeys(
-                    [*(part.name for part in config.rewards), *weights], rewards
-                ),
-            }
-        )
+        algorithm.advantage({**examples, "rewards": rewards, "correct": rewards, "parts": parts})
     except UsageError as error:
         raise UsageError(str(error).replace("group = ", "group_size = ", 1)) from None
 
 
 def _check_critic(config: Config, completions: int) -> None:
-    """Refuse more optimiser steps than completions, and a policy that is frozen to the end."""
+    """Refuse more optimiser steps of the critic than completions."""
     own = config.critic
     counts = {"critic.minibatches": own.minibatches}
     if own.pretraining is not None:
@@ -314,10 +300,20 @@ def _check_critic(config: Config, completions: int) -> None:
             raise UsageError(
                 f"{where} = {count}: must be at most prompts_per_step · group_size = {completions}."
             )
-    if own.freeze_policy_steps >= config.steps:
+
+
+def check_frozen(config: Config, algorithm: BoundAlgorithm) -> None:
+    """Refuse a policy that is frozen to the end.
+
+    Raises:
+        UsageError: with the setting to change.
+    """
+    section = algorithm.second_learner
+    frozen = 0 if section is None else getattr(config, section).freeze_policy_steps
+    if frozen >= config.steps:
         raise UsageError(
-            f"critic.freeze_policy_steps = {own.freeze_policy_steps}: must be less than steps = "
-            f"{config.steps}, or the policy is never trained."
+            f"{section}.freeze_policy_steps = {frozen}: must be less than steps = {config.steps}, "
+            "or the policy is never trained."
         )
 
 
@@ -393,10 +389,10 @@ def check_partial_rollouts(config: Config, algorithm: BoundAlgorithm) -> None:
             "not correct for tokens of earlier policies; set algorithm.correction.name = 'tis', "
             "or partial_rollouts.old_tokens = 'mask'."
         )
-    if settings.old_tokens == "mask" and "values" in algorithm.bound_advantage.required:
+    if settings.old_tokens == "mask" and algorithm.second_learner is not None:
         raise UsageError(
-            f"partial_rollouts.old_tokens = 'mask': algorithm {config.algorithm.name!r} discounts "
-            "over every token of a completion; take old_tokens = 'correct'."
+            f"partial_rollouts.old_tokens = 'mask': algorithm {config.algorithm.name!r} reads "
+            "every token of a completion; take old_tokens = 'correct'."
         )
     if config.update.minibatches > 1:
         raise UsageError(
@@ -456,6 +452,7 @@ def check_functions(config: Config) -> None:
     check_ahead(config, algorithm)
     check_streaming(config, algorithm)
     value_loss(config)
+    check_frozen(config, algorithm)
     check_teacher(config, algorithm)
     check_partial_rollouts(config, algorithm)
     check_process(config, algorithm)

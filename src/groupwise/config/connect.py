@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 
 from groupwise.algorithms import BoundAlgorithm
+from groupwise.algorithms.binding import SecondLearner
 from groupwise.config import Config
 from groupwise.config.preferences import compares_with_reference
 from groupwise.environments import ENVIRONMENTS, Environment
@@ -29,9 +30,10 @@ from groupwise.registry import FunctionSpec
 from groupwise.rewards import REWARDS, Scorer, build_scorer, from_functions
 from groupwise.rollouts import make_engine
 from groupwise.rollouts.tools import ToolEngine
-from groupwise.settings import EnvironmentSettings, OptimizerSettings
+from groupwise.settings import EnvironmentSettings, OptimizerSettings, SecondLearnerSettings
 from groupwise.types import Engine, Learner
 from groupwise.updates import Score, TorchLearner
+from groupwise.updates.heads import Read
 
 MadeLearner = TypeVar("MadeLearner", bound=TorchLearner)
 
@@ -45,13 +47,14 @@ class Connected:
     learner: Learner
 
 
-def critic_model(config: Config, policy: Policy) -> Policy:
-    """The critic before it is trained: the model of the critic section, or a copy of the policy.
+def second_model(config: Config, policy: Policy, section: SecondLearner) -> Policy:
+    """The model of a second learner before it is trained: that of its section, or a copy of the
+    policy.
 
     Raises:
         UsageError: it cannot be loaded, or has another tokenizer than the policy.
     """
-    own = config.critic
+    own: SecondLearnerSettings = getattr(config, section)
     whole = not is_adapted(policy.model) and config.model.quantization is None
     if own.model is None and own.adapter is None and whole:
         return scorer_of(policy, kind="token")
@@ -59,7 +62,7 @@ def critic_model(config: Config, policy: Policy) -> Policy:
     revision = None if own.model else config.model.revision
     with own_random_numbers(config.seed):  # an adapter begins with random numbers
         try:
-            critic = load_scorer(
+            found = load_scorer(
                 path,
                 kind="token",
                 revision=revision,
@@ -69,23 +72,31 @@ def critic_model(config: Config, policy: Policy) -> Policy:
                 attention=config.model.attention,
             )
         except UsageError as error:
-            where = "critic.model" if own.model else "model.path"
+            where = f"{section}.model" if own.model else "model.path"
             raise UsageError(str(error).replace("model.path", where, 1)) from None
-    check_same_tokenizer(policy.tokenizer, critic.tokenizer, where=f"critic.model = {path!r}")
-    critic.model.to(best_device())
-    return critic
+    check_same_tokenizer(policy.tokenizer, found.tokenizer, where=f"{section}.model = {path!r}")
+    found.model.to(best_device())
+    return found
 
 
-def critic_learner(
-    config: Config, critic: Policy, *, optimizer: OptimizerSettings, total_steps: int
+def second_learner(
+    config: Config,
+    model: Policy,
+    *,
+    optimizer: OptimizerSettings,
+    total_steps: int,
+    reads: Collection[Read] = ("before",),
 ) -> TorchLearner:
-    """What trains a critic, and computes its values before each token of the policy."""
-    reads = ("before", "after") if config.critic.bootstrap else ("before",)
+    """What trains a second learner, and computes its number before each token of the policy.
+
+    Args:
+        reads: the states that have a number (see `Score`).
+    """
     return TorchLearner(
-        critic,
+        model,
         optimizer=optimizer,
         total_steps=total_steps,
-        head=Score(critic.model, reads=reads),
+        head=Score(model.model, reads=reads),
         tokens_per_microbatch=config.update.tokens_per_microbatch,
         gradient_checkpointing=config.update.gradient_checkpointing,
         share_equal_rows=config.update.share_equal_rows,

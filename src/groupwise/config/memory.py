@@ -38,6 +38,7 @@ from groupwise.kernels import active
 from groupwise.models.adapters import new_adapter
 from groupwise.models.loading import DTYPES, configuration
 from groupwise.rollouts.limits import slots_for
+from groupwise.settings import SecondLearnerSettings
 from groupwise.types import Limits
 from groupwise.updates import MasterOptimizer
 from groupwise.updates.learner import recompute_activations
@@ -132,8 +133,8 @@ def memory_plan(config: Config, *, sizes: PretrainedConfig | None = None) -> Mem
         plain = config.optimizer.model_copy(update={"name": "adamw", "offload": False})
         optimizer = MasterOptimizer(dict(model.named_parameters()), plain)
         held = _held(config, algorithm, model, optimizer)
-        if algorithm.needs_values:
-            held["critic"] = _critic_bytes(config, sizes)
+        if (second := algorithm.second_learner) is not None:
+            held[second] = _second_bytes(config, getattr(config, second), sizes)
         rollout, update = {}, {}
         with suppress(*UNPLANNED):
             if config.engine.name != "vllm":  # That has memory of its own.
@@ -269,10 +270,9 @@ def _held(
     return held
 
 
-def _critic_bytes(config: Config, sizes: PretrainedConfig) -> int:
-    """Weights, masters and moments of the critic; its updates are smaller than the policy's, which
-    have logits, unless its model is larger."""
-    own = config.critic
+def _second_bytes(config: Config, own: SecondLearnerSettings, sizes: PretrainedConfig) -> int:
+    """Weights, masters and moments of a second learner; its updates are smaller than the policy's,
+    which have logits, unless its model is larger."""
     if own.model is not None:
         sizes = configuration(own.model, trust_remote_code=config.model.trust_remote_code)
     sizes = copy.deepcopy(sizes)

@@ -81,10 +81,10 @@ def check_online(config: Config, algorithm: BoundAlgorithm) -> None:
             f"preference.loss.name = {function.spec.name!r}: judges single answers; online pairs "
             "need a function of two, such as 'logistic'."
         )
-    if algorithm.needs_values:
+    if (second := algorithm.second_learner) is not None:
         raise UsageError(
-            f"algorithm.name = {config.algorithm.name!r}: needs a critic, which pairs have no use "
-            "for; leave it out."
+            f"algorithm.name = {config.algorithm.name!r}: needs the learner {second!r}, which "
+            "pairs have no use for; leave it out."
         )
     if config.group_size < 2:
         raise UsageError("group_size = 1: makes no pairs; set at least 2.")

@@ -42,6 +42,7 @@ from groupwise.settings import (
     Section,
     SftSettings,
     StreamingSettings,
+    TokenRewardSettings,
     UpdateSettings,
     WarmupSettings,
     WatchdogSettings,
@@ -87,6 +88,7 @@ class Config(Section):
     cluster: Annotated[ClusterSettings | None, FREE] = None
     distributed: Annotated[DistributedSettings, FREE] = DistributedSettings()
     critic: CriticSettings = CriticSettings()
+    token_reward: TokenRewardSettings = TokenRewardSettings()
     checkpoint: Annotated[CheckpointSettings, FREE] = CheckpointSettings()
     evaluation: Annotated[EvaluationSettings, FREE] = EvaluationSettings()
     logging: Annotated[LoggingSettings, FREE] = LoggingSettings()

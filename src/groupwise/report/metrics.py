@@ -159,6 +159,19 @@ METRICS: dict[str, Metric] = {
     "value_clip_share": Metric(
         "Clipped values", "Share of tokens whose value had moved beyond the clip."
     ),
+    "token_reward_right": Metric(
+        "Token reward: right answers",
+        "Mean probability, before the update of the token reward model, that right completions "
+        "are right.",
+    ),
+    "token_reward_wrong": Metric(
+        "Token reward: wrong answers",
+        "Mean probability, before the update of the token reward model, that wrong completions "
+        "are right.",
+    ),
+    "token_weight": Metric(
+        "Token weight", "Mean weight ω of the tokens, from the token reward model."
+    ),
     "pairs": Metric("Pairs", "Pairs of rollouts that the step learned from."),
     "unpaired_share": Metric(
         "Groups without pairs", "Share of groups whose answers made no pair to learn from."

@@ -21,6 +21,12 @@ from groupwise.settings.changing import OrderSettings, ScheduleSettings, SourceS
 from groupwise.settings.distillation import DistillationSettings
 from groupwise.settings.distributed import ClusterSettings, DistributedSettings
 from groupwise.settings.hub import HubSettings
+from groupwise.settings.learners import (
+    CriticSettings,
+    PretrainingSettings,
+    SecondLearnerSettings,
+    TokenRewardSettings,
+)
 from groupwise.settings.offline import (
     DatasetSettings,
     PreferenceSettings,
@@ -35,7 +41,6 @@ from groupwise.settings.sections import (
     AlertsSettings,
     AlgorithmSettings,
     CheckpointSettings,
-    CriticSettings,
     DataSettings,
     EngineSettings,
     EnvironmentSettings,
@@ -45,7 +50,6 @@ from groupwise.settings.sections import (
     ModelSettings,
     OptimizerName,
     OptimizerSettings,
-    PretrainingSettings,
     RewardPoolSettings,
     RewardSettings,
     Sampling,
@@ -96,10 +100,12 @@ __all__ = [
     "ScheduleSettings",
     "SourceSettings",
     "OrderSettings",
+    "SecondLearnerSettings",
     "Section",
     "SftSettings",
     "Share",
     "StreamingSettings",
+    "TokenRewardSettings",
     "UpdateSettings",
     "WarmupSettings",
     "WatchdogSettings",

@@ -6,9 +6,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from math import fsum
-from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Bool, Float
@@ -17,26 +16,22 @@ from torch.nn.functional import pad
 
 from groupwise.algorithms import BoundAlgorithm
 from groupwise.algorithms.advantages import advantage_inputs, value_targets
-from groupwise.algorithms.binding import SLOTS, settings_of
+from groupwise.algorithms.binding import SLOTS, SecondLearner, settings_of
 from groupwise.algorithms.losses import VALUE_LOSSES, WEIGHTINGS, FunctionObjective
 from groupwise.algorithms.losses.values import explained_variance
 from groupwise.registry import BoundFunction, spec
 from groupwise.settings import CriticSettings
-from groupwise.training.checkpoint.files import Checkpoint, replace_folder
-from groupwise.training.trainer import POLICY, Trainer
+from groupwise.training.checkpoint.files import Checkpoint
+from groupwise.training.second_learner import SecondLearnerTrainer, with_column
 from groupwise.types import (
     Batch,
     Metrics,
     Objective,
     Outputs,
     ScoredGroups,
-    StepResult,
     Update,
 )
 from groupwise.updates import assemble
-
-CRITIC = "critic"
-"""The learner whose values the advantages need."""
 
 POOLED_STEPS = 20
 """Steps over which the errors of the critic are pooled."""
@@ -199,7 +194,7 @@ class PooledErrors:
 
 
 @dataclass(kw_only=True)
-class CriticTrainer(Trainer):
+class CriticTrainer(SecondLearnerTrainer):
     """A run whose learners are "policy" and "critic".
 
     Attributes:
@@ -208,26 +203,10 @@ class CriticTrainer(Trainer):
         pooled: its errors over the last steps.
     """
 
+    second: ClassVar[SecondLearner] = "critic"
     critic: CriticSettings = field(default_factory=CriticSettings)
     value_loss: BoundFunction
     pooled: PooledErrors = field(default_factory=PooledErrors)
-
-    def step(self) -> StepResult:
-        """Train critic and policy on one batch of rollouts."""
-        self.monitor.begin_step(self.policy)
-        scored = self.source.take(self.settings.prompts_per_step, step=self.done)
-        batch = self.evaluated(scored)
-        with self.watch("the critic"):
-            batch, updates, metrics = self.learn_values(batch, scored)
-        advantages = self.algorithm.advantage(advantage_inputs(scored, batch))
-        batches = self.assembled(batch, advantages, keep=scored.keep)
-        every = {CRITIC: updates}
-        if self.done >= self.critic.freeze_policy_steps:
-            every |= self.update(batches)
-        if POLICY in every:
-            metrics |= self._publish()
-        result = StepResult(scored=scored, advantages=advantages, batches=batches, updates=every)
-        return self.monitor.measured(result, algorithm=self.algorithm, published=metrics)
 
     def state(self) -> dict[str, Any]:
         """Everything the next step depends on beyond the weights."""
@@ -238,14 +217,7 @@ class CriticTrainer(Trainer):
         super().restore(saved)
         self.pooled.restore(saved.state.get("pooled_errors", []))
 
-    def finish(self) -> Path | None:
-        """Write the trained models as plain folders, the critic beside the policy."""
-        final = super().finish()
-        if self.folder is not None:
-            replace_folder(self.folder / CRITIC, self.learners[CRITIC].save)
-        return final
-
-    def learn_values(
+    def learn(
         self, batch: Batch, scored: ScoredGroups
     ) -> tuple[Batch, tuple[Update, ...], Metrics]:
         """The batch with values and returns, the critic's updates, and their metrics.
@@ -253,7 +225,7 @@ class CriticTrainer(Trainer):
         The values are those before the updates. Where the returns do not depend on them, they are
         taken from the first update, so its rows need no forward pass of their own.
         """
-        own, critic = self.critic, self.learners[CRITIC]
+        own, critic = self.critic, self.learners[self.second]
         returns = Returns.of(self.algorithm, lam=own.lam)
         steps = critic_batches(own.minibatches, own.epochs, seed=(self.settings.seed, self.done))
         if own.lam == 1 and not own.bootstrap:
@@ -283,7 +255,7 @@ class CriticTrainer(Trainer):
 
     def _values_of_first_update(self, batch: Batch, steps: Steps) -> tuple[Batch, Update]:
         """The batch with the values before the first update, and that update."""
-        critic = self.learners[CRITIC]
+        critic = self.learners[self.second]
         rows = torch.arange(len(batch.tokens), dtype=torch.float32)
         first = steps(with_column(batch, "row", rows))[0]
         place = first.columns["row"].long()
@@ -316,11 +288,6 @@ def critic_batches(minibatches: int, epochs: int, *, seed: tuple[int, ...]) -> S
         )
 
     return batches
-
-
-def with_column(batch: Batch, name: str, column: Tensor) -> Batch:
-    """The batch with one column more."""
-    return replace(batch, columns={**batch.columns, name: column})
 
 
 def _clip_share(

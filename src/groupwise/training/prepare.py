@@ -20,9 +20,10 @@ from groupwise.config.connect import (
     Reward,
     best_device,
     connect,
-    critic_model,
     load_configured,
     make_scorer,
+    second_learner,
+    second_model,
 )
 from groupwise.config.data import load_eval, load_train, rendered, split_validation
 from groupwise.config.preferences import described, method_of
@@ -43,7 +44,7 @@ from groupwise.rundir.lock import RunLock
 from groupwise.training.callbacks import Callback
 from groupwise.training.changing import Changing, check_schedules
 from groupwise.training.checkpoint.manager import CheckpointManager
-from groupwise.training.critic import CRITIC, CriticTrainer
+from groupwise.training.critic import CriticTrainer
 from groupwise.training.distillation import with_teacher
 from groupwise.training.evaluation import Evaluate, Evaluation
 from groupwise.training.hub import uploads
@@ -65,6 +66,7 @@ from groupwise.training.resume import (
 from groupwise.training.sources import make_journals, make_source
 from groupwise.training.stages.pretraining import ready_critic
 from groupwise.training.stages.warmup import warm_up
+from groupwise.training.token_reward import TokenRewardTrainer
 from groupwise.training.trainer import POLICY, Trainer, TrainerSettings
 from groupwise.types import Engine, Learner, Prompt, Watch
 
@@ -158,7 +160,7 @@ def prepare(
             found = find_resume_point(config, allow_changes, restart=restart, log=progress.log)
         algorithm = bind(config.algorithm.name, config.algorithm.overrides())
         policy = _started(config, policy, found, allow_changes, progress=progress)
-        critic = _critic(config, algorithm, policy, found)
+        second = _second(config, algorithm, policy, found)
         connected = connector(config, algorithm, policy=policy)
         undo.callback(connected.engine.close)
         train_on, splits = _rendered(config, policy, prompts, eval_prompts, scorer, progress.log)
@@ -180,7 +182,7 @@ def prepare(
             evaluate=(lambda step: prepared.evaluate_all(step)) if splits else None,
             callbacks=callbacks,
             watch=watchdog.waiting,
-            critic=critic,
+            second=second,
         )
         _restore(trainer, found, config, log=progress.log)
         prepared = Prepared(
@@ -206,9 +208,9 @@ def _trainer(
     evaluate: Evaluate | None,
     callbacks: Sequence[Callback],
     watch: Watch,
-    critic: Callable[..., Learner] | None,
+    second: Callable[..., Learner] | None,
 ) -> Trainer:
-    """The trainer with its source, its checkpoints and its critic."""
+    """The trainer with its source, its checkpoints and its learners."""
     run_log = monitor.run_log
     assert run_log is not None
     journals = make_journals(config, connected.engine, run_log.folder / "journal")
@@ -224,11 +226,9 @@ def _trainer(
         watch=watch,
     )
     learners = {POLICY: connected.learner}
-    if critic is not None:
-        learners[CRITIC] = critic(source, log=monitor.log)
-        kind = partial(CriticTrainer, critic=config.critic, value_loss=value_loss(config))
-    else:
-        kind = _without_critic(config, connected.policy)
+    if second is not None and algorithm.second_learner is not None:
+        learners[algorithm.second_learner] = second(source, log=monitor.log)
+    kind = _kind(config, algorithm, connected.policy)
     drawn, taken = make_source(
         config, algorithm, connected, ready, make=source, journals=journals, watch=watch
     )
@@ -255,8 +255,18 @@ def _trainer(
     return trainer
 
 
-def _without_critic(config: Config, policy: Policy) -> Callable[..., Trainer]:
-    """What makes the trainer of a run without a critic."""
+def _kind(config: Config, algorithm: BoundAlgorithm, policy: Policy) -> Callable[..., Trainer]:
+    """What makes the trainer of a run."""
+    if algorithm.second_learner == "critic":
+        return partial(
+            CriticTrainer,
+            critic=config.critic,
+            value_loss=value_loss(config),
+            freeze_policy_steps=config.critic.freeze_policy_steps,
+        )
+    if algorithm.second_learner == "token_reward":
+        frozen = config.token_reward.freeze_policy_steps
+        return partial(TokenRewardTrainer, freeze_policy_steps=frozen)
     if config.distillation is not None:
         return with_teacher(config, policy)
     if config.preference is not None and config.preference.online:
@@ -266,15 +276,20 @@ def _without_critic(config: Config, policy: Policy) -> Callable[..., Trainer]:
     return Trainer
 
 
-def _critic(
+def _second(
     config: Config, algorithm: BoundAlgorithm, policy: Policy, found: ResumePoint
 ) -> Callable[..., Learner] | None:
-    """What makes the critic ready for the first step, if there is one; its model is loaded now,
-    because a copy of the policy has to be made before the policy's weights are sharded."""
-    if not algorithm.needs_values:
+    """What makes the second learner ready for the first step, if there is one; its model is loaded
+    now, because a copy of the policy has to be made before the policy's weights are sharded."""
+    name = algorithm.second_learner
+    if name is None:
         return None
-    model, begun = critic_model(config, policy), found.saved is not None
-    return partial(ready_critic, config, algorithm, model, begun=begun)
+    model = second_model(config, policy, name)
+    if name == "critic":
+        return partial(ready_critic, config, algorithm, model, begun=found.saved is not None)
+    optimizer = config.token_reward.optimizer
+    ready = second_learner(config, model, optimizer=optimizer, total_steps=config.steps)
+    return lambda source, log: ready
 
 
 def _rendered(
@@ -331,7 +346,7 @@ def _restore(
     elif (
         config.warmup is not None
         or config.guards.spike is not None
-        or (CRITIC in trainer.learners and config.critic.pretraining is not None)
+        or ("critic" in trainer.learners and config.critic.pretraining is not None)
     ):
         trainer.save(wait=True)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from jaxtyping import Bool, Float
@@ -105,17 +106,25 @@ class Trainer:
         scored = self.source.take(self.settings.prompts_per_step, step=self.done)
         return self.learned(scored, self.evaluated(scored), {})
 
-    def learned(self, scored: ScoredGroups, batch: Batch, metrics: Metrics) -> StepResult:
+    def learned(
+        self,
+        scored: ScoredGroups,
+        batch: Batch,
+        metrics: Metrics,
+        *,
+        beside: Mapping[str, tuple[Update, ...]] = MappingProxyType({}),
+    ) -> StepResult:
         """The update from scored groups and their sequences, with the step's metrics.
 
         Args:
             scored: groups with their scores.
             batch: their sequences, with every column that the advantage needs.
             metrics: known already.
+            beside: updates of further learners in this step, by their names.
         """
         advantages = self.algorithm.advantage(advantage_inputs(scored, batch))
         batches = self.assembled(batch, advantages, keep=scored.keep)
-        updates = self.update(batches)
+        updates = {**beside, **self.update(batches)}
         published = self._publish() if POLICY in updates else {}
         result = StepResult(scored=scored, advantages=advantages, batches=batches, updates=updates)
         return self.monitor.measured(

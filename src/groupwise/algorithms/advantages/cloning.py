@@ -14,6 +14,8 @@ from groupwise.algorithms.advantages.statistics import judged, outcome, standard
 from groupwise.algorithms.properties import breaks
 from groupwise.errors import UsageError
 
+Shaping = Literal["zscore", "leave_one_out"]
+
 
 @ADVANTAGES.register
 @breaks("prompts_independent")
@@ -23,7 +25,7 @@ def cloning(
     valid: Bool[Tensor, "prompt group"] | None = None,
     correct: Float[Tensor, "prompt group"] | None = None,
     *,
-    shaping: Literal["zscore", "leave_one_out"] = "zscore",
+    shaping: Shaping = "zscore",
     weigh_right: bool = False,
     negative: float = 0.5,
 ) -> Float[Tensor, "prompt group"]:
@@ -76,3 +78,93 @@ def cloning(
     of_wrong = negative * tokens.sum() / (tokens.sum() - positives).clamp(min=1)
     gain = of_right * (shaped if weigh_right else (shaped != 0).to(r.dtype))
     return torch.where(right, gain, of_wrong * shaped)
+
+
+@ADVANTAGES.register
+@breaks("prompts_independent")
+def token_cloning(
+    rewards: Float[Tensor, "prompt group"],
+    token_scores: Float[Tensor, "prompt group time"],
+    mask: Bool[Tensor, "prompt group time"],
+    valid: Bool[Tensor, "prompt group"] | None = None,
+    correct: Float[Tensor, "prompt group"] | None = None,
+    *,
+    shaping: Shaping = "zscore",
+    weigh_right: bool = False,
+    negative: float = 0.5,
+) -> Float[Tensor, "prompt group time"]:
+    """`cloning` with a weight for every token, from a token reward model.
+
+        A_t = A · ω_t,   A from `cloning`, ω from `token_weights`
+
+    Only tokens count at which the model already expects the outcome that came: a wrong answer is
+    not pushed away for a beginning that still looks right. While all scores are 0, so is A_t.
+
+    Args:
+        rewards: [prompt, group]; used where `correct` is not defined.
+        token_scores: logits of the token reward model, read before each token.
+        mask: True where the policy wrote the token and the loss uses it; others are stepped over.
+        valid, correct, shaping, weigh_right, negative: as for `cloning`.
+
+    Returns:
+        [prompt, group, time]; 0 outside `mask` and where `cloning` is 0. The counts N, N⁺ and N⁻
+        are of tokens, whatever their ω.
+
+    Raises:
+        UsageError: a negative weight, or groups of fewer than 2.
+
+    Example:
+        >>> scores = torch.tensor([[[1.0, 3.0], [1.0, -3.0]]])
+        >>> token_cloning(torch.tensor([[1.0, 0.0]]), scores, torch.ones(1, 2, 2) > 0)
+        tensor([[[ 0.9242,  1.5232],
+                 [ 0.0000, -0.4621]]])
+
+    Source: OREAL (2502.06781), total loss without its KL term.
+    Elsewhere: as for `cloning`.
+    """
+    own = cloning(
+        rewards,
+        mask,
+        valid,
+        correct,
+        shaping=shaping,
+        weigh_right=weigh_right,
+        negative=negative,
+    )[..., None]
+    weights = token_weights(token_scores.to(own.dtype), mask, own[..., 0] > 0)
+    return torch.where(weights > 0, own * weights, 0)
+
+
+def token_weights(
+    token_scores: Float[Tensor, "*answers time"],
+    mask: Bool[Tensor, "*answers time"],
+    right: Bool[Tensor, "*answers"],
+) -> Float[Tensor, "*answers time"]:
+    """How far a token reward model expects the outcome that came, from what it has read.
+
+        s̄_t = mean of s_1 … s_t
+        ω_t = max(0, 2 σ(s̄_t) − 1) for right answers,   max(0, 1 − 2 σ(s̄_t)) for wrong ones
+
+    Args:
+        token_scores: s, logits.
+        mask: True at the tokens that count; others have no score.
+        right: whether the answer is right.
+
+    Returns:
+        Between 0 and 1; 0 outside the mask.
+
+    Example:
+        >>> scores = torch.tensor([1.0, -0.5, 2.0, -3.0])
+        >>> token_weights(scores.expand(2, 4), torch.ones(2, 4) > 0, torch.tensor([True, False]))
+        tensor([[0.4621, 0.1244, 0.3941, 0.0000],
+                [0.0000, 0.0000, 0.0000, 0.0624]])
+
+    Source: OREAL (2502.06781), equations of ω⁺ and ω⁻; `threshold_rescale` at 0.5 in the authors'
+    code. Elsewhere: that code can also give the weights to a share of the tokens, those with the
+    highest probabilities (`topk_rescale`).
+    """
+    scores = torch.where(mask, token_scores, 0)
+    running = scores.cumsum(-1) / mask.cumsum(-1).clamp(min=1)
+    margin = 2 * torch.sigmoid(running) - 1
+    signed = torch.where(right[..., None], margin, -margin)
+    return torch.where(mask, signed.clamp(min=0), 0)

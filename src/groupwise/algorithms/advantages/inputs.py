@@ -141,6 +141,11 @@ INPUTS: Mapping[str, AdvantageInput] = {
         compute=_column("step_rewards"),
         example=lambda size, settings: _rewards(size, settings)[..., None],
     ),
+    "token_scores": AdvantageInput(
+        meaning="[prompt, group, time] logits of a token reward model, before each token",
+        compute=_column("token_scores"),
+        example=_zeros,
+    ),
     "bootstrap": AdvantageInput(
         meaning="[prompt, group] expected return after a truncated completion, from a critic",
         compute=_column("bootstrap"),

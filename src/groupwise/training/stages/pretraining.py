@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from statistics import fmean
 from typing import Any
@@ -14,7 +14,7 @@ import torch
 from groupwise.algorithms import BoundAlgorithm
 from groupwise.config import Config
 from groupwise.config.checks import value_loss
-from groupwise.config.connect import critic_learner
+from groupwise.config.connect import second_learner
 from groupwise.models import Policy, score_layer
 from groupwise.settings import PretrainingSettings
 from groupwise.training.critic import (
@@ -22,11 +22,12 @@ from groupwise.training.critic import (
     critic_batches,
     critic_metrics,
     value_objective,
-    with_column,
     with_values,
 )
+from groupwise.training.second_learner import with_column
 from groupwise.types import Batch, ScoredGroups, Source
 from groupwise.updates import TorchLearner, sequences
+from groupwise.updates.heads import Read
 
 RECENT = 5
 """Batches over which the explained variance is averaged."""
@@ -59,7 +60,18 @@ def ready_critic(
         rollouts = source(keep=lambda data: data["valid"], seed=config.seed + OTHER_SEEDS)
         _pretrain(config, settings, algorithm, critic, rollouts, log=log)
     steps = config.steps * config.critic.epochs * config.critic.minibatches
-    return critic_learner(config, critic, optimizer=config.critic.optimizer, total_steps=steps)
+    return second_learner(
+        config,
+        critic,
+        optimizer=config.critic.optimizer,
+        total_steps=steps,
+        reads=_reads(config),
+    )
+
+
+def _reads(config: Config) -> Collection[Read]:
+    """States before tokens, and those after the last ones where truncated answers need them."""
+    return ("before", "after") if config.critic.bootstrap else ("before",)
 
 
 def _pretrain(
@@ -83,11 +95,12 @@ def _pretrain(
     }
     first = source.take(config.prompts_per_step, step=0)
     _predict_the_mean(critic, sequences(first), first, returns)
-    learner = critic_learner(
+    learner = second_learner(
         config,
         critic,
         optimizer=config.critic.optimizer.model_copy(update=changes),
         total_steps=steps,
+        reads=_reads(config),
     )
     objective = value_objective(value_loss(config))
     recent: deque[float] = deque(maxlen=RECENT)

@@ -1,0 +1,61 @@
+"""Training with a second learner: what it says of every token reaches the advantages, and it learns
+from the same rollouts as the policy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar
+
+from torch import Tensor
+
+from groupwise.algorithms.binding import SecondLearner
+from groupwise.training.checkpoint.files import replace_folder
+from groupwise.training.trainer import Trainer
+from groupwise.types import Batch, Metrics, ScoredGroups, StepResult, Update
+
+
+@dataclass(kw_only=True)
+class SecondLearnerTrainer(Trainer):
+    """A run with a learner beside the policy; a subclass says what it learns.
+
+    Attributes:
+        second: name of that learner in `learners`, in metrics and in the run directory.
+        freeze_policy_steps: number of initial steps that train it alone.
+    """
+
+    second: ClassVar[SecondLearner]
+    freeze_policy_steps: int = 0
+
+    def learn(
+        self, batch: Batch, scored: ScoredGroups
+    ) -> tuple[Batch, tuple[Update, ...], Metrics]:
+        """Train the second learner: the batch with the columns that the advantages need, its
+        updates, and their metrics. What the columns say is from before the updates."""
+        raise NotImplementedError
+
+    def step(self) -> StepResult:
+        """Train both learners on one batch of rollouts."""
+        self.monitor.begin_step(self.policy)
+        scored = self.source.take(self.settings.prompts_per_step, step=self.done)
+        batch = self.evaluated(scored)
+        with self.watch(f"the learner {self.second!r}"):
+            batch, updates, metrics = self.learn(batch, scored)
+        return self.learned(scored, batch, metrics, beside={self.second: updates})
+
+    def update(self, batches: Sequence[Batch]) -> dict[str, tuple[Update, ...]]:
+        """The optimizer steps of the policy; none while it is frozen."""
+        return {} if self.done < self.freeze_policy_steps else super().update(batches)
+
+    def finish(self) -> Path | None:
+        """Write the trained models as plain folders, the second one beside the policy."""
+        final = super().finish()
+        if self.folder is not None:
+            replace_folder(self.folder / self.second, self.learners[self.second].save)
+        return final
+
+
+def with_column(batch: Batch, name: str, column: Tensor) -> Batch:
+    """The batch with one column more."""
+    return replace(batch, columns={**batch.columns, name: column})
