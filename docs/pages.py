@@ -153,8 +153,8 @@ def _described(setting: Setting) -> Iterator[str]:
     yield f"* Command line: `--set {setting.path.replace('.N', '.0')}=…`"
     if setting.may_change:
         yield "* A resumed run may change it."
-    if setting.runs_code:
-        yield "* It can run code: a recipe file that sets it must be trusted (`--trust-recipe`)."
+    if setting.trust:
+        yield f"* It {setting.trust}: a recipe file may set it only with `--trust-recipe`."
 
 
 def _of_slot(settings: Sequence[SlotSetting]) -> Iterator[str]:

@@ -14,7 +14,7 @@ import pytest
 from groupwise import extensions
 from groupwise.algorithms import ALGORITHMS
 from groupwise.cli import main
-from groupwise.config import load, load_run
+from groupwise.config import load, load_run, trusted_overrides
 from groupwise.errors import UsageError
 from groupwise.experiments import make_plan, read_plan
 from groupwise.rewards import REWARDS, RewardSpec, build_scorer
@@ -113,6 +113,14 @@ def test_import_is_known_to_recipes_and_to_started_processes(
         ("[algorithm]\nname = '{own}:ROW'", "algorithm.name = "),
         ("[algorithm]\nadvantage = {{name = '{own}:f'}}", "algorithm.advantage.name = "),
         ("combine = ['{own}:f']", "combine = "),
+        ("[data]\ntrain = '{own}:f'", "data.train = "),
+        ("[data]\ntrain = '{own}:f(a=1)'", "data.train = "),
+        ("[data]\nanswer_style = '{own}:f'", "data.answer_style = "),
+        ("[data]\nanswer_style = 'bundled:f'", "data.answer_style = "),
+        ("[[data.sources]]\nanswer_style = '{own}:f'", "data.sources.0.answer_style = "),
+        ("[warmup]\nstyle = '{own}:f'", "warmup.style = "),
+        ("[sft]\nstyle = '{own}:f'", "sft.style = "),
+        ("[process]\nfunction = '{own}:f'", "process.function = "),
     ],
 )
 def test_a_recipe_file_cannot_import_unless_trusted(
@@ -217,3 +225,30 @@ def test_entry_points_are_imported_when_a_name_is_unknown(
             assert own.stem in ALGORITHMS
     finally:
         extensions.discover.cache_clear()
+
+
+def test_what_only_looks_like_code_is_left_alone(tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(
+        "[model]\npath = 'bundled:search'\n[data]\nsystem = 'Answer:briefly'\n"
+        "train = 'reasoning_gym:chain_sum'\nanswer_column = 'meta:answer'\n",
+        encoding="utf-8",
+    )
+    assert load(recipe).data.train == "reasoning_gym:chain_sum"
+
+
+def test_names_of_own_code_in_a_trusted_recipe_reach_the_plan_of_an_experiment(
+    own: Path, tmp_path: Path
+) -> None:
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(f"[[rewards]]\nname = '{own}:right'\n", encoding="utf-8")
+    with pytest.warns(UserWarning, match="set by the recipe, and can run code"):
+        overrides = trusted_overrides(recipe)
+    assert load(recipe, overrides).rewards[0].name == f"{own}:right"
+
+
+def test_a_key_with_a_dot_is_no_setting(tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text("'hub.name' = 'a/b'\n'x.y' = 1\n", encoding="utf-8")
+    with pytest.raises(UsageError):
+        load(recipe)

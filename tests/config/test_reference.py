@@ -28,7 +28,7 @@ def test_values_and_defaults_are_those_of_the_models() -> None:
     assert found["model.adapter.rank"].default == "16"
     assert found["threads"].legal == "integer, ≥ 1, ≤ 4,096 or null"
     assert found["rewards.N.name"].default == "required"
-    assert found["imports"].runs_code and not found["seed"].runs_code
+    assert found["imports"].trust == "can run code" and not found["seed"].trust
     assert found["evaluation.prompts"].may_change and not found["seed"].may_change
 
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from groupwise.cli import main
-from groupwise.config import build, load, trusted_overrides
+from groupwise.config import build, load, load_run, trusted_overrides
 from groupwise.errors import UsageError
 from groupwise.experiments import read_plan
 
 PYTHON = '[engine]\nname = "vllm"\npython = "./evil"\n'
 REMOTE = "[model]\ntrust_remote_code = true\n"
+HUB = '[hub]\nname = "stranger/model"\n'
 
 
 def written(folder: Path, text: str) -> Path:
@@ -89,3 +91,47 @@ def test_arguments_of_vllm_are_limited_to_speed_and_memory(arguments: list[str])
 def test_arguments_of_vllm_that_change_speed_are_allowed() -> None:
     given = ["--tensor-parallel-size", "2", "--swap-space=-1", "--seed", "-1"]
     assert build({"engine": {"name": "vllm", "arguments": given}}).engine.arguments == tuple(given)
+
+
+@pytest.mark.parametrize("text", [HUB, 'hub = { name = "stranger/model" }\n', 'hub.name = "a/b"\n'])
+def test_a_recipe_file_cannot_send_the_model_to_the_hub_unless_trusted(
+    tmp_path: Path, text: str
+) -> None:
+    recipe = written(tmp_path, text)
+    with pytest.raises(UsageError, match="hub.name = .*sends the model to the hub, so a recipe"):
+        load(recipe)
+    with pytest.warns(UserWarning, match="set by the recipe, and sends the model to the hub"):
+        load(recipe, trust_recipe=True)
+    assert load(recipe, ["hub.name=me/mine"]).hub.name == "me/mine"
+    assert load(recipe, ["hub=null"]).hub is None
+
+
+def test_a_recipe_file_cannot_publish_what_the_command_line_uploads(tmp_path: Path) -> None:
+    name = ["hub.name=me/mine"]
+    with pytest.raises(UsageError, match="hub.private = .*a recipe file may not set it"):
+        load(written(tmp_path, "[hub]\nprivate = false\n"), name)
+    assert load(written(tmp_path, "[hub]\nprivate = true\nevery_steps = 5\n"), name).hub.private
+
+
+def test_a_run_directory_of_somebody_else_cannot_send_the_model_to_the_hub(tmp_path: Path) -> None:
+    config = load("word-problems", ["hub.name=stranger/model"])
+    about = {"config": json.loads(config.to_json())}
+    (tmp_path / "config.json").write_text(json.dumps(about))
+    with pytest.raises(UsageError, match="hub.name = .*sends the model to the hub"):
+        load_run(tmp_path)
+
+
+def test_experiments_upload_nothing(tmp_path: Path) -> None:
+    plan = tmp_path / "plan.toml"
+    head = 'seeds = [0, 1, 2]\n[[arms]]\nalgorithm = "grpo"\n'
+    for override in ("hub.name=stranger/model", "hub={name='stranger/model'}"):
+        plan.write_text(f'recipe = "word-problems"\n{head}set = ["{override}"]\n')
+        with pytest.raises(UsageError, match="sends the model to the hub, so an experiment file"):
+            read_plan(plan)
+        with pytest.raises(UsageError, match="models of an experiment are not uploaded"):
+            read_plan(plan, trusted=True)
+    recipe = written(tmp_path, HUB)
+    plan.write_text(f'recipe = "{recipe}"\n{head}')
+    arms = read_plan(plan)
+    assert arms.config(arms.arms[0]).hub is None
+    assert trusted_overrides(recipe) == []

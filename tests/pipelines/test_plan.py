@@ -180,13 +180,29 @@ def test_every_packaged_pipeline_can_be_planned(name: str, tmp_path: Path) -> No
     assert states and all(state.state == "to do" for state in states)
 
 
-@pytest.mark.parametrize("override", ["imports=['{}']", "rewards=[{{name='{}:f'}}]"])
-def test_a_pipeline_file_cannot_run_code(tmp_path: Path, override: str) -> None:
+@pytest.mark.parametrize(
+    "override, said",
+    [
+        ("imports=['{}']", "can run code"),
+        ("rewards=[{{name='{}:f'}}]", "can run code"),
+        ("hub.name=stranger/model", "sends the model to the hub"),
+    ],
+)
+def test_a_pipeline_file_cannot_run_code_or_upload(
+    tmp_path: Path, override: str, said: str
+) -> None:
     """Its overrides are not the command line's, which a recipe's trust rests on."""
     text = override.format(tmp_path / "stranger.py")
     path = tmp_path / "pipeline.toml"
     path.write_text(f'{SAMPLE}set = ["{text}"]\n')
-    with pytest.raises(UsageError, match="can run code"):
+    with pytest.raises(UsageError, match=said):
+        read_pipeline(path)
+
+
+def test_a_pipeline_file_cannot_name_code_in_a_stage(tmp_path: Path) -> None:
+    path = tmp_path / "pipeline.toml"
+    path.write_text(SAMPLE + SELECT.replace('"@answers"', f'"{tmp_path / "stranger.py"}:f(a=1)"'))
+    with pytest.raises(UsageError, match="kept.rows = .*: can run code, so a pipeline file"):
         read_pipeline(path)
 
 

@@ -176,7 +176,7 @@ def explained(setting: Any, *, path: bool = False) -> Iterator[str]:
     yield from textwrap.wrap(setting.about, WIDTH, initial_indent=indent, subsequent_indent=indent)
     notes = [f"values: {setting.legal}", f"default: {setting.default}"]
     notes += ["a resumed run may change it"] if setting.may_change else []
-    notes += ["a recipe file must be trusted to set it"] if setting.runs_code else []
+    notes += ["a recipe file must be trusted to set it"] if setting.trust else []
     yield from textwrap.wrap(
         "; ".join(notes), WIDTH, initial_indent=indent, subsequent_indent=indent
     )

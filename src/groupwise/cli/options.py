@@ -47,7 +47,9 @@ Overrides = Annotated[
 ]
 TrustRecipe = Annotated[
     bool,
-    typer.Option("--trust-recipe", help="Accept settings of the recipe file that can run code."),
+    typer.Option(
+        "--trust-recipe", help="Accept settings of the recipe file that run code or upload a model."
+    ),
 ]
 JsonFile = Annotated[
     Path | None,

@@ -16,7 +16,7 @@ from groupwise.config.recipes import (
     trusted_overrides,
 )
 from groupwise.config.reference import Setting, reference
-from groupwise.config.schema import Config, free_to_change, runs_code
+from groupwise.config.schema import Config, free_to_change, needs_trust
 
 __all__ = [
     "Config",
@@ -27,10 +27,10 @@ __all__ = [
     "free_to_change",
     "load",
     "load_run",
+    "needs_trust",
     "packaged",
     "read",
     "reference",
     "resolve",
-    "runs_code",
     "trusted_overrides",
 ]

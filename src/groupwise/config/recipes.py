@@ -15,15 +15,21 @@ from typing import Any
 
 from groupwise import extensions
 from groupwise.config.building import build
-from groupwise.config.schema import Config, runs_code
+from groupwise.config.schema import Config, needs_trust
 from groupwise.errors import UsageError, suggest
+from groupwise.settings.base import CODE
 
 DEFAULT = "default"
 COMMAND_LINE = "--set"
 DESCRIPTION = ("method", "learned_by")
 """Entries beside the settings in `config.json`: what reports say in place of the algorithm."""
-_NAMES = re.compile(r"(^|\.)name$|^combine")
-"""Settings whose values name functions."""
+TEXTS = (
+    *("path", "model", "models", "teacher", "output", "system", "wording", "stop"),
+    *("prompt_column", "answer_column", "id_column", "column"),
+)
+"""Last parts of settings whose strings never name a function, though they may look like it."""
+DATA = ("train", "eval", "data")
+"""Last parts of settings that take `generator:task`."""
 RESET = object()
 """The value of an override that takes a setting back to its default."""
 
@@ -54,10 +60,10 @@ def load(
         recipe: path of a TOML or YAML file, or the name of a packaged recipe.
         overrides: `section.field=value`; the value is read as TOML, or else as a string. `null` is
             None, and `section.field=` takes the setting back to its default.
-        trust_recipe: accept settings of a recipe file that can run code (`runs_code`).
+        trust_recipe: accept settings of a recipe file that need it (`needs_trust`).
 
     Raises:
-        UsageError: no such recipe, not TOML, a setting that cannot be used, or one that runs code.
+        UsageError: no such recipe, not TOML, or a setting that cannot be used or needs trust.
 
     Example:
         >>> load("word-problems", ["group_size=4"]).group_size
@@ -103,13 +109,7 @@ def _resolved(
 ) -> Resolved:
     """A configuration of plain values and overrides."""
     given = dict.fromkeys(_leaves(values), str(recipe))
-    named = {
-        path: value
-        for path in given
-        if path  # an empty recipe is one leaf without a name
-        for value in [_at(values, path.split("."))]
-        if _NAMES.search(path) and any(map(extensions.names_code, strings_in(value)))
-    }
+    named = {path: value for path, value in _items(values) if holds_code(path, value)}
     for override in overrides:
         steps, value = parse_override(override)
         _put(values, steps, value, where=".".join(steps))
@@ -118,12 +118,13 @@ def _resolved(
         if value is not RESET:
             given |= dict.fromkeys(_leaves(value, path), COMMAND_LINE)
     from_file = {path for path, origin in given.items() if origin == str(recipe)}
-    for setting in sorted(runs_code() & from_file):
-        _check_trust(values, setting, trusted=trust_recipe)
+    held = dict(_items(values))
+    for setting in sorted(needs_trust().keys() & from_file):
+        _check_trust(held[setting], setting, trusted=trust_recipe)
     left = {*strings_in(values)} - {*strings_in([parse_override(o)[1] for o in overrides])}
     for setting, value in named.items():
         if left.intersection(strings_in(value)):
-            _refuse_untrusted(setting, value, trusted=trust_recipe)
+            _refuse_untrusted(setting, value, CODE, trusted=trust_recipe)
     given |= _import(values)
     config = build(values)
     origins = {path: given.get(path, DEFAULT) for path in _leaves(config.model_dump())}
@@ -133,11 +134,33 @@ def _resolved(
 def trusted_overrides(recipe: str | Path) -> list[str]:
     """What a recipe file sets that can run code, as overrides, so that a plan made of the recipe
     carries them."""
-    values = read(recipe)
-    found = {s: _at(values, s.split(".")) for s in sorted(runs_code() & set(_leaves(values)))}
-    for setting in found:
-        _check_trust(values, setting, trusted=True)
-    return [f"{setting}={json.dumps(value)}" for setting, value in found.items()]
+    guarded = needs_trust()
+    found = {
+        path: value
+        for path, value in _items(read(recipe))
+        if guarded.get(path, ("",))[0] == CODE or holds_code(path, value)
+    }
+    for setting, value in found.items():
+        if setting in guarded:
+            _check_trust(value, setting, trusted=True)
+        else:
+            _refuse_untrusted(setting, value, CODE, trusted=True)
+    return [f"{setting}={json.dumps(found[setting])}" for setting in sorted(found)]
+
+
+def distrusted(override: str) -> str:
+    """Why a file that is not trusted may not hold an override, as "can run code"; "" where it may.
+
+    Example:
+        >>> distrusted("hub.name=owner/model"), distrusted("steps=5")
+        ('sends the model to the hub', '')
+    """
+    steps, value = parse_override(override)
+    setting = ".".join(steps)
+    if holds_code(setting, value):
+        return CODE
+    guarded = needs_trust().items()
+    return next((why for path, (why, _) in guarded if f"{path}.".startswith(f"{setting}.")), "")
 
 
 def _import(values: dict[str, Any]) -> dict[str, str]:
@@ -222,23 +245,23 @@ def _yaml_loader() -> Any:
     return Loader
 
 
-def _check_trust(values: Any, setting: str, *, trusted: bool) -> None:
-    """Refuse a setting of a recipe file that can run code, or report it if the file is trusted."""
-    value = _at(values, setting.split("."))
-    if value in (None, False, [], ()) or _asked_for(setting, value):
+def _check_trust(value: Any, setting: str, *, trusted: bool) -> None:
+    """Refuse a setting of a recipe file that needs trust, or report it if the file is trusted."""
+    why, default = needs_trust()[setting]
+    if value in (None, default, []) or _asked_for(setting, value):
         return
-    _refuse_untrusted(setting, value, trusted=trusted)
+    _refuse_untrusted(setting, value, why, trusted=trusted)
 
 
-def _refuse_untrusted(setting: str, value: Any, *, trusted: bool) -> None:
+def _refuse_untrusted(setting: str, value: Any, why: str, *, trusted: bool) -> None:
     """Refuse what a recipe file may not set, or report it if the file is trusted."""
     where = f"{setting} = {str(value)[:200]!r}"
     if not trusted:
         raise UsageError(
-            f"{where}: can run code, so a recipe file may not set it; read the file, then set "
+            f"{where}: {why}, so a recipe file may not set it; read the file, then set "
             f"{setting} with --set, or trust the file with --trust-recipe."
         )
-    warnings.warn(f"{where}: set by the recipe, and can run code.", stacklevel=3)
+    warnings.warn(f"{where}: set by the recipe, and {why}.", stacklevel=3)
 
 
 def _asked_for(setting: str, value: Any) -> bool:
@@ -334,7 +357,9 @@ def _put(values: Any, steps: Sequence[str], value: Any, *, where: str) -> None:
     *section, last = steps
     for step in section:
         if isinstance(values, dict):
-            values = values.setdefault(step, {})
+            if values.get(step) is None:  # absent, or null in a file or an earlier override
+                values[step] = {}
+            values = values[step]
         else:
             values = values[_index(values, step, where=where)]
     if isinstance(values, dict):
@@ -358,25 +383,47 @@ def _index(values: Any, step: str, *, where: str) -> int:
     return int(step)
 
 
-def _leaves(values: Any, path: str = "") -> Iterator[str]:
-    """The dotted path of every value that is not a table; numbers are places in lists of tables."""
+def _items(values: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value that is not a table with its dotted path; numbers are places in lists of tables.
+    An empty recipe is one value without a path."""
     if isinstance(values, Mapping) and values:
         for key, value in values.items():
-            yield from _leaves(value, f"{path}.{key}" if path else str(key))
+            yield from _items(value, f"{path}.{key}" if path else str(key))
     elif isinstance(values, list | tuple) and any(isinstance(v, Mapping) for v in values):
         for index, value in enumerate(values):
-            yield from _leaves(value, f"{path}.{index}")
+            yield from _items(value, f"{path}.{index}")
     else:
-        yield path
+        yield path, values
+
+
+def _leaves(values: Any, path: str = "") -> Iterator[str]:
+    """The dotted path of every value that is not a table."""
+    return (leaf for leaf, _ in _items(values, path))
+
+
+def holds_code(path: str, value: Any) -> bool:
+    """Whether `mine.py:right` or its like stands in a value where a function may be looked up.
+
+    Example:
+        >>> holds_code("sft.style", "mine.py:tagged"), holds_code("model.path", "bundled:search")
+        (True, False)
+    """
+    return any(
+        extensions.names_code(text.partition("(")[0].strip())  # a generator may have settings
+        for leaf, each in _items(value, path)
+        if (last := leaf.rpartition(".")[2]) not in TEXTS
+        for text in strings_in(each)
+        if not (last in DATA and _generates(text))
+    )
+
+
+def _generates(text: str) -> bool:
+    """Whether a text is a generator of prompts with a task."""
+    from groupwise.prompts.sources import GENERATORS
+
+    return text.partition(":")[0] in GENERATORS
 
 
 def flat(config: Config) -> dict[str, Any]:
     """Every setting by its dotted path, in the order of the sections."""
-    values = config.model_dump(mode="json")
-    return {path: _at(values, path.split(".")) for path in _leaves(values)}
-
-
-def _at(values: Any, steps: Sequence[str]) -> Any:
-    for step in steps:
-        values = values[int(step) if isinstance(values, list) else step]
-    return values
+    return dict(_items(config.model_dump(mode="json")))

@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from groupwise.config.schema import Config, free_to_change, runs_code
+from groupwise.config.schema import Config, free_to_change, needs_trust
 from groupwise.settings.base import MOST
 
 _BOUNDS = {"ge": "≥ {}", "gt": "> {}", "le": "≤ {}", "lt": "< {}"}
@@ -30,7 +30,7 @@ class Setting:
         default: as TOML writes it; "null" for None, "required" where there is none.
         about: meaning and unit.
         may_change: whether a resumed run may change it.
-        runs_code: whether its value can run code, so that a recipe file has to be trusted.
+        trust: why a recipe file must be trusted to set it, as "can run code"; "" where it need not.
     """
 
     path: str
@@ -38,7 +38,7 @@ class Setting:
     default: str
     about: str
     may_change: bool
-    runs_code: bool
+    trust: str
 
 
 def reference() -> dict[str, Setting]:
@@ -58,7 +58,7 @@ def sections() -> dict[str, str]:
 
 
 def _settings(model: type[BaseModel], prefix: str) -> Iterator[Setting]:
-    free, code = free_to_change(), runs_code()
+    free, guarded = free_to_change(), needs_trust()
     for name, field in model.model_fields.items():
         path = f"{prefix}{name}"
         section, many = _section(field.annotation)
@@ -72,7 +72,7 @@ def _settings(model: type[BaseModel], prefix: str) -> Iterator[Setting]:
             default=_default(field),
             about=" ".join((field.description or "").split()),
             may_change=any(each in free for each in above),
-            runs_code=any(each in code for each in above),
+            trust=guarded.get(path, ("",))[0],
         )
 
 

@@ -125,25 +125,30 @@ def free_to_change() -> frozenset[str]:
         >>> "optimizer.learning_rate" in free_to_change()
         False
     """
-    return frozenset(_marked(Config, "free_to_change"))
+    return frozenset(path for path, *_ in _marked(Config, "free_to_change"))
 
 
-def runs_code() -> frozenset[str]:
-    """Dotted paths of the settings whose values can run code.
+def needs_trust() -> dict[str, tuple[str, Any]]:
+    """What a recipe file may set only if it is trusted: dotted path → why, and the default, which
+    every file may set.
 
     Example:
-        >>> sorted(runs_code())
-        ['engine.python', 'imports', 'model.trust_remote_code']
+        >>> sorted(needs_trust())
+        ['engine.python', 'hub.name', 'hub.private', 'imports', 'model.trust_remote_code']
+        >>> needs_trust()["hub.private"]
+        ('sends the model to the hub', True)
     """
-    return frozenset(_marked(Config, "runs_code"))
+    return {path: (why, default) for path, why, default in _marked(Config, "needs_trust")}
 
 
-def _marked(section: type[BaseModel], mark: str, prefix: str = "") -> Iterator[str]:
-    """The settings whose metadata has a mark."""
+def _marked(
+    section: type[BaseModel], mark: str, prefix: str = ""
+) -> Iterator[tuple[str, Any, Any]]:
+    """The settings whose metadata has a mark, each with what it says and the setting's default."""
     for name, field in section.model_fields.items():
         extra = field.json_schema_extra
         if isinstance(extra, dict) and extra.get(mark):
-            yield f"{prefix}{name}"
+            yield f"{prefix}{name}", extra[mark], field.default
         for option in (field.annotation, *typing.get_args(field.annotation)):
             if isinstance(option, type) and issubclass(option, BaseModel):
                 yield from _marked(option, mark, f"{prefix}{name}.")

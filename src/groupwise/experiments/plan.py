@@ -16,9 +16,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from groupwise.algorithms import ALGORITHMS
-from groupwise.config import Config, load, runs_code
+from groupwise.config import Config, load
 from groupwise.config.building import checked
-from groupwise.config.recipes import parse_override, read, strings_in
+from groupwise.config.recipes import distrusted, read
 from groupwise.errors import UsageError, suggest
 from groupwise.experiments.arms import advantage_only, differences, fitting, in_words
 from groupwise.extensions import names_code
@@ -34,8 +34,10 @@ SLIM = (
     "logging.rollouts_every=0",
     "evaluation.every_steps=0",
     "evaluation.keep_best=false",
+    "hub=null",
 )
-"""Settings that override the recipe without changing results; `set` may override them."""
+"""Settings that override the recipe without changing results; `set` may override them, but for the
+hub: the runs of an experiment would replace each other there."""
 
 GRID = (0.25, 0.5, 1.0, 2.0)
 """Learning rates of the tuning grid, as multiples of the recipe's."""
@@ -176,14 +178,11 @@ def read_plan(path: str | Path, *, trusted: bool = False) -> Plan:
 
 
 def _refuse_code(plan: Plan) -> None:
-    """Refuse what can run code, before anything of the plan is looked up."""
+    """Refuse what a file may not set, before anything of the plan is looked up."""
     for override in (*plan.set, *(each for arm in plan.arms for each in arm.set)):
-        steps, value = parse_override(override)
-        setting = ".".join(steps)
-        listed = any(setting == name or name.startswith(f"{setting}.") for name in runs_code())
-        if listed or any(map(names_code, strings_in(value))):
+        if why := distrusted(override):
             raise UsageError(
-                f"set = {override!r}: can run code, so an experiment file may not set it; use "
+                f"set = {override!r}: {why}, so an experiment file may not set it; use "
                 "compare RECIPE --set instead."
             )
     for place, arm in enumerate(plan.arms):
@@ -315,6 +314,11 @@ def _check_matching(plan: Plan, arm: Arm, config: Config) -> None:
         key = text.partition("=")[0].strip()
         if key in ("seed", "output", "algorithm.name"):
             raise UsageError(f"set = {text!r}: the experiment sets {key} itself.")
+        if key.partition(".")[0] == "hub":
+            raise UsageError(
+                f"set = {text!r}: models of an experiment are not uploaded; hf upload OWNER/MODEL "
+                "FOLDER sends one of them."
+            )
     for text in arm.set:
         if text.startswith("optimizer.learning_rate"):
             raise UsageError(

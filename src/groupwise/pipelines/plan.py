@@ -10,12 +10,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from groupwise.config import runs_code
-from groupwise.config.recipes import parse_override, strings_in
+from groupwise.config.recipes import distrusted, holds_code, parse_override, strings_in
 from groupwise.errors import UsageError, suggest
-from groupwise.extensions import names_code
 from groupwise.pipelines.stages import STAGES, Kind, kind_of
 from groupwise.registry import FunctionSpec
+from groupwise.settings.base import CODE
 
 OF_A_PIPELINE = ("title", "output", "seed", "stages")
 OF_A_LOOP = ("name", "rounds", "start", "stages")
@@ -254,16 +253,20 @@ def references(value: Any) -> set[str]:
 
 
 def _refuse_code(stages: Sequence[Stage]) -> None:
-    """Refuse what a file's `set` would run as code; only the command line may ask for that."""
+    """Refuse what a file may not set; only the command line may ask for it."""
     for stage in stages:
-        for override in strings_in(stage.settings.get("set", [])):
-            steps, value = parse_override(override)
-            setting = ".".join(steps)
-            listed = any(setting == name or name.startswith(f"{setting}.") for name in runs_code())
-            if listed or any(map(names_code, strings_in(value))):
+        for key, value in stage.settings.items():
+            if key != "set" and holds_code(key, value):
                 raise UsageError(
-                    f"{stage.name}.set = {override[:200]!r}: can run code, so a pipeline file may "
-                    f"not set it; read the file, then pass --set '{stage.name}.{setting}=…'."
+                    f"{stage.name}.{key} = {str(value)[:200]!r}: {CODE}, so a pipeline file may "
+                    f"not set it; read the file, then pass --set '{stage.name}.{key}=…'."
+                )
+        for override in strings_in(stage.settings.get("set", [])):
+            if why := distrusted(override):
+                setting = override.partition("=")[0].strip()
+                raise UsageError(
+                    f"{stage.name}.set = {override[:200]!r}: {why}, so a pipeline file may not set "
+                    f"it; read the file, then pass --set '{stage.name}.{setting}=…'."
                 )
 
 

@@ -6,15 +6,16 @@ from typing import Annotated
 
 from pydantic import Field
 
-from groupwise.settings.base import Section, Whole
+from groupwise.settings.base import SENDS_MODEL, Section, Whole
 
 
 class HubSettings(Section):
     """Upload of the trained model to the Hugging Face hub."""
 
-    name: Annotated[str, Field(pattern=r"^[\w.-]+/[\w.-]+$")]
-    """Repository, as "owner/model"."""
-    private: bool = True
-    """Whether a repository that does not exist yet is created as a private one."""
+    name: Annotated[Annotated[str, Field(pattern=r"^[\w.-]+/[\w.-]+$")], SENDS_MODEL]
+    """Repository, as "owner/model". One that exists gets a commit on its main branch."""
+    private: Annotated[bool, SENDS_MODEL] = True
+    """Whether a repository that does not exist yet is created as a private one; one that exists
+    stays as it is."""
     every_steps: Whole = 0
-    """Steps between uploads during training; 0 uploads `final/` only."""
+    """Steps between uploads during RL training; 0 uploads `final/` only."""
