@@ -16,7 +16,9 @@ import pytest
 from groupwise.config import load
 from groupwise.errors import RunError, UsageError
 from groupwise.training.hub import HubUploads
+from groupwise.training.offline.supervised import fine_tune
 from groupwise.training.run import train_config
+from groupwise.training.stages.recipe import supervise
 from small_runs import Quiet, letters, prepared, settings, tiny
 
 NAME = "someone/model"
@@ -106,6 +108,7 @@ def test_a_run_goes_on_without_the_hub_and_says_at_its_end_that_the_model_is_the
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setenv("HF_TOKEN", "hf_test")
     said = Quiet()
     config = load("word-problems", settings(tmp_path, f'hub={{name="{NAME}", every_steps=2}}'))
     with pytest.raises(RunError, match=f"hub.name = '{NAME}'.*The model is in {tmp_path}/final"):
@@ -135,3 +138,42 @@ def test_an_upload_that_is_still_under_way_is_not_overtaken(tmp_path: Path) -> N
 def test_what_is_no_repository_is_refused_before_the_run() -> None:
     with pytest.raises(UsageError, match="hub.name"):
         load("word-problems", ['hub={name="no owner"}'])
+
+
+def test_a_run_that_nobody_is_logged_in_for_is_refused_before_it_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "token"))
+    config = load("word-problems", settings(tmp_path / "run", f'hub.name="{NAME}"'))
+    with pytest.raises(UsageError, match=f"hub.name = '{NAME}': nobody is logged in"):
+        train_config(config, policy=tiny(), functions=[letters], progress=Quiet())
+    data = load("word-problems-sft", [f"output={tmp_path / 'run'}", f'hub.name="{NAME}"'])
+    with pytest.raises(UsageError, match=f"hub.name = '{NAME}': nobody is logged in"):
+        fine_tune(data, progress=Quiet())
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_on_data_uploads_its_model_at_its_end(hub: type[Hub], tmp_path: Path) -> None:
+    rows = [{"prompt": f"{a} + 1?", "completion": str(a + 1)} for a in range(8)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    given = [
+        f"output={tmp_path / 'run'}",
+        f"sft.data={tmp_path / 'rows.jsonl'}",
+        "steps=2",
+        "rewards=[]",
+        "prompts_per_step=2",
+        f'hub.name="{NAME}"',
+    ]
+    with pytest.raises(UsageError, match="hub.every_steps = 1: runs on data upload final/ only"):
+        fine_tune(load("word-problems-sft", [*given, "hub.every_steps=1"]), progress=Quiet())
+    fine_tune(load("word-problems-sft", given), progress=Quiet())
+    final = (tmp_path / "run" / "final" / "model.safetensors").read_bytes()
+    ((summary, files),) = hub.commits
+    assert summary == "final" and files["model.safetensors"] == final
+
+
+def test_a_warm_up_that_would_not_be_uploaded_is_refused(tmp_path: Path) -> None:
+    given = [f'hub.name="{NAME}"', "warmup.steps=1"]
+    with pytest.raises(UsageError, match="hub.name = .*made by .warmup. is not uploaded"):
+        supervise("word-problems", given, output=str(tmp_path / "sft"))

@@ -62,9 +62,7 @@ def train(
     run = train_config(
         config, resume=resume is not None, allow_changes=allow_changes, restart=restart
     )
-    _print_results(run.folder)
-    if config.hub is not None:
-        print(f"hub     {config.hub.name}")
+    _print_results(run.folder, config)
 
 
 def prefer(
@@ -84,7 +82,7 @@ def prefer(
     from groupwise.training.offline.preference import prefer
 
     folder = prefer(config, resume=resume is not None, allow_changes=allow_changes, restart=restart)
-    _print_results(folder)
+    _print_results(folder, config)
 
 
 def _follow() -> None:
@@ -116,11 +114,7 @@ def reward_model(
     folder = train_reward_model(
         config, resume=resume is not None, allow_changes=allow_changes, restart=restart
     )
-    try:
-        print(f"model   {folder / 'final'}")
-        print(f"report  {command_name()} report {folder}", flush=True)
-    except OSError:
-        drop_output()  # the terminal was closed during the run
+    _print_results(folder, config, chats=False)
 
 
 def sft(
@@ -155,7 +149,7 @@ def sft(
             folder = fine_tune(
                 config, resume=resume is not None, allow_changes=allow_changes, restart=restart
             )
-            return _print_results(folder)
+            return _print_results(folder, config)
     from groupwise.training.stages.recipe import supervise
 
     print(supervise(recipe, overrides or [], output=output, trust_recipe=trust_recipe))
@@ -205,12 +199,13 @@ def _loaded(
     return load_run(resume, given, trust_recipe=trust_recipe)
 
 
-def _print_results(folder: Path) -> None:
+def _print_results(folder: Path, config: Config, *, chats: bool = True) -> None:
     """Where the model is, and what to do with it."""
+    lines = [f"model   {folder / 'final'}", f"report  {command_name()} report {folder}"]
+    lines += [f"chat    {command_name()} chat {folder / 'final'}"] if chats else []
+    lines += [f"hub     {config.hub.name}"] if config.hub is not None else []
     try:
-        print(f"model   {folder / 'final'}")
-        print(f"report  {command_name()} report {folder}")
-        print(f"chat    {command_name()} chat {folder / 'final'}", flush=True)
+        print("\n".join(lines), flush=True)
     except OSError:
         drop_output()  # the terminal was closed during the run
 

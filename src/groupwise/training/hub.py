@@ -55,6 +55,28 @@ def push(
     return repository.url
 
 
+def check_login(settings: HubSettings | None) -> None:
+    """Refuse a run whose uploads would fail at its end, as nobody is logged in.
+
+    Raises:
+        UsageError: there is no token of the hub.
+    """
+    from huggingface_hub import get_token
+
+    if settings is not None and get_token() is None:
+        raise UsageError(f"hub.name = {settings.name!r}: nobody is logged in; hf auth login.")
+
+
+def push_final(settings: HubSettings | None, final: Path) -> None:
+    """Upload the model that a run has made, if it is to be uploaded.
+
+    Raises:
+        UsageError, RunError: as `push`.
+    """
+    if settings is not None:
+        _push(settings, final, "final")
+
+
 class HubUploads(Callback):
     """Uploads the model every few steps, in the background: training neither waits for an upload
     nor ends with one that fails. While one is under way, the next is left out.
@@ -86,33 +108,24 @@ class HubUploads(Callback):
             self.log(f"the upload to {self.settings.name} has not finished; step {step} is skipped")
             return
         replace_folder(self.folder, self.write)
-        self._upload = threading.Thread(target=self._push, args=(step,), daemon=True)
+        self._upload = threading.Thread(target=self._upload_step, args=(step,), daemon=True)
         self._upload.start()
 
-    def finish(self, final: Path) -> str:
-        """Upload the trained model, once the upload before it has ended; returns its address.
-
-        Raises:
-            UsageError, RunError: as `push`.
-        """
+    def finish(self) -> None:
+        """Wait for the upload that is under way, and remove what was written for it."""
         if self._upload.ident is not None:
             self._upload.join()
         shutil.rmtree(self.folder, ignore_errors=True)
-        hub = self.settings
-        return push(final, hub.name, setting="hub.name", private=hub.private, message="final")
 
-    def _push(self, step: int) -> None:
-        hub = self.settings
+    def _upload_step(self, step: int) -> None:
         try:
-            push(
-                self.folder,
-                hub.name,
-                setting="hub.name",
-                private=hub.private,
-                message=f"step {step}",
-            )
+            _push(self.settings, self.folder, f"step {step}")
         except GroupwiseError as error:
             self.log(str(error))
+
+
+def _push(hub: HubSettings, folder: Path, message: str) -> str:
+    return push(folder, hub.name, setting="hub.name", private=hub.private, message=message)
 
 
 def uploads(settings: HubSettings | None, trainer: Trainer) -> list[HubUploads]:

@@ -25,7 +25,7 @@ from groupwise.models import Policy, make_policy
 from groupwise.models.loading import with_settings
 from groupwise.prompts.templates import fix_variables
 from groupwise.rundir.files import read_lines
-from groupwise.training.hub import HubUploads
+from groupwise.training.hub import HubUploads, check_login, push_final
 from groupwise.training.monitor.progress import Progress, show_progress
 from groupwise.training.prepare import Connector, Prepared, prepare
 from groupwise.types import Metrics, Prompt
@@ -183,6 +183,7 @@ def train_config(
             "model: a model at hand cannot be sent to a cluster; save it in a folder that all "
             "machines share, and give the folder."
         )
+    check_login(config.hub)
     showing = progress or show_progress({method_of(config): config.steps})
     given: dict[str, Any] = {
         "policy": policy,
@@ -208,7 +209,8 @@ def train_config(
     run.report()
     for callback in prepared.trainer.callbacks:
         if isinstance(callback, HubUploads):
-            callback.finish(run.folder / "final")
+            callback.finish()
+    push_final(config.hub, run.folder / "final")
     return run
 
 

@@ -20,6 +20,7 @@ from groupwise.config.connect import (
     make_scorer,
 )
 from groupwise.config.data import load_eval, rendered
+from groupwise.errors import UsageError
 from groupwise.evaluation.measure import measure
 from groupwise.kernels import keep_freed_memory, select
 from groupwise.models import Policy
@@ -32,6 +33,7 @@ from groupwise.rundir.lock import RunLock
 from groupwise.settings import DatasetSettings
 from groupwise.training.checkpoint.manager import CheckpointManager
 from groupwise.training.evaluation import Evaluation
+from groupwise.training.hub import check_login, push_final
 from groupwise.training.monitor.progress import Progress, show_progress
 from groupwise.training.monitor.trackers import make_trackers
 from groupwise.training.monitor.watchdog import Watchdog
@@ -115,8 +117,7 @@ def run_on_data(
     Returns:
         The run directory.
     """
-    from groupwise.report import write_run_report
-
+    _check_hub(config)
     with ExitStack() as stack:
         select(config.model.kernels)
         showing = progress or stack.enter_context(closing(show_progress({})))
@@ -159,8 +160,26 @@ def run_on_data(
             stack.callback(tracker.close)
         trainer.run()
         trainer.finish()
-    write_run_report(config.output)
-    return Path(config.output)
+    return _reported(config)
+
+
+def _reported(config: Config) -> Path:
+    """The run directory, once its report is written and its model is uploaded."""
+    from groupwise.report import write_run_report
+
+    folder = Path(config.output)
+    write_run_report(folder)
+    push_final(config.hub, folder / "final")
+    return folder
+
+
+def _check_hub(config: Config) -> None:
+    if config.hub is not None and config.hub.every_steps:
+        raise UsageError(
+            f"hub.every_steps = {config.hub.every_steps}: runs on data upload final/ only; "
+            "leave it out."
+        )
+    check_login(config.hub)
 
 
 def _described(config: Config, *, name: str, method: str) -> dict[str, Any]:

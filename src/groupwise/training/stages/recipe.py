@@ -45,6 +45,11 @@ def supervise(
     values = read(recipe)
     if "phases" not in values:
         config = load(recipe, overrides, trust_recipe=trust_recipe)
+        if config.hub is not None:
+            raise UsageError(
+                f"hub.name = {config.hub.name!r}: a model made by [warmup] is not uploaded; "
+                f"hf upload {config.hub.name} FOLDER does that."
+            )
         folder = _unused(Path(output or Path(config.output) / "sft"))
         supervise_config(config, folder)
         return folder
