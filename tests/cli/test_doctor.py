@@ -12,6 +12,7 @@ import pytest
 from groupwise.cli import main
 from groupwise.cli.doctor import CheckResult, examine, passed
 from groupwise.config import load
+from groupwise.training.monitor.trackers import TRACKERS
 from groupwise.training.stages.sft import save
 from small_runs import settings, tiny
 
@@ -122,3 +123,17 @@ def test_tags_that_decoding_drops(
     check = looked(model, tmp_path / "run")["tokenizer"]
     assert check.passed is False and "<answer>" in check.found
     assert "special=False" in check.advice
+
+
+def test_the_check_of_a_step_starts_no_run_at_a_tracker(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[Path] = []
+
+    def tracker(folder: Path, settings: Any) -> Any:
+        begun.append(folder)
+        raise ImportError("wandb", name="wandb")
+
+    monkeypatch.setitem(TRACKERS, "wandb", tracker)
+    checks = looked(model, tmp_path / "run", "logging.trackers=['wandb']")
+    assert checks["a step at learning rate 0"].passed and begun == []

@@ -323,6 +323,11 @@ def test_an_adapter_is_trained_and_saved(tmp_path: Path, model: str) -> None:
     given["model"] = trainer.model
     with pytest.raises(UsageError, match="trained already"):
         GRPOTrainer(**given, processing_class=trainer.processing_class)
+    merged = trainer.model.merge_and_unload()
+    merged.peft_config = {"default": config}  # some versions of peft leave it there
+    given["model"] = merged
+    again = GRPOTrainer(**given, processing_class=trainer.processing_class)
+    assert again.model is merged and not hasattr(merged, "get_base_model")
 
 
 def test_a_model_at_hand_and_an_evaluation(tmp_path: Path) -> None:

@@ -187,6 +187,9 @@ def test_each_completion_has_an_environment_of_its_own_that_rewards_it(
 class Game:
     """Says itself what to do, at random."""
 
+    def __bool__(self) -> bool:
+        return False  # as an empty container is
+
     def reset(self) -> str:
         self.start = random.randint(3, 5) + int(np.random.randint(2))
         return f"What is {self.start} times 4?"

@@ -399,6 +399,7 @@ def _small(config: Config, output: Path) -> Config:
             ),
             "token_reward": _still(config.token_reward),
             "warmup": None,
+            "logging": config.logging.model_copy(update={"trackers": ()}),
         }
     )
 

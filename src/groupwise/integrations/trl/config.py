@@ -357,7 +357,7 @@ kernels; leave it out: logits are never held whole.
     ] = False
     report_to: Annotated[
         None | str | list[str],
-        honoured("`logging.trackers`", "tensorboard, wandb; figures by groupwise's own names"),
+        honoured("`logging.trackers`", "tensorboard, wandb, mlflow; figures by groupwise's names"),
     ] = "none"
     disable_tqdm: Annotated[bool | None, honoured("True shows no progress")] = None
     logging_nan_inf_filter: Annotated[

@@ -13,7 +13,7 @@ from transformers import AutoTokenizer, PreTrainedModel
 from groupwise.errors import UsageError
 from groupwise.integrations.trl.config import GRPOConfig
 from groupwise.integrations.trl.settings import dtype, revision, trusts_remote_code, wrong
-from groupwise.models import Policy, load_policy, make_policy
+from groupwise.models import Policy, is_adapted, load_policy, make_policy
 from groupwise.models.seeds import own_random_numbers
 
 
@@ -77,7 +77,7 @@ def _at_hand(model: Any, args: GRPOConfig, tokenizer: Any) -> Policy:
         raise wrong(args, "model_init_kwargs", "the model is loaded already; load it with them")
     if args.bf16 and model.dtype != torch.bfloat16:
         raise wrong(args, "bf16", f"the model is {model.dtype}; load it with dtype=torch.bfloat16")
-    if hasattr(model, "peft_config") and args.beta and _trained_adapter(model):
+    if is_adapted(model) and args.beta and _trained_adapter(model):
         raise wrong(
             args,
             "beta",
@@ -98,7 +98,7 @@ def _at_hand(model: Any, args: GRPOConfig, tokenizer: Any) -> Policy:
 
 def _policy(model: Any, tokenizer: Any) -> Policy:
     """A policy of a model that may be inside an adapter."""
-    base = model.get_base_model() if hasattr(model, "peft_config") else model
+    base = model.get_base_model() if is_adapted(model) else model
     return replace(make_policy(base, tokenizer), model=model)
 
 
@@ -121,7 +121,7 @@ def _check_experts(model: Any, args: GRPOConfig) -> None:
 def _adapted(found: Policy, config: Any, *, seed: int) -> Policy:
     from peft import get_peft_model
 
-    if hasattr(found.model, "peft_config"):
+    if is_adapted(found.model):
         raise UsageError("peft_config: the model has an adapter already; merge it first.")
     with own_random_numbers(seed):
         try:

@@ -113,7 +113,7 @@ class TrlFunction:
             "trainer_state": self.state,
             "log_extra": self.notes.extra,
             "log_metric": self.notes.metric,
-            **({"environments": environments} if any(environments) else {}),
+            **({"environments": environments} if any(e is not None for e in environments) else {}),
         }
         parameters = inspect.signature(self.function).parameters.values()
         if any(p.kind is p.VAR_KEYWORD for p in parameters):

@@ -164,7 +164,9 @@ class Toolset:
         names = [function.__name__ for function in functions]
         if len(set(names)) < len(names) or not functions:
             where = "tools" if name is None else f"environment_factory[{name!r}]"
-            raise UsageError(f"{where}: functions = {names}: must be some, of different names.")
+            raise UsageError(
+                f"{where}: functions = {names}: must be one or more, with different names."
+            )
         return tuple(map(_schema, functions))
 
     def begin(self, prompt: Prompt, *, stream: Stream) -> Conversation:

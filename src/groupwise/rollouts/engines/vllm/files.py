@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from groupwise.errors import RunError, UsageError
-from groupwise.models import Policy, without_bars
+from groupwise.models import Policy, is_adapted, without_bars
 from groupwise.rollouts.engines.vllm.base import Weights
 from groupwise.types import WeightsRef
 
@@ -100,7 +100,7 @@ def _save_untied(model: Any, folder: Path, state: dict[str, Tensor]) -> None:
 
 def _base(model: Any) -> tuple[str | None, int]:
     """The files of the model under an adapter, and the adapter's rank; (None, 0) without one."""
-    if not hasattr(model, "peft_config"):
+    if not is_adapted(model):
         return None, 0
     config = model.peft_config[model.active_adapter]
     name = str(config.base_model_name_or_path or "")

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from groupwise.errors import RunError, UsageError
-from groupwise.models import Policy
+from groupwise.models import Policy, is_adapted
 from groupwise.rollouts.engines.vllm.base import (
     Answer,
     CompletionOutput,
@@ -61,7 +61,7 @@ class InProcess:
 
     @property
     def ways(self) -> tuple[WeightSync, ...]:
-        adapts = hasattr(self.policy.model, "peft_config")
+        adapts = is_adapted(self.policy.model)
         return ("adapter", "restart") if adapts else ("reload", "restart")
 
     def start(self, weights: Weights) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from groupwise.errors import RunError, UsageError
-from groupwise.models import Policy
+from groupwise.models import Policy, is_adapted
 from groupwise.rollouts.engines.vllm.base import (
     Answer,
     CompletionRequest,
@@ -78,7 +78,7 @@ class OwnServer:
 
     @property
     def ways(self) -> tuple[WeightSync, ...]:
-        adapts = hasattr(self.policy.model, "peft_config")
+        adapts = is_adapted(self.policy.model)
         return ("adapter", "restart") if adapts else ("reload", "restart")
 
     def start(self, weights: Weights) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from groupwise.errors import RunError, UsageError
-from groupwise.models import Policy
+from groupwise.models import Policy, is_adapted
 from groupwise.rollouts.engines.vllm.base import (
     Answer,
     CompletionOutput,
@@ -167,7 +167,7 @@ class VllmServer:
 
     @property
     def ways(self) -> tuple[WeightSync, ...]:
-        return ("adapter",) if hasattr(self.policy.model, "peft_config") else ("reload",)
+        return ("adapter",) if is_adapted(self.policy.model) else ("reload",)
 
     def start(self, weights: Weights | None = None) -> None:
         """Wait for the server, and make sure that it is one for this policy.
