@@ -8,6 +8,7 @@ python studies/papers/collect.py page                # docs/papers.md, from all 
 from __future__ import annotations
 
 import json
+import math
 import sys
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from groupwise.errors import UsageError
-from groupwise.evaluation import paired_seeds, seed_mean, title_of
+from groupwise.evaluation import paired_seeds, title_of
 from groupwise.evaluation.intervals import Estimate
 from groupwise.evaluation.tables import is_share
 from groupwise.pipelines import packaged_pipelines, plan_table, read_pipeline
@@ -59,24 +60,39 @@ class Effect:
     against_section: str | None = None
 
     def differences(self, seeds: Mapping[str, Any]) -> Estimate:
-        """The mean difference, with Student's t interval over paired seeds."""
-        first = [self._value(run, self.of, self.section) for run in seeds.values()]
-        if self.against is None:
-            return seed_mean(first)
-        section = self.against_section or self.section
-        second = [self._value(run, self.against, section) for run in seeds.values()]
+        """The mean difference, with Student's t interval over paired seeds; NaN where a seed lacks
+        the figure, as it does the length of wrong answers of a model that gave none."""
+        first = self._values(seeds, self.of, self.section)
+        second: list[float | None] = [0.0] * len(first)
+        if self.against is not None:
+            section = self.against_section or self.section
+            second = self._values(seeds, self.against, section)
+        if None in first or None in second:
+            return Estimate(value=math.nan, low=math.nan, high=math.nan)
         return paired_seeds(first, second).difference
 
-    def _value(self, run: Mapping[str, Any], name: str, section: str | None) -> float:
-        place = run["metrics"] if section is None else run["figures"].get(section, {})
-        try:
-            return place[name][self.figure]
-        except KeyError:
+    def _values(
+        self, seeds: Mapping[str, Any], name: str, section: str | None
+    ) -> list[float | None]:
+        """The figure of a model or stage in every seed.
+
+        Raises:
+            UsageError: there is no such model or stage, or nothing has that figure.
+        """
+        places = [
+            run["metrics"] if section is None else run["figures"].get(section, {})
+            for run in seeds.values()
+        ]
+        named = all(name in place for place in places)
+        if not named or not any(self.figure in of for place in places for of in place.values()):
             where = "metrics" if section is None else section
-            raise UsageError(f"{where}: have no {self.figure!r} of {name!r}.") from None
+            raise UsageError(f"{where}: have no {self.figure!r} of {name!r}.")
+        return [place[name].get(self.figure) for place in places]
 
     def verdict(self, difference: Estimate) -> str:
         """Whether the interval has the expected sign."""
+        if math.isnan(difference.value):
+            return "not measured in every seed"
         if not difference.known:
             return "no interval"
         below, above = difference.high < 0, difference.low > 0
@@ -216,19 +232,21 @@ def seconds(output: Path) -> dict[str, float]:
 def page(known: Mapping[str, Twin], results: Mapping[str, Mapping[str, Any] | None]) -> str:
     """The page: one line per effect, then the figures of every pipeline."""
     lines = [
-        "# Papers, small",
+        "# Claims of papers on small models",
         "",
         f"`make papers` runs every pipeline of this page over {SEEDS} seeds and writes the page; "
         "it may be interrupted, and runs nothing whose results are up to date. Each is one "
-        "command, `groupwise pipeline NAME --seeds 3`, and starts from the bundled model of 0.6 "
+        "command, `groupwise pipeline NAME --seeds 3`, and starts from the bundled model of 0.7 "
         "million parameters or from one that its first stage makes.",
         "",
-        "Differences are means over seeds, paired, with 95 % intervals by Student's t. Three "
-        "seeds make wide intervals: an effect is **shown** where the interval has the expected "
-        "sign, and *not shown* does not mean that there is none. Intervals are not corrected for "
-        "the number of effects on this page.",
+        "Differences are means over seeds, paired, with 95 % intervals by Student's t. All seeds "
+        "answer the same held-out prompts, so the intervals are about training and sampling, not "
+        "about the choice of prompts. Three seeds make wide intervals: an effect is **shown** "
+        "where the whole interval has the expected sign, and *not shown* does not mean that there "
+        "is none. Intervals are not corrected for the number of effects on this page.",
         "",
-        "| pipeline | rows | what the paper says | measured | difference | |",
+        "| pipeline | row of [the coverage](coverage.md) | what the paper says | measured | "
+        "difference | result |",
         "|---|---|---|---|---|---|",
     ]
     for name, twin in known.items():
@@ -270,7 +288,9 @@ def measured(effect: Effect) -> str:
 
 def shown(effect: Effect, difference: Estimate, seeds: Mapping[str, Any]) -> str:
     """A difference with its unit."""
-    values = [effect._value(run, effect.of, effect.section) for run in seeds.values()]
+    if math.isnan(difference.value):
+        return "–"
+    values = effect._values(seeds, effect.of, effect.section)
     share = is_share(effect.figure, values) and effect.section is not None
     scale, unit = (100, " points") if share else (1, "")
     interval = ""

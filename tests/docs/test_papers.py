@@ -134,3 +134,19 @@ def test_a_list_that_cannot_be_is_refused(
     assert tomllib.loads(text)
     with pytest.raises(UsageError, match=said):
         papers.twins(path)
+
+
+def test_a_seed_without_the_figure_has_no_difference_and_a_wrong_name_is_refused(
+    papers: ModuleType,
+) -> None:
+    """A model without wrong answers has no length of wrong answers."""
+    found = seeds((0.1, 0.2), (0.1, 0.3), (0.1, 0.4))
+    del found["1"]["figures"]["table"]["a"]["sampled"]
+    effect = papers.Effect(claim="", figure="sampled", of="a", against="b")
+    difference = effect.differences(found)
+    assert effect.verdict(difference) == "not measured in every seed"
+    assert papers.shown(effect, difference, found) == "–"
+    for wrong in ({"figure": "smapled"}, {"of": "c"}, {"section": "tables"}):
+        other = papers.Effect(**{"claim": "", "figure": "sampled", "of": "a", **wrong})
+        with pytest.raises(UsageError, match="have no"):
+            other.differences(found)
