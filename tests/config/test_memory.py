@@ -103,6 +103,17 @@ def test_a_full_cache_of_the_rollout(model: Path) -> None:
     assert plan.rollout["keys and values"] == 2 * 4 * 16 * (3 * 20 + 12 * 8)
 
 
+def test_completions_wait_in_the_cache_during_an_update(model: Path) -> None:
+    """Those of 3 batches of 3 prompts, where weights change at most 2 times before they are
+    learned from."""
+    correction = 'algorithm.correction={name="tis"}'
+    plan, _ = planned(model, "streaming.max_staleness=2", correction)
+    assert plan.update["keys and values"] == 2 * 4 * 16 * 3 * (3 * 20 + 12 * 8)
+    assert "keys and values" not in planned(model, correction)[0].update
+    elsewhere = planned(model, "streaming.max_staleness=2", correction, "cluster={replicas=1}")[0]
+    assert "keys and values" not in elsewhere.update
+
+
 def test_an_evaluation_with_more_prompts_than_a_step_is_planned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

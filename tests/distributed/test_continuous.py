@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -19,11 +20,14 @@ import pytest
 import torch
 
 from cluster_runs import actors
+from groupwise.distributed.continuous import ContinuousEngine
+from groupwise.distributed.replicas import ClusterEngine, Stored
 from groupwise.distributed.writer import ContinuousWriter
 from groupwise.errors import RunError
 from groupwise.models.weights import PublishedWeights
 from groupwise.rollouts import GroupEngine
 from groupwise.types import Group, Limits, Prompt, Request, Sampling, Stream
+from simulated import FlowingEngine, World, completed
 from small_runs import settings, timeless
 from spans import largest_gap
 from tiny_models import tiny_model, tiny_policy
@@ -98,6 +102,65 @@ def test_an_error_reaches_every_caller_and_the_next_one_is_answered() -> None:
         writer.between_steps(lambda: 1 / 0)
     engine.fails = False
     assert writer.write(requests(2)[1], SPAN, LIMITS).stream == Stream(0, 1)
+
+
+def test_nothing_is_begun_while_weights_are_taken_over() -> None:
+    """Also by a replica that has written nothing yet."""
+    publishing, begun = threading.Event(), threading.Event()
+
+    class Noting(FlowingEngine):
+        def generate(
+            self, requests: Iterable[Request | None], *given: Any, **more: Any
+        ) -> Iterator[Group]:
+            begun.set()
+            yield from (completed(each, version=1) for each in requests if each is not None)
+
+    def take_over() -> bool:
+        publishing.set()
+        return begun.wait(0.3)
+
+    writer = ContinuousWriter(Noting(World(), None))
+    with ThreadPoolExecutor(2) as pool:
+        early = pool.submit(writer.between_steps, take_over)
+        assert publishing.wait(20)
+        group = pool.submit(writer.write, requests(1)[0], SPAN, LIMITS)
+        assert not early.result(20)
+        assert group.result(20).stream == Stream(0, 0) and begun.is_set()
+
+
+def test_a_new_replica_is_given_nothing_before_it_has_its_weights() -> None:
+    """Also where another thread, that of an evaluation, has sent them."""
+    sent: list[object] = []
+    arrived: set[object] = set()
+
+    def publish(*_: Any) -> object:
+        sent.append(object())
+        return sent[-1]
+
+    remote = SimpleNamespace
+    ray = remote(
+        exceptions=remote(RayActorError=LookupError),
+        wait=lambda refs, **_: ([ref for ref in refs if ref in arrived], []),
+    )
+    cluster: Any = remote(
+        ray=ray,
+        settings=remote(replicas=1, replica_cpus=1, replica_gpus=0),
+        config=remote(ahead=0, streaming=2, group_size=1, engine=remote(max_rows=1)),
+        actor=lambda *_, **__: remote(
+            publish=remote(remote=publish), exact_continuation=remote(remote=lambda: True)
+        ),
+        compare=lambda _: None,
+        get=lambda refs: refs,
+    )
+    engine = ClusterEngine(cluster, Stored(0, None))
+    streaming = ContinuousEngine(engine)
+    arrived.update(sent)
+    assert streaming._free() == 0
+    engine.replace(0, engine.replicas[0])
+    engine.renew(0)
+    assert len(sent) == 2 and streaming._free() is None
+    arrived.update(sent)
+    assert streaming._free() == 0 and len(sent) == 2
 
 
 STEPS = 8

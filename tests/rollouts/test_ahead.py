@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -22,7 +23,7 @@ from groupwise.rollouts.background import Background
 from groupwise.rollouts.source import RolloutSource
 from groupwise.rollouts.stored import restored, stored
 from groupwise.types import Group, Prompt, Request, Sampling, ScoredGroups, Stream
-from simulated import Clock, SimulatedEngine, World, completed
+from simulated import Clock, SimulatedEngine, SlowJudge, World, beats_of, completed
 
 STEPS, PROMPTS = 7, 4
 DATA = [Prompt(id=str(n), text="?") for n in range(11)]
@@ -367,3 +368,20 @@ def test_scored_groups_survive_a_checkpoint(tmp_path: Any) -> None:
         a, b = getattr(again.scores, name), getattr(scored.scores, name)
         assert torch.equal(a.nan_to_num(-1.0), b.nan_to_num(-1.0)), name
     assert again.scores.status == scored.scores.status
+
+
+def test_verdicts_are_progress_of_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So a slow judge does not end the run while it judges."""
+    monkeypatch.setattr("groupwise.rollouts.ahead.POLL_S", 0.005)
+    run = Simulation(ahead=1, world=World(update=0.0))
+    run.clock = Hasty()  # type: ignore[assignment]
+    run.engine = SimulatedEngine(World(), run.clock, ahead=1)
+    source = run._source()
+    assert isinstance(source, AheadSource) and source.background is not None
+    source.source.scorer = SlowJudge(source.source.scorer)  # type: ignore[assignment]
+    background = source.background
+    beats = beats_of(source, lambda: background.received)
+    source.take(PROMPTS, step=0)
+    source.close()
+    _, heard = Counter(beats).most_common(1)[0]
+    assert heard >= PROMPTS - 1

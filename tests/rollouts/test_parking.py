@@ -8,6 +8,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,6 +16,7 @@ import groupwise.testing.engines as contract
 from groupwise.environments import Reply
 from groupwise.kernels import Reference, using
 from groupwise.rollouts import GroupEngine
+from groupwise.rollouts.tools import InlineCalls
 from groupwise.types import Completion, Engine, Group, Limits, Metrics, Request, Sampling
 from talkers import POLICY, SAMPLING, Talker, asked, by_prompt, counted, tools
 
@@ -177,3 +179,41 @@ def test_tokens_after_a_wait_have_the_weights_of_their_time() -> None:
         assert set(versions.values()) <= {0, 1} and 1 in versions.values()
         new = min(place for place, version in versions.items() if version == 1)
         assert new <= first_injected + list(c.mask[first_injected:]).index(True)
+
+
+def test_no_more_are_written_at_a_time_than_the_engine_takes() -> None:
+    """Though many more wait, and all their replies come at once."""
+    together = threading.Condition()
+
+    class Gathering(Talker):
+        inside = 0
+
+        def reply(self, state: list[str], text: str) -> Reply:
+            with together:
+                self.inside += 1
+                together.notify_all()
+                assert together.wait_for(lambda: self.inside >= 18, timeout=20)
+            return super().reply(state, text)
+
+    engine = tools(Gathering(), workers=64)
+    with counted() as drawn:
+        found = by_prompt(engine.generate(asked(12), SAMPLING))
+    assert max(drawn) <= 9
+    wanted = by_prompt(tools(Talker()).generate(asked(12), SAMPLING))
+    assert {name: list(map(written, group.completions)) for name, group in found.items()} == {
+        name: list(map(written, group.completions)) for name, group in wanted.items()
+    }
+
+
+def test_a_tool_that_runs_in_the_engines_thread_may_compute_gradients() -> None:
+    class Learning(Talker):
+        def reply(self, state: list[str], text: str) -> Reply:
+            weight = torch.ones(2, requires_grad=True)
+            (weight * weight).sum().backward()
+            assert weight.grad is not None and weight.grad.tolist() == [2.0, 2.0]
+            return super().reply(state, text)
+
+    engine = tools(Learning())
+    engine.calls = InlineCalls()
+    found = [c for group in engine.generate(asked(2), SAMPLING) for c in group.completions]
+    assert any(c.values["calls"] for c in found)

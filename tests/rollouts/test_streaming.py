@@ -4,6 +4,7 @@ bound, groups are learned from once and in the order of admission, and nobody wa
 from __future__ import annotations
 
 import random
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from groupwise.rollouts.batch_journal import BatchJournal
 from groupwise.rollouts.source import RolloutSource
 from groupwise.rollouts.streaming import StreamingSource
 from groupwise.types import Group, Prompt, Sampling, ScoredGroups, Stream
-from simulated import Clock, FlowingEngine, World
+from simulated import Clock, FlowingEngine, SlowJudge, World, beats_of
 
 STEPS, PROMPTS = 7, 4
 DATA = [Prompt(id=str(n), text="?") for n in range(11)]
@@ -357,3 +358,57 @@ def in_turn_seconds() -> float:
     for step in range(run.steps):
         source.take(run.prompts, step=step)
     return run.clock.now / run.steps
+
+
+def test_groups_written_again_while_verdicts_are_gathered_are_neither_lost_nor_repeated() -> None:
+    run = Simulation(world=World(update=0.0))
+    run.clock = Clock()
+    run.engine = FlowingEngine(run.world, run.clock)
+    source = run.source()
+    source.take(PROMPTS, step=0)
+    gather, changed = source.source.scorer.gather, []
+
+    def meanwhile(tickets: Any) -> Any:
+        if source._kept and not changed:
+            changed.append(source._write_again([source._kept[0]], 1))
+        return gather(tickets)
+
+    source.source.scorer.gather = meanwhile  # pyright: ignore[reportAttributeAccessIssue]
+    batches = [source.take(PROMPTS, step=step) for step in range(1, STEPS)]
+    source.close()
+    streams = sorted(g.stream for b in batches for g in b.groups)
+    wanted = [Stream(5, step, 0, place) for step in range(1, STEPS) for place in range(PROMPTS)]
+    assert changed and streams == wanted
+
+
+@pytest.mark.parametrize("in_turn", [True, False])
+def test_verdicts_are_progress_of_a_wait(in_turn: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So a slow judge does not end the run while it judges."""
+    monkeypatch.setattr("groupwise.rollouts.ahead.POLL_S", 0.005)
+    run = Simulation(world=World(update=0.0), in_turn=in_turn)
+    run.clock = Clock() if in_turn else Hasty()
+    run.engine = FlowingEngine(run.world, run.clock)
+    source = run.source()
+    source.source.scorer = SlowJudge(source.source.scorer)  # pyright: ignore[reportAttributeAccessIssue]
+    beats = beats_of(source, lambda: source.received)
+    source.take(PROMPTS, step=0)
+    source.close()
+    written, heard = Counter(beats).most_common(1)[0]
+    assert written >= PROMPTS and heard >= PROMPTS - 1
+
+
+def test_an_error_of_a_reward_is_told_once() -> None:
+    def fails(text: str) -> float:
+        if int(text) % 7 == 0:
+            raise ValueError(f"{text} is a multiple of 7")
+        return float(int(text) % 2)
+
+    run = Simulation(world=World(), in_turn=True)
+    run.clock = Clock()
+    run.engine = FlowingEngine(run.world, run.clock)
+    source = run.source()
+    source.source.scorer = from_functions([fails])
+    batches = [source.take(PROMPTS, step=step) for step in range(STEPS)]
+    texts = [c.text for b in batches for g in b.groups for c in g.completions]
+    told = [error for b in batches for error in b.scores.errors]
+    assert len(told) == sum(int(text) % 7 == 0 for text in texts) > 5

@@ -6,8 +6,11 @@ from __future__ import annotations
 import heapq
 import random
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -250,3 +253,32 @@ def completed(request: Request, *, version: int) -> Group:
         stream=request.stream,
         samples=request.wanted,
     )
+
+
+class SlowJudge:
+    """Judges one group after the other, beside the caller."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner, self.pool = inner, ThreadPoolExecutor(1)
+
+    def submit(self, group: Group) -> Any:
+        def judged() -> Any:
+            time.sleep(0.03)
+            return self.inner.submit(group).result()
+
+        return self.pool.submit(judged)
+
+    def gather(self, tickets: Any) -> Any:
+        return self.inner.gather(tickets)
+
+
+def beats_of(source: Any, received: Callable[[], int]) -> list[int]:
+    """How many groups a source had received at each sign of progress that its waits report."""
+    beats: list[int] = []
+
+    @contextmanager
+    def watch(name: str) -> Iterator[Callable[[], None]]:
+        yield lambda: beats.append(received())
+
+    source.watch = watch
+    return beats

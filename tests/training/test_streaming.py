@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from groupwise.errors import UsageError
+from groupwise.report.metrics import metric
 from groupwise.training.prepare import Prepared
 from groupwise.types import Group, StepResult
 from small_runs import config, prepared, timeless
@@ -60,6 +61,7 @@ def test_a_run_in_one_process_can_be_repeated(tmp_path: Path) -> None:
     assert rows == again and [name for name in a if not torch.equal(a[name], b[name])] == []
     ages = [row.get("token_age_max", 0.0) for row in rows]
     assert max(ages) <= 2 and max(row["unfinished"] for row in rows) > 0
+    assert [name for row in rows for name in row if metric(name) is None and name != "step"] == []
     for row in rows:
         if row.get("old_share"):
             assert 0 < min(v for name, v in row.items() if name.startswith("ess_at_age.")) <= 1

@@ -146,6 +146,9 @@ def memory_plan(config: Config, *, sizes: PretrainedConfig | None = None) -> Mem
                 optimizer.adam.zero_grad(set_to_none=True)
     if rollout and config.engine.name == "group":
         rollout["laid-out weights"] = _laid_out(config, model)
+        if update and config.streaming is not None and config.cluster is None:
+            # Completions wait in the cache while the update is made.
+            update |= {name: size for name, size in rollout.items() if name != "buffers"}
     if update and config.model.quantization is not None:
         update["a matrix of more than 4 bits"] = max(weight.nbytes for weight in _four_bit(model))
     return MemoryPlan(
@@ -163,7 +166,8 @@ def rollout_limits(config: Config, *, prompt: int) -> Limits:
     `prompt` tokens. An evaluation may have many more prompts than a step."""
     tools, rows = config.environment, config.engine.max_rows
     length = config.sampling.max_tokens + (tools.max_injected_tokens if tools else 0)
-    asked = [(config.group_size, config.prompts_per_step)]
+    batches = 1 if config.streaming is None else config.streaming.max_staleness + 1
+    asked = [(config.group_size, batches * config.prompts_per_step)]
     if has_eval(config):
         asked += [(group, config.evaluation.prompts) for group in (1, config.evaluation.samples)]
     shapes = [

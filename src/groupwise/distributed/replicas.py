@@ -98,7 +98,7 @@ class ClusterEngine:
         self.chunk = max(1, config.engine.max_rows // config.group_size)
         self.writing = 0 if config.streaming is None else 2 * self.chunk
         self.replicas = [self._new() for _ in range(count)]
-        self.holds: list[Stored | None] = [None] * count
+        self.holds: list[tuple[Stored, Any] | None] = [None] * count
         self.idle, self.lock = Idle(count), threading.Lock()
         cluster.compare({f"replica {i}": actor for i, actor in enumerate(self.replicas)})
         cluster.get([ref for place in range(count) for ref in self.renew(place, weights)])
@@ -116,14 +116,15 @@ class ClusterEngine:
         )
 
     def renew(self, place: int, weights: Stored | None = None) -> list[Any]:
-        """Have a replica take over weights, the newest by default, that it does not hold; it checks
+        """Have a replica take over weights, the newest by default, unless it was told to; it checks
         what arrives. The calls to wait for."""
         with self.lock:
             weights = weights or self.current
-            if self.holds[place] is weights:
-                return []
-            self.holds[place] = weights
-            return [self.replicas[place].publish.remote(weights.ref, weights.version)]
+            held = self.holds[place]
+            if held is None or held[0] is not weights:
+                call = self.replicas[place].publish.remote(weights.ref, weights.version)
+                held = self.holds[place] = weights, call
+            return [held[1]]
 
     def _weights(self, version: int | None) -> Stored:
         """A version that is kept, else the newest: nobody waits any more for what others write."""

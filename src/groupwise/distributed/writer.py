@@ -44,16 +44,14 @@ class ContinuousWriter:
         return done.result()
 
     def between_steps(self, call: Callable[[], Result]) -> Result:
-        """The result of a call for which the writing stands still."""
+        """The result of a call for which the writing stands still, or waits to begin."""
         with self._changed:
-            if self._thread is not None:
-                done: Future[Result] = Future()
-                self._errands.append(lambda: _settle(done, call))
-                self._changed.notify_all()
-                waits = done.result
-            else:
-                waits = call
-        return waits()
+            if self._thread is None:
+                return call()
+            done: Future[Result] = Future()
+            self._errands.append(lambda: _settle(done, call))
+            self._changed.notify_all()
+        return done.result()
 
     def _work(self) -> None:
         while True:
@@ -68,9 +66,10 @@ class ContinuousWriter:
                     self._running.pop(group.stream).set_result(group)
                     self._run_errands()
             except BaseException as error:
-                self._queue.clear()
-                for stream in list(self._running):
-                    self._running.pop(stream).set_exception(error)
+                with self._changed:  # A request that comes now is written, or fails with these.
+                    self._queue.clear()
+                    for stream in list(self._running):
+                        self._running.pop(stream).set_exception(error)
 
     def _run_errands(self) -> None:
         while self._errands:

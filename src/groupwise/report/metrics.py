@@ -117,6 +117,22 @@ METRICS: dict[str, Metric] = {
         "Effective sample size (sampler)",
         "Share of tokens that would be left if each were weighted by π_learner / π_sampler.",
     ),
+    "unfinished": Metric(
+        "Unfinished groups",
+        "Groups that were begun and are still being written, with partial rollouts or streaming.",
+    ),
+    "token_age": Metric(
+        "Age of tokens (optimizer steps)",
+        "Mean number of optimizer steps from the weights that drew a token to those that learn "
+        "from it.",
+    ),
+    "token_age_max": Metric(
+        "Oldest token (optimizer steps)", "Largest such number of a token that is learned from."
+    ),
+    "old_share": Metric(
+        "Tokens of earlier weights",
+        "Share of the tokens learned from that were not drawn by the present weights.",
+    ),
     "duplicate_share": Metric(
         "Duplicates",
         "Share of completions equal to an earlier one of their group, groups that are entirely "

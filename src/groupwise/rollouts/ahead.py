@@ -20,7 +20,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
@@ -28,7 +29,7 @@ from groupwise.errors import RunError
 from groupwise.rollouts.background import Background, SamplingClosed
 from groupwise.rollouts.source import RolloutSource
 from groupwise.rollouts.stored import restored, stored
-from groupwise.types import Request, ScoredGroups, Watch, unwatched
+from groupwise.types import Heartbeat, Request, ScoredGroups, Watch, unwatched
 
 POLL_S = 0.5
 """Longest pause between two looks at what the sampling thread has done."""
@@ -117,6 +118,7 @@ class AheadSource:
 
     Attributes:
         before: state of the inner source before the first batch that is begun.
+        progress: groups and verdicts that the sampling in the background was given so far.
     """
 
     def __init__(
@@ -134,6 +136,9 @@ class AheadSource:
         self.source, self.ahead, self.steps, self.version = source, ahead, steps, version
         self.background, self.predicts, self.watch = background, predicts, watch
         self.runner: Runner = runner or Thread()
+        if background is not None:
+            source.watch = self._noted  # Who waits for a batch is watched here.
+        self.progress = 0
         self.begun: deque[_Begun] = deque()
         self.before: Mapping[str, Any] = {}
         self.closed = False
@@ -184,15 +189,25 @@ class AheadSource:
             self._running = True
             self.runner.start(self._work)
         self.runner.notify()
-        seen = -1
+        seen = None
         with self.watch(f"the batch of step {batch.step + 1}") as heartbeat:
             while not self.runner.wait(lambda: batch.scored is not None or self._error is not None):
-                if self.background is not None and self.background.received != seen:
-                    seen = self.background.received
+                received = 0 if self.background is None else self.background.received
+                if (now := (received, self.progress)) != seen:
+                    seen = now
                     heartbeat()
         if batch.scored is None:
             assert self._error is not None
             raise self._error
+
+    @contextmanager
+    def _noted(self, name: str) -> Iterator[Heartbeat]:
+        """A watch that counts progress."""
+
+        def heartbeat() -> None:
+            self.progress += 1
+
+        yield heartbeat
 
     def _work(self) -> None:
         """Fill the batches that were begun, in order, until the source is closed."""

@@ -231,13 +231,13 @@ class RolloutSource:
         scores = None
         if groups:
             with self.watch(f"rewards of {len(tickets)} prompts") as heartbeat:
-                self._await(tickets.values(), heartbeat)
+                self.await_verdicts(tickets.values(), heartbeat)
                 scores = self._judged(groups, tickets, recalled)
         seconds["rollout"] += written - start
         seconds["reward"] += time.perf_counter() - written
         return [groups[place] for place in sorted(groups)], scores
 
-    def _await(self, tickets: Iterable[Any], heartbeat: Heartbeat) -> None:
+    def await_verdicts(self, tickets: Iterable[Any], heartbeat: Heartbeat) -> None:
         """Wait for verdicts; each is progress, and so is a worker that loads its model."""
         waiting, seen = set(tickets), 0
         while waiting:

@@ -43,6 +43,7 @@ from groupwise.rollouts.stored import restored, restored_group, stored, stored_g
 from groupwise.types import (
     Engine,
     Group,
+    Heartbeat,
     Limits,
     Request,
     ScoredGroups,
@@ -149,12 +150,11 @@ class StreamingSource:
         if (replayed := self._replayed(step)) is not None:
             return replayed
         with self.watch(f"the batch of step {step + 1}") as heartbeat:
-            while True:
-                seen = self.received
-                if self._complete() and (found := self._batch(step)) is not None:
-                    break
-                self._go_on()
-                if self.received != seen:
+            seen = self._signs()
+            while not self._complete() or (found := self._batch(step)) is None:
+                self._go_on(heartbeat)
+                if (now := self._signs()) != seen:
+                    seen = now
                     heartbeat()
         scored = replace(found, seconds={"rollout": time.perf_counter() - start})
         if self.journal is not None:
@@ -191,7 +191,7 @@ class StreamingSource:
         groups, scores, keeps = zip(*((b.group, b.scores, b.keep) for b in batch), strict=True)
         return ScoredGroups(
             groups=groups,
-            scores=joined(scores),
+            scores=replace(joined(scores), errors=tuple(decided.errors.elements())),
             keep=torch.cat(keeps),
             drawn=len(batch) + decided.dropped,
             unfinished=unfinished,
@@ -248,8 +248,12 @@ class StreamingSource:
             self._judged = True
             self.source.order.observe(success(groups, scores))
             for row, each in enumerate(first):
-                self._undecided.popleft()
-                each.scores, each.keep = rows_of(scores, [row]), keep[[row]]
+                if each not in self._undecided:  # A state was restored meanwhile.
+                    continue
+                self._undecided.remove(each)  # Others may be written again before it.
+                # Errors are counted once, not with every group.
+                each.scores = replace(rows_of(scores, [row]), errors=())
+                each.keep = keep[[row]]
                 if bool(keep[row].any()):
                     self._kept.append(each)
                 else:
@@ -262,16 +266,24 @@ class StreamingSource:
 
     # -- sampling ------------------------------------------------------------------------------
 
-    def _go_on(self) -> None:
+    def _signs(self) -> tuple[int, int, int]:
+        """What changes as groups are written and judged, and as workers get ready."""
+        with self._lock:
+            tickets = [each.ticket for each in self._undecided if each.ticket is not None]
+        judged = sum(ticket.done() for ticket in tickets)
+        return self.received, judged, getattr(self.source.scorer, "signs", 0)
+
+    def _go_on(self, heartbeat: Heartbeat) -> None:
         """Sample in turn, or wait for what is sampled in the background.
 
         In turn, verdicts are waited for when a batch depends on them, so what is admitted does not
         depend on the clock.
         """
         if self.runner is None:
-            written = sum(1 for _ in takewhile(lambda each: each.ticket, self._undecided))
+            tickets = [each.ticket for each in takewhile(lambda e: e.ticket, self._undecided)]
             busy = self._running or self._waiting or self._room() > 0
-            if written and (len(self._kept) + written >= self._count or not busy):
+            if tickets and (len(self._kept) + len(tickets) >= self._count or not busy):
+                self.source.await_verdicts(tickets, heartbeat)
                 self._settle(block=True)
             else:
                 self._receive(next(self._answers()))
@@ -381,8 +393,8 @@ class StreamingSource:
 
     def _take_over(self, saved: Mapping[str, Any] | None, state: Mapping[str, Any]) -> None:
         self._stop_in_turn()
-        self.source.restore(state if saved is None else saved["source"])
         with self._lock:
+            self.source.restore(state if saved is None else saved["source"])
             for those in (self._undecided, self._kept, self._waiting, self._running):
                 those.clear()
             self._admitted = None if saved is None else saved["admitted"]

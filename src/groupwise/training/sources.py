@@ -23,7 +23,7 @@ from groupwise.rollouts.source import RolloutSource
 from groupwise.rollouts.streaming import StreamingSource
 from groupwise.rollouts.tools import ReplyJournal, ToolEngine
 from groupwise.training.checkpoint.manager import Journal
-from groupwise.types import Engine, Limits, Source, Watch, unwatched
+from groupwise.types import Engine, Limits, Source, Watch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +100,7 @@ def make_source(
     background = None
     if config.cluster is not None and config.ahead:
         background = Background(connected.engine)
-        given |= {"engine": background, "watch": unwatched}
+        given["engine"] = background
     drawn = make(**given)
 
     def version() -> int:

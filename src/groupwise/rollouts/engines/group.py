@@ -92,8 +92,7 @@ class GroupEngine:
         limits: Limits | None = None,
         turns: Turns | None = None,
     ) -> Iterator[Group]:
-        """`generate`, with completions that stop to ask: they keep their place in the cache, are
-        not computed while they wait, and go on behind the answer."""
+        """`generate`, with completions that wait in the cache for answers and go on behind them."""
         queue = RequestQueue(requests, self.policy, sampling, limits, max_rows=self.max_rows)
         if queue.limits is None:
             return
@@ -218,13 +217,15 @@ class _Rollout:
         groups that have finished."""
         groups: list[Group] = []
         while not groups and self.unfinished:
-            self.admit()
             if self.parking:
                 self.rejoin(self.parking)
+            self.admit()
             if self.outdated:
                 break
             if len(self.live.rows):
                 self.step()
+            elif self.parking and not self.left:
+                self.parking.wait()
             groups = self.collect()
         return groups
 
@@ -397,10 +398,9 @@ class _Rollout:
                 parked = Parked(slot, place % self.group, time, token)
                 parking.offer(parked, self.tokens[place, row.since : time + 1].tolist())
 
-    @torch.inference_mode()
     def rejoin(self, parking: Parking) -> None:
-        """Let rows go on behind their answers; wait for one where nothing else can be done."""
-        answered = parking.answered(idle=not len(self.live.rows) and not self.outdated)
+        """Let rows go on behind their answers, while they fit."""
+        answered = parking.answered(room=self.max_rows - len(self.live.rows))
         entries = [entry for parked, one in answered for entry in self._answered(parked, one)]
         if answered:
             self.live = self.live.join(Live.of(entries, self.device)).ordered()

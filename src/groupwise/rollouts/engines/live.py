@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -98,6 +99,7 @@ class Parking:
     def __init__(self, turns: Turns) -> None:
         self.turns = turns
         self._waiting: dict[tuple[int, int], Parked] = {}
+        self._answers: deque[Answer] = deque()
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -109,20 +111,28 @@ class Parking:
         """Let a completion wait if its `tokens` since the last answer ask for one."""
         request = parked.slot.request
         name = request.wanted[parked.sample]
-        if self.turns.hands_over(request, name, tokens, parked.time + 1):
+        with torch.inference_mode(False):  # What it asks may run in this thread.
+            waits = self.turns.hands_over(request, name, tokens, parked.time + 1)
+        if waits:
             self._waiting[id(request), name] = parked
 
-    def answered(self, *, idle: bool) -> list[tuple[Parked, Answer]]:
-        """The completions that can go on.
+    def answered(self, *, room: int) -> list[tuple[Parked, Answer]]:
+        """The completions that can go on, in the order of their answers.
 
         Args:
-            idle: wait until there is one.
+            room: how many there may be at most.
         """
-        found, (pause, longest) = self.turns.answers(), PAUSES
-        while idle and not found:
-            time.sleep(pause)
-            pause, found = min(2 * pause, longest), self.turns.answers()
+        self._answers += self.turns.answers()
+        found = [self._answers.popleft() for _ in range(min(room, len(self._answers)))]
         return [(self._waiting.pop((id(one.request), one.sample)), one) for one in found]
+
+    def wait(self) -> None:
+        """Wait until one can go on."""
+        pause, longest = PAUSES
+        while not self._answers:
+            self._answers += self.turns.answers()
+            time.sleep(0 if self._answers else pause)
+            pause = min(2 * pause, longest)
 
 
 @dataclass(frozen=True, kw_only=True)
