@@ -101,7 +101,7 @@ class LocalJudge:
         said = self._told(written[:-1], made.scores)
         return spoken_judgement(reply, said, yes=yes, no=no)
 
-    def _told(self, written: Sequence[int], scores: Sequence[Tensor]) -> list[Token]:
+    def _told(self, written: list[int], scores: Sequence[Tensor]) -> list[Token]:
         """The tokens of a reply, with the most probable ones in their places."""
         texts_of, said = self.policy.tokenizer.batch_decode, []
         for place, token in enumerate(written):
