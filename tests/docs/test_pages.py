@@ -15,6 +15,7 @@ PLACES = (ROOT, PACKAGE, ROOT / "docs")
 MADE = (
     "runs/",
     "critic/",
+    "token_reward/",
     "final/",
     "checkpoints/",
     "rollouts/",
