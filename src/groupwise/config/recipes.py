@@ -410,15 +410,15 @@ def holds_code(path: str, value: Any) -> bool:
     """
     return any(
         extensions.names_code(text.partition("(")[0].strip())  # a generator may have settings
+        and not (last in DATA and _generates(text))
         for leaf, each in _items(value, path)
         if (last := leaf.rpartition(".")[2]) not in TEXTS
         for text in strings_in(each)
-        if not (last in DATA and _generates(text))
     )
 
 
 def _generates(text: str) -> bool:
-    """Whether a text is a generator of prompts with a task."""
+    """Whether a text is a generator of prompts with a task; loads torch."""
     from groupwise.prompts.sources import GENERATORS
 
     return text.partition(":")[0] in GENERATORS
