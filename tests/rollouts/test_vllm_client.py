@@ -334,7 +334,8 @@ def test_truncated_sampling_is_refused_where_a_learner_needs_its_probabilities_a
     tmp_path: Path,
 ) -> None:
     settings = {"engine": {"name": "vllm"}, "sampling": {"top_p": 0.9}, "output": str(tmp_path)}
-    config = build(settings)  # as an evaluation reads it
+    build(settings)  # as an evaluation reads it
+    config = build({**settings, "rewards": [{"name": "exact_answer"}]})
     with pytest.raises(UsageError, match=r"sampling\.top_p = 0\.9: vLLM does not say which tokens"):
         prepare(config, progress=NoProgress())
     assert not (tmp_path / "metrics.jsonl").exists()

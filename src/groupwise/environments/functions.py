@@ -55,7 +55,7 @@ class FunctionEnvironment(TagEnvironment):
         self.functions = {function.__name__: function for function in functions}
         if not functions or len(self.functions) < len(functions):
             names = [function.__name__ for function in functions]
-            raise UsageError(f"functions = {names}: must be one or more, of different names.")
+            raise UsageError(f"functions = {names}: must be one or more, with different names.")
 
     def _called(self, call: str) -> Reply:
         try:
