@@ -234,10 +234,10 @@ def page(known: Mapping[str, Twin], results: Mapping[str, Mapping[str, Any] | No
     lines = [
         "# Claims of papers on small models",
         "",
-        f"`make papers` runs every pipeline of this page over {SEEDS} seeds and writes the page; "
-        "it may be interrupted, and runs nothing whose results are up to date. Each is one "
-        "command, `groupwise pipeline NAME --seeds 3`, and starts from the bundled model of 0.7 "
-        "million parameters or from one that its first stage makes.",
+        f"`make papers` runs every pipeline of this page over {SEEDS} seeds and writes the page. "
+        "It can be interrupted, and skips pipelines whose results are up to date. Each pipeline "
+        f"is one command, `groupwise pipeline NAME --seeds {SEEDS}`, and starts from the bundled "
+        "model of 0.7 million parameters or from a model that its first stage trains.",
         "",
         "Differences are means over seeds, paired, with 95 % intervals by Student's t. All seeds "
         "answer the same held-out prompts, so the intervals are about training and sampling, not "
