@@ -113,12 +113,10 @@ study-models: .venv/.runtime
 compare-plan = $(BIN)/groupwise compare --plan $$plan \
     --output studies/softrank/results/$$(basename $$plan .toml) || exit 1;
 
-# EDITION=second runs the second edition: its first stage, then the plans that follow from it.
+# EDITION=second runs the second edition.
 study-runs: .venv/.runtime
 ifeq ($(EDITION),second)
-	for plan in studies/softrank/plans/second/*-rates.toml; do $(compare-plan) done
-	$(BIN)/python studies/softrank/second.py settle
-	for plan in $$(ls studies/softrank/plans/second/*.toml | grep -v -- -rates); do $(compare-plan) done
+	for plan in studies/softrank/plans/second/*.toml; do $(compare-plan) done
 else
 	for plan in studies/softrank/plans/*.toml; do $(compare-plan) done
 endif

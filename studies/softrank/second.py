@@ -1,26 +1,35 @@
-"""The second edition of the study: its plans, and the page that fixes them before the first run.
+"""The second edition of the study: the plans that fix it, and the page of its results.
 
-    python studies/softrank/second.py            # the page and the plans of stage one
-    python studies/softrank/second.py settle     # the plans of stage two, from stage one's results
+    python studies/softrank/second.py
 
-Stage one runs every arm at every learning rate of a common grid. Stage two compares the arms at one
-rate, which a rule fixed here takes from stage one. Neither stage's seeds are used elsewhere.
+writes both. Every arm is run at every learning rate of a grid, on seeds that nothing else uses; the
+primary contrast of a task is the paired difference of two arms averaged over the grid.
 """
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from string import Template
 
 import numpy as np
-from corrections import GRPO, MATCHED, PAPER, at
-from design import power, seeds_needed
+from corrections import GRPO, PAPER, at
+from design import power
 from measured import RESULTS, Task, read_task
-from words import bullets, listed, table, wrapped
+from pictures import rates_picture
+from words import bullets, listed, percent, points, signed, table, wrapped
 
+from groupwise.evaluation import (
+    Contrast,
+    Equivalence,
+    equivalence,
+    holm,
+    paired_seeds,
+    sentence,
+)
 from groupwise.experiments import Plan, make_plan
 from groupwise.experiments.plan import toml
 
@@ -28,21 +37,14 @@ HERE = Path(__file__).parent
 PLANS = HERE / "plans" / "second"
 PAGE = HERE.parents[1] / "docs" / "studies" / "second-edition.md"
 
-RATES = (2.5e-5, 5e-5, 1e-4, 2e-4, 4e-4, 8e-4)
-RATE_SEEDS = tuple(range(1000, 1020))
-STEPS = 120
-EVALUATED = 1000
-"""Held-out problems of the final accuracy."""
-FAMILY = 5
-"""Primary contrasts, one for each task; Holm's correction starts at α / FAMILY."""
+RATES = (5e-5, 1e-4, 2e-4)
+STEPS = 60
+EVALUATED = 128
+"""Held-out problems of the final accuracy, a secondary figure."""
 DIFFERENCE = 0.01
-FIRST_SEED, SEALED_SEED = 2000, 5000
-ARMS = {
-    PAPER: {"algorithm": "softrank"},
-    MATCHED: {"algorithm": "softrank", "set": ["algorithm.advantage.rms=1.0"]},
-    GRPO: {"algorithm": "grpo"},
-    "reinforce": {"algorithm": "reinforce"},
-}
+FIRST_SEED = 2000
+SEALED = 5000, 5091
+ARMS = {PAPER: {"algorithm": "softrank"}, GRPO: {"algorithm": "grpo"}}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,203 +52,247 @@ class Setting:
     """A task of the second edition; the recipe and the words of its primary endpoint."""
 
     recipe: str
+    reward: str
     metric: str
     threshold: float
     margin: float
+    seeds: int
     more: tuple[str, ...] = ()
 
 
 SETTINGS = {
     "word-problems": Setting(
-        recipe="word-problems", metric="accuracy", threshold=0.6, margin=DIFFERENCE
+        recipe="word-problems", reward="0 or 1", metric="accuracy", threshold=0.6,
+        margin=DIFFERENCE, seeds=24,
     ),
     "lists": Setting(
-        recipe="studies/softrank/lists.toml", metric="reward", threshold=0.7, margin=0.005
+        recipe="studies/softrank/lists.toml", reward="graded", metric="reward", threshold=0.7,
+        margin=0.005, seeds=12,
     ),
     "long-answers": Setting(
-        recipe="word-problems",
-        metric="accuracy",
-        threshold=0.6,
-        margin=DIFFERENCE,
+        recipe="word-problems", reward="0 or 1", metric="accuracy", threshold=0.6,
+        margin=DIFFERENCE, seeds=24,
         more=("model.path=runs/study/long-answers/sft", "sampling.max_tokens=96"),
     ),
-}
-"""Tasks whose base models exist; the plans of the others are added before their first runs."""
+}  # fmt: skip
 
 
-def seeds_of_second_stage(tasks: Mapping[str, Task]) -> int:
-    """Seeds that see the difference of interest on the noisiest task at Holm's strictest level."""
-    deviations = [t.contrast("area", PAPER, GRPO).result.deviation for t in tasks.values()]
-    return seeds_needed(difference=DIFFERENCE, deviation=max(deviations), alpha=0.05 / FAMILY)
-
-
-def rates_plan(name: str) -> Plan:
-    """Stage one of a task: every arm at every rate."""
-    arms = [
-        {"label": at(label, rate), **arm, "learning_rate": rate}
-        for label, arm in ARMS.items()
-        for rate in RATES
-    ]
+def plan(name: str) -> Plan:
+    """The plan of a task: every arm at every rate."""
+    setting = SETTINGS[name]
     return make_plan(
         {
-            **_common(name),
-            "title": f"Second edition, stage one: learning rates on {name}",
-            "seeds": RATE_SEEDS,
-            "against": at(GRPO, RATES[2]),
+            "title": f"Second edition: {name} at equal learning rates",
+            "recipe": setting.recipe,
+            "set": [
+                f"steps={STEPS}",
+                "prompts_per_step=8",
+                f"evaluation.prompts={EVALUATED}",
+                "algorithm.weighting.name=group_token_mean",
+                *setting.more,
+            ],
+            "seeds": list(range(FIRST_SEED, FIRST_SEED + setting.seeds)),
             "match": "samples",
-            "arms": arms,
-            "hypotheses": ["None: this stage chooses the common learning rate."],
+            "against": at(GRPO, RATES[1]),
+            "metric": setting.metric,
+            "threshold": setting.threshold,
+            "margin": setting.margin,
+            "hypotheses": [
+                f"The area of {PAPER} minus that of {GRPO}, averaged over the rates, is not 0."
+            ],
+            "stopping": "Every seed is run once with every arm; nothing is added or left out.",
+            "arms": [
+                {"label": at(label, rate), **arm, "learning_rate": rate}
+                for label, arm in ARMS.items()
+                for rate in RATES
+            ],
         }
     )
 
 
-def contrast_plan(name: str, *, rate: float, seeds: int) -> Plan:
-    """Stage two of a task: the arms at the common rate, at equal generated tokens."""
-    arms = [{"label": label, **arm, "learning_rate": rate} for label, arm in ARMS.items()]
-    return make_plan(
-        {
-            **_common(name),
-            "title": f"Second edition, stage two: {name} at the common learning rate",
-            "seeds": list(range(FIRST_SEED, FIRST_SEED + seeds)),
-            "against": GRPO,
-            "match": "tokens",
-            "arms": arms,
-            "hypotheses": [f"{PAPER} has a larger area than {GRPO} at equal generated tokens."],
-        }
-    )
+def averaged(task: Task, figure: str, arm: str) -> dict[int, float]:
+    """A figure of an arm by seed, averaged over the rates of the grid."""
+    by_rate = [task.values(at(arm, rate), figure) for rate in RATES]
+    return {seed: float(np.mean([values[seed] for values in by_rate])) for seed in by_rate[0]}
 
 
-def common_rate(areas: Mapping[str, Mapping[float, float]]) -> float:
-    """The rate of the grid at which SoftRank and GRPO together do best, smoothed over the grid.
-
-    Args:
-        areas: mean area by arm and rate.
-
-    Returns:
-        The grid's rate nearest to the top of a parabola in log rate through the best rate and its
-        two neighbours, by the mean of both arms; the best rate itself at an edge.
-
-    Example:
-        >>> rates = [1e-4, 2e-4, 4e-4]
-        >>> common_rate({"softrank": dict(zip(rates, [.1, .5, .2])),
-        ...              "grpo": dict(zip(rates, [.1, .5, .4]))})
-        0.0002
-    """
-    rates = sorted(areas[PAPER])
-    heights = np.array([(areas[PAPER][rate] + areas[GRPO][rate]) / 2 for rate in rates])
-    best = int(heights.argmax())
-    if best in (0, len(rates) - 1):
-        return rates[best]
-    near = slice(best - 1, best + 2)
-    a, b, _ = np.polyfit(np.log(rates[near]), heights[near], 2)
-    top = -b / (2 * a)
-    return min(rates, key=lambda rate: abs(np.log(rate) - top))
+def primary(task: Task, first: str = PAPER, second: str = GRPO) -> Contrast:
+    """The primary contrast: the area averaged over the rates, paired by seed; Holm comes later."""
+    a, b = (averaged(task, "area", arm) for arm in (first, second))
+    result = paired_seeds([a[s] for s in sorted(a)], [b[s] for s in sorted(a)])
+    worded = task.contrast("area", at(first, RATES[0]), at(second, RATES[0])).figure
+    return Contrast(figure=worded, first=first, second=second, result=result, p_holm=result.p)
 
 
-def settle() -> list[Path]:
-    """Write the plans of stage two for every task whose stage one is complete."""
-    first = {name: task for name in SETTINGS if (task := read_task(name)) is not None}
-    written = []
-    for name in SETTINGS:
-        task = read_task(f"second-{name}-rates")
-        if task is None or task.seeds < len(RATE_SEEDS):
-            continue
-        areas: dict[str, dict[float, float]] = {label: {} for label in ARMS}
-        for arm in task.arms:
-            areas[arm.partition("@")[0]][task.rate(arm)] = task.mean(arm, "area").value
-        plan = contrast_plan(name, rate=common_rate(areas), seeds=seeds_of_second_stage(first))
-        written.append(_write(PLANS / f"second-{name}.toml", plan))
-    return written
+def equal(task: Task, *, margin: float) -> Equivalence:
+    """Whether the arms of the primary contrast differ by less than the margin."""
+    a, b = (averaged(task, "area", arm) for arm in (PAPER, GRPO))
+    return equivalence([a[s] for s in sorted(a)], [b[s] for s in sorted(a)], margin=margin)
 
 
-def page(tasks: Mapping[str, Task]) -> str:
-    """The plan of the second edition as Markdown."""
-    seeds = seeds_of_second_stage(tasks)
-    rows = []
-    for name, task in tasks.items():
-        spread = task.contrast("area", PAPER, GRPO).result.deviation
-        level = {"difference": DIFFERENCE, "deviation": spread}
-        rows.append(
-            [
-                name.replace("-", " "),
-                f"{100 * spread:.1f} pp",
-                str(seeds_needed(**level)),
-                str(seeds_needed(**level, alpha=0.05 / FAMILY)),
-                f"{power(seeds, **level, alpha=0.05 / FAMILY):.2f}",
-            ]
-        )
-    head = ["task", "sd of paired differences", "seeds at α = .05"]
-    head += [f"seeds at α = .05/{FAMILY}", f"power with {seeds} seeds"]
-    runs = len(ARMS) * len(RATES) * len(RATE_SEEDS), len(ARMS) * seeds
-    times = [r.used("seconds") / r.used("samples") for t in tasks.values() for r in t.runs]
-    hours = FAMILY * sum(runs) * STEPS * float(np.mean(times)) / 3600
+def read_second() -> dict[str, Task]:
+    """The tasks whose every run has finished; an unfinished one gives no figure before its end."""
+    found = {name: read_task(f"second-{name}") for name in SETTINGS}
+    return {
+        name: task
+        for name, task in found.items()
+        if task is not None and task.seeds == SETTINGS[name].seeds
+    }
+
+
+def with_holm(tasks: Mapping[str, Task]) -> dict[str, Contrast]:
+    """The primary contrasts with p corrected over all planned tasks; one not run has p = 1."""
+    found = {name: primary(task) for name, task in tasks.items()}
+    missing = [1.0] * (len(SETTINGS) - len(found))
+    values = holm([contrast.result.p for contrast in found.values()] + missing)
+    return {
+        name: replace(contrast, p_holm=p)
+        for (name, contrast), p in zip(found.items(), values, strict=False)
+    }
+
+
+def page() -> str:
+    """The plan and the results as Markdown."""
+    tasks = read_second()
+    contrasts = with_holm(tasks)
     values = {
-        "power": table(head, rows),
-        "seeds": str(seeds),
-        "first": str(FIRST_SEED),
-        "last": str(FIRST_SEED + seeds - 1),
-        "sealed": str(SEALED_SEED),
-        "sealed_last": str(SEALED_SEED + seeds - 1),
+        "abstract": abstract(tasks, contrasts),
         "rates": listed([f"{rate:g}" for rate in RATES]),
-        "rate_seeds": f"{RATE_SEEDS[0]} to {RATE_SEEDS[-1]}",
+        "tasks": "\n".join(
+            f"| {spoken(name)} | {each.reward} | {each.metric} | {each.seeds}, from {FIRST_SEED} |"
+            for name, each in SETTINGS.items()
+        ),
         "steps": str(STEPS),
-        "evaluated": f"{EVALUATED:,}",
-        "family": str(FAMILY),
-        "arms": listed([f"`{label}`" for label in ARMS]),
+        "family": str(len(SETTINGS)),
         "margins": bullets(
             [
-                f"{name.replace('-', ' ')}: {100 * each.margin:g} pp of the area of {each.metric}"
+                f"{spoken(name)}: {100 * each.margin:g} pp of the area of {each.metric}"
                 for name, each in SETTINGS.items()
             ]
         ),
-        "hours": f"{hours:.0f}",
-        "runs": f"{FAMILY * sum(runs):,}",
+        "power": power_table(),
+        "results": results(tasks, contrasts),
+        "sealed": str(SEALED[0]),
+        "sealed_last": str(SEALED[1]),
     }
     text = Template((HERE / "second.md").read_text(encoding="utf-8")).substitute(values)
     return "\n".join(wrapped(line) for line in text.split("\n")).rstrip() + "\n"
 
 
-def _common(name: str) -> dict[str, object]:
-    """What all plans of a task share."""
-    setting = SETTINGS[name]
-    return {
-        "recipe": setting.recipe,
-        "set": [
-            f"steps={STEPS}",
-            "prompts_per_step=8",
-            f"evaluation.prompts={EVALUATED}",
-            "algorithm.weighting.name=group_token_mean",
-            *setting.more,
-        ],
-        "metric": setting.metric,
-        "threshold": setting.threshold,
-        "margin": setting.margin,
-        "stopping": "Every seed is run once with every arm; nothing is added or left out.",
+def power_table() -> str:
+    """The power of each task's design, from the first edition's deviations."""
+    rows = []
+    for name, setting in SETTINGS.items():
+        first = read_task(name)
+        if first is None:
+            continue
+        deviation = first.contrast("area", PAPER, GRPO).result.deviation
+        independent = deviation / math.sqrt(len(RATES))
+        chances = [
+            power(setting.seeds, difference=DIFFERENCE, deviation=each)
+            for each in (deviation, independent)
+        ]
+        rows.append(
+            [spoken(name), f"{100 * deviation:.1f} pp", str(setting.seeds)]
+            + [f"{chance:.2f}" for chance in chances]
+        )
+    head = ["task", "sd at one rate", "seeds", "power, rates agree", "power, rates independent"]
+    return table(head, rows)
+
+
+def abstract(tasks: Mapping[str, Task], contrasts: Mapping[str, Contrast]) -> str:
+    """What the results say, in one paragraph."""
+    if not tasks:
+        return "No run has finished yet."
+    told = [f"On {spoken(name)}, {verdict(name, tasks[name], contrasts[name])}." for name in tasks]
+    missing = [spoken(name) for name in SETTINGS if name not in tasks]
+    rest = [f"{listed(missing).capitalize()}: not run."] if missing else []
+    return " ".join(["**In short.**", *told, *rest])
+
+
+def verdict(name: str, task: Task, contrast: Contrast) -> str:
+    """The primary contrast of a task in words, with the test of equality."""
+    margin = SETTINGS[name].margin
+    test = equal(task, margin=margin)
+    shown = "equivalent" if test.equivalent else "equivalence is not shown"
+    difference = points(contrast.result.difference)
+    return (
+        f"{sentence(contrast)} (difference {difference} pp, Holm's p = {contrast.p_holm:.3f}); "
+        f"{shown} with a margin of {100 * margin:g} pp (p = {test.p:.3f})"
+    )
+
+
+def results(tasks: Mapping[str, Task], contrasts: Mapping[str, Contrast]) -> str:
+    """The primary contrasts, then the secondary figures of each task."""
+    if not tasks:
+        return "No run has finished yet."
+    parts = [
+        bullets(
+            [
+                f"{spoken(name).capitalize()}: {verdict(name, tasks[name], contrasts[name])}."
+                for name in tasks
+            ]
+        )
+    ]
+    for name, task in tasks.items():
+        hours = sum(result.used("seconds") for result in task.runs) / 3600
+        parts.append(
+            f"### {spoken(name).capitalize()}\n\n"
+            f"![Area over learning rate, and contrasts: {spoken(name)}](second-{name}.png)\n\n"
+            f"{by_rate(task)}\n\n{own_best(task)}\n\n"
+            f"{len(task.runs)} runs, {hours:.1f} hours of training."
+        )
+    return "\n\n".join(parts)
+
+
+def by_rate(task: Task) -> str:
+    """Both arms and their difference at each rate, over the seeds."""
+    figures = ("area", "steps_to_threshold", "final", "greedy", "sampled")
+    rows = []
+    for rate in RATES:
+        contrast = {each: task.contrast(each, at(PAPER, rate), at(GRPO, rate)) for each in figures}
+        row = [f"{rate:g}", *(percent(task.mean(at(arm, rate), "area")) for arm in ARMS)]
+        for each in figures:
+            in_steps = each == "steps_to_threshold"
+            row.append(
+                signed(contrast[each].result.difference, scale=1 if in_steps else 100, digits=1)
+            )
+        rows.append(row)
+    head = ["rate", *(f"{task.plan.metric} over training, {arm}" for arm in ARMS)]
+    head += ["difference, pp", f"steps to {100 * task.plan.threshold:g} %", "final, pp"]
+    return table(head + ["greedy, pp", "sampled, pp"], rows)
+
+
+def own_best(task: Task) -> str:
+    """The contrast of the arms at the rates where each does best, chosen on the same runs."""
+    best = {
+        arm: max(RATES, key=lambda rate, arm=arm: task.mean(at(arm, rate), "area").value)
+        for arm in ARMS
     }
+    contrast = task.contrast("area", at(PAPER, best[PAPER]), at(GRPO, best[GRPO]))
+    return (
+        f"Each at its own best rate of the grid, {PAPER} at {best[PAPER]:g} and {GRPO} at "
+        f"{best[GRPO]:g}, chosen on the same runs: {points(contrast.result.difference)} pp."
+    )
 
 
-def _write(path: Path, plan: Plan) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"# Written by studies/softrank/second.py.\n\n{toml(plan)}", encoding="utf-8")
-    return path
+def spoken(name: str) -> str:
+    """A task's name in words."""
+    return name.replace("-", " ")
 
 
-def first_edition() -> dict[str, Task]:
-    """The first edition's tasks, whose variances the design rests on."""
-    return {name: task for name in SETTINGS if (task := read_task(name)) is not None}
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Write the page and the plans of a stage."""
-    if arguments == ["settle"]:
-        print(*settle(), sep="\n")
-        return 0
-    PAGE.write_text(page(first_edition()), encoding="utf-8")
+def main() -> int:
+    """Write the plans of tasks without results, the pictures, and the page."""
+    PLANS.mkdir(parents=True, exist_ok=True)
     for name in SETTINGS:
-        if not (RESULTS / f"second-{name}-rates").exists():
-            _write(PLANS / f"second-{name}-rates.toml", rates_plan(name))
+        if not (RESULTS / f"second-{name}").exists():
+            text = f"# Written by studies/softrank/second.py.\n\n{toml(plan(name))}"
+            (PLANS / f"second-{name}.toml").write_text(text, encoding="utf-8")
+    for name, task in read_second().items():
+        rates_picture(task, PAGE.parent / f"second-{name}.png", rates=RATES, arms=tuple(ARMS))
+    PAGE.write_text(page(), encoding="utf-8")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 
 from groupwise.experiments import Result, make_plan, read_plan
@@ -35,11 +36,9 @@ def test_the_page_is_what_the_results_make_of_it(study: dict[str, ModuleType]) -
     tasks = page.read_tasks()
     assert page.PAGE.read_text(encoding="utf-8") == page.page(tasks), "run `make study`"
     second = study["second"]
-    assert second.PAGE.read_text(encoding="utf-8") == second.page(second.first_edition()), (
-        "run `make study`"
-    )
-    plan = read_plan(second.PLANS / "second-lists-rates.toml")
-    assert plan == second.rates_plan("lists"), "run `make study`"
+    assert second.PAGE.read_text(encoding="utf-8") == second.page(), "run `make study`"
+    for name in second.SETTINGS:
+        assert read_plan(second.PLANS / f"second-{name}.toml") == second.plan(name)
 
 
 def test_a_difference_at_different_rates_is_no_evidence_for_a_claim(
@@ -74,24 +73,40 @@ def test_arms_at_equal_rates_are_equal_only_by_a_test(
     assert "steps to 60 % differ by 0.0 in each of 4 seeds, so there is no test" in steps
 
 
-def test_the_second_edition_takes_its_rate_and_its_seeds_by_rule(
-    study: dict[str, ModuleType],
-) -> None:
-    second, design = study["second"], study["design"]
-    rates = [1e-4, 2e-4, 4e-4, 8e-4]
-    # Means .3, .4, .6, .1: the parabola through the last three has its top left of 4e-4, by less
-    # than half a step of the grid.
-    areas = {"softrank": [0.3, 0.5, 0.6, 0.1], "grpo": [0.3, 0.3, 0.6, 0.1]}
-    known = {arm: dict(zip(rates, values, strict=True)) for arm, values in areas.items()}
-    assert second.common_rate(known) == 4e-4
-    edge = {arm: dict(zip(rates, [0.6, 0.5, 0.2, 0.1], strict=True)) for arm in areas}
-    assert second.common_rate(edge) == 1e-4
+def test_power_of_paired_seeds_is_that_of_the_tables(study: dict[str, ModuleType]) -> None:
+    design = study["design"]
     # At d_z = .5 and α = .05 every table says 34 pairs for a power of .80.
     assert design.seeds_needed(difference=0.5, deviation=1.0) == 34
     assert design.power(34, difference=0.5, deviation=1.0) == pytest.approx(0.808, abs=0.002)
-    plan = second.contrast_plan("lists", rate=1e-4, seeds=3)
-    assert (plan.match, plan.seeds, plan.margin) == ("tokens", (2000, 2001, 2002), 0.005)
-    assert {arm.learning_rate for arm in plan.arms} == {1e-4}
+
+
+def test_the_second_edition_averages_over_rates_and_counts_tasks_not_run(
+    study: dict[str, ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    second = study["second"]
+    for module in ("measured", "second"):
+        monkeypatch.setattr(study[module], "RESULTS", tmp_path)
+    setting = replace(second.SETTINGS["lists"], seeds=4)
+    monkeypatch.setattr(second, "SETTINGS", {**second.SETTINGS, "lists": setting})
+    # A run's area is (.1 + 2h + .9) / 4, half of h and a quarter. SoftRank is above GRPO by .06,
+    # .00 and .03 in h on average, so by .015 in the average area.
+    jitter = [0.0, 0.008, -0.008, 0.004]
+    gains = dict(zip(second.RATES, (0.06, 0.0, 0.03), strict=True))
+    heights = {
+        f"{arm}@{rate:g}": [0.5 + sign * j + (gain if arm == "softrank" else 0) for j in jitter]
+        for arm, sign in (("softrank", 1), ("grpo", -1))
+        for rate, gain in gains.items()
+    }
+    write(tmp_path / "second-lists", heights)
+    tasks = second.read_second()
+    assert list(tasks) == ["lists"]
+    contrast = second.with_holm(tasks)["lists"]
+    assert contrast.result.difference.value == pytest.approx(0.015 + np.mean(jitter))
+    assert contrast.p_holm == pytest.approx(min(1.0, len(second.SETTINGS) * contrast.result.p))
+    # One seed short of the plan, a task has no figure.
+    for path in (tmp_path / "second-lists" / "results").glob("*-seed-3.json"):
+        path.unlink()
+    assert second.read_second() == {}
 
 
 def write(folder: Path, heights: dict[str, list[float]]) -> None:
