@@ -1,4 +1,5 @@
-# groupwise on CPUs: docker build -t groupwise . && docker run --rm -v "$PWD/runs:/work/runs" groupwise demo
+# groupwise on CPUs: docker build -t groupwise .
+# docker run --rm -v "$PWD/runs:/home/groupwise/runs" groupwise demo
 FROM python:3.11-slim
 
 # g++ compiles the kernels on first use; bubblewrap confines rewards that run programs.
@@ -14,10 +15,10 @@ RUN pip install --no-cache-dir --index-url https://download.pytorch.org/whl/cpu 
 COPY pyproject.toml README.md LICENSE /groupwise/
 COPY src /groupwise/src
 RUN pip install --no-cache-dir --constraint /groupwise/constraints.txt '/groupwise[trackers]' \
-    && mkdir -m 777 /work
+    && mkdir -m 777 /home/groupwise
 
 # A home that every user of `docker run --user` may write to.
-ENV HOME=/work
-WORKDIR /work
+ENV HOME=/home/groupwise
+WORKDIR /home/groupwise
 ENTRYPOINT ["groupwise"]
 CMD ["--help"]

@@ -47,3 +47,12 @@ def test_the_torch_that_is_installed_first_is_the_pinned_one() -> None:
         assert ("whl/cpu" in torch) is (name == "Dockerfile")
     pins = (ROOT / "constraints.txt").read_text(encoding="utf-8")
     assert len(re.findall(r"^torch==", pins, flags=re.M)) == 1
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_the_commands_mount_the_folder_that_runs_are_written_to(name: str) -> None:
+    found = dict(instructions(name))
+    assert found["ENV"] == f"HOME={found['WORKDIR']}" and found["WORKDIR"] in found["RUN"]
+    texts = [(ROOT / file).read_text(encoding="utf-8") for file in (name, "docs/install.md")]
+    mounted = [folder for text in texts for folder in re.findall(r'\$PWD/runs:(\S+)"', text)]
+    assert len(mounted) == 2 and {*mounted} == {f"{found['WORKDIR']}/runs"}
