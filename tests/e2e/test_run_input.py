@@ -46,7 +46,7 @@ def command(model: Path, output: Path, *more: str) -> list[str]:
     return ["train", "word-problems", *(w for setting in chosen for w in ("--set", setting))]
 
 
-def refused(
+def assert_refused(
     capsys: pytest.CaptureFixture[str], arguments: list[str], *, code: int, says: tuple[str, ...]
 ) -> str:
     """Run a command that must fail, and return its one line."""
@@ -98,7 +98,7 @@ def test_what_cannot_work_is_refused_before_anything_starts(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     given = command(model, tmp_path / "run", "data.train=data.jsonl", *more)
-    refused(capsys, given, code=2, says=says)
+    assert_refused(capsys, given, code=2, says=says)
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
@@ -123,7 +123,7 @@ def test_data_that_cannot_be_read(
 ) -> None:
     data.write_bytes(content if isinstance(content, bytes) else content.encode())
     given = command(model, tmp_path / "run", f"data.train={data}")
-    refused(capsys, given, code=2, says=(says,))
+    assert_refused(capsys, given, code=2, says=(says,))
 
 
 def test_a_model_folder_without_tokenizer(
@@ -132,7 +132,7 @@ def test_a_model_folder_without_tokenizer(
     bare = tmp_path / "bare"
     shutil.copytree(model, bare, ignore=shutil.ignore_patterns("tokenizer*", "chat_template*"))
     given = command(bare, tmp_path / "run", f"data.train={data}")
-    refused(capsys, given, code=2, says=("model.path", "no tokenizer is there"))
+    assert_refused(capsys, given, code=2, says=("model.path", "no tokenizer is there"))
 
 
 def test_a_run_directory_in_place_of_its_model(
@@ -141,7 +141,7 @@ def test_a_run_directory_in_place_of_its_model(
     shutil.copytree(model, tmp_path / "before" / "final")
     given = command(tmp_path / "before", tmp_path / "run", f"data.train={data}")
     says = ("is a run directory; its model is", str(tmp_path / "before" / "final"))
-    refused(capsys, given, code=2, says=says)
+    assert_refused(capsys, given, code=2, says=says)
 
 
 def test_a_tokenizer_without_chat_template_or_pad_token_is_used_as_it_is(
@@ -163,7 +163,7 @@ def test_a_conversation_needs_a_chat_template(
     turns = [{"role": r, "content": "hello"} for r in ("user", "assistant", "user")]
     data.write_text(json.dumps({"question": turns}) + "\n")
     given = command(plain, tmp_path / "run", f"data.train={data}")
-    refused(capsys, given, code=1, says=("no chat template", "tokenizer.chat_template"))
+    assert_refused(capsys, given, code=1, says=("no chat template", "tokenizer.chat_template"))
 
 
 def test_debug_shows_where(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -273,7 +273,7 @@ def test_a_directory_that_cannot_be_written(
 ) -> None:
     (tmp_path / "file").write_text("")
     given = command(model, tmp_path / "file" / "run", f"data.train={data}")
-    refused(capsys, given, code=2, says=("output = ", "--set output=FOLDER"))
+    assert_refused(capsys, given, code=2, says=("output = ", "--set output=FOLDER"))
 
 
 def test_two_runs_in_one_directory(tmp_path: Path) -> None:

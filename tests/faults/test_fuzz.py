@@ -175,7 +175,9 @@ CHECKS: dict[str, tuple[Callable[[Any], None], SearchStrategy[Any]]] = {
 }
 
 
-def search(check: Callable[[Any], None], strategy: SearchStrategy[Any], *, examples: int) -> None:
+def assert_holds(
+    check: Callable[[Any], None], strategy: SearchStrategy[Any], *, examples: int
+) -> None:
     """Try a check on so many inputs; the smallest one that fails it is shown."""
 
     @settings(
@@ -196,14 +198,14 @@ def search(check: Callable[[Any], None], strategy: SearchStrategy[Any], *, examp
 
 @pytest.mark.parametrize("name", CHECKS)
 def test_some_inputs(name: str) -> None:
-    search(*CHECKS[name], examples=60)
+    assert_holds(*CHECKS[name], examples=60)
 
 
 @pytest.mark.verify
 @pytest.mark.timeout(14_400)
 @pytest.mark.parametrize("name", CHECKS)
 def test_very_many_inputs(name: str) -> None:
-    search(*CHECKS[name], examples=100_000)
+    assert_holds(*CHECKS[name], examples=100_000)
 
 
 def test_a_search_finds_what_fails() -> None:
@@ -217,4 +219,4 @@ def test_a_search_finds_what_fails() -> None:
 
     for check, strategy in ((empty, WRITTEN), (quick, st.booleans())):
         with pytest.raises(AssertionError):
-            search(check, strategy, examples=60)
+            assert_holds(check, strategy, examples=60)

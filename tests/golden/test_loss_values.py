@@ -29,7 +29,7 @@ def row(*values: float) -> torch.Tensor:
     return torch.tensor([values], dtype=torch.float64)
 
 
-def close(got: torch.Tensor, *expected: float, atol: float = ATOL) -> None:
+def assert_row(got: torch.Tensor, *expected: float, atol: float = ATOL) -> None:
     torch.testing.assert_close(got.double(), row(*expected), rtol=0, atol=atol)
 
 
@@ -45,7 +45,7 @@ RATIO_VALUES = [
 
 @pytest.mark.parametrize(("name", "x", "expected"), RATIO_VALUES)
 def test_ratio_is_the_number_worked_by_hand(name, x, expected) -> None:
-    close(RATIOS.get(name)(x - 1, torch.full_like(x, -1.0), YES3), *expected)
+    assert_row(RATIOS.get(name)(x - 1, torch.full_like(x, -1.0), YES3), *expected)
 
 
 def surrogate(name: str, ratio: list[float], advantage: list[float], **settings) -> torch.Tensor:
@@ -124,7 +124,7 @@ SURROGATE_VALUES = [
     ids=[f"{case[0]}-{i}" for i, case in enumerate(SURROGATE_VALUES)],
 )
 def test_surrogate_is_the_number_worked_by_hand(name, ratio, advantage, settings, expected) -> None:
-    close(surrogate(name, ratio, advantage, **settings), *expected)
+    assert_row(surrogate(name, ratio, advantage, **settings), *expected)
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_gradient_stops_where_the_clip_says(name, gradient) -> None:
     x = torch.tensor([PPO_RATIOS], dtype=torch.float64).log().requires_grad_()
     mask = torch.ones_like(x, dtype=torch.bool)
     loss = SURROGATES.get(name)(log_ratio=x, advantage=row(*PPO_SIGNS), mask=mask)
-    close(torch.autograd.grad(loss.sum(), x)[0], *gradient)
+    assert_row(torch.autograd.grad(loss.sum(), x)[0], *gradient)
 
 
 def test_sapo_gate_has_the_slopes_of_its_paper() -> None:
@@ -149,7 +149,7 @@ def test_sapo_gate_has_the_slopes_of_its_paper() -> None:
     x = ratio.log().requires_grad_()
     loss = SURROGATES.get("sapo")(x, torch.ones_like(ratio), torch.ones_like(ratio) > 0)
     slope = -torch.autograd.grad(loss.sum(), x)[0] / ratio
-    close(slope, 0.940015, 1.0, 0.940015, 0.419974)
+    assert_row(slope, 0.940015, 1.0, 0.940015, 0.419974)
 
 
 def test_mirror_descent_of_a_group() -> None:
@@ -163,14 +163,14 @@ def test_mirror_descent_of_a_group() -> None:
     ):
         advantage = ADVANTAGES.get(name)(rewards).mT
         loss = SURROGATES.get("mirror_descent")(log_ratio=x, advantage=advantage, mask=mask)
-        close(loss.detach().mT, *residuals)
+        assert_row(loss.detach().mT, *residuals)
         total = (WEIGHTINGS.get("sequence_sum")(mask) * loss).sum()
         assert abs(total.item() - mean) < ATOL
     # gradient coefficients (r − r̄) − tau x = (.45, −.4, −.5, .35)
     centered = SURROGATES.get("mirror_descent")(
         log_ratio=x, advantage=ADVANTAGES.get("centered")(rewards).mT, mask=mask
     )
-    close(-torch.autograd.grad(centered.sum(), x)[0].mT, 0.45, -0.4, -0.5, 0.35)
+    assert_row(-torch.autograd.grad(centered.sum(), x)[0].mT, 0.45, -0.4, -0.5, 0.35)
 
 
 X4 = row(0.2, -0.1, 0.5, -1.0)
@@ -192,7 +192,7 @@ def test_divergence_is_the_number_worked_by_hand(name, extra, expected) -> None:
         "log_ratio": torch.full_like(X4, extra.get("log_ratio", 0.0)),
         "mask": torch.ones_like(X4, dtype=torch.bool),
     }
-    close(DIVERGENCES.bind(spec(name))(data), *expected)
+    assert_row(DIVERGENCES.bind(spec(name))(data), *expected)
 
 
 def enumerated_divergence(name: str) -> tuple[float, list[float]]:
@@ -254,15 +254,15 @@ def test_correction_is_the_number_worked_by_hand(name, settings, expected) -> No
     data = {"old_logp": old, "sampler_logp": torch.zeros_like(old), "mask": old < 9}
     got = algorithm.objective.correction(data)
     assert not got.requires_grad
-    close(got, *expected)
+    assert_row(got, *expected)
 
 
 def test_sequence_is_kept_by_its_geometric_mean() -> None:
     # (1.001 · .998 · 1.004)^(1/3) = 1.000997, inside [.999, 1.002]
     old = row(1.001, 0.998, 1.004).log()
     keep = CORRECTIONS.get("sequence_masked")
-    close(keep(old, torch.zeros_like(old), YES3), 1, 1, 1)
-    close(keep(old, torch.zeros_like(old), YES3, high=1.0009), 0, 0, 0)
+    assert_row(keep(old, torch.zeros_like(old), YES3), 1, 1, 1)
+    assert_row(keep(old, torch.zeros_like(old), YES3, high=1.0009), 0, 0, 0)
 
 
 TWO_ANSWERS = torch.tensor([[True, True, True], [True, False, False]])
@@ -402,7 +402,7 @@ def test_gspo_ratio_is_clipped_as_a_sequence() -> None:
     data = {"logp": X3, "old_logp": torch.zeros_like(X3), "mask": YES3}
     x = algorithm.objective.ratio(data)
     assert x.exp()[0, 0].item() == pytest.approx(1.068939, abs=ATOL)
-    close(
+    assert_row(
         algorithm.objective.surrogate({"log_ratio": x, "advantage": row(1, 1, 1), "mask": YES3}),
         *[-1.0004] * 3,
     )
@@ -481,7 +481,7 @@ def test_kl_penalty_of_the_reward() -> None:
     kl = torch.zeros(1, 2, 3, dtype=torch.float64)
     kl[0, 0] = row(0.2, -0.1, 0.5)
     data = {"rewards": row(1, 0), "kl": kl, "mask": torch.ones(1, 2, 3, dtype=torch.bool)}
-    close(algorithm.advantage(data), 0.94, -0.94)
+    assert_row(algorithm.advantage(data), 0.94, -0.94)
     with pytest.raises(UsageError, match="kl"):
         algorithm.advantage({"rewards": row(1, 0)})
 
@@ -492,4 +492,4 @@ def test_token_penalty_goes_to_its_token() -> None:
     kl = torch.tensor([[[1.0, 0.0], [0.0, 0.0]]], dtype=torch.float64)
     mask = torch.ones(1, 2, 2, dtype=torch.bool)
     got = algorithm.advantage({"rewards": row(1, 0), "kl": kl, "mask": mask})
-    close(got.reshape(1, 4), 0.261116, 1.305582, -0.783349, -0.783349)
+    assert_row(got.reshape(1, 4), 0.261116, 1.305582, -0.783349, -0.783349)

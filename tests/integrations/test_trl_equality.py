@@ -204,7 +204,7 @@ def theirs(
     return total, {name: p.grad.clone() for name, p in trainer.model.named_parameters()}
 
 
-def agree(
+def assert_agrees(
     tmp_path: Path,
     settings: Mapping[str, Any],
     *,
@@ -219,10 +219,10 @@ def agree(
         {**settings, **(microbatches or {})},
         off_policy=off_policy,
     )
-    equal(loss, gradients, peer, wanted)
+    assert_equal_steps(loss, gradients, peer, wanted)
 
 
-def equal(
+def assert_equal_steps(
     loss: float, gradients: Mapping[str, Tensor], peer: float, wanted: Mapping[str, Tensor]
 ) -> None:
     assert loss == pytest.approx(peer, abs=TOLERANCE, rel=TOLERANCE)
@@ -240,7 +240,7 @@ def named(case: Mapping[str, Any]) -> str:
 @pytest.mark.parametrize("case", CASES, ids=named)
 def test_a_step_on_older_samples_is_trls(tmp_path: Path, case: dict[str, Any]) -> None:
     require_trl()
-    agree(tmp_path, case, off_policy=True)
+    assert_agrees(tmp_path, case, off_policy=True)
 
 
 @pytest.mark.parametrize("mode", ["truncate", "mask"])
@@ -260,20 +260,20 @@ def test_the_correction_of_what_vllm_wrote_is_trls(tmp_path: Path, level: str, m
     peer, wanted = theirs(
         rollouts, tmp_path / "out", {**given, "beta": 0.1}, off_policy=True, sampler=sampler
     )
-    equal(loss, gradients, peer, wanted)
+    assert_equal_steps(loss, gradients, peer, wanted)
 
 
 @pytest.mark.parametrize("loss_type", ["grpo", "dapo", "vespo"])
 def test_a_first_step_is_trls(tmp_path: Path, loss_type: str) -> None:
     require_trl()
-    agree(tmp_path, {"loss_type": loss_type, "beta": 0.1}, off_policy=False)
+    assert_agrees(tmp_path, {"loss_type": loss_type, "beta": 0.1}, off_policy=False)
 
 
 @pytest.mark.parametrize("loss_type", MEANS_OF_ROWS)
 def test_accumulation_changes_nothing_where_trl_is_exact(tmp_path: Path, loss_type: str) -> None:
     require_trl()
     cut = {"per_device_train_batch_size": GROUP, "gradient_accumulation_steps": len(PROMPTS)}
-    agree(tmp_path, {"loss_type": loss_type}, off_policy=True, microbatches=cut)
+    assert_agrees(tmp_path, {"loss_type": loss_type}, off_policy=True, microbatches=cut)
 
 
 def test_the_filter_of_truncated_answers_is_the_mask_of_trl() -> None:

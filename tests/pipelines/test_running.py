@@ -124,7 +124,7 @@ def killed(pipeline: Pipeline, seconds: float) -> bool:
     return os.WIFSIGNALED(os.waitpid(child, 0)[1])
 
 
-def survives(file: Path, finished: Path, output: Path, *, kills: int, seed: int) -> None:
+def assert_survives(file: Path, finished: Path, output: Path, *, kills: int, seed: int) -> None:
     """Kill a pipeline at random moments, then let it finish."""
     draw = random.Random(seed)
     for _ in range(kills):
@@ -136,13 +136,13 @@ def survives(file: Path, finished: Path, output: Path, *, kills: int, seed: int)
 def test_a_killed_pipeline_goes_on_to_the_same_files(
     file: Path, finished: Path, tmp_path: Path
 ) -> None:
-    survives(file, finished, tmp_path / "out", kills=4, seed=1)
+    assert_survives(file, finished, tmp_path / "out", kills=4, seed=1)
 
 
 @pytest.mark.verify
 @pytest.mark.parametrize("seed", range(5))
 def test_thirty_kills(file: Path, finished: Path, tmp_path: Path, seed: int) -> None:
-    survives(file, finished, tmp_path / "out", kills=6, seed=seed)
+    assert_survives(file, finished, tmp_path / "out", kills=6, seed=seed)
 
 
 def test_output_of_other_settings_is_refused_and_from_makes_it_again(

@@ -77,7 +77,7 @@ def misbehaving(count: int) -> list[str]:
     return [special.get(i % 100, f"{4 + i % 2} {i}") for i in range(count)]
 
 
-def score_many(count: int, *, timeout_s: float) -> None:
+def assert_scores_beside_misbehaviour(count: int, *, timeout_s: float) -> None:
     texts = misbehaving(count)
     before = settled(0), psutil.Process().num_fds()
     with pool(timeout_s=timeout_s) as scorer:
@@ -103,12 +103,12 @@ def score_many(count: int, *, timeout_s: float) -> None:
 
 
 def test_hundreds_of_scorings_with_misbehaviour() -> None:
-    score_many(400, timeout_s=1.0)
+    assert_scores_beside_misbehaviour(400, timeout_s=1.0)
 
 
 @pytest.mark.verify
 def test_ten_thousand_scorings_with_misbehaviour() -> None:
-    score_many(10_000, timeout_s=1.0)
+    assert_scores_beside_misbehaviour(10_000, timeout_s=1.0)
 
 
 def test_a_hang_does_not_stop_the_other_workers() -> None:

@@ -25,7 +25,9 @@ LOOSE = "sampler_"
 """Metrics near 0 that are differences of rounding."""
 
 
-def compared(found: Any, wanted: list[dict[str, Any]], *, rel: float, abs: float) -> None:
+def assert_same_metrics(
+    found: Any, wanted: list[dict[str, Any]], *, rel: float, abs: float
+) -> None:
     assert isinstance(found, list), found
     for one, two in zip(found, wanted, strict=True):
         assert one.keys() == two.keys()
@@ -50,7 +52,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_run_mixes_no_devices_and_computes_the_same(case: str, runs: dict[str, Any]) -> None:
-    compared(runs[case]["card"], runs[case]["cpu"], rel=1e-4, abs=1e-6)
+    assert_same_metrics(runs[case]["card"], runs[case]["cpu"], rel=1e-4, abs=1e-6)
 
 
 def test_the_pretended_card_notices_a_mixture(runs: dict[str, Any]) -> None:
@@ -68,7 +70,7 @@ def test_a_run_on_a_card_is_that_on_the_cpu(
         monkeypatch.setattr(module, "best_device", lambda: torch.device("cpu"))
     wanted = rows(tmp_path / "cpu", "steps=1", *CASES[case])
     assert isinstance(wanted, list), wanted
-    compared(found, wanted, rel=2e-2, abs=1e-3)
+    assert_same_metrics(found, wanted, rel=2e-2, abs=1e-3)
 
 
 @pytest.mark.gpu
