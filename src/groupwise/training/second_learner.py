@@ -3,6 +3,7 @@ from the same rollouts as the policy."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from groupwise.types import Batch, Metrics, ScoredGroups, StepResult, Update
 
 
 @dataclass(kw_only=True)
-class SecondLearnerTrainer(Trainer):
+class SecondLearnerTrainer(Trainer, ABC):
     """A run with a learner beside the policy; a subclass says what it learns.
 
     Attributes:
@@ -28,12 +29,12 @@ class SecondLearnerTrainer(Trainer):
     second: ClassVar[SecondLearner]
     freeze_policy_steps: int = 0
 
+    @abstractmethod
     def learn(
         self, batch: Batch, scored: ScoredGroups
     ) -> tuple[Batch, tuple[Update, ...], Metrics]:
         """Train the second learner: the batch with the columns that the advantages need, its
         updates, and their metrics. What the columns say is from before the updates."""
-        raise NotImplementedError
 
     def step(self) -> StepResult:
         """Train both learners on one batch of rollouts."""

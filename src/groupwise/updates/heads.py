@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
 from typing import Any, Literal
 
@@ -25,7 +26,7 @@ Support = Callable[[slice, int], Bool[Tensor, "tokens vocab"]]
 sampling could have drawn there."""
 
 
-class Head(nn.Module):
+class Head(nn.Module, ABC):
     """Computes outputs from hidden states, and owns the parameters that this takes.
 
     Attributes:
@@ -39,6 +40,7 @@ class Head(nn.Module):
     outputs: frozenset[str]
     reads: frozenset[Read] = frozenset({"before"})
 
+    @abstractmethod
     def forward(
         self,
         states: Float[Tensor, "tokens hidden"],
@@ -55,7 +57,6 @@ class Head(nn.Module):
             names: of the outputs that are needed.
             support: for truncated sampling, which tokens could have been drawn.
         """
-        raise NotImplementedError
 
 
 class LanguageModelHead(Head):

@@ -101,7 +101,7 @@ def _integration(answer: str, entry: Mapping[str, Any]) -> float:
         slope = sympy.diff(said.subs(constants), x)
         return float(same_values(slope, integrand, variable=variable))
     except (TypeError, ValueError, OverflowError, RecursionError, NotImplementedError):
-        return 0.0
+        return 0.0  # sympy cannot differentiate or evaluate what was said
 
 
 def _polynomial_multiplication(answer: str, entry: Mapping[str, Any]) -> float:

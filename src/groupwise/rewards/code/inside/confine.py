@@ -79,6 +79,6 @@ def become_program(job, standard, keep) -> None:
             try:
                 os.close(fd)
             except OSError:
-                pass
+                pass  # it is not open
     _signal.signal(_signal.SIGINT, _signal.default_int_handler)
     confine(job)

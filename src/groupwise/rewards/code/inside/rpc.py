@@ -139,7 +139,7 @@ class Server:
                 self.send("raised", names, (text, tuple(error.args), own))
                 return
         except Exception:
-            pass  # they cannot be encoded
+            pass  # `repr` and attributes are the program's own code, which may raise anything
         self.send("raised", names, (text, (text,), {}))
 
     def _bytes(self, values):
