@@ -36,7 +36,7 @@ def test_a_run_that_can_start_passes_every_check_and_leaves_nothing(
     assert passed(list(checks.values())), [str(check) for check in checks.values()]
     assert len(checks) == 10 and not (tmp_path / "run").exists()
     assert "reference answers (answer tag) score 1; garbage scores 0" in checks["reward"].found
-    assert "nothing moved" in checks["a step at learning rate 0"].found
+    assert "no parameter changed" in checks["a step at learning rate 0"].found
 
 
 def test_the_command_prints_the_checks_and_fails_with_them(

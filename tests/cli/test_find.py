@@ -59,7 +59,7 @@ def test_show_says_all_that_a_name_means_and_suggests(capsys: pytest.CaptureFixt
 def test_explain_describes_what_a_recipe_sets(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config", "word-problems", "--explain"]) == 0
     shown = capsys.readouterr().out
-    assert "steps = 80  (word-problems)\n    Batches of rollouts to train on.\n" in shown
+    assert "steps = 80  (word-problems)\n    Number of training steps; each takes one " in shown
     assert "rewards.0.name" in shown and "default: required" in shown
 
 
@@ -99,7 +99,7 @@ def test_runs_of_a_folder_are_listed_with_their_states(
     shown = capsys.readouterr().out
     assert "halfway  grpo       stopped   3/50  0.300   0.250     6s" in shown
     assert main(["runs", str(tmp_path / "a" / "done" / "final")]) == 2
-    assert "holds no run directory" in capsys.readouterr().err
+    assert "contains no run directory" in capsys.readouterr().err
     assert main(["runs", str(tmp_path / "none")]) == 2
 
 

@@ -193,7 +193,7 @@ def test_the_doctor_says_what_fits_a_card(
     main(["doctor", "word-problems", *words, "--fit", "0.1"])
     shown = capsys.readouterr().out
     assert "FAIL  memory: 0.0 M parameters" in shown and "0.1 GiB are given" in shown
-    assert "→ set, one on top of the other: update.gradient_checkpointing = true" in shown
+    assert "→ set, cumulatively: update.gradient_checkpointing = true" in shown
 
 
 def test_the_doctor_says_what_needs_most_where_nothing_fits(
@@ -203,7 +203,7 @@ def test_the_doctor_says_what_needs_most_where_nothing_fits(
     given = settings(tmp_path / "run", f"model.path={model}", "engine.max_rows=40000", *sizes)
     main(["doctor", "word-problems", *(w for s in given for w in ("--set", s)), "--fit", "0.1"])
     shown = capsys.readouterr().out
-    (least,) = re.findall(r"no setting needs less than (.*); take a smaller model", shown)
+    (least,) = re.findall(r"no setting needs less than (.*); use a smaller model", shown)
     assert re.fullmatch(r"[\d.]+ GiB at the peak, in the rollout \(.*keys and values .*\)", least)
 
 

@@ -1,4 +1,4 @@
-"""The command `groupwise`. Each subcommand imports what it calls when it is called.
+"""The command `groupwise`. Each subcommand imports what it needs only when it runs.
 
 Settings are validated before torch is imported, so that mistakes are reported at once.
 
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # On a CPU, bitsandbytes recommends at import a kernel that it would load from the hub.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     if not sys.stderr.isatty():
-        # Progress bars of libraries would fill a log file.
+        # Progress bars of libraries would clutter log files.
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     try:
         rest, places = _imports([a for a in given if a != "--debug"])
@@ -84,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _imports(given: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The arguments without `--import MODULE`, which may stand anywhere, and the modules."""
+    """The arguments without `--import MODULE`, which is allowed anywhere, and the modules."""
     rest, places = [], []
     arguments = iter(given)
     for argument in arguments:
@@ -100,7 +100,7 @@ def _imports(given: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _misused(error: Any) -> str:
-    """The message of a usage error, with a hint where a setting was written as an option."""
+    """The message of a usage error, with a hint if a setting was given as an option."""
     said = error.format_message()
     option = getattr(error, "option_name", None)
     taken = [name for taken in error.ctx.command.params for name in taken.opts] if error.ctx else []
@@ -173,7 +173,7 @@ app.add_typer(rewards.app, name="reward")
 
 
 def _failed(message: str, code: int, *, debug: bool) -> int:
-    """Print what went wrong to standard error in one line and return the exit code."""
+    """Print an error as one line to standard error and return the exit code."""
     if debug and sys.exc_info()[1] is not None:
         traceback.print_exc()
     print(f"error: {visible(message)}", file=sys.stderr)

@@ -19,8 +19,12 @@ if TYPE_CHECKING:
 def chat(
     model: Annotated[str, typer.Argument(help='Model folder, hub name, or "bundled".')],
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
-    temperature: Annotated[float, typer.Option(min=0, help="0 decodes greedily.")] = 0.0,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")] = 256,
+    temperature: Annotated[
+        float, typer.Option(min=0, help="Sampling temperature; 0 decodes greedily.")
+    ] = 0.0,
+    max_tokens: Annotated[
+        int, typer.Option(min=1, help="Maximum length of an answer in tokens.")
+    ] = 256,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     trust_remote_code: Annotated[
         bool, typer.Option(help="Run Python code that comes with the model.")
@@ -28,7 +32,7 @@ def chat(
     task: Annotated[
         str | None,
         typer.Option(
-            "--task", "--recipe", help="Recipe whose [environment] replies to calls of tools."
+            "--task", "--recipe", help="Recipe whose [environment] replies to tool calls."
         ),
     ] = None,
     overrides: Overrides = None,
@@ -52,7 +56,7 @@ def chat(
 
 
 def _tools(task: str, overrides: Sequence[str]) -> Callable[[Policy], Engine]:
-    """What makes an engine with the environment of a recipe."""
+    """A function that builds an engine with the environment of a recipe."""
     from groupwise.config import load
     from groupwise.config.connect import configured_engine
     from groupwise.errors import UsageError

@@ -22,7 +22,7 @@ Rows = Annotated[
     str,
     typer.Option(
         metavar="A,B",
-        help="Rows of the table; NAME=ROW renames one, NAME=@MODEL is a model.",
+        help="Algorithms, separated by commas; NAME=ROW renames one, NAME=@MODEL is a model.",
     ),
 ]
 ExperimentFile = Annotated[
@@ -31,7 +31,7 @@ ExperimentFile = Annotated[
 ]
 
 
-Seeds = Annotated[int, typer.Option(min=1, help="Paired runs of each algorithm.")]
+Seeds = Annotated[int, typer.Option(min=1, help="Number of paired runs of each algorithm.")]
 Match = Annotated[str, typer.Option(help="Give each run the same samples, tokens or seconds.")]
 Tune = Annotated[
     bool, typer.Option("--tune-lr", help="Tune each learning rate on two separate seeds.")
@@ -42,19 +42,19 @@ MatchedRms = Annotated[
 Against = Annotated[
     str | None, typer.Option(metavar="A", help="Baseline of the comparison; default: the last.")
 ]
-Threshold = Annotated[float, typer.Option(help="Accuracy that counts as learned.")]
+Threshold = Annotated[float, typer.Option(help="Accuracy at which a run counts as successful.")]
 Jobs = Annotated[int | None, typer.Option(min=1, help="Parallel runs; default: one per core.")]
 Only = Annotated[
     str,
     typer.Option(
-        metavar="advantage", help="Give every arm the baseline's row but for the advantage."
+        metavar="advantage", help="Use the baseline's settings for everything but the advantage."
     ),
 ]
 PlanOnly = Annotated[
     bool, typer.Option("--plan-only", help="Write the plan, experiment.toml, and stop.")
 ]
 Folder = Annotated[
-    Path, typer.Option(metavar="DIR", help="Folder; an experiment in it is continued.")
+    Path, typer.Option(metavar="DIR", help="Output folder; an experiment in it is continued.")
 ]
 
 
@@ -77,7 +77,7 @@ def compare(
     output: Folder = Path("runs/compare"),
     json_file: JsonFile = None,
 ) -> None:
-    """Compare algorithms on paired seeds: which differ, and which are not distinguishable."""
+    """Compare algorithms on paired seeds, with intervals of every difference."""
     from rich.console import Console
 
     from groupwise import experiments
@@ -122,10 +122,14 @@ def compare(
 def variance(
     recipe: Recipe,
     advantages: Annotated[
-        str | None, typer.Option(metavar="A,B", help="Advantages to measure; default: all.")
+        str | None,
+        typer.Option(
+            metavar="A,B", help="Advantages to measure, separated by commas; default: all."
+        ),
     ] = None,
     algorithms: Annotated[
-        str | None, typer.Option(metavar="A,B", help="Rows of the table to measure, or all.")
+        str | None,
+        typer.Option(metavar="A,B", help="Algorithms to measure, separated by commas, or all."),
     ] = None,
     prompts: Annotated[int, typer.Option(min=2, help="Number of groups.")] = 64,
     group: Annotated[
@@ -172,7 +176,7 @@ def _names(listed: str | None) -> list[str]:
 
 
 def _refuse_beside_plan(context: typer.Context) -> None:
-    """Refuse options that the experiment file decides."""
+    """Raise an error for options that the experiment file sets."""
     for name in context.params.keys() - {"plan", "plan_only", "jobs", "output", "json_file"}:
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":

@@ -34,17 +34,21 @@ def sample(
         typer.Option("--task", "--recipe", help="Recipe with the prompts, rewards and sampling."),
     ] = "word-problems",
     output: Annotated[
-        Path, typer.Option(metavar="FILE", help="JSON lines, one per answer.")
+        Path, typer.Option(metavar="FILE", help="Output file: JSON lines, one per answer.")
     ] = Path("samples.jsonl"),
     count: Annotated[int, typer.Option("--count", "-n", min=1, help="Answers per prompt.")] = 8,
-    split: Annotated[
-        str, typer.Option(help="Prompts of `data.train` or held-out: train, eval.")
-    ] = ("train"),
+    split: Annotated[str, typer.Option(help="Which prompts of the recipe: train or eval.")] = (
+        "train"
+    ),
     prompts: Annotated[
-        int | None, typer.Option(min=1, help="Only the first prompts; default: all.")
+        int | None, typer.Option(min=1, help="Use only this many prompts; default: all.")
     ] = None,
     shard: Annotated[
-        str, typer.Option(metavar="I/N", help="Every N-th prompt from the I-th on.")
+        str,
+        typer.Option(
+            metavar="I/N",
+            help="Share of the work as I/N: every N-th prompt, starting with the I-th.",
+        ),
     ] = "1/1",
     overrides: Overrides = None,
     trust_recipe: TrustRecipe = False,
@@ -77,14 +81,14 @@ def select(
         ),
     ] = None,
     pairs: Annotated[
-        bool, typer.Option("--pairs", help="Write pairs for preferences instead of answers.")
+        bool, typer.Option("--pairs", help="Write preference pairs instead of answers.")
     ] = False,
     ratio: Annotated[
-        float, typer.Option(help="With --pairs: a right answer so many times longer is rejected.")
+        float, typer.Option(help="With --pairs: reject right answers this many times longer.")
     ] = 1.5,
-    most: Annotated[int, typer.Option(min=1, help="With --pairs: pairs per prompt.")] = 1,
+    most: Annotated[int, typer.Option(min=1, help="With --pairs: maximum per prompt.")] = 1,
     columns: Annotated[
-        str, typer.Option(metavar="A=B,C=D", help="Other names of columns: correct=score.")
+        str, typer.Option(metavar="A=B,C=D", help="Names of columns in the file: correct=score.")
     ] = "",
     figures: Annotated[
         bool,
@@ -98,7 +102,7 @@ def select(
     ] = None,
     json_file: JsonFile = None,
 ) -> None:
-    """Select sampled answers by rules, and count what each rule leaves."""
+    """Select sampled answers by rules, and print how many each rule keeps."""
     from groupwise.training.stages.rows import read_samples, write_rows
     from groupwise.training.stages.select import preference_pairs, rules_of, select
 
@@ -127,14 +131,25 @@ def select(
 def select_programs(
     rows: Annotated[str, typer.Argument(help="File of sampled programs (.jsonl, .csv, .parquet).")],
     output: Annotated[
-        Path, typer.Option(metavar="FILE", help="JSON lines, by problem and place of submission.")
+        Path,
+        typer.Option(
+            metavar="FILE", help="Output file: JSON lines, in order of submission for each problem."
+        ),
     ] = Path("submissions.jsonl"),
     tests: Annotated[
-        str, typer.Option(metavar="COLUMN", help="Tests: asserts, inputs with outputs, doctests.")
+        str,
+        typer.Option(
+            metavar="COLUMN",
+            help="Column with the tests: asserts, inputs with outputs, or doctests.",
+        ),
     ] = "test_list",
     shown: Annotated[
         int,
-        typer.Option(min=0, help="The first so many tests are examples; the others are hidden."),
+        typer.Option(
+            min=0,
+            help="Number of tests, from the first, that are public examples; the "
+            "others are hidden.",
+        ),
     ] = 1,
     generator: Annotated[
         str,
@@ -144,20 +159,20 @@ def select_programs(
             "examples are mutated.",
         ),
     ] = "generator",
-    inputs: Annotated[int, typer.Option(min=0, help="New inputs per problem.")] = 32,
-    seconds: Annotated[float, typer.Option(help="Processor time per input.")] = 2.0,
+    inputs: Annotated[int, typer.Option(min=0, help="Number of new inputs per problem.")] = 32,
+    seconds: Annotated[float, typer.Option(help="CPU seconds per input.")] = 2.0,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the inputs.")] = 0,
-    workers: Annotated[int, typer.Option(min=1, help="Problems at the same time.")] = 2,
+    workers: Annotated[int, typer.Option(min=1, help="Number of problems in parallel.")] = 2,
     columns: Annotated[
-        str, typer.Option(metavar="A=B,C=D", help="Other names of columns: completion=code.")
+        str, typer.Option(metavar="A=B,C=D", help="Names of columns in the file: completion=code.")
     ] = "",
     json_file: JsonFile = None,
 ) -> None:
-    """Choose among many programs per problem by what they do, and in which order to submit them.
+    """Choose among many programs per problem by their behaviour, and order them for submission.
 
-    The programs run in the sandbox on the examples and on new inputs; those that behave equally are
-    a cluster, and clusters are ordered by the examples they pass and by size. An interrupted
-    command continues where it stopped.
+    The programs run in the sandbox on the examples and on new inputs; programs that behave the same
+    form a cluster, and clusters are ordered by the examples that they pass and by size. An
+    interrupted command continues where it stopped.
     """
     from groupwise.evaluation.submissions import submission_figures
     from groupwise.training.stages.rows import read_samples
@@ -179,14 +194,19 @@ def select_programs(
 
 def contexts(
     data: Annotated[
-        str, typer.Argument(help="Questions with reference answers; a file, or a generator.")
+        str, typer.Argument(help="Questions with reference answers: a file or a generator.")
     ],
-    rules: Annotated[Path, typer.Argument(help="Rules: one per line (.txt), or a corpus.")],
+    rules: Annotated[
+        Path, typer.Argument(help="Rules: a text file with one per line (.txt), or a corpus.")
+    ],
     recipe: Annotated[
-        str, typer.Option("--task", "--recipe", help="Recipe that says how the data is read.")
+        str,
+        typer.Option(
+            "--task", "--recipe", help="Recipe whose [data] section describes the questions."
+        ),
     ] = "korean-norms",
     model: Annotated[
-        str | None, typer.Option(help="Scores the answers; default: the recipe's model.")
+        str | None, typer.Option(help="Model that scores the answers; default: the recipe's model.")
     ] = None,
     by: Annotated[
         str,
@@ -196,20 +216,24 @@ def contexts(
         ),
     ] = "perplexity",
     count: Annotated[
-        int, typer.Option("--count", "-n", min=1, help="Candidates per question.")
+        int, typer.Option("--count", "-n", min=1, help="Number of candidates per question.")
     ] = 5,
     rule: Annotated[
-        str, typer.Option(metavar="COLUMN", help="Column with the rule that is known to decide.")
+        str,
+        typer.Option(
+            metavar="COLUMN", help="Column with the rule that is known to decide the question."
+        ),
     ] = "rule",
     output: Annotated[
-        Path, typer.Option(metavar="FILE", help="JSON lines, one per question.")
+        Path, typer.Option(metavar="FILE", help="Output file: JSON lines, one per question.")
     ] = Path("contexts.jsonl"),
     overrides: Overrides = None,
     trust_recipe: TrustRecipe = False,
 ) -> None:
-    """Find the rules that may decide each question, as numbered candidates in its prompt.
+    """Find the rules that may decide each question, and add them to its prompt as numbered
+    candidates.
 
-    An interrupted command goes on where it stopped.
+    An interrupted command continues where it stopped.
     """
     from groupwise.config import load
 
@@ -223,7 +247,7 @@ def contexts(
 
 
 def _shown(name: str, sections: Mapping[str, Mapping[str, Estimate]]) -> dict[str, Any]:
-    """Print the figures of a file as a table, and return them for JSON."""
+    """Print the statistics of a file as a table, and return them for JSON."""
     from rich.console import Console
 
     from groupwise.evaluation import figure_table, terminal_table

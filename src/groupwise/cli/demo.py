@@ -1,7 +1,7 @@
-"""The demonstration: SoftRank-GRPO beside GRPO on the bundled model, the same prompts and numbers.
+"""The demonstration: SoftRank-GRPO and GRPO on the bundled model, with the same prompts and seeds.
 
 Both algorithms start from one checkpoint and draw from the same random streams, so their first
-batch is identical to the token; what differs afterwards is what they made of it.
+batches are identical; later differences come from the algorithms.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ FIGURES = {"accuracy": "sampled", "greedy": "greedy", "pass_at_8": "pass_at_8"}
 
 @dataclass(frozen=True, kw_only=True)
 class Demonstration:
-    """What a demonstration leaves behind.
+    """The result of a demonstration.
 
     Attributes:
         folder: with one run directory per algorithm and seed, `summary.json`, `report.html` and
             `report.png`.
-        runs: as reports read them.
+        runs: in the form that reports read.
         summary: the content of `summary.json`.
     """
 
@@ -61,13 +61,14 @@ def demo(
     """Train the bundled model with each algorithm, measure before and after, and report.
 
     Args:
-        seeds: paired runs; with one the comparison is an illustration, and says so.
-        output: folder; an earlier demonstration there is replaced.
+        seeds: number of paired runs; the comparison of a single one is only an illustration, as the
+            report says.
+        output: output folder; an earlier demonstration there is replaced.
         overrides: settings of the recipe "word-problems", as `--set` takes them.
         progress: shows the runs; None shows them on standard error.
 
     Raises:
-        UsageError: a setting that cannot work, or a folder that holds something else.
+        UsageError: an invalid setting, or a folder that contains something else.
     """
     if seeds < 1:
         raise UsageError(f"seeds = {seeds}: must be at least 1.")
@@ -109,7 +110,7 @@ def demo(
 def _train_pair(
     configs: Mapping[str, Config], *, seed: int, progress: Progress
 ) -> Mapping[str, Any] | None:
-    """Train every algorithm for one seed, a step of each in turn; returns a group worth a look."""
+    """Train every algorithm with one seed, alternating their steps; returns an example group."""
     prepared = {
         name: prepare(config, progress=progress, name=_title(name, seed), eval_prompts=[])
         for name, config in configs.items()
@@ -142,7 +143,7 @@ def _held_out(prepared: Prepared, split: Split) -> Rendered:
 def _record(
     prepared: Prepared, results: Mapping[str, Measurement], ready: Mapping[str, Rendered]
 ) -> None:
-    """Log what was measured on each split, with some answers to look at."""
+    """Log the evaluation of each split, with some example answers."""
     trainer = prepared.trainer
     for split, result in results.items():
         row = evaluation_row(result, split=split)
@@ -205,7 +206,7 @@ def _emptied(folder: Path) -> Path:
     if folder.exists() and any(folder.iterdir()):
         if not (folder / ".demo").exists():
             raise UsageError(
-                f"output = {str(folder)!r}: is not empty and holds no earlier demonstration; "
+                f"output = {str(folder)!r}: is not empty and contains no earlier demonstration; "
                 "choose another folder with --output."
             )
         shutil.rmtree(folder)

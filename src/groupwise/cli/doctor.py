@@ -1,6 +1,6 @@
-"""The preflight of a run: what would go wrong is found in under a minute, each with what to do.
+"""Preflight checks: find in under a minute what would make a run fail, with advice for each.
 
-Nothing is written but to a temporary folder, and no weight is moved.
+Only a temporary folder is written to, and no weight changes.
 """
 
 from __future__ import annotations
@@ -45,31 +45,31 @@ from groupwise.types import Prompt
 Learning = TypeVar("Learning", bound=SecondLearnerSettings)
 
 NEEDED = {"torch": (2, 11), "transformers": (5, 17)}
-"""Oldest versions that work."""
+"""Oldest supported versions."""
 
 GAP = 1e-3
-"""Largest difference of log-probabilities of sampler and learner that is no finding in float32."""
+"""Largest acceptable difference between log-probabilities of sampler and learner in float32."""
 
 ROOM, ROOM_ON_CPU = 0.9, 0.6
-"""Share of the free memory that a run may plan for: kernels and allocators need some of their own,
-and the heap of a CPU leaves gaps (benchmarks/memory.py)."""
+"""Share of the free memory that a run may plan for: kernels and allocators need some too, and the
+heap of a CPU fragments (benchmarks/memory.py)."""
 
 CLOCKS_APART = 2.0
-"""Seconds that clocks may differ."""
+"""Maximum difference of clocks in seconds."""
 
 TRIED = 200
-"""Prompts that are looked at; the first ones."""
+"""Number of prompts that are checked, from the first."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckResult:
-    """One thing that was looked at.
+    """The result of one check.
 
     Attributes:
-        name: what was looked at.
-        passed: None where it could not be tried because of an earlier failure.
-        found: what is there.
-        advice: what to do; empty where it passed.
+        name: of the check.
+        passed: None if an earlier failure made the check impossible.
+        found: the finding.
+        advice: what to do; empty if the check passed.
     """
 
     name: str
@@ -84,7 +84,7 @@ class CheckResult:
 
 
 class CheckFailed(Exception):
-    """A check that failed: what was found, and what to do about it."""
+    """A failed check: the finding and advice."""
 
     def __init__(self, found: str, advice: str) -> None:
         super().__init__(found)
@@ -92,14 +92,14 @@ class CheckFailed(Exception):
 
 
 def examine(config: Config | None = None, *, fit_gb: float | None = None) -> list[CheckResult]:
-    """Look at everything a run depends on, as far as a configuration says what that is.
+    """Check everything that a run depends on.
 
     Args:
-        config: of the run; None looks at the installation alone.
-        fit_gb: GiB that the run shall fit into; None takes what is free on this machine.
+        config: of the run; None checks only the installation.
+        fit_gb: memory limit of the run in GiB; None uses the free memory of this machine.
 
     Returns:
-        One check after the other; what an earlier failure makes impossible is marked as not tried.
+        The checks in order; those that an earlier failure makes impossible are marked as not tried.
     """
     work: dict[str, Callable[[], str]] = {"versions": _versions, "device": _device}
     if config is not None:
@@ -132,7 +132,7 @@ def _looked(name: str, look: Callable[[], str], before: Sequence[CheckResult]) -
             return CheckResult(
                 name=name, passed=None, found="not tried, because of the failure above"
             )
-        advice = "do what the message says; it would have ended the run"
+        advice = "follow the message; the run would stop with the same error"
         return CheckResult(name=name, passed=False, found=str(error), advice=advice)
     except Exception as error:
         said = first_line(error)
@@ -140,7 +140,7 @@ def _looked(name: str, look: Callable[[], str], before: Sequence[CheckResult]) -
             name=name,
             passed=False,
             found=f"{type(error).__name__}: {said}",
-            advice="run with --debug and report it if it is not of your own code",
+            advice="run with --debug, and report the error if it is not in your own code",
         )
 
 
@@ -163,7 +163,8 @@ def _device() -> str:
     cores, threads = len(psutil.Process().cpu_affinity() or [1]), torch.get_num_threads()
     if threads > cores:
         raise CheckFailed(
-            f"CPU with {_counted(cores, 'core')} and {threads} threads of torch, which will fight",
+            f"CPU with {_counted(cores, 'core')} and {threads} torch threads, which will compete "
+            "for the cores",
             f"set threads = {cores}",
         )
     free = psutil.virtual_memory().available / 2**30
@@ -174,12 +175,12 @@ def _device() -> str:
 
 
 def _counted(count: int, noun: str) -> str:
-    """A number with its noun: "1 core", "2 cores"."""
+    """A number with its unit: "1 core", "2 cores"."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 class Preflight:
-    """A configuration and what is loaded of it, each when it is first needed."""
+    """A configuration and its parts, each loaded when first needed."""
 
     def __init__(self, config: Config, fit_gb: float | None) -> None:
         self.config = config
@@ -202,14 +203,14 @@ class Preflight:
         parent = next(p for p in (folder, *folder.absolute().parents) if p.exists())
         if not parent.is_dir() or not os.access(parent, os.W_OK):
             raise CheckFailed(
-                f"{folder} cannot be written", "choose another by --set output=FOLDER"
+                f"{folder} cannot be written", "choose another with --set output=FOLDER"
             )
         if (folder / "metrics.jsonl").exists():
             return f"{folder} already contains a run, which only --resume can continue"
         return f"{folder} can be written"
 
     def memory(self) -> str:
-        """The peak of a run against what is free, or against the card that is asked about."""
+        """Peak memory of a run compared with free memory or the given limit."""
         plan = self.plan
         room, free = ROOM, 0.0
         if self.fit_gb is not None:
@@ -227,14 +228,15 @@ class Preflight:
             return said
         steps = list(memory_savings(self.config, room=room * free))
         least = steps[-1].plan if steps else plan
-        advice = f"set, one on top of the other: {', '.join(map(str, steps))}" if steps else ""
+        advice = f"set, cumulatively: {', '.join(map(str, steps))}" if steps else ""
         if least.peak > room * free:
-            rest = f"no setting needs less than {least}; take a smaller model or more memory"
+            rest = f"no setting needs less than {least}; use a smaller model or more memory"
             advice = f"{advice}; {rest}" if advice else rest
         raise CheckFailed(said, advice)
 
     def disk(self) -> str:
-        """Each checkpoint holds the trained weights and two moments; models are written beside."""
+        """Disk space: a checkpoint has the trained weights and two moments, and models are written
+        too."""
         config = self.config
         need = self.plan.trained * (12 * (config.checkpoint.keep_last + 2) + 4 * 3)
         folder = Path(config.output).absolute()
@@ -266,8 +268,8 @@ class Preflight:
         )
         if shared:
             raise CheckFailed(
-                f"{said}; {shared} of the held-out ones are training prompts as well",
-                "give other held-out prompts by data.eval or data.eval_split",
+                f"{said}; {shared} of the held-out prompts are training prompts too",
+                "choose other held-out prompts with data.eval or data.eval_split",
             )
         return said
 
@@ -279,13 +281,13 @@ class Preflight:
             raise CheckFailed(problems[0], "use a tokenizer that keeps these texts")
         if tags := dropped_tags(tokenizer):
             raise CheckFailed(
-                f"{', '.join(tags)} are special tokens, which decoding drops",
-                "add such tags as ordinary tokens (special=False), or use others",
+                f"{', '.join(tags)} are special tokens, which decoding removes",
+                "add these tags as ordinary tokens (special=False), or use others",
             )
-        return f"{len(tokenizer)} tokens; {len(answers)} answers come back as they were"
+        return f"{len(tokenizer)} tokens; {len(answers)} answers survive encoding and decoding"
 
     def environment(self) -> str:
-        """The environment, and whether its replies can be turns of the chat template."""
+        """Check the environment, and whether the chat template supports its replies as turns."""
         settings = self.config.environment
         assert settings is not None
         stops = ", ".join(map(repr, make_environment(settings).stops))
@@ -294,17 +296,17 @@ class Preflight:
         before, after = turn_frame(self.policy.tokenizer)
         return (
             f"{settings.name} replies after {stops}, between {before!r} and {after!r}; the chat "
-            "template leaves earlier turns as they are"
+            "template keeps earlier turns unchanged"
         )
 
     def reward(self) -> str:
-        """The reference answers must earn most, and rubbish less."""
+        """Check that reference answers score highest and garbage lower."""
         with make_scorer(self.config) as scorer:
             tried = check_reward(scorer, list(self.prompts[:8]))
         if not tried.passed:
             raise CheckFailed(
                 tried.problems[0],
-                "make the reward read the answers as the data writes them (data.answer_style, "
+                "make the reward and the data agree on the format of answers (data.answer_style, "
                 "settings of [[rewards]])",
             )
         gold = [row.total for row in tried.rows if row.kind == "gold"]
@@ -317,29 +319,29 @@ class Preflight:
         )
 
     def cluster(self) -> str:
-        """Processes where those of the run will be."""
+        """Check processes on the machines of the run."""
         from groupwise.distributed.probe import probe
 
         found = probe(self.config)
         if found.blind:
             raise CheckFailed(
                 f"{', '.join(found.blind)} cannot see the folder of {self.config.output}",
-                "choose an output on a file system that all machines share",
+                "choose an output folder on a file system that all machines share",
             )
         name, offset = max(found.offsets.items(), key=lambda each: abs(each[1]))
         if abs(offset) > CLOCKS_APART:
             raise CheckFailed(
-                f"the clock of {name} is off by {offset:+.1f} s", "set the clocks by NTP"
+                f"the clock of {name} is off by {offset:+.1f} s", "synchronise the clocks with NTP"
             )
         return (
             f"{len(found.offsets)} processes on "
-            f"{_counted(len(found.nodes), 'node')} with equal packages; clocks within "
+            f"{_counted(len(found.nodes), 'node')} with the same packages; clocks within "
             f"{abs(offset):.3f} s; at least {min(found.bandwidths.values()) / 1e6:,.0f} MB/s from "
             "the driver"
         )
 
     def step(self) -> str:
-        """Rollouts, rewards and an update whose learning rate is 0: nothing may move."""
+        """Run rollouts, rewards and an update with learning rate 0, which must change nothing."""
         with tempfile.TemporaryDirectory() as folder:
             prepared = prepare(
                 _small(self.config, Path(folder) / "run"),
@@ -359,8 +361,8 @@ class Preflight:
         moved = [name for name, weight in after.items() if not torch.equal(weight, before[name])]
         if moved:
             raise CheckFailed(
-                f"{len(moved)} parameters moved at learning rate 0, such as {moved[0]}",
-                "report this: it is a fault of groupwise or of the model's code",
+                f"{len(moved)} parameters changed at learning rate 0, such as {moved[0]}",
+                "report this: it is a bug in groupwise or in the model's code",
             )
         gap = metrics["sampler_gap_max"]
         if self.config.model.dtype == "float32" and gap > GAP:
@@ -369,14 +371,14 @@ class Preflight:
                 "use engine.name = 'generate', and report the model",
             )
         return (
-            f"nothing moved; reward {metrics['reward']:.3g}, gradient norm "
+            f"no parameter changed; reward {metrics['reward']:.3g}, gradient norm "
             f"{metrics['grad_norm']:.3g}, sampler and learner within {gap:.1e} nats, "
             f"{metrics['seconds']:.1f} s for {metrics['tokens']:.0f} tokens"
         )
 
 
 def _small(config: Config, output: Path) -> Config:
-    """The same run with a step that takes seconds, cannot move anything, and keeps every group."""
+    """The same run with a step that takes seconds, changes no weight, and keeps every group."""
     algorithm = config.algorithm.model_copy(update={"filter": {"name": "all"}})
     return config.model_copy(
         update={
@@ -405,11 +407,11 @@ def _small(config: Config, output: Path) -> Config:
 
 
 def _still(section: Learning) -> Learning:
-    """A second learner that cannot move, beside a policy that is updated at once."""
+    """A second learner that does not change, with a policy that is updated from the first step."""
     optimizer = section.optimizer.model_copy(update={"learning_rate": 0.0, "weight_decay": 0.0})
     return section.model_copy(update={"optimizer": optimizer, "freeze_policy_steps": 0})
 
 
 def passed(checks: Sequence[CheckResult]) -> bool:
-    """Whether nothing failed."""
+    """Whether no check failed."""
     return all(check.passed is not False for check in checks)

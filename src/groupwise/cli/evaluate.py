@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from groupwise.evaluation.suite import Curve
 
 OWN_PROMPT = "recipe"
-"""Name of the prompt that a recipe writes, beside the templates of files."""
+"""Name of the recipe's own prompt among the templates of files."""
 
 Ks = Annotated[
     str | None,
@@ -23,14 +23,14 @@ Ks = Annotated[
 ]
 Budgets = Annotated[
     str | None,
-    typer.Option(metavar="N,N", help="Token budgets to measure at: 64,128,256."),
+    typer.Option(metavar="N,N", help="Token budgets to evaluate at: 64,128,256."),
 ]
 Targets = Annotated[
     str | None,
     typer.Option(
         "--target-lengths",
         metavar="N,N",
-        help="Lengths that the prompts ask for, in place of those of target_length: 16,32.",
+        help="Lengths that the prompts ask for, instead of those of target_length: 16,32.",
     ),
 ]
 Templates = Annotated[
@@ -67,7 +67,7 @@ def evaluate(
         typer.Option(
             "--task",
             "--recipe",
-            help="Recipe with the prompts, rewards and sampling to use; several: x,y,z.",
+            help="Recipe with the prompts, rewards and sampling to use, or several: x,y,z.",
         ),
     ] = "word-problems",
     against: Annotated[
@@ -130,7 +130,7 @@ def _tasks(text: str) -> list[str]:
 
 
 def _templates(text: str | None) -> dict[str, str | None]:
-    """Templates by the name of their file, separated by commas; "recipe" has no text of its own."""
+    """Templates by file name, separated by commas; "recipe" has no template text."""
     found: dict[str, str | None] = {}
     for name in [] if text is None else [part.strip() for part in text.split(",")]:
         key = name if name == OWN_PROMPT else Path(name).stem
@@ -142,13 +142,13 @@ def _templates(text: str | None) -> dict[str, str | None]:
             raise UsageError(
                 f"--templates = {name!r}: must be a text file with {{question}}, or {OWN_PROMPT!r}."
             ) from None
-        # Editors end a file with a line break, which is no part of the prompt.
+        # Editors end files with a line break, which is not part of the prompt.
         found[key] = None if content is None else content.removesuffix("\n")
     return found
 
 
 def _refuse_in_suites(options: dict[str, str | bool | None]) -> None:
-    """Refuse options that work with one model and one task only."""
+    """Raise an error for options that need one model and one task."""
     for option, given in options.items():
         if given:
             raise UsageError(
@@ -159,7 +159,8 @@ def _refuse_in_suites(options: dict[str, str | bool | None]) -> None:
 
 
 def _check_picture(picture: Path | None, *, suite: bool) -> None:
-    """Refuse a picture of a single point, and a file that is none, before anything is measured."""
+    """Raise an error for a plot of a single point or of an unknown format, before anything is
+    measured."""
     if picture is None:
         return
     from groupwise.report.png import picture_path
@@ -188,10 +189,10 @@ def _numbers(option: str, text: str | None) -> list[int]:
 
 
 def report(
-    runs: Annotated[list[str], typer.Argument(help="Run directories; several are compared.")],
+    runs: Annotated[list[str], typer.Argument(help="One run directory, or several to compare.")],
     output: Annotated[
         Path | None,
-        typer.Option(help="File to write; default: in the (first) run directory."),
+        typer.Option(help="Output file; default: in the (first) run directory."),
     ] = None,
 ) -> None:
     """Write the report of a run, or compare several, as one self-contained HTML file."""
@@ -208,7 +209,7 @@ def report(
 def watch(
     run: Annotated[str, typer.Argument(help="Directory of a run, finished or not.")],
     port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port on this machine; 0 takes a free one.")
+        int, typer.Option(min=0, max=65535, help="Port on this machine; 0 chooses a free one.")
     ] = 0,
 ) -> None:
     """Follow a run: its report as a local page, refreshed after every step."""
@@ -221,7 +222,9 @@ def watch(
 def demo(
     seeds: Annotated[
         int,
-        typer.Option(min=1, help="Paired runs; one is an illustration, several give intervals."),
+        typer.Option(
+            min=1, help="Number of paired runs; one is an illustration, several give intervals."
+        ),
     ] = 1,
     output: Annotated[Path, typer.Option(help="Folder for the runs and the report.")] = Path(
         "runs/demo"

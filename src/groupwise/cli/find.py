@@ -63,7 +63,7 @@ def runs(
 
     found = overview(folder)
     if not found:
-        raise UsageError(f"folder = {str(folder)!r}: holds no run directory.")
+        raise UsageError(f"folder = {str(folder)!r}: contains no run directory.")
     rows = [
         [
             run.name,
@@ -81,7 +81,7 @@ def runs(
 
 
 def _known() -> dict[str, Any]:
-    """By kind, what gives the text about a name, or None."""
+    """For each kind, a function that returns the text about a name, or None."""
     from groupwise import extensions
     from groupwise.algorithms import ALGORITHMS, describe
     from groupwise.algorithms.binding import SLOTS
@@ -115,7 +115,7 @@ def _known() -> dict[str, Any]:
 
 
 def _function(registry: Any, name: str) -> str | None:
-    """Docstring and settings of a registered function."""
+    """The docstring and settings of a registered function."""
     if name not in registry:
         return None
     function = registry.get(name)
@@ -147,7 +147,7 @@ def _setting(name: str) -> str | None:
 
 
 def _of_slot(path: str) -> Iterator[str]:
-    """The functions that may fill a slot, for the setting that holds it."""
+    """The functions that can fill a slot, for the setting that names one."""
     from groupwise.algorithms.binding import SLOTS
 
     section, _, slot = path.rpartition(".")
@@ -156,7 +156,7 @@ def _of_slot(path: str) -> Iterator[str]:
 
 
 def _explained(setting: Any) -> Iterator[str]:
-    """The lines that describe a setting of a slot's function, and the rows that have it."""
+    """The lines that describe a setting of a slot's function, with its value in each algorithm."""
     said = f"{setting.slot} {setting.function}: {setting.about}"
     yield from textwrap.wrap(said, WIDTH)
     values = f"values: {setting.kind}; default: {json.dumps(setting.default, default=str)}"

@@ -25,7 +25,7 @@ def algorithms(
     name: Annotated[
         str | None,
         typer.Argument(
-            help="A row of the table; default: all rows.", autocompletion=algorithm_names
+            help="Name of an algorithm; default: list all.", autocompletion=algorithm_names
         ),
     ] = None,
     json_file: JsonFile = None,
@@ -87,7 +87,7 @@ def config(
 
 def doctor(
     recipe: Annotated[
-        str | None, typer.Argument(help="A recipe; default: check the installation only.")
+        str | None, typer.Argument(help="A recipe; default: check only the installation.")
     ] = None,
     overrides: Overrides = None,
     trust_recipe: TrustRecipe = False,
@@ -96,7 +96,7 @@ def doctor(
         typer.Option(
             min=0.1,
             metavar="GB",
-            help="Propose settings that fit into this much memory, in GiB; default: what is free.",
+            help="Propose settings that fit into this much memory, in GiB; default: free memory.",
         ),
     ] = None,
     json_file: JsonFile = None,

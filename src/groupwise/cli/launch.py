@@ -25,7 +25,7 @@ def launch(
         str, typer.Option("--image", help="Container image (Kubernetes).")
     ] = "groupwise:latest",
     claim: Annotated[
-        str, typer.Option("--claim", help="Volume claim that is mounted at /runs (Kubernetes).")
+        str, typer.Option("--claim", help="Persistent volume claim to mount at /runs (Kubernetes).")
     ] = "runs",
     overrides: Overrides = None,
     trust_recipe: TrustRecipe = False,

@@ -12,14 +12,14 @@ from groupwise.errors import UsageError
 
 
 def recipe_names(incomplete: str) -> list[str]:
-    """Packaged recipes that complete what is typed; files are left to the shell."""
+    """Completions from the packaged recipes; the shell completes files."""
     from groupwise.config import packaged
 
     return [name for name in packaged() if name.startswith(incomplete)]
 
 
 def algorithm_names(incomplete: str) -> list[str]:
-    """Rows of the table that complete what is typed."""
+    """Completions from the names of algorithms."""
     from groupwise.algorithms import ALGORITHMS
 
     return [name for name in ALGORITHMS if name.startswith(incomplete)]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def command_name() -> str:
-    """How to call this command again: its path if it is not on PATH."""
+    """How to run this command again: by its path if it is not on PATH."""
     here = Path(sys.argv[0])
     return str(here) if here.name == "groupwise" and not shutil.which("groupwise") else "groupwise"
 
@@ -29,5 +29,5 @@ def visible(text: str) -> str:
 
 
 def drop_output() -> None:
-    """Discard what is still to be printed, so that Python does not fail when it flushes at exit."""
+    """Discard pending output, so that Python does not fail when it flushes at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

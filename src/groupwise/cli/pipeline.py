@@ -19,7 +19,7 @@ def pipeline(
         str | None,
         typer.Argument(
             metavar="[FILE|NAME]",
-            help="A pipeline file (TOML), or a packaged one; none: list them.",
+            help="A pipeline file (TOML) or the name of a packaged one; default: list them.",
         ),
     ] = None,
     overrides: Annotated[
@@ -31,19 +31,19 @@ def pipeline(
         ),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Folder of all stages.")
+        Path | None, typer.Option(metavar="DIR", help="Output folder of all stages.")
     ] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of every stage.")] = None,
     seeds: Annotated[
         int | None,
-        typer.Option(min=1, help="Run for so many seeds, and report figures over them."),
+        typer.Option(min=1, help="Run with this many seeds, and report results over them."),
     ] = None,
     first: Annotated[
         str | None,
-        typer.Option("--from", metavar="STAGE", help="Run this stage and all after it again."),
+        typer.Option("--from", metavar="STAGE", help="Repeat this stage and all later ones."),
     ] = None,
     only: Annotated[
-        str | None, typer.Option("--only", metavar="STAGE", help="Run this stage alone.")
+        str | None, typer.Option("--only", metavar="STAGE", help="Run only this stage.")
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the plan and stop; nothing is written.")
@@ -51,7 +51,7 @@ def pipeline(
 ) -> None:
     """Run stages one after the other: sft, sample, select, train, average, eval and others.
 
-    What is up to date is skipped; an interrupted pipeline continues where it stopped.
+    Stages that are up to date are skipped; an interrupted pipeline continues where it stopped.
     """
     from groupwise.pipelines import packaged_pipelines, plan_table, read_pipeline, run_pipeline
     from groupwise.pipelines.over_seeds import run_seeds
@@ -72,7 +72,7 @@ def pipeline(
 
 
 def _print_plan(title: str, output: Path, states: Sequence[StageState]) -> None:
-    """One line per stage: what it takes and leaves, and what there is of it."""
+    """One line per stage: inputs, outputs and state."""
     print(f"{title}\n{output}")
     rows = [
         (

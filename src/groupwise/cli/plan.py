@@ -1,4 +1,4 @@
-"""The command that computes what a run would need on many cards: plan."""
+"""The command that estimates a run on many GPUs: plan."""
 
 from __future__ import annotations
 
@@ -11,22 +11,28 @@ from groupwise.cli.options import JsonFile, Overrides, Recipe, TrustRecipe, writ
 from groupwise.cli.output import print_table
 
 PROMPT = 256
-"""Tokens of a prompt, where neither the recipe nor the command says it."""
+"""Default length of a prompt in tokens."""
 MEAN_SHARE = 0.25
-"""Mean length of a completion as a share of `sampling.max_tokens`, where it is not said."""
+"""Default mean length of a completion, as a share of `sampling.max_tokens`."""
 STATE_BYTES = 16
-"""Of a parameter that learns: weights, gradients and two moments in float32."""
+"""Bytes per trained parameter: weights, gradients and two moments in float32."""
 
 
 def plan(
     recipe: Recipe,
-    gpus: Annotated[int, typer.Option("--gpus", help="GPUs, including those that learn.")],
-    kind: Annotated[str, typer.Option("--kind", help="a100, h100, h200 or b200.")] = "h100",
+    gpus: Annotated[
+        int, typer.Option("--gpus", help="Number of GPUs, including those of the learner.")
+    ],
+    kind: Annotated[
+        str, typer.Option("--kind", help="GPU model: a100, h100, h200 or b200.")
+    ] = "h100",
     mean_tokens: Annotated[
-        float | None, typer.Option(help="Mean completion; default: a quarter of max_tokens.")
+        float | None,
+        typer.Option(help="Mean completion length in tokens; default: a quarter of max_tokens."),
     ] = None,
     prompt_tokens: Annotated[
-        float | None, typer.Option(help="Mean prompt; default: data.max_prompt_tokens, or 256.")
+        float | None,
+        typer.Option(help="Mean prompt length in tokens; default: data.max_prompt_tokens, or 256."),
     ] = None,
     overrides: Overrides = None,
     trust_recipe: TrustRecipe = False,

@@ -21,7 +21,7 @@ def rewards(context: typer.Context) -> None:
 
 @app.command("list")
 def reward_list(json_file: JsonFile = None) -> None:
-    """List the registered rewards with their settings and what each one scores."""
+    """List the registered rewards with their settings and what they score."""
     from groupwise.rewards.listing import listing
 
     found = listing()
@@ -37,12 +37,15 @@ def reward_try(
     trust_recipe: TrustRecipe = False,
     data: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="Completions of yours: rows with `prompt` and `text`."),
+        typer.Option(
+            metavar="FILE", help="File with your own completions: rows with `prompt` and `text`."
+        ),
     ] = None,
     prompts: Annotated[int, typer.Option(min=1, help="Number of training prompts.")] = 4,
     json_file: JsonFile = None,
 ) -> int:
-    """Score reference answers, garbage and your own completions, part by part."""
+    """Score reference answers, garbage and your own completions with each component of the
+    reward."""
     from groupwise.config import load
 
     config = load(recipe, overrides or [], trust_recipe=trust_recipe)

@@ -11,12 +11,17 @@ import typer
 def serve_search(
     corpus: Annotated[str, typer.Argument(help="File of passages.")],
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port to listen on; 0 chooses a free one.")
+    ] = 8000,
     top_k: Annotated[
-        int, typer.Option(min=1, max=100, help="Passages for a query that does not say how many.")
+        int,
+        typer.Option(
+            min=1, max=100, help="Number of passages per query, unless the query sets it."
+        ),
     ] = 3,
     index_folder: Annotated[
-        Path | None, typer.Option(help="Keep the index here between starts.")
+        Path | None, typer.Option(help="Folder to store the index in between starts.")
     ] = None,
 ) -> None:
     """Serve passages of a corpus by BM25: POST /retrieve {"queries": […], "topk": 3}."""

@@ -20,8 +20,8 @@ Resume = Annotated[
     str | None,
     typer.Option(
         metavar="DIR",
-        help="Resume from the newest checkpoint in this run directory; start if it has none. "
-        "Without RECIPE, with the settings that the run was started with.",
+        help="Resume from the newest checkpoint in this run directory, or start a new run if it "
+        "has none. Without RECIPE, use the settings of the run.",
     ),
 ]
 AllowChanges = Annotated[
@@ -75,7 +75,8 @@ def prefer(
 ) -> None:
     """Train on preferences: pairs, labelled answers, or the model's own right and wrong ones.
 
-    Uses the [preference] section of RECIPE; word-problems-dpo makes pairs of the bundled model.
+    Uses the [preference] section of RECIPE; word-problems-dpo forms pairs from answers of the
+    bundled model.
     """
     config = _loaded(recipe, overrides, resume, trust_recipe=trust_recipe)
 
@@ -86,7 +87,7 @@ def prefer(
 
 
 def _follow() -> None:
-    """Take part in the run of rank 0, which says what there is to say."""
+    """Take part in the run of rank 0, which does all printing."""
     import warnings
 
     warnings.simplefilter("ignore")
@@ -105,7 +106,8 @@ def reward_model(
 ) -> None:
     """Train a reward model on pairs, rankings or scores.
 
-    Uses the [reward_model] section of RECIPE; word-problems-reward-model has known scores.
+    Uses the [reward_model] section of RECIPE; word-problems-reward-model is an example with known
+    scores.
     """
     config = _loaded(recipe, overrides, resume, trust_recipe=trust_recipe)
 
@@ -124,8 +126,7 @@ def sft(
         str | None,
         typer.Option(
             metavar="DIR",
-            help="Of a recipe without [sft], the folder of the model; default: `sft` in the run "
-            "directory.",
+            help="Output folder, for recipes without [sft]; default: `sft` in the run directory.",
         ),
     ] = None,
     resume: Resume = None,
@@ -157,16 +158,18 @@ def sft(
 
 def merge(
     adapter: Annotated[
-        str, typer.Argument(help="Folder of an adapter or of a run that trained one.")
+        str, typer.Argument(help="Folder of an adapter, or of a run that trained one.")
     ],
-    output: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the merged model.")],
+    output: Annotated[Path, typer.Option(metavar="DIR", help="Output folder of the merged model.")],
     dtype: Annotated[
         str | None,
-        typer.Option(help="float32, bfloat16 or float16; default: that of the base model."),
+        typer.Option(help="float32, bfloat16 or float16; default: the dtype of the base model."),
     ] = None,
     name: Annotated[
         str | None,
-        typer.Option("--push", metavar="OWNER/MODEL", help="Upload it to the Hugging Face hub."),
+        typer.Option(
+            "--push", metavar="OWNER/MODEL", help="Upload the merged model to the Hugging Face hub."
+        ),
     ] = None,
     trust_remote_code: Annotated[
         bool, typer.Option(help="Run Python code that comes with the base model.")
@@ -184,7 +187,7 @@ def merge(
 def _loaded(
     recipe: str | None, overrides: list[str] | None, resume: str | None, *, trust_recipe: bool
 ) -> Config:
-    """The configuration of a run, with the directory that --resume names."""
+    """The configuration of a run, with the run directory given by --resume."""
     from groupwise.config import load, load_run
 
     given = list(overrides or [])
@@ -200,7 +203,7 @@ def _loaded(
 
 
 def _print_results(folder: Path, config: Config, *, chats: bool = True) -> None:
-    """Where the model is, and what to do with it."""
+    """Print the location of the model, and commands to use it."""
     lines = [f"model   {folder / 'final'}", f"report  {command_name()} report {folder}"]
     lines += [f"chat    {command_name()} chat {folder / 'final'}"] if chats else []
     lines += [f"hub     {config.hub.name}"] if config.hub is not None else []

@@ -1,4 +1,4 @@
-"""How the threads of a computation wait for each other, decided before torch starts them."""
+"""How OpenMP threads wait for each other; set before torch starts them."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from pathlib import Path
 
 SAMPLES, PAUSE_S = 20, 0.003
 OTHERS = 0.9
-"""Other running processes, on average, from which on a machine is shared."""
+"""A machine counts as shared from this average number of other running processes."""
 
 
 def wait_policy() -> dict[str, str]:
-    """Variables that let waiting threads sleep where other programs use the cores; none where the
-    machine is idle or the user has set them.
+    """Environment variables that let waiting threads sleep if other programs use the cores; empty
+    if the machine is idle or the user has set them.
 
-    A thread that spins goes on at once when the others are done, and takes time from them where
+    A spinning thread continues at once when the others finish, but takes CPU time from them if
     there are more running threads than cores. On two cores, a step of the bundled model took 0.15 s
-    with spinning and 0.23 s without on an idle machine, 0.67 and 0.29 s beside two busy processes;
-    a bfloat16 step of 42 M parameters took 6.9 and 8.5 s on an idle one.
+    with spinning and 0.23 s without on an idle machine, 0.67 and 0.29 s next to two busy processes;
+    a bfloat16 step with 42 M parameters took 6.9 and 8.5 s on an idle machine.
 
-    OpenMP reads them once, when torch is loaded.
+    OpenMP reads the variables once, when torch is loaded.
     """
     if {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
         return {}
@@ -30,13 +30,13 @@ def wait_policy() -> dict[str, str]:
 
 
 def cores() -> int:
-    """Cores that this process may use."""
+    """Number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def others_running() -> float:
-    """Processes of this machine that run or could run, without this one; averaged over some
-    hundredths of a second."""
+    """Number of other processes on this machine that are running or runnable, averaged over about
+    60 ms."""
     counts = Path("/proc/stat")
     if not counts.exists():
         return 0.0

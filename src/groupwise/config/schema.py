@@ -1,4 +1,4 @@
-"""The settings of a whole run, refused at load where they cannot work."""
+"""All settings of a run; combinations that cannot work raise an error when a recipe is loaded."""
 
 from __future__ import annotations
 
@@ -51,26 +51,26 @@ from groupwise.settings import (
 
 
 class Config(Section):
-    """A whole run."""
+    """The settings of a run."""
 
     steps: Annotated[Count, FREE] = 100
-    """Batches of rollouts to train on."""
+    """Number of training steps; each takes one batch of rollouts."""
     seed: Whole = 0
-    """Everything random in the run follows from it."""
+    """Seed of all random numbers of the run."""
     output: Annotated[Location, FREE] = "runs/groupwise"
     """Run directory."""
     prompts_per_step: Annotated[int, Field(ge=1, le=1_000_000)] = 16
     """Prompts per batch of rollouts (P)."""
     ahead: Annotated[int, Field(ge=0, le=64)] = 0
-    """Steps between the weights that write a batch and the update that learns from it (k). On a
-    cluster, 1 or more samples while the learner updates; 0 does one after the other."""
+    """Number of steps between the weights that sample a batch and the update that learns from it
+    (k). With 1 or more, a cluster samples while the learner updates; 0 alternates the two."""
     group_size: Annotated[int, Field(ge=1, le=4096)] = 8
     """Completions per prompt (G); leave-one-out advantages take memory with its square."""
     threads: Annotated[Annotated[int, Field(ge=1, le=4096)] | None, FREE] = None
-    """CPU threads; None leaves it to torch."""
+    """Number of CPU threads; None uses PyTorch's default."""
     imports: Annotated[Names, RUNS_CODE] = ()
-    """Modules or .py files to import first, which register rewards, algorithms or environments;
-    `--import` adds to them."""
+    """Modules or .py files that register rewards, algorithms or environments; they are imported
+    first. `--import` adds to them."""
     model: ModelSettings = ModelSettings()
     data: DataSettings = DataSettings()
     algorithm: AlgorithmSettings = AlgorithmSettings()
@@ -80,7 +80,8 @@ class Config(Section):
     partial_rollouts: PartialRolloutsSettings | None = None
     streaming: StreamingSettings | None = None
     combine: str | dict[str, Any] | list[Any] = "weighted_sum"
-    """How the parts of the reward become one total: a name, a table with settings, or a list."""
+    """How the components of the reward are combined into one total: a name, a table with settings,
+    or a list."""
     rewards: Annotated[tuple[RewardSettings, ...], Field(strict=False)] = ()
     reward_pool: Annotated[RewardPoolSettings, FREE] = RewardPoolSettings()
     optimizer: OptimizerSettings = OptimizerSettings()
@@ -101,7 +102,7 @@ class Config(Section):
     process: ProcessSettings | None = None
     sft: SftSettings | None = None
     schedules: Annotated[tuple[ScheduleSettings, ...], Field(strict=False)] = ()
-    """Numbers that change over the steps."""
+    """Numeric settings that change during the run."""
     preference: PreferenceSettings | None = None
     reward_model: RewardModelSettings | None = None
 
@@ -112,7 +113,7 @@ class Config(Section):
         return self
 
     def to_json(self) -> str:
-        """Every setting, defaults included."""
+        """All settings, including defaults, as JSON."""
         return self.model_dump_json(indent=2)
 
 
@@ -129,8 +130,8 @@ def free_to_change() -> frozenset[str]:
 
 
 def needs_trust() -> dict[str, tuple[str, Any]]:
-    """What a recipe file may set only if it is trusted: dotted path → why, and the default, which
-    every file may set.
+    """Settings that a recipe file may change only if it is trusted: dotted path → (reason,
+    default).
 
     Example:
         >>> sorted(needs_trust())
@@ -144,7 +145,7 @@ def needs_trust() -> dict[str, tuple[str, Any]]:
 def _marked(
     section: type[BaseModel], mark: str, prefix: str = ""
 ) -> Iterator[tuple[str, Any, Any]]:
-    """The settings whose metadata has a mark, each with what it says and the setting's default."""
+    """The settings whose metadata has a mark, each with the value of the mark and its default."""
     for name, field in section.model_fields.items():
         extra = field.json_schema_extra
         if isinstance(extra, dict) and extra.get(mark):

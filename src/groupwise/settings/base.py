@@ -30,14 +30,14 @@ FREE = Field(json_schema_extra={"free_to_change": True})
 """Metadata of a field: a resumed run may change the setting, or the whole section, because results
 stay the same up to rounding."""
 CODE = "can run code"
-"""Why a recipe file may not set something."""
+"""Reason why a recipe file may not change a setting."""
 RUNS_CODE = Field(json_schema_extra={"free_to_change": True, "needs_trust": CODE})
-"""Metadata of a field that, like `FREE`, may change, and whose value can run code: it counts from
-the command line and from Python, and from a recipe only if the recipe is trusted."""
+"""Like `FREE`, for a field whose value can run code: the command line and Python may set it, a
+recipe file only if it is trusted."""
 SENDS_MODEL = Field(
     json_schema_extra={"free_to_change": True, "needs_trust": "sends the model to the hub"}
 )
-"""Like `RUNS_CODE`, of a field that says to which repository a model goes, or who sees it there."""
+"""Like `RUNS_CODE`, for the repository that a model is uploaded to and its visibility."""
 
 
 class Section(BaseModel):

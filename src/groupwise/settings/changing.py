@@ -34,11 +34,11 @@ class SourceSettings(Section):
     answer_style: Name | None = None
     """Format of the reference answer."""
     system: str | None = None
-    """System message in front of every question."""
+    """System message before every prompt."""
     wording: str | None = None
     """Template that builds the prompt from columns."""
     limit: Count | None = None
-    """Maximum number of its prompts."""
+    """Maximum number of prompts from this source."""
 
 
 class OrderSettings(Section):

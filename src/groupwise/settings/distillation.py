@@ -10,17 +10,18 @@ from groupwise.settings.base import Count, Location, Section, Share
 
 
 class DistillationSettings(Section):
-    """The teacher of an algorithm whose advantages need one (`algorithm.name = "opd"`)."""
+    """The teacher, for algorithms whose advantages need one (`algorithm.name = "opd"`)."""
 
     teacher: Location
-    """Folder or hub name of the teacher, which has the policy's tokenizer; "self" is the policy as
-    it stands, and needs a `prompt`."""
+    """Folder or hub name of the teacher, which must have the policy's tokenizer; "self" is the
+    current policy, and needs a `prompt`."""
     prompt: Annotated[str, Field(min_length=1)] | None = None
-    """The question as the teacher sees it, made of the columns of the data, `{prompt}` and
-    `{answer}`: "{prompt} A solution: {solution}". None gives it the policy's prompt."""
+    """Template of the teacher's prompt, with columns of the data, `{prompt}` and `{answer}` as
+    fields: "{prompt} A solution: {solution}". None uses the policy's prompt."""
     top_k: Count | None = None
-    """Compare the teacher's k most likely tokens, and all others as one, at every place, instead of
-    the sampled token alone. The whole vocabulary gives the exact divergence."""
+    """At every position, compare probabilities of the teacher's k most likely tokens, and of all
+    others as one outcome; None compares those of the sampled token. The size of the vocabulary
+    gives the exact divergence."""
     beta: Share = 1.0
-    """The divergence over the top k: 1 is the reverse KL from the policy to the teacher, 0 the
-    forward KL, a number between a Jensen-Shannon divergence."""
+    """Divergence with `top_k`: 1 is the reverse KL(policy‖teacher), 0 the forward
+    KL(teacher‖policy), and values between give a generalised Jensen-Shannon divergence."""

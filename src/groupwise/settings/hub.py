@@ -13,9 +13,8 @@ class HubSettings(Section):
     """Upload of the trained model to the Hugging Face hub."""
 
     name: Annotated[Annotated[str, Field(pattern=r"^[\w.-]+/[\w.-]+$")], SENDS_MODEL]
-    """Repository, as "owner/model". One that exists gets a commit on its main branch."""
+    """Repository, as "owner/model". Uploads are commits on its main branch."""
     private: Annotated[bool, SENDS_MODEL] = True
-    """Whether a repository that does not exist yet is created as a private one; one that exists
-    stays as it is."""
+    """Whether a new repository is private; an existing one keeps its visibility."""
     every_steps: Whole = 0
     """Steps between uploads during RL training; 0 uploads `final/` only."""

@@ -1,4 +1,4 @@
-"""Settings of the learners that some algorithms train beside the policy."""
+"""Settings of the second learners that some algorithms train together with the policy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from groupwise.settings.sections import AdapterSettings, OptimizerSettings
 
 
 class SecondLearnerSettings(Section):
-    """A model with one number per token that is trained on the rollouts of the policy."""
+    """A model with one output per token that is trained on the rollouts of the policy."""
 
     model: Location | None = None
     """Hub name or folder of a language model or a classifier with one label; None copies the
@@ -17,7 +17,7 @@ class SecondLearnerSettings(Section):
     adapter: AdapterSettings | None = None
     """Train a low-rank adapter and the head; None trains every weight."""
     optimizer: OptimizerSettings = OptimizerSettings(learning_rate=1e-5)
-    """Its own AdamW and learning rate."""
+    """AdamW settings of this model."""
     freeze_policy_steps: Whole = 0
     """Number of initial steps that train only this model and not the policy."""
 
@@ -41,7 +41,7 @@ class PretrainingSettings(Section):
 
 
 class CriticSettings(SecondLearnerSettings):
-    """The critic of an algorithm whose advantages need values."""
+    """The critic, for algorithms whose advantages need values."""
 
     loss: dict[str, Any] = {"name": "squared"}
     """Value loss, "squared" or "clipped", and its settings."""
@@ -59,10 +59,10 @@ class CriticSettings(SecondLearnerSettings):
 
 
 class TokenRewardSettings(SecondLearnerSettings):
-    """The token reward model of an algorithm whose advantages need token scores; it takes one
+    """The token reward model, for algorithms whose advantages need token scores. It takes one
     optimizer step per batch of rollouts."""
 
     optimizer: OptimizerSettings = OptimizerSettings(learning_rate=2e-6)
-    """Its own AdamW and learning rate."""
+    """AdamW settings of this model."""
     freeze_policy_steps: Whole = 10
     """Number of initial steps that train only this model and not the policy."""

@@ -1,4 +1,4 @@
-"""Settings of training on data instead of on rollouts: the sections [preference] and their like."""
+"""Settings of training on data instead of rollouts, such as the section [preference]."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from groupwise.settings.base import (
 
 
 class DatasetSettings(Section):
-    """The data set that a run learns from, and what becomes of rows that do not fit."""
+    """The data set of a run, and the handling of rows that cannot be used."""
 
     data: Location | None = None
     """File, folder or hub name of the data."""
@@ -27,17 +27,17 @@ class DatasetSettings(Section):
     revision: Name | None = None
     """Commit, tag or branch of a hub data set."""
     epochs: Positive | None = None
-    """Passes over the data, in place of `steps`; None trains for `steps`."""
+    """Passes over the data, instead of `steps`; None trains for `steps`."""
     held_out: Annotated[float, Field(ge=0, lt=1)] = 0.05
-    """Share of the prompts that are not trained on but evaluated."""
+    """Share of the prompts that are used for evaluation and not for training."""
     max_tokens: Count | None = None
-    """Most tokens of a prompt with an answer; None is the model's context."""
+    """Maximum length of prompt and answer in tokens; None is the model's context length."""
     too_long: Literal["refuse", "drop", "cut"] = "drop"
-    """What becomes of longer answers: the run is refused, or they are dropped or cut at their end,
-    and counted."""
+    """Handling of longer answers: stop with an error ("refuse"), leave them out ("drop"), or cut
+    their end ("cut"); the last two are counted."""
     bad_rows: Literal["refuse", "drop"] = "refuse"
-    """What becomes of rows that say nothing, such as equal answers: the run is refused, or they are
-    dropped and counted."""
+    """Handling of rows without information, such as equal answers: stop with an error ("refuse"),
+    or leave them out and count them ("drop")."""
 
 
 class PreferenceSettings(DatasetSettings):
@@ -45,16 +45,16 @@ class PreferenceSettings(DatasetSettings):
     Without `data`, the model's own answers are sampled and scored by the rewards."""
 
     loss: dict[str, Any] = {"name": "logistic"}
-    """Function of the preference, with its settings: `{ name = "logistic", beta = 0.1 }`."""
+    """Preference loss and its settings: `{ name = "logistic", beta = 0.1 }`."""
     nll: NonNegative = 0.0
-    """Weight of −log π per token of the chosen answer, which keeps it likely."""
+    """Weight of −log π per token of the chosen answer, which keeps that answer likely."""
     prompts: Count = 256
-    """Training prompts that own answers are sampled to, `group_size` each."""
+    """Without `data`: number of training prompts, with `group_size` sampled answers each."""
     pairs: Literal["best_worst", "all"] = "best_worst"
-    """Pairs made of scored answers: the best with the worst, or all that differ in score."""
+    """Pairs formed from scored answers: the best with the worst, or all with different scores."""
     online: bool = False
-    """Make pairs of every step's own rollouts, in the loop of `groupwise train`, instead of once
-    before the first step. Of the algorithm, only the filter is used."""
+    """Form pairs from the rollouts of every step of `groupwise train`, instead of once before the
+    first step. The algorithm then contributes only its filter."""
 
 
 class RewardModelSettings(DatasetSettings):
@@ -62,46 +62,47 @@ class RewardModelSettings(DatasetSettings):
     Without `data`, answers of the model are sampled and ranked by the rewards of the recipe."""
 
     loss: dict[str, Any] = {"name": "bradley_terry"}
-    """Function of the scores, with its settings: `{ name = "bradley_terry", center = 0.01 }`."""
+    """Ranking loss and its settings: `{ name = "bradley_terry", center = 0.01 }`."""
     prompts: Count = 512
-    """Prompts that own answers are sampled to, `group_size` each, or that the generators
-    "word_problem_rankings", "word_problem_slips" and "word_problem_steps" make."""
+    """Without `data`: number of prompts, with `group_size` sampled answers each. With a generator
+    ("word_problem_rankings", "word_problem_slips", "word_problem_steps"): number of prompts that
+    it makes."""
     label_noise: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
-    """Share of the training rankings that are turned round, to study wrong labels."""
+    """Share of the training rankings that are reversed, to study wrong labels."""
     step_separator: Annotated[str, Field(min_length=1)] | None = None
-    """Text between the steps of an answer. With it, the data has a label for each step (`prompt`,
-    `completions`, `labels`), and a token classifier learns them: a process reward model."""
+    """Text between the steps of an answer. If set, the data needs a label for each step (`prompt`,
+    `completions`, `labels`), and the model is a token classifier: a process reward model."""
 
 
 class SftSettings(DatasetSettings):
-    """Supervised fine-tuning; a step takes `prompts_per_step` conversations, and the loss is a mean
-    over what the assistant wrote in them. Without `data`, worked answers of `data.train` are
-    learned."""
+    """Supervised fine-tuning; a step takes `prompts_per_step` conversations, and the loss is the
+    mean over the tokens of the assistant. Without `data`, the model learns the worked answers of
+    `data.train`."""
 
     patience: Whole = 0
-    """Stop after this many evaluations without a lower held-out loss; 0 never does."""
+    """Stop after this many consecutive evaluations without a lower held-out loss; 0 never stops."""
     column: Name | None = None
-    """Without `data`, the column with the worked answers; None takes `data.answer_column`."""
+    """Without `data`: column with the worked answers; None uses `data.answer_column`."""
     style: Name = "as_written"
-    """How they become completions: "as_written", or "gsm8k_tagged" for GSM8K in tag format."""
+    """Format of the completions: "as_written", or "gsm8k_tagged" for GSM8K in tag format."""
     limit: Count | None = None
-    """Use only this many worked answers; None uses all."""
+    """Maximum number of worked answers; None uses all."""
 
 
 class WarmupSettings(Section):
     """Supervised training on worked answers before RL, for a model without the format."""
 
     steps: Count = 200
-    """Optimiser steps."""
+    """Number of optimizer steps."""
     batch_size: Count = 32
     """Worked answers per step."""
     learning_rate: Positive = 5e-4
-    """Peak learning rate; a linear rise leads to it and a cosine down from it."""
+    """Peak learning rate, reached by a linear warm-up and followed by a cosine decay."""
     rise_steps: Whole = 20
-    """Optimiser steps of that rise."""
+    """Optimizer steps of the linear warm-up."""
     limit: Count | None = None
-    """Use only this many worked answers; None uses all."""
+    """Maximum number of worked answers; None uses all."""
     column: Name | None = None
-    """Column with the worked answers; None takes `data.answer_column`."""
+    """Column with the worked answers; None uses `data.answer_column`."""
     style: Name = "as_written"
-    """How they become completions: "as_written", or "gsm8k_tagged" for GSM8K in tag format."""
+    """Format of the completions: "as_written", or "gsm8k_tagged" for GSM8K in tag format."""

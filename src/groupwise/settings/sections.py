@@ -262,14 +262,14 @@ class RewardPoolSettings(Section):
 
     workers: Annotated[int, Field(ge=0, le=4096)] = 0
     """Number of worker processes; 0 runs rewards in the trainer's process, without time limits.
-    Rewards that hold a model (`reward_model`, `judge`, `bertscore` …) always have one of their
-    own."""
+    Rewards that load a model (`reward_model`, `judge`, `bertscore` …) always have a separate
+    worker."""
     timeout_s: Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)] = 10.0
-    """Time limit in seconds for one completion, or for a group by a reward that holds a model;
-    needs workers."""
+    """Time limit in seconds for one completion, or for a whole group with rewards that load a
+    model; needs workers."""
     memory_mb: Annotated[int, Field(ge=64)] = 1024
-    """Address-space limit of each worker in MiB; it does not apply to rewards that
-    hold a model."""
+    """Address-space limit of each worker in MiB; workers of rewards that load a model have no
+    limit."""
 
 
 OptimizerName = Literal["adamw", "adamw_8bit"]
@@ -307,9 +307,9 @@ class UpdateSettings(Section):
     """How a batch of rollouts is divided into optimizer steps and microbatches."""
 
     tokens_per_microbatch: Annotated[Count, FREE] = 2048
-    """Tokens per forward pass, prompts included; up to 1.5 times as many where the completions of a
-    prompt would otherwise be split. More tokens take more memory and keep a large GPU busy; a CPU
-    gains nothing."""
+    """Tokens per forward pass, prompts included; up to 1.5 times as many if the completions of a
+    prompt would otherwise be split. Larger values need more memory and use a large GPU better, but
+    are no faster on a CPU."""
     epochs: Count = 1
     """Passes over each batch of rollouts."""
     minibatches: Count = 1
@@ -385,7 +385,7 @@ class AlertsSettings(Section):
     entropy: Share | None = 0.1
     """Fires when the entropy, relative to the first steps, is at or below this value."""
     kl: NonNegative | None = 1.0
-    """Fires when KL(π‖π_ref) in nats per token exceeds this value."""
+    """Fires when KL(π‖π_ref), in nats per token, exceeds this value."""
     parts_against: Annotated[float, Field(ge=-1, le=1)] | None = -0.5
     """Fires when the correlation of two reward components within groups is at or below this
     value."""
@@ -424,4 +424,4 @@ class WatchdogSettings(Section):
     limit_minutes: Minutes = 30.0
     """Minutes without progress, or ten times the longest wait so far if that is longer."""
     stop: bool = True
-    """End the run (its checkpoints stay); False only reports what it waits for."""
+    """End the run (its checkpoints are kept); False only reports what the run is waiting for."""

@@ -10,7 +10,8 @@ from groupwise.settings.base import Section
 
 
 class StreamingSettings(Section):
-    """Completions are written without a break while the weights change."""
+    """Sampling continues while the weights change: running completions switch to new weights."""
 
     max_staleness: Annotated[int, Field(ge=1, le=64)] = 2
-    """Most steps between the weights that draw a token and the update that learns from it."""
+    """Maximum age of a token: the number of steps between the weights that sample it and the update
+    that learns from it."""
