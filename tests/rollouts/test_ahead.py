@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +24,7 @@ from groupwise.rollouts.ahead import AheadSource, Thread
 from groupwise.rollouts.background import Background
 from groupwise.rollouts.source import RolloutSource
 from groupwise.rollouts.stored import restored, stored
+from groupwise.training.monitor.watchdog import Watchdog
 from groupwise.types import Group, Prompt, Request, Sampling, ScoredGroups, Stream
 from simulated import Clock, SimulatedEngine, SlowJudge, World, beats_of, completed
 
@@ -352,6 +355,37 @@ def test_a_checkpoint_does_not_wait_for_batches_that_nobody_samples() -> None:
     writer.start()
     writer.join(timeout=5)
     assert found
+
+
+def test_a_checkpoint_does_not_wait_once_more_for_what_hung(tmp_path: Path) -> None:
+    """A judge hangs; the batches before it are saved at once."""
+    run = Simulation(ahead=2, world=World(update=0.0))
+    run.clock = Hasty()  # type: ignore[assignment]
+    run.engine = SimulatedEngine(World(), run.clock, ahead=2)
+    source, released = run._source(), threading.Event()
+    assert isinstance(source, AheadSource)
+    take, waits = source.source.take, []
+
+    def hangs(count: int, *, step: int) -> ScoredGroups:
+        if step == 2:
+            released.wait(timeout=60)
+        return take(count, step=step)
+
+    source.source.take = hangs  # type: ignore[method-assign]
+    dog = Watchdog(tmp_path, limit_s=0.3, stop=True, log=waits.append)
+    source.watch = dog.waiting
+    for step in range(2):
+        source.take(PROMPTS, step=step)
+    before = source.state()
+    with pytest.raises(RunError, match="for the batch of step 3"):
+        source.take(PROMPTS, step=2)
+    source.restore(before)
+    start = time.monotonic()
+    saved = source.state()["ahead"]()
+    assert time.monotonic() - start < 0.2 and saved["begun"] == []
+    released.set()
+    source.close()
+    dog.close()
 
 
 def test_scored_groups_survive_a_checkpoint(tmp_path: Any) -> None:

@@ -244,6 +244,23 @@ def test_groups_beyond_a_tighter_bound_are_written_again() -> None:
     assert len(streams) == len(set(streams))
 
 
+def test_groups_written_again_do_not_end_a_batch_whose_rounds_are_used_up() -> None:
+    """Every kept group has become too old, and the filter has dropped as many as it may."""
+    run = Simulation(world=World(update=0.0), in_turn=True)
+    run.clock = Clock()
+    run.engine = FlowingEngine(run.world, run.clock)
+    source = run.source()
+    source.take(PROMPTS, step=0)
+    while len(source._kept) < PROMPTS:
+        source._go_on(lambda: None)
+    source._decided.groups = 10 * PROMPTS
+    old, run.version = list(source._kept), 9
+    run.engine.publish(9)
+    batch = source.take(PROMPTS, step=9)
+    assert source.stale >= PROMPTS and min(versions(batch)) == 9
+    assert [g.stream for g in batch.groups] == [each.request.stream for each in old][:PROMPTS]
+
+
 def test_an_engine_that_keeps_its_first_weights_is_refused() -> None:
     class Stubborn(FlowingEngine):
         def publish(self, weights: Any) -> dict[str, float]:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import copy
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from groupwise.errors import UsageError
+from groupwise.errors import RunError, UsageError
 from groupwise.report.metrics import metric
 from groupwise.training.prepare import Prepared
 from groupwise.types import Group, StepResult
-from small_runs import config, prepared, timeless
+from small_runs import config, letters, prepared, timeless
 from spans import largest_gap
 
 STREAMING = ("streaming.max_staleness=2", "algorithm.correction={name='tis'}")
@@ -115,6 +116,44 @@ def test_complete_groups_of_a_checkpoint_are_not_sampled_again(tmp_path: Path) -
     again.close()
     for stream, group in known.items():
         assert groups[stream].completions == group.completions
+
+
+def test_a_judge_that_hangs_does_not_hold_up_the_checkpoint(tmp_path: Path) -> None:
+    """Groups that wait for their verdicts are judged by the run that is resumed."""
+    hangs: list[bool] = []
+
+    def judge(text: str) -> float:
+        if hangs:
+            time.sleep(40)
+        return letters(text)
+
+    run = started(tmp_path, "watchdog.limit_minutes=0.005", functions=[judge])
+    source: Any = run.trainer.source
+    while not any(each.group for each in source._undecided):
+        run.trainer.advance()
+    done, start = run.trainer.done, time.monotonic()
+    hangs.append(True)
+    with pytest.raises(RunError, match="the batch of step"):
+        run.trainer.run()
+    assert time.monotonic() - start < 30
+    run.close()
+    hangs.clear()
+    again = started(tmp_path, functions=[judge], resume=True)
+    assert again.trainer.done == done
+    again.trainer.run()
+    again.close()
+
+
+@pytest.mark.parametrize("minutes, files", [("null", 0), ("5", 2)])
+def test_a_run_without_checkpoints_journals_no_batches(
+    tmp_path: Path, minutes: str, files: int
+) -> None:
+    """Nothing would ever delete them."""
+    run = started(tmp_path, f"checkpoint.every_minutes={minutes}")
+    for _ in range(2):
+        run.trainer.advance()
+    run.close()
+    assert len(list(tmp_path.glob("journal/*"))) == files
 
 
 @pytest.mark.parametrize(

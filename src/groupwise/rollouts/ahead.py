@@ -189,16 +189,25 @@ class AheadSource:
             self._running = True
             self.runner.start(self._work)
         self.runner.notify()
-        seen = None
-        with self.watch(f"the batch of step {batch.step + 1}") as heartbeat:
-            while not self.runner.wait(lambda: batch.scored is not None or self._error is not None):
-                received = 0 if self.background is None else self.background.received
-                if (now := (received, self.progress)) != seen:
-                    seen = now
-                    heartbeat()
+        try:
+            with self.watch(f"the batch of step {batch.step + 1}") as heartbeat:
+                self._sampled(batch, heartbeat)
+        except BaseException as error:
+            # The checkpoint that is written now does not wait for it once more.
+            self._error = self._error or RunError(f"sampling was given up: {error}")
+            raise
         if batch.scored is None:
             assert self._error is not None
             raise self._error
+
+    def _sampled(self, batch: _Begun, heartbeat: Heartbeat) -> None:
+        """Wait until a batch is complete or sampling has failed."""
+        seen = None
+        while not self.runner.wait(lambda: batch.scored is not None or self._error is not None):
+            received = 0 if self.background is None else self.background.received
+            if (now := (received, self.progress)) != seen:
+                seen = now
+                heartbeat()
 
     @contextmanager
     def _noted(self, name: str) -> Iterator[Heartbeat]:

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import threading
 import time
+from bisect import insort
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -150,6 +151,7 @@ class StreamingSource:
         if (replayed := self._replayed(step)) is not None:
             return replayed
         with self.watch(f"the batch of step {step + 1}") as heartbeat:
+            self._submit_restored()
             seen = self._signs()
             while not self._complete() or (found := self._batch(step)) is None:
                 self._go_on(heartbeat)
@@ -166,6 +168,8 @@ class StreamingSource:
 
     def _complete(self) -> bool:
         """Whether a batch is there, or no more rounds are to be drawn for it."""
+        if any(each.again for each in list(self._undecided)):
+            return False  # They were admitted before what is kept.
         rounds = self._decided.groups >= self.source.max_draws * self._count
         return len(self._kept) >= self._count or rounds
 
@@ -255,7 +259,7 @@ class StreamingSource:
                 each.scores = replace(rows_of(scores, [row]), errors=())
                 each.keep = keep[[row]]
                 if bool(keep[row].any()):
-                    self._kept.append(each)
+                    insort(self._kept, each, key=lambda kept: kept.request.stream)
                 else:
                     self._decided.dropped += 1
             self._decided.groups += len(first)
@@ -397,6 +401,7 @@ class StreamingSource:
             self.source.restore(state if saved is None else saved["source"])
             for those in (self._undecided, self._kept, self._waiting, self._running):
                 those.clear()
+            self._decided = _Decided(errors=Counter())
             self._admitted = None if saved is None else saved["admitted"]
             self._step_of = {} if saved is None else dict(saved["step_of"])
             for plain in () if saved is None else saved["open"]:
@@ -416,6 +421,14 @@ class StreamingSource:
             self._waiting.append(each)
         else:
             each.group = restored_group(plain["group"], self.source)
+
+    def _submit_restored(self) -> None:
+        """Have restored groups judged. Not while a state is restored, which also happens after a
+        judge hung, to save a checkpoint."""
+        with self._lock:
+            found = [e for e in self._undecided if e.group is not None and e.ticket is None]
+        for each in found:
+            assert each.group is not None
             each.ticket = self.source.scorer.submit(each.group)
 
     def _replayed(self, step: int) -> ScoredGroups | None:

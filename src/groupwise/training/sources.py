@@ -51,9 +51,11 @@ def make_journals(config: Config, engine: Engine, folder: Path) -> Journals:
     """The journals of a run; a tool engine is given that of replies.
 
     Verdicts on completions that no other attempt would sample again are not noted: with
-    `streaming`, whole batches are.
+    `streaming`, whole batches are, unless no checkpoint would ever let go of them.
     """
     if config.streaming is not None:
+        if not config.checkpoint.every_steps and config.checkpoint.every_minutes is None:
+            return Journals()
         settings = config.model_dump_json(exclude=_excluded())
         return Journals(batches=BatchJournal(folder, settings=settings))
     rewards = config.model_dump_json(include={"rewards", "combine"})
