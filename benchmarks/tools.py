@@ -7,6 +7,7 @@ The model is made of noise and asks at any of some single tokens, about twice in
 replies are the same on both sides, and so are all tokens (this is checked). Cases:
 
     prompt-24, prompt-300   CPU time of native and continued rollouts, replies at once
+    alone-24, alone-300     the same, where every completion is continued by a request of its own
     slow-tool               tokens per second where the tool of every eighth prompt takes 100 times
                             as long as the others, against none that does
     stragglers              tokens per second where 2 % of calls take a second, against rounds in
@@ -37,7 +38,7 @@ from groupwise.training.stages.base_model import small_policy
 from groupwise.types import Group, Limits, Prompt, Request, Sampling, Stream
 from harness import Report, arguments, chosen, ratios
 
-CASES = ("prompt-24", "prompt-300", "slow-tool", "stragglers")
+CASES = ("prompt-24", "prompt-300", "alone-24", "alone-300", "slow-tool", "stragglers")
 COLUMNS = ("case", "calls", "native_s_per_1000", "other_s_per_1000", "speedup", "same")
 STOPS = tuple(map(chr, range(1, 17)))
 """Characters of one token each: of 512 tokens that are about equally likely, every 32nd asks."""
@@ -70,10 +71,16 @@ class Noise:
 
 
 class Continued:
-    """The group engine as one in which completions cannot wait."""
+    """The group engine as one in which completions cannot wait.
 
-    def __init__(self, engine: GroupEngine) -> None:
+    Args:
+        alone: whether each completion is continued by a request of its own; otherwise those of a
+            prompt that can go on at the same time share one, and so the prompt.
+    """
+
+    def __init__(self, engine: GroupEngine, *, alone: bool) -> None:
         self.engine, self.exact_continuation = engine, engine.exact_continuation
+        self.alone = alone
 
     def generate(
         self,
@@ -81,13 +88,23 @@ class Continued:
         sampling: Sampling,
         limits: Limits | None = None,
     ) -> Iterator[Group]:
-        return self.engine.generate(requests, sampling, limits)
+        return self.engine.generate(singles(requests) if self.alone else requests, sampling, limits)
 
     def publish(self, weights: Any) -> dict[str, float]:
         return dict(self.engine.publish(weights))
 
     def close(self) -> None:
         self.engine.close()
+
+
+def singles(requests: Iterable[Request | None]) -> Iterator[Request | None]:
+    """Begun completions one by one."""
+    for request in requests:
+        if request is None or not request.begun:
+            yield request
+            continue
+        for sample, begun in zip(request.wanted, request.begun, strict=True):
+            yield replace(request, samples=(sample,), begun=(begun,))
 
 
 def requests(count: int, *, length: int) -> list[Request]:
@@ -101,12 +118,17 @@ def requests(count: int, *, length: int) -> list[Request]:
 
 
 def rollout(
-    policy: Policy, asked: list[Request], environment: Noise, *, native: bool = True
+    policy: Policy,
+    asked: list[Request],
+    environment: Noise,
+    *,
+    native: bool = True,
+    alone: bool = False,
 ) -> list[Group]:
     """The groups, in order."""
     engine = GroupEngine(policy, max_rows=ROWS)
     tools = ToolEngine(
-        engine if native else Continued(engine),
+        engine if native else Continued(engine, alone=alone),
         environment,
         policy=policy,
         settings=SETTINGS,
@@ -176,12 +198,12 @@ def sides(
     policy: Policy, case: str, *, prompts: int
 ) -> tuple[Callable[[], list[Group]], Callable[[], list[Group]], Callable[[], float]]:
     """What is compared, and by which clock."""
-    length = 300 if case == "prompt-300" else 24
-    asked = requests(prompts, length=length)
-    if case.startswith("prompt"):
+    asked = requests(prompts, length=300 if case.endswith("-300") else 24)
+    if case.startswith(("prompt", "alone")):
+        alone = case.startswith("alone")
         return (
             lambda: rollout(policy, asked, Noise()),
-            lambda: rollout(policy, asked, Noise(), native=False),
+            lambda: rollout(policy, asked, Noise(), native=False, alone=alone),
             time.process_time,
         )
     if case == "slow-tool":

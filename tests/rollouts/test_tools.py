@@ -281,6 +281,27 @@ def test_a_call_that_waits_has_its_whole_time() -> None:
     assert [reply.status for _, reply, _ in found] == [Status.OK] * 4
 
 
+def test_calls_share_a_thread_until_one_hangs_in_it() -> None:
+    calls, free = ToolCalls(workers=1, timeout_s=0.2), threading.Event()
+    threads: list[int] = []
+
+    def answer(call: Any = lambda: None) -> Status:
+        def noted() -> Reply:
+            threads.append(threading.get_ident())
+            call()
+            return Reply(text="")
+
+        calls.submit(0, noted)
+        while not (found := calls.collect()):
+            time.sleep(0.001)
+        return found[0].reply.status
+
+    assert [answer() for _ in range(20)] == [Status.OK] * 20 and len(set(threads)) == 1
+    assert answer(free.wait) == Status.TIMEOUT and answer() == Status.OK
+    assert threads[-2] == threads[0] != threads[-1]
+    free.set()
+
+
 def test_an_environment_without_stops_is_refused() -> None:
     nothing = Talker()
     nothing.stops = ()

@@ -31,6 +31,10 @@ class Ending:
         # A token adds at least one byte, so a tail of as many tokens as the longest stop string has
         # bytes holds it whole.
         self.tail = max((len(text.encode()) for text in self.stop), default=0) + 1
+        self._last = {text[-1] for text in self.stop}
+        if not all(map(str.isascii, self._last)):  # a token may be the last byte of a character
+            self._last.add("\N{REPLACEMENT CHARACTER}")
+        self._may_end: dict[int, bool] = {}
 
     def __call__(
         self,
@@ -46,16 +50,28 @@ class Ending:
             since: rows whose stop strings begin at that token or later; others at any.
         """
         ended = latest == self.ends[0] if len(self.ends) == 1 else torch.isin(latest, self.ends)
-        if self.stop:
-            spans = zip(rows.tolist(), place.tolist(), strict=True)
+        if self.stop and (suspects := self._suspects(latest.tolist())):
+            spans = [(int(rows[at]), int(place[at])) for at in suspects]
             tails = [
                 tokens[row, max(since.get(row, 0), n + 1 - self.tail) : n + 1].tolist()
                 for row, n in spans
             ]
             texts = decode_all(self.tokenizer, tails)
-            found = [self.stops.search(text) is not None for text in texts]
-            ended = ended | torch.tensor(found, device=ended.device)
+            found = [
+                at for at, text in zip(suspects, texts, strict=True) if self.stops.search(text)
+            ]
+            ended[found] = True
         return ended
+
+    def _suspects(self, latest: list[int]) -> list[int]:
+        """Where a token stands that may complete a stop string: only they are worth decoding."""
+        new = [token for token in set(latest) if token not in self._may_end]
+        if new:
+            # Twice, since some tokenizers decode the first token of a text differently.
+            texts = decode_all(self.tokenizer, [[token, token] for token in new])
+            ends = (not self._last.isdisjoint(text) for text in texts)
+            self._may_end.update(zip(new, ends, strict=True))
+        return [at for at, token in enumerate(latest) if self._may_end[token]]
 
 
 def decode_all(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Sequence[int]]) -> list[str]:

@@ -305,7 +305,7 @@ class _Rollout:
     @torch.inference_mode()
     def step(self) -> None:
         """One more token for every live completion, except those with given tokens left."""
-        live, order, last, waiting = self.live, None, None, None
+        live, order, last, waiting = self.live, None, None, []
         if self.queued:
             live, order, last, waiting = self._feed(live)
         attend = Decode(
@@ -326,22 +326,23 @@ class _Rollout:
         position = self.cache.prompt_length[live.slot] + live.time
         hidden = self.backbone.hidden(live.token, position, attend)
         self.clock += 1
-        if last is None or waiting is None:
+        if last is not None:
+            live, hidden = live.keep(last), hidden[last]
+        if not any(waiting):
             self.live = self._draw(live, self.backbone.logits(hidden))
             return
-        live, hidden = live.keep(last), hidden[last]
-        held = live.keep(waiting)
+        wait = torch.tensor(waiting, device=self.device)
+        held = live.keep(wait)
         self.live = replace(held, time=held.time + 1)
-        if len(held.rows) < len(live.rows):
-            drawn = self._draw(live.keep(~waiting), self.backbone.logits(hidden[~waiting]))
+        if not all(waiting):
+            drawn = self._draw(live.keep(~wait), self.backbone.logits(hidden[~wait]))
             self.live = self.live.join(drawn).ordered()
 
-    def _feed(self, live: Live) -> tuple[Live, Tensor, Tensor, Tensor]:
+    def _feed(self, live: Live) -> tuple[Live, Tensor, Tensor, list[bool]]:
         """The tokens of a step in which some rows have several given ones.
 
         Returns:
-            an entry per token; its index among those of its row; the last entry of every row; and
-            whether the row has given tokens left.
+            an entry per token; its index in its row; each row's last entry; rows with tokens left.
         """
         tokens: list[int] = []
         counts, waiting = [], []
@@ -357,14 +358,13 @@ class _Rollout:
         last = several.cumsum(0) - 1
         of = torch.arange(len(counts), device=self.device).repeat_interleave(several)
         entries = live.keep(of)
-        order = torch.arange(len(tokens), device=self.device)
-        order = order - (last + 1 - several)[of]
+        order = torch.arange(len(tokens), device=self.device) - (last + 1 - several)[of]
         entries = replace(
             entries,
             token=torch.tensor(tokens, device=self.device),
             time=entries.time + order,
         )
-        return entries, order, last, torch.tensor(waiting, device=self.device)
+        return entries, order, last, waiting
 
     def _draw(self, live: Live, logits: Float[Tensor, "rows vocab"]) -> Live:
         """Draw each row's next token from its own stream, note it, and drop the rows that end."""

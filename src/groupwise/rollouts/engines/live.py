@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -156,18 +156,28 @@ class Live:
 
     def keep(self, index: Tensor) -> Live:
         """Some of the entries, by mask or by index."""
-        return Live(**{f.name: getattr(self, f.name)[index] for f in fields(self)})
+        return Live.columns(self.table[:, index])
 
     def join(self, other: Live) -> Live:
-        pairs = {f.name: (getattr(self, f.name), getattr(other, f.name)) for f in fields(self)}
-        return Live(**{name: torch.cat(pair) for name, pair in pairs.items()})
+        return Live.columns(torch.cat((self.table, other.table), 1))
 
     def ordered(self) -> Live:
         """The entries in the order of rows."""
         return self.keep(self.rows.argsort())
 
+    @property
+    def table(self) -> Int[Tensor, "6 rows"]:
+        """All columns, so that one operation takes entries from every one of them."""
+        return torch.stack((self.rows, self.slot, self.sample, self.time, self.token, self.budget))
+
+    @classmethod
+    def columns(cls, table: Int[Tensor, "6 rows"]) -> Live:
+        """The entries of a table."""
+        rows, slot, sample, time, token, budget = table.unbind()
+        return cls(rows=rows, slot=slot, sample=sample, time=time, token=token, budget=budget)
+
     @classmethod
     def of(cls, entries: list[Entry], device: torch.device) -> Live:
         """The live rows of these entries."""
-        table = torch.tensor(entries, dtype=torch.long, device=device).view(-1, 6)
-        return cls(**dict(zip((f.name for f in fields(cls)), table.unbind(1), strict=True)))
+        table = torch.tensor(entries, dtype=torch.long).view(-1, 6).T.contiguous()
+        return cls.columns(table.to(device))

@@ -15,6 +15,8 @@ from groupwise.types import Status
 
 LONGEST_MESSAGE = 500
 """Characters of what is said of a failed call."""
+IDLE_S = 1.0
+"""Seconds that a thread waits for another call before it ends."""
 
 
 class Answered(NamedTuple):
@@ -72,8 +74,9 @@ class InlineCalls:
 class ToolCalls:
     """Runs calls in threads, some at a time, each with a time limit.
 
-    A thread cannot be killed: one that is given up goes on as a daemon and its reply is thrown
-    away, and another takes its place. Calls that may hang for good belong into a process of their
+    A thread that is done takes the next call, and ends when there has been none for a while. It
+    cannot be killed: one that is given up goes on as a daemon and its reply is thrown away, and
+    another takes its place. Calls that may hang for good belong into a process of their
     own, as those of the environment `python` are.
 
     Args:
@@ -85,7 +88,9 @@ class ToolCalls:
         self.workers, self.timeout_s = workers, timeout_s
         self._waiting: deque[tuple[Any, Callable[[], Reply]]] = deque()
         self._running: dict[int, _Running] = {}
+        self._begun: queue.SimpleQueue[tuple[int, Callable[[], Reply]]] = queue.SimpleQueue()
         self._ended: queue.SimpleQueue[tuple[int, Reply]] = queue.SimpleQueue()
+        self._idle = threading.Semaphore(0)
         self._tickets = 0
 
     def submit(self, key: Any, call: Callable[[], Reply]) -> None:
@@ -120,21 +125,37 @@ class ToolCalls:
             key, call = self._waiting.popleft()
             self._tickets += 1
             self._running[self._tickets] = _Running(key=key, started=time.monotonic())
-            threading.Thread(
-                target=self._run, args=(self._tickets, call), name="tool call", daemon=True
-            ).start()
+            if not self._idle.acquire(blocking=False):
+                threading.Thread(target=self._work, name="tool call", daemon=True).start()
+            self._begun.put((self._tickets, call))
 
-    def _run(self, ticket: int, call: Callable[[], Reply]) -> None:
-        try:
-            reply: Any = call()
-            if not isinstance(reply, Reply) or not isinstance(reply.text, str):
-                reply = Reply(
-                    text=f"environment: must reply with a Reply, got {type(reply).__name__}",
-                    status=Status.ERROR,
-                )
-        except BaseException as error:  # also what ends a thread: the completion must not wait
-            status = Status.TIMEOUT if isinstance(error, TimeoutError) else Status.ERROR
-            reply = Reply(text=f"{type(error).__name__}: {error}", status=status)
-        if reply.status is not Status.OK:
-            reply = replace(reply, text=reply.text[:LONGEST_MESSAGE])
-        self._ended.put((ticket, reply))
+    def _work(self) -> None:
+        """Run calls until there has been none for `IDLE_S`."""
+        ticket, call = self._begun.get()
+        while True:
+            reply = _reply(call)
+            self._idle.release()  # before the reply is seen, so that the next call comes here
+            self._ended.put((ticket, reply))
+            try:
+                ticket, call = self._begun.get(timeout=IDLE_S)
+            except queue.Empty:
+                if self._idle.acquire(blocking=False):
+                    return
+                ticket, call = self._begun.get()  # a call counts on this thread
+
+
+def _reply(call: Callable[[], Reply]) -> Reply:
+    """What a call replies; one that raises has failed."""
+    try:
+        reply: Any = call()
+        if not isinstance(reply, Reply) or not isinstance(reply.text, str):
+            reply = Reply(
+                text=f"environment: must reply with a Reply, got {type(reply).__name__}",
+                status=Status.ERROR,
+            )
+    except BaseException as error:  # also what ends a thread: the completion must not wait
+        status = Status.TIMEOUT if isinstance(error, TimeoutError) else Status.ERROR
+        reply = Reply(text=f"{type(error).__name__}: {error}", status=status)
+    if reply.status is not Status.OK:
+        reply = replace(reply, text=reply.text[:LONGEST_MESSAGE])
+    return reply
