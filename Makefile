@@ -3,8 +3,7 @@ PYTHON ?= python3
 JOBS   ?= 2
 BIN    := .venv/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
-PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 \
-          $(BIN)/python -m pytest
+PYTEST := $(BIN)/python -m pytest
 
 # torch goes in first and is pinned by the constraints, so that no later requirement replaces it.
 TORCH  := $(shell sed -n 's/^\(torch==[^ ]*\).*/\1/p' constraints.txt)
@@ -39,7 +38,7 @@ export UV_EXTRA_INDEX_URL ?= $(PIP_EXTRA_INDEX_URL)
 VERSION ?= 3.13
 
 test-oldest: .venv-oldest/.installed
-	OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 .venv-oldest/bin/python -m pytest \
+	.venv-oldest/bin/python -m pytest \
 	    -o addopts="--import-mode=importlib --strict-markers --strict-config" $(FAST) $(ARGS)
 
 .venv-oldest/.installed: .venv-uv/bin/uv pyproject.toml constraints.txt
@@ -57,8 +56,7 @@ test-python: .venv-uv/bin/uv
 	.venv-uv/bin/uv venv --quiet --allow-existing --python $(VERSION) .venv-$(VERSION)
 	.venv-uv/bin/uv pip install --quiet --python .venv-$(VERSION)/bin/python -c constraints.txt \
 	    -e . pytest pytest-timeout hypothesis beartype tensorboard
-	OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 .venv-$(VERSION)/bin/python -m pytest \
-	    $(FAST) $(ARGS)
+	.venv-$(VERSION)/bin/python -m pytest $(FAST) $(ARGS)
 
 .venv-uv/bin/uv:
 	$(PYTHON) -m venv .venv-uv

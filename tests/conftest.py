@@ -1,9 +1,14 @@
-"""Settings of the whole suite: one thread per worker, a reason for GPU tests that do not run, and
+"""Settings of the whole suite: one thread per worker, no hub, a reason for skipped GPU tests, and
 the PyTorch reference in place of the kernels where GROUPWISE_TEST_KERNELS=torch asks for it."""
 
 from __future__ import annotations
 
 import os
+
+# ruff: noqa: E402 - the libraries read these when they are imported; programs of tests inherit them.
+for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "HF_HUB_OFFLINE"):
+    os.environ.setdefault(name, "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import pytest
 import torch
