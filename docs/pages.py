@@ -1,8 +1,8 @@
 """Writes the sources of the documentation site: `python docs/pages.py FOLDER`, or `make docs`.
 
 The pages of the repository are copied as they are; the reference (a page for every section of
-settings, algorithm, function, reward, environment and command; recipes, metrics, alerts) is written
-from the code. mkdocs then builds the site from the folder.
+settings, algorithm, function, reward, environment and command; recipes, metrics, alerts, error
+messages) is written from the code. mkdocs then builds the site from the folder.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import typer.main
+from error_pages import error_pages, errors
+from markup import anchor, cell, file_name, plain
 
 from groupwise.algorithms import ALGORITHMS
 from groupwise.algorithms.binding import SLOTS, settings_of
@@ -80,23 +82,25 @@ def indexes() -> dict[str, str]:
         "recipes": recipes(),
         "metrics": metrics(),
         "alerts": alerts(),
+        "errors": errors(),
     }
 
 
 def reference_pages() -> dict[str, str]:
     """A page for every section of settings, algorithm, registered function and command."""
-    pages = {f"settings/{_file(s)}": section(s) for s in _by_section()}
-    pages |= {f"algorithms/{_file(name)}": algorithm(name) for name in ALGORITHMS}
+    pages = {f"settings/{file_name(s)}": section(s) for s in _by_section()}
+    pages |= {f"algorithms/{file_name(name)}": algorithm(name) for name in ALGORITHMS}
     for folder, registry in {"rewards": REWARDS, "environments": ENVIRONMENTS}.items():
         kind = folder.removesuffix("s")
-        pages |= {f"{folder}/{_file(n)}": function(registry, n, kind, folder) for n in registry}
+        pages |= {f"{folder}/{file_name(n)}": function(registry, n, kind, folder) for n in registry}
     for slot, registry in SLOTS.items():
         pages |= {
-            f"functions/{slot}-{_file(n)}": function(registry, n, slot, "functions")
+            f"functions/{slot}-{file_name(n)}": function(registry, n, slot, "functions")
             for n in registry
         }
     every = _commands(typer.main.get_command(app), "groupwise")
-    return pages | {f"commands/{_file(name)}": command(name, it) for name, it in every}
+    pages |= {f"commands/{file_name(name)}": command(name, it) for name, it in every}
+    return pages | error_pages()
 
 
 def settings() -> str:
@@ -109,9 +113,9 @@ def settings() -> str:
     ]
     about = sections()
     for name, inside in _by_section().items():
-        links = [f"[`{key}`](settings/{_file(name)}.md#{_anchor(key)})" for key in inside]
-        title = f"[{name or 'Top level'}](settings/{_file(name)}.md)"
-        lines += ["", f"## {title} {{ #{_file(name)} }}", "", about.get(name, ""), ""]
+        links = [f"[`{key}`](settings/{file_name(name)}.md#{anchor(key)})" for key in inside]
+        title = f"[{name or 'Top level'}](settings/{file_name(name)}.md)"
+        lines += ["", f"## {title} {{ #{file_name(name)} }}", "", about.get(name, ""), ""]
         lines += [" · ".join(links)]
     return "\n".join(lines) + "\n"
 
@@ -121,12 +125,12 @@ def section(name: str) -> str:
     lines = [
         f"# {name or 'Top level'}",
         "",
-        f"[Settings](../settings.md#{_file(name)}) · {sections().get(name, '')}",
+        f"[Settings](../settings.md#{file_name(name)}) · {sections().get(name, '')}",
     ]
     for key, setting in _by_section()[name].items():
         of_slot = isinstance(setting, list)
         path = f"{name}.{key}".lstrip(".")
-        lines += ["", f"## {key} {{ #{_anchor(key)} }}", ""]
+        lines += ["", f"## {key} {{ #{anchor(key)} }}", ""]
         lines += [*_of_slot(setting)] if of_slot else [*_described(setting)]
         if set_by := _recipes_that_set(path):
             lines += ["", f"Recipes: {set_by}."]
@@ -146,9 +150,9 @@ def _by_section() -> dict[str, dict[str, Any]]:
 
 
 def _described(setting: Setting) -> Iterator[str]:
-    yield _text(setting.about)
+    yield plain(setting.about)
     yield ""
-    yield f"* Values: {_text(setting.legal)}"
+    yield f"* Values: {plain(setting.legal)}"
     yield f"* Default: `{setting.default}`"
     yield f"* Command line: `--set {setting.path.replace('.N', '.0')}=…`"
     if setting.may_change:
@@ -159,12 +163,12 @@ def _described(setting: Setting) -> Iterator[str]:
 
 def _of_slot(settings: Sequence[SlotSetting]) -> Iterator[str]:
     for each in settings:
-        page = f"../functions/{each.slot}-{_file(each.function)}.md"
+        page = f"../functions/{each.slot}-{file_name(each.function)}.md"
         default = json.dumps(each.default, default=str)
-        yield f"* [`{each.function}`]({page}): {_text(each.about)} "
+        yield f"* [`{each.function}`]({page}): {plain(each.about)} "
         yield f"  `{each.kind}`, default `{default}`."
         rows = [
-            f"[{row}](../algorithms/{_file(row)}.md)"
+            f"[{row}](../algorithms/{file_name(row)}.md)"
             + ("" if value == each.default else f" (`{json.dumps(value, default=str)}`)")
             for row, value in each.rows.items()
         ]
@@ -216,31 +220,31 @@ def algorithms() -> str:
         "|---|---|---|",
     ]
     for row in algorithm_table():
-        name = f"[{row['name']}](algorithms/{_file(row['name'])}.md)"
-        lines.append(f"| {name} | `{_cell(row['advantage'])}` | {_cell(row['paper'])} |")
+        name = f"[{row['name']}](algorithms/{file_name(row['name'])}.md)"
+        lines.append(f"| {name} | `{cell(row['advantage'])}` | {cell(row['paper'])} |")
     return "\n".join(lines) + "\n"
 
 
 def algorithm(name: str) -> str:
     """A row: the function in each slot with its formula, and known differences."""
     row = ALGORITHMS.get(name)
-    lines = [f"# {name}", "", f"[Algorithms](../algorithms.md) · {_text(row.paper)}", ""]
+    lines = [f"# {name}", "", f"[Algorithms](../algorithms.md) · {plain(row.paper)}", ""]
     lines += ["```toml", "[algorithm]", f'name = "{name}"', "```"]
     for slot, registry in SLOTS.items():
         chosen = getattr(row, slot)
         part = registry.get(chosen.name)
-        link = f"[`{chosen.name}`](../functions/{slot}-{_file(chosen.name)}.md)"
+        link = f"[`{chosen.name}`](../functions/{slot}-{file_name(chosen.name)}.md)"
         values = settings_of(registry, chosen).items()
         given = ", ".join(f"`{key} = {json.dumps(value, default=str)}`" for key, value in values)
         more = f" with {given}" if given else ""
         if slot == "divergence" and chosen.name != "none":
             more += f", coefficient {row.divergence_coefficient:g}, in the {row.divergence_in}"
-        lines += ["", f"## {slot.capitalize()}", "", f"{link}{more}. {_text(summary(part))}"]
+        lines += ["", f"## {slot.capitalize()}", "", f"{link}{more}. {plain(summary(part))}"]
         if said := formula(part):
             lines += ["", "```text", said, "```"]
     lines += ["", "## Entropy", "", f"Coefficient of the bonus: {row.entropy:g}."]
     if row.differs:
-        lines += ["", "## Differences", "", *(f"* {_text(each)}" for each in row.differs)]
+        lines += ["", "## Differences", "", *(f"* {plain(each)}" for each in row.differs)]
     return "\n".join(lines) + "\n"
 
 
@@ -261,8 +265,8 @@ def parts() -> str:
             "|---|---|",
         ]
         for name in registry:
-            link = f"[{name}](functions/{slot}-{_file(name)}.md)"
-            lines.append(f"| {link} | {_cell(_text(summary(registry.get(name))))} |")
+            link = f"[{name}](functions/{slot}-{file_name(name)}.md)"
+            lines.append(f"| {link} | {cell(plain(summary(registry.get(name))))} |")
     return "\n".join(lines) + "\n"
 
 
@@ -271,8 +275,8 @@ def functions(registry: Registry, title: str, about: str) -> str:
     lines = [f"# {title}", "", about, "", "| name | what it is |", "|---|---|"]
     for name in registry:
         said = inspect.cleandoc(registry.get(name).__doc__ or "").partition("\n\n")[0]
-        link = f"[{name}]({title.lower()}/{_file(name)}.md)"
-        lines.append(f"| {link} | {_cell(_text(said))} |")
+        link = f"[{name}]({title.lower()}/{file_name(name)}.md)"
+        lines.append(f"| {link} | {cell(plain(said))} |")
     return "\n".join(lines) + "\n"
 
 
@@ -284,14 +288,14 @@ def function(registry: Registry, name: str, kind: str, index: str) -> str:
     lines += [*prose(inspect.cleandoc(own.__doc__ or ""))]
     rows = [
         f"| `{key}` | `{_type(p)}` | "
-        f"{'required' if p.default is p.empty else f'`{_cell(repr(p.default))}`'} |"
+        f"{'required' if p.default is p.empty else f'`{cell(repr(p.default))}`'} |"
         for key, p in registry.settings(name).items()
     ]
     if rows:
         lines += ["", "## Settings", "", "| setting | type | default |", "|---|---|---|", *rows]
     if kind in SLOTS:
         users = [row for row in ALGORITHMS if getattr(ALGORITHMS.get(row), kind).name == name]
-        links = ", ".join(f"[{row}](../algorithms/{_file(row)}.md)" for row in users)
+        links = ", ".join(f"[{row}](../algorithms/{file_name(row)}.md)" for row in users)
         lines += ["", f"Algorithms: {links}." if users else "No algorithm of the table uses it."]
     elif set_by := [n for n in _set_by()[NAMED_BY[kind]] if _names(kind, n, name)]:
         lines += ["", f"Recipes: {', '.join(set_by)}."]
@@ -321,8 +325,8 @@ def prose(docstring: str) -> Iterator[str]:
             for entry in re.split(r"\n(?= {4}\S)", "\n" + body):
                 names, colon, about = " ".join(entry.split()).partition(": ")
                 if entry.strip():
-                    listed = f"`{names}`: {_text(about)}" if colon and head != "Returns:" else ""
-                    yield f"* {listed or _text(' '.join(entry.split()))}"
+                    listed = f"`{names}`: {plain(about)}" if colon and head != "Returns:" else ""
+                    yield f"* {listed or plain(' '.join(entry.split()))}"
         elif head == "Example:":
             yield from ("**Example**", "", "```pycon", textwrap.dedent(body), "```")
         elif paragraph.startswith(("    ", ">>>")):
@@ -331,7 +335,7 @@ def prose(docstring: str) -> Iterator[str]:
         else:
             label, colon, rest = " ".join(paragraph.split()).partition(": ")
             labelled = colon and label in ("Source", "Elsewhere", "How it is gamed")
-            yield f"**{label}.** {_text(rest)}" if labelled else _text(" ".join(paragraph.split()))
+            yield f"**{label}.** {plain(rest)}" if labelled else plain(" ".join(paragraph.split()))
         yield ""
 
 
@@ -344,14 +348,14 @@ def commands() -> str:
     lines += ["| command | does |", "|---|---|"]
     for name, each in _commands(typer.main.get_command(app), "groupwise"):
         said = " ".join((each.help or "").partition("\n\n")[0].split())
-        lines.append(f"| [{name}](commands/{_file(name)}.md) | {_cell(said)} |")
+        lines.append(f"| [{name}](commands/{file_name(name)}.md) | {cell(said)} |")
     return "\n".join(lines) + "\n"
 
 
 def command(name: str, command: Any) -> str:
     """A command with its arguments and options."""
     lines = [f"# {name}", "", "[Commands](../commands.md)", ""]
-    lines += [_text(" ".join(p.split())) + "\n" for p in (command.help or "").split("\n\n")]
+    lines += [plain(" ".join(p.split())) + "\n" for p in (command.help or "").split("\n\n")]
     for parameter in command.params:
         if parameter.name != "help":
             lines += [*_parameter(parameter), ""]
@@ -380,10 +384,10 @@ def metrics() -> str:
     """Every metric of `metrics.jsonl`."""
     lines = ["# Metrics", "", "Keys of `metrics.jsonl`, one line per step.", ""]
     lines += ["| key | title | meaning |", "|---|---|---|"]
-    lines += [f"| `{key}` | {_cell(m.title)} | {_cell(m.meaning)} |" for key, m in METRICS.items()]
+    lines += [f"| `{key}` | {cell(m.title)} | {cell(m.meaning)} |" for key, m in METRICS.items()]
     for key in ("seconds.rollout", "tool_found", "reward_exact_answer", "critic.loss"):
         if known := metric(key):
-            lines.append(f"| as `{key}` | {_cell(known.title)} | {_cell(known.meaning)} |")
+            lines.append(f"| as `{key}` | {cell(known.title)} | {cell(known.meaning)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -429,9 +433,9 @@ def _parameter(parameter: Any) -> Iterator[str]:
     notes = (
         "Required." if parameter.required else f"Default: `{parameter.default}`." if known else ""
     )
-    yield f"## {title} {{ #{_anchor(parameter.name or '')} }}"
+    yield f"## {title} {{ #{anchor(parameter.name or '')} }}"
     yield ""
-    yield f"{_text(getattr(parameter, 'help', None) or '')} {notes}".strip()
+    yield f"{plain(getattr(parameter, 'help', None) or '')} {notes}".strip()
 
 
 def _links(text: str, page: Path, known: Iterable[Path]) -> str:
@@ -452,29 +456,7 @@ def _links(text: str, page: Path, known: Iterable[Path]) -> str:
 
 def _type(parameter: inspect.Parameter) -> str:
     """The type of a setting, as it is written."""
-    return _cell(inspect.formatannotation(parameter.annotation).strip("'"))
-
-
-def _cell(text: str) -> str:
-    """Text as a cell of a table."""
-    return " ".join(text.split()).replace("|", "\\|")
-
-
-def _text(text: str) -> str:
-    """Plain text as Markdown; what stands between backticks stays as it is."""
-    pieces = re.split(r"(`[^`]*`)", text)
-    pieces[::2] = [re.sub(r"([*<\[\]])", r"\\\1", piece) for piece in pieces[::2]]
-    return "".join(pieces)
-
-
-def _anchor(name: str) -> str:
-    return re.sub(r"[^a-z0-9_-]", "-", name.lower())
-
-
-def _file(name: str) -> str:
-    """The name of a page: that of a setting, algorithm, function or command."""
-    plain = re.sub(r"^groupwise (?=.)|\.N$", "", name)
-    return re.sub(r"[^A-Za-z0-9_.@+-]", "-", plain) or "top-level"
+    return cell(inspect.formatannotation(parameter.annotation).strip("'"))
 
 
 if __name__ == "__main__":

@@ -28,7 +28,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     spec = importlib.util.spec_from_file_location("site_pages", ROOT / "docs" / "pages.py")
     assert spec is not None and spec.loader is not None
     module: ModuleType = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "docs"))
+        spec.loader.exec_module(module)
     folder = tmp_path_factory.mktemp("site") / "source"
     module.write(folder)
     return folder
