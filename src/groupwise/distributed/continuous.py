@@ -24,7 +24,7 @@ class ContinuousEngine:
 
     def __init__(self, engine: ClusterEngine) -> None:
         self.engine, self.cluster = engine, engine.cluster
-        self._running: dict[Any, tuple[int, Any, Request]] = {}
+        self._running: dict[Any, tuple[int, Any, Request, float]] = {}
         self._ready: dict[int, tuple[Any, list[Any]]] = {}
         self._lost = 0
 
@@ -54,7 +54,7 @@ class ContinuousEngine:
                 continue
             done, _ = self.cluster.ray.wait(list(self._running), num_returns=1, timeout=LOOK_S)
             for ref in done:
-                place, actor, request = self._running.pop(ref)
+                place, actor, request, start = self._running.pop(ref)
                 try:
                     group = self.cluster.get(ref)
                 except self.cluster.ray.exceptions.RayActorError as error:
@@ -62,12 +62,14 @@ class ContinuousEngine:
                     self._replace(place, actor, error)
                     continue
                 self._lost = 0
+                self.engine.spans.add(f"replica {place}", "sampling", start)
                 yield group
 
     def _give(self, place: int, request: Request, sampling: Sampling, limits: Any) -> None:
         actor = self._ready[place][0]
         write = actor.write.options(concurrency_group=WRITING)
-        self._running[write.remote(request, sampling, limits)] = place, actor, request
+        ref = write.remote(request, sampling, limits)
+        self._running[ref] = place, actor, request, time.time()
 
     def _free(self) -> int | None:
         """The replica with the fewest requests, if it may have another one. A new replica gets none

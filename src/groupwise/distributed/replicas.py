@@ -13,6 +13,7 @@ from torch import Tensor
 from groupwise.distributed.actors import Replica
 from groupwise.errors import RunError
 from groupwise.rollouts.background import versions_kept
+from groupwise.rollouts.spans import Spans
 from groupwise.types import Group, Limits, Metrics, Request, Sampling, WeightsRef
 
 PAUSE_S = 0.01
@@ -100,6 +101,7 @@ class ClusterEngine:
         self.replicas = [self._new() for _ in range(count)]
         self.holds: list[tuple[Stored, Any] | None] = [None] * count
         self.idle, self.lock = Idle(count), threading.Lock()
+        self.spans = Spans(apart=True)
         cluster.compare({f"replica {i}": actor for i, actor in enumerate(self.replicas)})
         cluster.get([ref for place in range(count) for ref in self.renew(place, weights)])
         self.exact_continuation = bool(cluster.get(self.replicas[0].exact_continuation.remote()))
@@ -141,6 +143,7 @@ class ClusterEngine:
         source, over, caller = iter(requests), False, object()
         waiting: deque[Request] = deque()
         running: dict[Any, tuple[int, list[Request], list[Any], Any]] = {}
+        begun: dict[Any, float] = {}
         lost, ray = 0, self.cluster.ray
         try:
             while not over or waiting or running:
@@ -154,6 +157,7 @@ class ClusterEngine:
                     actor = self.replicas[place]
                     ref = actor.generate.remote(given, sampling)
                     running[ref] = place, given, renewed, actor
+                    begun[ref] = time.time()
                 if not waiting:
                     self.idle.stop_waiting(caller)
                 if not running:
@@ -176,6 +180,7 @@ class ClusterEngine:
                         waiting.extendleft(reversed(given))
                         groups = []
                     del running[ref]
+                    self.spans.add(f"replica {place}", "sampling", begun.pop(ref))
                     self.idle.give_back([place])
                     yield from groups
         finally:
@@ -218,7 +223,7 @@ class ClusterEngine:
             RunError: what arrived is not what was sent.
         """
         assert isinstance(weights, Stored)
-        start = time.perf_counter()
+        start, at = time.perf_counter(), time.time()
         self.kept.append(weights)
         places = self.idle.claim_all()
         try:
@@ -226,6 +231,7 @@ class ClusterEngine:
             for place, actor, refs in calls:
                 try:
                     self.cluster.get(refs)
+                    self.spans.add(f"replica {place}", "transferring", at)
                 except self.cluster.ray.exceptions.RayActorError:
                     self.replace(place, actor)
         finally:

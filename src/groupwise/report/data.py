@@ -31,6 +31,7 @@ class RunData:
         metrics: one row per step: `{"step": 1, "accuracy": .5, "seconds": {"rollout": .8}}`.
         evaluations: rows `{"step", "split", "figures": {name: {"value", "low", "high"}}}`.
         alerts: rows `{"step", "alarm", "text"}` of the alerts that fired.
+        timeline: rows `{"step", "spans": [[process, what, start, end]], "queue": {name: count}}`.
         samples: answers to fixed prompts, before and after:
             `{"step", "prompt": {"id", "text", "answer"}, "text", "correct"}`.
         rollouts: groups, as the lines of the rollout files.
@@ -46,6 +47,7 @@ class RunData:
     metrics: Sequence[Row] = ()
     evaluations: Sequence[Row] = ()
     alerts: Sequence[Row] = ()
+    timeline: Sequence[Row] = ()
     samples: Sequence[Row] = ()
     rollouts: Sequence[Row] = ()
     config: Mapping[str, Any] = field(default_factory=dict)
@@ -76,6 +78,7 @@ class RunData:
         metrics, skipped = _lines(folder / "metrics.jsonl")
         evaluations, more = _lines(folder / "evaluations.jsonl")
         alerts, cut = _lines(folder / "alarms.jsonl")
+        timeline, torn = _lines(folder / "timeline.jsonl")
         chosen = _within(files, READ_LIMIT_BYTES)
         rollouts, lost = [], 0
         for file in chosen:
@@ -91,10 +94,11 @@ class RunData:
             metrics=_latest(metrics),
             evaluations=tuple(row for row in evaluations if isinstance(row.get("figures"), dict)),
             alerts=tuple(alerts),
+            timeline=_latest(timeline),
             samples=tuple(_samples(evaluations)),
             rollouts=tuple(rollouts),
             config=config,
-            skipped=skipped + more + lost + broken + cut,
+            skipped=skipped + more + lost + broken + cut + torn,
             unread=len(files) - len(chosen),
         )
 

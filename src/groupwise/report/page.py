@@ -24,6 +24,7 @@ from groupwise.report.curves import (
 from groupwise.report.data import RunData
 from groupwise.report.rollouts import payload
 from groupwise.report.text import embedded, escaped
+from groupwise.report.timeline import timeline
 from groupwise.rundir.files import replace_text
 
 SCRIPTS = ("charts.js", "rollouts.js", "page.js")
@@ -117,6 +118,7 @@ def _page(
             sections.before_after(runs),
             _more_curves(charts, [chart.key for chart in held_out]),
             sections.timings(runs),
+            timeline(runs[0]) if kind == "run" else "",
             sections.browser(packed, sum(run.unread for run in runs)),
             sections.footer(runs),
         )

@@ -25,6 +25,7 @@ from groupwise.prompts.sources import content_hash
 from groupwise.rewards import Scorer
 from groupwise.rewards.journal import RewardJournal
 from groupwise.rollouts.partial import Asked, PartialRollouts
+from groupwise.rollouts.spans import Spans
 from groupwise.rollouts.tools import ReplyJournal
 from groupwise.types import (
     Engine,
@@ -66,6 +67,7 @@ class RolloutSource:
 
     Attributes:
         rows: where the prompts drawn so far stand in the data, by id.
+        spans: of judging, for the timeline of the run; None notes none.
     """
 
     def __init__(
@@ -93,6 +95,7 @@ class RolloutSource:
         self.partial = PartialRollouts(tokens_per_step)
         self.order: Order = PromptOrder(len(prompts), seed=seed) if order is None else order
         self.rows: dict[str, int] = {}
+        self.spans: Spans | None = None
         self._rows = content_hash(prompts)
 
     def take(self, count: int, *, step: int) -> ScoredGroups:
@@ -224,7 +227,7 @@ class RolloutSource:
                 groups[place] = group
                 known = self.journal.recall(group) if self.journal else None
                 if known is None:
-                    tickets[place] = self.scorer.submit(group)
+                    tickets[place] = self.submit(group)
                 else:
                     recalled[place] = known
         written = time.perf_counter()
@@ -236,6 +239,14 @@ class RolloutSource:
         seconds["rollout"] += written - start
         seconds["reward"] += time.perf_counter() - written
         return [groups[place] for place in sorted(groups)], scores
+
+    def submit(self, group: Group) -> Any:
+        """The ticket of a group that the scorer is given."""
+        told = None if self.spans is None else self.spans.judging()
+        ticket = self.scorer.submit(group)
+        if told is not None:
+            ticket.add_done_callback(told)
+        return ticket
 
     def await_verdicts(self, tickets: Iterable[Any], heartbeat: Heartbeat) -> None:
         """Wait for verdicts; each is progress, and so is a worker that loads its model."""

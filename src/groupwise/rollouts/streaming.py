@@ -118,8 +118,7 @@ class StreamingSource:
         self.source, self.engine, self.limits = source, engine, limits
         self.max_staleness, self.steps, self.version = max_staleness, steps, version
         self.journal, self.runner, self.watch = journal, runner, watch
-        self.closed = False
-        self.received = self.stale = 0
+        self.closed, self.received, self.stale = False, 0, 0
         self._lock = threading.Lock()
         self._undecided: deque[_Open] = deque()
         self._kept: deque[_Open] = deque()
@@ -325,7 +324,7 @@ class StreamingSource:
         each = self._running.pop(group.stream, None)
         if each is None:
             return
-        ticket = self.source.scorer.submit(group := sound(group))
+        ticket = self.source.submit(group := sound(group))
         with self._lock:
             each.group, each.ticket = group, ticket
             self.received += 1
@@ -361,6 +360,13 @@ class StreamingSource:
         """How many groups may be admitted."""
         batches = min(self._now + self.max_staleness + 1, max(self.steps, self._now + 1))
         return (batches - self._next) * self._count - len(self._undecided) - len(self._kept)
+
+    def queue(self) -> dict[str, int]:
+        """Groups that are being written, that are judged, and that wait for their batch."""
+        with self._lock:
+            groups, ready = [each.group for each in self._undecided], len(self._kept)
+        judging = sum(group is not None for group in groups)
+        return {"writing": len(groups) - judging, "judging": judging, "ready": ready}
 
     # -- state ---------------------------------------------------------------------------------
 
@@ -423,13 +429,11 @@ class StreamingSource:
             each.group = restored_group(plain["group"], self.source)
 
     def _submit_restored(self) -> None:
-        """Have restored groups judged. Not while a state is restored, which also happens after a
-        judge hung, to save a checkpoint."""
+        """Have restored groups judged; not earlier, as a checkpoint is saved after a judge hung."""
         with self._lock:
-            found = [e for e in self._undecided if e.group is not None and e.ticket is None]
-        for each in found:
-            assert each.group is not None
-            each.ticket = self.source.scorer.submit(each.group)
+            found = [(e, e.group) for e in self._undecided if e.group and e.ticket is None]
+        for each, group in found:
+            each.ticket = self.source.submit(group)
 
     def _replayed(self, step: int) -> ScoredGroups | None:
         """The journalled batch of a step of a resumed run, after which sampling goes on as it did;

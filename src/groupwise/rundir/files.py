@@ -39,6 +39,7 @@ RUN_FILES = (
     "rollouts",
     "evaluations.jsonl",
     "alarms.jsonl",
+    "timeline.jsonl",
     "suspects",
     "journal",
     SAVED,
@@ -62,6 +63,7 @@ class RunLog:
     rollouts/            step-000010.jsonl: one line per group
     evaluations.jsonl    one line per evaluation
     alarms.jsonl         one line per alert that fired
+    timeline.jsonl       one line per step: what each process did, and when
     suspects/            step-000010.json: completions of a step whose gradient was not finite
 
     Args:
@@ -122,6 +124,18 @@ class RunLog:
         """Append an alert that fired."""
         self._append("alarms.jsonl", {"step": step, "alarm": name, "text": text})
 
+    def timeline(
+        self, step: int, spans: Sequence[tuple[str, str, float, float]], queue: Mapping[str, int]
+    ) -> None:
+        """Append what processes did since the last step.
+
+        Args:
+            spans: process, what it did, start and end in seconds since 1970.
+            queue: groups that are being sampled, by where they stand.
+        """
+        rows = [[who, what, round(start, 3), round(end, 3)] for who, what, start, end in spans]
+        self._append("timeline.jsonl", {"step": step, "spans": rows, "queue": queue})
+
     def suspects(self, step: int, completions: Sequence[Mapping[str, Any]]) -> None:
         """Write the completions that a step without a finite gradient is blamed on."""
         path = self.folder / "suspects" / f"step-{step:06d}.json"
@@ -144,7 +158,7 @@ class RunLog:
 
     def _rewind(self, step: int) -> None:
         """Drop what was written after a step, so that a resumed run repeats no line."""
-        for name in (METRICS, "evaluations.jsonl", "alarms.jsonl"):
+        for name in (METRICS, "evaluations.jsonl", "alarms.jsonl", "timeline.jsonl"):
             path = self.folder / name
             if path.exists():
                 kept = _lines_until(step, path)

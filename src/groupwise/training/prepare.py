@@ -63,7 +63,7 @@ from groupwise.training.resume import (
     plain_settings,
     resume_facts,
 )
-from groupwise.training.sources import make_journals, make_source
+from groupwise.training.sources import make_journals, make_source, spans_of
 from groupwise.training.stages.pretraining import ready_critic
 from groupwise.training.stages.warmup import warm_up
 from groupwise.training.token_reward import TokenRewardTrainer
@@ -225,6 +225,8 @@ def _trainer(
         max_draws=config.algorithm.max_draws,
         watch=watch,
     )
+    spans = spans_of(config, connected.engine)
+    watch = watch if spans is None else spans.watching(watch)
     learners = {POLICY: connected.learner}
     if second is not None and algorithm.second_learner is not None:
         learners[algorithm.second_learner] = second(source, log=monitor.log)
@@ -250,6 +252,9 @@ def _trainer(
         folder=run_log.folder,
         watch=watch,
     )
+    drawn.spans = monitor.spans = spans
+    if isinstance(taken, StreamingSource):
+        monitor.queue = taken.queue
     changing = Changing(config, trainer, source=drawn, scorer=scorer)
     trainer.callbacks = (changing, *uploads(config.hub, trainer), *callbacks)
     return trainer

@@ -20,6 +20,7 @@ from groupwise.rollouts.background import Background
 from groupwise.rollouts.batch_journal import BatchJournal
 from groupwise.rollouts.limits import slots_for
 from groupwise.rollouts.source import RolloutSource
+from groupwise.rollouts.spans import Spans
 from groupwise.rollouts.streaming import StreamingSource
 from groupwise.rollouts.tools import ReplyJournal, ToolEngine
 from groupwise.training.checkpoint.manager import Journal
@@ -133,6 +134,13 @@ def make_source(
         watch=watch,
     )
     return drawn, ahead
+
+
+def spans_of(config: Config, engine: Engine) -> Spans | None:
+    """Collects the timeline of a run whose stages overlap or have processes of their own."""
+    if not config.ahead and config.streaming is None and config.cluster is None:
+        return None
+    return getattr(engine, "spans", None) or Spans()
 
 
 def _continuous(engine: Engine) -> Engine:

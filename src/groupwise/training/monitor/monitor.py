@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from groupwise.rollouts.spans import Spans
 from groupwise.rundir.files import RunLog
 from groupwise.training.monitor.alerts import Alert, Alerts
 from groupwise.training.monitor.divergence_guard import DivergenceGuard, Verdict, suspects
@@ -29,6 +30,10 @@ class Monitor:
         alerts, guard: warn about steps, and decide what becomes of the run.
         name: of the run in messages, as several may be shown at once.
         rollouts_every: steps between files of rollouts; 0 writes none.
+
+    Attributes:
+        spans: what processes do, for the timeline; None writes none.
+        queue: how many groups stand where.
     """
 
     def __init__(
@@ -45,6 +50,8 @@ class Monitor:
         self.run_log, self.progress, self.trackers = run_log, progress, trackers
         self.alerts, self.guard = alerts or Alerts(), guard or DivergenceGuard()
         self.name, self.rollouts_every = name, rollouts_every
+        self.spans: Spans | None = None
+        self.queue: Callable[[], Mapping[str, int]] = dict
         self.moves = 0
         self._unmoved: Callable[[], float] | None = None
         self._start = 0.0
@@ -90,6 +97,8 @@ class Monitor:
         if result.metrics["skipped_updates"]:
             self.run_log.suspects(step, suspects(result.scored, result.batches, policy))
         self.run_log.step(step, result.metrics)
+        if self.spans is not None:
+            self.run_log.timeline(step, self.spans.drained(), self.queue())
         every, advantages = self.rollouts_every, result.advantages
         if every and (step % every == 0 or step == 1 or final):
             per_completion = advantages if advantages.ndim == 2 else None
