@@ -14,10 +14,13 @@ from transformers import (
     GPT2Config,
     GraniteConfig,
     MambaConfig,
+    MiniMaxConfig,
+    XLNetConfig,
 )
 from transformers.utils import logging
 
 from groupwise.algorithms.losses import FunctionObjective
+from groupwise.errors import ModelError
 from groupwise.models import AdapterSettings, Policy, unsupported
 from groupwise.models.loading import with_adapter
 from groupwise.rollouts import GenerateEngine, GroupEngine, make_engine
@@ -38,6 +41,10 @@ STRANGE = {
     "granite": lambda: GraniteConfig(**SHAPE, logits_scaling=4.0),
     # Its positions are in the mask.
     "bloom": lambda: BloomConfig(**BLOOM),
+    # Its linear attention sums over every token before, padding on the left included.
+    "minimax": lambda: MiniMaxConfig(
+        **SHAPE, head_dim=8, num_local_experts=4, num_experts_per_tok=2, block_size=16
+    ),
 }
 
 
@@ -106,6 +113,25 @@ def test_models_that_do_not_fit_are_found_out_and_trained_all_the_same(name: str
         Sampling(max_tokens=10, temperature=0.8, top_p=0.8),
     ):
         assert_learns_what_was_sampled(policy, sampling)
+
+
+def test_a_model_that_generates_from_another_distribution_than_it_reads_is_refused() -> None:
+    bidirectional = XLNetConfig(vocab_size=VOCAB, d_model=32, n_layer=2, n_head=4, d_inner=64)
+    with pytest.raises(ModelError, match=r"differ by \S+ from those of the same tokens read"):
+        GenerateEngine(tiny_policy(random_model(bidirectional)))
+    model = random_model(STRANGE["minimax"]())
+    reads_padding(model)
+    with pytest.raises(ModelError, match="takes padding for tokens"):
+        GenerateEngine(tiny_policy(model))
+
+
+def reads_padding(model: Any) -> None:
+    """Take the mask from the layers of linear attention, as versions without one had it."""
+    for kind, layer in zip(model.config.layer_types, model.model.layers, strict=True):
+        if kind == "linear_attention":
+            layer.self_attn.register_forward_pre_hook(
+                lambda _, args, given: (args, {**given, "attention_mask": None}), with_kwargs=True
+            )
 
 
 def test_whole_sequences_give_the_gradient_of_the_packed_form() -> None:

@@ -132,6 +132,12 @@ class TwoRows:
         return out.transpose(1, 2).flatten(0, 1)
 
 
+def rounding_limit(model: Any) -> float:
+    """By how much log-probabilities may change by rounding alone when they are computed another
+    way."""
+    return 1e-4 if model.dtype in (torch.float32, torch.float64) else 0.25
+
+
 @torch.no_grad()
 def unsupported(model: Any, *, tokens: int = 12) -> str | None:
     """Why a model cannot be attended group by group, or None where it can.
@@ -177,7 +183,7 @@ def unsupported(model: Any, *, tokens: int = 12) -> str | None:
     else:
         what = "log-probabilities"
         gap = (plain.log_softmax(-1) - apart.log_softmax(-1)).abs().max().item()
-    limit = 1e-4 if base.dtype in (torch.float32, torch.float64) else 0.25
+    limit = rounding_limit(base)
     if not gap <= limit:
         return f"its {what} change by {gap:.2g} when attention is replaced (limit {limit})"
     kinds = getattr(base.config.get_text_config(), "layer_types", None) or ()

@@ -25,7 +25,9 @@ from transformers import (
     StoppingCriteriaList,
 )
 
+from groupwise.errors import ModelError
 from groupwise.models import Backbone, Policy
+from groupwise.models.backbone import rounding_limit
 from groupwise.rollouts.limits import RequestQueue
 from groupwise.rollouts.rows import Row, completions_of, rows_of
 from groupwise.rollouts.sampling import draw, kept_ids
@@ -57,11 +59,16 @@ class GenerateEngine:
     Args:
         policy: model and tokenizer.
         max_rows: completions written at the same time.
+
+    Raises:
+        ModelError: the model gives the tokens that it generates other log-probabilities when it
+            reads them.
     """
 
     exact_continuation = False
 
     def __init__(self, policy: Policy, *, max_rows: int = 128) -> None:
+        check_generation(policy)
         self.policy, self.max_rows, self.version = policy, max_rows, 0
 
     def generate(
@@ -174,6 +181,58 @@ class GenerateEngine:
 
     def close(self) -> None:
         """Nothing is held between calls."""
+
+
+@torch.no_grad()
+def check_generation(policy: Policy, *, lengths: tuple[int, int] = (11, 5), left: int = 3) -> None:
+    """See that the model generates from the distribution that the learner computes.
+
+    Generates a few tokens from two prompts, padded on the left and with the cache of the model, and
+    compares their log-probabilities with those of the whole sequences, padded on the right. They
+    differ where a model is not causal, or takes padding for tokens.
+
+    Args:
+        lengths: tokens of the prompts, the longer one first.
+        left: tokens to generate.
+
+    Raises:
+        ModelError: they differ by more than rounding.
+    """
+    model = Backbone.of(policy.model).model
+    longest, short = lengths
+    base = model.config.get_text_config()
+    device = model.get_input_embeddings().weight.device
+    ids = torch.arange(2 * longest, device=device).view(2, -1) % base.vocab_size
+    mask = torch.ones_like(ids)
+    mask[1, : longest - short] = 0
+    settings = GenerationConfig(
+        max_new_tokens=left,
+        do_sample=False,
+        pad_token_id=policy.tokenizer.pad_token_id,  # pyright: ignore[reportArgumentType]
+        output_logits=True,
+        return_dict_in_generate=True,
+    )
+    training = model.training
+    model.eval()
+    try:
+        with _without_defaults(model):
+            out = model.generate(ids, attention_mask=mask, generation_config=settings)
+        whole, seen = out.sequences.clone(), torch.ones_like(out.sequences)
+        whole[1] = whole[1].roll(short - longest)
+        seen[1, short + left :] = 0
+        read = model(whole, attention_mask=seen, use_cache=False).logits.float()
+    finally:
+        model.train(training)
+    sampled = torch.stack(out.logits, 1).float().log_softmax(-1)
+    scored = torch.stack([read[row, n - 1 : n - 1 + left] for row, n in enumerate(lengths)])
+    gap = (sampled - scored.log_softmax(-1)).abs().max().item()
+    limit = rounding_limit(model)
+    if not gap <= limit:
+        raise ModelError(
+            f"model: the log-probabilities of generated tokens differ by {gap:.2g} from those of "
+            f"the same tokens read (limit {limit}), so a run would learn from another distribution "
+            "than it samples; the model is not causal, or takes padding for tokens."
+        )
 
 
 @contextmanager
