@@ -13,7 +13,9 @@ traceback to be understood; `--debug` shows one.
 from __future__ import annotations
 
 import difflib
+import shlex
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 
 class GroupwiseError(Exception):
@@ -44,6 +46,19 @@ class RunError(GroupwiseError):
 def first_line(error: BaseException) -> str:
     """The first line of another library's message, for one of ours; its type where it has none."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def install_command(extra: str) -> str:
+    """The command that installs an extra of groupwise, for messages; in a checkout, from there.
+
+    Example:
+        >>> install_command("ray").endswith("[ray]'")
+        True
+    """
+    checkout = Path(__file__).resolve().parents[2]
+    if (checkout / "pyproject.toml").is_file():
+        return f"pip install -e {shlex.quote(f'{checkout}[{extra}]')}"
+    return f"pip install 'groupwise[{extra}]'"
 
 
 def suggest(name: str, known: Iterable[str], *, meant: str = "") -> str:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import ast
 import re
+import runpy
+import shutil
 import sys
 import tomllib
 from collections.abc import Iterable, Iterator
 from importlib.metadata import packages_distributions
 from pathlib import Path
+
+import groupwise.errors
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -74,3 +78,23 @@ def test_the_page_says_what_each_package_is_for() -> None:
 def test_constraints_pin_every_required_package() -> None:
     pinned = names((ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines())
     assert sorted(names(PROJECT["dependencies"]) - pinned) == []
+
+
+def test_a_missing_extra_is_installed_from_the_checkout_where_one_runs(tmp_path: Path) -> None:
+    source = groupwise.errors.__file__
+    assert groupwise.errors.install_command("ray") == f"pip install -e '{ROOT}[ray]'"
+    installed = tmp_path / "lib" / "python" / "site-packages" / "groupwise" / "errors.py"
+    installed.parent.mkdir(parents=True)
+    shutil.copyfile(source, installed)
+    found = runpy.run_path(str(installed))["install_command"]("ray")
+    assert found == "pip install 'groupwise[ray]'"
+
+
+def test_messages_name_extras_that_exist() -> None:
+    named = set()
+    for path in (ROOT / "src").rglob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        named |= set(re.findall(r"install_command\([\"'](\w+)", text))
+        if path.name != "errors.py":
+            assert "groupwise[" not in text, path
+    assert named and named <= set(PROJECT["optional-dependencies"])

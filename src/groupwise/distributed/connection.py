@@ -9,7 +9,7 @@ from typing import Any
 
 from groupwise.config import Config
 from groupwise.distributed import surroundings
-from groupwise.errors import GroupwiseError, RunError, UsageError, first_line
+from groupwise.errors import GroupwiseError, RunError, UsageError, first_line, install_command
 
 STORE_MB = 256
 """Shared memory of a cluster that is started here."""
@@ -36,7 +36,7 @@ class Cluster:
         try:
             import ray
         except ImportError as error:
-            raise UsageError("[cluster]: needs Ray; pip install 'groupwise[ray]'.") from error
+            raise UsageError(f"[cluster]: needs Ray; {install_command('ray')}.") from error
         self.ray: Any = ray
         needs = self._needs()
         given: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}

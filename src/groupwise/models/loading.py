@@ -17,7 +17,7 @@ from transformers import (
     PretrainedConfig,
 )
 
-from groupwise.errors import UsageError, first_line
+from groupwise.errors import UsageError, first_line, install_command
 from groupwise.models.adapters import SavedAdapter, new_adapter
 from groupwise.models.hub import check_on_hub, commit_in_cache
 from groupwise.models.policy import Policy, make_policy, without_bars
@@ -309,7 +309,7 @@ def four_bits(compute: torch.dtype) -> Any:
         import bitsandbytes  # noqa: F401  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise UsageError(
-            "model.quantization = 'nf4': needs bitsandbytes; pip install 'groupwise[quant]'."
+            f"model.quantization = 'nf4': needs bitsandbytes; {install_command('quant')}."
         ) from error
     except Exception as error:  # Its library is loaded here, and fails as it likes.
         raise UsageError(

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from groupwise.errors import RunError, UsageError
+from groupwise.errors import RunError, UsageError, install_command
 from groupwise.settings import OptimizerSettings
 
 PIECE = 1 << 22
@@ -229,8 +229,8 @@ def _adam(masters: list[nn.Parameter], settings: OptimizerSettings) -> torch.opt
         import bitsandbytes.optim as bitsandbytes  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise UsageError(
-            "optimizer.name = 'adamw_8bit': needs bitsandbytes; pip install 'groupwise[quant]', or "
-            "take 'adamw'."
+            "optimizer.name = 'adamw_8bit': needs bitsandbytes; take 'adamw', or "
+            f"{install_command('quant')}."
         ) from error
     return bitsandbytes.AdamW8bit(masters, **given)  # pyright: ignore[reportPrivateImportUsage]
 

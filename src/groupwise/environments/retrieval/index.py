@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from groupwise.environments.retrieval.corpus import Passage
-from groupwise.errors import UsageError
+from groupwise.errors import UsageError, install_command
 
 _WORD = re.compile(r"[^\W_]+")
 _HANGUL = re.compile("[\uac00-\ud7a3]+")
@@ -100,7 +100,7 @@ def _library() -> Any:
         import bm25s
     except ImportError as error:
         raise UsageError(
-            "search: needs the package bm25s; pip install 'groupwise[search]'."
+            f"search: needs the package bm25s; {install_command('search')}."
         ) from error
     return bm25s
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from groupwise.errors import UsageError, suggest
+from groupwise.errors import UsageError, install_command, suggest
 from groupwise.rundir.files import replace_text
 from groupwise.types import ScoredGroups
 
@@ -194,6 +194,6 @@ def make_trackers(
         except ImportError as error:
             raise UsageError(
                 f"logging.trackers = {name!r}: needs the package {error.name}; "
-                f"pip install 'groupwise[{'mlflow' if name == 'mlflow' else 'trackers'}]'."
+                f"{install_command('mlflow' if name == 'mlflow' else 'trackers')}."
             ) from None
     return tuple(made)

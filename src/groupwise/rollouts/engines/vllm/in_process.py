@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from groupwise.errors import RunError, UsageError
+from groupwise.errors import RunError, UsageError, install_command
 from groupwise.models import Policy, is_adapted
 from groupwise.rollouts.engines.vllm.base import (
     Answer,
@@ -48,7 +48,7 @@ class InProcess:
             raise UsageError(
                 "engine.name = 'vllm': vLLM is not installed in this environment; give the Python "
                 "of one where it is (engine.python), or the address of a server (engine.server), "
-                "or pip install 'groupwise[vllm]'."
+                f"or {install_command('vllm')}."
             )
         from vllm import __version__  # pyright: ignore[reportMissingImports]
 
