@@ -73,6 +73,13 @@ def test_a_long_result_is_cut_inside_its_tags() -> None:
     assert reply.text == "<result>" + "x" * 10 + "</result>"
 
 
+@pytest.mark.parametrize(
+    "text", ["<search>a</search>b", "x<search>a</search><", "<search>a</search>\n"]
+)
+def test_what_a_merged_token_wrote_behind_the_tag_is_no_part_of_the_call(text: str) -> None:
+    assert ask(echo(), text)[0].text == "<result>[a]</result>"
+
+
 def test_a_failed_tool_keeps_its_status() -> None:
     gone = TagEnvironment(lambda call: Reply(text="", status=Status.TIMEOUT), tags=TAGS)
     assert ask(gone, "<search>q</search>")[0].status is Status.TIMEOUT

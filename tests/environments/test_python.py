@@ -34,3 +34,25 @@ def test_a_program_that_hangs_is_an_answer_and_no_failure() -> None:
     reply = environment.reply(state, "<python>while True: pass</python>")
     assert reply.status is Status.OK and reply.values["timeout"] == 1.0
     assert "still running after 0.5 s" in reply.text
+
+
+@pytest.mark.parametrize(
+    "program", ["import os; os._exit(3)", "import os; os.kill(os.getpid(), 9)"]
+)
+def test_a_program_that_ends_its_process_is_an_answer_and_the_next_one_runs(program: str) -> None:
+    environment = python(seconds=5.0)
+    state = environment.begin(Prompt(id="a"), stream=Stream())
+    died = environment.reply(state, f"<python>{program}</python>")
+    assert died.status is Status.OK and "error" in died.text
+    assert "\n7\n" in environment.reply(state, "<python>print(7)</python>").text
+
+
+def test_megabytes_are_refused_in_words_and_bytes_that_are_no_text_are_readable() -> None:
+    environment = python(seconds=5.0)
+    state = environment.begin(Prompt(id="a"), stream=Stream())
+    long = environment.reply(state, "<python>print('x' * 3_000_000)</python>")
+    assert long.status is Status.OK and "error: flooded" in long.text
+    raw = r"import sys; sys.stdout.buffer.write(b'a\xff\xfeb')"
+    told = environment.reply(state, f"<python>{raw}</python>")
+    assert told.status is Status.OK
+    told.text.encode()

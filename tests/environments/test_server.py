@@ -8,6 +8,7 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import pytest
@@ -80,6 +81,29 @@ def test_a_server_that_is_gone_is_an_error_and_no_result() -> None:
         gone = Client(f"http://127.0.0.1:{taken.getsockname()[1]}", timeout_s=0.3)
         with pytest.raises(HttpError, match="search at http://127.0.0.1"):
             gone.search("capital")
+
+
+@pytest.mark.parametrize(
+    "content", [b"\xff\xfe{", b"<html>", b"[1]", b'{"result": [[{"score": 1}]]}']
+)
+def test_what_is_no_reply_of_a_server_is_an_error(content: bytes) -> None:
+    class Broken(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Broken) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        client = Client(f"http://127.0.0.1:{server.server_address[1]}")
+        with pytest.raises(HttpError, match="not the form of /retrieve"):
+            client.search("capital")
+        server.shutdown()
 
 
 @pytest.mark.parametrize("settings", [{}, {"corpus": "a", "server": "http://b"}])

@@ -14,9 +14,10 @@ import pytest
 
 from groupwise.errors import UsageError
 from groupwise.models import save_policy
+from groupwise.models.loading import BUNDLED
 from groupwise.pipelines import Pipeline, plan_table, read_pipeline, run_pipeline
 from groupwise.pipelines.over_seeds import run_seeds
-from groupwise.pipelines.running import LOG, RECORD
+from groupwise.pipelines.running import LOG, RECORD, _has_model
 from small_runs import Quiet, tiny
 
 TEXT = """
@@ -225,3 +226,8 @@ def test_an_evaluation_of_several_tasks_has_a_table_for_each(file: Path, tmp_pat
         assert over != lengths[0] or lengths[0] == lengths[1]
     assert f"## {headings[0]}" in (first / "report.md").read_text(encoding="utf-8")
     assert all(state.state == "done" for state in plan_table(replace(at(path, first), seed=0)))
+
+
+@pytest.mark.parametrize("name", list(BUNDLED))
+def test_models_of_the_package_are_on_this_machine(name: str) -> None:
+    assert _has_model(name)

@@ -222,6 +222,22 @@ def test_a_reply_without_room_ends_the_completion_where_it_is() -> None:
     assert group.completions == (full[0],), "it has ended, and asks no more"
 
 
+@pytest.mark.parametrize("most", [1, 3, 7])
+def test_a_completion_cut_inside_a_call_has_not_asked(most: int) -> None:
+    sampling = SAMPLING.model_copy(update={"max_tokens": most})
+    for engine in (GroupEngine(POLICY, max_rows=9), GenerateEngine(POLICY, max_rows=9)):
+        talker = Talker()
+        talker.stops = tuple(a + b for a in talker.stops for b in talker.stops)
+        found = [c for g in tools(talker, engine=engine).generate(asked(9), sampling)
+                 for c in g.completions]  # fmt: skip
+        told = [
+            c for c in found if c.finish == "length" and not any(s in c.text for s in talker.stops)
+        ]
+        assert any(c.text[-1:] in {s[0] for s in talker.stops} for c in told)
+        assert all(c.values["calls"] == 0 and c.failure is None for c in told)
+        assert sum(c.values["calls"] for c in found) == len(talker.asked)
+
+
 def test_an_interrupted_rollout_asks_nothing_again(tmp_path: Path) -> None:
     def journal(environment: str) -> ReplyJournal:
         made = ReplyJournal(tmp_path, environment=environment)

@@ -14,6 +14,7 @@ from groupwise.config import Config
 from groupwise.config.data import load_eval, load_train
 from groupwise.errors import UsageError
 from groupwise.models.hub import check_on_hub
+from groupwise.models.loading import BUNDLED
 from groupwise.pipelines.plan import Pipeline, Stage, references
 from groupwise.pipelines.stages import OUTPUTS, STAGES, TAKES, Kind, Work, clear
 from groupwise.pipelines.summary import write_report
@@ -248,7 +249,7 @@ def _outside(
 
 
 def _has_model(name: str) -> bool:
-    if name == "bundled" or Path(name).expanduser().exists():
+    if name in BUNDLED or Path(name).expanduser().exists():
         return True
     try:
         check_on_hub(name)
