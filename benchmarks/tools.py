@@ -8,6 +8,7 @@ replies are the same on both sides, and so are all tokens (this is checked). Cas
 
     prompt-24, prompt-300   CPU time of native and continued rollouts, replies at once
     alone-24, alone-300     the same, where every completion is continued by a request of its own
+    no-tool                 CPU time of tools that no completion ever asks, against none
     slow-tool               tokens per second where the tool of every eighth prompt takes 100 times
                             as long as the others, against none that does
     stragglers              tokens per second where 2 % of calls take a second, against rounds in
@@ -38,7 +39,15 @@ from groupwise.training.stages.base_model import small_policy
 from groupwise.types import Group, Limits, Prompt, Request, Sampling, Stream
 from harness import Report, arguments, chosen, ratios
 
-CASES = ("prompt-24", "prompt-300", "alone-24", "alone-300", "slow-tool", "stragglers")
+CASES = (
+    "prompt-24",
+    "prompt-300",
+    "alone-24",
+    "alone-300",
+    "no-tool",
+    "slow-tool",
+    "stragglers",
+)
 COLUMNS = ("case", "calls", "native_s_per_1000", "other_s_per_1000", "speedup", "same")
 STOPS = tuple(map(chr, range(1, 17)))
 """Characters of one token each: of 512 tokens that are about equally likely, every 32nd asks."""
@@ -159,7 +168,7 @@ def rounds(policy: Policy, asked: list[Request], environment: Noise) -> list[Gro
                 written[key] = one
                 since = list(one.tokens[max((n + 1 for n, own in enumerate(one.mask) if not own),
                                             default=0) :])  # fmt: skip
-                text = policy.tokenizer.decode(since)
+                text = str(policy.tokenizer.decode(since))
                 if one.finish == "stop" and any(stop in text for stop in STOPS):
                     calls[key] = pool.submit(environment.reply, key[0], text)
         for key, call in calls.items():
@@ -204,6 +213,13 @@ def sides(
         return (
             lambda: rollout(policy, asked, Noise()),
             lambda: rollout(policy, asked, Noise(), native=False, alone=alone),
+            time.process_time,
+        )
+    if case == "no-tool":
+        engine = GroupEngine(policy, max_rows=ROWS)
+        return (
+            lambda: rollout(policy, asked, Noise(stops=("</never>",))),
+            lambda: sorted(engine.generate(asked, SAMPLING), key=lambda g: g.stream.place),
             time.process_time,
         )
     if case == "slow-tool":
