@@ -4,7 +4,7 @@ GroupwiseError            exit 1   something failed while running
 ├── UsageError            exit 2   a setting, a file or an argument is wrong; nothing was started
 ├── RewardError           exit 1   a reward broke its contract (count of values, type, no verdict)
 ├── ModelError            exit 1   a model or tokenizer cannot be used for what was asked
-└── RunError              exit 1   a run cannot go on (disk, checkpoint, non-finite numbers)
+└── RunError              exit 1   a run cannot continue (disk, checkpoint, non-finite numbers)
 
 A message reads `where = value: what must hold; did you mean X? Known: a, b, c.` and never needs a
 traceback to be understood; `--debug` shows one.
@@ -31,8 +31,7 @@ class UsageError(GroupwiseError, ValueError):
 
 
 class RewardError(GroupwiseError):
-    """A reward broke its contract: wrong number of values, wrong type, or nothing it scored was
-    usable."""
+    """A reward broke its contract: wrong number of values, wrong type, or no usable score."""
 
 
 class ModelError(GroupwiseError):
@@ -40,11 +39,12 @@ class ModelError(GroupwiseError):
 
 
 class RunError(GroupwiseError):
-    """A run cannot go on; what it had learned so far is in its last checkpoint."""
+    """A run cannot continue; its last checkpoint keeps what it has learned."""
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of another library's message, for one of ours; its type where it has none."""
+    """The first line of another library's error message, or the type of the error if it has
+    none."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
@@ -64,10 +64,10 @@ def install_command(extra: str) -> str:
 def suggest(name: str, known: Iterable[str], *, meant: str = "") -> str:
     """`did you mean X? Known: …` for a name that is not among the known ones.
 
-    Case does not count, and of names that are equally near the one of the same letters is meant.
+    Case is ignored; of equally close names, the one with the same letters is suggested.
 
     Args:
-        meant: what was meant, where that is certain and not among the known names.
+        meant: the suggestion, if it is certain and not among the known names.
 
     Example:
         >>> suggest("gpro", ["grpo", "gspo"])

@@ -45,13 +45,13 @@ def spec(name: str, **settings: Any) -> FunctionSpec:
 
 
 def parse_spec(text: str, *, where: str) -> FunctionSpec:
-    """A function with settings as it is written in one line: `name` or `name(key=value, …)`.
+    """A function with settings, parsed from one line: `name` or `name(key=value, …)`.
 
     Args:
-        where: what is written there, for messages.
+        where: origin of the text, for messages.
 
     Raises:
-        UsageError: it is written otherwise; values are numbers, strings, lists, True, False, None.
+        UsageError: any other form; values are numbers, strings, lists, True, False, None.
 
     Example:
         >>> str(parse_spec("softrank(tau=0.5)", where="advantage"))
@@ -189,7 +189,8 @@ class Registry:
 def _hints(
     function: Callable[..., Any], settings: Mapping[str, inspect.Parameter]
 ) -> dict[str, Any]:
-    """Types of the settings; those of the data are left alone, as only type checkers need them."""
+    """Types of the settings; types of the data are not resolved, because only type checkers need
+    them."""
     annotations = {key: parameter.annotation for key, parameter in settings.items()}
     holder = types.SimpleNamespace(__annotations__=annotations)
     return typing.get_type_hints(holder, globalns=inspect.unwrap(function).__globals__)

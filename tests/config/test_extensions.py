@@ -182,7 +182,7 @@ def test_a_run_is_loaded_from_its_folder_with_what_it_imported(own: Path, tmp_pa
     with pytest.warns(UserWarning, match="set by the recipe, and can run code"):
         again = load_run(tmp_path, ["steps=9"], trust_recipe=True)
     assert (again.steps, again.rewards) == (9, config.rewards)
-    with pytest.raises(UsageError, match="holds no config.json of a run; name the recipe too"):
+    with pytest.raises(UsageError, match="has no config.json of a run; name the recipe too"):
         load_run(tmp_path / "elsewhere")
 
 

@@ -225,7 +225,7 @@ def test_a_refused_field_accepts_its_default_alone(field: str) -> None:
             },
             "truncates from above alone",
         ),
-        (VLLM | {"top_p": 0.9}, "vLLM does not say which tokens"),
+        (VLLM | {"top_p": 0.9}, "vLLM does not report which tokens"),
     ],
 )
 def test_what_cannot_work_is_refused(given: dict[str, Any], message: str) -> None:

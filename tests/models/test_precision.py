@@ -77,7 +77,7 @@ def test_a_wide_head_where_no_side_would_heed_it(model: Path, tmp_path: Path) ->
     more = (f"model.path={model}", "model.head_dtype=float32")
     with pytest.raises(UsageError, match="model.head_dtype = 'float32': engine 'generate'"):
         prepared(tmp_path, *more, "engine.name=generate")
-    with pytest.raises(UsageError, match="cannot be taken apart at its head"):
+    with pytest.raises(UsageError, match="head of this model cannot be computed separately"):
         prepared(tmp_path, *more, 'model.adapter={targets=["lm_head"]}')
 
 
@@ -204,7 +204,7 @@ def test_gradients_pass_through_4_bit_layers(tmp_path: Path) -> None:
 def test_a_machine_without_a_card_has_nowhere_to_offload_to(model: Path, tmp_path: Path) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a card")
-    with pytest.warns(UserWarning, match="optimizer.offload = true: changes nothing here"):
+    with pytest.warns(UserWarning, match="optimizer.offload = true: needs a CUDA GPU"):
         run = prepared(tmp_path / "run", f"model.path={model}", "optimizer.offload=true", "steps=1")
     run.trainer.run()
     run.close()

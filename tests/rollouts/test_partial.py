@@ -200,7 +200,7 @@ def test_old_tokens_keep_what_they_were_drawn_with_and_are_corrected_or_masked(
     [
         (("update.minibatches=2",), "a step may complete a single group"),
         (("guards.spike=5.0",), "a rollback would continue completions"),
-        (("algorithm.name=ppo", "partial_rollouts.old_tokens=mask"), "reads every token"),
+        (("algorithm.name=ppo", "partial_rollouts.old_tokens=mask"), "needs every token"),
     ],
 )
 def test_settings_that_partial_rollouts_would_spoil_are_refused(

@@ -314,14 +314,14 @@ def test_a_run_corrects_for_what_the_sampler_reports(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "settings, message",
     [
-        ({"engine": {"python": "x"}}, "engine.python = 'x': is a setting of vLLM"),
+        ({"engine": {"python": "x"}}, "engine.python = 'x': applies to vLLM only"),
         (
             {"engine": {"name": "vllm", "python": "x", "server": "y"}},
             "engine.server = 'y': cannot be combined with engine.python",
         ),
         (
             {"engine": {"name": "vllm"}, "watchdog": {"limit_minutes": 4.0}},
-            "watchdog.limit_minutes = 4: the run would end while it still waits",
+            "watchdog.limit_minutes = 4: must be greater than engine.patience_minutes",
         ),
     ],
 )
@@ -336,7 +336,11 @@ def test_truncated_sampling_is_refused_where_a_learner_needs_its_probabilities_a
     settings = {"engine": {"name": "vllm"}, "sampling": {"top_p": 0.9}, "output": str(tmp_path)}
     build(settings)  # as an evaluation reads it
     config = build({**settings, "rewards": [{"name": "exact_answer"}]})
-    with pytest.raises(UsageError, match=r"sampling\.top_p = 0\.9: vLLM does not say which tokens"):
+    with pytest.raises(
+        UsageError,
+        match=r"sampling\.top_p = 0\.9: vLLM does not report which "
+        "tokens",
+    ):
         prepare(config, progress=NoProgress())
     assert not (tmp_path / "metrics.jsonl").exists()
 

@@ -120,8 +120,8 @@ def test_a_template_names_columns_of_the_data() -> None:
     ("more", "message"),
     [
         ("distillation=null", "distillation.teacher: must be given"),
-        ("algorithm.name=grpo", "has no use for a teacher"),
-        ("distillation.teacher=self", "teaches nothing; set distillation.prompt"),
+        ("algorithm.name=grpo", "does not use a teacher"),
+        ("distillation.teacher=self", "nothing to teach; set distillation.prompt"),
         ("algorithm.advantage={reward_weight=-1}", "must be at least 0"),
     ],
 )

@@ -186,17 +186,20 @@ def test_a_run_from_the_command_line_is_named_by_its_loss(
     [
         ("preference.data=pairs.jsonl", "preference.data = 'pairs.jsonl': .* remove it"),
         ("preference.loss={name='kto'}", "'kto': judges single answers"),
-        ("group_size=1", "group_size = 1: makes no pairs"),
+        ("group_size=1", "group_size = 1: must be at least 2 to form pairs"),
         ("update.epochs=2", "update.epochs = 2: online preferences take one"),
-        ("algorithm.name=ppo", "algorithm.name = 'ppo': needs the learner 'critic'"),
+        ("algorithm.name=ppo", "algorithm.name = 'ppo': trains the second learner 'critic'"),
         ("process={function='steps.py:f'}", "process"),
         ("ahead=1", "ahead: answers of earlier weights"),
         ("streaming={}", "streaming: answers of earlier weights"),
         ("partial_rollouts={tokens_per_step=8}", "partial_rollouts: answers of earlier weights"),
-        ("preference.epochs=3", "preference.epochs = 3.0: is for pairs made before"),
-        ("preference.prompts=9", "preference.prompts = 9: is for pairs made before"),
-        ("preference.held_out=0.1", "preference.held_out = 0.1: is for pairs made before"),
-        ("cluster={}", "preference.online = true: its loss cannot be sent"),
+        ("preference.epochs=3", "preference.epochs = 3.0: applies only to pairs formed before"),
+        ("preference.prompts=9", "preference.prompts = 9: applies only to pairs formed before"),
+        (
+            "preference.held_out=0.1",
+            "preference.held_out = 0.1: applies only to pairs formed before",
+        ),
+        ("cluster={}", "preference.online = true: cannot be combined with .cluster."),
     ],
 )
 def test_what_has_no_meaning_online_is_refused(more: str, message: str) -> None:
@@ -205,7 +208,7 @@ def test_what_has_no_meaning_online_is_refused(more: str, message: str) -> None:
 
 
 def test_no_reference_and_the_other_command_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="preference.loss compares with a reference"):
+    with pytest.raises(UsageError, match="preference.loss needs a reference"):
         made(tmp_path, "model.reference=none")
     with pytest.raises(UsageError, match="preference.online = true: .* use groupwise train"):
         prefer(load("word-problems-online-dpo"))
@@ -223,5 +226,5 @@ def test_ranks_of_torchrun_are_refused_before_anything_is_loaded(
 ) -> None:
     for name, value in {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "localhost"}.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(UsageError, match=f"{setting}: its loss cannot be sent to the ranks"):
+    with pytest.raises(UsageError, match=f"{setting}: cannot be combined with .cluster. to the ranks"):
         train_config(load(recipe, [f"output={tmp_path / 'run'}", *more]), progress=Quiet())

@@ -252,7 +252,7 @@ def test_a_step_leaves_out_what_the_function_cannot_judge(tmp_path: Path) -> Non
     ("more", "message"),
     [
         (["algorithm.name=grpo_process"], "process: must be given"),
-        (["process.model=here"], "takes no rewards of steps"),
+        (["process.model=here"], "does not use rewards of steps"),
         (["algorithm.name=grpo_process", "process={}"], "one of them must be given"),
         (
             ["algorithm.name=grpo_process", "process={model='a', function='b.py:c'}"],

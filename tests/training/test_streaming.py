@@ -160,14 +160,14 @@ def test_a_run_without_checkpoints_journals_no_batches(
     "setting, said",
     [
         ("algorithm.correction={}", "streaming: tokens are up to 2 steps older"),
-        ("ahead=1", "ahead = 1: decides which weights write a completion"),
-        ("partial_rollouts.tokens_per_step=4", "partial_rollouts: decides which weights"),
-        ("engine.name=vllm", "engine.name = 'vllm': takes over weights between rollouts"),
+        ("ahead=1", "ahead = 1: assigns one version of the weights to a completion"),
+        ("partial_rollouts.tokens_per_step=4", "partial_rollouts: assigns one version"),
+        ("engine.name=vllm", "engine.name = 'vllm': loads new weights only between rollouts"),
         ("guards.spike=3.0", "guards.spike = 3: a rollback would continue"),
-        ("environment.name=calculator", "environment: with streaming"),
+        ("environment.name=calculator", "environment: cannot be combined with streaming"),
         (
             "schedules=[{setting='sampling.max_tokens', points=[[1, 4], [4, 8]]}]",
-            "schedules: sampling.max_tokens changes with the step, and with streaming",
+            "schedules: sampling.max_tokens changes with the step, but with streaming",
         ),
     ],
 )

@@ -141,9 +141,9 @@ def test_it_is_saved_as_a_token_classifier_and_can_start_another_run(tmp_path: P
         (("steps=10",), "token_reward.freeze_policy_steps = 10: must be less than steps = 10"),
         (
             ("steps=20", "partial_rollouts={tokens_per_step=4, old_tokens='mask'}"),
-            "'oreal_token' reads every token of a completion",
+            "'oreal_token' needs every token of a completion",
         ),
-        (("steps=20", "preference.online=true"), "needs the learner 'token_reward'"),
+        (("steps=20", "preference.online=true"), "trains the second learner 'token_reward'"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(

@@ -1,7 +1,6 @@
 """The settings of a run.
 
-`schema.py` puts the sections together, `building.py` checks them, `recipes.py` reads them from
-files.
+`schema.py` combines the sections, `building.py` validates them, `recipes.py` reads them from files.
 """
 
 from groupwise.config.building import build

@@ -19,7 +19,7 @@ WANTED = {
     "dict_type": "must be a table of settings",
     "string_too_short": "must not be empty",
 }
-"""What must hold, for errors that pydantic describes in terms of Python."""
+"""Replacements for pydantic's messages in terms of Python."""
 
 OTHER_NAMES = {
     "batch_size": "prompts_per_step",
@@ -39,7 +39,7 @@ OTHER_NAMES = {
 
 
 def build(values: Mapping[str, Any]) -> Config:
-    """A configuration from plain nested values; what is left out keeps its default.
+    """A configuration from plain nested values; missing settings keep their defaults.
 
     Raises:
         UsageError: the first value that cannot be used: dotted path, value, what must hold.
@@ -85,7 +85,7 @@ def _explained(error: ValidationError, model: type[BaseModel]) -> str:
 
 
 def _elsewhere(key: str, model: type[BaseModel]) -> list[str]:
-    """Where the setting is that was looked for in the wrong section, or under a name from TRL."""
+    """The path of a setting that was given in the wrong section or under its name in TRL."""
     paths = [path for path in _paths(model) if path.rpartition(".")[2] == key]
     if not paths and model is Config and key in OTHER_NAMES:
         paths = [OTHER_NAMES[key]]
@@ -109,7 +109,7 @@ def _section_in(annotation: Any) -> type[BaseModel] | None:
 
 
 def _shown(step: int | str) -> str:
-    """A step of a path; quoted where it holds what would break the line."""
+    """A part of a dotted path; quoted if it contains characters that would break the line."""
     return _shortened(str(step) if str(step).isprintable() else repr(step))
 
 

@@ -1,4 +1,4 @@
-"""Checks that need all settings of a run: whether they work together."""
+"""Checks of combinations of settings."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ VLLM_ARGUMENTS = frozenset(
         "--tensor-parallel-size",
     }
 )
-"""Arguments of `vllm serve` that a recipe may give: they change speed and memory. Others could open
-the server to the network, load plugins or run code."""
+"""Arguments of `vllm serve` that a recipe may set: they affect speed and memory only. Others could
+open the server to the network, load plugins or run code."""
 
 
 def _is_number(text: str) -> bool:
@@ -49,7 +49,7 @@ def _is_number(text: str) -> bool:
 
 
 def check_combinations(config: Config) -> None:
-    """Refuse settings that are valid one by one but do not work together.
+    """Raise an error for settings that are valid individually but cannot be combined.
 
     Raises:
         UsageError: with the dotted path of the setting to change.
@@ -70,7 +70,7 @@ def check_combinations(config: Config) -> None:
     if config.model.head_dtype == "float32" and config.engine.name != "group":
         raise UsageError(
             f"model.head_dtype = 'float32': engine {config.engine.name!r} computes logits in the "
-            "model's own type, so sampler and learner would differ; set engine.name = 'group'."
+            "model's dtype, so sampler and learner would differ; set engine.name = 'group'."
         )
     _check_critic(config, completions)
     check_engine(config)
@@ -78,13 +78,13 @@ def check_combinations(config: Config) -> None:
     check_changing(config)
     if config.data.eval is None and config.data.eval_split == config.data.train_split:
         raise UsageError(
-            f"data.eval_split = {config.data.eval_split!r}: is the training split; "
-            "evaluation must see prompts that training does not."
+            f"data.eval_split = {config.data.eval_split!r}: is the training split; evaluation "
+            "needs prompts that are not trained on."
         )
 
 
 def check_pool(config: Config) -> None:
-    """Refuse limits of worker processes where there is no such process.
+    """Raise an error for limits of worker processes if the run has no workers.
 
     Raises:
         UsageError: with the setting to change.
@@ -100,13 +100,14 @@ def check_pool(config: Config) -> None:
         if getattr(pool, name) != type(pool).model_fields[name].default:
             raise UsageError(
                 f"reward_pool.{name} = {getattr(pool, name)!r}: needs worker processes, because "
-                "nothing in the trainer's process can be stopped; set reward_pool.workers = 1 or "
+                "rewards in the trainer's process cannot be interrupted; set reward_pool.workers "
+                "= 1 or "
                 "more."
             )
 
 
 def check_ahead(config: Config, algorithm: BoundAlgorithm) -> None:
-    """Refuse batches of older weights that nothing corrects, and numbers that change under them.
+    """Raise an error for `ahead` without a correction, or with schedules that affect sampling.
 
     Raises:
         UsageError: with the dotted path of the setting to change.
@@ -121,7 +122,7 @@ def check_ahead(config: Config, algorithm: BoundAlgorithm) -> None:
         )
     if config.partial_rollouts is not None:
         raise UsageError(
-            f"ahead = {config.ahead}: a batch is written by one version of the weights, and "
+            f"ahead = {config.ahead}: every batch is sampled by one version of the weights, but "
             "partial_rollouts continues completions with the next one; leave out one of the two."
         )
     _check_schedules_of_sampling(config, f"ahead = {config.ahead}")
@@ -132,13 +133,13 @@ def _check_schedules_of_sampling(config: Config, setting: str) -> None:
     early = [s for s in scheduled if s.startswith(("sampling.", "rewards.", "algorithm.filter"))]
     if early:
         raise UsageError(
-            f"schedules: {early[0]} changes with the step, and with {setting} several "
+            f"schedules: {early[0]} changes with the step, but with {setting} several "
             "steps are sampled at a time; leave out one of the two."
         )
 
 
 def check_streaming(config: Config, algorithm: BoundAlgorithm) -> None:
-    """Refuse what cannot go on while weights change under it.
+    """Raise an error for settings that cannot be combined with `streaming`.
 
     Raises:
         UsageError: with the dotted path of the setting to change.
@@ -154,17 +155,18 @@ def check_streaming(config: Config, algorithm: BoundAlgorithm) -> None:
     if config.ahead or config.partial_rollouts is not None:
         other = f"ahead = {config.ahead}" if config.ahead else "partial_rollouts"
         raise UsageError(
-            f"{other}: decides which weights write a completion, and with streaming they change "
-            "at any token; leave out one of the two."
+            f"{other}: assigns one version of the weights to a completion, but with streaming "
+            "they change at any token; leave out one of the two."
         )
     if config.environment is not None:
         raise UsageError(
-            "environment: with streaming, a reply could not be asked for again after a resume; "
-            "leave out one of the two, or set ahead = 1."
+            "environment: cannot be combined with streaming, because replies could not be "
+            "repeated after a resume; leave out one of the two, or replace streaming by ahead = 1."
         )
     if config.engine.name == "vllm":
         raise UsageError(
-            "engine.name = 'vllm': takes over weights between rollouts only; set engine.name = "
+            "engine.name = 'vllm': loads new weights only between rollouts, so streaming needs "
+            "another engine; set engine.name = "
             "'group', or replace streaming by ahead = 1."
         )
     if config.guards.spike is not None:
@@ -176,7 +178,7 @@ def check_streaming(config: Config, algorithm: BoundAlgorithm) -> None:
 
 
 def check_changing(config: Config) -> None:
-    """Refuse data and schedules that cannot work.
+    """Raise an error for data and schedules that cannot work.
 
     Raises:
         UsageError: with the dotted path of the setting to change.
@@ -187,12 +189,12 @@ def check_changing(config: Config) -> None:
 
         names = [source.name for source in data.sources]
         if twice := [name for name in names if names.count(name) > 1]:
-            raise UsageError(f"data.sources: two have the name {twice[0]!r}.")
+            raise UsageError(f"data.sources: two sources have the name {twice[0]!r}.")
         check_shares({source.name: source.share for source in data.sources})
         if data.order.name != "shuffled":
             raise UsageError(
-                f"data.order.name = {data.order.name!r}: sources with shares are drawn in their "
-                "own order; leave it out, or give one source."
+                f"data.order.name = {data.order.name!r}: cannot be combined with data.sources, "
+                "which have an order of their shares; remove data.order, or data.sources."
             )
     if data.transforms:
         from groupwise.prompts.transforms import transforms_of
@@ -206,11 +208,12 @@ def check_changing(config: Config) -> None:
                 f"{config.steps} steps."
             )
     if config.model.reference_every and config.model.reference == "none":
-        raise UsageError("model.reference_every: there is no reference; set model.reference.")
+        raise UsageError("model.reference_every: needs a reference; set model.reference = 'auto'.")
 
 
 def check_engine(config: Config) -> None:
-    """Refuse what vLLM does not support, and settings of vLLM for other engines.
+    """Raise an error for settings that vLLM does not support, and for vLLM settings with other
+    engines.
 
     Raises:
         UsageError: with the dotted path of the setting to change.
@@ -221,16 +224,17 @@ def check_engine(config: Config) -> None:
         for name in sorted(fields.keys() - {"name", "max_rows"}):
             if getattr(engine, name) != fields[name].default:
                 raise UsageError(
-                    f"engine.{name} = {getattr(engine, name)!r}: is a setting of vLLM; add "
+                    f"engine.{name} = {getattr(engine, name)!r}: applies to vLLM only; set "
                     "engine.name = 'vllm'."
                 )
         return
     watchdog = config.watchdog
     if watchdog.stop and watchdog.limit_minutes <= engine.patience_minutes:
         raise UsageError(
-            f"watchdog.limit_minutes = {watchdog.limit_minutes:g}: the run would end while it "
-            "still waits for a server that does not answer (engine.patience_minutes = "
-            f"{engine.patience_minutes:g}); raise the one or lower the other."
+            f"watchdog.limit_minutes = {watchdog.limit_minutes:g}: must be greater than "
+            "engine.patience_minutes, or the run ends while it waits for a server that does not "
+            "answer (engine.patience_minutes = "
+            f"{engine.patience_minutes:g}); raise the former or lower the latter."
         )
     if config.cluster is not None:
         raise UsageError(
@@ -239,8 +243,8 @@ def check_engine(config: Config) -> None:
         )
     if engine.server is not None and engine.python is not None:
         raise UsageError(
-            f"engine.server = {engine.server!r}: cannot be combined with engine.python; either a "
-            "server runs, or one is started."
+            f"engine.server = {engine.server!r}: cannot be combined with engine.python; use a "
+            "running server, or start one."
         )
     for argument in engine.arguments:
         name = argument.partition("=")[0]
@@ -251,9 +255,9 @@ def check_engine(config: Config) -> None:
 
 
 def check_support(config: Config) -> None:
-    """Refuse truncated sampling where a learner needs the probabilities of vLLM's answers.
+    """Raise an error for truncated sampling with vLLM in training.
 
-    Evaluation and `groupwise sample` have no learner, so they may truncate.
+    Evaluation and `groupwise sample` have no learner, so they allow it.
 
     Raises:
         UsageError: with the dotted path of the setting to change.
@@ -264,14 +268,14 @@ def check_support(config: Config) -> None:
     for name, free in (("top_p", 1.0), ("top_k", 0), ("min_p", 0.0)):
         if getattr(sampling, name) != free:
             raise UsageError(
-                f"sampling.{name} = {getattr(sampling, name)!r}: vLLM does not say which tokens "
-                "it left out, so the learner's probabilities would be of another distribution; "
-                f"set sampling.{name} = {free!r}, or engine.name = 'group'."
+                f"sampling.{name} = {getattr(sampling, name)!r}: vLLM does not report which "
+                "tokens it excluded, so the learner would compute probabilities of another "
+                f"distribution; set sampling.{name} = {free!r}, or engine.name = 'group'."
             )
 
 
 def validate_by_call(algorithm: BoundAlgorithm, config: Config) -> None:
-    """Compute the advantage of an example group of the size that the run will have.
+    """Check `group_size` by computing the advantage of an example group.
 
     Raises:
         UsageError: the algorithm compares more completions than `group_size`.
@@ -290,7 +294,7 @@ def validate_by_call(algorithm: BoundAlgorithm, config: Config) -> None:
 
 
 def _check_critic(config: Config, completions: int) -> None:
-    """Refuse more optimiser steps of the critic than completions."""
+    """Raise an error for more minibatches of the critic than completions."""
     own = config.critic
     counts = {"critic.minibatches": own.minibatches}
     if own.pretraining is not None:
@@ -303,7 +307,7 @@ def _check_critic(config: Config, completions: int) -> None:
 
 
 def check_frozen(config: Config, algorithm: BoundAlgorithm) -> None:
-    """Refuse a policy that is frozen to the end.
+    """Raise an error if the policy would be frozen during the whole run.
 
     Raises:
         UsageError: with the setting to change.
@@ -343,7 +347,7 @@ def value_loss(config: Config) -> BoundFunction:
 
 
 def check_teacher(config: Config, algorithm: BoundAlgorithm) -> None:
-    """Refuse an algorithm without the teacher that it needs, and a teacher that nothing needs.
+    """Raise an error for a missing or unused teacher.
 
     Raises:
         UsageError: as said.
@@ -352,30 +356,31 @@ def check_teacher(config: Config, algorithm: BoundAlgorithm) -> None:
     settings = config.distillation
     if needed and settings is None:
         raise UsageError(
-            f"distillation.teacher: must be given, as algorithm {config.algorithm.name!r} compares "
-            "the policy with it."
+            f"distillation.teacher: must be given, as algorithm {config.algorithm.name!r} needs a "
+            "teacher."
         )
     if settings is None:
         return
     if not needed:
         raise UsageError(
-            f"distillation.teacher = {settings.teacher!r}: algorithm {config.algorithm.name!r} has "
-            "no use for a teacher; set algorithm.name = 'opd'."
+            f"distillation.teacher = {settings.teacher!r}: algorithm {config.algorithm.name!r} "
+            "does not use a teacher; set algorithm.name = 'opd'."
         )
     if settings.top_k is None and settings.beta != 1:
         raise UsageError(
-            f"distillation.beta = {settings.beta}: the sampled token alone estimates the reverse "
-            "KL (beta = 1); set distillation.top_k."
+            f"distillation.beta = {settings.beta}: without top_k, the sampled token estimates "
+            "only the reverse KL (beta = 1); set distillation.top_k."
         )
     if settings.teacher == "self" and settings.prompt is None:
         raise UsageError(
-            "distillation.teacher = 'self': the policy with its own prompt teaches nothing; set "
-            "distillation.prompt, such as '{prompt} A solution: {solution}'."
+            "distillation.teacher = 'self': a teacher equal to the policy, with the same prompt, "
+            "has nothing to teach; set distillation.prompt, such as '{prompt} A solution: "
+            "{solution}'."
         )
 
 
 def check_partial_rollouts(config: Config, algorithm: BoundAlgorithm) -> None:
-    """Refuse settings that completions of several steps would make wrong.
+    """Raise an error for settings that cannot be combined with partial rollouts.
 
     Raises:
         UsageError: with the settings to choose from.
@@ -391,8 +396,8 @@ def check_partial_rollouts(config: Config, algorithm: BoundAlgorithm) -> None:
         )
     if settings.old_tokens == "mask" and algorithm.second_learner is not None:
         raise UsageError(
-            f"partial_rollouts.old_tokens = 'mask': algorithm {config.algorithm.name!r} reads "
-            "every token of a completion; take old_tokens = 'correct'."
+            f"partial_rollouts.old_tokens = 'mask': algorithm {config.algorithm.name!r} needs "
+            "every token of a completion; set partial_rollouts.old_tokens = 'correct'."
         )
     if config.update.minibatches > 1:
         raise UsageError(
@@ -407,7 +412,7 @@ def check_partial_rollouts(config: Config, algorithm: BoundAlgorithm) -> None:
 
 
 def check_process(config: Config, algorithm: BoundAlgorithm) -> None:
-    """Refuse an algorithm without the step rewards that it needs, and those that nothing needs.
+    """Raise an error for missing or unused step rewards.
 
     Raises:
         UsageError: as said.
@@ -416,20 +421,20 @@ def check_process(config: Config, algorithm: BoundAlgorithm) -> None:
     settings = config.process
     if needed and settings is None:
         raise UsageError(
-            f"process: must be given, as algorithm {config.algorithm.name!r} takes a reward for "
-            "every step; set process.model, or process.function."
+            f"process: must be given, as algorithm {config.algorithm.name!r} needs a reward for "
+            "every step; set process.model or process.function."
         )
     if settings is None:
         return
     if not needed:
         raise UsageError(
-            f"process: algorithm {config.algorithm.name!r} takes no rewards of steps; set "
+            f"process: algorithm {config.algorithm.name!r} does not use rewards of steps; set "
             "algorithm.name = 'grpo_process', or use the reward 'process_reward'."
         )
     if (settings.model is None) == (settings.function is None):
         raise UsageError(
-            f"process.model = {settings.model!r}, process.function = {settings.function!r}: one of "
-            "them must be given."
+            f"process.model = {settings.model!r}, process.function = {settings.function!r}: "
+            "exactly one of them must be given."
         )
 
 

@@ -48,11 +48,11 @@ class Connected:
 
 
 def second_model(config: Config, policy: Policy, section: SecondLearner) -> Policy:
-    """The model of a second learner before it is trained: that of its section, or a copy of the
+    """The initial model of a second learner: the one that its section names, or a copy of the
     policy.
 
     Raises:
-        UsageError: it cannot be loaded, or has another tokenizer than the policy.
+        UsageError: it cannot be loaded, or its tokenizer differs from the policy's.
     """
     own: SecondLearnerSettings = getattr(config, section)
     whole = not is_adapted(policy.model) and config.model.quantization is None
@@ -60,7 +60,7 @@ def second_model(config: Config, policy: Policy, section: SecondLearner) -> Poli
         return scorer_of(policy, kind="token")
     path = own.model or config.model.path
     revision = None if own.model else config.model.revision
-    with own_random_numbers(config.seed):  # an adapter begins with random numbers
+    with own_random_numbers(config.seed):  # adapters are initialised at random
         try:
             found = load_scorer(
                 path,
@@ -87,10 +87,10 @@ def second_learner(
     total_steps: int,
     reads: Collection[Read] = ("before",),
 ) -> TorchLearner:
-    """What trains a second learner, and computes its number before each token of the policy.
+    """The learner of a second model, which computes one output before each token of the policy.
 
     Args:
-        reads: the states that have a number (see `Score`).
+        reads: the states with an output (see `Score`).
     """
     return TorchLearner(
         model,
@@ -110,7 +110,7 @@ def connect(
     """Load the policy of a configuration and build the engine and the learner around it.
 
     Args:
-        policy: a model at hand; None loads `config.model`.
+        policy: a loaded model; None loads `config.model`.
 
     Raises:
         UsageError: the model cannot be loaded, or cannot be trained as asked.
@@ -123,7 +123,7 @@ def connect(
 
 
 def select_device(config: Config, policy: Policy) -> None:
-    """Choose kernels and threads, and put the model where it computes."""
+    """Choose kernels and threads, and move the model to its device."""
     select(config.model.kernels)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
@@ -131,8 +131,8 @@ def select_device(config: Config, policy: Policy) -> None:
         keep_freed_memory()
         if config.optimizer.offload:
             warnings.warn(
-                "optimizer.offload = true: changes nothing here, where there is no CUDA card and "
-                "everything is in the memory of the CPU.",
+                "optimizer.offload = true: needs a CUDA GPU; on this machine everything is in CPU "
+                "memory already. Remove it.",
                 stacklevel=3,
             )
     if config.model.quantization is None:
@@ -168,17 +168,17 @@ def configured_learner(
     )
     if config.model.head_dtype == "float32" and not learner.reader.packs:
         raise UsageError(
-            "model.head_dtype = 'float32': this model cannot be taken apart at its head; set "
-            "model.head_dtype = 'model'."
+            "model.head_dtype = 'float32': the head of this model cannot be computed separately; "
+            "set model.head_dtype = 'model'."
         )
     return learner
 
 
 def configured_engine(config: Config, policy: Policy) -> Engine:
-    """The engine of the engine section, with the environment where there is one.
+    """The engine of a configuration, with its environment if it has one.
 
     Raises:
-        UsageError: a setting of the environment cannot work, or what it needs is not there.
+        UsageError: a setting of the environment is invalid, or something that it needs is missing.
     """
     tools = config.environment
     longest = config.data.max_prompt_tokens
@@ -194,13 +194,13 @@ def configured_engine(config: Config, policy: Policy) -> Engine:
 
 
 def make_environment(settings: EnvironmentSettings) -> Environment:
-    """The environment of the environment section."""
+    """The environment of a configuration."""
     chosen = FunctionSpec(name=settings.name, settings=settings.settings)
     return ENVIRONMENTS.bind(chosen, where="environment")({})
 
 
 def load_configured(config: Config) -> Policy:
-    """The policy of the model section, adapter and quantisation included."""
+    """The policy of a configuration, with adapter and quantisation."""
     model = config.model
     select(model.kernels)
     policy = load_policy(
@@ -218,22 +218,22 @@ def load_configured(config: Config) -> Policy:
 
 
 def best_device() -> torch.device:
-    """A CUDA card where there is one, else the CPU."""
+    """The CUDA GPU if there is one, else the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def optimizer_steps(config: Config) -> int:
-    """Optimiser steps that a run takes."""
+    """The number of optimizer steps of a run."""
     return config.steps * config.update.epochs * config.update.minibatches
 
 
 def reference_kind(config: Config, algorithm: BoundAlgorithm, model: Any) -> Any:
-    """Where π_ref comes from, if it is needed at all."""
+    """The source of π_ref, or None if no reference is needed."""
     wanted = config.model.reference
     online = compares_with_reference(config)
     if wanted == "none" and online:
         raise UsageError(
-            "model.reference = 'none': preference.loss compares with a reference; set "
+            "model.reference = 'none': preference.loss needs a reference; set "
             "model.reference = 'auto', or preference.loss.name = 'simpo' or 'orpo'."
         )
     if wanted == "none" and "ref_logp" in algorithm.needs:
@@ -251,10 +251,10 @@ Reward = str | Callable[..., Any]
 
 
 def make_scorer(config: Config, functions: Sequence[Reward] = ()) -> Scorer:
-    """The scorer of a configuration, or of functions in its place.
+    """The scorer of a configuration, or of given functions.
 
     Raises:
-        UsageError: there is no reward at all.
+        UsageError: there is no reward.
     """
     pool = config.reward_pool
     limits: dict[str, Any] = {
@@ -267,7 +267,7 @@ def make_scorer(config: Config, functions: Sequence[Reward] = ()) -> Scorer:
         return from_functions(list(functions), **limits)
     if not config.rewards:
         raise UsageError(
-            "rewards = []: a run needs at least one; add a section [[rewards]] with a name. "
+            "rewards = []: a run needs at least one reward; add a section [[rewards]] with a name. "
             f"Known: {', '.join(REWARDS.names())}."
         )
     return build_scorer(config.rewards, combine=config.combine, **limits)

@@ -31,7 +31,7 @@ from groupwise.rewards import dropped_tags
 from groupwise.types import Prompt
 
 CHECKED = 10_000
-"""Prompts whose environment is looked for before a run starts."""
+"""Number of prompts whose environment is checked before a run starts."""
 
 
 def load_train(config: Config) -> Sequence[Prompt]:
@@ -57,11 +57,11 @@ def load_train(config: Config) -> Sequence[Prompt]:
 
 
 SOURCE = "source"
-"""The column with the name of a prompt's source, where there are several."""
+"""The column with the name of a prompt's source, for runs with several sources."""
 
 
 def order_of(config: Config, prompts: Sequence[Prompt]) -> Order:
-    """The order in which a run draws its prompts, as the section [data] says.
+    """The order in which a run draws its prompts.
 
     Raises:
         UsageError: a source without prompts, or a prompt without its difficulty.
@@ -84,12 +84,12 @@ def order_of(config: Config, prompts: Sequence[Prompt]) -> Order:
 def split_validation(
     prompts: Sequence[Prompt], count: int
 ) -> tuple[Sequence[Prompt], Sequence[Prompt]]:
-    """The prompts to train on, and `count` others that a hash of their ids chooses.
+    """The prompts to train on, and `count` validation prompts, chosen by a hash of their ids.
 
     Training prompts whose text is that of a validation prompt are left out.
 
     Raises:
-        UsageError: nothing would be left to train on.
+        UsageError: no training prompt would be left.
     """
     if count >= len(prompts):
         raise UsageError(
@@ -113,12 +113,12 @@ def with_transforms(config: Config, prompts: Sequence[Prompt]) -> Sequence[Promp
 
 
 def has_eval(config: Config) -> bool:
-    """Whether there are held-out prompts: a file has no split to take them from."""
+    """Whether there are held-out prompts; a single file has no split for them."""
     return config.data.eval is not None or not Path(config.data.train).is_file()
 
 
 def load_eval(config: Config) -> Sequence[Prompt]:
-    """Held-out prompts; none where the data is one file."""
+    """Held-out prompts; none if the data is a single file."""
     data = config.data
     if not has_eval(config):
         return []
@@ -130,19 +130,20 @@ def load_eval(config: Config) -> Sequence[Prompt]:
 
 
 def rendered(config: Config, policy: Policy, prompts: Sequence[Prompt]) -> Rendered:
-    """Prompts as the model sees them.
+    """Prompts rendered for the model.
 
     Raises:
-        UsageError: a prompt is too long, an answer does not survive the tokenizer, or no
-            environment belongs to a prompt.
+        UsageError: a prompt is too long, an answer does not survive tokenization, or a prompt has
+            no environment.
     """
     if config.environment is not None and config.environment.name == by_column.__name__:
         check_column(prompts[:CHECKED], **config.environment.settings)
     room = policy.context - config.sampling.max_tokens
     if room < 1:
         raise UsageError(
-            f"sampling.max_tokens = {config.sampling.max_tokens}: the model's context is "
-            f"{policy.context} tokens, which leaves no room for a prompt."
+            f"sampling.max_tokens = {config.sampling.max_tokens}: must leave room for a prompt; "
+            "the model's context is "
+            f"{policy.context} tokens."
         )
     answers = sorted({p.answer for p in prompts[:100] if p.answer})
     problems = check_round_trip(policy.tokenizer, answers)
@@ -150,8 +151,8 @@ def rendered(config: Config, policy: Policy, prompts: Sequence[Prompt]) -> Rende
         raise UsageError(f"tokenizer: {problems[0]}")
     if tags := dropped_tags(policy.tokenizer):
         warnings.warn(
-            f"{', '.join(tags)} are special tokens of this tokenizer: rewards here see them, but "
-            "programs that decode with special tokens skipped will not; prefer ordinary tokens.",
+            f"{', '.join(tags)} are special tokens of this tokenizer: rewards see them, but "
+            "programs that skip special tokens when decoding will not; prefer ordinary tokens.",
             stacklevel=2,
         )
     limit = min(room, config.data.max_prompt_tokens or room)
@@ -168,7 +169,7 @@ def load_source(
     """Prompts of any source, read as the section [data] says.
 
     Args:
-        setting: which of its settings names the source; it decides on the split.
+        setting: the setting that names the source; it determines the split.
 
     Raises:
         UsageError: as `load_prompts`, naming that setting.
@@ -190,7 +191,7 @@ def load_source(
             limit=limit,
         )
     except UsageError as error:
-        # A reader knows what it reads, but not which setting said so.
+        # A reader does not know which setting named the source.
         said = str(error).replace("data.split = ", f"data.{setting}_split = ", 1)
         named = setting if getattr(data, setting) is not None else "train"
         raise UsageError(re.sub(r"^data = ", f"data.{named} = ", said)) from error.__cause__

@@ -26,7 +26,7 @@ from groupwise.updates.learner import update_mode
 
 
 class Live(TorchDispatchMode):
-    """Adds up the bytes of all tensors made inside that are still there.
+    """Adds up the bytes of all live tensors created inside.
 
     Attributes:
         now, peak: bytes.
@@ -47,7 +47,7 @@ class Live(TorchDispatchMode):
         return made
 
     def leave_out(self, tensors: list[Tensor]) -> None:
-        """Do not count these, which were there before."""
+        """Do not count these tensors, which existed before."""
         self._known |= {tensor.untyped_storage()._cdata for tensor in tensors}
 
     def _note(self, storage: torch.UntypedStorage) -> None:
@@ -65,8 +65,7 @@ class Live(TorchDispatchMode):
 
 
 def place_without_content(model: nn.Module, device: torch.device) -> None:
-    """Put fake tensors on a device in place of a model's own, which are on none; shared ones stay
-    shared."""
+    """Replace a model's meta tensors by fake tensors on a device; shared tensors stay shared."""
     made: dict[int, Tensor] = {}
     for module in model.modules():
         for named in (module._parameters, module._buffers):
@@ -107,7 +106,7 @@ def microbatches(config: Config, *, prompt: int) -> list[tuple[Pack, bool]]:
 def update_bytes(
     model: Any, laid: Pack, *, several: bool, mode: FakeTensorMode, device: torch.device
 ) -> dict[str, int]:
-    """What a microbatch needs beside the model.
+    """The memory of a microbatch in addition to the model.
 
     Args:
         model: of fake tensors; the optimiser's hooks are on it.
@@ -142,7 +141,7 @@ def update_bytes(
 def rollout_bytes(
     config: Config, model: Any, *, limits: Limits, device: torch.device
 ) -> dict[str, int]:
-    """What the group engine needs beside the model when its cache is full."""
+    """The memory of the group engine with a full cache, in addition to the model."""
     prompt, group, length = limits.prompt, limits.group, limits.suffix
     used = min(limits.slots, max(config.engine.max_rows, group) // group)
     backbone = Backbone.of(model)

@@ -1,8 +1,8 @@
 """Peak memory of a run, computed before anything is loaded.
 
-The model is built from fake tensors, which have shapes and no content. The largest step of the
+The model is built from fake tensors, which have shapes but no content. The largest step of the
 rollout and of the update runs on it with the code of a real run, and the sizes of all tensors alive
-at the same time are added up. Scratch memory of kernels and fragmentation come on top.
+at the same time are added up. Scratch memory of kernels and fragmentation are not included.
 """
 
 from __future__ import annotations
@@ -45,23 +45,24 @@ from groupwise.updates.learner import recompute_activations
 
 GIB = 2**30
 PROMPT = 256
-"""Tokens of a prompt, where `data.max_prompt_tokens` does not say it."""
+"""Assumed tokens of a prompt if `data.max_prompt_tokens` is not set."""
 NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
-"""Of a weight in 4 bits: itself, a scale of 8 bits for 64, one of 32 bits for 256 of these."""
+"""Bytes per 4-bit weight: the weight, an 8-bit scale per 64 weights, a 32-bit scale per 256
+scales."""
 MOMENT_BYTES = {"adamw": 8, "adamw_8bit": 2}
-"""Of a weight that learns: two moments."""
+"""Bytes per trained weight for the two moments."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryPlan:
-    """Bytes of a run.
+    """Memory of a run in bytes.
 
     Attributes:
-        held: what is there all the time, by name.
-        rollout, update: what the two phases of a step need beside that at their peaks.
-            Empty where the model cannot be attended group by group, which is only known later.
-        prompt: tokens of a prompt that were assumed.
-        parameters, trained: how many there are, and how many of them learn.
+        held: memory that is allocated all the time, by name.
+        rollout, update: what the two phases of a step need in addition at their peaks; empty if the
+            model does not support grouped attention.
+        prompt: assumed tokens of a prompt.
+        parameters, trained: number of all and of trained parameters.
     """
 
     held: Mapping[str, int]
@@ -73,25 +74,25 @@ class MemoryPlan:
 
     @property
     def phase(self) -> str:
-        """The one with the peak."""
+        """The phase with the peak."""
         update = sum(self.update.values()) >= sum(self.rollout.values())
         return "update" if update else "rollout"
 
     @property
     def peak(self) -> int:
-        """The most that is held at one time."""
+        """Peak memory."""
         return sum(self.held.values()) + sum(getattr(self, self.phase).values())
 
     def __str__(self) -> str:
         parts = {**self.held, **getattr(self, self.phase)}
         listed = ", ".join(f"{name} {size / GIB:.2f}" for name, size in parts.items() if size)
-        whole = "" if self.update else "; rollouts and updates of this model are not planned"
+        whole = "" if self.update else "; rollouts and updates of this model are not included"
         return f"{self.peak / GIB:.2f} GiB at the peak, in the {self.phase} ({listed}){whole}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class MemorySaving:
-    """A setting that lowers the peak, and the plan with it."""
+    """A setting that lowers the peak, and the plan with this setting."""
 
     setting: str
     value: Any
@@ -107,17 +108,17 @@ class MemorySaving:
 
 
 UNPLANNED = (AttributeError, TypeError, ValueError, RuntimeError, KeyError)
-"""What a model raises whose layers cannot be run group by group."""
+"""Raised by models that do not support grouped attention."""
 
 
 def memory_plan(config: Config, *, sizes: PretrainedConfig | None = None) -> MemoryPlan:
-    """The memory of a run at its peak, every completion as long as it may become.
+    """The peak memory of a run if every completion has the maximum length.
 
     Args:
-        sizes: configuration of the model; None reads that of `model.path`, and nothing else of it.
+        sizes: configuration of the model; None reads it from `model.path`, without the weights.
 
     Raises:
-        UsageError: the model's configuration is not there.
+        UsageError: the model has no configuration.
     """
     sizes = sizes or _sizes(config)
     context = getattr(sizes.get_text_config(), "max_position_embeddings", None) or 1 << 30
@@ -147,7 +148,7 @@ def memory_plan(config: Config, *, sizes: PretrainedConfig | None = None) -> Mem
     if rollout and config.engine.name == "group":
         rollout["laid-out weights"] = _laid_out(config, model)
         if update and config.streaming is not None and config.cluster is None:
-            # Completions wait in the cache while the update is made.
+            # Completions wait in the cache during the update.
             update |= {name: size for name, size in rollout.items() if name != "buffers"}
     if update and config.model.quantization is not None:
         update["a matrix of more than 4 bits"] = max(weight.nbytes for weight in _four_bit(model))
@@ -201,7 +202,7 @@ def memory_savings(config: Config, *, room: float = 0.0) -> Iterator[MemorySavin
         try:
             smaller = _with(config, setting, value)
         except UsageError:
-            continue  # It cannot work together with the other settings.
+            continue  # It cannot be combined with the other settings.
         lower = memory_plan(smaller, sizes=sizes)
         if lower.peak < 0.98 * peak:
             yield MemorySaving(setting=setting, value=value, plan=lower)
@@ -235,7 +236,7 @@ def _with(config: Config, path: str, value: Any) -> Config:
 
 
 def _model(config: Config, sizes: PretrainedConfig) -> Any:
-    """The model as it will learn, without content."""
+    """The model as it will be trained, without content."""
     section = config.model
     model = AutoModelForCausalLM.from_config(
         sizes, dtype=DTYPES[section.dtype], trust_remote_code=section.trust_remote_code
@@ -303,7 +304,7 @@ def _laid_out(config: Config, model: Any) -> int:
 
 
 def _four_bit(model: Any) -> list[Tensor]:
-    """The matrices that nf4 takes: those of all linear layers but the head."""
+    """The matrices that nf4 quantises: those of all linear layers except the head."""
     head = model.get_output_embeddings()
     return [
         module.weight

@@ -1,4 +1,4 @@
-"""The preference function of a configuration, and what online preferences need."""
+"""The preference function of a configuration, and checks of online preferences."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if typing.TYPE_CHECKING:
 
 
 USED_ONLINE = frozenset({"online", "loss", "nll", "pairs"})
-"""The settings of a section [preference] that act on online pairs."""
+"""The settings of [preference] that affect online pairs."""
 
 
 def preference_function(settings: PreferenceSettings) -> BoundFunction:
-    """The function that a section names, with its settings.
+    """The preference function of a section, with its settings.
 
     Raises:
         UsageError: an unknown name or setting, or a value out of range.
@@ -48,8 +48,8 @@ def compares_with_reference(config: Config) -> bool:
 
 
 def described(config: Config) -> dict[str, str]:
-    """What the report and the card of a run say of it in place of its algorithm, where it learns by
-    online preferences."""
+    """Entries of report and model card that replace the algorithm of a run with online
+    preferences."""
     own = config.preference
     if own is None or not own.online:
         return {}
@@ -57,12 +57,12 @@ def described(config: Config) -> dict[str, str]:
 
 
 def method_of(config: Config) -> str:
-    """What a run is called: its algorithm, or the preference function that it learns by online."""
+    """The name of a run's method: its algorithm, or the function of its online preferences."""
     return described(config).get("learned_by", config.algorithm.name)
 
 
 def check_online(config: Config, algorithm: BoundAlgorithm) -> None:
-    """Refuse settings that have no meaning where pairs are made of the run's own rollouts.
+    """Raise an error for settings that cannot be combined with online preferences.
 
     Raises:
         UsageError: with the setting to change.
@@ -73,21 +73,21 @@ def check_online(config: Config, algorithm: BoundAlgorithm) -> None:
     function = preference_function(own)
     if own.data is not None:
         raise UsageError(
-            f"preference.data = {own.data!r}: pairs are made of the run's own rollouts; remove it, "
-            "or set preference.online = false."
+            f"preference.data = {own.data!r}: online preferences form pairs from rollouts; remove "
+            "it, or set preference.online = false."
         )
     if "delta" in function.inputs:
         raise UsageError(
-            f"preference.loss.name = {function.spec.name!r}: judges single answers; online pairs "
-            "need a function of two, such as 'logistic'."
+            f"preference.loss.name = {function.spec.name!r}: judges single answers, but online "
+            "preferences need a function of pairs, such as 'logistic'."
         )
     if (second := algorithm.second_learner) is not None:
         raise UsageError(
-            f"algorithm.name = {config.algorithm.name!r}: needs the learner {second!r}, which "
-            "pairs have no use for; leave it out."
+            f"algorithm.name = {config.algorithm.name!r}: trains the second learner {second!r}, "
+            "which online preferences do not use; choose another algorithm."
         )
     if config.group_size < 2:
-        raise UsageError("group_size = 1: makes no pairs; set at least 2.")
+        raise UsageError("group_size = 1: must be at least 2 to form pairs.")
     for path in ("minibatches", "epochs"):
         if (value := getattr(config.update, path)) != 1:
             raise UsageError(
@@ -97,17 +97,17 @@ def check_online(config: Config, algorithm: BoundAlgorithm) -> None:
     for section in ("distillation", "process"):
         if getattr(config, section) is not None:
             raise UsageError(
-                f"{section}: has no place beside preference.online; remove one of them."
+                f"{section}: cannot be combined with preference.online; remove one of them."
             )
     for setting in ("ahead", "streaming", "partial_rollouts"):
         if getattr(config, setting):
             raise UsageError(
-                f"{setting}: answers of earlier weights would need the algorithm's correction, "
-                "which online preferences do not have; remove it."
+                f"{setting}: answers of earlier weights need a correction, which online "
+                "preferences do not have; remove it."
             )
     for name, field in type(own).model_fields.items():
         if name not in USED_ONLINE and (value := getattr(own, name)) != field.default:
             raise UsageError(
-                f"preference.{name} = {value!r}: is for pairs made before the first step; remove "
-                "it, or set preference.online = false."
+                f"preference.{name} = {value!r}: applies only to pairs formed before the first "
+                "step; remove it, or set preference.online = false."
             )

@@ -1,4 +1,4 @@
-"""What is computed in the process of the loop alone, and cannot be spread over several."""
+"""Losses that only the process of the training loop can compute."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if typing.TYPE_CHECKING:
 
 
 def bound_to_one_process(config: Config) -> str | None:
-    """The setting whose loss no other process can be sent; None where there is none."""
+    """The setting whose loss cannot be sent to another process, or None."""
     if config.preference is not None and config.preference.online:
         return "preference.online = true"
     if config.distillation is not None and config.distillation.top_k is not None:
@@ -20,7 +20,7 @@ def bound_to_one_process(config: Config) -> str | None:
 
 
 def check_processes(config: Config) -> None:
-    """Refuse a cluster for a loss that one process computes.
+    """Raise an error for a cluster with a loss that only one process can compute.
 
     Raises:
         UsageError: with the setting to change.
@@ -28,6 +28,6 @@ def check_processes(config: Config) -> None:
     setting = bound_to_one_process(config)
     if setting is not None and config.cluster is not None:
         raise UsageError(
-            f"{setting}: its loss cannot be sent to the processes of [cluster]; leave out one of "
-            "the two."
+            f"{setting}: cannot be combined with [cluster], because its loss cannot be sent to "
+            "other processes; leave out one of the two."
         )

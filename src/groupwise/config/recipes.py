@@ -22,16 +22,16 @@ from groupwise.settings.base import CODE
 DEFAULT = "default"
 COMMAND_LINE = "--set"
 DESCRIPTION = ("method", "learned_by")
-"""Entries beside the settings in `config.json`: what reports say in place of the algorithm."""
+"""Entries of `config.json` that are not settings: what reports show instead of the algorithm."""
 TEXTS = (
     *("path", "model", "models", "teacher", "output", "system", "wording", "stop"),
     *("prompt_column", "answer_column", "id_column", "column"),
 )
-"""Last parts of settings whose strings never name a function, though they may look like it."""
+"""Names of settings whose strings never name a function, even if they look like it."""
 DATA = ("train", "eval", "data")
-"""Last parts of settings that take `generator:task`."""
+"""Names of settings that accept `generator:task`."""
 RESET = object()
-"""The value of an override that takes a setting back to its default."""
+"""The value of an override that restores the default of a setting."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,7 @@ class Resolved:
         config: the configuration.
         recipe: name or path of the recipe.
         origins: dotted path → "default", the recipe, or "--set", for every setting.
-        derived: what follows from the settings: name → value and how it was computed.
+        derived: quantities computed from the settings: name → value and formula.
     """
 
     config: Config
@@ -59,8 +59,8 @@ def load(
     Args:
         recipe: path of a TOML or YAML file, or the name of a packaged recipe.
         overrides: `section.field=value`; the value is read as TOML, or else as a string. `null` is
-            None, and `section.field=` takes the setting back to its default.
-        trust_recipe: accept settings of a recipe file that need it (`needs_trust`).
+            None, and `section.field=` restores the default.
+        trust_recipe: accept settings of a recipe file that need trust (`needs_trust`).
 
     Raises:
         UsageError: no such recipe, not TOML, or a setting that cannot be used or needs trust.
@@ -86,11 +86,11 @@ def load_run(
 
     Args:
         folder: a run directory.
-        overrides, trust_recipe: see `load`; what the run was allowed to run has to be allowed again
-            where the folder may come from elsewhere.
+        overrides, trust_recipe: see `load`; trust has to be given again, because the folder may
+            come from elsewhere.
 
     Raises:
-        UsageError: the folder holds no settings, or they cannot be used by this version.
+        UsageError: the folder has no settings, or this version cannot use them.
     """
     path = Path(folder) / "config.json"
     try:
@@ -98,7 +98,7 @@ def load_run(
         values = {name: value for name, value in found.items() if name not in DESCRIPTION}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise UsageError(
-            f"--resume = {str(folder)!r}: holds no config.json of a run; name the recipe too: "
+            f"--resume = {str(folder)!r}: has no config.json of a run; name the recipe too: "
             "groupwise train RECIPE --resume DIR."
         ) from None
     return _resolved(values, path, overrides, trust_recipe=trust_recipe).config
@@ -132,8 +132,8 @@ def _resolved(
 
 
 def trusted_overrides(recipe: str | Path) -> list[str]:
-    """What a recipe file sets that can run code, as overrides, so that a plan made of the recipe
-    carries them."""
+    """Settings of a recipe file that can run code, as overrides, so that a plan made from the
+    recipe includes them."""
     guarded = needs_trust()
     found = {
         path: value
@@ -149,7 +149,7 @@ def trusted_overrides(recipe: str | Path) -> list[str]:
 
 
 def distrusted(override: str) -> str:
-    """Why a file that is not trusted may not hold an override, as "can run code"; "" where it may.
+    """Why an untrusted file may not contain an override, such as "can run code"; "" if it may.
 
     Example:
         >>> distrusted("hub.name=owner/model"), distrusted("steps=5")
@@ -164,10 +164,10 @@ def distrusted(override: str) -> str:
 
 
 def _import(values: dict[str, Any]) -> dict[str, str]:
-    """Import what the recipe and `--import` name, before anything is looked up by its name.
+    """Import the modules of the recipe and of `--import`, before names are looked up.
 
     Returns:
-        The origin of `imports`, where `--import` has added to it.
+        The origin of `imports` if `--import` has added to it.
     """
     named, more = values.get("imports", ()), extensions.requested()
     if isinstance(named, list | tuple) and all(isinstance(each, str) for each in named):
@@ -196,7 +196,9 @@ def read(recipe: str | Path) -> dict[str, Any]:
         UsageError: no such recipe, unreadable, or not TOML or YAML (with line and column).
     """
     path, known = Path(recipe).expanduser(), packaged()
-    if not path.is_file() and str(recipe) in known:  # a folder of that name may be a run of it
+    if (
+        not path.is_file() and str(recipe) in known
+    ):  # a folder of this name may be a run of the recipe
         path = known[str(recipe)]
     if not path.exists():
         raise UsageError(
@@ -210,7 +212,7 @@ def read(recipe: str | Path) -> dict[str, Any]:
         return _yaml(text, recipe) if path.suffix in (".yaml", ".yml") else tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"recipe = {str(recipe)!r}: is not valid TOML: {error}.") from None
-    except (OSError, ValueError, RecursionError) as error:  # numbers and nesting beyond measure
+    except (OSError, ValueError, RecursionError) as error:  # too large numbers, too deep nesting
         raise UsageError(f"recipe = {str(recipe)!r}: cannot be read: {error}.") from None
 
 
@@ -246,7 +248,7 @@ def _yaml_loader() -> Any:
 
 
 def _check_trust(value: Any, setting: str, *, trusted: bool) -> None:
-    """Refuse a setting of a recipe file that needs trust, or report it if the file is trusted."""
+    """Raise an error for a setting that needs trust, or warn if the recipe file is trusted."""
     why, default = needs_trust()[setting]
     if value in (None, default, []) or _asked_for(setting, value):
         return
@@ -254,7 +256,7 @@ def _check_trust(value: Any, setting: str, *, trusted: bool) -> None:
 
 
 def _refuse_untrusted(setting: str, value: Any, why: str, *, trusted: bool) -> None:
-    """Refuse what a recipe file may not set, or report it if the file is trusted."""
+    """Raise an error for a value that needs trust, or warn if the recipe file is trusted."""
     where = f"{setting} = {str(value)[:200]!r}"
     if not trusted:
         raise UsageError(
@@ -265,12 +267,12 @@ def _refuse_untrusted(setting: str, value: Any, why: str, *, trusted: bool) -> N
 
 
 def _asked_for(setting: str, value: Any) -> bool:
-    """Whether `--import` names all that the file would import."""
+    """Whether `--import` names everything that the file would import."""
     return setting == "imports" and {*strings_in(value)} <= {*extensions.requested()}
 
 
 def strings_in(value: Any) -> Iterator[str]:
-    """The strings of a value, those in tables and lists included.
+    """The strings of a value, including those in tables and lists.
 
     Example:
         >>> list(strings_in({"a": ["b", {"c": "d"}], "e": 1}))
@@ -287,7 +289,8 @@ def strings_in(value: Any) -> Iterator[str]:
 
 
 def parse_override(text: str) -> tuple[list[str], Any]:
-    """The path and the value of `section.field=value`; the value is `RESET` where nothing is given.
+    """The path and the value of `section.field=value`; the value is `RESET` if nothing follows the
+    `=`.
 
     Raises:
         UsageError: no "=" or an empty step in the path.
@@ -317,14 +320,14 @@ def parse_override(text: str) -> tuple[list[str], Any]:
 
 
 def derived(config: Config) -> dict[str, str]:
-    """What follows from the settings of a run, each with how it was computed."""
+    """Quantities computed from the settings of a run, with their formulas."""
     completions = config.prompts_per_step * config.group_size
     updates = config.update.epochs * config.update.minibatches
     prompt = config.data.max_prompt_tokens
     longest = (
         f"{prompt + config.sampling.max_tokens} = data.max_prompt_tokens + sampling.max_tokens"
         if prompt
-        else "the model's context; completions get sampling.max_tokens of it"
+        else "the model's context, of which completions get sampling.max_tokens"
     )
     return {
         "completions per step": f"{completions} = prompts_per_step · group_size",
@@ -340,7 +343,7 @@ def with_values(config: Config, values: Mapping[str, Any]) -> Config:
     """The configuration with other values at some dotted paths.
 
     Raises:
-        UsageError: a path that is not there, or a value that cannot be used.
+        UsageError: an unknown path, or a value that cannot be used.
 
     Example:
         >>> with_values(load("word-problems"), {"sampling.max_tokens": 9}).sampling.max_tokens
@@ -373,7 +376,7 @@ def _put(values: Any, steps: Sequence[str], value: Any, *, where: str) -> None:
 
 
 def _index(values: Any, step: str, *, where: str) -> int:
-    """A step of a path as an index into a list that the recipe has."""
+    """A part of a path as an index into a list of the recipe."""
     if not isinstance(values, list):
         raise UsageError(f"--set {where}: {step!r} follows a setting that is not a section.")
     if not step.isdecimal() or int(step) >= len(values):
@@ -384,8 +387,8 @@ def _index(values: Any, step: str, *, where: str) -> int:
 
 
 def _items(values: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Every value that is not a table with its dotted path; numbers are places in lists of tables.
-    An empty recipe is one value without a path."""
+    """Every value that is not a table, with its dotted path; numbers are indices of lists of
+    tables. An empty recipe is one value without a path."""
     if isinstance(values, Mapping) and values:
         for key, value in values.items():
             yield from _items(value, f"{path}.{key}" if path else str(key))
@@ -402,7 +405,8 @@ def _leaves(values: Any, path: str = "") -> Iterator[str]:
 
 
 def holds_code(path: str, value: Any) -> bool:
-    """Whether `mine.py:right` or its like stands in a value where a function may be looked up.
+    """Whether a value contains a name such as `mine.py:right` that could be looked up as a
+    function.
 
     Example:
         >>> holds_code("sft.style", "mine.py:tagged"), holds_code("model.path", "bundled:search")

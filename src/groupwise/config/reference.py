@@ -1,4 +1,4 @@
-"""Every setting of a recipe described, from the models: meaning, legal values, default."""
+"""Descriptions of all settings, generated from the models: meaning, values, default."""
 
 from __future__ import annotations
 
@@ -22,15 +22,16 @@ _NAMES = {int: "integer", float: "number", str: "text", bool: "true or false", d
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What a recipe may set, and what it means.
+    """The description of a setting.
 
     Attributes:
-        path: dotted, as `--set` takes it; N stands for a place in a list.
-        legal: the values that it takes.
-        default: as TOML writes it; "null" for None, "required" where there is none.
+        path: dotted, as `--set` takes it; N stands for an index of a list.
+        legal: allowed values.
+        default: in TOML; "null" for None, "required" if there is none.
         about: meaning and unit.
         may_change: whether a resumed run may change it.
-        trust: why a recipe file must be trusted to set it, as "can run code"; "" where it need not.
+        trust: why a recipe file must be trusted to set it, such as "can run code"; "" if it need
+            not be.
     """
 
     path: str
@@ -53,7 +54,7 @@ def reference() -> dict[str, Setting]:
 
 
 def sections() -> dict[str, str]:
-    """What every section is for, by its path; the top level is ""."""
+    """The description of every section by its path; the top level is ""."""
     return {"": _first(Config), **dict(_sections(Config, ""))}
 
 
@@ -101,7 +102,7 @@ def _section(annotation: Any) -> tuple[type[BaseModel] | None, bool]:
 
 
 def _legal(field: FieldInfo) -> str:
-    """The values that a field takes, in words."""
+    """The allowed values of a field, in words."""
     bounds = [_bound(each) for each in field.metadata]
     return ", ".join(filter(None, [_kind(field.annotation), *bounds]))
 
@@ -124,7 +125,7 @@ def _kind(annotation: Any) -> str:
 
 
 def _bound(each: Any) -> str:
-    """A limit in words; the one that only keeps integers in 32 bits goes without saying."""
+    """A limit in words; "" for the limit that only keeps integers in 32 bits."""
     limits = {text: getattr(each, key, None) for key, text in _BOUNDS.items()}
     return " ".join(
         text.format(f"{limit:,}")
