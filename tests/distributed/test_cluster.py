@@ -125,5 +125,5 @@ def test_what_a_cluster_cannot_do_is_refused_before_it_starts(tmp_path: Path) ->
     given = settings(tmp_path / "run")
     with pytest.raises(UsageError, match="cannot sample in the replicas"):
         load("word-problems-ray", [*given, "engine.name='vllm'"])
-    with pytest.raises(UsageError, match="a model at hand cannot be sent to a cluster"):
+    with pytest.raises(UsageError, match="a loaded model cannot be sent to a cluster"):
         train_config(load("word-problems-ray", given), policy=tiny())

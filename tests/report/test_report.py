@@ -155,9 +155,9 @@ def test_reading_skips_and_counts_damaged_lines(tmp_path):
 
 
 def test_reading_says_what_is_missing(tmp_path):
-    with pytest.raises(UsageError, match="there is none"):
+    with pytest.raises(UsageError, match="there is no such folder"):
         RunData.read(tmp_path / "nowhere")
-    with pytest.raises(UsageError, match="holds neither"):
+    with pytest.raises(UsageError, match="has neither"):
         RunData.read(tmp_path)
     broken = write_run(tmp_path / "broken", config="{", metrics=['{"step": 1}\n'])
     assert RunData.read(broken).skipped == 1
@@ -173,7 +173,7 @@ def test_runs_of_one_algorithm_and_seed_are_called_by_their_folders(tmp_path):
     folders = [tmp_path / name for name in ("cold", "hot", "c")]
     assert [run.label for run in read_runs(folders)] == ["grpo cold", "grpo hot", "rloo"]
     assert [run.label for run in read_runs(folders[1:])] == ["grpo", "rloo"]
-    with pytest.raises(UsageError, match="must be different ones"):
+    with pytest.raises(UsageError, match="must be different folders"):
         read_runs([folders[0], tmp_path / "hot" / ".." / "cold"])
 
 

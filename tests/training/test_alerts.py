@@ -183,7 +183,7 @@ def test_an_alert_says_of_which_run_and_step_it_is_and_is_written_down(tmp_path:
     run.trainer.run()
     run.close()
     (said,) = [text for text in progress.said if "alert truncated" in text]
-    assert said.startswith("softrank #1, step 3: alert truncated: many completions run out of")
+    assert said.startswith("softrank #1, step 3: alert truncated: many completions reach the")
     (line,) = [row for row in read_lines(tmp_path / "alarms.jsonl") if row["alarm"] == "truncated"]
     assert line["step"] == 3 and said.endswith(line["text"])
 

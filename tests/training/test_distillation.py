@@ -112,7 +112,9 @@ def test_a_policy_can_teach_itself_with_the_solution_in_its_prompt(tmp_path: Pat
 def test_a_template_names_columns_of_the_data() -> None:
     prompt = Prompt(id="a", messages=({"role": "user", "content": "2+2?"},), columns={"hint": "4"})
     assert teacher_prompt(prompt, "{prompt} ({hint})").messages[-1]["content"] == "2+2? (4)"
-    with pytest.raises(UsageError, match="'hints' is no column of the data; known: answer, hint"):
+    with pytest.raises(
+        UsageError, match="'hints' is not a column of the data; known: answer, hint"
+    ):
         teacher_prompt(prompt, "{hints}")
 
 

@@ -320,7 +320,7 @@ def test_a_teacher_with_fewer_rows_in_its_head_needs_an_outcome_for_the_others(
 
 
 def test_a_cluster_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"distillation.top_k = 5: cannot be combined with .cluster."):
+    with pytest.raises(UsageError, match=r"distillation.top_k = 5: cannot be combined"):
         load("word-problems-distil", ["distillation.top_k=5", "cluster={}"])
 
 

@@ -165,7 +165,7 @@ def test_a_run_on_data_uploads_its_model_at_its_end(hub: type[Hub], tmp_path: Pa
         "prompts_per_step=2",
         f'hub.name="{NAME}"',
     ]
-    with pytest.raises(UsageError, match="hub.every_steps = 1: runs on data upload final/ only"):
+    with pytest.raises(UsageError, match="hub.every_steps = 1: runs on data upload only final/"):
         fine_tune(load("word-problems-sft", [*given, "hub.every_steps=1"]), progress=Quiet())
     fine_tune(load("word-problems-sft", given), progress=Quiet())
     final = (tmp_path / "run" / "final" / "model.safetensors").read_bytes()

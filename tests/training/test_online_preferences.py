@@ -226,5 +226,5 @@ def test_ranks_of_torchrun_are_refused_before_anything_is_loaded(
 ) -> None:
     for name, value in {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "localhost"}.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(UsageError, match=f"{setting}: cannot be combined with .cluster. to the ranks"):
+    with pytest.raises(UsageError, match=f"{setting}: cannot be combined with torchrun"):
         train_config(load(recipe, [f"output={tmp_path / 'run'}", *more]), progress=Quiet())

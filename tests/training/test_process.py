@@ -291,7 +291,9 @@ def test_a_step_that_holds_the_separator_is_refused() -> None:
 
 
 def test_settings_of_rankings_are_refused_for_steps(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="reward_model.label_noise = 0.1: is for rankings"):
+    with pytest.raises(
+        UsageError, match="reward_model.label_noise = 0.1: applies to rankings only"
+    ):
         trained(tmp_path, "reward_model.label_noise=0.1")
     with pytest.raises(UsageError, match="reward_model.data: must be given"):
         trained(tmp_path, "reward_model.data=null")

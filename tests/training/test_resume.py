@@ -39,7 +39,7 @@ def test_a_run_without_an_intact_checkpoint_is_restarted_only_when_told_to(tmp_p
 def test_a_folder_without_a_run_is_named_when_it_is_resumed(tmp_path: Path) -> None:
     progress = Quiet()
     prepared(tmp_path / "mistyped", resume=True, progress=progress).close()
-    assert any("mistyped holds no checkpoint; the run starts at step 0" in s for s in progress.said)
+    assert any("mistyped has no checkpoint; the run starts at step 0" in s for s in progress.said)
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "evaluations.jsonl"])
@@ -73,11 +73,11 @@ def test_another_base_under_the_same_name_is_refused(tmp_path: Path) -> None:
     stopped(run, *given)
     prepared(run, *given, resume=True).close()
     saved_model(base, seed=1)
-    with pytest.raises(UsageError, match=r"the model of model.path is another one .* --allow-"):
+    with pytest.raises(UsageError, match=r"the model of model.path has changed .* --allow-"):
         prepared(run, *given, resume=True)
     progress = Quiet()
     prepared(run, *given, resume=True, allow_changes=True, progress=progress).close()
-    assert "changed model.path: another model under the same name" in progress.said
+    assert "changed model.path: a different model with the same name" in progress.said
 
 
 def test_frozen_models_of_rewards_and_teachers_have_fingerprints(tmp_path: Path) -> None:

@@ -80,7 +80,9 @@ def test_checkpoints_hold_every_learner_by_name(tmp_path: Path) -> None:
     for name, learner in trainer.learners.items():
         assert torch.equal(saved.weights[name]["logits"], learner.trained()["logits"])
         assert saved.state["learners"][name] == {"steps": learner.version}
-    with pytest.raises(RunError, match="holds the learners critic, policy, this run has policy"):
+    with pytest.raises(
+        RunError, match="contains the learners critic, policy, but this run has policy"
+    ):
         bandit(tmp_path / "other", steps=3).restore(saved)
 
 

@@ -182,8 +182,8 @@ def test_microbatches_keep_the_weight_of_every_token() -> None:
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"messages": TALK[:2]}, "row 1: messages: holds no turn of the assistant"),
-        ({"messages": TALK[2:]}, "begins with the assistant"),
+        ({"messages": TALK[:2]}, "row 1: messages: needs at least one turn of the assistant"),
+        ({"messages": TALK[2:]}, "must begin with a turn of the user"),
         ({"messages": "hello"}, "must be messages"),
         ({"prompt": "a", "completion": ""}, "completion: must be a text"),
         ({"completion": "a"}, "prompt: is missing"),

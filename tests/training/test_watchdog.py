@@ -186,5 +186,5 @@ with dog.waiting("foreign code"):
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=90
     )
     assert done.returncode == 1 and time.monotonic() - start < 80
-    assert "foreign code: could not be interrupted; the process ends." in done.stderr
+    assert "foreign code: could not be interrupted; ending the process." in done.stderr
     assert "line 8 in <module>" in (tmp_path / "stacks.txt").read_text()

@@ -1,4 +1,5 @@
-"""The model card of a trained model: README.md beside its weights, made from the run directory."""
+"""The model card of a trained model: README.md next to its weights, generated from the run
+directory."""
 
 from __future__ import annotations
 

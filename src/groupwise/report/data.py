@@ -69,11 +69,13 @@ class RunData:
         """
         folder = Path(run_dir)
         if not folder.is_dir():
-            raise UsageError(f"run = {str(run_dir)!r}: must be a run directory; there is none.")
+            raise UsageError(
+                f"run = {str(run_dir)!r}: must be a run directory; there is no such folder."
+            )
         files = sorted((folder / "rollouts").glob("step-*.jsonl"))
         if not files and not (folder / "metrics.jsonl").exists():
             raise UsageError(
-                f"run = {str(run_dir)!r}: must hold metrics.jsonl or rollouts/; it holds neither."
+                f"run = {str(run_dir)!r}: must contain metrics.jsonl or rollouts/; it has neither."
             )
         metrics, skipped = _lines(folder / "metrics.jsonl")
         evaluations, more = _lines(folder / "evaluations.jsonl")
@@ -114,7 +116,7 @@ def read_runs(folders: Sequence[str | Path]) -> list[RunData]:
     """
     places = [Path(folder).resolve() for folder in folders]
     if len(set(places)) < len(places):
-        raise UsageError(f"runs = {', '.join(map(str, folders))}: must be different ones.")
+        raise UsageError(f"runs = {', '.join(map(str, folders))}: must be different folders.")
     runs = [RunData.read(folder) for folder in folders]
     count = Counter((run.label, run.seed) for run in runs)
     twice = {label for (label, _), times in count.items() if times > 1}

@@ -46,7 +46,9 @@ class LivePage:
     def __init__(self, run_dir: str | Path) -> None:
         self.folder = Path(run_dir)
         if not self.folder.is_dir():
-            raise UsageError(f"run = {str(run_dir)!r}: must be a run directory; there is none.")
+            raise UsageError(
+                f"run = {str(run_dir)!r}: must be a run directory; there is no such folder."
+            )
         self._lock = Lock()
         self._made: tuple[str, str] = ("", "")
 
@@ -124,7 +126,7 @@ def serve(page: LivePage, *, port: int, started: Callable[[str], None]) -> None:
         server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
     except (OSError, OverflowError) as error:
         raise UsageError(
-            f"--port = {port}: cannot be used ({error}); 0 takes a free one."
+            f"--port = {port}: cannot be used ({error}); 0 chooses a free port."
         ) from None
     with server:
         server.daemon_threads = True

@@ -1,4 +1,4 @@
-"""What every metric of `metrics.jsonl` means: its title in charts and one sentence."""
+"""The metrics of `metrics.jsonl`: title in charts and meaning."""
 
 from __future__ import annotations
 
@@ -70,16 +70,18 @@ METRICS: dict[str, Metric] = {
         "Reflective answers", 'Share of completions with words such as "wait" or "double-check".'
     ),
     "accuracy_reflective": Metric(
-        "Accuracy of reflective answers", "Accuracy of the completions with such words."
+        "Accuracy of reflective answers",
+        'Accuracy of completions with words such as "wait" or "double-check".',
     ),
     "accuracy_plain": Metric(
-        "Accuracy of other answers", "Accuracy of the completions without such words."
+        "Accuracy of other answers",
+        'Accuracy of completions without words such as "wait" or "double-check".',
     ),
     "tokens_per_second": Metric(
         "Tokens per second", "Tokens written by the policy over the seconds of all stages."
     ),
     "seconds": Metric("Seconds per step", "Wall-clock time of the whole step."),
-    "learning_rate": Metric("Learning rate", "Rate of the step's last optimizer step."),
+    "learning_rate": Metric("Learning rate", "Learning rate of the last optimizer step."),
     "memory_mb": Metric(
         "Memory (MB)", "Peak memory of the GPU, or of the process where there is none."
     ),
@@ -88,10 +90,11 @@ METRICS: dict[str, Metric] = {
     ),
     "length_max": Metric("Longest completion (tokens)", "Tokens of the longest completion."),
     "drawn": Metric(
-        "Groups drawn", "Groups sampled to fill the step, those that a filter dropped among them."
+        "Groups drawn", "Groups sampled to fill the step, including those that a filter dropped."
     ),
     "computed_share": Metric(
-        "Computed rows", "Share of rows that the update computed; rows without a gradient are not."
+        "Computed rows",
+        "Share of rows that the update computed; rows without a gradient are skipped.",
     ),
     "tokens": Metric("Tokens", "Tokens that the policy wrote in the step."),
     "policy_kl": Metric(
@@ -107,42 +110,48 @@ METRICS: dict[str, Metric] = {
         "Sampler gap (nats)",
         "Mean |log π_learner − log π_sampler| of the sampled tokens; 0 where both agree.",
     ),
-    "sampler_gap_max": Metric("Largest sampler gap (nats)", "Largest such gap of one token."),
-    "sampler_kl": Metric("KL(sampler‖learner)", "Its k3 estimate, in nats per token."),
+    "sampler_gap_max": Metric(
+        "Largest sampler gap (nats)", "Largest |log π_learner − log π_sampler| of a sampled token."
+    ),
+    "sampler_kl": Metric(
+        "KL(sampler‖learner)", "k3 estimate of KL(sampler‖learner), in nats per token."
+    ),
     "sampler_ratio_gap": Metric(
         "Sampler ratio gap", "Mean |r − 1| of the ratio r = π_learner / π_sampler."
     ),
-    "sampler_ratio_gap_max": Metric("Largest sampler ratio gap", "Largest |r − 1| of one token."),
+    "sampler_ratio_gap_max": Metric("Largest sampler ratio gap", "Largest |r − 1| of a token."),
     "sampler_ess": Metric(
         "Effective sample size (sampler)",
-        "Share of tokens that would be left if each were weighted by π_learner / π_sampler.",
+        "Effective share of the tokens after weighting each by π_learner / π_sampler.",
     ),
     "unfinished": Metric(
         "Unfinished groups",
-        "Groups that were begun and are still being written, with partial rollouts or streaming.",
+        "Groups that are still being sampled, with partial rollouts or streaming.",
     ),
     "token_age": Metric(
         "Age of tokens (optimizer steps)",
-        "Mean number of optimizer steps from the weights that drew a token to those that learn "
-        "from it.",
+        "Mean number of optimizer steps between the weights that sampled a token and those that "
+        "learn from it.",
     ),
     "token_age_max": Metric(
-        "Oldest token (optimizer steps)", "Largest such number of a token that is learned from."
+        "Oldest token (optimizer steps)",
+        "Largest number of optimizer steps between these "
+        "weights over the tokens that are learned from.",
     ),
     "old_share": Metric(
         "Tokens of earlier weights",
-        "Share of the tokens learned from that were not drawn by the present weights.",
+        "Share of the tokens learned from that older weights sampled.",
     ),
     "duplicate_share": Metric(
         "Duplicates",
-        "Share of completions equal to an earlier one of their group, groups that are entirely "
-        "correct aside.",
+        "Share of completions that repeat an earlier one of their group; groups that are entirely "
+        "correct count 0.",
     ),
     "parts_correlation": Metric(
-        "Correlation of rewards", "Least correlation of two reward components within groups."
+        "Correlation of rewards", "Lowest correlation of two reward components within groups."
     ),
     "skipped_updates": Metric(
-        "Skipped updates", "Optimizer steps skipped for want of a finite gradient."
+        "Skipped updates", "Number of optimizer steps skipped because the gradient was not finite."
     ),
     "unmoved_share": Metric(
         "Unmoved parameters", "Share of trained tensors that the second step did not change."
@@ -150,12 +159,13 @@ METRICS: dict[str, Metric] = {
     "calls": Metric("Calls per completion", "Mean number of tool calls of a completion."),
     "injected": Metric(
         "Injected tokens",
-        "Mean number of tokens per completion that tools wrote; not learned from.",
+        "Mean number of tool tokens per completion; they have no loss.",
     ),
     "answered_share": Metric(
-        "Answered calls", "Share of tool calls that neither failed nor were refused or malformed."
+        "Answered calls",
+        "Share of tool calls that did not fail and were neither rejected nor malformed.",
     ),
-    "seconds_per_call": Metric("Seconds per call", "Mean time that a tool took for a call."),
+    "seconds_per_call": Metric("Seconds per call", "Mean duration of a tool call."),
     "explained_variance": Metric(
         "Explained variance",
         "1 − Var(R − V) / Var(R) over all tokens, with the values before the critic's update.",
@@ -177,20 +187,20 @@ METRICS: dict[str, Metric] = {
     ),
     "token_reward_right": Metric(
         "Token reward: right answers",
-        "Mean probability, before the update of the token reward model, that right completions "
-        "are right.",
+        "Mean probability of being right that the token reward model gives right completions, "
+        "before its update.",
     ),
     "token_reward_wrong": Metric(
         "Token reward: wrong answers",
-        "Mean probability, before the update of the token reward model, that wrong completions "
-        "are right.",
+        "Mean probability of being right that the token reward model gives wrong completions, "
+        "before its update.",
     ),
     "token_weight": Metric(
         "Token weight", "Mean weight ω of the tokens, from the token reward model."
     ),
-    "pairs": Metric("Pairs", "Pairs of rollouts that the step learned from."),
+    "pairs": Metric("Pairs", "Number of pairs of rollouts in the step."),
     "unpaired_share": Metric(
-        "Groups without pairs", "Share of groups whose answers made no pair to learn from."
+        "Groups without pairs", "Share of groups whose answers formed no pair."
     ),
     "step_reward": Metric("Reward of a step", "Mean reward of the steps of the completions."),
     "steps_written": Metric(
@@ -210,7 +220,7 @@ FAMILIES: tuple[tuple[str, Metric], ...] = (
         r"ess_at_age\.(\d+)",
         Metric(
             "Effective sample size at age {0}",
-            "Share of tokens {0} optimizer steps old that would be left if each were weighted by "
+            "Share of tokens {0} optimizer steps old that is effective after weighting each by "
             "π_learner / π_sampler.",
         ),
     ),

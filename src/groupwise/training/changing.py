@@ -1,4 +1,4 @@
-"""What changes while a run goes on: scheduled numbers, the reference model, the optimizer."""
+"""Changes during a run: scheduled settings, the reference model, the optimizer state."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from groupwise.types import StepResult
 class Changing(Callback):
     """Sets the scheduled numbers before every step, and replaces reference and optimizer state.
 
-    What holds at a step follows from its number alone, so a resumed run goes on alike.
+    The values depend only on the step number, so a resumed run continues identically.
 
     Args:
         config: of the run.
-        trainer, source, scorer: what the numbers belong to.
+        trainer, source, scorer: the objects whose settings are scheduled.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ def scheduled(config: Config, step: int) -> Config:
 
 
 def check_schedules(config: Config) -> None:
-    """Refuse schedules whose values cannot be set at some point.
+    """Raise an error for schedules whose values are invalid at some point.
 
     Raises:
         UsageError: with the step and the setting.
@@ -95,7 +95,7 @@ def check_schedules(config: Config) -> None:
     if longest and longest[0] > config.sampling.max_tokens:
         raise UsageError(
             f"schedules: {MOST_TOKENS} rises to {longest[0]:g}; set sampling.max_tokens, which "
-            f"memory is planned by, to the highest value (it is {config.sampling.max_tokens})."
+            f"the memory plan uses, to the highest value (it is {config.sampling.max_tokens})."
         )
 
 

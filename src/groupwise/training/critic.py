@@ -1,4 +1,4 @@
-"""Training with a critic: values before the advantages, its updates beside those of the policy."""
+"""Training with a critic, whose values are computed before the advantages."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from groupwise.types import (
 from groupwise.updates import assemble
 
 POOLED_STEPS = 20
-"""Steps over which the errors of the critic are pooled."""
+"""Number of steps over which the critic's errors are pooled."""
 
 TOKEN_MEAN = WEIGHTINGS.bind(spec("batch_token_mean"))
 """The critic's loss is a mean over all tokens of an optimizer step."""
@@ -42,13 +42,13 @@ TOKEN_MEAN = WEIGHTINGS.bind(spec("batch_token_mean"))
 
 @dataclass(frozen=True, kw_only=True)
 class Returns:
-    """How returns follow from rewards.
+    """How returns are computed from rewards.
 
     Attributes:
         gamma: discount per token.
         lam: λ of the returns.
         injected: how injected tokens count (see `gae`).
-        kl: coefficient of the KL penalty that every token takes off the reward.
+        kl: coefficient of the KL penalty per token in the reward.
     """
 
     gamma: float = 1.0
@@ -58,7 +58,7 @@ class Returns:
 
     @classmethod
     def of(cls, algorithm: BoundAlgorithm, *, lam: float) -> Returns:
-        """Those of an algorithm, whose advantage has the discount."""
+        """The settings of an algorithm's advantage."""
         own = settings_of(SLOTS["advantage"], algorithm.row.advantage)
         return cls(
             gamma=own.get("gamma", 1.0),
@@ -145,7 +145,7 @@ class PooledErrors:
 
         R² = 1 − Σ (R − V)² / Σ (R − mean R)²
 
-    Once few answers of a step are wrong, the explained variance of that step alone is mostly noise.
+    When few answers of a step are wrong, the explained variance of a single step is mostly noise.
     Unlike explained variance, R² also counts a value that is too high or too low everywhere.
 
     Example:

@@ -39,12 +39,12 @@ SELF = "self"
 
 @dataclass(frozen=True, kw_only=True)
 class Teacher:
-    """Who scores the tokens of the policy.
+    """The teacher, which scores the tokens of the policy.
 
     Attributes:
         learner: computes distributions of the teacher; None: the policy itself.
         tokenizer: of the policy, for prompts.
-        prompt: the question as the teacher sees it; None: as the policy saw it.
+        prompt: template of the teacher's prompt; None uses the policy's prompt.
         context: longest sequence that the teacher reads.
         vocab: tokens of the policy; a teacher's logits beyond them are not compared.
     """
@@ -68,7 +68,7 @@ class Teacher:
         return (self.learner or policy).evaluate(seen, {"logp"})["logp"]
 
     def most_likely(self, batch: Batch, scored: ScoredGroups, policy: Learner, *, k: int) -> TopK:
-        """What the teacher finds most likely at every place; errors as in `logp`."""
+        """The teacher's most likely tokens at every position; errors as in `logp`."""
         learner = self.learner or policy
         assert isinstance(learner, TorchLearner), "logits are read in this process"
         return top_k(learner, self._as_seen(batch, scored.groups), k=k, vocab=self.vocab)
@@ -90,7 +90,7 @@ class Teacher:
 
 
 def teacher_prompt(prompt: Prompt, template: str) -> Prompt:
-    """A prompt whose question, the last message, is put into a template.
+    """A prompt whose last message is replaced by the filled-in template.
 
     Raises:
         UsageError: the template names a column that the data lacks.
@@ -106,7 +106,7 @@ def teacher_prompt(prompt: Prompt, template: str) -> Prompt:
         text = template.format_map(known)
     except (KeyError, IndexError, ValueError) as error:
         raise UsageError(
-            f"distillation.prompt = {template!r}: {error} is no column of the data; known: "
+            f"distillation.prompt = {template!r}: {error} is not a column of the data; known: "
             f"{', '.join(sorted(known))}."
         ) from None
     if not prompt.messages:
@@ -168,12 +168,12 @@ def make_teacher(config: Config, policy: Policy) -> Teacher:
 
 
 def vocabulary(policy: Policy) -> int:
-    """How many tokens a model can draw from."""
+    """Size of a model's vocabulary."""
     return len(policy.model.get_output_embeddings().weight)
 
 
 def teacher_metrics(result: StepResult) -> Metrics:
-    """How far the policy was from the teacher before the update.
+    """Distance of the policy from the teacher before the update.
 
     Returns:
         "teacher_kl", the mean of log π − log π_T over the sampled tokens, which estimates
@@ -192,8 +192,8 @@ class DistillationTrainer(Trainer):
 
     Attributes:
         teacher: scores the tokens.
-        top_k: tokens of the teacher that the objective compares at every place; None: the sampled
-            token alone, in the advantages.
+        top_k: number of the teacher's tokens that the objective compares at every position; None
+            compares the sampled token, in the advantages.
         beta: of the divergence (`generalized_jsd`).
     """
 
@@ -237,7 +237,7 @@ class DistillationTrainer(Trainer):
 
 
 def with_teacher(config: Config, policy: Policy) -> Callable[..., DistillationTrainer]:
-    """What makes the trainer of a configuration with a teacher, which is loaded now."""
+    """A function that makes the trainer of a configuration with a teacher, which is loaded now."""
     settings = config.distillation
     assert settings is not None
     return partial(

@@ -24,14 +24,14 @@ def push(
         name: of the repository, as owner/model.
         setting: what named the repository, for error messages.
         private: whether a repository that does not exist yet is created as a private one.
-        message: of the commit; the hub's own where it is empty.
+        message: of the commit; empty uses the hub's default.
 
     Returns:
         The address of the repository.
 
     Raises:
-        UsageError: the name is not that of a repository, or nobody is logged in.
-        RunError: the hub cannot be reached, or refuses.
+        UsageError: the name is not a valid repository name, or nobody is logged in.
+        RunError: the hub cannot be reached or rejects the upload.
     """
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HFValidationError, LocalTokenNotFoundError
@@ -45,7 +45,9 @@ def push(
     except HFValidationError as error:
         raise UsageError(f"{setting} = {name!r}: {error}") from error
     except LocalTokenNotFoundError as error:
-        raise UsageError(f"{setting} = {name!r}: nobody is logged in; hf auth login.") from error
+        raise UsageError(
+            f"{setting} = {name!r}: nobody is logged in; run `hf auth login`."
+        ) from error
     except Exception as error:  # What a network raises differs between versions.
         said = " ".join(str(error).split())
         raise RunError(
@@ -56,19 +58,19 @@ def push(
 
 
 def check_login(settings: HubSettings | None) -> None:
-    """Refuse a run whose uploads would fail at its end, as nobody is logged in.
+    """Raise an error before the start of a run whose uploads would fail.
 
     Raises:
-        UsageError: there is no token of the hub.
+        UsageError: there is no token for the hub.
     """
     from huggingface_hub import get_token
 
     if settings is not None and get_token() is None:
-        raise UsageError(f"hub.name = {settings.name!r}: nobody is logged in; hf auth login.")
+        raise UsageError(f"hub.name = {settings.name!r}: nobody is logged in; run `hf auth login`.")
 
 
 def push_final(settings: HubSettings | None, final: Path) -> None:
-    """Upload the model that a run has made, if it is to be uploaded.
+    """Upload the final model of a run, if settings name a repository.
 
     Raises:
         UsageError, RunError: as `push`.
@@ -78,11 +80,11 @@ def push_final(settings: HubSettings | None, final: Path) -> None:
 
 
 class HubUploads(Callback):
-    """Uploads the model every few steps, in the background: training neither waits for an upload
-    nor ends with one that fails. While one is under way, the next is left out.
+    """Uploads the model every few steps in the background. Training neither waits for an upload nor
+    stops if one fails. An upload that would begin during another one is skipped.
 
     Args:
-        settings: where to, and how often.
+        settings: repository and interval.
         folder: the model is written here before it is uploaded.
         write: writes the model with its card to a folder.
         log: shows a line.
@@ -100,7 +102,7 @@ class HubUploads(Callback):
         self._upload = threading.Thread()
 
     def on_step(self, step: int, result: StepResult) -> None:
-        """Start an upload where one is due."""
+        """Start an upload if one is due."""
         every = self.settings.every_steps
         if not every or step % every:
             return
@@ -112,7 +114,7 @@ class HubUploads(Callback):
         self._upload.start()
 
     def finish(self) -> None:
-        """Wait for the upload that is under way, and remove what was written for it."""
+        """Wait for a running upload, and remove the files written for it."""
         if self._upload.ident is not None:
             self._upload.join()
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -129,7 +131,7 @@ def _push(hub: HubSettings, folder: Path, message: str) -> str:
 
 
 def uploads(settings: HubSettings | None, trainer: Trainer) -> list[HubUploads]:
-    """What uploads the model of a trainer; nothing without settings."""
+    """The callbacks that upload the model of a trainer; empty without settings."""
     if settings is None or trainer.folder is None:
         return []
     folder, write = trainer.folder / "upload", trainer.write_model

@@ -1,4 +1,4 @@
-"""Online preferences: pairs of the rollouts of each step, made by their rewards."""
+"""Online preferences: pairs of each step's rollouts, formed by their rewards."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class OnlinePreferenceTrainer(Trainer):
     nll: float = 0.0
 
     def step(self) -> StepResult:
-        """Train on the pairs of one batch of rollouts; no pairs move nothing."""
+        """Train on the pairs of one batch of rollouts; without pairs, no weight changes."""
         self.monitor.begin_step(self.policy)
         scored = self.source.take(self.settings.prompts_per_step, step=self.done)
         batch, pairs = paired(sequences(scored), rollout_pairs(scored, self.pairs))
@@ -68,8 +68,8 @@ class OnlinePreferenceTrainer(Trainer):
 def rollout_pairs(scored: ScoredGroups, how: How) -> Int[Tensor, "pair 2"]:
     """Rows (better, worse) of the pairs of some groups, as rows of their `sequences`.
 
-    Answers that were cut off, repeat another one, could not be judged or are excluded by a filter
-    make no pair, nor do two of equal reward.
+    Answers that are truncated, repeated, not judged or excluded by a filter form no pair, and
+    neither do two answers with equal rewards.
 
     Args:
         how: "best_worst" makes one pair of each group, "all" every pair of unequal rewards.
@@ -85,8 +85,8 @@ def rollout_pairs(scored: ScoredGroups, how: How) -> Int[Tensor, "pair 2"]:
 
 
 def paired(batch: Batch, pairs: Int[Tensor, "pair 2"]) -> tuple[Batch, Int[Tensor, "pair 2"]]:
-    """The rows of a batch that are in a pair, weighted by 1 / pairs, and where the pairs are in
-    it."""
+    """The rows of a batch that are in a pair, weighted by 1 / pairs, and the pairs as indices of
+    these rows."""
     rows = pairs.unique()
     batch = batch.rows(rows)
     weight = torch.full((len(rows),), 1 / max(1, len(pairs)))
@@ -107,7 +107,7 @@ def pair_metrics(scored: ScoredGroups, batch: Batch, pairs: Int[Tensor, "pair 2"
 
 
 def on_own_pairs(settings: PreferenceSettings) -> Callable[..., OnlinePreferenceTrainer]:
-    """What makes the trainer of a configuration with online preferences."""
+    """A function that makes the trainer of a configuration with online preferences."""
     return partial(
         OnlinePreferenceTrainer,
         function=preference_function(settings),

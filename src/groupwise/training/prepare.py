@@ -1,4 +1,4 @@
-"""A run that is ready to start: everything loaded, checked and connected."""
+"""Preparing a run: everything is loaded, checked and connected."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Prepared:
 
     Attributes:
         splits: held-out prompts by the name of their split.
-        opened: what ends with the run.
+        opened: resources that are closed with the run.
     """
 
     config: Config
@@ -92,7 +92,7 @@ class Prepared:
     opened: ExitStack
 
     def close(self) -> None:
-        """End workers, threads and trackers, and let others have the run directory."""
+        """Close workers, threads and trackers, and release the run directory."""
         if isinstance(self.trainer.source, AheadSource | StreamingSource):
             self.trainer.source.close()
         self.opened.close()
@@ -109,7 +109,7 @@ class Prepared:
         return first
 
     def measure(self, ready: Rendered) -> Measurement:
-        """Greedy and sampled answers of the model as it stands."""
+        """Greedy and sampled answers of the current model."""
         return measure(
             self.engine,
             self.scorer,
@@ -136,12 +136,13 @@ def prepare(
     callbacks: Sequence[Callback] = (),
     connector: Connector = connect,
 ) -> Prepared:
-    """Load, check and connect everything a run needs; nothing is trained yet but by a warm-up and
-    by the critic's pretraining.
+    """Load, check and connect everything that a run needs. Only a warm-up and the critic's
+    pretraining train anything here.
 
     Args:
         name: of the run in the progress; the algorithm's by default.
-        scorer: in place of what `functions` or the configuration name; it is closed with the run.
+        scorer: instead of the rewards of `functions` or the configuration; it is closed with the
+            run.
         eval_prompts: held-out prompts, or several splits of them by name, of which the first
             decides which model is best.
         callbacks: called around every step.
@@ -261,7 +262,7 @@ def _trainer(
 
 
 def _kind(config: Config, algorithm: BoundAlgorithm, policy: Policy) -> Callable[..., Trainer]:
-    """What makes the trainer of a run."""
+    """A function that makes the trainer of a run."""
     if algorithm.second_learner == "critic":
         return partial(
             CriticTrainer,
@@ -387,7 +388,7 @@ def _warn(
 ) -> None:
     """Log what should be known of the prompts before training."""
     if train_on.dropped:
-        log(f"{train_on.dropped} prompts are too long and were left out")
+        log(f"{train_on.dropped} prompts were too long and were dropped")
     for held_out in splits.values():
         if shared := shared_prompts(train_on.prompts, held_out.prompts):
             log(contamination_warning(shared, len(held_out.prompts)))
@@ -400,7 +401,7 @@ def _check_rows(
     *,
     log: Callable[[str], None],
 ) -> None:
-    """Refuse data that the rewards cannot judge, and log how much of it they cannot."""
+    """Raise an error for data that the rewards cannot judge, and log how many rows are affected."""
     named = {"data.train": train_on, **{f"data.eval ({k})": v for k, v in splits.items()}}
     for where, ready in named.items():
         for line in check_rows(scorer, ready.prompts, where=where):
@@ -439,7 +440,7 @@ def _started(
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     if policy is None:
-        with own_random_numbers(config.seed):  # an adapter begins with random numbers
+        with own_random_numbers(config.seed):  # adapters are initialised at random
             policy = load_configured(config)
     check_fingerprints(found.saved, config, policy, allow_changes=allow_changes, log=progress.log)
     if config.model.quantization is None:

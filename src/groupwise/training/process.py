@@ -37,7 +37,7 @@ StepFunction = Callable[[str, Sequence[str], str | None], Sequence[float] | None
 
 @dataclass(frozen=True, kw_only=True)
 class StepScorer:
-    """Who scores the steps of completions.
+    """The model or function that scores the steps of completions.
 
     Attributes:
         tokenizer: of the policy.
@@ -83,7 +83,7 @@ class StepScorer:
     def _by_function(
         self, group: Group, completion: Completion, ends: Sequence[int]
     ) -> list[float] | Unjudged:
-        """What the function says of the steps of one completion."""
+        """The function's rewards for the steps of one completion."""
         assert self.function is not None
         places = [i for i, own in enumerate(completion.mask) if own]
         bounds = [-1, *ends]

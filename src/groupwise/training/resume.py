@@ -21,7 +21,7 @@ from groupwise.training.checkpoint.files import Checkpoint
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """A setting that differs from when the checkpoint was written."""
+    """A setting that differs from the checkpoint's."""
 
     path: str
     before: Any
@@ -34,11 +34,11 @@ class Change:
 
 @dataclass(frozen=True, kw_only=True)
 class ResumePoint:
-    """What a run continues from.
+    """The checkpoints that a run continues from.
 
     Attributes:
         saved: the newest intact checkpoint; None starts the run.
-        start: the one before the first step, where a warm-up or a roll-back needed one.
+        start: the checkpoint before the first step, if a warm-up or a rollback needs one.
     """
 
     saved: Checkpoint | None = None
@@ -60,7 +60,7 @@ def find_resume_point(
 
     Args:
         allow_changes: accept changed settings that affect results.
-        restart: start from step 0 where checkpoints exist and none is intact.
+        restart: start from step 0 if checkpoints exist but none is intact.
 
     Raises:
         UsageError: settings that affect results have changed, and that is not allowed; or
@@ -82,7 +82,7 @@ def find_resume_point(
                 f"({skipped[0]}). Restore one from a copy, or start again from step 0, which "
                 "deletes the run's metrics, with --restart."
             )
-        log(f"{config.output} holds no checkpoint; the run starts at step 0")
+        log(f"{config.output} has no checkpoint; the run starts at step 0")
         return ResumePoint()
     about = saved.about
     found = (
@@ -111,7 +111,7 @@ def _completed(settings: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def fingerprints(config: Config, policy: Policy) -> dict[str, str]:
-    """What tells the frozen models of a run from others of their names, by setting: the one that
+    """Fingerprints of the frozen models of a run, by setting: the one that
     training starts from, a teacher, and the folders that rewards and judges load."""
     found = {"model.path": base_fingerprint(policy.model)}
     if config.distillation is not None:
@@ -131,10 +131,10 @@ def check_fingerprints(
     allow_changes: bool,
     log: Callable[[str], None],
 ) -> None:
-    """See that the frozen models are those that the run began with.
+    """Check that the frozen models are the ones that the run began with.
 
     Raises:
-        UsageError: one has changed under its name, and changes are not allowed.
+        UsageError: one has changed, and changes are not allowed.
     """
     if saved is None:
         return
@@ -142,12 +142,12 @@ def check_fingerprints(
     changed = [name for name in sorted(now) if before.get(name, now[name]) != now[name]]
     if changed and not allow_changes:
         raise UsageError(
-            f"--resume: the model of {', '.join(changed)} is another one under the same name than "
-            f"at step {saved.step}, and what was trained depends on it. Bring the old one back (on "
-            "the hub: model.revision), or confirm the new one by --allow-changes."
+            f"--resume: the model of {', '.join(changed)} has changed since step {saved.step}, "
+            "although its name is the same, and training depends on it. Restore the old one (on "
+            "the hub: model.revision), or accept the new one with --allow-changes."
         )
     for name in changed:
-        log(f"changed {name}: another model under the same name")
+        log(f"changed {name}: a different model with the same name")
 
 
 def resume_facts(config: Config, policy: Policy) -> dict[str, Any]:
@@ -173,7 +173,7 @@ def plain_settings(config: Config) -> dict[str, Any]:
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
-    """The settings that differ, each with whether it changes the mathematics.
+    """The settings that differ, and whether each affects results.
 
     Example:
         >>> found = changes({"steps": 5, "seed": 0}, {"steps": 9, "seed": 1})

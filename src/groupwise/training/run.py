@@ -1,4 +1,4 @@
-"""A run from a configuration, from a recipe, or from three arguments."""
+"""Start runs from a configuration, a recipe, or three arguments."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Run:
     tokenizer: PreTrainedTokenizerBase
 
     def __repr__(self) -> str:
-        """One line: a notebook shows the last value of a cell, and a model prints a page."""
+        """A short representation, because notebooks show the last value of a cell."""
         config = self.config
         return f"Run({method_of(config)}, {config.steps} steps, in {str(self.folder)!r})"
 
@@ -88,18 +88,17 @@ def train(
     """Train a model on prompts with a reward.
 
     Args:
-        model: folder, hub name, "bundled", or a `transformers` model at hand (with `tokenizer`).
+        model: folder, hub name, "bundled", or a loaded `transformers` model (with `tokenizer`).
         prompts: a file, hub name or generator, or a list of strings, rows, or `Prompt`s.
         reward: a registered name, a function, or several. A function is called with what its
             parameters ask for (`text`, `answer`, `group`, …), or in TRL's way if it takes
             `completions`.
         algorithm: row of the table, or its name with changed settings, as in the section
             [algorithm]: `{"name": "grpo", "advantage": {"ddof": 1}}`.
-        steps: batches of rollouts.
-        tokenizer: of a model at hand.
-        eval_prompts: held-out prompts; without them only generators and hub data, which have a
-            held-out split, are evaluated on.
-        resume: go on from the newest checkpoint in `output`; start where there is none.
+        steps: number of training steps, one batch of rollouts each.
+        tokenizer: of a loaded model.
+        eval_prompts: held-out prompts; None uses the held-out split of a generator or hub data set.
+        resume: continue from the newest checkpoint in `output`, or start if there is none.
         allow_changes: resume even if settings that affect results have changed.
         restart: start from step 0 where checkpoints exist and none is intact.
         progress: shows the run; None shows it on standard error.
@@ -114,7 +113,7 @@ def train(
     """
     if not (isinstance(reward, str | Sequence) or callable(reward)):
         raise UsageError(
-            f"reward = {reward!r}: must be a function, the name of a reward, or a list of those."
+            f"reward = {reward!r}: must be a function, the name of a reward, or a list of these."
         )
     rewards = [reward] if isinstance(reward, str) or callable(reward) else list(reward)
     named = all(isinstance(item, str) for item in rewards)
@@ -128,7 +127,7 @@ def train(
     if isinstance(model, str | Path):
         values["model"] = {"path": str(model), **settings.get("model", {})}
     elif tokenizer is None:
-        raise UsageError("tokenizer = None: a model at hand needs its tokenizer, as tokenizer=….")
+        raise UsageError("tokenizer = None: must be given with a loaded model, as tokenizer=….")
     else:
         policy = make_policy(model, tokenizer)
         named_as = getattr(model, "name_or_path", "") or type(model).__name__
@@ -167,11 +166,11 @@ def train_config(
 ) -> Run:
     """Run a configuration to its end and write `final/` and the report.
 
-    Under `torchrun`, rank 0 does that, and the other ranks do their share until it has ended.
+    Under `torchrun`, rank 0 runs the loop, and the other ranks take part until it ends.
 
     Args:
-        policy, functions, prompts, eval_prompts: in place of what the configuration names.
-        resume: go on from the newest whole checkpoint of the run directory, or start.
+        policy, functions, prompts, eval_prompts: instead of those of the configuration.
+        resume: continue from the newest intact checkpoint of the run directory, or start.
         allow_changes: resume even if settings that affect results have changed.
         restart: start from step 0 where checkpoints exist and none is intact.
         progress: shows the run; None shows it on standard error.
@@ -180,8 +179,8 @@ def train_config(
         return _followed(policy)
     if config.cluster is not None and policy is not None:
         raise UsageError(
-            "model: a model at hand cannot be sent to a cluster; save it in a folder that all "
-            "machines share, and give the folder."
+            "model: a loaded model cannot be sent to a cluster; save it to a folder that all "
+            "machines share, and pass the folder."
         )
     check_login(config.hub)
     showing = progress or show_progress({method_of(config): config.steps})
@@ -235,12 +234,12 @@ def _continued(config: Config, *, resume: bool, given: Mapping[str, Any]) -> Pre
 
 
 def _connector(config: Config) -> Connector:
-    """Makes learner and engine, of all processes where there are several."""
+    """The function that makes learner and engine, in one process or several."""
     if config.cluster is not None:
         if launched():
             raise UsageError(
-                "[cluster]: Ray starts the processes; run `groupwise train` without torchrun, or "
-                "leave the section out."
+                "[cluster]: cannot be combined with torchrun, because Ray starts the processes; "
+                "run `groupwise train` directly, or leave the section out."
             )
         from groupwise.distributed.cluster import connect_cluster
 
@@ -249,12 +248,13 @@ def _connector(config: Config) -> Connector:
         return connect
     if config.streaming is not None:
         raise UsageError(
-            "streaming: ranks under torchrun sample in turn with the update; leave it out, or "
-            "sample in the replicas of [cluster]."
+            "streaming: cannot be combined with torchrun, whose ranks alternate sampling and "
+            "updates; leave it out, or use the replicas of [cluster]."
         )
     if (setting := bound_to_one_process(config)) is not None:
         raise UsageError(
-            f"{setting}: its loss cannot be sent to the ranks of torchrun; start one process."
+            f"{setting}: cannot be combined with torchrun, because its loss cannot be sent to "
+            "other ranks; start a single process."
         )
     from groupwise.distributed.ranks import lead
 
@@ -276,8 +276,8 @@ def _followed(policy: Policy | None) -> Run:
 
 @contextmanager
 def _memory_named(config: Config | None) -> Iterator[None]:
-    """Running out of memory in words, whichever library found out, with the plan of the run where
-    its model can be planned."""
+    """A readable out-of-memory error of any library, with the memory plan of the run if its model
+    can be planned."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
@@ -292,11 +292,11 @@ def _memory_named(config: Config | None) -> Iterator[None]:
 
 
 def _smaller(config: Config | None) -> str:
-    """The plan of a run that did not fit, and what to change first."""
+    """The memory plan of a run that did not fit, and what to change first."""
     try:
         if config is not None:
             first = ", ".join(map(str, islice(memory_savings(config), 3)))
-            return f"planned were {memory_plan(config)}; set, one on top of the other: {first}"
+            return f"the memory plan was {memory_plan(config)}; set, cumulatively: {first}"
     except (GroupwiseError, MemoryError, RuntimeError):
         pass  # There may be no memory left to plan in.
     return (

@@ -1,5 +1,5 @@
-"""Training with a second learner: what it says of every token reaches the advantages, and it learns
-from the same rollouts as the policy."""
+"""Training with a second learner, whose output for every token is an input of the advantages and
+which learns from the same rollouts as the policy."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from groupwise.types import Batch, Metrics, ScoredGroups, StepResult, Update
 
 @dataclass(kw_only=True)
 class SecondLearnerTrainer(Trainer, ABC):
-    """A run with a learner beside the policy; a subclass says what it learns.
+    """A run with a second learner; subclasses define what it learns.
 
     Attributes:
         second: name of that learner in `learners`, in metrics and in the run directory.
-        freeze_policy_steps: number of initial steps that train it alone.
+        freeze_policy_steps: number of initial steps that train only this learner.
     """
 
     second: ClassVar[SecondLearner]
@@ -34,7 +34,7 @@ class SecondLearnerTrainer(Trainer, ABC):
         self, batch: Batch, scored: ScoredGroups
     ) -> tuple[Batch, tuple[Update, ...], Metrics]:
         """Train the second learner: the batch with the columns that the advantages need, its
-        updates, and their metrics. What the columns say is from before the updates."""
+        updates, and their metrics. The columns are computed before the updates."""
 
     def step(self) -> StepResult:
         """Train both learners on one batch of rollouts."""
@@ -50,7 +50,7 @@ class SecondLearnerTrainer(Trainer, ABC):
         return {} if self.done < self.freeze_policy_steps else super().update(batches)
 
     def finish(self) -> Path | None:
-        """Write the trained models as plain folders, the second one beside the policy."""
+        """Write the trained models as plain folders, the second learner next to the policy."""
         final = super().finish()
         if self.folder is not None:
             replace_folder(self.folder / self.second, self.learners[self.second].save)

@@ -1,4 +1,4 @@
-"""Where the loop takes its batches from, and what a resumed run is told of earlier attempts."""
+"""The source of the loop's batches, and the journals of earlier attempts."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def spans_of(config: Config, engine: Engine) -> Spans | None:
 
 
 def _continuous(engine: Engine) -> Engine:
-    """The engine, which keeps all of its replicas busy if it has any."""
+    """The engine; one with replicas is wrapped so that all of them stay busy."""
     from groupwise.distributed.continuous import ContinuousEngine
     from groupwise.distributed.replicas import ClusterEngine
 

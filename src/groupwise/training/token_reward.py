@@ -55,11 +55,12 @@ def with_outcomes(batch: Batch, scored: ScoredGroups) -> Batch:
 
 
 def token_reward_metrics(scores: Tensor, batch: Batch) -> Metrics:
-    """What the scores of a batch say of its outcomes.
+    """Statistics of the scores of a batch.
 
     Returns:
-        "token_reward_right" and "token_reward_wrong", the mean probability that completions which
-        are right, or wrong, were right; absent where there are none. "token_weight", the mean ω
+        "token_reward_right" and "token_reward_wrong", the mean predicted probability of being
+            right, over right and wrong completions; absent if there are none. "token_weight", the
+            mean ω
         of all tokens.
 
     Example:

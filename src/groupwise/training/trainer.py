@@ -185,7 +185,7 @@ class Trainer:
 
     def _publish(self) -> Metrics:
         """Hand the policy's weights to the engine."""
-        with self.watch("the engine to take over new weights"):
+        with self.watch("the engine to load new weights"):
             return self.engine.publish(self.policy.publish())
 
     def run(self) -> None:
@@ -266,7 +266,7 @@ class Trainer:
         self._stop_if_stale()
 
     def _stop_if_stale(self) -> None:
-        """Make this step the last one where held-out accuracy has stopped rising."""
+        """Make this step the last one if held-out accuracy has stopped rising."""
         if self.evaluation.exhausted and self.done < self.settings.steps:
             self.monitor.log(
                 f"no better evaluation since step {self.evaluation.best_step or 0}; the run ends "
@@ -335,8 +335,8 @@ class Trainer:
     def _restore_learners(self, saved: Checkpoint) -> None:
         if self.learners.keys() != saved.weights.keys():
             raise RunError(
-                f"checkpoint at step {saved.step}: holds the learners "
-                f"{', '.join(sorted(saved.weights))}, this run has "
+                f"checkpoint at step {saved.step}: contains the learners "
+                f"{', '.join(sorted(saved.weights))}, but this run has "
                 f"{', '.join(sorted(self.learners))}; resume with the settings of the run's "
                 "config.json."
             )
@@ -356,7 +356,7 @@ class Trainer:
         return final
 
     def write_model(self, folder: str) -> None:
-        """Write the policy as it stands, with a model card."""
+        """Write the current policy, with a model card."""
         from groupwise.report.card import write_model_card
 
         self.policy.save(folder)

@@ -88,7 +88,7 @@ class UnknownFormat(RunError):
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """What a run is resumed from.
+    """A checkpoint to resume from.
 
     Attributes:
         step: batches of rollouts trained on.
@@ -155,11 +155,11 @@ def save(
     except (OSError, RuntimeError, SafetensorError) as error:
         shutil.rmtree(draft, ignore_errors=True)
         earlier = [step for step in steps(folder) if step != checkpoint.step]
-        left = f"The one of step {earlier[-1]} is intact." if earlier else "There is no other one."
+        last = f"Checkpoint {earlier[-1]} is intact" if earlier else "No other one exists"
         raise RunError(
             f"checkpoint at step {checkpoint.step}: {folder} could not be written "
             f"({getattr(error, 'strerror', None) or first_line(error)}); free some space or "
-            f"choose another output. {left}"
+            f"choose another output. {last}."
         ) from error
     prune(folder, keep=keep, step=checkpoint.step)
     return final
@@ -324,8 +324,8 @@ def replace_folder(final: Path, write: Callable[[str], None]) -> None:
         shutil.rmtree(draft, ignore_errors=True)
         raise RunError(
             f"{final}: could not be written "
-            f"({getattr(error, 'strerror', None) or first_line(error)}); free some space and go "
-            "on with --resume."
+            f"({getattr(error, 'strerror', None) or first_line(error)}); free some space and "
+            "continue with --resume."
         ) from error
 
 
@@ -385,7 +385,7 @@ def _copied(value: Any) -> Any:
 
 
 def _called(value: Any) -> Any:
-    """A state with what its functions return in their places."""
+    """A state with its functions replaced by their results."""
     if isinstance(value, Mapping):
         return {key: _called(inner) for key, inner in value.items()}
     return value() if callable(value) else value

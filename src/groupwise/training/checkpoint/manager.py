@@ -1,4 +1,4 @@
-"""When a run writes checkpoints, which of them are kept, and which one it returns to."""
+"""When a run writes checkpoints, which ones it keeps, and which one it returns to."""
 
 from __future__ import annotations
 
@@ -61,13 +61,13 @@ class CheckpointManager:
         self._last = time.monotonic()
 
     def check_room(self, learners: Iterable[Learner], *, log: Callable[[str], None]) -> None:
-        """See before the first step that the disk has room for what the run will write.
+        """Check before the first step that the disk has room for the run.
 
         A checkpoint holds the trained weights, and for each of them up to three float32 values of
         the optimizer: two moments, and the master copy of a 16-bit weight.
 
         Raises:
-            RunError: there is not even room for one checkpoint.
+            RunError: there is no room for a checkpoint.
         """
         size = 0
         for learner in learners:
@@ -157,5 +157,5 @@ class CheckpointManager:
         found, skipped = newest(self.folder)
         if found is None:
             reason = "; ".join(skipped) or "none was written yet"
-            raise RunError(f"{self.folder}: holds no checkpoint to go back to ({reason}).")
+            raise RunError(f"{self.folder}: has no checkpoint to return to ({reason}).")
         return found

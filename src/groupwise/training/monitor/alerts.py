@@ -1,4 +1,4 @@
-"""Alerts: what looks wrong in training, why it may be, and what to try.
+"""Alerts: what looks wrong in training, likely causes, and what to try.
 
 Every alert is a row of `ALERT_RULES`: a metric, the setting that holds its threshold, causes in
 order of likelihood, and the setting to change. It fires once the metric has been beyond the
@@ -32,7 +32,7 @@ class AlertRule:
         means: what has happened, in words.
         causes: three, the likeliest first.
         attempt: the setting to try.
-        at_once: fire without waiting for `patience` steps.
+        at_once: whether to fire without waiting for `patience` steps.
     """
 
     threshold: str
@@ -67,11 +67,11 @@ ALERT_RULES: tuple[AlertRule, ...] = (
         threshold="equal_rewards",
         metric="reward_std",
         below=True,
-        means="all rewards are equal, so there is nothing to learn from",
+        means="all rewards are equal, so there is no gradient",
         causes=(
             "the reward does not find the answer in what the model writes",
             "the prompts are all too hard or all too easy",
-            "the reward ignores what it is given",
+            "the reward ignores its inputs",
         ),
         attempt="`groupwise doctor RECIPE`, then easier prompts (data.train)",
     ),
@@ -82,7 +82,7 @@ ALERT_RULES: tuple[AlertRule, ...] = (
         causes=(
             "the prompts are too hard or too easy by now",
             "the group is too small to see a rare right answer",
-            "the sampling is too cold to give different answers",
+            "the sampling temperature is too low to give different answers",
         ),
         attempt="a larger group_size, or algorithm.filter.name = 'spread'",
     ),
@@ -100,25 +100,25 @@ ALERT_RULES: tuple[AlertRule, ...] = (
     AlertRule(
         threshold="truncated",
         metric="truncated_share",
-        means="many completions run out of tokens before they end",
+        means="many completions reach the token limit before they end",
         causes=(
             "sampling.max_tokens is too small for the task",
-            "the model never learnt to end its answers",
+            "the model has not learned to end its answers",
             "the end token is not among those of the model",
         ),
         attempt="a larger sampling.max_tokens, or a reward for ending in time "
-        "(algorithm.filter.name = 'not_truncated' leaves truncated answers out, and none is left "
-        "where all are truncated)",
+        "(algorithm.filter.name = 'not_truncated' drops truncated answers; if all are truncated, "
+        "no answer remains)",
     ),
     AlertRule(
         threshold="entropy",
         metric="entropy_left",
         below=True,
-        means="the policy has lost nearly all of the entropy that it began with",
+        means="the policy has lost nearly all of its initial entropy",
         causes=(
             "the learning rate is too high",
-            "clipping holds back the unlikely tokens that would keep it open",
-            "the task is solved, and nothing is wrong",
+            "clipping suppresses unlikely tokens, which would keep the entropy up",
+            "the task is solved, so this is expected",
         ),
         attempt="a lower optimizer.learning_rate, a higher clip (algorithm.surrogate.high), or "
         "algorithm.entropy = 0.001",
@@ -126,7 +126,7 @@ ALERT_RULES: tuple[AlertRule, ...] = (
     AlertRule(
         threshold="kl",
         metric="kl",
-        means="the policy has run far away from its reference",
+        means="the policy has moved far from its reference",
         causes=(
             "the learning rate is too high",
             "the coefficient of the KL term is too small",
@@ -138,11 +138,11 @@ ALERT_RULES: tuple[AlertRule, ...] = (
         threshold="parts_against",
         metric="parts_correlation",
         below=True,
-        means="two parts of the reward pull against each other",
+        means="two components of the reward contradict each other",
         causes=(
-            "one part pays for what the other one punishes",
-            "the weights let a lesser part decide",
-            "one part is exploited at the cost of the other",
+            "one component rewards what the other penalises",
+            "the weights let a less important component dominate",
+            "one component is exploited at the expense of the other",
         ),
         attempt="other weights (rewards.N.weight), or combine = 'gated_sum'",
     ),
@@ -151,7 +151,7 @@ ALERT_RULES: tuple[AlertRule, ...] = (
         metric="sampler_gap",
         means="sampler and learner disagree about the probabilities of the same tokens",
         causes=(
-            "they compute in different number formats or kernels",
+            "they use different dtypes or kernels",
             "the sampler has stale weights",
             "temperature or truncation is applied on one side only",
         ),
@@ -161,10 +161,10 @@ ALERT_RULES: tuple[AlertRule, ...] = (
     AlertRule(
         threshold="unmoved_parameters",
         metric="unmoved_share",
-        means="some parameters were not moved by the second step",
+        means="some parameters did not change in the second step",
         causes=(
             "they are frozen, or not part of the computation",
-            "the learning rate is too small for the number format of the weights",
+            "the learning rate is too small for the dtype of the weights",
             "the batch had no gradient at all",
         ),
         attempt="a higher optimizer.learning_rate, or look at model.adapter.targets",
@@ -173,11 +173,11 @@ ALERT_RULES: tuple[AlertRule, ...] = (
     AlertRule(
         threshold="duplicates",
         metric="duplicate_share",
-        means="most completions are the same text as another one of their group, and not right",
+        means="most completions repeat another one of their group, and are not right",
         causes=(
-            "the sampling is too cold",
+            "the sampling temperature is too low",
             "the policy has become deterministic",
-            "the answers are so short that there are few of them",
+            "the answers are so short that few different ones exist",
         ),
         attempt="sampling.temperature = 1.0 and a lower optimizer.learning_rate",
     ),
@@ -186,11 +186,11 @@ ALERT_RULES: tuple[AlertRule, ...] = (
         metric="hacking",
         means="the reward rises while accuracy on held-out prompts falls",
         causes=(
-            "the reward pays for something that is not the task",
-            "the model learns the training prompts by heart",
-            "the held-out prompts are of another kind",
+            "the reward can be earned without solving the task",
+            "the model memorises the training prompts",
+            "the held-out prompts differ from the training prompts",
         ),
-        attempt="reading rollouts/ for what the reward pays for, and a stricter reward",
+        attempt="a stricter reward; rollouts/ shows what earns it",
         at_once=True,
     ),
     AlertRule(

@@ -1,4 +1,4 @@
-"""What a run does about bad steps: skip them, count them, roll back, or stop."""
+"""Handling of bad steps: skip and count them, roll back, or stop."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class DivergenceGuard:
         rate = f" = {self.learning_rate:g}" if math.isfinite(self.learning_rate) else ""
         return (
             f"{begun}: in {self.not_finite} of them, log-probabilities or the gradient were NaN or "
-            "infinite, so the policy has probably diverged. No such step was taken; the "
+            "infinite, so the policy has probably diverged. These steps were skipped; their "
             f"completions are in suspects/. Lower optimizer.learning_rate{rate}, and resume from "
             f"a checkpoint before the collapse, or start again{self._advice()}."
         )
@@ -93,7 +93,7 @@ class DivergenceGuard:
     def _advice(self) -> str:
         """What the gradient norms before the collapse suggest."""
         if len(self._norms) < 2:
-            return "; model.dtype = 'float32' leaves more room for large values"
+            return "; model.dtype = 'float32' has more range for large values"
         return (
             f"; the norms of the last gradients were {min(self._norms):.3g} to "
             f"{max(self._norms):.3g} (optimizer.max_grad_norm limits them)"

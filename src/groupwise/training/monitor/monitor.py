@@ -1,4 +1,4 @@
-"""Collects what a run says about itself: metrics, logs, alerts, and verdicts on its steps."""
+"""Collects metrics, logs and alerts of a run, and judges its steps."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Monitor:
         run_log: the run directory; None writes nothing.
         progress: shows the run; None shows nothing.
         trackers: receive every step's metrics, and completions where rollouts are written.
-        alerts, guard: warn about steps, and decide what becomes of the run.
+        alerts, guard: warn about steps, and decide whether the run continues.
         name: of the run in messages, as several may be shown at once.
         rollouts_every: steps between files of rollouts; 0 writes none.
 
@@ -107,7 +107,7 @@ class Monitor:
                 tracker.table(step, completion_rows(step, result.scored))
 
     def judge(self, step: int, result: StepResult) -> Verdict:
-        """Show a step, fire its alerts, and say what becomes of the run."""
+        """Show a step, fire its alerts, and decide whether the run continues."""
         self._step = step
         for tracker in self.trackers:
             tracker.log(step, result.metrics)

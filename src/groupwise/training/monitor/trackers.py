@@ -38,7 +38,7 @@ class Tracker(Protocol):
         ...
 
     def close(self) -> None:
-        """The run is over."""
+        """Called at the end of the run."""
         ...
 
 
@@ -57,7 +57,7 @@ class TensorBoard:
             self.writer.add_scalar(name, value, step)
 
     def table(self, step: int, rows: Sequence[Row]) -> None:
-        """Add the completions as a table of the tab Text."""
+        """Add the completions as a table in the tab Text."""
         lines = [COLUMNS, ("---",) * len(COLUMNS), *rows]
         text = "\n".join("| " + " | ".join(map(_cell, line)) + " |" for line in lines)
         self.writer.add_text("completions", text, step)
@@ -116,7 +116,7 @@ class MLflow:
     """A run of MLflow, named after the run directory; MLFLOW_… variables apply. A resumed run
     continues it.
 
-    Without MLFLOW_TRACKING_URI it goes where MLflow's own default is.
+    Without MLFLOW_TRACKING_URI, MLflow's default location is used.
     """
 
     def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:

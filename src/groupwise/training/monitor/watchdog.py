@@ -1,4 +1,4 @@
-"""Names every wait and limits it; a wait that takes too long is reported and ended."""
+"""Names and limits every wait; a wait that takes too long is reported and ended."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ class Watchdog:
         """Called with the lock held; the wait cannot end before this returns."""
         waited = time.monotonic() - wait.start
         if wait.reported and self.stop:
-            self.log(f"{wait.name}: could not be interrupted; the process ends.")
+            self.log(f"{wait.name}: could not be interrupted; ending the process.")
             if not _interactive():
                 os._exit(1)
         self._message = (

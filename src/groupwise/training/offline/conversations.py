@@ -1,4 +1,4 @@
-"""Conversations as tokens, with what the assistant wrote marked."""
+"""Conversations as tokens, with a mask for what the assistant wrote."""
 
 from __future__ import annotations
 
@@ -72,9 +72,11 @@ def _problem(row: Row) -> str | None:
             return "messages: must be messages with role and content."
         roles = [turn["role"] for turn in turns]
         if "assistant" not in roles:
-            return "messages: holds no turn of the assistant, so there is nothing to learn."
+            return "messages: needs at least one turn of the assistant."
         if roles[0] == "assistant":
-            return "messages: begins with the assistant; a turn of the user must come first."
+            return (
+                "messages: must begin with a turn of the user or the system, not of the assistant."
+            )
         return None
     if row.get("completion") is not None:
         if row.get("prompt") is None:
@@ -130,7 +132,7 @@ def encode_conversations(
         if not drops:
             items.append(cut)
     if not items:
-        raise UsageError(f"sft.max_tokens = {limit}: leaves nothing of the data.")
+        raise UsageError(f"sft.max_tokens = {limit}: leaves no data; raise it.")
     return Conversations(items=tuple(items), dropped=counts)
 
 
@@ -181,7 +183,7 @@ def _turns(messages: Sequence[dict[str, Any]], policy: Policy) -> Conversation:
         if not (head.startswith(text) and whole.startswith(head)):
             raise UsageError(
                 f"messages: the chat template rewrites what comes before turn {place + 1} once it "
-                "follows, so no prefix of the conversation is what the policy would see; give rows "
+                "follows, so no prefix of the conversation is what the policy would see; use rows "
                 "of prompt and completion."
             )
         pieces += [(head[len(text) :], False), (whole[len(head) :], True)]

@@ -99,7 +99,7 @@ def encode(
             kept = tuple(a for a in answers if a is not None)
             items.append(Encoded(comparison=left, prompt=prompt, answers=kept))
     if not items:
-        raise UsageError(f"{where}.max_tokens = {limit}: leaves nothing of the data.")
+        raise UsageError(f"{where}.max_tokens = {limit}: leaves no data; raise it.")
     return EncodedData(items=tuple(items), dropped=counts)
 
 
@@ -191,12 +191,12 @@ def _templated(prompt: Prompt, answer: Sequence[Mapping[str, str]], tokenizer: A
     bare = tokenizer.apply_chat_template(given, tokenize=False)
     if not whole.startswith(bare):
         raise UsageError(
-            f"prompt {prompt.id}: is not a prefix of itself with its answer under the chat "
-            "template; give prompt and answers as texts."
+            f"prompt {prompt.id}: is not a prefix of prompt and answer under the chat template; "
+            "give prompt and answers as texts."
         )
     raise UsageError(
-        f"prompt {prompt.id}: the chat template begins an answer with {head[len(bare) :]!r}, and "
-        "this answer does not begin so; set data.chat_template_kwargs, or give texts."
+        f"prompt {prompt.id}: the chat template begins an answer with {head[len(bare) :]!r}, but "
+        "this answer does not begin with it; set data.chat_template_kwargs, or give texts."
     )
 
 

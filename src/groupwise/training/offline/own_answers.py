@@ -1,4 +1,4 @@
-"""Pairs and rankings of a model's own answers, made by the rewards of a recipe."""
+"""Pairs and rankings of a model's own answers by the rewards of a recipe."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RANKINGS = "rankings.jsonl"
 """File of rankings in the run directory."""
 
 CHUNK = 32
-"""Prompts that are answered between two lines of progress."""
+"""Number of prompts between two lines of progress."""
 
 
 def own_pairs(

@@ -182,7 +182,7 @@ def prefer(
     restart: bool = False,
     progress: Progress | None = None,
 ) -> Path:
-    """Train on preferences, as the section [preference] of a configuration says.
+    """Train on preferences with the section [preference] of a configuration.
 
     Args:
         resume, allow_changes, restart, progress: as `train_config` has them.
@@ -198,13 +198,13 @@ def prefer(
         raise UsageError("preference: is not set; add a section [preference].")
     if settings.online:
         raise UsageError(
-            "preference.online = true: pairs are made in the loop of rollouts; use groupwise train."
+            "preference.online = true: pairs are formed during training; use groupwise train."
         )
     function = preference_function(settings)
     if settings.data is None and not config.rewards:
         raise UsageError(
-            "preference.data: is not set, and there are no rewards to make pairs of the model's "
-            "own answers; set it, or add a section [[rewards]]."
+            "preference.data: must be set, because there are no rewards to form pairs of the "
+            "model's own answers; set it, or add a section [[rewards]]."
         )
     read = None
     if settings.data is not None:
@@ -290,7 +290,7 @@ def _own_pairs(workplace: Workplace, settings: PreferenceSettings) -> list[dict[
 
 
 def check_data(items: Sequence[Encoded], function: BoundFunction) -> None:
-    """Refuse data that a function cannot be computed from.
+    """Raise an error for data that does not fit the function.
 
     Raises:
         UsageError: no pairs, or answers without a label.
@@ -299,11 +299,11 @@ def check_data(items: Sequence[Encoded], function: BoundFunction) -> None:
     if "delta" in function.inputs:
         if any(label is None for item in items for label in item.comparison.labels):
             raise UsageError(
-                f"preference.loss.name = {name!r}: needs a label for every answer; the data holds "
-                "rankings. Use 'logistic', or data with prompt, completion and label."
+                f"preference.loss.name = {name!r}: needs a label for every answer, but the data "
+                "has rankings. Use 'logistic', or data with prompt, completion and label."
             )
     elif not all(item.comparison.rankings for item in items):
         raise UsageError(
-            f"preference.loss.name = {name!r}: needs pairs; the data holds single answers with "
+            f"preference.loss.name = {name!r}: needs pairs, but the data has single answers with "
             "labels. Use 'kto', or data with chosen and rejected."
         )

@@ -40,7 +40,7 @@ EVALUATED = 64
 
 @dataclass(frozen=True, kw_only=True)
 class Stepwise:
-    """An answer in steps, and how right each is.
+    """An answer in steps with their labels.
 
     Attributes:
         prompt: the prompt.
@@ -278,14 +278,14 @@ def train_process_reward_model(config: Config, settings: RewardModelSettings, **
 
     if settings.data is None:
         raise UsageError(
-            "reward_model.data: must be given with reward_model.step_separator; labels of steps "
-            "are not made by rewards."
+            "reward_model.data: must be given with reward_model.step_separator; rewards cannot "
+            "provide labels of steps."
         )
     for name in ("loss", "label_noise"):
         if getattr(settings, name) != type(settings).model_fields[name].default:
             raise UsageError(
-                f"reward_model.{name} = {getattr(settings, name)!r}: is for rankings; leave it out "
-                "with reward_model.step_separator."
+                f"reward_model.{name} = {getattr(settings, name)!r}: applies to rankings only; "
+                "leave it out with reward_model.step_separator."
             )
     if settings.data == word_problem_rankings.STEPS:
         rows = read_steps(list(word_problem_rankings.step_rows(settings.prompts, seed=config.seed)))

@@ -63,7 +63,7 @@ class RewardModelTask:
 
     Attributes:
         items, held_out: what is trained on and what is evaluated.
-        flipped: rankings of the items whose order is turned round, as (item, ranking).
+        flipped: rankings of the items whose order is reversed, as (item, ranking).
     """
 
     learner: TorchLearner
@@ -158,7 +158,7 @@ def train_reward_model(
     restart: bool = False,
     progress: Progress | None = None,
 ) -> Path:
-    """Train a reward model, as the section [reward_model] of a configuration says.
+    """Train a reward model with the section [reward_model] of a configuration.
 
     Args:
         resume, allow_changes, restart, progress: as `train_config` has them.
@@ -187,8 +187,8 @@ def train_reward_model(
     function = ranking_function(settings)
     if settings.data is None and not config.rewards:
         raise UsageError(
-            "reward_model.data: is not set, and there are no rewards to rank answers of the model "
-            "by; set it, or add a section [[rewards]]."
+            "reward_model.data: must be set, because there are no rewards to rank answers of the "
+            "model; set it, or add a section [[rewards]]."
         )
     read = None
     if settings.data in word_problem_rankings.RANKINGS:
@@ -271,7 +271,7 @@ def _job(
 
 
 def check_data(items: Sequence[Encoded], function: BoundFunction) -> None:
-    """Refuse data that a function cannot be computed from.
+    """Raise an error for data that does not fit the function.
 
     Raises:
         UsageError: no rankings, or no scores.
@@ -280,18 +280,18 @@ def check_data(items: Sequence[Encoded], function: BoundFunction) -> None:
     if "targets" in function.inputs:
         if any(np.isnan(item.comparison.scores).all() for item in items):
             raise UsageError(
-                f"reward_model.loss.name = {name!r}: needs a score for every answer; the data has "
-                "none. Use 'bradley_terry', or data with completions and scores."
+                f"reward_model.loss.name = {name!r}: needs a score for every answer, but the data "
+                "has none. Use 'bradley_terry', or data with completions and scores."
             )
     elif not all(item.comparison.rankings for item in items):
         raise UsageError(
-            f"reward_model.loss.name = {name!r}: needs pairs or rankings; the data holds single "
+            f"reward_model.loss.name = {name!r}: needs pairs or rankings, but the data has single "
             "answers. Use 'regression', or data with chosen and rejected."
         )
 
 
 def flips(items: Sequence[Encoded], share: float, *, seed: int) -> frozenset[tuple[int, int]]:
-    """Rankings, drawn by the seed, whose order is turned round."""
+    """Rankings, drawn by the seed, whose order is reversed."""
     places = [
         (item, ranking)
         for item, one in enumerate(items)

@@ -123,7 +123,7 @@ def fine_tune(
     restart: bool = False,
     progress: Progress | None = None,
 ) -> Path:
-    """Fine-tune a model, as the section [sft] of a configuration says.
+    """Fine-tune a model with the section [sft] of a configuration.
 
     Args:
         resume, allow_changes, restart, progress: as `train_config` has them.
@@ -139,7 +139,7 @@ def fine_tune(
         raise UsageError("sft: is not set; add a section [sft].")
     if settings.patience and not settings.held_out:
         raise UsageError(
-            f"sft.patience = {settings.patience}: stops by the held-out loss; set sft.held_out."
+            f"sft.patience = {settings.patience}: needs a held-out loss; set sft.held_out above 0."
         )
     rows = None if settings.data is None else read_conversations(settings)
     return run_on_data(
