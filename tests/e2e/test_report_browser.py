@@ -267,6 +267,19 @@ def test_two_runs_are_told_apart_answer_by_answer(browser, tmp_path):
     assert browser.complaints() == []
 
 
+def test_equal_completions_of_a_group_are_one_row_with_their_number(browser, tmp_path):
+    run = run_of("softrank", steps=1, prompts=1, size=4)
+    first, *rest = run.rollouts[0]["completions"]
+    rest[:2] = [dict(first), dict(first)]
+    unlike = {**first, "reward": 1.0 - first["reward"]}
+    run.rollouts[0]["completions"] = [first, unlike, *rest[:2]]
+    browser.open(write_comparison_report([run], title="Equal", output=tmp_path / "equal.html"))
+    rows = "[...document.querySelectorAll('#rollouts .sample .verdict')].map(v => v.textContent)"
+    folded, single = browser.value(rows)
+    assert "3 times" in folded and "times" not in single
+    assert browser.complaints() == []
+
+
 def test_a_phone_shows_the_page_without_sideways_scrolling(browser, page):
     browser.open(page, width=390)
     assert browser.value("document.documentElement.scrollWidth") <= 390

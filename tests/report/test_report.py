@@ -339,6 +339,20 @@ def test_a_page_says_what_computed_and_every_setting_once(tmp_path):
     assert "kernels" not in facts.split("</p>")[0]
 
 
+def test_settings_that_differ_between_arms_have_a_column_each(tmp_path):
+    folders = []
+    for name, rate in (("softrank", 0.1), ("grpo", 0.2)):
+        config = {"algorithm": {"name": name}, "output": name, "rate": rate, "steps": 3}
+        folder = write_run(tmp_path / name, config=json.dumps({"config": config}))
+        folders.append(folder)
+    page = page_of(read_runs(folders), tmp_path)
+    table = page.split("Settings that differ")[1].split("</table>")[0]
+    assert '<th scope="row">rate</th><td>0.1</td><td>0.2</td>' in table
+    assert '<th scope="row">algorithm.name</th><td>softrank</td><td>grpo</td>' in table
+    assert "steps" not in table and "output" not in table
+    assert "Settings that differ" not in page_of(read_runs(folders[:1]), tmp_path)
+
+
 def test_fewer_than_three_seeds_are_marked_as_an_illustration(tmp_path):
     one = [run_of("softrank"), run_of("grpo", end=0.8)]
     page = page_of(one, tmp_path)

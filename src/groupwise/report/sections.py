@@ -15,6 +15,8 @@ from groupwise.report.text import escaped, number
 
 COLOURS = 6
 MOST_ALERTS = 30
+OF_A_RUN = ("command", "output", "seed")
+"""Settings that differ between any two runs."""
 
 
 def accent(labels: Sequence[str], label: str) -> str:
@@ -218,18 +220,43 @@ def timings(runs: Sequence[RunData]) -> str:
 
 
 def footer(runs: Sequence[RunData]) -> str:
-    """Settings, and the number of damaged lines."""
+    """What differs between the arms, the settings of the first run, and the number of damaged
+    lines."""
     skipped = sum(run.skipped for run in runs)
     lost = f"<p>{skipped} damaged lines of the run files were skipped.</p>" if skipped else ""
-    config = runs[0].config if runs else {}
+    config = _dotted(runs[0].config) if runs else {}
     rows = "".join(
         f'<tr><th scope="row">{escaped(key)}</th><td>{escaped(value)}</td></tr>'
-        for key, value in _dotted(config)
+        for key, value in config.items()
     )
     table = f'<div class="scroll"><table class="config">{rows}</table></div>'
     whose = f" of {runs[0].label}, seed {runs[0].seed}" if len(runs) > 1 else ""
     details = f"<details><summary>Settings{escaped(whose)}</summary>{table}</details>"
-    return f"<footer>{lost}{details if rows else ''}</footer>"
+    return f"<footer>{lost}{_differences(runs)}{details if rows else ''}</footer>"
+
+
+def _differences(runs: Sequence[RunData]) -> str:
+    """Settings that are not the same in all arms, a column for each arm."""
+    labels = labels_of(runs)
+    first = {label: next(run for run in runs if run.label == label) for label in labels}
+    settings = [_dotted(run.config) for run in first.values()]
+    if len(labels) < 2 or not all(settings):
+        return ""
+    keys = dict.fromkeys(key for each in settings for key in each if key not in OF_A_RUN)
+    rows = ""
+    for key in keys:
+        values = [each.get(key) for each in settings]
+        if any(value != values[0] for value in values):
+            cells = "".join(f"<td>{escaped('–' if v is None else v)}</td>" for v in values)
+            rows += f'<tr><th scope="row">{escaped(key)}</th>{cells}</tr>'
+    heads = "".join(f'<th scope="col">{escaped(label)}</th>' for label in labels)
+    if not rows:
+        return '<p class="note">The settings of all arms are the same.</p>'
+    return (
+        '<details open><summary>Settings that differ</summary><div class="scroll">'
+        f'<table class="config"><thead><tr><td></td>{heads}</tr></thead><tbody>{rows}</tbody>'
+        "</table></div></details>"
+    )
 
 
 def _contrasts(contrasts: Sequence[Mapping[str, Any]]) -> str:
@@ -390,11 +417,12 @@ def _kernels(runs: Sequence[RunData]) -> str:
     return f"kernels {', '.join(names)}" if names else ""
 
 
-def _dotted(config: Mapping[str, Any], prefix: str = "") -> list[tuple[str, object]]:
-    rows: list[tuple[str, object]] = []
+def _dotted(config: Mapping[str, Any], prefix: str = "") -> dict[str, object]:
+    """Settings by dotted name, without those that are empty."""
+    rows: dict[str, object] = {}
     for key, value in config.items():
         if isinstance(value, Mapping) and len(prefix) < 100:
-            rows += _dotted(value, f"{prefix}{key}.")
+            rows |= _dotted(value, f"{prefix}{key}.")
         elif value not in (None, [], ()):
-            rows.append((f"{prefix}{key}", value))
+            rows[f"{prefix}{key}"] = value
     return rows

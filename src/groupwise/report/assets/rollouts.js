@@ -179,7 +179,7 @@ function groupCard(mates, view, state) {
     const column = html("div", accentOf(runs[group.run].label, labels));
     const list = html("ol", "samples");
     const largest = largestIn(data, group);
-    for (let i = group.first; i < group.first + group.count; i++) list.append(sampleRow(data, i, largest, state.colour));
+    for (const [i, count] of folded(data, group)) list.append(sampleRow(data, i, largest, state.colour, count));
     column.append(groupHead(group, view), list);
     columns.append(column);
   }
@@ -198,6 +198,19 @@ function summaryOf(data, group) {
   const rewards = data.reward.slice(group.first, group.first + group.count).filter((value) => value !== null);
   if (!rewards.length) return "not judged";
   return `mean reward ${shortNumber(rewards.reduce((sum, value) => sum + value, 0) / rewards.length, false)}`;
+}
+
+// Completions that are alike in text, verdict and advantage are one row with their number.
+const ALIKE = ["text", "reward", "correct", "status", "part", "finish", "tokens", "calls", "advantage", "levels"];
+
+function folded(data, group) {
+  const rows = new Map();
+  for (let i = group.first; i < group.first + group.count; i++) {
+    const key = JSON.stringify(ALIKE.map((column) => data[column][i]));
+    if (!rows.has(key)) rows.set(key, [i, 0]);
+    rows.get(key)[1] += 1;
+  }
+  return [...rows.values()];
 }
 
 function largestIn(data, group) {
@@ -252,7 +265,7 @@ function markDifference(place, text, { head, tail }) {
   place.replaceChildren(text.slice(0, head), html("mark", "", text.slice(head, text.length - tail)), text.slice(text.length - tail));
 }
 
-function sampleRow(data, i, largest, colour) {
+function sampleRow(data, i, largest, colour, count = 1) {
   const row = html("li", "sample");
   const side = html("div", "verdict");
   const ok = judged(data, i), right = isRight(data, i);
@@ -266,6 +279,7 @@ function sampleRow(data, i, largest, colour) {
   if (data.tokens[i] !== null) notes.push(`${data.tokens[i]} tokens`);
   if (data.calls[i] !== null) notes.push(`${data.calls[i]} ${data.calls[i] === 1 ? "call" : "calls"}`);
   if (data.strings[data.finish[i]] !== "stop") notes.push(data.strings[data.finish[i]] === "length" ? "cut off" : data.strings[data.finish[i]]);
+  if (count > 1) notes.push(`${count} times`);
   if (notes.length) side.append(html("small", "", notes.join(", ")));
   const text = html("div", "text");
   fillText(text, data, i, colour);
