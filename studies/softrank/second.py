@@ -25,6 +25,7 @@ from words import bullets, listed, percent, points, signed, table, wrapped
 from groupwise.evaluation import (
     Contrast,
     Equivalence,
+    SeedDifference,
     equivalence,
     holm,
     paired_seeds,
@@ -45,6 +46,14 @@ DIFFERENCE = 0.01
 FIRST_SEED = 2000
 SEALED = 5000, 5091
 ARMS = {PAPER: {"algorithm": "softrank"}, GRPO: {"algorithm": "grpo"}}
+
+MECHANISM = "second-mechanism"
+FACTORIAL = {PAPER: (False, True), "reinforce": (False, False), "maxrl": (True, True),
+             "dr_grpo": (True, False)}  # fmt: skip
+"""Arms of the factorial: whether a baseline is subtracted, and whether right answers share a weight
+that does not depend on how many there are (the softmax of SoftRank, 1/p of MaxRL)."""
+MECHANISM_RATE = 2e-4
+MECHANISM_SEEDS = range(2100, 2116)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,25 +91,13 @@ def plan(name: str) -> Plan:
     setting = SETTINGS[name]
     return make_plan(
         {
+            **_common(setting),
             "title": f"Second edition: {name} at equal learning rates",
-            "recipe": setting.recipe,
-            "set": [
-                f"steps={STEPS}",
-                "prompts_per_step=8",
-                f"evaluation.prompts={EVALUATED}",
-                "algorithm.weighting.name=group_token_mean",
-                *setting.more,
-            ],
             "seeds": list(range(FIRST_SEED, FIRST_SEED + setting.seeds)),
-            "match": "samples",
             "against": at(GRPO, RATES[1]),
-            "metric": setting.metric,
-            "threshold": setting.threshold,
-            "margin": setting.margin,
             "hypotheses": [
                 f"The area of {PAPER} minus that of {GRPO}, averaged over the rates, is not 0."
             ],
-            "stopping": "Every seed is run once with every arm; nothing is added or left out.",
             "arms": [
                 {"label": at(label, rate), **arm, "learning_rate": rate}
                 for label, arm in ARMS.items()
@@ -108,6 +105,46 @@ def plan(name: str) -> Plan:
             ],
         }
     )
+
+
+def mechanism_plan() -> Plan:
+    """The plan of the factorial: baseline or none, weights by pass rate or none."""
+    setting = SETTINGS["word-problems"]
+    return make_plan(
+        {
+            **_common(setting),
+            "title": "Second edition: baseline and weighting on word problems",
+            "seeds": list(MECHANISM_SEEDS),
+            "against": "dr_grpo",
+            "hypotheses": [
+                "The main effect of the baseline on the area is not 0.",
+                "The main effect of the weighting on the area is not 0.",
+            ],
+            "arms": [
+                {"label": label, "algorithm": label, "learning_rate": MECHANISM_RATE}
+                for label in FACTORIAL
+            ],
+        }
+    )
+
+
+def _common(setting: Setting) -> dict[str, object]:
+    """What all plans share."""
+    return {
+        "recipe": setting.recipe,
+        "set": [
+            f"steps={STEPS}",
+            "prompts_per_step=8",
+            f"evaluation.prompts={EVALUATED}",
+            "algorithm.weighting.name=group_token_mean",
+            *setting.more,
+        ],
+        "match": "samples",
+        "metric": setting.metric,
+        "threshold": setting.threshold,
+        "margin": setting.margin,
+        "stopping": "Every seed is run once with every arm; nothing is added or left out.",
+    }
 
 
 def averaged(task: Task, figure: str, arm: str) -> dict[int, float]:
@@ -128,6 +165,44 @@ def equal(task: Task, *, margin: float) -> Equivalence:
     """Whether the arms of the primary contrast differ by less than the margin."""
     a, b = (averaged(task, "area", arm) for arm in (PAPER, GRPO))
     return equivalence([a[s] for s in sorted(a)], [b[s] for s in sorted(a)], margin=margin)
+
+
+def main_effect(task: Task, factor: int) -> SeedDifference:
+    """Mean area of the arms with a factor minus that of the arms without, paired by seed.
+
+    Args:
+        factor: 0 for the baseline, 1 for the weighting.
+    """
+    areas = {arm: task.values(arm, "area") for arm in FACTORIAL}
+    seeds = sorted(areas[PAPER])
+    having, lacking = (
+        [
+            np.mean([areas[a][s] for a, has in FACTORIAL.items() if has[factor] is wanted])
+            for s in seeds
+        ]
+        for wanted in (True, False)
+    )
+    return paired_seeds(having, lacking)
+
+
+def mechanism() -> str:
+    """The main effects of the factorial with Holm's p, and its arms."""
+    task = read_task(MECHANISM)
+    if task is None or task.seeds < len(MECHANISM_SEEDS):
+        return "Not run yet."
+    effects = [main_effect(task, factor) for factor in (0, 1)]
+    values = holm([effect.p for effect in effects])
+    lines = [
+        f"{name}: {points(effect.difference)} pp of the area (Holm's p {_p(p)})"
+        for name, effect, p in zip(("Baseline", "Weighting"), effects, values, strict=True)
+    ]
+    rows = [
+        [arm, "yes" if base else "no", "yes" if weighted else "no"]
+        + [percent(task.mean(arm, figure)) for figure in ("area", "final", "sampled")]
+        for arm, (base, weighted) in FACTORIAL.items()
+    ]
+    head = ["arm", "baseline", "weighting", "accuracy over training", "final", "sampled"]
+    return f"{bullets(lines)}\n\n{table(head, rows)}"
 
 
 def read_second() -> dict[str, Task]:
@@ -172,6 +247,9 @@ def page() -> str:
         ),
         "power": power_table(),
         "results": results(tasks, contrasts),
+        "mechanism": mechanism(),
+        "mechanism_rate": f"{MECHANISM_RATE:g}",
+        "mechanism_seeds": f"{MECHANISM_SEEDS[0]} to {MECHANISM_SEEDS[-1]}",
         "sealed": str(SEALED[0]),
         "sealed_last": str(SEALED[1]),
     }
@@ -216,10 +294,19 @@ def verdict(name: str, task: Task, contrast: Contrast) -> str:
     test = equal(task, margin=margin)
     shown = "equivalent" if test.equivalent else "equivalence is not shown"
     difference = points(contrast.result.difference)
+    differences = {
+        rate: task.contrast("area", at(PAPER, rate), at(GRPO, rate)).result.difference
+        for rate in RATES
+    }
     return (
-        f"{sentence(contrast)} (difference {difference} pp, Holm's p = {contrast.p_holm:.3f}); "
-        f"{shown} with a margin of {100 * margin:g} pp (p = {test.p:.3f})"
+        f"{sentence(contrast)} (difference {difference} pp, Holm's p {_p(contrast.p_holm)}; "
+        f"{shown} with a margin of {100 * margin:g} pp, p {_p(test.p)}). By rate: "
+        + listed([f"{points(each)} pp at {rate:g}" for rate, each in differences.items()])
     )
+
+
+def _p(value: float) -> str:
+    return "< .001" if value < 0.001 else f"= {value:.3f}".replace("= 0.", "= .")
 
 
 def results(tasks: Mapping[str, Task], contrasts: Mapping[str, Contrast]) -> str:
@@ -286,12 +373,18 @@ def main() -> int:
     PLANS.mkdir(parents=True, exist_ok=True)
     for name in SETTINGS:
         if not (RESULTS / f"second-{name}").exists():
-            text = f"# Written by studies/softrank/second.py.\n\n{toml(plan(name))}"
-            (PLANS / f"second-{name}.toml").write_text(text, encoding="utf-8")
+            _write(f"second-{name}", plan(name))
+    if not (RESULTS / MECHANISM).exists():
+        _write(MECHANISM, mechanism_plan())
     for name, task in read_second().items():
         rates_picture(task, PAGE.parent / f"second-{name}.png", rates=RATES, arms=tuple(ARMS))
     PAGE.write_text(page(), encoding="utf-8")
     return 0
+
+
+def _write(name: str, made: Plan) -> None:
+    text = f"# Written by studies/softrank/second.py.\n\n{toml(made)}"
+    (PLANS / f"{name}.toml").write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
