@@ -21,7 +21,7 @@ import random
 import statistics
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
@@ -36,7 +36,7 @@ from groupwise.rollouts.tools import ToolEngine
 from groupwise.rollouts.tools.injection import Injector, extended
 from groupwise.settings import EnvironmentSettings
 from groupwise.training.stages.base_model import small_policy
-from groupwise.types import Group, Limits, Prompt, Request, Sampling, Stream
+from groupwise.types import Group, Limits, Prompt, Request, Requests, Sampling, Stream
 from harness import Report, arguments, chosen, ratios
 
 CASES = (
@@ -92,10 +92,7 @@ class Continued:
         self.alone = alone
 
     def generate(
-        self,
-        requests: Iterable[Request | None],
-        sampling: Sampling,
-        limits: Limits | None = None,
+        self, requests: Requests, sampling: Sampling, limits: Limits | None = None
     ) -> Iterator[Group]:
         return self.engine.generate(singles(requests) if self.alone else requests, sampling, limits)
 

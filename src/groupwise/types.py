@@ -344,6 +344,10 @@ class WeightsRef(Protocol):
         ...
 
 
+Requests = Iterable[Request | None]
+"""None: there is none at the moment; an engine with nothing else to do asks again after a pause."""
+
+
 @runtime_checkable
 class Engine(Protocol):
     """Makes rollouts."""
@@ -355,16 +359,12 @@ class Engine(Protocol):
         ...
 
     def generate(
-        self,
-        requests: Iterable[Request | None],
-        sampling: Sampling,
-        limits: Limits | None = None,
+        self, requests: Requests, sampling: Sampling, limits: Limits | None = None
     ) -> Iterator[Group]:
         """One group per request, as they finish, in any order.
 
         Args:
-            requests: taken while there is room, at most one ahead. None means that there is none at
-                the moment; an engine that has nothing else to do asks again after a pause.
+            requests: taken while there is room, at most one ahead.
             sampling: how all of them are drawn.
             limits: of the requests to come; None reads all requests first.
         """

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,7 +26,7 @@ from groupwise.distributed.writer import ContinuousWriter
 from groupwise.errors import RunError
 from groupwise.models.weights import PublishedWeights
 from groupwise.rollouts import GroupEngine
-from groupwise.types import Group, Limits, Prompt, Request, Sampling, Stream
+from groupwise.types import Group, Limits, Prompt, Request, Requests, Sampling, Stream
 from simulated import FlowingEngine, World, completed
 from small_runs import settings, timeless
 from spans import largest_gap
@@ -86,9 +86,7 @@ def test_an_error_reaches_every_caller_and_the_next_one_is_answered() -> None:
     class Fails(GroupEngine):
         fails = True
 
-        def generate(
-            self, requests: Iterable[Request | None], *given: Any, **more: Any
-        ) -> Iterator[Group]:
+        def generate(self, requests: Requests, *given: Any, **more: Any) -> Iterator[Group]:
             if self.fails:
                 next(iter(requests))
                 raise RunError("no memory")
@@ -109,9 +107,7 @@ def test_nothing_is_begun_while_weights_are_taken_over() -> None:
     publishing, begun = threading.Event(), threading.Event()
 
     class Noting(FlowingEngine):
-        def generate(
-            self, requests: Iterable[Request | None], *given: Any, **more: Any
-        ) -> Iterator[Group]:
+        def generate(self, requests: Requests, *given: Any, **more: Any) -> Iterator[Group]:
             begun.set()
             yield from (completed(each, version=1) for each in requests if each is not None)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import fields, replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from groupwise.environments import Reply
 from groupwise.kernels import Reference, using
 from groupwise.rollouts import GroupEngine
 from groupwise.rollouts.tools import InlineCalls
-from groupwise.types import Completion, Engine, Group, Limits, Metrics, Request, Sampling
+from groupwise.types import Completion, Engine, Group, Limits, Metrics, Request, Requests, Sampling
 from talkers import POLICY, SAMPLING, Talker, asked, by_prompt, counted, tools
 
 
@@ -33,10 +33,7 @@ class Continuing:
         return self.engine.exact_continuation
 
     def generate(
-        self,
-        requests: Iterable[Request | None],
-        sampling: Sampling,
-        limits: Limits | None = None,
+        self, requests: Requests, sampling: Sampling, limits: Limits | None = None
     ) -> Iterator[Group]:
         def noted() -> Iterator[Request | None]:
             for request in requests:

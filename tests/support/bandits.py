@@ -3,7 +3,7 @@ them than their protocols say."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from groupwise.types import (
     Outputs,
     Prompt,
     Request,
+    Requests,
     Sampling,
     ScoredGroups,
     Scores,
@@ -106,10 +107,7 @@ class Table:
         self.probabilities, self.version = torch.full((ARMS,), 1 / ARMS), 0
 
     def generate(
-        self,
-        requests: Iterable[Request | None],
-        sampling: Sampling,
-        limits: Limits | None = None,
+        self, requests: Requests, sampling: Sampling, limits: Limits | None = None
     ) -> Iterator[Group]:
         for request in filter(None, requests):
             seed = torch.Generator().manual_seed(hash(request.stream) % 2**31)

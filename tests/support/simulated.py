@@ -8,14 +8,14 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 from groupwise.rollouts.background import versions_kept
-from groupwise.types import Completion, Group, Limits, Metrics, Request, Sampling
+from groupwise.types import Completion, Group, Limits, Metrics, Request, Requests, Sampling
 
 LEARNER, SAMPLER = "learner", "sampler"
 END = 1e6
@@ -134,10 +134,7 @@ class SimulatedEngine:
         self.written = 0
 
     def generate(
-        self,
-        requests: Iterable[Request | None],
-        sampling: Sampling,
-        limits: Limits | None = None,
+        self, requests: Requests, sampling: Sampling, limits: Limits | None = None
     ) -> Iterator[Group]:
         source, over = iter(requests), False
         free = [place for place in range(self.world.replicas) for _ in range(self.world.slots)]

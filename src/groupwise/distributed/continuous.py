@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from groupwise.distributed.connection import WRITING
 from groupwise.distributed.replicas import LOOK_S, PAUSE_S, REPLACEMENTS, ClusterEngine
 from groupwise.errors import RunError
-from groupwise.types import Group, Limits, Metrics, Request, Sampling, WeightsRef
+from groupwise.types import Group, Limits, Metrics, Request, Requests, Sampling, WeightsRef
 
 
 class ContinuousEngine:
@@ -34,10 +34,7 @@ class ContinuousEngine:
         return self.engine.exact_continuation
 
     def generate(
-        self,
-        requests: Iterable[Request | None],
-        sampling: Sampling,
-        limits: Limits | None = None,
+        self, requests: Requests, sampling: Sampling, limits: Limits | None = None
     ) -> Iterator[Group]:
         """Yield groups as replicas finish them."""
         source, over = iter(requests), False

@@ -7,10 +7,10 @@ process however prompts are spread.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from groupwise.distributed.team import Leader
-from groupwise.types import Engine, Group, Limits, Metrics, Request, Sampling, WeightsRef
+from groupwise.types import Engine, Group, Limits, Metrics, Request, Requests, Sampling, WeightsRef
 
 PAUSE_S = 0.01
 """Between two looks at a source that has no request at the moment."""
@@ -37,10 +37,7 @@ class SpreadEngine:
         return self.engine.exact_continuation
 
     def generate(
-        self,
-        requests: Iterable[Request | None],
-        sampling: Sampling,
-        limits: Limits | None = None,
+        self, requests: Requests, sampling: Sampling, limits: Limits | None = None
     ) -> Iterator[Group]:
         """Yield rank 0's groups as they finish, then those of the others."""
         if not self.spreads:

@@ -14,7 +14,7 @@ from groupwise.distributed.actors import Replica
 from groupwise.errors import RunError
 from groupwise.rollouts.background import versions_kept
 from groupwise.rollouts.spans import Spans
-from groupwise.types import Group, Limits, Metrics, Request, Sampling, WeightsRef
+from groupwise.types import Group, Limits, Metrics, Request, Requests, Sampling, WeightsRef
 
 PAUSE_S = 0.01
 """Between two looks at a source that has no request while nothing is being written."""
@@ -134,10 +134,7 @@ class ClusterEngine:
         return found[-1] if found else self.current
 
     def generate(
-        self,
-        requests: Iterable[Request | None],
-        sampling: Sampling,
-        limits: Limits | None = None,
+        self, requests: Requests, sampling: Sampling, limits: Limits | None = None
     ) -> Iterator[Group]:
         """Yield groups as replicas finish them."""
         source, over, caller = iter(requests), False, object()

@@ -7,7 +7,17 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 from groupwise.errors import RunError
-from groupwise.types import Engine, Group, Limits, Metrics, Request, Sampling, Stream, WeightsRef
+from groupwise.types import (
+    Engine,
+    Group,
+    Limits,
+    Metrics,
+    Request,
+    Requests,
+    Sampling,
+    Stream,
+    WeightsRef,
+)
 
 Key = tuple[Stream, str]
 """Names a request: its stream, and the prompt's id."""
@@ -61,10 +71,7 @@ class Background:
         self._version, self._predicted = version, predicted
 
     def generate(
-        self,
-        requests: Iterable[Request | None],
-        sampling: Sampling,
-        limits: Limits | None = None,
+        self, requests: Requests, sampling: Sampling, limits: Limits | None = None
     ) -> Iterator[Group]:
         """Yield each request's group as soon as it is there, the version of its tokens checked."""
         made = [replace(each, version=self._version) for each in requests if each is not None]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from groupwise.errors import UsageError
 from groupwise.models import Policy
 from groupwise.rollouts.sampling import truncates
-from groupwise.types import Completion, Limits, Request, Sampling
+from groupwise.types import Completion, Limits, Request, Requests, Sampling
 
 PAUSES = (0.001, 0.05)
 """The first and the longest pause, in seconds, before an idle engine asks again for a request."""
@@ -117,7 +117,7 @@ class RequestQueue:
 
     def __init__(
         self,
-        requests: Iterable[Request | None],
+        requests: Requests,
         policy: Policy,
         sampling: Sampling,
         limits: Limits | None,

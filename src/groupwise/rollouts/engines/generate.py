@@ -9,7 +9,7 @@ log-probabilities are those of the group engine. A begun completion is continued
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,7 +33,7 @@ from groupwise.rollouts.rows import Row, completions_of, rows_of
 from groupwise.rollouts.sampling import draw, kept_ids
 from groupwise.rollouts.streams import uniforms
 from groupwise.rollouts.text import Ending
-from groupwise.types import Group, Limits, Metrics, Request, Sampling, WeightsRef
+from groupwise.types import Group, Limits, Metrics, Request, Requests, Sampling, WeightsRef
 
 
 @dataclass(kw_only=True)
@@ -72,10 +72,7 @@ class GenerateEngine:
         self.policy, self.max_rows, self.version = policy, max_rows, 0
 
     def generate(
-        self,
-        requests: Iterable[Request | None],
-        sampling: Sampling,
-        limits: Limits | None = None,
+        self, requests: Requests, sampling: Sampling, limits: Limits | None = None
     ) -> Iterator[Group]:
         """Yield groups in the order asked for, a batch of them at a time."""
         queue = RequestQueue(requests, self.policy, sampling, limits, max_rows=self.max_rows)

@@ -12,7 +12,7 @@ and nothing to synchronise.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
@@ -37,7 +37,7 @@ from groupwise.rollouts.rows import Row, completions_of, rows_of
 from groupwise.rollouts.sampling import draw, kept_ids
 from groupwise.rollouts.streams import uniforms
 from groupwise.rollouts.text import Ending
-from groupwise.types import Group, Limits, Metrics, Request, Sampling, WeightsRef
+from groupwise.types import Group, Limits, Metrics, Request, Requests, Sampling, WeightsRef
 
 PREFILL_TOKENS = 8192
 """Prompt tokens computed at once."""
@@ -77,17 +77,14 @@ class GroupEngine:
         return fused is not None and fused.batch_invariant
 
     def generate(
-        self,
-        requests: Iterable[Request | None],
-        sampling: Sampling,
-        limits: Limits | None = None,
+        self, requests: Requests, sampling: Sampling, limits: Limits | None = None
     ) -> Iterator[Group]:
         """Yield each request's group as soon as its last completion has finished."""
         return self.converse(requests, sampling, limits)
 
     def converse(
         self,
-        requests: Iterable[Request | None],
+        requests: Requests,
         sampling: Sampling,
         limits: Limits | None = None,
         turns: Turns | None = None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from groupwise.rollouts.limits import PAUSES
 from groupwise.rollouts.rows import Row
-from groupwise.types import Group, Limits, Request, Sampling
+from groupwise.types import Group, Limits, Request, Requests, Sampling
 
 Entry = tuple[int, int, int, int, int, int]
 """A row's number, slot, sample, time, token and budget."""
@@ -59,7 +59,7 @@ class Conversing(Protocol):
 
     def converse(
         self,
-        requests: Iterable[Request | None],
+        requests: Requests,
         sampling: Sampling,
         limits: Limits | None = None,
         turns: Turns | None = None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from groupwise.rollouts.limits import PAUSES
 from groupwise.rollouts.rows import EMPTY
@@ -14,6 +14,7 @@ from groupwise.types import (
     Metrics,
     Prompt,
     Request,
+    Requests,
     Sampling,
     WeightsRef,
 )
@@ -47,10 +48,7 @@ class ScriptedEngine:
         return True
 
     def generate(
-        self,
-        requests: Iterable[Request | None],
-        sampling: Sampling,
-        limits: Limits | None = None,
+        self, requests: Requests, sampling: Sampling, limits: Limits | None = None
     ) -> Iterator[Group]:
         """Yield the groups in the order asked for; texts longer than the budget are cut, with
         finish "length"."""

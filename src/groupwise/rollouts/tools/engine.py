@@ -10,7 +10,7 @@ another.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -35,6 +35,7 @@ from groupwise.types import (
     Limits,
     Metrics,
     Request,
+    Requests,
     Sampling,
     Status,
     Stream,
@@ -91,10 +92,7 @@ class ToolEngine:
         return self.engine.exact_continuation
 
     def generate(
-        self,
-        requests: Iterable[Request | None],
-        sampling: Sampling,
-        limits: Limits | None = None,
+        self, requests: Requests, sampling: Sampling, limits: Limits | None = None
     ) -> Iterator[Group]:
         """Yield each request's group when its last completion has finished, replies included."""
         if limits is None:
@@ -176,9 +174,7 @@ class _Open:
 class _Rollout:
     """The state of one `generate` call."""
 
-    def __init__(
-        self, tools: ToolEngine, requests: Iterable[Request | None], sampling: Sampling
-    ) -> None:
+    def __init__(self, tools: ToolEngine, requests: Requests, sampling: Sampling) -> None:
         self.tools, self.sampling, self.policy = tools, sampling, tools.policy
         self.given = requests
         self.open: dict[Key, _Open] = {}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import torch
 
@@ -30,7 +30,7 @@ from groupwise.rollouts.engines.vllm.requests import OpenRequests
 from groupwise.rollouts.engines.vllm.server import VllmServer
 from groupwise.rollouts.limits import RequestQueue
 from groupwise.settings import EngineSettings
-from groupwise.types import Group, Limits, Metrics, Request, Sampling, WeightsRef
+from groupwise.types import Group, Limits, Metrics, Requests, Sampling, WeightsRef
 
 RETURNS = 3
 """Consecutive failures without an answer after which the engine gives up on a sampler."""
@@ -75,10 +75,7 @@ class VllmEngine:
             self._meet(self.sampler)
 
     def generate(
-        self,
-        requests: Iterable[Request | None],
-        sampling: Sampling,
-        limits: Limits | None = None,
+        self, requests: Requests, sampling: Sampling, limits: Limits | None = None
     ) -> Iterator[Group]:
         """Yield groups as they finish; a sampler that goes away meanwhile is brought back, and
         answers the rest."""
