@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from groupwise.algorithms.binding import ALGORITHMS, Algorithm
 from groupwise.registry import spec
 
@@ -9,14 +11,25 @@ _SOFTRANK_PAPER = "SoftRank-GRPO"
 _DDOF = "The paper states neither ddof nor an epsilon: population deviation and none here."
 _EQUAL = "Groups of equal rewards give exactly 0; the project divides rounding noise by epsilon."
 _STRICT = "Groups with fewer than two judged answers give 0; verl gives a group of one its reward."
-_OREAL = (
-    "η, the weight of wrong answers, and the KL coefficient are those of the code: 0.5 and 0.01.",
-    "The shaping of wrong answers is left open; the z-score is the paper's example.",
-    "Groups that are all right or all wrong are replaced by other prompts', and every "
-    "other answer is learned from; with a token reward model the authors keep one right "
-    "and one wrong answer of each prompt, drawn at random.",
-    "The KL is to the model before training, which the code takes too.",
-    "With several minibatches, right and wrong tokens are counted over the whole batch.",
+_OREAL = Algorithm(
+    name="oreal",
+    paper="OREAL (2502.06781), without its token reward model",
+    advantage=spec("cloning"),
+    surrogate=spec("reinforce"),
+    divergence=spec("k3"),
+    divergence_coefficient=0.01,
+    weighting=spec("batch_token_mean"),
+    filter=spec("spread"),
+    differs=(
+        "η, the weight of wrong answers, and the KL coefficient are those of the code: 0.5 and "
+        "0.01.",
+        "The shaping of wrong answers is left open; the z-score is the paper's example.",
+        "Groups that are all right or all wrong are replaced by other prompts', and every "
+        "other answer is learned from; with a token reward model the authors keep one right "
+        "and one wrong answer of each prompt, drawn at random.",
+        "The KL is to the model before training, which the code takes too.",
+        "With several minibatches, right and wrong tokens are counted over the whole batch.",
+    ),
 )
 
 
@@ -379,25 +392,13 @@ ROWS = (
             "Needs a section [distillation] with the teacher.",
         ),
     ),
-    Algorithm(
-        name="oreal",
-        paper="OREAL (2502.06781), without its token reward model",
-        advantage=spec("cloning"),
-        surrogate=spec("reinforce"),
-        divergence=spec("k3"),
-        divergence_coefficient=0.01,
-        weighting=spec("batch_token_mean"),
-        filter=spec("spread"),
-        differs=_OREAL,
-    ),
-    Algorithm(
+    _OREAL,
+    replace(
+        _OREAL,
         name="oreal@internlm",
         paper="OREAL as the authors' code trains it (InternLM/OREAL), without token reward model",
         advantage=spec("cloning", shaping="leave_one_out", weigh_right=True),
-        surrogate=spec("reinforce"),
-        divergence=spec("k3"),
-        divergence_coefficient=0.01,
-        weighting=spec("batch_token_mean"),
+        filter=spec("all"),
         differs=(
             "Against the paper: right answers are weighted by their advantage (pos_mult_adv).",
             "An answer that cannot be judged counts as wrong in the code; here it is left out.",
@@ -407,17 +408,13 @@ ROWS = (
             "data.order.",
         ),
     ),
-    Algorithm(
+    replace(
+        _OREAL,
         name="oreal_token",
         paper="OREAL (2502.06781), with its token reward model",
         advantage=spec("token_cloning"),
-        surrogate=spec("reinforce"),
-        divergence=spec("k3"),
-        divergence_coefficient=0.01,
-        weighting=spec("batch_token_mean"),
-        filter=spec("spread"),
         differs=(
-            *_OREAL,
+            *_OREAL.differs,
             "The learning rate of the token reward model, 2e-6, and the 10 steps that it learns "
             "before the policy are those of the code.",
             "Its head has a bias and starts with scores of 0, so every ω starts at 0; in the code "

@@ -114,18 +114,22 @@ def check_ahead(config: Config, algorithm: BoundAlgorithm) -> None:
     """
     if not config.ahead:
         return
-    if algorithm.row.correction.name == "none" and "name" not in config.algorithm.correction:
-        raise UsageError(
-            f"ahead = {config.ahead}: batches are {config.ahead} steps older than the weights that "
-            f"learn from them, and algorithm {config.algorithm.name!r} has no correction; set "
-            "algorithm.correction.name = 'tis', or 'none' to train without one."
-        )
+    _check_correction(config, algorithm, f"ahead = {config.ahead}: batches are {config.ahead}")
     if config.partial_rollouts is not None:
         raise UsageError(
             f"ahead = {config.ahead}: every batch is sampled by one version of the weights, but "
             "partial_rollouts continues completions with the next one; leave out one of the two."
         )
     _check_schedules_of_sampling(config, f"ahead = {config.ahead}")
+
+
+def _check_correction(config: Config, algorithm: BoundAlgorithm, age: str) -> None:
+    if algorithm.row.correction.name == "none" and "name" not in config.algorithm.correction:
+        raise UsageError(
+            f"{age} steps older than the weights that learn from them, and algorithm "
+            f"{config.algorithm.name!r} has no correction; set algorithm.correction.name = 'tis', "
+            "or 'none' to train without one."
+        )
 
 
 def _check_schedules_of_sampling(config: Config, setting: str) -> None:
@@ -146,12 +150,8 @@ def check_streaming(config: Config, algorithm: BoundAlgorithm) -> None:
     """
     if config.streaming is None:
         return
-    if algorithm.row.correction.name == "none" and "name" not in config.algorithm.correction:
-        raise UsageError(
-            f"streaming: tokens are up to {config.streaming.max_staleness} steps older than the "
-            f"weights that learn from them, and algorithm {config.algorithm.name!r} has no "
-            "correction; set algorithm.correction.name = 'tis', or 'none' to train without one."
-        )
+    age = config.streaming.max_staleness
+    _check_correction(config, algorithm, f"streaming: tokens are up to {age}")
     if config.ahead or config.partial_rollouts is not None:
         other = f"ahead = {config.ahead}" if config.ahead else "partial_rollouts"
         raise UsageError(

@@ -9,10 +9,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from groupwise.algorithms.losses.distillation import LogitsFunction
-from groupwise.kernels import active
 from groupwise.models import head_product
 from groupwise.types import Batch
-from groupwise.updates.logprobs import Projection
+from groupwise.updates.logprobs import HeadGradients, Projection
 
 
 @runtime_checkable
@@ -93,25 +92,11 @@ class _OfLogits(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         (hidden,) = ctx.saved_tensors
         head: Projection = ctx.head
-        want_hidden, want_weight, want_bias = ctx.needs_input_grad[:3]
-        d_hidden = torch.zeros_like(hidden) if want_hidden else None
-        d_weight, d_bias = None, None
+        found = HeadGradients(hidden, head, ctx.needs_input_grad, added=None)
         for rows in head.pieces(slice(0, len(hidden))):
             raw = _raw(hidden[rows], head).requires_grad_()
             with torch.enable_grad():
                 out = ctx.function(_finished(raw, head), rows)
             (d,) = torch.autograd.grad(out, raw, grad[rows].to(out.dtype))
-            narrow = d.to(head.weight.dtype)
-            if d_hidden is not None:
-                d_hidden[rows] = active().matmul(narrow, head.weight)
-            if want_weight:
-                d_weight = active().add_matmul(d_weight, narrow.t(), hidden[rows])
-            if want_bias:
-                d_bias = d.sum(0) if d_bias is None else d_bias + d.sum(0)
-        return (
-            d_hidden,
-            None if d_weight is None else d_weight.to(head.weight.dtype),
-            None if d_bias is None or head.bias is None else d_bias.to(head.bias.dtype),
-            None,
-            None,
-        )
+            found.add(rows, d)
+        return (*found.results(), None, None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -150,28 +150,50 @@ class _TokenLogprobs(torch.autograd.Function):
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx: Any, *grads: Tensor
     ) -> tuple[Tensor | None, ...]:
-        hidden, _, h = ctx.saved_tensors
+        hidden = ctx.saved_tensors[0]
         head: Projection = ctx.head
-        want_hidden, want_weight, want_bias = ctx.needs_input_grad[:3]
-        d_hidden = torch.empty_like(hidden) if want_hidden else None
         added = accumulable_grad(head.weight) if head.accumulate_into_grad else None
-        d_weight = added
-        d_bias = h.new_zeros(len(head.weight)) if want_bias else None
+        found = HeadGradients(hidden, head, ctx.needs_input_grad, added=added)
         for rows in head.chunks(len(hidden)):
-            d = _logits_gradient(ctx, rows, *grads)
-            narrow = d.to(head.weight.dtype)
-            if d_hidden is not None:
-                d_hidden[rows] = active().matmul(narrow, head.weight)
-            if want_weight:
-                d_weight = active().add_matmul(d_weight, narrow.t(), hidden[rows])
-            if d_bias is not None:
-                d_bias += d.sum(0)
-            del d, narrow
+            found.add(rows, _logits_gradient(ctx, rows, *grads))
+        return (*found.results(), *(None,) * 4)
+
+
+class HeadGradients:
+    """The gradients of hidden states, weight and bias of a head, summed chunk by chunk.
+
+    Args:
+        hidden: states of all tokens.
+        needed: of which of the three a gradient is needed.
+        added: the gradient of the weight that is added to in place, and not returned.
+    """
+
+    def __init__(
+        self, hidden: Tensor, head: Projection, needed: Sequence[bool], *, added: Tensor | None
+    ) -> None:
+        self.hidden, self.head = hidden, head
+        self.d_hidden = torch.empty_like(hidden) if needed[0] else None
+        self.added = self.d_weight = added
+        self.d_bias: Tensor | None = None
+        self.needs_weight, self.needs_bias = needed[1], needed[2]
+
+    def add(self, rows: slice, d: Tensor) -> None:
+        """Take in the gradient of one chunk's logits, before soft cap and temperature."""
+        narrow = d.to(self.head.weight.dtype)
+        if self.d_hidden is not None:
+            self.d_hidden[rows] = active().matmul(narrow, self.head.weight)
+        if self.needs_weight:
+            self.d_weight = active().add_matmul(self.d_weight, narrow.t(), self.hidden[rows])
+        if self.needs_bias:
+            self.d_bias = d.sum(0) if self.d_bias is None else self.d_bias + d.sum(0)
+
+    def results(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """Those of the hidden states, of the weight and of the bias, in the dtype of each."""
+        weight, bias = self.d_weight, self.d_bias
         return (
-            d_hidden,
-            None if d_weight is None or d_weight is added else d_weight.to(head.weight.dtype),
-            None if d_bias is None or head.bias is None else d_bias.to(head.bias.dtype),
-            *(None,) * 4,
+            self.d_hidden,
+            None if weight is None or weight is self.added else weight.to(self.head.weight.dtype),
+            None if bias is None or self.head.bias is None else bias.to(self.head.bias.dtype),
         )
 
 
