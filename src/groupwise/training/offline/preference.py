@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -21,7 +21,6 @@ from groupwise.evaluation import Estimate, prompt_mean
 from groupwise.prompts.preferences import Comparisons, read_comparisons
 from groupwise.registry import BoundFunction
 from groupwise.settings import PreferenceSettings
-from groupwise.training.monitor.progress import Progress
 from groupwise.training.offline.encoding import Encoded, batch_of, encode
 from groupwise.training.offline.own_answers import own_pairs
 from groupwise.training.offline.reference import (
@@ -32,6 +31,7 @@ from groupwise.training.offline.reference import (
 )
 from groupwise.training.offline.run import (
     Job,
+    RunOptions,
     Workplace,
     generation,
     held_out_split,
@@ -151,10 +151,6 @@ class PreferenceTask:
             for name, values in preference_figures(self.function, batch, objective, logp).items()
         ]
 
-    def save(self, folder: str) -> None:
-        """Model and tokenizer as a Hugging Face folder."""
-        self.learner.save(folder)
-
 
 def pairs_of(items: Sequence[Encoded]) -> Int[Tensor, "pair 2"]:
     """Rows (better, worse) of all pairs of some items, in a batch of all their answers."""
@@ -176,16 +172,12 @@ def mismatched(items: Sequence[Encoded]) -> list[Encoded]:
 
 def prefer(
     config: Config,
-    *,
-    resume: bool = False,
-    allow_changes: bool = False,
-    restart: bool = False,
-    progress: Progress | None = None,
+    **options: Unpack[RunOptions],
 ) -> Path:
     """Train on preferences with the section [preference] of a configuration.
 
     Args:
-        resume, allow_changes, restart, progress: as `train_config` has them.
+        options: as `train_config` has them.
 
     Returns:
         The run directory; the model is in `final/`.
@@ -220,10 +212,7 @@ def prefer(
         lambda workplace: _job(workplace, settings, function, read),
         name=function.spec.name,
         method="preference optimization",
-        resume=resume,
-        allow_changes=allow_changes,
-        restart=restart,
-        progress=progress,
+        **options,
     )
 
 

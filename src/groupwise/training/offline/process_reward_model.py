@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ from groupwise.settings import RewardModelSettings
 from groupwise.training.offline.encoding import Encoded, batch_of, encode
 from groupwise.training.offline.run import (
     Job,
+    RunOptions,
     Workplace,
     held_out_split,
     make_learner,
@@ -214,10 +215,6 @@ class ProcessRewardTask:
             found += [[next(rows)[list(ends)].tolist() for ends in one.ends] for one in part]
         return found
 
-    def save(self, folder: str) -> None:
-        """Model and tokenizer as a token classifier of `transformers`."""
-        self.learner.save(folder)
-
 
 def labelled_batch(items: Sequence[Labelled]) -> Batch:
     """Answers as rows, each prompt once, with labels at the last tokens of steps (NaN elsewhere)
@@ -263,13 +260,15 @@ def step_figures(
     return found | {"answer_accuracy": prompt_mean(np.array(wholes))}
 
 
-def train_process_reward_model(config: Config, settings: RewardModelSettings, **how: Any) -> Path:
+def train_process_reward_model(
+    config: Config, settings: RewardModelSettings, **options: Unpack[RunOptions]
+) -> Path:
     """Train a process reward model; the run directory, whose `final/`
     `AutoModelForTokenClassification` loads.
 
     Args:
         settings: the section [reward_model], with a `step_separator`.
-        how: as `train_reward_model` takes it.
+        options: as `train_config` has them.
 
     Raises:
         UsageError: a setting or a row of the data cannot be used; nothing was started.
@@ -299,7 +298,7 @@ def train_process_reward_model(config: Config, settings: RewardModelSettings, **
         method="process reward modelling",
         load=lambda c, p: scorer_to_train(c, p, kind="token"),
         learner="reward_model",
-        **how,
+        **options,
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -31,6 +31,7 @@ from groupwise.training.offline.own_answers import own_rankings
 from groupwise.training.offline.ranking_figures import ranking_figures
 from groupwise.training.offline.run import (
     Job,
+    RunOptions,
     Workplace,
     held_out_split,
     make_learner,
@@ -131,10 +132,6 @@ class RewardModelTask:
             rows.append(_row(f"preferences, {source}", ranking_figures(*part)))
         return rows
 
-    def save(self, folder: str) -> None:
-        """Model and tokenizer as a sequence classifier of `transformers`."""
-        self.learner.save(folder)
-
 
 def _row(split: str, figures: Mapping[str, Estimate]) -> dict[str, Any]:
     decides = figures.get("pair_accuracy")
@@ -152,16 +149,12 @@ def _padded(rows: Sequence[Sequence[float]], longest: int, value: float) -> Tens
 
 def train_reward_model(
     config: Config,
-    *,
-    resume: bool = False,
-    allow_changes: bool = False,
-    restart: bool = False,
-    progress: Progress | None = None,
+    **options: Unpack[RunOptions],
 ) -> Path:
     """Train a reward model with the section [reward_model] of a configuration.
 
     Args:
-        resume, allow_changes, restart, progress: as `train_config` has them.
+        options: as `train_config` has them.
 
     Returns:
         The run directory; the model is in `final/`, and `AutoModelForSequenceClassification` loads
@@ -179,10 +172,7 @@ def train_reward_model(
         return train_process_reward_model(
             config,
             settings,
-            resume=resume,
-            allow_changes=allow_changes,
-            restart=restart,
-            progress=progress,
+            **options,
         )
     function = ranking_function(settings)
     if settings.data is None and not config.rewards:
@@ -211,10 +201,7 @@ def train_reward_model(
         method="reward modelling",
         load=scorer_to_train,
         learner="reward_model",
-        resume=resume,
-        allow_changes=allow_changes,
-        restart=restart,
-        progress=progress,
+        **options,
     )
 
 

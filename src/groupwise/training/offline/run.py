@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar
 
 import numpy as np
 import torch
@@ -49,6 +49,15 @@ from groupwise.training.resume import (
 from groupwise.types import Engine
 from groupwise.updates import TorchLearner
 from groupwise.updates.heads import Head
+
+
+class RunOptions(TypedDict, total=False):
+    """How a run on data begins and is shown, as `train_config` has it."""
+
+    resume: bool
+    allow_changes: bool
+    restart: bool
+    progress: Progress | None
 
 
 @dataclass(frozen=True, kw_only=True)

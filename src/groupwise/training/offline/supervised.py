@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
@@ -13,7 +13,6 @@ from groupwise.config import Config
 from groupwise.errors import UsageError
 from groupwise.evaluation import Estimate
 from groupwise.prompts.rows import Row
-from groupwise.training.monitor.progress import Progress
 from groupwise.training.offline.conversations import (
     Conversation,
     Conversations,
@@ -24,6 +23,7 @@ from groupwise.training.offline.conversations import (
 )
 from groupwise.training.offline.run import (
     Job,
+    RunOptions,
     Workplace,
     generation,
     held_out_split,
@@ -95,10 +95,6 @@ class SupervisedTask:
         value, low, high = map(float, ends)
         return {"loss": loss, "perplexity": Estimate(value=value, low=low, high=high)}
 
-    def save(self, folder: str) -> None:
-        """Model and tokenizer as a Hugging Face folder."""
-        self.learner.save(folder)
-
 
 def token_mean(sums: np.ndarray, counts: np.ndarray) -> Estimate:
     """Σ sums / Σ counts, with a percentile interval over resampled conversations.
@@ -117,16 +113,12 @@ def token_mean(sums: np.ndarray, counts: np.ndarray) -> Estimate:
 
 def fine_tune(
     config: Config,
-    *,
-    resume: bool = False,
-    allow_changes: bool = False,
-    restart: bool = False,
-    progress: Progress | None = None,
+    **options: Unpack[RunOptions],
 ) -> Path:
     """Fine-tune a model with the section [sft] of a configuration.
 
     Args:
-        resume, allow_changes, restart, progress: as `train_config` has them.
+        options: as `train_config` has them.
 
     Returns:
         The run directory; the model is in `final/`.
@@ -148,10 +140,7 @@ def fine_tune(
         lambda workplace: _job(workplace, rows),
         name="sft",
         method="supervised learning",
-        resume=resume,
-        allow_changes=allow_changes,
-        restart=restart,
-        progress=progress,
+        **options,
     )
 
 

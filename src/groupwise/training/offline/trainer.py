@@ -38,10 +38,6 @@ class Task(Protocol):
         of the first decides which model is best."""
         ...
 
-    def save(self, folder: str) -> None:
-        """Write the trained model."""
-        ...
-
 
 @dataclass(frozen=True, kw_only=True)
 class OfflineSettings:
@@ -174,7 +170,7 @@ class OfflineTrainer:
         better = score > self.evaluation.best
         self.since_best = 0 if better else self.since_best + 1
         if better and self.evaluation.keep_best and self.done:
-            replace_folder(self.run_log.folder / "best", self.task.save)
+            replace_folder(self.run_log.folder / "best", self.learner.save)
             self.evaluation.best_step = self.done
         self.evaluation.best = max(self.evaluation.best, score)
         self.evaluation.last = self.done
@@ -228,7 +224,7 @@ class OfflineTrainer:
         final, run = self.run_log.folder / "final", self.run_log.folder
 
         def write(folder: str) -> None:
-            self.task.save(folder)
+            self.learner.save(folder)
             write_model_card(run, folder)
 
         replace_folder(final, write)
