@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
-import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -14,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from cluster_runs import actors
+from cluster_runs import assert_survives, kill_driver, train_command
 from groupwise.config import load
 from groupwise.errors import UsageError
 from groupwise.rundir.files import read_lines
@@ -25,8 +21,8 @@ pytest.importorskip("ray")
 STEPS = 5
 
 
-def command(folder: Path, recipe: str, *more: str) -> list[str]:
-    given = settings(
+def run_settings(folder: Path, *more: str) -> list[str]:
+    return settings(
         folder,
         f"steps={STEPS}",
         "sampling.max_tokens=32",
@@ -34,8 +30,6 @@ def command(folder: Path, recipe: str, *more: str) -> list[str]:
         "checkpoint.every_steps=1",
         *more,
     )
-    pairs = [part for setting in given for part in ("--set", setting)]
-    return [sys.executable, "-m", "groupwise", "train", recipe, *pairs]
 
 
 def trained(folder: Path) -> dict[str, torch.Tensor]:
@@ -51,27 +45,15 @@ def steps_done(folder: Path) -> int:
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same run in one process."""
     folder = tmp_path_factory.mktemp("alone") / "run"
-    subprocess.run(command(folder, "word-problems"), check=True, capture_output=True)
+    command = train_command("word-problems", run_settings(folder))
+    subprocess.run(command, check=True, capture_output=True)
     return folder
 
 
 def killed(folder: Path, kind: str, *more: str) -> str:
     """A run on Ray in which a process is killed after the second step; what it printed."""
-    run = subprocess.Popen(
-        command(folder, "word-problems-ray", *more), stderr=subprocess.PIPE, text=True
-    )
-    try:
-        end = time.monotonic() + 240
-        while kind and run.poll() is None and time.monotonic() < end:
-            if steps_done(folder) >= 2 and (there := actors(run.pid, kind)):
-                os.kill(there[0].pid, signal.SIGKILL)
-                break
-            time.sleep(0.05)
-        _, said = run.communicate(timeout=280)
-    finally:
-        run.kill()
-    assert run.returncode == 0, said
-    return said
+    command = train_command("word-problems-ray", run_settings(folder, *more))
+    return assert_survives(command, kind, when=lambda: steps_done(folder) >= 2)
 
 
 @pytest.mark.cluster
@@ -91,21 +73,14 @@ def test_weights_are_those_of_one_process(alone: Path, tmp_path: Path, kind: str
 def test_a_killed_driver_is_resumed_elsewhere(alone: Path, tmp_path: Path) -> None:
     """Killed on the cluster, resumed in one process: the run directory is the same."""
     folder = tmp_path / "run"
-    run = subprocess.Popen(command(folder, "word-problems-ray"), stderr=subprocess.DEVNULL)
-    while steps_done(folder) < 3 and run.poll() is None:
-        time.sleep(0.05)
-    children = psutil.Process(run.pid).children(recursive=True)
-    run.kill()
-    run.wait()
-    _, alive = psutil.wait_procs(children, timeout=60)
+    command = train_command("word-problems-ray", run_settings(folder))
+    alive = kill_driver(command, when=lambda: steps_done(folder) >= 3)
     # Ray's own daemons may outlive a killed driver; processes that hold a model may not.
     left = [" ".join(each.cmdline()) for each in alive]
     assert [line for line in left if "Replica" in line or "LearnerRank" in line] == []
-    again = [part for part in command(folder, "word-problems") if not part.startswith("output=")]
-    index = [i for i, part in enumerate(again) if part == "--set" and again[i + 1] == "--set"]
-    for place in reversed(index):
-        del again[place]
-    subprocess.run([*again, "--resume", str(folder)], check=True, capture_output=True)
+    given = [each for each in run_settings(folder) if not each.startswith("output=")]
+    again = train_command("word-problems", given, "--resume", str(folder))
+    subprocess.run(again, check=True, capture_output=True)
     one, other = trained(alone), trained(folder)
     assert [name for name in one if not torch.equal(one[name], other[name])] == []
 

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import copy
-import os
-import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -15,11 +12,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import psutil
 import pytest
 import torch
 
-from cluster_runs import actors
+from cluster_runs import assert_survives, kill_driver, train_command
 from groupwise.distributed.continuous import ContinuousEngine
 from groupwise.distributed.replicas import ClusterEngine, Stored
 from groupwise.distributed.writer import ContinuousWriter
@@ -162,8 +158,8 @@ def test_a_new_replica_is_given_nothing_before_it_has_its_weights() -> None:
 STEPS = 8
 
 
-def command(folder: Path, *more: str) -> list[str]:
-    given = settings(
+def run_settings(folder: Path) -> list[str]:
+    return settings(
         folder,
         f"steps={STEPS}",
         "sampling.max_tokens=32",
@@ -174,8 +170,6 @@ def command(folder: Path, *more: str) -> list[str]:
         "algorithm.correction={name='tis'}",
         "cluster.replicas=2",
     )
-    pairs = [part for setting in given for part in ("--set", setting)]
-    return [sys.executable, "-m", "groupwise", "train", "word-problems-ray", *pairs, *more]
 
 
 def done(folder: Path) -> int:
@@ -196,18 +190,8 @@ def test_a_cluster_streams_within_the_bound(tmp_path: Path, kind: str) -> None:
     """Also if a process is killed."""
     pytest.importorskip("ray")
     folder = tmp_path / "run"
-    run = subprocess.Popen(command(folder), stderr=subprocess.PIPE, text=True)
-    try:
-        end = time.monotonic() + 240
-        while kind and run.poll() is None and time.monotonic() < end:
-            if done(folder) >= 4 and (there := actors(run.pid, kind)):
-                os.kill(there[0].pid, signal.SIGKILL)
-                break
-            time.sleep(0.05)
-        _, said = run.communicate(timeout=280)
-    finally:
-        run.kill()
-    assert run.returncode == 0, said
+    command = train_command("word-problems-ray", run_settings(folder))
+    assert_survives(command, kind, when=lambda: done(folder) >= 4)
     check_run(folder)
 
 
@@ -216,17 +200,11 @@ def test_a_killed_driver_learns_from_the_journalled_batches(tmp_path: Path) -> N
     """The steps after the checkpoint have the figures that they had before the kill."""
     pytest.importorskip("ray")
     folder = tmp_path / "run"
-    run = subprocess.Popen(command(folder), stderr=subprocess.DEVNULL)
-    while done(folder) < 5 and run.poll() is None:
-        time.sleep(0.02)
-    children = psutil.Process(run.pid).children(recursive=True)
-    run.kill()
-    run.wait()
+    command = train_command("word-problems-ray", run_settings(folder))
+    kill_driver(command, when=lambda: done(folder) >= 5)
     first = timeless(folder)
-    psutil.wait_procs(children, timeout=60)
-    again = command(folder)
-    place = next(i for i, part in enumerate(again) if part.startswith("output="))
-    del again[place - 1 : place + 1]
-    subprocess.run([*again, "--resume", str(folder)], check=True, capture_output=True)
+    given = [each for each in run_settings(folder) if not each.startswith("output=")]
+    again = train_command("word-problems-ray", given, "--resume", str(folder))
+    subprocess.run(again, check=True, capture_output=True)
     check_run(folder)
     assert timeless(folder)[: len(first)] == first

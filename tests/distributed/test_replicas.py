@@ -3,28 +3,22 @@ what one process draws."""
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from cluster_runs import actors
+from cluster_runs import assert_survives, kill_driver, train_command
 from groupwise.distributed.replicas import ClusterEngine, Idle, Stored
 from groupwise.errors import RunError
-from groupwise.rundir.files import read_lines
 from groupwise.types import Group, Prompt, Request, Sampling, Stream
 from simulated import completed
-from small_runs import settings
+from small_runs import settings, timeless
 
 STEPS = 6
 
@@ -120,16 +114,8 @@ def run_settings(folder: Path, *more: str) -> list[str]:
     )
 
 
-def command(recipe: str, given: list[str], *more: str) -> list[str]:
-    pairs = [part for setting in given for part in ("--set", setting)]
-    return [sys.executable, "-m", "groupwise", "train", recipe, *pairs, *more]
-
-
 def rows(folder: Path) -> list[dict]:
-    clock = ("seconds", "tokens_per_second", "memory_mb")
-    path = folder / "metrics.jsonl"
-    found = read_lines(path) if path.exists() else ()
-    return [{k: v for k, v in row.items() if not k.startswith(clock)} for row in found]
+    return timeless(folder) if (folder / "metrics.jsonl").exists() else []
 
 
 def unequal(one: Path, other: Path) -> list[str]:
@@ -142,7 +128,8 @@ def unequal(one: Path, other: Path) -> list[str]:
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run in one process."""
     folder = tmp_path_factory.mktemp("alone") / "run"
-    subprocess.run(command("word-problems", run_settings(folder)), check=True, capture_output=True)
+    command = train_command("word-problems", run_settings(folder))
+    subprocess.run(command, check=True, capture_output=True)
     return folder
 
 
@@ -155,18 +142,8 @@ def test_a_cluster_that_samples_ahead_draws_what_one_process_draws(
     pytest.importorskip("ray")
     folder = tmp_path / "run"
     given = run_settings(folder, f"cluster.replicas={replicas}")
-    run = subprocess.Popen(command("word-problems-ray", given), stderr=subprocess.PIPE, text=True)
-    try:
-        end = time.monotonic() + 240
-        while killed and run.poll() is None and time.monotonic() < end:
-            if len(rows(folder)) >= 2 and (there := actors(run.pid, "Replica")):
-                os.kill(there[0].pid, signal.SIGKILL)
-                break
-            time.sleep(0.05)
-        _, said = run.communicate(timeout=280)
-    finally:
-        run.kill()
-    assert run.returncode == 0, said
+    command = train_command("word-problems-ray", given)
+    assert_survives(command, "Replica" if killed else "", when=lambda: len(rows(folder)) >= 2)
     assert unequal(alone, folder) == []
     same = [name for name in rows(alone)[0] if "weights" not in name]
     for one, other in zip(rows(alone), rows(folder), strict=True):
@@ -178,16 +155,9 @@ def test_a_killed_driver_is_resumed_in_one_process(alone: Path, tmp_path: Path) 
     """With the batches that were in flight at the checkpoint."""
     pytest.importorskip("ray")
     folder = tmp_path / "run"
-    run = subprocess.Popen(
-        command("word-problems-ray", run_settings(folder)), stderr=subprocess.DEVNULL
-    )
-    while len(rows(folder)) < 4 and run.poll() is None:
-        time.sleep(0.02)
-    children = psutil.Process(run.pid).children(recursive=True)
-    run.kill()
-    run.wait()
-    psutil.wait_procs(children, timeout=60)
+    command = train_command("word-problems-ray", run_settings(folder))
+    kill_driver(command, when=lambda: len(rows(folder)) >= 4)
     given = [each for each in run_settings(folder) if not each.startswith("output=")]
-    again = command("word-problems", given, "--resume", str(folder))
+    again = train_command("word-problems", given, "--resume", str(folder))
     subprocess.run(again, check=True, capture_output=True)
     assert unequal(alone, folder) == []

@@ -18,7 +18,7 @@ from groupwise.training.hub import push
 from groupwise.training.stages.base_model import small_policy
 from groupwise.training.stages.merge import merge
 from groupwise.types import Sampling
-from small_runs import prepared, settings, timeless, tiny
+from small_runs import assert_resumes_to_the_bit, prepared, settings, timeless, tiny
 
 TOKENS = torch.arange(12)[None]
 
@@ -116,22 +116,7 @@ def test_training_goes_on_with_an_adapter_and_is_resumed_to_the_bit(
     not the base, from which it is far. A break between two checkpoints changes nothing."""
     more = (f"model.path={adapter}", "checkpoint.every_steps=2", "steps=5")
     more = (*more, 'algorithm.divergence={name="k3", coefficient=0.1, in="loss"}')
-    weights = []
-    for name, stop in (("whole", 5), ("parts", 3)):
-        run = prepared(tmp_path / name, *more)
-        for _ in range(stop):
-            run.trainer.advance()
-            if run.trainer.done == 2:
-                run.trainer.save(wait=True)
-        run.close()
-        weights.append(run.trainer.policy.trained())
-    again = prepared(tmp_path / "parts", *more, resume=True)
-    assert again.trainer.done == 2
-    again.trainer.run()
-    again.close()
-    whole, parts = weights[0], again.trainer.policy.trained()
-    assert all(torch.equal(weight, parts[name]) for name, weight in whole.items())
-    assert timeless(tmp_path / "whole") == timeless(tmp_path / "parts")
+    assert_resumes_to_the_bit(prepared, tmp_path, *more, steps=5)
     kl = [row["kl"] for row in timeless(tmp_path / "whole")]
     assert abs(kl[0]) < 1e-6 < kl[-1]
 

@@ -26,20 +26,12 @@ from groupwise.rollouts.source import RolloutSource
 from groupwise.rollouts.stored import restored, stored
 from groupwise.training.monitor.watchdog import Watchdog
 from groupwise.types import Group, Prompt, Request, Sampling, ScoredGroups, Stream
-from simulated import Clock, SimulatedEngine, SlowJudge, World, beats_of, completed
+from simulated import DATA, Clock, SimulatedEngine, SlowJudge, World, beats_of, completed, reward
 
 STEPS, PROMPTS = 7, 4
-DATA = [Prompt(id=str(n), text="?") for n in range(11)]
 SPAN = Sampling(max_tokens=4)
 
 Batches = list[list[tuple[Any, ...]]]
-
-
-def reward(group: Group) -> list[float | None]:
-    """Some groups have one reward throughout, and a few cannot be judged at all."""
-    if int(group.completions[0].text) < 2:
-        return [None for _ in group.completions]
-    return [float(int(c.text) % 3 > 0) for c in group.completions]
 
 
 @dataclass(kw_only=True)

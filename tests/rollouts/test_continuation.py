@@ -15,27 +15,16 @@ import groupwise.testing.engines as contract
 from groupwise.errors import UsageError
 from groupwise.kernels import GroupCache, Reference, active, using
 from groupwise.kernels.cpu import can_use_attention
-from groupwise.models import Policy
 from groupwise.rollouts import GenerateEngine, GroupEngine, ScriptedEngine
 from groupwise.rollouts.engines import group
 from groupwise.rollouts.engines.attention import Decode
-from groupwise.training.stages.base_model import small_policy
 from groupwise.types import Limits, Request, Sampling
+from small_runs import noisy
 from tiny_models import tiny_model, tiny_policy
 
 ENDS = (1, 7, 8, 9, 10, 11)  # Several, so that completions end at different steps.
 SAMPLING = Sampling(max_tokens=10)
 CUT = Sampling(max_tokens=10, temperature=0.8, top_k=20, top_p=0.9)
-
-
-def wide_policy() -> Policy:
-    """A policy that compiled kernels compute as a whole: its heads are 16 wide."""
-    policy = small_policy(hidden=32, layers=2, heads=2, key_value_heads=1, feed_forward=64)
-    with torch.no_grad():
-        for parameter in policy.model.parameters():
-            if parameter.ndim > 1:
-                parameter.mul_(6)
-    return replace(policy, end_tokens=frozenset({*policy.end_tokens, *range(40, 48)}))
 
 
 @pytest.mark.parametrize(
@@ -48,7 +37,7 @@ def test_a_completion_cut_anywhere_equals_the_unbroken_one(name: str, sampling: 
 
 @pytest.mark.parametrize("sampling", [SAMPLING, CUT], ids=["plain", "truncated"])
 def test_compiled_kernels_continue_bit_for_bit(sampling: Sampling) -> None:
-    engine = GroupEngine(wide_policy(), max_rows=9)
+    engine = GroupEngine(noisy(ends=range(40, 48)), max_rows=9)
     if engine.calls is None:
         pytest.skip("no compiled kernels")
     assert engine.exact_continuation

@@ -19,18 +19,10 @@ from groupwise.rollouts.ahead import Thread
 from groupwise.rollouts.batch_journal import BatchJournal
 from groupwise.rollouts.source import RolloutSource
 from groupwise.rollouts.streaming import StreamingSource
-from groupwise.types import Group, Prompt, Sampling, ScoredGroups, Stream
-from simulated import Clock, FlowingEngine, SlowJudge, World, beats_of
+from groupwise.types import Group, Sampling, ScoredGroups, Stream
+from simulated import DATA, Clock, FlowingEngine, SlowJudge, World, beats_of, reward
 
 STEPS, PROMPTS = 7, 4
-DATA = [Prompt(id=str(n), text="?") for n in range(11)]
-
-
-def reward(group: Group) -> list[float | None]:
-    """Some groups have one reward throughout, and a few cannot be judged at all."""
-    if int(group.completions[0].text) < 2:
-        return [None for _ in group.completions]
-    return [float(int(c.text) % 3 > 0) for c in group.completions]
 
 
 @dataclass(kw_only=True)

@@ -1,10 +1,22 @@
-"""Processes of runs on a Ray cluster."""
+"""Runs on a Ray cluster whose processes are killed."""
 
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
 
 import psutil
+
+
+def train_command(recipe: str, settings: Sequence[str], *more: str) -> list[str]:
+    """`groupwise train` in a process of its own."""
+    pairs = [part for setting in settings for part in ("--set", setting)]
+    return [sys.executable, "-m", "groupwise", "train", recipe, *pairs, *more]
 
 
 def actors(run: int, kind: str) -> list[psutil.Process]:
@@ -15,3 +27,32 @@ def actors(run: int, kind: str) -> list[psutil.Process]:
             if f"ray::{kind}" in " ".join(each.cmdline()):
                 found.append(each)
     return found
+
+
+def assert_survives(command: list[str], kind: str, *, when: Callable[[], bool]) -> str:
+    """Run a command to its end, with an actor of this class killed meanwhile, or none if it is
+    empty; returns what it printed."""
+    run = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        end = time.monotonic() + 240
+        while kind and run.poll() is None and time.monotonic() < end:
+            if when() and (there := actors(run.pid, kind)):
+                os.kill(there[0].pid, signal.SIGKILL)
+                break
+            time.sleep(0.05)
+        _, said = run.communicate(timeout=280)
+    finally:
+        run.kill()
+    assert run.returncode == 0, said
+    return said
+
+
+def kill_driver(command: list[str], *, when: Callable[[], bool]) -> list[psutil.Process]:
+    """Kill a run at a moment, and return the processes that outlive it for a minute."""
+    run = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    while not when() and run.poll() is None:
+        time.sleep(0.02)
+    children = psutil.Process(run.pid).children(recursive=True)
+    run.kill()
+    run.wait()
+    return psutil.wait_procs(children, timeout=60)[1]

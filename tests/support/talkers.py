@@ -9,7 +9,6 @@ import time
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,24 +21,14 @@ from groupwise.rollouts import GroupEngine
 from groupwise.rollouts.sampling import draw
 from groupwise.rollouts.tools import ToolEngine
 from groupwise.settings import EnvironmentSettings
-from groupwise.training.stages.base_model import small_policy
 from groupwise.types import Group, Prompt, Request, Sampling, Stream
+from small_runs import noisy
 
 SAMPLING = Sampling(max_tokens=16)
 BUDGETS = {"name": "test", "max_result_tokens": 24, "max_injected_tokens": 80}
 
 
-def wide_policy() -> Policy:
-    """A policy whose completions end and repeat themselves often enough, with exact kernels."""
-    policy = small_policy(hidden=32, layers=2, heads=2, key_value_heads=1, feed_forward=64)
-    with torch.no_grad():
-        for parameter in policy.model.parameters():
-            if parameter.ndim > 1:
-                parameter.mul_(6)
-    return replace(policy, end_tokens=frozenset({*policy.end_tokens, *range(40, 43)}))
-
-
-POLICY = wide_policy()
+POLICY = noisy(ends=range(40, 43))
 
 
 @functools.cache

@@ -33,7 +33,7 @@ from groupwise.training.critic import (
 from groupwise.training.second_learner import with_column
 from groupwise.types import Batch, Objective, Outputs, Update
 from groupwise.updates import Score, TorchLearner, sequences
-from small_runs import Quiet, prepared, settings, timeless, tiny
+from small_runs import Quiet, assert_resumes_to_the_bit, prepared, settings, timeless, tiny
 
 GAE = 'algorithm.advantage={name="gae"}'
 STILL = "critic.optimizer.learning_rate=0.0"
@@ -179,24 +179,8 @@ def test_a_resumed_run_with_a_critic_equals_the_unbroken_one(
 ) -> None:
     save_policy(tiny(), tmp_path / "model")
     more = (*LEARNS, f"model.path={tmp_path / 'model'}", *more)
-    runs = []
-    for name, stop in (("whole", 5), ("parts", 3)):
-        run = prepared(tmp_path / name, *more)
-        for _ in range(stop):
-            run.trainer.advance()
-            if run.trainer.done == 2:
-                run.trainer.save(wait=True)
-        run.close()
-        runs.append(run)
-    again = prepared(tmp_path / "parts", *more, resume=True)
-    assert again.trainer.done == 2
-    again.trainer.run()
-    again.close()
-    for name, learner in runs[0].trainer.learners.items():
-        parts = again.trainer.learners[name].trained()
-        assert all(torch.equal(w, parts[n]) for n, w in learner.trained().items())
-        assert learner.version == again.trainer.learners[name].version > 3
-    assert timeless(tmp_path / "whole") == timeless(tmp_path / "parts")
+    again = assert_resumes_to_the_bit(prepared, tmp_path, *more, steps=5)
+    assert min(learner.version for learner in again.trainer.learners.values()) > 3
     row = timeless(tmp_path / "whole")[-1]
     assert ("value_clip_share" in row) == any("clipped" in setting for setting in more)
 

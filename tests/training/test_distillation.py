@@ -12,43 +12,18 @@ import torch
 from groupwise import ADVANTAGES
 from groupwise.config import load
 from groupwise.errors import UsageError
-from groupwise.models import load_policy
+from groupwise.models import load_policy, save_policy
 from groupwise.prompts.templates import render
 from groupwise.rundir.files import read_lines
 from groupwise.training.distillation import DistillationTrainer, teacher_prompt
 from groupwise.training.prepare import prepare
 from groupwise.training.stages.base_model import small_policy
 from groupwise.types import Prompt
-from small_runs import Quiet, tiny
-
-
-def saved(folder: Path, policy: Any) -> Path:
-    policy.model.save_pretrained(folder)
-    policy.tokenizer.save_pretrained(folder)
-    return folder
+from small_runs import Quiet, distilling
 
 
 def made(tmp_path: Path, *more: str) -> DistillationTrainer:
-    sharp = tiny(seed=1)
-    with torch.no_grad():
-        for parameter in sharp.model.parameters():
-            parameter.mul_(3.0)  # far from uniform, so that there is something to learn
-    teacher = saved(tmp_path / "teacher", sharp)
-    student = saved(tmp_path / "student", tiny(seed=2))
-    given = [
-        f"output={tmp_path / 'out'}",
-        f"model.path={student}",
-        f"distillation.teacher={teacher}",
-        "steps=3",
-        "prompts_per_step=2",
-        "group_size=2",
-        "sampling.max_tokens=6",
-        "evaluation.prompts=2",
-        "evaluation.samples=2",
-        "guards.silent_rewards=say",
-        "data.limit=10",
-        *more,
-    ]
+    given = distilling(tmp_path, "steps=3", *more)
     trainer = prepare(load("word-problems-distil", given), progress=Quiet()).trainer
     assert isinstance(trainer, DistillationTrainer)
     return trainer
@@ -137,6 +112,6 @@ def test_a_teacher_with_another_tokenizer_is_refused(tmp_path: Path) -> None:
     other = replace(other, tokenizer=other.tokenizer)
     other.tokenizer.add_tokens(["<another>"])
     other.model.resize_token_embeddings(len(other.tokenizer))
-    folder = saved(tmp_path / "other", other)
+    save_policy(other, tmp_path / "other")
     with pytest.raises(UsageError, match="both models must read the same tokens"):
-        made(tmp_path, f"distillation.teacher={folder}")
+        made(tmp_path, f"distillation.teacher={tmp_path / 'other'}")

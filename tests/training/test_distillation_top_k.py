@@ -27,7 +27,7 @@ from groupwise.updates import TorchLearner
 from groupwise.updates.chunked import of_logits
 from groupwise.updates.logprobs import Projection
 from groupwise.updates.top_k import top_k
-from small_runs import Quiet, tiny
+from small_runs import Quiet, distilling, sharp, tiny
 from trl_peer import require_trl
 
 BETAS = [0.0, 0.3, 1.0]
@@ -158,13 +158,6 @@ def logits_of(policy: Policy, batch: Batch) -> torch.Tensor:
     return torch.cat(found)
 
 
-def sharp(policy: Policy) -> Policy:
-    with torch.no_grad():
-        for parameter in policy.model.parameters():
-            parameter.mul_(3.0)  # far from uniform, so that there is something to learn
-    return policy
-
-
 @pytest.mark.parametrize(("k", "beta"), [(4, 1.0), (4, 0.5), (None, 0.0), (None, 0.5)])
 def test_the_learners_gradient_is_that_of_the_divergence(k: int | None, beta: float) -> None:
     teacher, student = sharp(tiny(seed=1)), sharp(tiny(seed=2))
@@ -237,23 +230,7 @@ def test_equal_to_trl(beta: float) -> None:
 
 
 def settings(tmp_path: Path, *more: str) -> list[str]:
-    for name, policy in (("teacher", sharp(tiny(seed=1))), ("student", tiny(seed=2))):
-        policy.model.save_pretrained(tmp_path / name)
-        policy.tokenizer.save_pretrained(tmp_path / name)
-    return [
-        f"output={tmp_path / 'out'}",
-        f"model.path={tmp_path / 'student'}",
-        f"distillation.teacher={tmp_path / 'teacher'}",
-        "distillation.top_k=5",
-        "prompts_per_step=2",
-        "group_size=2",
-        "sampling.max_tokens=6",
-        "evaluation.prompts=2",
-        "evaluation.samples=2",
-        "guards.silent_rewards=say",
-        "data.limit=10",
-        *more,
-    ]
+    return distilling(tmp_path, "distillation.top_k=5", *more)
 
 
 def test_a_run_comes_closer_to_its_teacher(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from groupwise.training.prepare import Prepared, prepare
 from groupwise.training.run import train_config
 from groupwise.types import Completion, Group, Prompt, ScoredGroups, Scores, Status
 from groupwise.updates import sequences
-from small_runs import Quiet, timeless
+from small_runs import Quiet, assert_resumes_to_the_bit
 
 NAN = float("nan")
 
@@ -147,22 +147,7 @@ def test_a_function_without_a_reference_has_none(tmp_path: Path) -> None:
 
 
 def test_a_resumed_run_equals_the_unbroken_one(tmp_path: Path) -> None:
-    runs = []
-    for name, stop in (("whole", 4), ("parts", 3)):
-        run = made(tmp_path / name)
-        for _ in range(stop):
-            run.trainer.advance()
-            if run.trainer.done == 2:
-                run.trainer.save(wait=True)
-        run.close()
-        runs.append(run)
-    again = made(tmp_path / "parts", resume=True)
-    assert again.trainer.done == 2
-    again.trainer.run()
-    again.close()
-    parts = again.trainer.policy.trained()
-    assert all(torch.equal(w, parts[n]) for n, w in runs[0].trainer.policy.trained().items())
-    assert timeless(tmp_path / "whole") == timeless(tmp_path / "parts")
+    assert_resumes_to_the_bit(made, tmp_path, steps=4)
 
 
 def test_a_run_from_the_command_line_is_named_by_its_loss(

@@ -18,7 +18,7 @@ from groupwise.training.prepare import Prepared
 from groupwise.training.token_reward import TokenRewardTrainer, with_outcomes
 from groupwise.updates import sequences
 from made_up import one_group
-from small_runs import config, prepared, settings, timeless, tiny
+from small_runs import assert_resumes_to_the_bit, config, prepared, settings, timeless, tiny
 
 TOKEN = (
     "algorithm.name=oreal_token",
@@ -50,25 +50,9 @@ def test_a_resumed_run_with_a_token_reward_model_equals_the_unbroken_one(
 ) -> None:
     save_policy(tiny(), tmp_path / "model")
     more = (f"model.path={tmp_path / 'model'}", *more)
-    runs = []
-    for name, stop in (("whole", 5), ("parts", 3)):
-        run = ready(tmp_path / name, *more)
-        for _ in range(stop):
-            run.trainer.advance()
-            if run.trainer.done == 2:
-                run.trainer.save(wait=True)
-        run.close()
-        runs.append(run)
-    again = ready(tmp_path / "parts", *more, resume=True)
-    assert again.trainer.done == 2
-    again.trainer.run()
-    again.close()
+    again = assert_resumes_to_the_bit(ready, tmp_path, *more, steps=5)
     assert set(again.trainer.learners) == {"policy", "token_reward"}
-    for name, learner in runs[0].trainer.learners.items():
-        parts = again.trainer.learners[name].trained()
-        assert all(torch.equal(w, parts[n]) for n, w in learner.trained().items())
-        assert learner.version == again.trainer.learners[name].version >= 2
-    assert timeless(tmp_path / "whole") == timeless(tmp_path / "parts")
+    assert min(learner.version for learner in again.trainer.learners.values()) >= 2
 
 
 def test_it_learns_which_answers_are_right_and_says_what_it_thought_before(tmp_path: Path) -> None:
