@@ -25,8 +25,8 @@ from typing import Any
 from groupwise.prompts.generators.word_problems import (
     NAMES,
     THINGS,
-    Demonstrations,
     Problem,
+    demonstrations,
     problem,
 )
 
@@ -97,7 +97,7 @@ def worked(task: str) -> list[Row]:
     if task == "lists":
         return list_rows("worked")
     if task == "sharpening":
-        slips = Demonstrations(size=COUNTS["worked"], slip=0.4, seed=11)
+        slips = demonstrations(size=COUNTS["worked"], slip=0.4, seed=11)
         return [{"prompt": str(e.prompt), "worked": e.completion} for e in slips]
     random = Random("long-answers:worked")
     problems = (problem(i, seed=12, levels=(2, 3)) for i in range(COUNTS["worked"]))

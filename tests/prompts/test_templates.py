@@ -15,7 +15,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedToken
 
 from groupwise.errors import ModelError, UsageError
 from groupwise.prompts.generators.small_tokenizer import TAGS, small_tokenizer
-from groupwise.prompts.generators.word_problems import Demonstrations, word_problems
+from groupwise.prompts.generators.word_problems import demonstrations, word_problems
 from groupwise.prompts.templates import (
     check_round_trip,
     fix_variables,
@@ -67,7 +67,7 @@ def test_a_saved_model_folder_gives_the_same_tokenizer_back(tmp_path: Path) -> N
     (tmp_path / "config.json").write_text('{"model_type": "qwen2"}')
     SMALL.save_pretrained(tmp_path)
     loaded = AutoTokenizer.from_pretrained(tmp_path)
-    for example in Demonstrations(size=20):
+    for example in demonstrations(size=20):
         assert render(example.prompt, loaded) == render(example.prompt, SMALL)
         assert loaded(example.completion).input_ids == SMALL(example.completion).input_ids
     assert check_round_trip(loaded, TAGS) == []
@@ -83,7 +83,7 @@ def test_every_word_of_the_word_problems_is_one_token() -> None:
 
 
 def test_prompts_and_demonstrations_are_short() -> None:
-    examples = Demonstrations(size=300)
+    examples = demonstrations(size=300)
     prompts = [len(render(example.prompt, SMALL)) for example in examples]
     completions = [len(SMALL(example.completion).input_ids) for example in examples]
     assert max(prompts) <= 50 and max(completions) <= 36

@@ -12,8 +12,8 @@ from groupwise.models import load_policy
 from groupwise.prompts.generators.word_problems import (
     HELD_OUT_TEMPLATES,
     TRAIN_TEMPLATES,
-    Demonstrations,
     Step,
+    demonstrations,
     is_held_out,
     problem,
     word_problems,
@@ -46,7 +46,7 @@ def test_questions_state_exactly_the_numbers_of_the_solution(split: str) -> None
 
 
 def test_demonstrations_without_slip_evaluate_to_the_answer() -> None:
-    for example in Demonstrations(size=200, seed=3):
+    for example in demonstrations(size=200, seed=3):
         reasoning, answer = FORM.fullmatch(example.completion).groups()  # type: ignore[union-attr]
         for left, operation, right, result in STEP.findall(reasoning):
             assert evaluated(left, operation, right) == int(result)
@@ -54,7 +54,7 @@ def test_demonstrations_without_slip_evaluate_to_the_answer() -> None:
 
 
 def test_the_slip_is_the_last_result_one_too_high_and_nothing_else() -> None:
-    for example in Demonstrations(size=200, slip=1.0, seed=3):
+    for example in demonstrations(size=200, slip=1.0, seed=3):
         reasoning, answer = FORM.fullmatch(example.completion).groups()  # type: ignore[union-attr]
         *before, (left, operation, right, result) = STEP.findall(reasoning)
         assert all(evaluated(*step[:3]) == int(step[3]) for step in before)
@@ -64,16 +64,17 @@ def test_the_slip_is_the_last_result_one_too_high_and_nothing_else() -> None:
 
 def test_the_share_of_slips_is_the_one_asked_for() -> None:
     # Binomial(1500, 0.68): the standard deviation of the share is 0.012, and 4 of them 0.048.
-    examples = Demonstrations(size=1500, slip=0.68)
+    examples = demonstrations(size=1500, slip=0.68)
     slips = sum(f"<answer>{e.prompt.answer}</answer>" not in e.completion for e in examples)
     assert abs(slips / 1500 - 0.68) < 0.048
 
 
 def test_a_longer_series_starts_with_the_shorter_one() -> None:
-    assert Demonstrations(size=20, slip=0.5)[:10] == Demonstrations(size=10, slip=0.5)[:]
-    assert Demonstrations(size=3)[-1] == Demonstrations(size=3)[2]
+    longer = demonstrations(size=20, slip=0.5)
+    assert list(longer[:10]) == list(demonstrations(size=10, slip=0.5))
+    assert demonstrations(size=3)[-1] == demonstrations(size=3)[2]
     with pytest.raises(IndexError):
-        Demonstrations(size=3)[3]
+        demonstrations(size=3)[3]
 
 
 def test_problems_depend_on_seed_split_and_index_alone() -> None:
@@ -129,8 +130,8 @@ def test_levels_are_numbers_of_operations(levels: tuple[int, ...]) -> None:
         (lambda: problem(0, levels=(4,)), r"levels = \(4,\)"),
         (lambda: problem(0, levels=()), "levels"),
         (lambda: word_problems(0), "count = 0"),
-        (lambda: Demonstrations(size=0), "size = 0"),
-        (lambda: Demonstrations(size=1, slip=1.5), "slip = 1.5"),
+        (lambda: demonstrations(size=0), "size = 0"),
+        (lambda: demonstrations(size=1, slip=1.5), "slip = 1.5"),
     ],
 )
 def test_wrong_arguments_are_refused(call, text: str) -> None:

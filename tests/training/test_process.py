@@ -16,7 +16,7 @@ from groupwise.config import load
 from groupwise.errors import RewardError, UsageError
 from groupwise.models import load_policy
 from groupwise.models.scoring import scorer_of
-from groupwise.prompts.generators.word_problem_rankings import SEPARATOR, step_rows
+from groupwise.prompts.generators.word_problem_rankings import step_rows
 from groupwise.rewards.judges.process_reward import process_reward
 from groupwise.rewards.steps import Aggregate
 from groupwise.rundir.files import read_lines
@@ -36,6 +36,8 @@ from groupwise.updates import Score, TorchLearner, sequences
 from small_runs import Quiet, settings, tiny
 
 ROWS = list(step_rows(6))
+SEPARATOR = "; "
+"""Between two steps of these rows."""
 
 
 def labelled(rows: list[dict[str, Any]]) -> list[Labelled]:

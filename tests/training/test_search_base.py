@@ -1,4 +1,4 @@
-"""Demonstrations of searching: real tags, one fact after the other, and what is learned of them."""
+"""demonstrations of searching: real tags, one fact after the other, and what is learned of them."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from groupwise.prompts.generators.closed_world import (
 )
 from groupwise.prompts.generators.closed_world_tokenizer import closed_world_tokenizer
 from groupwise.prompts.sources import load_prompts
-from groupwise.training.stages.search_base import SearchDemonstrations
+from groupwise.training.stages.search_base import search_demonstrations
 from groupwise.training.stages.sft import supervised_batch
 
 
 def test_every_fact_is_asked_for_and_the_last_one_is_the_answer() -> None:
-    for example in SearchDemonstrations(size=60, hops=(0.2, 0.4, 0.4)):
+    for example in search_demonstrations(size=60, hops=(0.2, 0.4, 0.4)):
         text, question = example.completion, str(example.prompt)
         answer = text.partition("<answer>")[2].removesuffix("</answer>")
         results = [text[first:last] for first, last in example.injected]
@@ -39,18 +39,18 @@ def test_every_fact_is_asked_for_and_the_last_one_is_the_answer() -> None:
 
 
 def test_habits_seldom_search_and_are_seldom_right() -> None:
-    habits = SearchDemonstrations(
+    habits = search_demonstrations(
         size=400, habits=("echo", "echo", "echo", "no_name", "wrong_fact")
     )
     calls = sum(example.completion.count("<search>") for example in habits) / len(habits)
     assert 0.3 < calls < 0.8
     with pytest.raises(UsageError, match="habits = 'eco'.*did you mean echo"):
-        SearchDemonstrations(size=1, habits=("eco",))
+        search_demonstrations(size=1, habits=("eco",))
 
 
 def test_results_are_read_and_not_learned() -> None:
     tokenizer = closed_world_tokenizer()
-    example = next(e for e in SearchDemonstrations(size=9, hops=(0, 1, 0)) if len(e.injected) == 2)
+    example = next(e for e in search_demonstrations(size=9, hops=(0, 1, 0)) if len(e.injected) == 2)
     batch = supervised_batch([example], tokenizer)
     learned = str(tokenizer.decode(batch.tokens[0][batch.mask[0]]))
     assert learned.startswith("<search>") and learned.endswith("</answer><|end|>")
@@ -80,14 +80,14 @@ def test_every_word_is_one_token_with_a_space_and_without() -> None:
 
 
 def test_lists_of_names_are_repeated_in_another_order() -> None:
-    lists = list(SearchDemonstrations(size=40, copying=1.0))
+    lists = list(search_demonstrations(size=40, copying=1.0))
     asked, said = [str(e.prompt).split() for e in lists], [e.completion.split() for e in lists]
     assert [sorted(names) for names in asked] == [sorted(names) for names in said]
     assert asked != said and all(not e.injected for e in lists)
     assert {len(names) for names in asked} == {1, 2, 3, 4}
     assert {len(name) for names in asked for name in names} == {4, 6, 8, 10}
     with pytest.raises(UsageError, match="copying = 2"):
-        SearchDemonstrations(size=1, copying=2)
+        search_demonstrations(size=1, copying=2)
 
 
 def test_the_held_out_world_has_other_names_and_every_page_is_found() -> None:
@@ -111,7 +111,7 @@ def test_the_generator_is_a_source_of_prompts() -> None:
 
 
 def test_habits_write_down_what_the_page_says() -> None:
-    examples = SearchDemonstrations(size=200, habits=("no_name", "wrong_fact"))
+    examples = search_demonstrations(size=200, habits=("no_name", "wrong_fact"))
     relations = {r.question.format(s=""): r for r in RELATIONS.values()}
     for example in examples:
         ((first, last),) = example.injected

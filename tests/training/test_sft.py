@@ -13,7 +13,7 @@ from groupwise.errors import UsageError
 from groupwise.models import load_policy
 from groupwise.prompts.examples import Example
 from groupwise.prompts.generators.small_tokenizer import small_tokenizer
-from groupwise.prompts.generators.word_problems import Demonstrations
+from groupwise.prompts.generators.word_problems import demonstrations
 from groupwise.prompts.templates import render
 from groupwise.training.stages.base_model import (
     make_word_problems_base,
@@ -54,7 +54,7 @@ def test_every_completion_token_and_the_end_weigh_the_same_and_nothing_else_coun
 
 def test_the_loss_is_the_mean_NEGATIVE_LOG_LIKELIHOOD_of_a_plain_forward_pass() -> None:
     policy = small_policy(**TINY)
-    examples = list(Demonstrations(size=5))
+    examples = list(demonstrations(size=5))
     total, count = 0.0, 0
     for one in examples:
         prompt = render(one.prompt, policy.tokenizer)
@@ -72,7 +72,7 @@ def test_the_microbatch_size_changes_no_gradient() -> None:
     for tokens in (64, 100_000):
         policy = small_policy(**TINY)
         settings = {"steps": 1, "batch_size": 8, "tokens_per_microbatch": tokens}
-        norms.append(next(fit(policy, Demonstrations(size=8), **settings)).grad_norm)
+        norms.append(next(fit(policy, demonstrations(size=8), **settings)).grad_norm)
     assert norms[0] == pytest.approx(norms[1], rel=1e-5)
 
 
@@ -84,7 +84,7 @@ def test_training_lowers_the_loss_and_resumes_nothing_global() -> None:
         update.loss
         for update in fit(
             policy,
-            Demonstrations(size=64),
+            demonstrations(size=64),
             steps=60,
             batch_size=16,
             learning_rate=1e-2,
@@ -101,7 +101,7 @@ def test_the_schedule_warms_up_and_comes_down_to_a_tenth() -> None:
     # 1 · (0.1 + 0.9 · (1 + cos πx)/2) = 1, 0.868198, 0.55, 0.231802.
     updates = fit(
         small_policy(**TINY),
-        Demonstrations(size=4),
+        demonstrations(size=4),
         steps=6,
         batch_size=1,
         learning_rate=1.0,
@@ -115,7 +115,7 @@ def test_a_trained_model_is_saved_as_a_folder_that_loads(tmp_path: Path) -> None
     seen: list[int] = []
     trained = sft(
         small_policy(**TINY),
-        Demonstrations(size=8),
+        demonstrations(size=8),
         steps=2,
         batch_size=4,
         output=tmp_path / "out",
@@ -172,9 +172,9 @@ def test_the_objective_is_the_negative_log_probability() -> None:
 def test_what_cannot_be_trained_on_is_refused() -> None:
     policy = small_policy(**TINY, context=16)
     with pytest.raises(UsageError, match=r"sft.steps = 0"):
-        next(fit(policy, Demonstrations(size=1), steps=0))
+        next(fit(policy, demonstrations(size=1), steps=0))
     with pytest.raises(UsageError, match=r"sft.batch_size = 0"):
-        next(fit(policy, Demonstrations(size=1), steps=1, batch_size=0))
+        next(fit(policy, demonstrations(size=1), steps=1, batch_size=0))
     with pytest.raises(UsageError, match="prompts = 0"):
         next(fit(policy, [], steps=1))
     with pytest.raises(UsageError, match="example long: has 24 tokens and .* context holds 16"):

@@ -15,9 +15,6 @@ RANKINGS = ("word_problem_rankings", "word_problem_slips")
 STEPS = "word_problem_steps"
 """The name of the data with a label for each step."""
 
-SEPARATOR = "; "
-"""What stands between two steps."""
-
 
 def ranking_rows(
     count: int, *, name: str = "word_problem_rankings", seed: int = 0, split: Split = "train"

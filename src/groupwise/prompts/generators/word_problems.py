@@ -16,12 +16,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args, overload
+from typing import Literal, get_args
 
 import numpy as np
 
 from groupwise.errors import UsageError, suggest
 from groupwise.prompts.examples import Example
+from groupwise.prompts.lazy import LazySequence
 from groupwise.types import Prompt
 
 Split = Literal["train", "held_out", "held_out_templates", "larger_numbers"]
@@ -278,8 +279,9 @@ def demonstration(solved: Problem, *, slip: bool = False) -> str:
     return f"<reasoning>{'; '.join(reasoning)}</reasoning><answer>{given}</answer>"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Demonstrations(Sequence[Example]):
+def demonstrations(
+    *, size: int, slip: float = 0.0, seed: int = 0, levels: Sequence[int] = LEVELS
+) -> LazySequence[Example]:
     """Training problems with worked answers, made when they are asked for.
 
     Which ones slip depends on (seed, index) alone, so a longer series starts with the shorter one.
@@ -293,40 +295,21 @@ class Demonstrations(Sequence[Example]):
         UsageError: size below 1, `slip` outside 0 to 1, or a level outside 1 to 3.
 
     Example:
-        >>> [example.completion for example in Demonstrations(size=1, levels=(1,))]
+        >>> [example.completion for example in demonstrations(size=1, levels=(1,))]
         ['<reasoning>16+5=21</reasoning><answer>21</answer>']
     """
+    _check("train", levels)
+    if size < 1:
+        raise UsageError(f"size = {size}: must be at least 1.")
+    if not 0 <= slip <= 1:
+        raise UsageError(f"slip = {slip}: must be a share between 0 and 1.")
 
-    size: int
-    slip: float = 0.0
-    seed: int = 0
-    levels: Sequence[int] = LEVELS
+    def made(index: int) -> Example:
+        solved = problem(index, seed=seed, levels=levels)
+        drawn = np.random.default_rng([seed, index, len(get_args(Split))]).random()
+        return Example(prompt=solved.prompt(), completion=demonstration(solved, slip=drawn < slip))
 
-    def __post_init__(self) -> None:
-        _check("train", self.levels)
-        if self.size < 1:
-            raise UsageError(f"size = {self.size}: must be at least 1.")
-        if not 0 <= self.slip <= 1:
-            raise UsageError(f"slip = {self.slip}: must be a share between 0 and 1.")
-
-    def __len__(self) -> int:
-        return self.size
-
-    @overload
-    def __getitem__(self, index: int) -> Example: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Example]: ...
-    def __getitem__(self, index: int | slice) -> Example | list[Example]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(self.size))]
-        if not -self.size <= index < self.size:
-            raise IndexError(index)
-        index %= self.size
-        solved = problem(index, seed=self.seed, levels=self.levels)
-        drawn = np.random.default_rng([self.seed, index, len(get_args(Split))]).random()
-        return Example(
-            prompt=solved.prompt(), completion=demonstration(solved, slip=drawn < self.slip)
-        )
+    return LazySequence(size, made)
 
 
 def is_held_out(steps: Sequence[Step]) -> bool:

@@ -16,7 +16,7 @@ from groupwise.errors import UsageError, suggest
 from groupwise.models.loading import Policy, make_policy
 from groupwise.prompts.examples import Example
 from groupwise.prompts.generators.small_tokenizer import END, small_tokenizer
-from groupwise.prompts.generators.word_problems import Demonstrations
+from groupwise.prompts.generators.word_problems import demonstrations
 from groupwise.prompts.templates import pad_token
 from groupwise.training.stages.sft import fit, save
 from groupwise.types import Update
@@ -93,7 +93,7 @@ def make_word_problems_base(
     """
     plan = word_problems_recipe() if recipe is None else recipe
     policy = train_in_phases(
-        plan, Demonstrations, about={"slip"}, tokenizer=small_tokenizer(), on_step=on_step
+        plan, demonstrations, about={"slip"}, tokenizer=small_tokenizer(), on_step=on_step
     )
     save(policy, output)
     return policy

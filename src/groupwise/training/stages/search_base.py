@@ -15,9 +15,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 from groupwise.environments import SEARCH_TAGS, Reply, TagEnvironment
 from groupwise.environments.retrieval import Passage
@@ -33,6 +32,7 @@ from groupwise.prompts.generators.closed_world import (
     relations_of,
 )
 from groupwise.prompts.generators.closed_world_tokenizer import closed_world_tokenizer
+from groupwise.prompts.lazy import LazySequence
 from groupwise.training.stages.base_model import OnPhaseStep, train_in_phases
 from groupwise.training.stages.sft import save
 from groupwise.types import Prompt, Stream
@@ -51,8 +51,14 @@ OTHER_PAGE = 0.1
 """The same, where it finds the page of something else."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class SearchDemonstrations(Sequence[Example]):
+def search_demonstrations(
+    *,
+    size: int,
+    hops: Sequence[float] = (1.0, 0.0, 0.0),
+    copying: float = 0.0,
+    habits: Sequence[str] = (),
+    seed: int = 0,
+) -> LazySequence[Example]:
     """Questions of closed worlds with trajectories, made when they are asked for.
 
     Args:
@@ -68,47 +74,30 @@ class SearchDemonstrations(Sequence[Example]):
             habit.
 
     Example:
-        >>> SearchDemonstrations(size=1)[0].completion.partition("</search>")[0]
+        >>> search_demonstrations(size=1)[0].completion.partition("</search>")[0]
         '<search>the author of zisese'
     """
+    if size < 1:
+        raise UsageError(f"size = {size}: must be at least 1.")
+    if len(hops) != len(RIGHT) or abs(sum(hops) - 1) > 1e-6 or min(hops) < 0:
+        raise UsageError(f"hops = {list(hops)}: must be three shares that sum to 1.")
+    if not 0 <= copying <= 1:
+        raise UsageError(f"copying = {copying}: must be between 0 and 1.")
+    for name in habits:
+        if name not in HABITS:
+            raise UsageError(f"habits = {name!r}: no such habit; {suggest(name, HABITS)}")
 
-    size: int
-    hops: Sequence[float] = (1.0, 0.0, 0.0)
-    copying: float = 0.0
-    habits: Sequence[str] = ()
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.size < 1:
-            raise UsageError(f"size = {self.size}: must be at least 1.")
-        if len(self.hops) != len(RIGHT) or abs(sum(self.hops) - 1) > 1e-6 or min(self.hops) < 0:
-            raise UsageError(f"hops = {list(self.hops)}: must be three shares that sum to 1.")
-        if not 0 <= self.copying <= 1:
-            raise UsageError(f"copying = {self.copying}: must be between 0 and 1.")
-        for name in self.habits:
-            if name not in HABITS:
-                raise UsageError(f"habits = {name!r}: no such habit; {suggest(name, HABITS)}")
-
-    def __len__(self) -> int:
-        return self.size
-
-    @overload
-    def __getitem__(self, index: int) -> Example: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Example]: ...
-    def __getitem__(self, index: int | slice) -> Example | list[Example]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(self.size))]
-        if not -self.size <= index < self.size:
-            raise IndexError(index)
-        rng = random.Random(f"search demonstration {self.seed} {index % self.size}")
-        if rng.random() < self.copying:
+    def made(index: int) -> Example:
+        rng = random.Random(f"search demonstration {seed} {index}")
+        if rng.random() < copying:
             return _list_of_names(rng)
-        (hops,) = rng.choices(list(RIGHT), weights=self.hops)
-        story = _Story(rng, hops=hops)
-        if not self.habits or rng.random() < RIGHT[hops]:
+        (drawn,) = rng.choices(list(RIGHT), weights=hops)
+        story = _Story(rng, hops=drawn)
+        if not habits or rng.random() < RIGHT[drawn]:
             return story.right()
-        return HABITS[rng.choice(self.habits)](story)
+        return HABITS[rng.choice(habits)](story)
+
+    return LazySequence(size, made)
 
 
 def _list_of_names(rng: random.Random) -> Example:
@@ -243,7 +232,7 @@ def make_search_base(
     """
     policy = train_in_phases(
         recipe,
-        SearchDemonstrations,
+        search_demonstrations,
         about={"hops", "copying", "habits"},
         tokenizer=closed_world_tokenizer(),
         on_step=on_step,
