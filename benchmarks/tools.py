@@ -103,7 +103,7 @@ class Continued:
         self.engine.close()
 
 
-def singles(requests: Iterable[Request | None]) -> Iterator[Request | None]:
+def singles(requests: Requests) -> Iterator[Request | None]:
     """Begun completions one by one."""
     for request in requests:
         if request is None or not request.begun:

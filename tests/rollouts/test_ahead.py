@@ -25,7 +25,7 @@ from groupwise.rollouts.background import Background
 from groupwise.rollouts.source import RolloutSource
 from groupwise.rollouts.stored import restored, stored
 from groupwise.training.monitor.watchdog import Watchdog
-from groupwise.types import Group, Prompt, Request, Sampling, ScoredGroups, Stream
+from groupwise.types import Group, Request, Sampling, ScoredGroups, Stream
 from simulated import DATA, Clock, SimulatedEngine, SlowJudge, World, beats_of, completed, reward
 
 STEPS, PROMPTS = 7, 4
