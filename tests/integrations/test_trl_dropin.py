@@ -8,12 +8,14 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pytest
 import torch
-from transformers import AutoTokenizer
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from transformers import AutoTokenizer, TrainerCallback
 
 from groupwise.errors import RewardError, UsageError
-from groupwise.integrations.trl import GRPOTrainer
+from groupwise.integrations.trl import GRPOTrainer, data
 from groupwise.prompts.templates import render
 from groupwise.rundir.files import read_lines
 from small_runs import tiny
@@ -247,9 +249,67 @@ def test_steps_after_the_last_logging_window_are_logged(tmp_path: Path, model: s
     trainer = GRPOTrainer(**arguments(tmp_path, model, max_steps=3, logging_steps=2))
     trainer.train()
     history = trainer.state.log_history
-    assert [(row["step"], "loss" in row) for row in history] == [(2, True), (3, True), (3, False)]
+    assert [(row["step"], row["loss"] is None) for row in history] == [(2, False), (3, False)]
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
     assert history[1]["loss"] == pytest.approx(rows[2]["loss"])
+    assert history[1]["reward"] == pytest.approx(rows[2]["reward"])
+    assert history[1].keys() >= {"train_loss", "rewards/letters/mean", "rewards/letters/std"}
+
+
+class Logs(TrainerCallback):
+    """Asks for a log that is not due, right after one."""
+
+    def on_step_end(self, args, state, control, **kwargs) -> None:
+        control.should_log = True
+
+    def on_epoch_end(self, args, state, control, **kwargs) -> None:
+        control.should_log = True
+
+
+def test_no_row_is_logged_without_a_step_in_it(tmp_path: Path, model: str) -> None:
+    given = arguments(tmp_path, model, max_steps=-1, num_train_epochs=1)
+    given["train_dataset"] = given["train_dataset"].select(range(2))
+    trainer = GRPOTrainer(**given, callbacks=[Logs])
+    trainer.train()
+    assert [row.get("loss") is None for row in trainer.state.log_history] == [False, False, True]
+
+
+def test_evaluations_on_several_data_sets_are_named(tmp_path: Path, model: str) -> None:
+    """Streams too; the figures reach the callbacks, the history and the trackers of the run."""
+    rows = datasets.Dataset.from_dict({"prompt": QUESTIONS[:2]})
+    sets = datasets.DatasetDict({"easy": rows})
+    given = arguments(tmp_path, model, max_steps=1, eval_strategy="steps", eval_steps=1)
+    given["args"].report_to = "tensorboard"
+    trainer = GRPOTrainer(
+        **given, eval_dataset={**sets, "hard": rows.select([0]).to_iterable_dataset()}
+    )
+    trainer.train()
+    wanted = {"eval_easy_reward", "eval_hard_reward", "eval_easy_loss", "eval_hard_loss"}
+    assert wanted <= {name for row in trainer.state.log_history for name in row}
+    events = EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
+    assert wanted <= set(events.Tags()["scalars"])
+    one = trainer.evaluate("hard")
+    assert math.isfinite(one["eval_loss"] or 0.0)
+    assert trainer.evaluate({"new": rows.to_iterable_dataset()}).keys() >= {"eval_new_reward"}
+
+
+def test_an_endless_stream_to_evaluate_on_is_refused(
+    tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(data, "LONGEST_STREAM", 3)
+    read = []
+
+    def endless():
+        while True:
+            read.append(1)
+            yield {"prompt": "1 + 1 ="}
+
+    stream = datasets.IterableDataset.from_generator(endless)
+    given = arguments(tmp_path, model)
+    with pytest.raises(UsageError, match=r"more than 3 rows.*eval_dataset\['a'\]\.take\(500\)"):
+        GRPOTrainer(**given, eval_dataset={"a": stream})
+    assert len(read) == 4
+    assert GRPOTrainer(**given, eval_dataset=stream.take(3)).eval_prompts.keys() == {""}
 
 
 def test_settings_are_assigned_and_attributes_read_as_in_trls_scripts(

@@ -42,7 +42,7 @@ CASES: list[dict[str, Any]] = [
     {"beta": 0.3},
     {"beta": 0.3, "use_bias_correction_kl": False},
     {"beta": 0.3, "importance_sampling_level": "sequence", "loss_type": "grpo"},
-    {"entropy_coef": 0.1},
+    *({"entropy_coef": 0.1, "loss_type": n} for n in ("dapo", "grpo", "dr_grpo", "luspo", "sapo")),
     {"temperature": 0.7},
     *(
         {"mask_truncated_completions": True, "loss_type": name}

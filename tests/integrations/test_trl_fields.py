@@ -184,7 +184,6 @@ def test_a_refused_field_accepts_its_default_alone(field: str) -> None:
         ({"importance_sampling_level": "word"}, "known: sequence, token"),
         ({"loss_type": "cispo"}, "every gradient would be multiplied by 0.2"),
         ({"loss_type": "sapo", "epsilon": 0.1}, "'sapo' does not read it"),
-        ({"loss_type": "grpo", "entropy_coef": 0.1}, "'grpo' does not read it"),
         ({"delta": 1.1}, "at least 1 . epsilon_high = 1.2"),
         ({"loss_type": "vespo", "importance_sampling_level": "sequence"}, "use 'token'"),
         ({"num_generations": 1}, "at least 2"),

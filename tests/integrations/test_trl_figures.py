@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from groupwise.algorithms import bind
 from groupwise.integrations.trl import figures
 from groupwise.types import Completion, Group, Prompt, ScoredGroups, Scores, Status
 from trl_peer import GROUP, PROMPTS, REWARDS, fixed, require_trl, rows, trl_trainer
@@ -89,6 +90,23 @@ def test_tokens_count_the_prompt_for_each_completion() -> None:
 def test_means_leave_out_nan() -> None:
     found = figures.averaged({"a": [1.0, NAN, 3.0], "b": [NAN]})
     assert found == {"a": 2.0, "b": None}
+
+
+def test_the_loss_without_its_entropy_bonus_is_logged_beside_it() -> None:
+    """Two updates: each has a loss of 0.1, of which −0.2 · 0.5 is the bonus."""
+    metrics = {"seconds": 4.0, "entropy": 0.5, "loss": 0.2}
+    found = figures.of_update(metrics, updates=2, clips=False, bonus=0.2)
+    assert found["policy_loss"] == pytest.approx(0.2) and found["entropy_coef"] == 0.2
+    assert "policy_loss" not in figures.of_update(metrics, updates=2, clips=False)
+
+
+def test_the_loss_of_an_evaluation_is_the_number_worked_by_hand() -> None:
+    """Rewards 1 and 0 have the deviation √½, so the advantages are ±√½. The answers have two tokens
+    and one: −(2 · √½ − √½) / 3."""
+    made = scored([[2, 1]], [[True, True]], {}, [[1.0, 0.0]])
+    algorithm = bind("grpo@trl", {"advantage": {"eps": 0.0}})
+    found = figures.loss(made, algorithm, reference=None)
+    assert found == pytest.approx(-math.sqrt(0.5) / 3, rel=1e-5)
 
 
 def test_clipping_is_logged_where_ratios_are_clipped() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 from groupwise.algorithms import bind
 from groupwise.errors import UsageError
-from groupwise.types import Batch, Completion, Group, Prompt, ScoredGroups, Scores, Status
+from groupwise.types import Batch, Completion, Group, Outputs, Prompt, ScoredGroups, Scores, Status
 from groupwise.updates import assemble, sequences
 
 NAN = float("nan")
@@ -140,3 +142,34 @@ def test_what_a_filter_excludes_is_out_of_the_loss_and_in_the_statistics() -> No
     advantage = algorithm.advantage({"rewards": found.scores.total, "kl": kl, "mask": mask})
     # Penalised rewards 1 − 0.3, 0 − 0.1, 1 − 0.2; less the mean of the other two.
     torch.testing.assert_close(advantage[0], torch.tensor([0.35, -0.85, 0.5]))
+
+
+@pytest.mark.parametrize(
+    "weighting",
+    [
+        {"name": "sequence_mean", "empty_rows": True},
+        {"name": "sequence_sum"},
+        {"name": "constant_length", "length": 7},
+        {"name": "batch_token_mean"},
+    ],
+    ids=lambda weighting: weighting["name"],
+)
+def test_an_entropy_bonus_over_tokens_is_their_mean_under_every_weighting(
+    weighting: dict[str, Any],
+) -> None:
+    """Advantages of 0 leave the bonus alone. The masks have 3 + 1 + 2 tokens of entropy 1, 3 + 2 of
+    entropy 2 and 1 + 1 + 5 of entropy 3: (6 + 10 + 21) / 18, times 0.5."""
+    algorithm = bind("grpo@trl", {"weighting": weighting, "entropy": {"coefficient": 0.5}})
+    batch = sequences(scored([[1, 1, 1]] * 3))
+    (step,) = assemble(batch, torch.zeros(3, 3), algorithm.weighting)
+    wanted = -0.5 * (6 + 10 + 21) / 18
+    found = 0.0
+    for part in (torch.tensor([0, 4, 8]), torch.tensor([1, 2, 3, 5, 6, 7])):
+        own = step.rows(part)  # a microbatch does not change the mean
+        entropy = (own.group[:, None] + 1.0).expand(own.tokens.shape).clone().requires_grad_()
+        outputs = Outputs(logp=torch.zeros(own.tokens.shape), entropy=entropy)
+        loss = (algorithm.objective(outputs, own) * own.weight).sum()
+        loss.backward()
+        assert torch.allclose(entropy.grad, torch.where(own.mask, -0.5 / 18, 0.0))
+        found += loss.item()
+    assert found == pytest.approx(wanted)

@@ -64,6 +64,8 @@ class Algorithm:
         divergence_coefficient: β of the divergence, in `divergence_in`.
         divergence_in: as a term of the loss, or subtracted from the reward.
         entropy: coefficient of the entropy bonus.
+        entropy_over: whether the bonus is weighted like the "loss", or is the mean entropy of the
+            "tokens" of the optimizer step, whatever the weighting.
         differs: every known departure from the paper and from other projects of the same name.
     """
 
@@ -80,6 +82,7 @@ class Algorithm:
     weighting: FunctionSpec = spec("batch_token_mean")
     filter: FunctionSpec = spec("all")
     entropy: float = 0.0
+    entropy_over: Literal["loss", "tokens"] = "loss"
     differs: tuple[str, ...] = ()
 
 
@@ -320,6 +323,7 @@ def bind(
             correction=bound["correction"],
             coefficient=row.divergence_coefficient if row.divergence_in == "loss" else 0.0,
             entropy=row.entropy,
+            entropy_over=row.entropy_over,
         ),
         bound_advantage=bound["advantage"],
         bound_weighting=bound["weighting"],

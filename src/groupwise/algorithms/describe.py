@@ -86,7 +86,8 @@ def describe(name: str) -> str:
         if slot == "divergence" and row.divergence.name != "none":
             lines.append(f"{INDENT}coefficient {row.divergence_coefficient:g}, ")
             lines[-1] += f"in the {row.divergence_in}"
-    lines.append(f"{'entropy':<13}coefficient {row.entropy:g}")
+    over = ", mean over the tokens of the step" if row.entropy_over == "tokens" else ""
+    lines.append(f"{'entropy':<13}coefficient {row.entropy:g}{over}")
     notes = [*row.differs, *filter(None, [ONE_STEP.get(row.surrogate.name)])]
     if notes:
         lines += ["", "differs"]

@@ -116,6 +116,7 @@ ROWS = (
         advantage=spec("zscore", ddof=1, eps=1e-4),
         divergence=spec("k3_weighted"),
         weighting=spec("batch_token_mean"),
+        entropy_over="tokens",
         differs=(
             _EQUAL,
             "beta = 0: no reference model is loaded; with a coefficient, the KL is weighted by "

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from groupwise.algorithms.losses.objective import STEP_TOKENS
 from groupwise.errors import UsageError
 from groupwise.types import Batch, Completion, ScoredGroups
 
@@ -128,11 +129,13 @@ def assemble(
     for epoch in range(epochs):
         for part in _split(batch, minibatches, seed=(*seed, epoch)):
             own = batch.rows(part)
+            count = own.mask.sum().float().expand(len(own.mask))
             steps.append(
                 replace(
                     own,
                     advantage=spread[part, : own.tokens.shape[1]],
                     weight=weighting(own.mask, own.group).float(),
+                    columns={**own.columns, STEP_TOKENS: count},
                 )
             )
     return steps

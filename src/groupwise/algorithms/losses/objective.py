@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from jaxtyping import Float
 from torch import Tensor
 
 from groupwise.algorithms.losses.masking import apply_mask
 from groupwise.algorithms.properties import broken
+from groupwise.errors import UsageError
 from groupwise.registry import BoundFunction
 from groupwise.types import Batch, Granularity, Outputs
+
+STEP_TOKENS = "step_tokens"
+"""Column of a batch, per row: tokens in the mask of the whole optimizer step. A microbatch holds
+some of its rows and cannot count them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,12 +42,16 @@ class FunctionObjective:
 class PolicyObjective:
     """Surrogate times correction, plus divergence, minus entropy.
 
-        loss_t = correction_t · surrogate_t + coefficient · divergence_t − entropy · H_t
+        loss_t = correction_t · surrogate_t + coefficient · divergence_t − entropy · s_t · H_t
+
+    s_t is 1 where the bonus is weighted like the loss. Where it is the mean entropy of the tokens
+    of the step, s_t = 1 / (weight_t · tokens), so that Σ weight_t · s_t · H_t is that mean.
 
     Attributes:
         ratio, surrogate, divergence, correction: registered functions with their settings fixed.
         coefficient: of the divergence as a term of the loss; 0 where there is none.
         entropy: coefficient of the entropy bonus.
+        entropy_over: what the bonus is weighted by, as in `Algorithm`.
     """
 
     ratio: BoundFunction
@@ -50,6 +60,7 @@ class PolicyObjective:
     correction: BoundFunction
     coefficient: float = 0.0
     entropy: float = 0.0
+    entropy_over: Literal["loss", "tokens"] = "loss"
 
     def __call__(self, outputs: Outputs, batch: Batch) -> Float[Tensor, "batch time"]:
         """The loss of every token; 0 outside the mask of the batch.
@@ -76,8 +87,22 @@ class PolicyObjective:
         if "ref_logp" in self.needs:
             loss = loss + self.coefficient * self.divergence(data)
         if "entropy" in self.needs:
-            loss = loss - self.entropy * apply_mask(outputs["entropy"], batch.mask)
+            loss = loss - self.entropy * self._bonus(outputs["entropy"], batch)
         return apply_mask(loss, batch.mask)
+
+    def _bonus(
+        self, entropy: Float[Tensor, "batch time"], batch: Batch
+    ) -> Float[Tensor, "batch time"]:
+        """s_t · H_t."""
+        if self.entropy_over == "loss":
+            return apply_mask(entropy, batch.mask)
+        if STEP_TOKENS not in batch.columns:
+            raise UsageError(
+                f"{STEP_TOKENS}: the entropy bonus needs it; make batches by assemble."
+            )
+        weighted = batch.mask & (batch.weight != 0)
+        scale = 1 / (batch.weight * batch.columns[STEP_TOKENS][:, None])
+        return apply_mask(entropy, weighted) * apply_mask(scale, weighted)
 
     @property
     def needs(self) -> frozenset[str]:

@@ -216,9 +216,7 @@ kernels; leave it out: logits are never held whole.
     ] = False
     entropy_coef: Annotated[
         float,
-        honoured(
-            "`algorithm.entropy`", "weighted like the loss", of=("bnpo", "dapo", "cispo", "vespo")
-        ),
+        honoured("`algorithm.entropy`", "times the mean entropy of the tokens of a step"),
     ] = 0.0
     use_adaptive_entropy: Annotated[bool, refused(ADAPTIVE, "set entropy_coef")] = False
     entropy_coef_min: Annotated[float, refused(ADAPTIVE)] = 0.0

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from groupwise.errors import UsageError, suggest
 from groupwise.types import Prompt
 
+LONGEST_STREAM = 10_000
+"""Prompts of a stream to evaluate on that are read before it is taken for endless."""
 KEPT_FROM_REWARDS = ("prompt", "completion", "completion_ids")
 IMAGES = ("image", "images")
 
@@ -46,6 +48,38 @@ def prompts(
     if default is not None:
         rows = [{"prompt": default, **row} if isinstance(row, Mapping) else row for row in rows]
     return [_prompt(row, number, where=where, alone=alone) for number, row in enumerate(rows)]
+
+
+def held_out(data: Any, read: Callable[[Any, str], list[Prompt]]) -> dict[str, list[Prompt]]:
+    """The prompts of data sets to evaluate on, by name; a single one has the name "".
+
+    Args:
+        data: a data set, or several by name (a dict, a `DatasetDict`); streams are read to the end.
+        read: the prompts of a data set, given where it comes from.
+
+    Raises:
+        UsageError: as `prompts`, or a stream of more than `LONGEST_STREAM` rows.
+    """
+    if not isinstance(data, Mapping):
+        return {"": read(_finite(data, "eval_dataset"), "eval_dataset")}
+    if not data:
+        raise UsageError("eval_dataset = {}: names no data set; leave it out.")
+    places = {str(name): f"eval_dataset[{name!r}]" for name in data}
+    sets = zip(places.items(), data.values(), strict=True)
+    return {name: read(_finite(one, where), where) for (name, where), one in sets}
+
+
+def _finite(data: Any, where: str) -> Any:
+    """The rows of a stream as a list; anything else as it is."""
+    if data is None or isinstance(data, str) or hasattr(data, "__len__"):
+        return data
+    rows = list(itertools.islice(_rows(data, where), LONGEST_STREAM + 1))
+    if len(rows) > LONGEST_STREAM:
+        raise UsageError(
+            f"{where}: is a stream of more than {LONGEST_STREAM} rows, and an evaluation reads all "
+            f"of them; say how many, such as {where}.take(500)."
+        )
+    return rows
 
 
 def _rows(data: Any, where: str) -> Iterable[Any]:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from groupwise.types import Completion, Metrics, ScoredGroups
+from groupwise.algorithms import BoundAlgorithm
+from groupwise.algorithms.advantages import advantage_inputs
+from groupwise.types import Completion, Metrics, Outputs, ScoredGroups
+from groupwise.updates import assemble, sequences
 
 EQUAL = 1e-8
 """A deviation up to which TRL calls the rewards of a group equal."""
@@ -49,6 +53,24 @@ def of_rollouts(scored: ScoredGroups, *, scale: str = "group") -> Metrics:
     }
 
 
+def loss(scored: ScoredGroups, algorithm: BoundAlgorithm, *, reference: Tensor | None) -> float:
+    """The loss of an optimizer step on these rollouts, right after they were sampled.
+
+    Every ratio is 1, and the log-probabilities are those of the sampler, so nothing is computed
+    again; the entropy of a bonus is estimated by them.
+
+    Args:
+        reference: log-probabilities under the reference, of the shape of the tokens.
+    """
+    batch = replace(sequences(scored), ref_logp=reference)
+    data = advantage_inputs(scored, batch)
+    keep = algorithm.filter(data)
+    [step] = assemble(batch, algorithm.advantage(data), algorithm.weighting, keep=keep)
+    assert step.sampler_logp is not None  # engines always report them
+    outputs = Outputs(logp=step.sampler_logp, entropy=-step.sampler_logp)
+    return float((algorithm.objective(outputs, step) * step.weight).sum())
+
+
 def _calls(completions: Sequence[Completion]) -> Metrics:
     """Calls per completion, and the share of them that raised."""
     if not any("calls" in one.values for one in completions):
@@ -61,14 +83,18 @@ def _calls(completions: Sequence[Completion]) -> Metrics:
     }
 
 
-def of_update(metrics: Metrics, *, updates: int, clips: bool) -> Metrics:
+def of_update(metrics: Metrics, *, updates: int, clips: bool, bonus: float = 0.0) -> Metrics:
     """Figures of the optimiser steps, from the metrics of groupwise.
 
     Args:
         updates: optimiser steps that the metrics are of.
         clips: whether the surrogate clips ratios; on the first step nothing is cut yet.
+        bonus: coefficient of the entropy bonus; with one, the loss without it is "policy_loss".
     """
     figures = {"step_time": metrics["seconds"] / updates, "entropy": metrics["entropy"]}
+    if bonus:
+        figures["entropy_coef"] = bonus
+        figures["policy_loss"] = metrics["loss"] / updates + bonus * metrics["entropy"]
     if "kl" in metrics:
         figures["kl"] = metrics["kl"]
     if clips:

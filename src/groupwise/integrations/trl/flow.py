@@ -105,7 +105,9 @@ class Flow(Callback):
         return {
             "loss": loss,
             **figures.of_rollouts(scored, scale=str(self.args.scale_rewards)),
-            **figures.of_update(metrics, updates=self.updates, clips=clips),
+            **figures.of_update(
+                metrics, updates=self.updates, clips=clips, bonus=self.args.entropy_coef
+            ),
         }
 
     def _tell(self, event: str) -> None:
@@ -120,8 +122,8 @@ class Flow(Callback):
     def _act(self) -> None:
         """Do what the callbacks ask for."""
         trainer = self.trainer
-        if self.control.should_log:
-            self._log_window()
+        if self.control.should_log and self.window:
+            self.log(self._means())
         if self.control.should_evaluate:
             self.evaluate()
         if self.control.should_save and trainer is not None:
@@ -133,24 +135,23 @@ class Flow(Callback):
         """Whether a callback asked for the end of the run."""
         return self.control.should_training_stop
 
-    def log_remainder(self) -> None:
-        """Log the steps after the last full logging window."""
-        if self.window:
-            self._log_window()
+    def log_end(self, summary: Mapping[str, float]) -> None:
+        """Log the summary of the run, and in the same row, as TRL does, the means of the steps
+        after the last full logging window."""
+        self.log({**summary, **(self._means() if self.window else {})})
 
-    def _log_window(self) -> None:
+    def _means(self) -> dict[str, Any]:
+        """The means since the last log, which begin anew."""
         means = figures.averaged({**self.window, **self.notes.metrics})
-        self.log(
-            {
-                "loss": means.pop("loss", None),
-                "grad_norm": self.newest.get("grad_norm"),
-                "learning_rate": self.newest.get("learning_rate"),
-                "num_tokens": self.state.num_input_tokens_seen,
-                **means,
-            }
-        )
         self.window.clear()
         self.notes.metrics.clear()
+        return {
+            "loss": means.pop("loss", None),
+            "grad_norm": self.newest.get("grad_norm"),
+            "learning_rate": self.newest.get("learning_rate"),
+            "num_tokens": self.state.num_input_tokens_seen,
+            **means,
+        }
 
     def save_state(self) -> None:
         """Write the state beside the checkpoints."""

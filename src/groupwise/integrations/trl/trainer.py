@@ -13,12 +13,13 @@ from transformers import TrainerCallback, TrainerControl, TrainerState
 from transformers.trainer_callback import CallbackHandler, DefaultFlowCallback
 from transformers.trainer_utils import TrainOutput
 
+from groupwise.algorithms import bind
 from groupwise.config import Config
 from groupwise.config.connect import best_device, configured_engine, connect
 from groupwise.errors import UsageError
 from groupwise.integrations.trl import figures, loading, rewards, settings
 from groupwise.integrations.trl.config import GRPOConfig
-from groupwise.integrations.trl.data import prompts
+from groupwise.integrations.trl.data import held_out, prompts
 from groupwise.integrations.trl.flow import Flow
 from groupwise.integrations.trl.tools import NO_PROMPT, toolset
 from groupwise.integrations.trl.turns import ToolTurns
@@ -28,6 +29,7 @@ from groupwise.training.checkpoint.files import newest
 from groupwise.training.monitor.progress import NoProgress, Progress, show_progress
 from groupwise.training.prepare import Prepared, prepare
 from groupwise.types import Engine, Group, Prompt, Request, ScoredGroups, Stream
+from groupwise.updates import sequences
 
 NOT_HERE = {
     "optimizers": "the optimiser is AdamW; set learning_rate and its kin in GRPOConfig",
@@ -47,7 +49,7 @@ class GRPOTrainer:
             once per group; one that raises ends the run.
         args: the settings; None takes TRL's defaults.
         train_dataset: rows with a column `prompt`, text or messages.
-        eval_dataset: the same, for `evaluate`.
+        eval_dataset: the same, for `evaluate`; several by name are evaluated one after the other.
         processing_class: the tokenizer; None takes the model's own.
         reward_processing_classes: tokenizers of the sequence classifiers among the rewards.
         callbacks: `TrainerCallback`s, or their classes.
@@ -150,9 +152,9 @@ class GRPOTrainer:
             train_dataset = [{}] * limit
         known = hasattr(train_dataset, "__len__")
         self.prompts = self._prompts(train_dataset, "train_dataset", None if known else limit)
-        self.eval_prompts: list[Prompt] = []
+        self.eval_prompts: dict[str, list[Prompt]] = {}
         if eval_dataset is not None:
-            self.eval_prompts = self._prompts(eval_dataset, "eval_dataset")
+            self.eval_prompts = held_out(eval_dataset, self._prompts)
         elif args.eval_strategy != "no":
             raise settings.wrong(args, "eval_strategy", "there is no eval_dataset to evaluate on")
         self.epoch_steps = settings.epoch_steps(args, len(self.prompts))
@@ -278,8 +280,7 @@ class GRPOTrainer:
             "train_steps_per_second": round(self.state.global_step / seconds, 3),
             "train_loss": sum(losses) / len(losses),
         }
-        flow.log_remainder()
-        flow.log(summary)
+        flow.log_end(summary)
         flow.save_state()
         self._tell("on_train_end")
         return TrainOutput(self.state.global_step, summary["train_loss"], summary)
@@ -315,27 +316,42 @@ class GRPOTrainer:
         """Sample answers to held-out prompts, judge them, and log the figures.
 
         Args:
-            eval_dataset: None takes the trainer's.
-            metric_key_prefix: in front of every name.
+            eval_dataset: None takes the trainer's; a string takes the one of that name.
+            metric_key_prefix: in front of every name; the name of a data set follows it where there
+                are several.
 
         Raises:
             UsageError: there are no prompts to evaluate on.
         """
-        held_out = self.eval_prompts
-        if eval_dataset is not None:
-            held_out = self._prompts(eval_dataset, "eval_dataset")
-        if not held_out:
+        sets = self.eval_prompts
+        if isinstance(eval_dataset, str) and eval_dataset in sets:
+            sets = {"": sets[eval_dataset]}
+        elif eval_dataset is not None:
+            sets = held_out(eval_dataset, self._prompts)
+        if not sets:
             raise UsageError("eval_dataset = None: there is nothing to evaluate on.")
+        found: dict[str, float | None] = {}
+        for name, rows in sets.items():
+            found |= self._evaluated(rows, "_".join(filter(None, (metric_key_prefix, name))))
+        return found
+
+    def _evaluated(self, rows: Sequence[Prompt], prefix: str) -> dict[str, float | None]:
+        """Evaluate on one data set; log the figures, also to the trackers of a run."""
         start, noted = time.monotonic(), dict(self.notes.metrics)
         self.notes.metrics.clear()
-        scored = self._answered(held_out)
+        scored = self._answered(rows)
         seconds = time.monotonic() - start
         found = figures.of_rollouts(scored, scale=str(self.args.scale_rewards))
-        found |= {"runtime": seconds, "samples_per_second": len(held_out) / seconds}
+        found |= {"loss": self._loss(scored)}
+        found |= {"runtime": seconds, "samples_per_second": len(rows) / seconds}
         every = {**{name: [value] for name, value in found.items()}, **self.notes.metrics}
-        logs = figures.averaged({f"{metric_key_prefix}_{k}": v for k, v in every.items()})
+        logs = figures.averaged({f"{prefix}_{k}": v for k, v in every.items()})
         self.notes.metrics.clear()
         self.notes.metrics.update(noted)
+        if self.prepared is not None:
+            known = {name: value for name, value in logs.items() if value is not None}
+            for tracker in self.prepared.trainer.monitor.trackers:
+                tracker.log(self.state.global_step, known)
         flow = self.flow or self._following()
         flow.log(logs)
         flow.control = self.callback_handler.on_evaluate(
@@ -346,7 +362,19 @@ class GRPOTrainer:
         )
         return logs
 
-    def _answered(self, held_out: Sequence[Prompt]) -> ScoredGroups:
+    def _loss(self, scored: ScoredGroups) -> float:
+        """The loss of an evaluation; NaN where it has a KL term and the reference is not at hand
+        any more: there is one while a run lasts, and before it the model is its own."""
+        algorithm = bind(self.config.algorithm.name, self.config.algorithm.overrides())
+        batch = sequences(scored)
+        if "ref_logp" not in algorithm.needs or not self.state.global_step:
+            return figures.loss(scored, algorithm, reference=batch.sampler_logp)
+        if self.prepared is None:
+            return math.nan
+        found = self.prepared.trainer.policy.evaluate(batch, {"ref_logp"})
+        return figures.loss(scored, algorithm, reference=found["ref_logp"])
+
+    def _answered(self, asked: Sequence[Prompt]) -> ScoredGroups:
         args, tokenizer = self.args, self.processing_class
         count = args.num_generations_eval or self.config.group_size
         requests = [
@@ -356,7 +384,7 @@ class GRPOTrainer:
                 group=count,
                 stream=Stream(args.seed, STREAM, 0, place),
             )
-            for place, prompt in enumerate(held_out)
+            for place, prompt in enumerate(asked)
         ]
         size = max(1, args.per_device_eval_batch_size // count)
         sampling = self.config.sampling
