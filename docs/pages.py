@@ -33,7 +33,7 @@ from groupwise.config.reference import Setting, reference, sections
 from groupwise.environments import ENVIRONMENTS
 from groupwise.pipelines.plan import packaged_pipelines
 from groupwise.registry import Registry
-from groupwise.report.metrics import METRICS, metric
+from groupwise.report.metrics import FIGURES, METRICS, metric
 from groupwise.rewards import REWARDS
 from groupwise.settings import AlertsSettings
 from groupwise.training.monitor.alerts import ALERT_RULES
@@ -388,6 +388,10 @@ def metrics() -> str:
     for key in ("seconds.rollout", "tool_found", "reward_exact_answer", "critic.loss"):
         if known := metric(key):
             lines.append(f"| as `{key}` | {cell(known.title)} | {cell(known.meaning)} |")
+    lines += ["", "## Figures of evaluations", "", "Names in `evaluations.jsonl` and tables.", ""]
+    lines += ["| figure | meaning |", "|---|---|"]
+    for name, meaning in FIGURES.items():
+        lines.append(f"| `{name}` | {cell(meaning.format('k'))} |")
     return "\n".join(lines) + "\n"
 
 

@@ -13,6 +13,7 @@ from groupwise.algorithms import ALGORITHMS
 from groupwise.cli import main
 from groupwise.config import packaged
 from groupwise.environments import ENVIRONMENTS
+from groupwise.experiments.results import place
 from groupwise.rewards import REWARDS
 from groupwise.rundir.lock import RunLock
 from groupwise.rundir.overview import overview
@@ -101,6 +102,24 @@ def test_runs_of_a_folder_are_listed_with_their_states(
     assert main(["runs", str(tmp_path / "a" / "done" / "final")]) == 2
     assert "contains no run directory" in capsys.readouterr().err
     assert main(["runs", str(tmp_path / "none")]) == 2
+
+
+def test_a_run_of_a_comparison_is_finished_when_it_has_a_result(tmp_path: Path) -> None:
+    (tmp_path / "experiment.toml").touch()
+    for arm, status in (("a", "finished"), ("b", "failed"), ("c", None)):
+        write_run(tmp_path / "runs" / arm / "seed-1", steps=2, done=2)
+        if status is not None:
+            result = place(tmp_path, arm=arm, seed=1)
+            result.parent.mkdir(exist_ok=True)
+            result.write_text(json.dumps({"status": status}), encoding="utf-8")
+    write_run(tmp_path / "runs" / "tuning" / "a-lr-0.1" / "seed-9", steps=2, done=1)
+    tuned = place(tmp_path, arm="a", seed=9, rate=0.1)
+    tuned.parent.mkdir()
+    tuned.write_text('{"status": "finished"}', encoding="utf-8")
+    states = [run.state for run in overview(tmp_path)]
+    assert states == ["finished", "stopped", "stopped", "finished"]
+    [arm] = overview(tmp_path / "runs" / "a" / "seed-1")
+    assert arm.state == "finished"
 
 
 def test_the_shell_completes_commands_recipes_and_algorithms() -> None:

@@ -71,6 +71,13 @@ def test_a_pipe_is_no_recipe(tmp_path: Path) -> None:
         load(pipe)
 
 
+def test_a_run_directory_is_no_recipe_and_the_message_says_what_is(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").touch()
+    said = f"Give the recipe of the run .* its model is '{tmp_path}/final'"
+    with pytest.raises(UsageError, match=said):
+        load(tmp_path)
+
+
 def test_a_folder_named_like_a_packaged_recipe_does_not_hide_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

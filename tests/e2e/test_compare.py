@@ -14,6 +14,7 @@ import pytest
 
 from groupwise.cli import main
 from groupwise.experiments import Result, make_plan, read_results, run_plan
+from groupwise.rundir.overview import overview
 
 pytestmark = pytest.mark.slow
 
@@ -62,6 +63,7 @@ def test_an_algorithm_against_itself_is_the_same_run_twice(
     assert "one and other" in capsys.readouterr().out.replace("other and one", "one and other")
     assert (tmp_path / "x" / "report.html").stat().st_size > 10_000
     assert (tmp_path / "x" / "report.png").exists()
+    assert {run.state for run in overview(tmp_path / "x")} == {"finished"}
     # The second time everything is there; other settings are another experiment.
     before = (tmp_path / "x" / "results" / "one-seed-0.json").stat().st_mtime_ns
     assert main(arguments(tmp_path / "x", *given)) == 0

@@ -189,15 +189,40 @@ def _numbers(option: str, text: str | None) -> list[int]:
 
 
 def report(
-    runs: Annotated[list[str], typer.Argument(help="One run directory, or several to compare.")],
+    runs: Annotated[
+        list[str],
+        typer.Argument(
+            help="A run directory, several to compare, or the output folder of a comparison."
+        ),
+    ],
     output: Annotated[
         Path | None,
         typer.Option(help="Output file; default: in the (first) run directory."),
     ] = None,
+    figure: Annotated[
+        str | None,
+        typer.Option(
+            metavar="METRIC",
+            help="Write a picture (png, svg or pdf) instead: this metric and the table of results. "
+            '"paper" draws figure 1 and table 1 of the SoftRank-GRPO paper.',
+        ),
+    ] = None,
 ) -> None:
-    """Write the report of a run, or compare several, as one self-contained HTML file."""
-    from groupwise.report import read_runs, write_comparison_report, write_run_report
+    """Write the report of a run or a comparison as one self-contained HTML file, or a figure."""
+    from groupwise import experiments
+    from groupwise.report import read_runs, write_comparison_report, write_png, write_run_report
 
+    compared = len(runs) == 1 and (Path(runs[0]) / "experiment.toml").is_file()
+    if figure is not None:
+        data = experiments.analysis_of(runs[0]).runs if compared else read_runs(runs)
+        place = output or Path(runs[0]) / f"figure-{figure}.png"
+        print(write_png(data, place, figure=figure))
+        return
+    if compared and output is None:
+        print(experiments.report(runs[0]).folder / "report.html")
+        return
+    if compared:
+        raise UsageError("--output: the report of a comparison is written to its own folder.")
     if len(runs) == 1:
         print(write_run_report(runs[0], output))
         return

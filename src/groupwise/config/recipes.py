@@ -206,7 +206,7 @@ def read(recipe: str | Path) -> dict[str, Any]:
             + suggest(str(recipe), known)
         )
     if not path.is_file():
-        raise UsageError(f"recipe = {str(recipe)!r}: must be a regular file.")
+        raise UsageError(f"recipe = {str(recipe)!r}: must be a regular file{_what_else(path)}")
     try:
         text = path.read_text(encoding="utf-8")
         return _yaml(text, recipe) if path.suffix in (".yaml", ".yml") else tomllib.loads(text)
@@ -214,6 +214,16 @@ def read(recipe: str | Path) -> dict[str, Any]:
         raise UsageError(f"recipe = {str(recipe)!r}: is not valid TOML: {error}.") from None
     except (OSError, ValueError, RecursionError) as error:  # too large numbers, too deep nesting
         raise UsageError(f"recipe = {str(recipe)!r}: cannot be read: {error}.") from None
+
+
+def _what_else(path: Path) -> str:
+    """What to type instead of a run directory."""
+    if not (path / "metrics.jsonl").is_file():
+        return "."
+    return (
+        '; this is a run directory. Give the recipe of the run ("command" in its config.json '
+        f"names it); its model is {str(path / 'final')!r}."
+    )
 
 
 def _yaml(text: str, recipe: str | Path) -> dict[str, Any]:

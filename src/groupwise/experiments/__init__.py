@@ -3,7 +3,15 @@
 from groupwise.experiments.analysis import Analysis, analyse
 from groupwise.experiments.plan import Arm, Plan, Tuning, make_plan, read_plan
 from groupwise.experiments.results import Result, read_results
-from groupwise.experiments.running import Experiment, compare, planned, report, run_plan, write_plan
+from groupwise.experiments.running import (
+    Experiment,
+    analysis_of,
+    compare,
+    planned,
+    report,
+    run_plan,
+    write_plan,
+)
 
 __all__ = [
     "Analysis",
@@ -13,6 +21,7 @@ __all__ = [
     "Result",
     "Tuning",
     "analyse",
+    "analysis_of",
     "compare",
     "make_plan",
     "planned",

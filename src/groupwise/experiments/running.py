@@ -7,7 +7,7 @@ import os
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from groupwise.experiments.results import Result, hash_of, place, read_results
 from groupwise.experiments.tuning import Choice, at_rate, equal_rate_runs
 from groupwise.experiments.worker_pool import WorkerPool
 from groupwise.report import write_comparison_report, write_png
+from groupwise.report.data import settings_of
 from groupwise.rundir.files import RUN_FILES, refuse_foreign_files, replace_text
 from groupwise.rundir.lock import RunLock
 
@@ -175,6 +176,23 @@ def run_plan(plan: Plan, *, output: str | Path, jobs: int | None = None) -> Expe
         return report(folder)
 
 
+def analysis_of(folder: str | Path) -> Analysis:
+    """The comparison of the results in the folder of an experiment, with the settings of its runs.
+
+    Raises:
+        UsageError: no experiment in the folder.
+        RunError: no run of the reference arm has finished.
+    """
+    folder = Path(folder)
+    plan = read_plan(folder / "experiment.toml", trusted=True)
+    found = analyse(plan, [r for r in read_results(folder) if r.experiment == plan.digest])
+    runs = [
+        replace(run, config=settings_of(folder / "runs" / run.label / f"seed-{run.seed}"))
+        for run in found.runs
+    ]
+    return replace(found, runs=runs)
+
+
 def report(folder: str | Path) -> Experiment:
     """Write the comparison of an experiment's results: `comparison.json`, a page and a picture.
 
@@ -183,8 +201,8 @@ def report(folder: str | Path) -> Experiment:
         RunError: no run of the reference arm has finished.
     """
     folder = Path(folder)
-    plan = read_plan(folder / "experiment.toml", trusted=True)
-    analysis = analyse(plan, [r for r in read_results(folder) if r.experiment == plan.digest])
+    analysis = analysis_of(folder)
+    plan = analysis.plan
     found = analysis.as_dict()
     text = json.dumps(found, indent=2, ensure_ascii=False) + "\n"
     replace_text(folder / "comparison.json", text)

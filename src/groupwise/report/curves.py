@@ -11,7 +11,7 @@ import numpy as np
 
 from groupwise.evaluation import is_share, seed_mean, smooth, title_of
 from groupwise.report.data import RunData, estimate
-from groupwise.report.metrics import METRICS, metric
+from groupwise.report.metrics import METRICS, figure_meaning, metric
 from groupwise.report.text import number
 
 WINDOW = 5
@@ -179,7 +179,7 @@ def _chart(
     return Chart(
         key=key,
         title=title or (known.title if known else title_of(key.replace(".", ": ")).capitalize()),
-        meaning=known.meaning if known and not title else "",
+        meaning=figure_meaning(key.split(".")[-1]) if measured else known.meaning if known else "",
         share=share,
         axis=runs[0].axis,
         steps=steps[keep],

@@ -130,6 +130,11 @@ def read_runs(folders: Sequence[str | Path]) -> list[RunData]:
     ]
 
 
+def settings_of(run_dir: str | Path) -> dict[str, Any]:
+    """The settings of a run; empty where its `config.json` cannot be read."""
+    return _config(Path(run_dir) / "config.json")[0]
+
+
 def figures_at(run: RunData, *, last: bool) -> dict[str, dict[str, Estimate]]:
     """Figures by split from a run's last evaluation of each split, or from those at step 0.
 

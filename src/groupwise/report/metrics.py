@@ -229,6 +229,50 @@ FAMILIES: tuple[tuple[str, Metric], ...] = (
 """Patterns of metrics that are named after a stage, an environment's count or a reward."""
 
 
+FIGURES: dict[str, str] = {
+    "greedy": "Share of prompts whose most likely answer (temperature 0) is correct.",
+    "sampled": "Share of correct answers among the sampled ones, averaged over prompts.",
+    "pass_at_k": "Probability that at least one of {0} sampled answers is correct.",
+    "maj_at_k": "Probability that the most frequent of {0} sampled answers is correct.",
+    "best_at_k": "Probability that the answer with the highest reward of {0} samples is correct.",
+    "reward": "Mean total reward of the sampled answers.",
+    "length": "Mean number of tokens of the sampled answers.",
+    "length_right": "Mean number of tokens of the correct answers, over prompts that have one.",
+    "length_wrong": "Mean number of tokens of the incorrect answers, over prompts that have one.",
+    "truncated": "Share of sampled answers that reached the token limit.",
+    "within_budget": "Share of sampled answers that ended within the token budget.",
+    "calls": "Mean number of tool calls of a sampled answer.",
+    "well_formed": "Share of greedy answers in which the reward finds an answer.",
+    "right_if_formed": "Share of correct answers among those in which the reward finds an answer.",
+    "greedy_lenient": "As greedy, with the answer looked for in any form.",
+    "sampled_lenient": "As sampled, with the answer looked for in any form.",
+    "seed_deviation": "Standard deviation of the sampled accuracy over the sampling seeds.",
+    "pair_accuracy": "Share of held-out pairs in which the better answer scores higher.",
+    "calibration_error": "Mean gap between predicted probabilities and the share that is right.",
+    "loss": "Mean loss of the held-out rows.",
+    "perplexity": "exp of the mean loss per token of the held-out rows.",
+    "score_length": "Correlation of score and length within prompts.",
+    "better_length": "Correlation of length and the order that the data states, within prompts.",
+    "score_target": "Correlation of the scores with those given in the data.",
+    "squared_error": "Mean squared distance between the scores and those given in the data.",
+    "step_accuracy": "Share of steps whose probability is on the right side of 0.5.",
+    "first_error": "Share of answers with an error whose first wrong step is found.",
+    "answer_accuracy": "Share of answers whose smallest probability says whether all is right.",
+}
+"""What the figures of evaluations mean; {0} is k."""
+
+
+def figure_meaning(name: str) -> str:
+    """One sentence about a figure of an evaluation; empty for one that is not in the list.
+
+    Example:
+        >>> figure_meaning("pass_at_8")
+        'Probability that at least one of 8 sampled answers is correct.'
+    """
+    k = re.search(r"_at_(\d+)$", name)
+    return FIGURES.get(f"{name[: k.start()]}_at_k", "").format(k[1]) if k else FIGURES.get(name, "")
+
+
 def metric(key: str) -> Metric | None:
     """Title and meaning of a metric; None for one that is not in the list.
 

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from groupwise.errors import RunError, UsageError
+from groupwise.errors import RunError, UsageError, suggest
 from groupwise.evaluation import Estimate, FigureTable, title_of
 from groupwise.evaluation.tables import format_cell
 from groupwise.report.comparison import results_table
-from groupwise.report.curves import Chart, labels_of, metric_charts, seeds_of
+from groupwise.report.curves import (
+    Chart,
+    evaluation_charts,
+    labels_of,
+    metric_charts,
+    seeds_of,
+)
 from groupwise.report.data import RunData
 from groupwise.report.text import visible
 
@@ -32,45 +39,90 @@ STYLE: dict[Any, Any] = {
 }
 
 
-def write_png(runs: Sequence[RunData], output: str | Path, *, title: str = "") -> Path:
+PAPER = "paper"
+"""Name of the figure that repeats those of the SoftRank-GRPO paper."""
+PAPER_ROW = ("SoftRank-GRPO paper: GSM8K, Qwen2.5-3B", "accuracy")
+PAPER_ACCURACY = {"grpo": 0.724, "softrank": 0.756}
+"""Table 1 of the paper by algorithm; it states no interval."""
+
+
+def write_png(
+    runs: Sequence[RunData], output: str | Path, *, title: str = "", figure: str = ""
+) -> Path:
     """Draw learning curves and the table of results.
 
     Args:
         runs: at least one.
         output: the file to write; its suffix (png, svg, pdf) sets the format.
         title: heading; none where empty.
+        figure: the metric to draw, such as "reward", or a held-out figure, such as
+            "held_out.greedy"; "paper" draws figure 1 and table 1 of the SoftRank-GRPO paper (mean
+            reward per step, and the greedy accuracy beside the paper's). Where it is empty,
+            accuracy, or else reward.
 
     Returns:
         The file written.
 
     Raises:
-        UsageError: no runs, or a suffix that is not a picture format.
+        UsageError: no runs, no such metric, or a suffix that is not a picture format.
         RunError: the file cannot be written.
+
+    Source: for "paper", the figure of mean reward against step and the table of accuracies of
+        SoftRank-GRPO.
     """
     if not runs:
         raise UsageError("runs: must hold at least one run.")
+    chosen = _chosen(runs, figure)
     path = picture_path(output, where="output")
     from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    table, charts = results_table(runs), metric_charts(runs)
-    chosen = [c for key in ("accuracy", "reward") for c in charts if c.key == key] or charts
+    table = _paper_table(runs) if figure == PAPER else results_table(runs)
     rows = len(table.rows) + len({split for split, _ in table.rows}) + 1 if table.rows else 0
     with rc_context(STYLE):
         heights = [3.0, 0.26 * rows + 0.2] if rows else [3.0]
         layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1)
-        figure = Figure(figsize=(6.8, sum(heights) + 0.6), layout=layout)
-        FigureCanvasAgg(figure)
-        axes = figure.subplots(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
-        if chosen:
-            _draw(axes[0], chosen[0], labels_of(runs), seeds_of(runs))
+        picture = Figure(figsize=(6.8, sum(heights) + 0.6), layout=layout)
+        FigureCanvasAgg(picture)
+        axes = picture.subplots(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
+        if chosen is not None:
+            _draw(axes[0], chosen, labels_of(runs), seeds_of(runs))
         if rows:
             _tabulate(axes[1], table, labels_of(runs), rows)
         if title:
-            figure.suptitle(visible(title), x=0.01, ha="left", weight="bold", color=INK, size=11)
-        return write_figure(figure, path)
+            picture.suptitle(visible(title), x=0.01, ha="left", weight="bold", color=INK, size=11)
+        return write_figure(picture, path)
+
+
+def _chosen(runs: Sequence[RunData], figure: str) -> Chart | None:
+    """The chart to draw; None where the runs have no metric.
+
+    Raises:
+        UsageError: they lack the one asked for.
+    """
+    charts = {chart.key: chart for chart in (*metric_charts(runs), *evaluation_charts(runs))}
+    if not figure:
+        return next((charts[key] for key in ("accuracy", "reward", *charts) if key in charts), None)
+    key = "reward" if figure == PAPER else figure
+    if key not in charts:
+        known = suggest(key, [PAPER, *charts])
+        raise UsageError(f"figure = {figure!r}: must be a metric of the runs; {known}")
+    return charts[key]
+
+
+def _paper_table(runs: Sequence[RunData]) -> FigureTable:
+    """Greedy accuracy of every arm, above the paper's for the algorithms that it compares."""
+    own = results_table(runs)
+    models = tuple(model for model in own.models if model != "base")
+    cells = {key: cell for key, cell in own.cells.items() if key[0] in models}
+    rows = [row for row in own.rows if row[1] == "greedy"]
+    for run in runs:
+        given = PAPER_ACCURACY.get(run.algorithm.partition("@")[0])
+        if given is not None:
+            cells[run.label, *PAPER_ROW] = Estimate(value=given, low=math.nan, high=math.nan)
+    return FigureTable(models=models, rows=(*rows, PAPER_ROW), cells=cells, seeds=own.seeds)
 
 
 def write_curve(

@@ -10,6 +10,7 @@ from groupwise.evaluation.tables import format_cell
 from groupwise.evaluation.verdicts import MIN_SEEDS
 from groupwise.report.curves import labels_of, seeds_of, stage_seconds
 from groupwise.report.data import Row, RunData, estimate
+from groupwise.report.metrics import figure_meaning
 from groupwise.report.rollouts import Payload
 from groupwise.report.text import escaped, number
 
@@ -92,7 +93,9 @@ def results(table: FigureTable, labels: Sequence[str]) -> str:
             current = split
         percent = table.percent(figure)
         cells = {model: table.cells.get((model, split, figure)) for model in table.models}
-        body += f'<tr><th scope="row">{escaped(title_of(figure))}</th>'
+        meaning = figure_meaning(figure)
+        told = f' class="explained" title="{escaped(meaning)}"' if meaning else ""
+        body += f'<tr><th scope="row"{told}>{escaped(title_of(figure))}</th>'
         body += "".join(_cell(cell, percent) for cell in cells.values())
         body += f'<td class="plot">{_whiskers(cells, labels) if percent else ""}</td></tr>'
     several = max(table.seeds.values(), default=1) > 1
@@ -237,10 +240,12 @@ def footer(runs: Sequence[RunData]) -> str:
 
 def _differences(runs: Sequence[RunData]) -> str:
     """Settings that are not the same in all arms, a column for each arm."""
-    labels = labels_of(runs)
-    first = {label: next(run for run in runs if run.label == label) for label in labels}
-    settings = [_dotted(run.config) for run in first.values()]
-    if len(labels) < 2 or not all(settings):
+    first: dict[str, dict[str, object]] = {}
+    for run in runs:
+        if run.config:
+            first.setdefault(run.label, _dotted(run.config))
+    labels, settings = [*first], [*first.values()]
+    if len(labels) < 2:
         return ""
     keys = dict.fromkeys(key for each in settings for key in each if key not in OF_A_RUN)
     rows = ""
@@ -399,7 +404,8 @@ def _size(runs: Sequence[RunData]) -> str:
     )
     config = runs[0].config if runs else {}
     prompts, group = number(config.get("prompts_per_step")), number(config.get("group_size"))
-    size = f" of {prompts:g} prompts × {group:g} completions" if prompts and group else ""
+    known = prompts and group and runs[0].axis == "steps"
+    size = f" of {prompts:g} prompts × {group:g} completions" if known else ""
     return f"{round(steps, 1):g} {runs[0].axis}{size}" if steps else ""
 
 

@@ -20,8 +20,8 @@ class RunOverview:
     Attributes:
         name: its path below the folder.
         algorithm: of its configuration; "?" where that cannot be read.
-        state: "running" while a process holds its lock; "finished" with a final model; "damaged"
-            where its files cannot be read; otherwise "stopped".
+        state: "running" while a process holds its lock; "finished" with a final model, or with the
+            result of a comparison; "damaged" where its files cannot be read; otherwise "stopped".
         step, steps: done, and planned.
         reward: mean reward of the last step.
         held_out: greedy accuracy of the last evaluation.
@@ -78,7 +78,7 @@ def _read(place: Path, *, name: str) -> RunOverview:
     if _held(place / ".lock"):
         state = "running"
     else:
-        state = "finished" if (place / "final").is_dir() else "stopped"
+        state = "finished" if (place / "final").is_dir() or _compared(place) else "stopped"
     return RunOverview(
         name=name,
         state=state,
@@ -107,6 +107,24 @@ def _config(path: Path) -> dict[str, Any]:
         return {"algorithm": learned_by(config) or "?", "steps": int(config["steps"])}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
+
+
+def _compared(run: Path) -> bool:
+    """Whether a comparison holds the run's result, which stands in for its final model: of
+    `runs/grpo/seed-3`, `results/grpo-seed-3.json`."""
+    run = run.resolve()
+    for folder in run.parents:
+        if (folder / "experiment.toml").is_file() and run.is_relative_to(folder / "runs"):
+            arm = run.parent.relative_to(folder / "runs")
+            return _finished(folder / "results" / f"{arm}-{run.name}.json")
+    return False
+
+
+def _finished(result: Path) -> bool:
+    try:
+        return json.loads(result.read_text(encoding="utf-8"))["status"] == "finished"
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 def _held(path: Path) -> bool:
