@@ -63,7 +63,12 @@ def test_an_algorithm_against_itself_is_the_same_run_twice(
     assert "one and other" in capsys.readouterr().out.replace("other and one", "one and other")
     assert (tmp_path / "x" / "report.html").stat().st_size > 10_000
     assert (tmp_path / "x" / "report.png").exists()
+    page = (tmp_path / "x" / "report.html").read_text(encoding="utf-8")
+    differ = page.split("Settings that differ")[1].split("</table>")[0]
+    assert "algorithm.name</th><td>grpo</td><td>grpo</td><td>softrank</td>" in differ
     assert {run.state for run in overview(tmp_path / "x")} == {"finished"}
+    assert main(["report", str(tmp_path / "x"), "--figure", "paper"]) == 0
+    assert (tmp_path / "x" / "figure-paper.png").exists()
     # The second time everything is there; other settings are another experiment.
     before = (tmp_path / "x" / "results" / "one-seed-0.json").stat().st_mtime_ns
     assert main(arguments(tmp_path / "x", *given)) == 0

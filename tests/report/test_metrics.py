@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from groupwise.cli import main
-from groupwise.report.metrics import METRICS, metric
+from groupwise.report.metrics import METRICS, figure_meaning, metric
 from groupwise.training.monitor.metrics import tool_metrics
 from groupwise.types import Completion
 
@@ -34,6 +34,17 @@ def test_every_metric_of_a_run_with_a_second_learner_is_explained(
     keys = set(json.loads(row)) - {"step"}
     assert own | {"seconds.rollout"} <= keys
     assert [key for key in sorted(keys) if metric(key) is None] == []
+
+
+def test_every_figure_of_an_evaluation_is_explained(tmp_path: Path) -> None:
+    few = ("evaluation.prompts=4", "evaluation.samples=2", "threads=1", "sampling.max_tokens=32")
+    words = [word for value in few for word in ("--set", value)]
+    place = tmp_path / "x.json"
+    assert main(["eval", "bundled", "--seeds", "2", *words, "--json", str(place)]) == 0
+    figures = {row["figure"] for row in json.loads(place.read_text(encoding="utf-8"))["figures"]}
+    assert {"greedy", "pass_at_2", "length", "seed_deviation"} <= figures
+    assert [name for name in sorted(figures) if not figure_meaning(name)] == []
+    assert figure_meaning("no_such") == figure_meaning("no_such_at_3") == ""
 
 
 def test_metrics_of_tools_are_explained() -> None:

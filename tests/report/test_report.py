@@ -28,6 +28,8 @@ from groupwise.report import (
 )
 from groupwise.report.curves import evaluation_charts, metric_charts, stage_seconds
 from groupwise.report.data import figures_at, read_runs
+from groupwise.report.metrics import figure_meaning
+from groupwise.report.png import _limits
 from groupwise.report.rollouts import payload
 from groupwise.report.text import embedded, escaped, number, visible
 
@@ -442,6 +444,40 @@ def test_pictures_have_curves_and_table_and_repeat_exactly(tmp_path):
     svg = write_png(runs, tmp_path / "a.svg", title="T").read_text()
     assert ">held-out<" in svg and ">$grpo_$<" in svg and ">greedy %<" in svg
     assert write_png(runs, tmp_path / "b.svg", title="T").read_text() == svg
+
+
+def test_the_figure_of_the_paper_has_rewards_and_its_table_beside_the_runs(tmp_path):
+    runs = [run_of(label, seed, end=end) for label, end in (("softrank", 0.9), ("grpo", 0.8))
+            for seed in range(2)]  # fmt: skip
+    runs = [
+        dataclasses.replace(run, metrics=[{**row, "reward": 7.0} for row in run.metrics])
+        for run in runs
+    ]
+    svg = write_png(runs, tmp_path / "a.svg", figure="paper").read_text()
+    assert ">Reward, mean of 2 seeds, 95 % interval<" in svg and ">accuracy %<" in svg
+    assert re.findall(r">([\d.]+)<", svg)[-4:] == ["90.0", "80.0", "75.6", "72.4"]
+    assert ">base<" not in svg
+    drawn = write_png(runs, tmp_path / "b.svg", figure="entropy").read_text()
+    assert ">Entropy (nats per token), mean of 2 seeds, 95 % interval<" in drawn
+    with pytest.raises(UsageError, match="figure = 'rewards': must be a metric .* mean reward"):
+        write_png(runs, tmp_path / "c.svg", figure="rewards")
+
+
+def test_a_wide_band_does_not_flatten_the_curves_of_a_picture():
+    chart = metric_charts([run_of(seed=seed) for seed in range(2)])[1]
+    [line] = chart.lines
+    wild = dataclasses.replace(line, low=line.low - 1e6, high=line.high + 1e6)
+    low, high = _limits(dataclasses.replace(chart, lines=(wild,)))
+    assert low == 0 and 1 <= high < 1.1
+
+
+def test_figures_of_evaluations_are_explained_where_they_are_shown(tmp_path):
+    runs = [run_of()]
+    rows = [evaluation(step, 0.1 * step) for step in range(4)]
+    [chart] = evaluation_charts([dataclasses.replace(runs[0], evaluations=rows)])
+    meaning = "Share of prompts whose most likely answer (temperature 0) is correct."
+    assert chart.meaning == meaning == figure_meaning("greedy")
+    assert f'class="explained" title="{meaning}">greedy</th>' in page_of(runs, tmp_path)
 
 
 def test_ten_thousand_long_rollouts_stay_small(tmp_path):

@@ -215,7 +215,6 @@ def write_figure(figure: Figure, path: Path) -> Path:
 def _draw(axes: Axes, chart: Chart, labels: tuple[str, ...], seeds: int) -> None:
     """The learning curve: bold means, thin seeds, bands, labels at the ends."""
     scale = 100 if chart.share else 1
-    low, high = (0.0, 100.0) if chart.share else (None, None)
     ends = []
     for line in chart.lines:
         colour = ACCENTS[labels.index(line.label) % len(ACCENTS)]
@@ -227,8 +226,7 @@ def _draw(axes: Axes, chart: Chart, labels: tuple[str, ...], seeds: int) -> None
         axes.plot(chart.steps, scale * line.mean, color=colour, lw=1.9, solid_capstyle="round")
         known = scale * line.mean[np.isfinite(line.mean)]
         ends.append((float(known[-1]), line.label, colour))
-    if chart.share:
-        axes.set_ylim(low, high)
+    axes.set_ylim(*_limits(chart))
     axes.set_xlim(chart.steps[0], chart.steps[-1])
     above = np.inf
     bottom, top = axes.get_ylim()
@@ -248,6 +246,17 @@ def _draw(axes: Axes, chart: Chart, labels: tuple[str, ...], seeds: int) -> None
     unit = " (%)" if chart.share else ""
     axes.set_title(f"{chart.title}{unit}, {how}", loc="left", color=INK, size=9.5)
     axes.set_xlabel(visible(chart.axis), color=SOFT)
+
+
+def _limits(chart: Chart) -> tuple[float, float]:
+    """Ends of the vertical axis, from the curves: a wide band may leave the picture, a curve does
+    not."""
+    if chart.share:
+        return 0.0, 100.0
+    values = np.concatenate([curve for line in chart.lines for curve in (line.mean, *line.thin)])
+    low, high = float(np.nanmin(values)), float(np.nanmax(values))
+    pad = 0.06 * (high - low) or 0.1 * abs(high) or 1.0
+    return (0.0 if 0 <= low < 0.6 * high else low - pad), high + pad
 
 
 def _plain(axes: Axes) -> None:
