@@ -41,8 +41,8 @@ def test_every_figure_of_an_evaluation_is_explained(tmp_path: Path) -> None:
     words = [word for value in few for word in ("--set", value)]
     place = tmp_path / "x.json"
     assert main(["eval", "bundled", "--seeds", "2", *words, "--json", str(place)]) == 0
-    figures = {row["figure"] for row in json.loads(place.read_text(encoding="utf-8"))["figures"]}
-    assert {"greedy", "pass_at_2", "length", "seed_deviation"} <= figures
+    [figures] = json.loads(place.read_text(encoding="utf-8"))["models"].values()
+    assert {"greedy", "pass_at_2", "length", "seed_deviation"} <= set(figures)
     assert [name for name in sorted(figures) if not figure_meaning(name)] == []
     assert figure_meaning("no_such") == figure_meaning("no_such_at_3") == ""
 
