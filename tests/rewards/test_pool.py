@@ -285,15 +285,53 @@ def test_workers_die_with_a_trainer_that_is_killed() -> None:
     assert psutil.wait_procs(workers, timeout=10)[1] == []
 
 
-def test_workers_die_with_the_process_that_forks_them() -> None:
+def next_worker(last: psutil.Process | None = None) -> psutil.Process:
+    """The only worker, once it is another one than `last`."""
+    (server,) = psutil.Process().children()
+    for _ in range(600):
+        if (found := server.children()) and found[0] != last:
+            return found[0]
+        time.sleep(0.02)
+    raise AssertionError("no worker was started")
+
+
+def killed(worker: psutil.Process) -> psutil.Process:
+    worker.kill()
+    return worker
+
+
+def test_a_call_whose_worker_is_killed_is_made_again(tmp_path: Path) -> None:
+    """A killed worker costs no sample, whether it was judging or waiting for work."""
+    with pool(pool_rewards.until, timeout_s=60.0, workers=1) as scorer:
+        ticket = scorer.submit(group(str(tmp_path / "go on"), str(tmp_path)))
+        worker = None
+        for _ in range(pool_module.ATTEMPTS - 1):
+            worker = killed(next_worker(worker))
+        next_worker(worker)
+        (tmp_path / "go on").touch()
+        assert scorer.gather([ticket]).total.tolist() == [[1.0, 1.0]]
+        killed(next_worker())
+        assert scorer.gather([scorer.submit(group(str(tmp_path)))]).total.tolist() == [[1.0]]
+
+
+def test_a_worker_that_is_killed_while_it_loads_a_model_is_replaced() -> None:
+    with pool(functools.partial(pool_rewards.with_a_model, word="takes long")) as scorer:
+        worker = killed(next_worker())
+        ticket = scorer.submit(group("a"))
+        killed(next_worker(worker))
+        assert scorer.gather([ticket]).total.tolist() == [[1.0]]
+
+
+def test_the_process_that_forks_workers_is_replaced() -> None:
     with pool(timeout_s=600.0) as scorer:
         hanging = [scorer.submit(group("regex")) for _ in range(2)]
-        while len(workers := family()) < 3:
-            time.sleep(0.05)
-        (forker,) = psutil.Process().children()
-        forker.kill()
-        assert psutil.wait_procs([w for w in workers if w != forker], timeout=10)[1] == []
-        with pytest.raises(RewardError, match="none of 2 .* the worker process died"):
+        for _ in range(pool_module.ATTEMPTS):
+            while len(workers := family()) < 3:
+                time.sleep(0.05)
+            (forker,) = psutil.Process().children()
+            forker.kill()
+            assert psutil.wait_procs([w for w in workers if w != forker], timeout=10)[1] == []
+        with pytest.raises(RewardError, match="none of 2 .* the worker process died .* 3 times"):
             scorer.gather(hanging)
-        with pytest.raises(RewardError, match="no reward worker could be started"):
-            scorer.gather([scorer.submit(group("5"))])
+        assert scorer.gather([scorer.submit(group("5"))]).total.tolist() == [[1.0]]
+    assert settled(0) == 0

@@ -20,11 +20,17 @@ def train_command(recipe: str, settings: Sequence[str], *more: str) -> list[str]
 
 
 def actors(run: int, kind: str) -> list[psutil.Process]:
-    """Processes of an actor class below a run; those that are just ending are left out."""
+    """Processes of an actor class below a run."""
+    return processes(run, f"ray::{kind}")
+
+
+def processes(run: int, name: str) -> list[psutil.Process]:
+    """Processes below a run with a name in their command line; those that are just ending are left
+    out."""
     found = []
     for each in psutil.Process(run).children(recursive=True):
         with contextlib.suppress(psutil.Error):
-            if f"ray::{kind}" in " ".join(each.cmdline()):
+            if name in " ".join(each.cmdline()):
                 found.append(each)
     return found
 

@@ -41,6 +41,13 @@ def obedient(text: str, answer: str) -> float:
     return float(text.startswith(answer))
 
 
+def until(text: str) -> float:
+    """1, as soon as there is the path that the text names."""
+    while not os.path.exists(text):
+        time.sleep(0.01)
+    return 1.0
+
+
 def whole(group: Group) -> list[float]:
     """A group reward: hangs if any completion says so."""
     if any(completion.text == "group hang" for completion in group.completions):

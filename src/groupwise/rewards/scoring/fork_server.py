@@ -19,7 +19,8 @@ _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEX
 
 
 class ForkServer:
-    """The process that forks workers, seen from the trainer.
+    """The process that forks workers, seen from the trainer. If it dies, the next worker is forked
+    by a new one.
 
     Args:
         composition: the reward.
@@ -39,6 +40,20 @@ class ForkServer:
         threads: int = 1,
     ) -> None:
         stages = picklable(composition, place=place, stage=stage)
+        self._threads = threads
+        self._setup = pickle.dumps(
+            {
+                "path": sys.path,
+                "stages": stages,
+                "modules": _modules(composition, place=place, stage=stage),
+                "memory": memory_mb,
+                "first": composition.combination.stops_at_first,
+                "prepare": stage,
+            }
+        )
+        self._start()
+
+    def _start(self) -> None:
         ours, theirs = socket.socketpair()
         self.control = ours
         command = [sys.executable, "-m", "groupwise.rewards.scoring.worker", str(theirs.fileno())]
@@ -49,7 +64,7 @@ class ForkServer:
             stdout=2 if _is_open(2) else subprocess.DEVNULL,
             env={
                 **os.environ,
-                **dict.fromkeys(_THREADS, str(threads)),
+                **dict.fromkeys(_THREADS, str(self._threads)),
                 "TOKENIZERS_PARALLELISM": "false",
                 "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
             },
@@ -57,17 +72,8 @@ class ForkServer:
         )
         theirs.close()
         self.control.settimeout(START_SECONDS)
-        setup = {
-            "path": sys.path,
-            "stages": stages,
-            "modules": _modules(composition, place=place, stage=stage),
-            "memory": memory_mb,
-            "first": composition.combination.stops_at_first,
-            "prepare": stage,
-        }
-        message = pickle.dumps(setup)
-        self.control.sendall(HEADER.pack(len(message)) + message)
         try:
+            self.control.sendall(HEADER.pack(len(self._setup)) + self._setup)
             length = HEADER.unpack(self._exactly(HEADER.size))[0]
             problem = self._exactly(length).decode()
         except (OSError, EOFError) as error:
@@ -87,7 +93,19 @@ class ForkServer:
         return data
 
     def fork(self) -> tuple[int, socket.socket]:
-        """A new worker: its process id and the connection to it."""
+        """A new worker: its process id and the connection to it.
+
+        Raises:
+            RewardError: none could be started.
+        """
+        try:
+            return self._fork()
+        except RewardError:
+            self.close()
+            self._start()
+            return self._fork()
+
+    def _fork(self) -> tuple[int, socket.socket]:
         ours, theirs = socket.socketpair()
         try:
             socket.send_fds(self.control, [b"fork"], [theirs.fileno()])

@@ -1,7 +1,8 @@
 """`PoolScorer`: rewards in worker processes that a hang, a crash or a leak cannot take down.
 
 The wall clock is held here, in the trainer: a call that exceeds it costs its worker, which is
-killed and replaced, and nothing else. Groups come back in the order in which they were asked for.
+killed and replaced, and nothing else. A call whose worker dies is made again, because a killed
+process must not change what is learned. Groups come back in the order in which they were asked for.
 """
 
 from __future__ import annotations
@@ -44,10 +45,20 @@ PREPARE_SECONDS = 900.0
 """Longest time that a worker of its own may take to get ready, such as to load a model."""
 STALLED_SECONDS = 120.0
 """Longest time in which it may do so without using the CPU or reading anything."""
+ATTEMPTS = 3
+"""Calls whose workers may die before the reward is taken for the cause."""
 LOOK_SECONDS = 1.0
 """Between two looks at a worker that gets ready."""
 OUT_OF_MEMORY = "out of memory"
 """Part of what is said of a call that ran out of memory, after which its worker is replaced."""
+
+
+class _WorkerDied(RewardError):
+    """A worker process died, during a call or while it was made ready."""
+
+    def __init__(self, message: str, *, preparing: bool = False) -> None:
+        super().__init__(message)
+        self.preparing = preparing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +95,23 @@ class Workers:
     async def ask(
         self, parts: tuple[RewardComponent, ...], call: Call, *, timeout_s: float
     ) -> CallResult:
-        """The result of a call by the next worker that is free."""
+        """The result of a call by the next worker that is free. If the worker dies, another one is
+        asked, up to `ATTEMPTS` in all."""
+        for left in reversed(range(ATTEMPTS)):
+            try:
+                return await self._ask_next(parts, call, timeout_s)
+            except _WorkerDied as died:
+                if left:
+                    continue
+                if died.preparing:
+                    raise
+                names = ", ".join(part.label for part in parts)
+                return CallResult(failure=("error", f"{names}: {died}, {ATTEMPTS} times"))
+        raise AssertionError("unreachable")
+
+    async def _ask_next(
+        self, parts: tuple[RewardComponent, ...], call: Call, timeout_s: float
+    ) -> CallResult:
         worker = await self._idle.get()
         try:
             worker = worker or await self._hire()
@@ -143,7 +170,8 @@ class Workers:
             ) from None
         except (asyncio.IncompleteReadError, ConnectionError, OSError):
             how = self._ended(worker)
-            raise RewardError(f"a reward worker died while it was made ready ({how})") from None
+            message = f"a reward worker died while it was made ready ({how})"
+            raise _WorkerDied(message, preparing=True) from None
         finally:
             answer.cancel()
             watching.cancel()
@@ -173,7 +201,6 @@ class Workers:
     ) -> tuple[CallResult, bool]:
         """The result of a call, and whether the worker can go on."""
         message = pickle.dumps(call, protocol=pickle.HIGHEST_PROTOCOL)
-        names = ", ".join(part.label for part in parts)
         try:
             async with asyncio.timeout(timeout_s):
                 worker.writer.write(HEADER.pack(len(message)) + message)
@@ -182,9 +209,7 @@ class Workers:
         except TimeoutError:
             return late(parts, timeout_s), False
         except (asyncio.IncompleteReadError, ConnectionError, OSError):
-            how = self._ended(worker)
-            failure = ("error", f"{names}: the worker process died ({how})")
-            return CallResult(failure=failure), False
+            raise _WorkerDied(f"the worker process died ({self._ended(worker)})") from None
         failure, *failures = (self._named(each) for each in (reply[2], *reply[3]))
         result = CallResult(values=reply[0], seconds=reply[1], failure=failure, failures=failures)
         said = [each[1] for each in (failure, *failures) if each is not None]
