@@ -8,9 +8,11 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 
 import groupwise
 from groupwise.config import build
@@ -18,6 +20,7 @@ from groupwise.config.connect import load_configured
 from groupwise.kernels import Backend, Reference, active, select, using
 from groupwise.kernels.auto import KERNELS, Auto
 from groupwise.kernels.interface import BACKENDS
+from groupwise.kernels.reference import attention
 from groupwise.training.resume import resume_facts
 from small_runs import tiny
 
@@ -98,3 +101,31 @@ def test_a_run_works_with_the_kernels_deleted(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr + done.stdout
     assert json.loads((tmp_path / "run" / "config.json").read_text())["kernels"] == "torch"
+
+
+class Asked(TorchFunctionMode):
+    """Writes down the heads of the keys that fused attention gets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads: list[tuple[int, bool]] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.nn.functional.scaled_dot_product_attention:
+            self.heads.append((args[1].shape[1], kwargs["enable_gqa"]))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("device", "masked", "heads"),
+    [("meta", True, (4, False)), ("meta", False, (2, True)), ("cpu", True, (2, True))],
+)
+def test_a_card_gets_grouped_heads_without_a_mask_alone(
+    device: str, masked: bool, heads: tuple[int, bool]
+) -> None:
+    """With both, PyTorch has no fused kernel there. A device without numbers stands for a card."""
+    query, key = (torch.zeros(1, n, 5, 8, device=device) for n in (4, 2))
+    mask = torch.ones(1, 1, 5, 5, dtype=torch.bool, device=device).tril() if masked else None
+    with Asked() as asked:
+        found = attention(query, key, key, mask=mask, scaling=1.0, softcap=None)
+    assert found.shape == query.shape and asked.heads == [heads]

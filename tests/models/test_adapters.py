@@ -8,17 +8,27 @@ from pathlib import Path
 
 import pytest
 import torch
+from peft import PromptTuningConfig, get_peft_model
 from torch import Tensor
 
 from groupwise.cli import main
 from groupwise.errors import RunError, UsageError
-from groupwise.models import AdapterSettings, Policy, is_adapted, load_policy, save_policy
+from groupwise.integrations.trl import GRPOTrainer
+from groupwise.models import (
+    AdapterSettings,
+    Policy,
+    is_adapted,
+    load_policy,
+    make_policy,
+    save_policy,
+)
 from groupwise.rollouts.chat import chat
 from groupwise.training.hub import push
 from groupwise.training.stages.base_model import small_policy
 from groupwise.training.stages.merge import merge
 from groupwise.types import Sampling
 from small_runs import assert_resumes_to_the_bit, prepared, settings, timeless, tiny
+from trl_scripts import arguments
 
 TOKENS = torch.arange(12)[None]
 
@@ -79,6 +89,9 @@ def test_a_merged_model_computes_what_base_and_adapter_compute(
     """Within rounding: float32 has 24 bits; bf16 has 8, of logits of about 1 to 4."""
     wanted = logits(load_policy(adapter))
     folder = merge(adapter, tmp_path / "merged", dtype=dtype)
+    card = (folder / "README.md").read_text(encoding="utf-8")
+    assert "library_name: transformers" in card
+    assert "# merged\n\nbase, with the adapter adapter merged" in card
     merged = load_policy(folder)
     assert not is_adapted(merged.model)
     assert float((logits(merged) - wanted).abs().max()) < limit
@@ -106,6 +119,8 @@ def test_what_a_run_with_an_adapter_writes_is_measured_talked_to_merged_and_trai
     assert isinstance(answer, str)
     assert main(["merge", str(run), "--output", str(tmp_path / "merged")]) == 0
     assert str(tmp_path / "merged") in capsys.readouterr().out
+    card = (tmp_path / "merged" / "README.md").read_text(encoding="utf-8")
+    assert "library_name: transformers" in card and "- adapter: LoRA, rank 2" in card
     assert float((logits(load_policy(tmp_path / "merged")) - wanted).abs().max()) < 1e-5
 
 
@@ -184,3 +199,18 @@ def test_what_cannot_be_merged_or_pushed(
         RunError, match=f"could not be uploaded .*The model is in {base}; hf upload"
     ):
         push(base, "someone/model")
+
+
+def test_prompt_tuning_is_refused_by_name(base: Path, tmp_path: Path) -> None:
+    """As a model at hand, and as the adapter that a script for TRL asks for."""
+    policy = load_policy(base)
+    config = PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
+    said = r"PromptTuningConfig: puts virtual tokens.*use LoraConfig\(task_type='CAUSAL_LM'\)"
+    given = arguments(tmp_path, str(base))
+    with pytest.raises(UsageError, match=f"peft_config = {said}"):
+        GRPOTrainer(**given, peft_config=config)
+    tuned = get_peft_model(policy.model, config)
+    with pytest.raises(UsageError, match=f"model = {said}"):
+        make_policy(tuned, policy.tokenizer)
+    with pytest.raises(UsageError, match=f"model = {said}"):
+        GRPOTrainer(**{**given, "model": tuned}, processing_class=policy.tokenizer)

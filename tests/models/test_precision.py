@@ -223,3 +223,16 @@ def test_an_offloaded_optimiser_moves_weights_as_one_on_the_card_does() -> None:
         assert optimizer.masters["w"].is_pinned() is offload
         results.append(weight.detach().cpu())
     assert torch.equal(*results)
+
+
+@pytest.mark.gpu
+def test_what_crosses_over_to_an_offloaded_optimiser_is_pinned() -> None:
+    weight = nn.Parameter(torch.full((64, 64), 0.5, device="cuda", dtype=torch.bfloat16))
+    optimizer = MasterOptimizer({"w": weight}, OptimizerSettings(offload=True))
+    with torch.profiler.profile() as profile:
+        weight.square().sum().backward()
+        optimizer.step()
+        torch.cuda.synchronize()
+    copies = {event.key for event in profile.key_averages() if "Memcpy" in event.key}
+    assert "Memcpy HtoD (Pinned -> Device)" in copies
+    assert any("Pinned" in key for key in copies if "DtoH" in key)

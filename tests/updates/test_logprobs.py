@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from groupwise.updates import Projection, token_logprobs
+from groupwise.updates.logprobs import chunk_bytes
 
 TOKENS, VOCAB, HIDDEN = 300, 50, 24
 ROW = 4 * VOCAB
@@ -94,3 +95,14 @@ def test_they_may_be_gone_back_from_twice() -> None:
     second = torch.autograd.grad(logp.sum(), [hidden, weight])
     for one, other in zip(first, second, strict=True):
         torch.testing.assert_close(one, other)
+
+
+def test_chunks_have_rows_for_a_card_and_fit_the_caches_of_a_cpu() -> None:
+    assert chunk_bytes("cpu", vocab=152_000) == chunk_bytes("cpu", vocab=1000) == 30 * 2**20
+    assert chunk_bytes("cuda", vocab=152_000) == 512 * 4 * 152_000
+    assert chunk_bytes("cuda", vocab=1000) == 30 * 2**20
+    # A device without numbers stands for a card: its weight decides.
+    for device, rows in (("cpu", 48), ("meta", 512)):
+        head = Projection(weight=torch.empty(152_000, 1, device=device))
+        first, *_, last = head.pieces(slice(0, 1024))
+        assert first.stop == rows and last.stop == 1024

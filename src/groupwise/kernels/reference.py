@@ -290,13 +290,17 @@ def _attention(
 ) -> Tensor:
     """`attention` in the dtype of its arguments."""
     gqa = query.shape[1] != key.shape[1]
+    # On a card, no fused kernel takes both a mask and grouped heads; PyTorch would hold the scores
+    # of all heads. Copies of the keys cost less.
+    masked_on_card = mask is not None and query.device.type != "cpu"
+    if gqa and (softcap is not None or masked_on_card):
+        repeats = query.shape[1] // key.shape[1]
+        key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
+        gqa = False
     if softcap is None:
         return F.scaled_dot_product_attention(
             query, key, value, attn_mask=mask, is_causal=mask is None, scale=scaling, enable_gqa=gqa
         )
-    if gqa:
-        repeats = query.shape[1] // key.shape[1]
-        key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
     scores = softcap * torch.tanh(query @ key.transpose(-1, -2) * (scaling / softcap))
     if mask is None:
         mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()

@@ -32,6 +32,24 @@ def is_adapted(model: Any) -> bool:
     return hasattr(model, "get_base_model")  # a merged model may keep `peft_config`
 
 
+def refuse_virtual_tokens(config: Any, *, where: str) -> None:
+    """Refuse prompt tuning and its kin.
+
+    Args:
+        config: of an adapter of PEFT, of a model with one, or None.
+        where: of the message.
+
+    Raises:
+        UsageError: the adapter puts virtual tokens in front of the prompt.
+    """
+    if getattr(config, "is_prompt_learning", False):
+        raise UsageError(
+            f"{where} = {type(config).__name__}: puts virtual tokens in front of every prompt, "
+            "which the sampler and packed updates do not have; use LoraConfig(task_type="
+            "'CAUSAL_LM'), or model={'adapter': {'rank': 16}} of groupwise.train."
+        )
+
+
 def new_adapter(model: Any, adapter: AdapterSettings, *, task: str = "CAUSAL_LM") -> Any:
     """The model with a fresh low-rank adapter, float32, that alone is trained.
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from groupwise.errors import ModelError
-from groupwise.models.adapters import is_adapted, note_base
+from groupwise.models.adapters import is_adapted, note_base, refuse_virtual_tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,8 +33,9 @@ class Policy:
     context: int
 
 
-def make_policy(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Policy:
+def make_policy(model: Any, tokenizer: PreTrainedTokenizerBase) -> Policy:
     """A policy of a model and a tokenizer at hand; checks that they belong together."""
+    refuse_virtual_tokens(getattr(model, "active_peft_config", None), where="model")
     config, embeddings = model.config.get_text_config(), model.get_input_embeddings()
     embedded = len(embeddings.weight)  # pyright: ignore[reportArgumentType]
     if len(tokenizer) > embedded:

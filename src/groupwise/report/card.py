@@ -22,22 +22,51 @@ SURROUNDINGS = {"commit": "commit of groupwise", "kernels": "kernels"}
 """Entries of `config.json` that a card repeats, and what they are called there."""
 
 
-def write_model_card(run_dir: str | Path, folder: str | Path) -> Path:
+def write_model_card(run_dir: str | Path, folder: str | Path, *, merged: bool = False) -> Path:
     """Write the card of a trained model and return its path.
 
     Args:
         run_dir: the run directory with `config.json` and `evaluations.jsonl`.
         folder: of the model; an existing card is replaced.
+        merged: whether the folder holds the model and its adapter as one.
     """
     about = json.loads((Path(run_dir) / "config.json").read_text(encoding="utf-8"))
     evaluations = Path(run_dir) / "evaluations.jsonl"
     measured = list(read_lines(evaluations)) if evaluations.exists() else []
     path = Path(folder) / CARD
-    replace_text(path, model_card(Path(run_dir).name, about, measured))
+    replace_text(path, model_card(Path(run_dir).name, about, measured, merged=merged))
     return path
 
 
-def model_card(name: str, about: Mapping[str, Any], evaluations: list[dict[str, Any]]) -> str:
+def write_merged_card(adapter: str | Path, base: str, folder: str | Path) -> Path:
+    """Write the card of a model that an adapter was merged into, where no run tells more.
+
+    Args:
+        adapter: its folder.
+        base: name or folder of the model.
+        folder: of the merged model.
+    """
+    known, own = _public(base), _public(Path(adapter).resolve())
+    head = ["---", *_metadata(known, "transformers"), "tags:", "- groupwise", "---"]
+    text = f"# {Path(folder).name}\n\n{known}, with the adapter {own} merged into its weights.\n"
+    path = Path(folder) / CARD
+    replace_text(path, "\n".join([*head, "", text]))
+    return path
+
+
+def _metadata(base: str, library: str) -> list[str]:
+    """The lines of the metadata that name the base model and what loads the folder."""
+    named = [f"base_model: {base}"] if _HUB_NAME.fullmatch(base) else []
+    return [*named, f"library_name: {library}"]
+
+
+def model_card(
+    name: str,
+    about: Mapping[str, Any],
+    evaluations: list[dict[str, Any]],
+    *,
+    merged: bool = False,
+) -> str:
     """The text of a card, with metadata for the hub.
 
     Of local paths, only the last part is named.
@@ -46,6 +75,7 @@ def model_card(name: str, about: Mapping[str, Any], evaluations: list[dict[str, 
         name: of the model.
         about: settings, versions and commit, as in `config.json`.
         evaluations: as in `evaluations.jsonl`.
+        merged: whether the adapter is part of the weights.
     """
     config, versions = about.get("config", {}), about.get("versions", {})
     model = config.get("model", {})
@@ -56,9 +86,8 @@ def model_card(name: str, about: Mapping[str, Any], evaluations: list[dict[str, 
     scores = method == "reward modelling"
     head = [
         "---",
-        *([f"base_model: {base}"] if _HUB_NAME.fullmatch(base) else []),
+        *_metadata(base, "peft" if model.get("adapter") and not merged else "transformers"),
         *(["datasets:", f"- {trained_on}"] if _HUB_NAME.fullmatch(trained_on) else []),
-        f"library_name: {'peft' if model.get('adapter') else 'transformers'}",
         f"pipeline_tag: {'text-classification' if scores else 'text-generation'}",
         "tags:",
         *(f"- {tag}" for tag in ("groupwise", method.replace(" ", "-"), algorithm) if tag),

@@ -14,7 +14,25 @@ from groupwise.kernels import accumulable_grad, active
 from groupwise.models import head_product
 
 CHUNK_BYTES = 30 * 2**20
+"""On a CPU, where a chunk has to fit the caches."""
+CARD_ROWS = 512
+"""Of a chunk on a card, whose matrix products need rows: 30 MiB are 48 rows of a vocabulary of 152
+thousand. 512 rows of it are 296 MiB."""
 KEEP_BYTES = 224 * 2**20
+
+
+def chunk_bytes(device: str, *, vocab: int) -> int:
+    """Size of one float32 buffer of logits: what a CPU's caches hold, or `CARD_ROWS` rows.
+
+    Args:
+        device: type of the device.
+        vocab: logits of a row.
+
+    Example:
+        >>> chunk_bytes("cpu", vocab=152_000) // 2**20, chunk_bytes("cuda", vocab=152_000) // 2**20
+        (30, 296)
+    """
+    return CHUNK_BYTES if device == "cpu" else max(CHUNK_BYTES, 4 * CARD_ROWS * vocab)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +44,7 @@ class Projection:
         softcap: if set, logits become softcap · tanh(logits / softcap).
         temperature: of the sampler; logits are divided by it.
         chunk_bytes: size of one float32 buffer of logits besides those kept; up to two and a half
-            exist at one time.
+            exist at one time. None: `chunk_bytes` of the device and the vocabulary.
         keep_bytes: size of the buffer of probabilities kept for the backward pass; those beyond it
             are recomputed.
         fp32_logits: compute logits in float32 whatever the type of the factors.
@@ -39,7 +57,7 @@ class Projection:
     bias: Tensor | None = None
     softcap: float | None = None
     temperature: float = 1.0
-    chunk_bytes: int = CHUNK_BYTES
+    chunk_bytes: int | None = None
     keep_bytes: int = KEEP_BYTES
     fp32_logits: bool = False
     accumulate_into_grad: bool = False
@@ -58,7 +76,8 @@ class Projection:
 
     def pieces(self, rows: slice) -> list[slice]:
         """Rows split into chunks."""
-        size = max(16, self.chunk_bytes // (4 * len(self.weight)) // 16 * 16)
+        room = self.chunk_bytes or chunk_bytes(self.weight.device.type, vocab=len(self.weight))
+        size = max(16, room // (4 * len(self.weight)) // 16 * 16)
         return [slice(i, min(i + size, rows.stop)) for i in range(rows.start, rows.stop, size)]
 
 

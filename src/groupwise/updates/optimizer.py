@@ -148,7 +148,11 @@ class MasterOptimizer:
     @torch.no_grad()
     def _refresh(self) -> None:
         for name, master in self._separate.items():
-            self.parameters[name].copy_(master)
+            parameter = self.parameters[name]
+            if parameter.device == master.device:
+                parameter.copy_(master)
+            else:
+                parameter.copy_(_pinned(master, parameter.dtype), non_blocking=True)
 
     def reset(self) -> None:
         """Begin the running means of AdamW anew; the learning rate keeps its schedule."""
@@ -235,12 +239,22 @@ def _adam(masters: list[nn.Parameter], settings: OptimizerSettings) -> torch.opt
     return bitsandbytes.AdamW8bit(masters, **given)  # pyright: ignore[reportPrivateImportUsage]
 
 
+def _pinned(value: Tensor, dtype: torch.dtype) -> Tensor:
+    """A copy in pinned memory of the host, of which a card reads and writes at full speed. PyTorch
+    changes the dtype of what crosses over on the CPU, in memory that is not pinned, so it must be
+    the same on both sides. Freed blocks are used again once the card has read them."""
+    return torch.empty(value.shape, dtype=dtype, pin_memory=True).copy_(value)
+
+
 def _into(master: nn.Parameter) -> Any:
     """A hook that adds the finished gradient of a parameter to that of its master."""
 
     def move(parameter: Tensor) -> None:
         if parameter.grad is not None:
-            wide = parameter.grad.to(master.device, master.dtype)
+            grad = parameter.grad
+            if grad.device != master.device:
+                grad = _pinned(grad, grad.dtype)
+            wide = grad.to(master.dtype)
             master.grad = wide if master.grad is None else master.grad.add_(wide)
             parameter.grad = None
 

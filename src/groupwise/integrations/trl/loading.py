@@ -14,6 +14,7 @@ from groupwise.errors import UsageError
 from groupwise.integrations.trl.config import GRPOConfig
 from groupwise.integrations.trl.settings import dtype, revision, trusts_remote_code, wrong
 from groupwise.models import Policy, is_adapted, load_policy, make_policy
+from groupwise.models.adapters import refuse_virtual_tokens
 from groupwise.models.seeds import own_random_numbers
 
 
@@ -98,6 +99,7 @@ def _at_hand(model: Any, args: GRPOConfig, tokenizer: Any) -> Policy:
 
 def _policy(model: Any, tokenizer: Any) -> Policy:
     """A policy of a model that may be inside an adapter."""
+    refuse_virtual_tokens(getattr(model, "active_peft_config", None), where="model")
     base = model.get_base_model() if is_adapted(model) else model
     return replace(make_policy(base, tokenizer), model=model)
 
@@ -121,6 +123,7 @@ def _check_experts(model: Any, args: GRPOConfig) -> None:
 def _adapted(found: Policy, config: Any, *, seed: int) -> Policy:
     from peft import get_peft_model
 
+    refuse_virtual_tokens(config, where="peft_config")
     if is_adapted(found.model):
         raise UsageError("peft_config: the model has an adapter already; merge it first.")
     with own_random_numbers(seed):

@@ -11,6 +11,7 @@ from groupwise.errors import UsageError
 from groupwise.models import load_policy, save_policy
 from groupwise.models.adapters import SavedAdapter
 from groupwise.models.loading import DTYPES, resolve
+from groupwise.report.card import write_merged_card, write_model_card
 
 
 def merge(
@@ -20,7 +21,7 @@ def merge(
     dtype: str | None = None,
     trust_remote_code: bool = False,
 ) -> Path:
-    """Write the model that an adapter makes of its base as a plain Hugging Face folder.
+    """Write the model that an adapter makes of its base as a plain Hugging Face folder with a card.
 
         W' = W + alpha / rank · B A
 
@@ -50,4 +51,8 @@ def merge(
     base = AutoConfig.from_pretrained(resolve(saved.base), trust_remote_code=trust_remote_code)
     merged = policy.model.merge_and_unload().to(DTYPES[dtype] if dtype else base.dtype)
     save_policy(replace(policy, model=merged), folder)
+    if (source.parent / "config.json").is_file() and source.name in ("final", "best"):
+        write_model_card(source.parent, folder, merged=True)
+    else:
+        write_merged_card(source, saved.base, folder)
     return folder
