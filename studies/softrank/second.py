@@ -285,7 +285,19 @@ def abstract(tasks: Mapping[str, Task], contrasts: Mapping[str, Contrast]) -> st
     told = [f"On {spoken(name)}, {verdict(name, tasks[name], contrasts[name])}." for name in tasks]
     missing = [spoken(name) for name in SETTINGS if name not in tasks]
     rest = [f"{listed(missing).capitalize()}: not run."] if missing else []
-    return " ".join(["**In short.**", *told, *rest])
+    return " ".join(["**In short.**", *told, *why(), *rest])
+
+
+def why() -> list[str]:
+    """What the factorial says, in one sentence."""
+    task = read_task(MECHANISM)
+    if task is None or task.seeds < len(MECHANISM_SEEDS):
+        return []
+    baseline, weighting = (points(main_effect(task, factor).difference) for factor in (0, 1))
+    return [
+        f"At {MECHANISM_RATE:g}, subtracting a baseline changes the area by {baseline} pp and "
+        f"weighting right answers by {weighting} pp."
+    ]
 
 
 def verdict(name: str, task: Task, contrast: Contrast) -> str:
