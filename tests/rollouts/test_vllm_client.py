@@ -360,7 +360,7 @@ def test_ways_that_cannot_be_are_refused(policy: Policy, folder: Path) -> None:
     with served(policy.model.name_or_path) as server:
         with pytest.raises(UsageError, match="engine.weights = 'restart': not possible here"):
             engine_of(server, policy, weights="restart")
-    with pytest.raises(UsageError, match="is no Python that can be run"):
+    with pytest.raises(UsageError, match="is not a Python that can be run"):
         OwnServer(policy, EngineSettings(python=str(folder / "python")), max_rows=4)
     with pytest.raises(UsageError, match="vLLM is not installed in this environment"):
         VllmEngine(policy)

@@ -1,9 +1,9 @@
-"""Rollouts: completions of prompts, by an `Engine`, and the source that has them scored.
+"""Rollouts: an `Engine` samples completions, and a source has them scored.
 
-Engines stand in `engines/`: `group` runs in this process and computes each prompt once for all its
-completions; `generate` drives `transformers`' own `generate` for models that cannot be attended
-that way; `scripted` answers from a function, for tests; these draw from the same keyed streams
-(`streams.py`). `vllm/` brings the weights to vLLM, in this process or behind HTTP.
+Engines are in `engines/`: `group` runs in this process and computes each prompt once for all its
+completions; `generate` drives `transformers`' own `generate` for models that do not support grouped
+attention; `scripted` answers from a function, for tests. The first two draw from the same keyed
+streams (`streams.py`). `vllm/` transfers the weights to vLLM, in this process or over HTTP.
 """
 
 from groupwise.rollouts.engines.generate import GenerateEngine

@@ -1,18 +1,18 @@
-"""Sampling ahead of the update: batch s is written by the weights after step s − k.
+"""Sampling ahead of the update: batches are sampled from weights that are k steps old.
 
-With k = `ahead`, batch s + k is begun before the update of step s, with the weights of that moment;
-the first k + 1 batches are written by the weights that the run begins with. So every batch is k
-steps old once the run has taken k steps, whoever samples and however fast: a resumed run, one
+With k = `ahead`, batch s + k starts before the update of step s and is sampled from the weights of
+that moment; the first k + 1 batches are sampled from the initial weights. After the first k steps,
+every batch is therefore exactly k steps old, whatever the engine and its speed: a resumed run, one
 process and a cluster draw the same tokens.
 
-Where the engine shares its process with the learner, batches are sampled one after the other before
-the update (`ahead` then costs nothing and gains nothing). An engine with processes of its own
-samples in the background while the learner updates.
+If the engine shares its process with the learner, batches are sampled in turn before the update
+(`ahead` then neither costs nor saves time). An engine with its own processes samples in the
+background while the learner updates.
 
 Source:
     One-step off-policy training: 2410.18252, k = 1.
     Elsewhere: the order in which batches are sampled depends on the clock (verl, AReaL, prime-rl);
-    their runs cannot be repeated.
+    their runs are not reproducible.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from groupwise.rollouts.stored import restored, stored
 from groupwise.types import Heartbeat, Request, ScoredGroups, Watch, unwatched
 
 POLL_S = 0.5
-"""Longest pause between two looks at what the sampling thread has done."""
+"""Longest pause, in seconds, between checks on the sampling thread."""
 
 
 @dataclass(eq=False, kw_only=True)
 class _Begun:
-    """A batch of which the prompts may be drawn, because the weights that write it exist.
+    """A batch that has been started: the weights that sample it exist, so its prompts may be drawn.
 
     Attributes:
         count: groups of the batch.
@@ -55,18 +55,18 @@ class _Begun:
 
 @runtime_checkable
 class Runner(Protocol):
-    """Runs the sampling beside the update."""
+    """Runs the sampling concurrently with the update."""
 
     def start(self, work: Callable[[], None]) -> None:
-        """Run a function beside the caller."""
+        """Run a function concurrently with the caller."""
         ...
 
     def wait(self, until: Callable[[], bool]) -> bool:
-        """Let the other side run until a condition holds, for a limited time; whether it does."""
+        """Wait until a condition holds, for a limited time; returns whether it holds."""
         ...
 
     def notify(self) -> None:
-        """Conditions may have changed."""
+        """Tell both sides that conditions may have changed."""
         ...
 
     def join(self) -> None:
@@ -97,7 +97,9 @@ class Thread:
             self.changed.notify_all()
 
     def join(self) -> None:
-        """As `Runner.join`; a thread that waits for judges is left to itself."""
+        """As `Runner.join`, but for 10 seconds at most: a thread that waits for judges is
+        abandoned.
+        """
         if self.thread is not None:
             self.thread.join(timeout=10)
 
@@ -111,10 +113,10 @@ class AheadSource:
         steps: of the run; no batch beyond the last step is begun.
         version: of the weights that the engine has now.
         background: samples beside the update; None samples in turn.
-        predicts: whether the prompts of a batch can be told before the one in front of it is
-            complete: no filter makes it draw again, and no order follows its rewards.
+        predicts: whether the prompts of a batch are known before the previous batch is complete: no
+            filter redraws prompts, and the order of prompts does not depend on rewards.
         watch: watches the wait for a batch.
-        runner: of the background.
+        runner: runs the background sampling; None runs it in a thread.
 
     Attributes:
         before: state of the inner source before the first batch that is begun.
@@ -137,7 +139,7 @@ class AheadSource:
         self.background, self.predicts, self.watch = background, predicts, watch
         self.runner: Runner = runner or Thread()
         if background is not None:
-            source.watch = self._noted  # Who waits for a batch is watched here.
+            source.watch = self._noted  # The wait for a batch is watched here.
         self.progress = 0
         self.begun: deque[_Begun] = deque()
         self.before: Mapping[str, Any] = {}
@@ -146,7 +148,8 @@ class AheadSource:
         self._running = False
 
     def take(self, count: int, *, step: int) -> ScoredGroups:
-        """The batch of a step; those up to `ahead` steps later are begun before it is returned.
+        """The batch of a step; the batches up to `ahead` steps later are started before it is
+        returned.
 
         Raises:
             RunError: not a single group was worth keeping, or sampling failed.
@@ -165,7 +168,7 @@ class AheadSource:
         self._wait_for(self.begun[0])
         batch = self.begun.popleft()
         scored, self.before = _scored(batch), batch.after
-        # Of what happens beside the update, the step has only waited for the end.
+        # The step waited only for the part of the sampling that outlasted the update.
         return replace(scored, seconds={"rollout": time.perf_counter() - start})
 
     def _fill(self, batch: _Begun) -> None:
@@ -175,13 +178,13 @@ class AheadSource:
             batch.after, batch.scored = self.source.state(), scored
 
     def _forget_unpublished(self) -> None:
-        """After learners went back to a checkpoint, drop the batches of weights that are gone."""
+        """After a rollback of the learners, drop the batches of weights that no longer exist."""
         if self.begun and self.begun[-1].version > self.version():
             self._wait_for(self.begun[-1])
             while self.begun and self.begun[-1].version > self.version():
                 self.begun.pop()
 
-    # -- beside the update ---------------------------------------------------------------------
+    # -- in the background ---------------------------------------------------------------------
 
     def _wait_for(self, batch: _Begun) -> None:
         """Wait for a batch that is sampled in the background."""
@@ -193,7 +196,7 @@ class AheadSource:
             with self.watch(f"the batch of step {batch.step + 1}") as heartbeat:
                 self._sampled(batch, heartbeat)
         except BaseException as error:
-            # The checkpoint that is written now does not wait for it once more.
+            # The checkpoint written now must not wait for this batch again.
             self._error = self._error or RunError(f"sampling was given up: {error}")
             raise
         if batch.scored is None:
@@ -269,14 +272,15 @@ class AheadSource:
     # -- state ---------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """What `restore` needs. Batches that are begun belong to it; they are put into words only
-        when the state is written, which waits for those that are not complete."""
+        """What `restore` needs. It includes the batches that are begun; they are serialised only
+        when the state is written, which waits for incomplete ones.
+        """
         if not self.begun:
             return self.source.state()
         return {"ahead": Snapshot(source=self, before=self.before, begun=tuple(self.begun))}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state, also from one of another `ahead`.
+        """Continue from a saved state, which may come from a run with another `ahead`.
 
         Raises:
             UsageError: the prompts or the seed are not those of the state.
@@ -315,7 +319,7 @@ class AheadSource:
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """The batches that were begun at some moment; called, it gives them as plain values.
+    """The batches that were begun at one moment; call it to get them as plain values.
 
     Attributes:
         before: state of the inner source before the first of them.
@@ -326,8 +330,8 @@ class Snapshot:
     begun: tuple[_Begun, ...]
 
     def __call__(self) -> dict[str, Any]:
-        """Plain values and tensors, once every batch is complete. After sampling has failed, those
-        that are not are left out, and a resumed run begins them anew, with newer weights.
+        """Plain values and tensors, once every batch is complete. After sampling has failed,
+        incomplete batches are left out, and a resumed run samples them again with newer weights.
 
         Raises:
             RunError: sampling was closed before.

@@ -1,4 +1,4 @@
-"""An engine that is asked for more before its last answer is needed."""
+"""An engine that receives further requests before its last answer is needed."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ class Background:
     """An `Engine` for a source that samples in the background, on an engine that keeps versions of
     weights and takes requests while it writes.
 
-    Behind the requests of the present batch, the engine is given those that later batches will
-    probably make, so that nobody waits for the longest completion of a batch. They name the same
-    streams, so they are answered already when they are made; if other prompts are drawn then, what
-    was written of these is dropped.
+    After the requests of the current batch, the engine receives the requests that later batches
+    will probably make, so that it does not idle during the longest completion of a batch. A
+    predicted request names the same streams as the real one, so its completions are valid once the
+    real request is made. If other prompts are drawn instead, they are dropped.
 
     Args:
         engine: writes each request with the version of weights that it names.
@@ -62,11 +62,11 @@ class Background:
         self._groups: Iterator[Group] | None = None
 
     def begin(self, version: int, predicted: Callable[[], Iterable[Request]]) -> None:
-        """Write the next batch with a version of weights.
+        """Sample the next batch from a version of the weights.
 
         Args:
-            predicted: called once the batch has drawn its prompts, whenever there is room: requests
-                of later batches that it did not give before.
+            predicted: called whenever there is room, once the batch has drawn its prompts; returns
+                requests of later batches that it has not returned before.
         """
         self._version, self._predicted = version, predicted
 
@@ -120,7 +120,7 @@ class Background:
         """Wait for the next group.
 
         Raises:
-            RunError: it was written by other weights than it was asked of.
+            RunError: it was sampled from other weights than the request named.
         """
         if self._groups is None:
             self._groups = self.engine.generate(self._stream(), sampling)

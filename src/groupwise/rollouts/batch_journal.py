@@ -1,7 +1,7 @@
 """The batches of the steps since the last checkpoint, for a run whose sampling cannot be repeated.
 
-What is sampled while weights change depends on the clock. A run that is killed and resumed takes
-the batches that it had learned from, so its weights are those of the run before it was killed.
+What is sampled while weights change depends on timing. A killed run that is resumed learns again
+from the journalled batches, so it reaches the same weights as before.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class BatchJournal:
         self.folder, self.settings = folder, settings
 
     def write(self, step: int, content: Mapping[str, Any]) -> None:
-        """Note a batch before it is learned from.
+        """Write a batch before the learner uses it.
 
         Raises:
             RunError: the disk is full.

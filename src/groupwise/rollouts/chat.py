@@ -1,4 +1,4 @@
-"""Talking to a model, through the same engine and chat template that training uses."""
+"""Chat with a model through the engine and chat template that training uses."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ def chat(
     trust_remote_code: bool = False,
     tools: Callable[[Policy], Engine] | None = None,
 ) -> Iterator[str]:
-    """The answers of a model to one message after the other.
+    """The answers of a model to a sequence of messages.
 
     A model with a chat template sees the conversation so far; one without sees each message alone.
-    When the conversation has grown beyond the model's context, its oldest turns are forgotten.
+    When the conversation exceeds the model's context, its oldest turns are dropped.
 
     Args:
         model: folder, hub name, or "bundled".
         questions: messages of the user, read one at a time.
         system: message in front of the conversation.
-        sampling: temperature 0 gives the same answers every time, and so does an equal seed.
+        sampling: temperature 0, or the same seed, gives the same answers every time.
         tools: makes an engine with an environment for the policy; None answers without one.
 
     Yields:

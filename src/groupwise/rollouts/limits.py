@@ -1,4 +1,4 @@
-"""What requests must satisfy in every engine, how large they may become, and how they are taken."""
+"""Checks of requests for every engine, limits on their size, and the queue they are taken from."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ PAUSES = (0.001, 0.05)
 
 
 def check(request: Request, policy: Policy, sampling: Sampling) -> None:
-    """Refuse what no engine can answer.
+    """Refuse a request that no engine can answer.
 
     Raises:
-        UsageError: no completion wanted, an empty prompt, one that fills the context, a negative
-            budget, or begun completions that do not match the samples or the sampling.
+        UsageError: no completions requested, an empty prompt, a prompt that fills the context, a
+            negative budget, or begun completions that do not match the samples or the sampling.
     """
     if request.group < 1:
         raise UsageError(f"group_size = {request.group}: must be at least 1.")
@@ -70,7 +70,7 @@ def budget(
 
 
 def places(request: Request, policy: Policy, sampling: Sampling, *, injected: int) -> int:
-    """Tokens that a completion with so many injected ones may have."""
+    """Tokens that a completion with `injected` injected tokens may have."""
     own = sampling.max_tokens if request.budget is None else request.budget
     return min(own + injected, policy.context - len(request.tokens))
 

@@ -41,7 +41,7 @@ class _Unfinished:
 
 
 class PartialRollouts:
-    """The groups that wait to be continued.
+    """The groups that are waiting to be continued.
 
     Args:
         tokens_per_step: tokens that the policy may add to a completion in one step; None finishes
@@ -63,7 +63,7 @@ class PartialRollouts:
         return min(sampling.max_tokens, written + self.tokens_per_step)
 
     def resumed(self, sampling: Sampling) -> list[Asked]:
-        """Requests that continue what waits, oldest first; nothing waits any more."""
+        """Requests that continue all waiting groups, oldest first; empties the queue."""
         found, self._waiting = sorted(self._waiting, key=lambda one: one.group.stream), []
         return [self._continued(one, sampling) for one in found]
 
@@ -82,7 +82,8 @@ class PartialRollouts:
         return Asked(unfinished.row, request, group.completions)
 
     def take(self, asked: Asked, group: Group, sampling: Sampling) -> Group | None:
-        """The whole group where the engine has finished it; None where it waits from now on.
+        """The whole group if the engine has finished it; otherwise the group is kept and None
+        returned.
 
         Args:
             group: what the engine has written of the request.
@@ -124,7 +125,7 @@ class PartialRollouts:
         prompts: Sequence[Prompt],
         tokens: Sequence[Sequence[int]],
     ) -> None:
-        """Take over what waited.
+        """Restore the waiting groups.
 
         Args:
             prompts, tokens: the data of the run.

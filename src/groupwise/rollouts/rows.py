@@ -16,11 +16,11 @@ EMPTY = Completion(tokens=(), mask=(), logprobs=(), text="", finish="length")
 
 @dataclass(kw_only=True)
 class Row:
-    """A completion while it is written, as far as the host keeps track of it.
+    """The state that the host keeps of a completion while it is written.
 
     Attributes:
         begun: what was there before; without tokens where nothing was.
-        places: tokens that it may have, begun and injected ones included.
+        places: maximum number of tokens, begun and injected ones included.
         since: the first token of which a stop string may consist.
         ended: how it had finished before anything was added to it, else None.
         given: begun or injected tokens that have yet to pass through the model.
@@ -91,7 +91,7 @@ def rows_of(request: Request, policy: Policy, sampling: Sampling, *, version: in
 def _ended(
     begun: Completion, policy: Policy, sampling: Sampling, *, places: int, since: int
 ) -> Finish | None:
-    """How a begun completion has finished already: by its policy's last token, or by its length."""
+    """How a begun completion has already finished: at its policy's last token, or by its length."""
     own = list(begun.tokens[since:])
     if own and own[-1] in policy.end_tokens:
         return "stop"
@@ -143,7 +143,7 @@ def completions_of(
 def _injected(
     policy: Policy, tokens: Sequence[int], mask: Sequence[bool], text: str
 ) -> tuple[tuple[int, int], ...]:
-    """Where injected tokens stand in a text; nothing where a character straddles their border."""
+    """The spans of injected tokens in a text; empty if a character straddles a boundary."""
     marked = groupby(zip(tokens, mask, strict=False), lambda pair: pair[1])
     runs = [(own, [token for token, _ in run]) for own, run in marked]
     pieces = decode_all(policy.tokenizer, [ids for _, ids in runs])

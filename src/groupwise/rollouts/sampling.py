@@ -1,5 +1,4 @@
-"""From logits to tokens: inverse-CDF sampling, and the log-probability of exactly what was sampled
-from."""
+"""From logits to tokens: inverse-CDF sampling, and log-probabilities of what was sampled from."""
 
 from __future__ import annotations
 

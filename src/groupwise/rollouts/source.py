@@ -1,7 +1,7 @@
 """Prompts in, scored groups out: the source of a run that samples from its own policy.
 
-It owns what may have to go round again. Under dynamic sampling a group without signal is dropped
-and another prompt drawn, until the batch is full or the stated number of rounds is used up.
+It owns everything that may have to be repeated. Under dynamic sampling, a group without signal is
+dropped and another prompt drawn, until the batch is full or `max_draws` rounds are used up.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from groupwise.types import (
 )
 
 POLL_S = 1.0
-"""Between two looks at whether workers make progress."""
+"""Seconds between checks that workers make progress."""
 Filter = Callable[[Mapping[str, Any]], Bool[Tensor, "prompt group"]]
 
 
@@ -52,16 +52,16 @@ class RolloutSource:
 
     Args:
         prompts, tokens: the data and how the model sees it.
-        engine, scorer: who writes and who judges.
+        engine, scorer: sample and judge the completions.
         keep: the filter of the algorithm; a group of which it keeps nothing is drawn again.
         group: completions per prompt.
         sampling: how they are drawn.
-        seed: of every random stream, and of the order of prompts.
+        seed: seeds every random stream and the order of prompts.
         order: in which prompts are drawn; None shuffles them.
         max_draws: rounds of drawing before a batch goes on unfilled.
-        journal: remembers verdicts for a run that is resumed; None judges everything anew.
+        journal: stores verdicts for a resumed run; None judges everything again.
         replies: the journal of the engine's environment, which is told the step.
-        tokens_per_step: tokens that a completion may get in one step; it goes on in the next one.
+        tokens_per_step: maximum tokens of a completion in one step; it continues in the next one.
             None finishes every completion in its step.
         watch: watches each wait for rollouts and for rewards.
 
@@ -99,11 +99,11 @@ class RolloutSource:
         self._rows = content_hash(prompts)
 
     def take(self, count: int, *, step: int) -> ScoredGroups:
-        """`count` groups that the filter keeps something of; fewer only when `max_draws` rounds did
-        not give them.
+        """`count` groups of which the filter keeps something; fewer only if `max_draws` rounds did
+        not yield enough.
 
-        Where completions are cut, a step begins `count` prompts, and takes those groups that are
-        complete in it, begun now or earlier: `count` on average, and at least one.
+        With `tokens_per_step`, a step starts `count` prompts and returns the groups that it
+        completes, started now or earlier: `count` on average, and at least one.
 
         Raises:
             RunError: not a single group was worth keeping.
@@ -263,7 +263,7 @@ class RolloutSource:
         those too long are passed over.
 
         Raises:
-            RunError: a whole round of the data has none that fits.
+            RunError: no prompt of a whole epoch fits.
         """
         found: list[tuple[int, Sequence[int]]] = []
         passed_over = 0
@@ -317,7 +317,7 @@ class RolloutSource:
         if state.get("rows", self._rows) != self._rows:
             raise UsageError(
                 "prompts: are not those of the run to resume, though there are as many; put the "
-                "data back as it was, or start a new run by --set output=FOLDER."
+                "data back as it was, or start a new run with --set output=FOLDER."
             )
         self.partial.restore(state.get("begun", ()), self.prompts, self.tokens)
 

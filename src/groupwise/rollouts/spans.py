@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 from groupwise.types import Heartbeat, Watch
 
 TOUCHING_S = 0.02
-"""Spans of a process that are no further apart become one."""
+"""Spans of a process that are no further apart are merged, in seconds."""
 MOST = 64
-"""Spans that are kept of a step."""
+"""Maximum number of spans kept per step."""
 WAITS = {
     "the batch": ("sampler", "sampling"),
     "rollouts of": ("sampler", "sampling"),
@@ -21,7 +21,7 @@ WAITS = {
     "the update": ("learner", "updating"),
     "the engine to take over": ("learner", "transferring"),
 }
-"""How a watched wait begins, and whose work it is."""
+"""How the name of a watched wait begins → the process that works meanwhile, and at what."""
 
 
 class Span(NamedTuple):
@@ -37,8 +37,8 @@ class Spans:
     """Collects spans from several threads.
 
     Args:
-        apart: processes of their own sample and add their spans, so the loop's waits for them are
-            not work.
+        apart: separate processes sample and add their own spans, so the loop's waits for them are
+            not recorded as work.
     """
 
     def __init__(self, *, apart: bool = False) -> None:
@@ -47,7 +47,7 @@ class Spans:
         self._lock = threading.Lock()
 
     def add(self, process: str, what: str, start: float, end: float | None = None) -> None:
-        """Note a span that ends now, or at `end`."""
+        """Record a span that ends now, or at `end`."""
         span = Span(process, what, start, time.time() if end is None else end)
         with self._lock:
             self._found.append(span)
@@ -55,7 +55,7 @@ class Spans:
                 self._found = merged(self._found)
 
     def drained(self) -> list[Span]:
-        """What was noted since the last call, merged."""
+        """The spans recorded since the last call, merged."""
         with self._lock:
             found, self._found = self._found, []
         return merged(found)
@@ -83,8 +83,8 @@ class Spans:
 
 
 def merged(spans: list[Span]) -> list[Span]:
-    """Spans in the order of their starts; those of a process and a kind that touch are one, and of
-    too many the longest stay.
+    """Spans in the order of their starts; touching spans of one process and kind are merged, and
+    only the longest `MOST` are kept.
 
     Example:
         >>> [tuple(s) for s in merged([Span("a", "x", 0, 2), Span("a", "x", 1, 3)])]

@@ -29,7 +29,7 @@ def stored(scored: ScoredGroups, source: RolloutSource) -> dict[str, Any]:
 
 
 def restored(plain: Mapping[str, Any], source: RolloutSource) -> ScoredGroups:
-    """The scored groups of which `stored` made this."""
+    """The scored groups from which `stored` made this."""
     return ScoredGroups(
         groups=tuple(restored_group(each, source) for each in plain["groups"]),
         scores=Scores(
@@ -48,7 +48,7 @@ def restored(plain: Mapping[str, Any], source: RolloutSource) -> ScoredGroups:
 
 
 def stored_group(group: Group, row: int) -> dict[str, Any]:
-    """A group without its prompt, which stands in a row of the data."""
+    """A group without its prompt, which is a row of the data."""
     return {
         "row": row,
         "stream": list(group.stream),
@@ -58,7 +58,7 @@ def stored_group(group: Group, row: int) -> dict[str, Any]:
 
 
 def restored_group(plain: Mapping[str, Any], source: RolloutSource) -> Group:
-    """The group of which `stored_group` made this."""
+    """The group from which `stored_group` made this."""
     row = plain["row"]
     prompt = source.prompts[row]
     source.rows[prompt.id] = row

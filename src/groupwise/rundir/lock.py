@@ -36,7 +36,7 @@ class RunLock:
         except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
             raise UsageError(
                 f"output = {str(folder)!r}: cannot be written "
-                f"({getattr(error, 'strerror', error)}); choose another folder by "
+                f"({getattr(error, 'strerror', error)}); choose another folder with "
                 "--set output=FOLDER."
             ) from None
         try:
@@ -46,7 +46,7 @@ class RunLock:
             self._file.close()
             raise UsageError(
                 f"output = {str(folder)!r}: is in use by {owner}; wait for it, or choose another "
-                "folder by --set output=FOLDER."
+                "folder with --set output=FOLDER."
             ) from None
         except OSError:
             pass  # A file system without locks: better no lock than no run.

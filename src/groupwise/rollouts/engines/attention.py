@@ -1,4 +1,4 @@
-"""Attention of a rollout: of new prompts among themselves, and of a decoding step to the cache."""
+"""Attention during rollouts: within new prompts, and from a decoding step to the cache."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from groupwise.kernels import DecodeRows, GroupCache, active
 
 @dataclass(frozen=True, kw_only=True)
 class Prefill:
-    """Attention of new prompts among themselves, padded on the right, filling their slots."""
+    """Attention within new prompts, which are padded on the right and fill their slots."""
 
     cache: GroupCache
     slots: Int[Tensor, "prompt"]

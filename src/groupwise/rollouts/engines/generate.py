@@ -1,9 +1,10 @@
-"""The engine for models that cannot be attended group by group: `transformers`' own `generate`,
-with keyed random streams.
+"""The engine for models that do not support grouped attention: `generate` of `transformers`, with
+keyed random streams.
 
-Slower (the prompt is computed for every completion and the batch waits for its longest row) but
-without assumptions about the model. A logits processor draws the tokens, so the random streams and
-log-probabilities are those of the group engine. A begun completion is continued as a longer prompt.
+It is slower (the prompt is computed for every completion and the batch waits for its longest row)
+but makes no assumptions about the model. A logits processor draws the tokens, so the random streams
+and log-probabilities are those of the group engine. A begun completion is continued as a longer
+prompt.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from groupwise.types import Group, Limits, Metrics, Request, Requests, Sampling,
 
 @dataclass(kw_only=True)
 class _Draft:
-    """A row to write, with all that has been written of it.
+    """A row to generate, with what has been generated so far.
 
     Attributes:
         prompt: its tokens.
@@ -61,8 +62,8 @@ class GenerateEngine:
         max_rows: completions written at the same time.
 
     Raises:
-        ModelError: the model gives the tokens that it generates other log-probabilities when it
-            reads them.
+        ModelError: the log-probabilities of generated tokens differ from those of a forward pass
+            over the whole sequence.
     """
 
     exact_continuation = False
@@ -177,12 +178,12 @@ class GenerateEngine:
         return {}
 
     def close(self) -> None:
-        """Nothing is held between calls."""
+        """No resources are kept between calls."""
 
 
 @torch.no_grad()
 def check_generation(policy: Policy, *, lengths: tuple[int, int] = (11, 5), left: int = 3) -> None:
-    """See that the model generates from the distribution that the learner computes.
+    """Check that the model generates from the distribution that the learner computes.
 
     Generates a few tokens from two prompts, padded on the left and with the cache of the model, and
     compares their log-probabilities with those of the whole sequences, padded on the right. They
@@ -234,8 +235,9 @@ def check_generation(policy: Policy, *, lengths: tuple[int, int] = (11, 5), left
 
 @contextmanager
 def _without_defaults(model: Any) -> Iterator[None]:
-    """Inside, the model has no settings of generation of its own: transformers fills up what is not
-    given from them, and a repetition penalty there would change what is sampled from."""
+    """Context without the model's own generation settings: transformers takes unset arguments from
+    them, and a repetition penalty there would change the sampled distribution.
+    """
     before = model.generation_config
     model.generation_config = GenerationConfig()
     try:
@@ -245,7 +247,7 @@ def _without_defaults(model: Any) -> Iterator[None]:
 
 
 class _Drawing(LogitsProcessor):
-    """Draws each row's token from its own stream and leaves it as the only possible one."""
+    """Draws each row's token from its own stream and masks all others."""
 
     def __init__(
         self,
@@ -275,7 +277,7 @@ class _Drawing(LogitsProcessor):
 
 
 class _Stops(StoppingCriteria):
-    """Ends rows at end tokens and stop strings, and remembers where."""
+    """Ends rows at end tokens and stop strings, and records where."""
 
     def __init__(self, ending: Ending, drafts: list[_Draft], *, longest: int) -> None:
         self.ending, self.longest = ending, longest

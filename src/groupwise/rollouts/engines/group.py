@@ -1,12 +1,12 @@
-"""The in-process engine: a prompt is computed once for all its completions, and no row waits for
+"""The in-process engine: each prompt is computed once for all its completions, and no row waits for
 another.
 
 Finished completions leave the batch at once; when the last one of a prompt has finished, its group
 is yielded and the next request takes its place. Prompts of different lengths stand side by side
 without padding in the decoding step. Begun completions are continued by passing their tokens
-through decoding steps, up to `CHUNK` at a time, so that the cache holds what it would hold had they
-been written here. The engine runs the model that learns, so there is no second copy of the weights
-and nothing to synchronise.
+through decoding steps, up to `CHUNK` at a time, so that the cache is the same as if this engine had
+sampled them. The engine runs the model that learns, so there is no second copy of the weights and
+nothing to synchronise.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class GroupEngine:
         max_rows: completions decoded at once; a prompt enters when all of its group fit.
 
     Raises:
-        ModelError: the model cannot be attended group by group; the message says why.
+        ModelError: the model does not support grouped attention; the message says why.
     """
 
     def __init__(self, policy: Policy, *, max_rows: int = 128) -> None:
@@ -89,7 +89,7 @@ class GroupEngine:
         limits: Limits | None = None,
         turns: Turns | None = None,
     ) -> Iterator[Group]:
-        """`generate`, with completions that wait in the cache for answers and go on behind them."""
+        """`generate` whose completions wait in the cache for replies and continue after them."""
         queue = RequestQueue(requests, self.policy, sampling, limits, max_rows=self.max_rows)
         if queue.limits is None:
             return
@@ -107,7 +107,7 @@ class GroupEngine:
                     weights = self._laid_out(rollout)
                     rollout.follow(self.version)
                 self.policy.model.eval()  # An update in between may have turned dropout on.
-                # While its caller has the turn, the model is as the caller gave it.
+                # Between yields, the model is in the mode in which the caller passed it.
                 with weights:
                     groups = rollout.next_groups()
                 yield from groups
@@ -115,7 +115,7 @@ class GroupEngine:
             self.policy.model.train(training)
 
     def _laid_out(self, rollout: _Rollout) -> AbstractContextManager[None]:
-        """Let a rollout compute with copies of the weights of now; inside what is returned."""
+        """A context in which a rollout computes with copies of the current weights."""
         fused = self._fused(positions=rollout.positions)
         rollout.backbone = fused or Backbone.of(self.policy.model)
         if fused is not None:
@@ -123,8 +123,10 @@ class GroupEngine:
         return active().inference_layers(self.policy.model, rows=self.max_rows)
 
     def _fused(self, *, positions: int) -> FusedBackbone | None:
-        """The model as kernels compute it, with its weights of now; None where an adapter was added
-        or another backend selected since the engine was built, or kernels never could."""
+        """The model as kernels compute it, with its current weights. None if kernels do not support
+        the model, or if an adapter was added or another backend selected since the engine was
+        built.
+        """
         backbone = Backbone.of(self.policy.model)
         if self.calls is None or not only_known_parts(backbone):
             return None
@@ -139,7 +141,7 @@ class GroupEngine:
         return {}
 
     def close(self) -> None:
-        """Nothing is held between calls."""
+        """No resources are kept between calls."""
 
 
 class _Rollout:
@@ -192,12 +194,12 @@ class _Rollout:
 
     @property
     def unfinished(self) -> bool:
-        """Whether anything is being written or may yet be asked for."""
+        """Whether anything is being written or further requests may come."""
         return bool(self.slots) or not self.requests.over
 
     @property
     def outdated(self) -> bool:
-        """Whether the engine has other weights by now."""
+        """Whether the engine has received other weights since this call began."""
         return self.newest() != self.version
 
     def follow(self, version: int) -> None:
@@ -301,7 +303,7 @@ class _Rollout:
 
     @torch.inference_mode()
     def step(self) -> None:
-        """One more token for every live completion, except those with given tokens left."""
+        """Draw one more token for every live completion, except those with given tokens left."""
         live, order, last, waiting = self.live, None, None, []
         if self.queued:
             live, order, last, waiting = self._feed(live)
@@ -385,7 +387,7 @@ class _Rollout:
         return live.keep(~ended)
 
     def _park(self, ended: Live, stopped: list[bool], parking: Parking) -> None:
-        """Let those rows wait that have stopped to ask."""
+        """Park the rows that have stopped to ask the environment."""
         columns = (ended.rows.tolist(), ended.time.tolist(), ended.token.tolist())
         for place, time, token, stop in zip(*columns, stopped, strict=True):
             row = self._row(place)
@@ -396,7 +398,7 @@ class _Rollout:
                 parking.offer(parked, self.tokens[place, row.since : time + 1].tolist())
 
     def rejoin(self, parking: Parking) -> None:
-        """Let rows go on behind their answers, while they fit."""
+        """Resume rows after their answers, as long as they fit."""
         answered = parking.answered(room=self.max_rows - len(self.live.rows))
         entries = [entry for parked, one in answered for entry in self._answered(parked, one)]
         if answered:
@@ -404,7 +406,7 @@ class _Rollout:
             self._measure()
 
     def _answered(self, parked: Parked, answer: Answer) -> list[Entry]:
-        """Put an answer behind its row: the row's entry, unless it has ended."""
+        """Append an answer to its row; returns the row's entry, unless the row has ended."""
         slot, sample, last, token = parked
         number = next(n for n, other in enumerate(self.slots) if other is slot)
         place, row = number * self.group + sample, slot.rows[sample]
@@ -434,7 +436,7 @@ class _Rollout:
             for place, row in enumerate(slot.rows, number * self.group):
                 if row.since:
                     self.since[place] = row.since
-                if row.idle:  # one that waits must not widen what is attended to
+                if row.idle:  # a waiting row must not widen the attention
                     continue
                 starts.add(row.start)
                 self.in_step = self.in_step and row.start == slot.start

@@ -21,7 +21,7 @@ Entry = tuple[int, int, int, int, int, int]
 
 
 class Answer(NamedTuple):
-    """What follows a completion that handed over.
+    """What follows a completion that asked its environment.
 
     Attributes:
         request, sample: name the completion.
@@ -40,7 +40,7 @@ class Turns(Protocol):
     """Answers completions that stopped to ask."""
 
     def hands_over(self, request: Request, sample: int, tokens: list[int], length: int) -> bool:
-        """Whether a completion that met a stop string waits for an answer from now on.
+        """Whether a completion that met a stop string must wait for an answer.
 
         Args:
             tokens: that the policy wrote since the last answer.
@@ -49,7 +49,7 @@ class Turns(Protocol):
         ...
 
     def answers(self) -> list[Answer]:
-        """Those that have come since."""
+        """The answers that have arrived since the last call."""
         ...
 
 
@@ -76,7 +76,7 @@ class Slot:
 
 
 class Parked(NamedTuple):
-    """A completion that waits for its answer; slots move, so it has no row number.
+    """A completion that waits for its answer. It has no row number because slots move.
 
     Attributes:
         sample: its place among the rows of the slot.
@@ -111,7 +111,7 @@ class Parking:
         """Let a completion wait if its `tokens` since the last answer ask for one."""
         request = parked.slot.request
         name = request.wanted[parked.sample]
-        with torch.inference_mode(False):  # What it asks may run in this thread.
+        with torch.inference_mode(False):  # The call may run in this thread.
             waits = self.turns.hands_over(request, name, tokens, parked.time + 1)
         if waits:
             self._waiting[id(request), name] = parked
@@ -127,7 +127,7 @@ class Parking:
         return [(self._waiting.pop((id(one.request), one.sample)), one) for one in found]
 
     def wait(self) -> None:
-        """Wait until one can go on."""
+        """Wait until a completion can continue."""
         pause, longest = PAUSES
         while not self._answers:
             self._answers += self.turns.answers()

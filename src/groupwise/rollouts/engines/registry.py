@@ -37,7 +37,7 @@ def make_engine(
         length: tokens of the longest prompt with its completion; None is the model's context.
 
     Raises:
-        UsageError: no such engine, or no vLLM that could serve this policy.
+        UsageError: the engine is unknown, or no vLLM can serve this policy.
     """
     settings = settings or EngineSettings()
     name = settings.name
@@ -47,8 +47,7 @@ def make_engine(
 
 
 def _group_engine(policy: Policy, settings: EngineSettings) -> Engine:
-    """The group engine, or the generate engine where the model cannot be attended group by
-    group."""
+    """The group engine, or the generate engine if the model does not support grouped attention."""
     if (reason := unsupported(policy.model)) is None:
         return GroupEngine(policy, max_rows=settings.max_rows)
     warnings.warn(

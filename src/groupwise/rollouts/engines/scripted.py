@@ -1,4 +1,4 @@
-"""An engine that says what it is told to: for tests, of groupwise and of whoever builds on it."""
+"""An engine with scripted answers, for tests of groupwise and of code that builds on it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from groupwise.types import (
 
 
 class ScriptedEngine:
-    """Answers of a function instead of a model.
+    """An engine whose completions come from a function instead of a model.
 
     Args:
         answer: from a prompt and a sample's index to the text of the completion.
@@ -71,7 +71,7 @@ class ScriptedEngine:
     def _complete(
         self, request: Request, sample: int, sampling: Sampling, begun: Completion
     ) -> Completion:
-        """The answer after what is begun, of which the injected tokens are no part."""
+        """The rest of the answer after the begun tokens, not counting injected ones."""
         text = self.answer(request.prompt, sample)
         most = sampling.max_tokens if request.budget is None else request.budget
         ids = list(self.encode(text))

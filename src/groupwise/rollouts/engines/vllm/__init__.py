@@ -1,4 +1,4 @@
-"""Rollouts by vLLM. Nothing here imports it but `in_process.py`, when it runs in this process."""
+"""Rollouts by vLLM. Only `in_process.py` imports vLLM."""
 
 from groupwise.rollouts.engines.vllm.engine import VllmEngine
 

@@ -1,4 +1,4 @@
-"""What the engine needs of vLLM, wherever that runs, and the error for when it is unavailable."""
+"""The interface to vLLM, wherever it runs, and the error raised when it is unavailable."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any, Literal, Protocol, runtime_checkable
 from groupwise.errors import RunError
 
 WeightSync = Literal["adapter", "reload", "restart"]
-"""How new weights reach the sampler: an adapter under a new name, a folder read into the model that
-runs, or a new start from a folder."""
+"""How new weights reach the sampler: an adapter under a new name, a folder loaded into the running
+model, or a restart from a folder."""
 
 
 UNTRUNCATED: Mapping[str, Any] = {
@@ -22,12 +22,12 @@ UNTRUNCATED: Mapping[str, Any] = {
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
 }
-"""Sampling parameters that change no probability. They are always given: a server fills up what is
-not given with the settings of generation that lie beside the model."""
+"""Sampling parameters that change no probability. They are always sent, because a server takes
+missing ones from the generation config in the model folder."""
 
 
 class EngineUnavailable(RunError):
-    """The sampler does not answer; it may come back."""
+    """The sampler does not answer; it may become available again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,12 +86,12 @@ class Sampler(Protocol):
 
     @property
     def ways(self) -> tuple[WeightSync, ...]:
-        """How it can take new weights over, the cheapest first."""
+        """The ways in which it can take new weights, cheapest first."""
         ...
 
     @property
     def context(self) -> int:
-        """The longest sequence that it keeps, in tokens."""
+        """Maximum sequence length, in tokens."""
         ...
 
     def start(self, weights: Weights) -> None:
@@ -103,20 +103,21 @@ class Sampler(Protocol):
         ...
 
     def answer(self, asks: Iterable[CompletionRequest | None]) -> Iterator[tuple[int, Answer]]:
-        """Answers as they finish, each with the number of asks before its own. Asks are taken while
-        there is room; None among them, which does not count, means none at the moment.
+        """Yield answers as they finish, each with the index of its request. Requests are taken
+        while there is room. None in their place means that there is none at the moment, and is not
+        counted.
 
         Raises:
-            EngineUnavailable: nobody answers.
+            EngineUnavailable: the sampler does not answer.
         """
         ...
 
     def renew(self, weights: Weights, way: WeightSync) -> None:
-        """Take over new weights and forget whatever was computed with the old ones."""
+        """Load new weights and discard everything that was computed with the old ones."""
         ...
 
     def sleep(self) -> None:
-        """Give memory back until `wake`."""
+        """Free memory until `wake` is called."""
         ...
 
     def wake(self) -> None: ...

@@ -1,4 +1,6 @@
-"""Known sequences, scored on both sides: does the sampler compute with the learner's weights?"""
+"""Known sequences, scored by sampler and learner, to check that the sampler has the learner's
+weights.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +26,13 @@ LENGTH = 288
 """Tokens of each sequence, shorter ones repeated: more than two blocks of a prefix cache, which
 have 16 tokens on a card and 128 on a CPU."""
 PRIME = 7919
-"""The tokens of fixed sequences lie so far apart in the vocabulary."""
+"""Distance between the token ids of the fixed sequences."""
 NEXT_TEMPERATURE = 2.0
-"""Of the tokens drawn after each sequence: away from 1, so that log-probabilities which leave the
-temperature out are found; a server allows no more."""
+"""Temperature of the token drawn after each sequence. It is not 1, so that log-probabilities that
+ignore the temperature are detected; the OpenAI API allows at most this value."""
 GROWTH, FLOOR = 10.0, 1e-4
-"""The gap may grow to so many times that of weights known to have arrived, or to so many nats."""
+"""The gap may grow to `GROWTH` times the gap of weights known to have arrived, or to `FLOOR`
+nats."""
 ARRIVED = 0.5
 """The least share of the learner's movement that the sampler must have followed."""
 
@@ -77,10 +80,10 @@ class Canary:
             self.newest = [tokens, *self.newest[: NEWEST - 1]]
 
     def check_learner(self) -> None:
-        """See that the learner's weights compute numbers, before a sampler is given them.
+        """Check that the learner's weights give finite logits before the sampler receives them.
 
         Raises:
-            RunError: they do not.
+            RunError: the logits are NaN or infinite.
         """
         if not all(bool(logits.isfinite().all()) for logits in self._logits(self.fixed)):
             raise RunError(
@@ -127,7 +130,7 @@ class Canary:
         return Comparison(gap=max(fmean(scored), fmean(drawn)), ours=ours, theirs=theirs)
 
     def settle(self, found: Comparison) -> None:
-        """Take a comparison as one of weights that have arrived."""
+        """Record a comparison as one of weights that have arrived."""
         self._usual = max(self._usual, found.gap)
         self._anchor = found
 
@@ -178,7 +181,7 @@ def _at(logp: Float[Tensor, "time vocab"], tokens: Sequence[int]) -> list[float]
 
 
 def _differences(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
-    """|ours − theirs| for each token; infinite where one is missing or no number."""
+    """|ours − theirs| for each token; infinite where one is missing or not finite."""
     if len(ours) != len(theirs):
         return [math.inf]
     gaps = [abs(a - b) for a, b in zip(ours, theirs, strict=True)]

@@ -1,4 +1,4 @@
-"""Rollouts by vLLM, held to the contract of the other engines.
+"""Rollouts by vLLM under the same contract as the other engines.
 
 vLLM has its own copy of the weights. They are published to it after every update, and a canary then
 compares both sides (`canary.py`), so that a run does not learn from completions of other weights.
@@ -37,16 +37,16 @@ RETURNS = 3
 
 
 class VllmEngine:
-    """Rollouts by vLLM: in this process, by a server that is started here, or by one that runs.
+    """Rollouts by vLLM: in this process, by a server that is started here, or by a running server.
 
     Args:
         policy: model and tokenizer of the learner.
         max_rows: completions written at the same time.
-        settings: where vLLM runs, and how new weights get there.
+        settings: where vLLM runs, and how it receives new weights.
         length: tokens of the longest prompt with its completion; None is the model's context.
 
     Raises:
-        UsageError: no vLLM there, one that is too old, or a server with another model or tokenizer.
+        UsageError: vLLM is missing or too old, or the server has another model or tokenizer.
         RunError: the server does not answer.
     """
 
@@ -77,8 +77,9 @@ class VllmEngine:
     def generate(
         self, requests: Requests, sampling: Sampling, limits: Limits | None = None
     ) -> Iterator[Group]:
-        """Yield groups as they finish; a sampler that goes away meanwhile is brought back, and
-        answers the rest."""
+        """Yield groups as they finish. A sampler that becomes unavailable is restarted or waited
+        for, and answers the rest.
+        """
         queue = RequestQueue(requests, self.policy, sampling, limits, max_rows=self.max_rows)
         if queue.limits is None:
             return
@@ -112,10 +113,10 @@ class VllmEngine:
     def _fitting(
         self, asks: Iterator[CompletionRequest | None]
     ) -> Iterator[CompletionRequest | None]:
-        """The same, checked against what vLLM holds.
+        """The requests, checked against the maximum length of vLLM.
 
         Raises:
-            UsageError: a prompt and its completion are longer.
+            UsageError: a prompt and its completion are longer than that.
         """
         for ask in asks:
             longest = self.sampler.context
@@ -160,7 +161,7 @@ class VllmEngine:
                     raise
 
     def close(self) -> None:
-        """End what was started here, and delete the files."""
+        """Stop what this engine started, and delete its files."""
         self.sampler.close()
         self.files.close()
 
@@ -183,8 +184,8 @@ class VllmEngine:
             self.sampler.renew(weights, way)
 
     def _settle(self) -> WeightSync:
-        """The way that new weights will take. A way that keeps the sampler running is tried with
-        weights far from the policy's, which it must bring over and back.
+        """How new weights will be transferred. A way that keeps the sampler running is tested
+        first: it must transfer weights far from the policy's, and then the policy's again.
 
         Raises:
             RunError: no way works.
@@ -206,7 +207,7 @@ class VllmEngine:
                     f"sides differ by {gap:.3g} nats; '{ways[ways.index(way) + 1]}' is used.",
                     stacklevel=2,
                 )
-            # What a failed trial leaves behind is nobody's weights.
+            # A failed trial may leave wrong weights behind.
             self.ready = False
         raise RunError(
             f"engine.weights = {wanted!r}: this vLLM does not take over new weights by "
@@ -217,7 +218,7 @@ class VllmEngine:
 
     def _tried(self, way: WeightSync, *, last: bool) -> float:
         """The larger gap after weights that are not the policy's, and after the policy's again;
-        infinite where vLLM fails over it and there is another way."""
+        infinite if vLLM fails and there is another way."""
         try:
             if not self.ready:
                 self._bring(way)
@@ -238,7 +239,7 @@ class VllmEngine:
             return math.inf
 
     def _compared(self) -> float:
-        """The gap, which must be within the limit and like those before it."""
+        """The gap, checked against the limit and the earlier gaps."""
         found = self.canary.compare(self.sampler)
         limit = self.settings.canary_limit
         problem = f"differ from the learner's by {found.gap:.3g} nats on average"
@@ -254,8 +255,9 @@ class VllmEngine:
         return found.gap
 
     def _meet(self, server: VllmServer) -> None:
-        """See that a server is one for this policy: its tokenizer, then its probabilities. One
-        that was started with the same model may have the weights of an earlier run."""
+        """Check that a server fits this policy: its tokenizer, then its probabilities. A server
+        started with the same model may have the weights of an earlier run.
+        """
         server.start()
         gap = self.canary.gap(server)
         name = str(getattr(self.policy.model.config, "_name_or_path", ""))
@@ -267,13 +269,13 @@ class VllmEngine:
             )
 
     def _bring_back(self, gone: EngineUnavailable) -> None:
-        """A sampler that went away: wait for it or start it, with the newest weights."""
+        """Wait for an unavailable sampler, or start it, with the newest weights."""
         warnings.warn(f"{gone} It is brought back with the newest weights.", stacklevel=2)
         self.ready = False
         self.publish(self.weights)
 
     def _wake(self) -> None:
-        """Awake, or known to be gone."""
+        """Wake the sampler, or note that it is unavailable."""
         if self.asleep:
             self.asleep = False
             try:
@@ -294,7 +296,7 @@ class VllmEngine:
 def _sampler(
     policy: Policy, settings: EngineSettings, *, max_rows: int, length: int | None
 ) -> Sampler:
-    """vLLM where the settings say."""
+    """The vLLM that the settings describe."""
     if settings.server is not None:
         return VllmServer(
             settings.server, policy, max_rows=max_rows, patience_s=settings.patience_s

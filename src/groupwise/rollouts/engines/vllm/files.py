@@ -1,4 +1,6 @@
-"""The policy as files that vLLM reads, and a copy of it that no one could take for the policy."""
+"""The policy as files that vLLM reads, and perturbed weights that cannot be mistaken for the
+policy's.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,8 @@ class WeightFiles:
     """The newest version of a policy on disk, in the folder for temporary files (TMPDIR).
 
     Args:
-        policy: whose weights; of a policy with an adapter, the adapter alone is written.
-        untied: write the head as a matrix of its own where it is the embedding's. vLLM's build for
+        policy: whose weights are written; with an adapter, only the adapter is.
+        untied: write a head that is tied to the embedding as a separate matrix. vLLM's build for
             CPUs repacks the head when it loads a model, and leaves a tied one as it was when it
             reads new weights.
 
@@ -114,7 +116,7 @@ def _base(model: Any) -> tuple[str | None, int]:
 
 @contextmanager
 def disturbed(model: Any) -> Iterator[None]:
-    """Inside, every parameter that learns has other values; afterwards exactly its own again.
+    """Context in which every trained parameter has other values; its own are restored exactly.
 
     Values move on by one place and change sign, which is exact and needs no second copy; a
     parameter that is all 0, such as a new adapter's, is filled.

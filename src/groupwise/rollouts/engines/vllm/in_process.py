@@ -1,4 +1,4 @@
-"""vLLM in this process, where it and the trainer are installed together."""
+"""vLLM in this process, if it is installed in the same environment as the trainer."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class InProcess:
         return ("adapter", "restart") if adapts else ("reload", "restart")
 
     def start(self, weights: Weights) -> None:
-        """Load the model anew."""
+        """Load the model again."""
         from vllm import LLM, EngineArgs  # pyright: ignore[reportMissingImports]
         from vllm.utils.argparse_utils import (  # pyright: ignore[reportMissingImports]
             FlexibleArgumentParser,
@@ -84,7 +84,7 @@ class InProcess:
             self.renew(weights, "adapter")
 
     def answer(self, asks: Iterable[CompletionRequest | None]) -> Iterator[tuple[int, Answer]]:
-        """All that there are at the moment, at once: vLLM itself decides what runs together."""
+        """All current requests at once: vLLM itself schedules what runs together."""
         source, count = iter(asks), 0
         while batch := [ask for ask in iter(partial(next, source, None), None)]:
             yield from enumerate(self._answer(batch), count)
@@ -145,7 +145,7 @@ class InProcess:
 
 
 def _answer(output: Any) -> Answer:
-    """A `RequestOutput` in our words."""
+    """Convert a `RequestOutput` of vLLM."""
     prompt = output.prompt_logprobs or ()
     return Answer(
         written=tuple(

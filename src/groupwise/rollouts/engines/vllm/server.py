@@ -29,10 +29,10 @@ SHORT_S = 60.0
 """Seconds for requests that compute nothing."""
 
 TEXTS = ("What is 17 + 25? Let us think.", "Zwölf – 十二 – 열둘\n\n\tx := [1, 2]; // ok", " 0042")
-"""Known texts that both tokenizers must read alike."""
+"""Texts that both tokenizers must encode alike."""
 
 PAUSE_S = 0.02
-"""Seconds between two looks for further requests."""
+"""Seconds between checks for further requests."""
 
 END = object()
 
@@ -86,7 +86,7 @@ class ServerClient:
         return self._request("POST", path, body, timeout=timeout)
 
     def close(self) -> None:
-        """Break off what is under way, so that no thread waits for it any longer."""
+        """Abort open requests, so that no thread keeps waiting for them."""
         for connection in list(self._open):
             if connection.sock is not None:
                 with suppress(OSError):
@@ -120,7 +120,7 @@ class ServerClient:
         return json.loads(data) if "json" in reply.getheader("Content-Type", "") else None
 
     def _connection(self, *, timeout: float | None) -> tuple[http.client.HTTPConnection, str]:
-        """A connection to the server, and what stands before every path there."""
+        """A connection to the server, and the prefix of every path there."""
         parts = self._parts
         if parts.scheme == "unix":
             return SocketConnection(parts.path, timeout=timeout), ""
@@ -130,7 +130,7 @@ class ServerClient:
 
 
 class Refused(RunError):
-    """The server understood a request and will not do it."""
+    """The server refused a request."""
 
     def __init__(self, message: str, *, status: int) -> None:
         super().__init__(message)
@@ -149,7 +149,7 @@ def _said(data: bytes) -> str:
 
 
 class VllmServer:
-    """A server that somebody else has started.
+    """A vLLM server that this run did not start.
 
     Args:
         url: its address.
@@ -170,7 +170,7 @@ class VllmServer:
         return ("adapter",) if is_adapted(self.policy.model) else ("reload",)
 
     def start(self, weights: Weights | None = None) -> None:
-        """Wait for the server, and make sure that it is one for this policy.
+        """Wait for the server, and check that it fits this policy.
 
         Raises:
             RunError: it does not answer in time.
@@ -180,7 +180,7 @@ class VllmServer:
         self.shake_hands()
 
     def await_health(self) -> None:
-        """CompletionRequest until the server answers, less and less often."""
+        """Poll the server until it answers, with growing pauses."""
         end, pause = time.monotonic() + self.patience_s, 0.1
         while True:
             try:
@@ -199,7 +199,7 @@ class VllmServer:
             pause = min(2 * pause, 5.0)
 
     def shake_hands(self) -> None:
-        """Learn the names of the server's models; see that its tokenizer is the policy's."""
+        """Read the names of the server's models; check that its tokenizer is the policy's."""
         version = self.client.get("/version")["version"]
         check_version(version, where=f"engine.server = {self.client.url!r}")
         cards = self.client.get("/v1/models")["data"]
@@ -301,7 +301,7 @@ class VllmServer:
             self.client.post("/v1/unload_lora_adapter", {"lora_name": before})
 
     def flush(self) -> None:
-        """Drop the keys and values of prompts that were computed with other weights."""
+        """Reset the prefix cache, whose keys and values were computed with other weights."""
         for _ in range(50):
             reply = self._developer("/reset_prefix_cache", {})
             if not isinstance(reply, dict) or reply.get("success", True):
@@ -336,7 +336,7 @@ class VllmServer:
 
 
 def _answer(choices: Sequence[Mapping[str, Any]], ask: CompletionRequest) -> Answer:
-    """The choices of a completion in our words."""
+    """Convert the choices of a completion."""
     written = tuple(
         CompletionOutput(
             tokens=list(choice["token_ids"]),

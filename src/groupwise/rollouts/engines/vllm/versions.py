@@ -1,4 +1,4 @@
-"""Which versions of vLLM can serve."""
+"""Versions of vLLM that are supported."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ OLDEST = (0, 15)
 
 
 def check_version(version: str, *, where: str) -> None:
-    """Refuse a vLLM that is too old; a version that is no number (the build of a branch) passes.
+    """Refuse a vLLM that is too old; a version that is not a number (a branch build) passes.
 
     Raises:
         UsageError: older than `OLDEST`.
