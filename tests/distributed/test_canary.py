@@ -31,7 +31,9 @@ def test_an_engine_with_older_weights_is_found() -> None:
     with torch.no_grad():
         for parameter in policy.model.parameters():
             parameter.add_(0.02 * torch.randn_like(parameter))
-    with pytest.raises(RunError, match="version 7: the sampler computes with others than arrived"):
+    with pytest.raises(
+        RunError, match="version 7: the sampler computes with other weights than arrived"
+    ):
         check_canary(GroupEngine(older), policy, version=7)
 
 

@@ -63,7 +63,7 @@ def test_what_a_plan_leaves_out_is_filled_in_and_survives_the_file(tmp_path: Pat
         ({"arms": [{"algorithm": "grpo", "label": "base"}]}, "the model before training"),
         ({"arms": [{"algorithm": "grpo", "label": "a/b"}]}, "arms.0.label = 'a/b'"),
         ({"against": "grpo"}, "against = 'grpo': must be one of the arms"),
-        ({"seeds": [1, 1]}, "seeds = [1, 1]: every seed must stand there once"),
+        ({"seeds": [1, 1]}, "seeds = [1, 1]: every seed must occur once"),
         ({"seeds": []}, "seeds = []"),
         ({"seed": 1}, "seed = 1: no such setting; did you mean seeds?"),
         ({"tuning": {"seeds": [1, 5]}}, "tuning.seeds: 1 must not be among the seeds"),

@@ -336,7 +336,7 @@ def test_what_cannot_work_is_refused(tmp_path: Path, caller: str) -> None:
     for given, message in (
         ({"tools": [bare]}, "bare: cannot be described to the model"),
         ({"tools": [multiply, multiply]}, "with different names"),
-        ({"tools": [3]}, "3 is no function"),
+        ({"tools": [3]}, "3 is not a function"),
         ({"environment_factory": 3}, "must be a class"),
         ({"tools": [multiply], "train_dataset": [{"prompt": "3 * 4"}]}, "is plain text"),
         (

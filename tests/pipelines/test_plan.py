@@ -111,7 +111,7 @@ UNPLANNED = {
     "a recipe's setting": (SAMPLE + 'set = ["samplign.top_p=0.5"]\n', "no such setting"),
     "weights that do not fit": (
         SAMPLE + '[[stages]]\nname="m"\nstage="average"\nmodels=["bundled", "b"]\nweights=[1.0]\n',
-        "need as many weights",
+        "give one for each of",
     ),
     "a count of nothing": (SAMPLE + "count = 0\n", "must be at least 1"),
     "rows for several recipes": (

@@ -74,7 +74,7 @@ def test_shares_and_levels_that_cannot_work_are_refused() -> None:
     with pytest.raises(UsageError, match="add up to 0.9"):
         MixedOrder({"a": [0], "b": [1]}, {"a": 0.5, "b": 0.4}, seed=0)
     prompts = [Prompt(id="x", columns={"level": "hard"})]
-    with pytest.raises(UsageError, match="which is no number"):
+    with pytest.raises(UsageError, match="which is not a number"):
         levels_of(prompts, "level", easiest="low")
     with pytest.raises(UsageError, match="did you mean level"):
         levels_of(prompts, "levle", easiest="low")

@@ -64,7 +64,7 @@ def test_a_split_is_chosen_and_a_missing_one_named() -> None:
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        ({"prompt": "1+1?", "answer": "2"}, "a single row must stand in a list"),
+        ({"prompt": "1+1?", "answer": "2"}, "put a single row into a list"),
         ({"prompt": ["a", "b"], "answer": ["c"]}, "differ in length"),
         (7, "must be a list, a Dataset, a DatasetDict, a DataFrame or a dict of columns"),
         (b"1+1?", "must be a list"),

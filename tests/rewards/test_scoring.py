@@ -251,7 +251,7 @@ def test_forms_that_do_not_fit() -> None:
     for nothing in (lambda: 1.0, lambda *given: 1.0):
         with pytest.raises(UsageError, match="must take `group`"):
             from_functions(nothing)
-    with pytest.raises(RewardError, match="the row has no 'level', and it is no name"):
+    with pytest.raises(RewardError, match="the row has no 'level', and no data that a reward"):
         scored(from_functions(lambda text, level: 1.0), group("a"))
     with pytest.raises(RewardError, match="did you mean completions?"):
         scored(from_functions(lambda text, completion: 1.0), group("a"))

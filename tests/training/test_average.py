@@ -45,7 +45,7 @@ def test_the_mean_of_a_model_with_itself_is_the_model(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("weights", "message"),
-    [([1.0], "need as many weights"), ([0.0, 0.0], "not all 0"), ([1.0, -1.0], "at least 0")],
+    [([1.0], "give one for each of"), ([0.0, 0.0], "not all 0"), ([1.0, -1.0], "at least 0")],
 )
 def test_weights_that_do_not_fit_are_refused(tmp_path: Path, weights, message) -> None:
     models = [saved(tmp_path / str(seed), seed) for seed in (1, 2)]

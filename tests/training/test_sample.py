@@ -81,7 +81,7 @@ def test_a_file_of_other_settings_is_refused(whole: Path, tmp_path: Path) -> Non
         taken(whole, count=3)
     unknown = tmp_path / "mine.jsonl"
     unknown.write_text("{}\n", encoding="utf-8")
-    with pytest.raises(UsageError, match="nothing says what made it"):
+    with pytest.raises(UsageError, match="there is no record of what made it"):
         taken(unknown)
     assert unknown.read_text(encoding="utf-8") == "{}\n"
 

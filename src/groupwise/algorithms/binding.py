@@ -1,4 +1,4 @@
-"""What an algorithm is (a row of functions), and what a run makes of it (functions to call)."""
+"""An algorithm as a row of functions, and the bound functions that a run calls."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ OWN: Mapping[str, set[str]] = {
     "divergence": {"coefficient", "in"},
     "entropy": {"coefficient"},
 }
-"""Settings of a slot that are the row's, whatever function fills it."""
+"""Settings of a slot that belong to the row, whatever function fills it."""
 
 SecondLearner = Literal["critic", "token_reward"]
-"""A learner that is trained beside the policy, and the section of a recipe that sets it."""
+"""A learner that is trained together with the policy, and its section in a recipe."""
 
 SECOND_LEARNERS: Mapping[str, SecondLearner] = {"values": "critic", "token_scores": "token_reward"}
 """Which learner computes an input of advantages."""

@@ -1,4 +1,4 @@
-"""What an algorithm is, in words, made from its row and from the docstrings of its functions."""
+"""Descriptions of algorithms, generated from their rows and the docstrings of their functions."""
 
 from __future__ import annotations
 

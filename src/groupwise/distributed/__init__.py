@@ -1,7 +1,7 @@
 """Training in several processes that share one update and the rollouts.
 
-`world.py` is the group of processes and says who is missing when a wait fails. `balance.py` deals
-whole groups to ranks by cost. `sharding.py` and `learner.py` are a learner whose gradient is the
-sum over ranks, with whole or sharded weights. `team.py` lets rank 0 lead the others, `engine.py`
-spreads prompts, and `ranks.py` is a run under `torchrun`.
+`world.py` is the group of processes and names the missing ranks when a wait fails. `balance.py`
+assigns whole groups to ranks by cost. `sharding.py` and `learner.py` implement a learner whose
+gradient is the sum over ranks, with whole or sharded weights. In `team.py` rank 0 leads the others,
+`engine.py` distributes prompts, and `ranks.py` is a run under `torchrun`.
 """

@@ -54,11 +54,11 @@ class LearnerRank:
         """Answer while another method runs."""
 
     def sees(self, path: str) -> bool:
-        """Whether this process has the same file."""
+        """Whether the path exists for this process."""
         return Path(path).exists()
 
     def address(self, driver: str) -> tuple[str, int]:
-        """Of the store that rank 0 keeps for all ranks.
+        """Host and port of the store that rank 0 keeps for all ranks.
 
         Args:
             driver: address of the machine where the driver runs.
@@ -87,7 +87,7 @@ class LearnerRank:
         self.member = make_member(self.config, algorithm, policy, world=world, samples=False)
 
     def call(self, name: str, given: Mapping[str, Any]) -> Any:
-        """A method of `Member`; what it returns stays here but on rank 0."""
+        """Call a method of `Member`; only rank 0 returns its result."""
         assert self.member is not None
         result = getattr(self.member, name)(**given)
         return result if self.rank == 0 else None
@@ -128,8 +128,9 @@ class Replica:
         return self.engine.exact_continuation
 
     def publish(self, weights: Shipment, version: int) -> Metrics:
-        """Sample from these weights from now on, once they are found to be those that were sent,
-        and the engine to compute with them; what is being written continues with them."""
+        """Sample from these weights from now on, completions in progress included, after checking
+        that they arrived unchanged and that the engine computes with them.
+        """
         return self.writer.between_steps(lambda: self._take_over(weights, version))
 
     def _take_over(self, weights: Shipment, version: int) -> Metrics:
@@ -139,15 +140,15 @@ class Replica:
         return {**metrics, "canary_gap": check_canary(own, self.policy, version=version)}
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Group]:
-        """The groups of some requests, before what is being written continues."""
+        """The groups of some requests, which take precedence over completions in progress."""
         return self.writer.between_steps(lambda: list(self.engine.generate(requests, sampling)))
 
     def write(self, request: Request, sampling: Sampling, limits: Limits) -> Group:
-        """The group of a request, written beside those of other threads."""
+        """The group of a request, sampled together with those of other threads."""
         return self.writer.write(request, sampling, limits)
 
     def close(self) -> None:
-        """End what the engine holds."""
+        """Close the engine."""
         self.engine.close()
 
 
@@ -160,14 +161,13 @@ def set_weights(model: Any, weights: Mapping[str, Tensor]) -> None:
 
 
 def go_to(folder: str) -> None:
-    """Work in the folder of the driver, where this machine has it."""
+    """Change to the driver's folder, if this machine has it."""
     if Path(folder).is_dir():
         os.chdir(folder)
 
 
 def own_address(other: str) -> str:
-    """The address under which another machine reaches this one. The name of a machine may stand
-    for 127.0.1.1 there."""
+    """The address at which other machines reach this one; a host name may resolve to 127.0.1.1."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((other, 1))  # Chooses a route; nothing is sent.
         return probe.getsockname()[0]

@@ -1,5 +1,6 @@
-"""Which rank computes which rows: whole groups, the most expensive first, each to the rank with the
-least to do."""
+"""Assignment of rows to ranks: whole groups, most expensive first, each to the rank with the least
+work.
+"""
 
 from __future__ import annotations
 
@@ -49,8 +50,8 @@ def deal(
     """The rows of each rank, in ascending order.
 
     Completions of one prompt stay together, so that the prompt is computed once, unless their group
-    costs more than an equal share of everything. The order of the units is by cost, then by first
-    row, so every process finds the same answer.
+    costs more than an equal share of everything. Units are sorted by cost, then by first row, so
+    every process computes the same assignment.
 
     Args:
         rows: rows of the batch that are to be computed.

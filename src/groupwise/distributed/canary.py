@@ -1,7 +1,8 @@
-"""A known prompt after every transfer: does an engine compute with the weights of its model?
+"""A known prompt after every transfer, to check that an engine computes with the weights of its
+model.
 
-Digests say that the right weights arrived in the model. An engine may hold more than the model,
-such as weights laid out for a kernel, and sample from those of an earlier version.
+Digests prove that the right weights arrived in the model. An engine may keep further copies, such
+as weights laid out for a kernel, and sample from those of an earlier version.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from groupwise.models import Policy
 from groupwise.types import Engine, Prompt, Request, Sampling, Stream
 
 LENGTH, PRIME = 16, 7919
-"""Tokens of the prompt, which lie so far apart in the vocabulary."""
+"""Number of prompt tokens, and the distance between their ids."""
 WRITTEN = 8
 """Tokens that the engine writes."""
 LIMIT, LIMIT_16_BIT = 1e-3, 0.1
@@ -49,7 +50,7 @@ def canary_gap(engine: Engine, policy: Policy) -> float:
 
 
 def check_canary(engine: Engine, policy: Policy, *, version: int) -> float:
-    """The gap, if the engine computes with its model's weights.
+    """The gap between an engine and its model.
 
     Raises:
         RunError: it does not.
@@ -59,7 +60,7 @@ def check_canary(engine: Engine, policy: Policy, *, version: int) -> float:
     gap = canary_gap(engine, policy)
     if gap > limit:
         raise RunError(
-            f"weights of version {version}: the sampler computes with others than arrived "
+            f"weights of version {version}: the sampler computes with other weights than arrived "
             f"(log-probabilities of known tokens differ by {gap:.2g} nats on average)."
         )
     return gap

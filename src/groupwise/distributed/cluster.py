@@ -1,11 +1,11 @@
 """A run on a Ray cluster: the driver runs the loop and holds no weights, ranks learn, replicas
 sample.
 
-Ray places processes, carries objects and tells who has died; ranks compute with
-`torch.distributed`. No actor restarts itself: one that came back by itself would have old weights.
-A lost replica is replaced and given its requests again, which have the same completions because
-their random streams have names. A lost rank ends the group, and the run continues from its last
-checkpoint.
+Ray places processes, transfers objects and reports which have died; ranks compute with
+`torch.distributed`. Actors do not restart automatically, because a restarted one would have old
+weights. A lost replica is replaced and receives its requests again; the completions are the same
+because their random streams are named. A lost rank ends the group, and the run continues from its
+last checkpoint.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from groupwise.models import Policy
 from groupwise.types import Batch, Objective, Update, WeightsRef
 
 LOOK_S = 2.0
-"""Seconds between two looks at whether processes are alive that are waited for."""
+"""Seconds between checks that the processes waited for are alive."""
 ANSWER_S = 5.0
-"""Seconds in which a process that is alive answers."""
+"""Seconds within which a live process must answer."""
 
 
 def connect_cluster(config: Config, algorithm: BoundAlgorithm, *, policy: Policy) -> Connected:
@@ -99,8 +99,8 @@ class ClusterLearner:
         return self._awaited(given[0][0] if method == "call" else method, calls)
 
     def _awaited(self, method: str, calls: list[Any]) -> Any:
-        """The result of rank 0, once all ranks are done. After an error the ranks are out of step,
-        so they are ended, and every later call fails.
+        """The result of rank 0, once all ranks are done. After an error the ranks are out of sync,
+        so they are stopped, and every later call fails.
 
         Raises:
             RankLost: a rank died, or shows no sign of life.

@@ -1,4 +1,4 @@
-"""The connection to Ray: room for processes, their start, and whether they are alive."""
+"""The connection to Ray: it reserves resources, starts processes and checks that they are alive."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LIFE = "life"
 WRITING = "writing"
 """The threads of a replica that wait for completions."""
 ROOM_S = 60.0
-"""Seconds to wait for room on the nodes."""
+"""Seconds to wait for free resources on the nodes."""
 
 
 class Cluster:
@@ -86,7 +86,7 @@ class Cluster:
         return total
 
     def _lacking(self) -> list[str]:
-        """What the cluster has too little of, whether in use or not."""
+        """The resources of which the cluster has too little in total, free or in use."""
         there = self.ray.cluster_resources()
         return [
             f"{name}: {there.get(name, 0):g} of {wanted:g}"
@@ -95,7 +95,7 @@ class Cluster:
         ]
 
     def _reserved(self) -> Any:
-        """Room for all processes, so that none of them waits for what another run holds.
+        """Reserve resources for all processes, so that none waits for another run.
 
         Raises:
             UsageError: nodes are too small, or in use.
@@ -119,8 +119,8 @@ class Cluster:
         )
 
     def actor(self, kind: type, *given: Any, cpus: int, gpus: float, writing: int = 0) -> Any:
-        """A process of its own that holds an object; it ends with the driver. Its method `alive`
-        answers while others run.
+        """A separate process that holds an object; it ends with the driver. Its method `alive`
+        answers while other methods run.
 
         Args:
             writing: calls of `write` that may run at a time.
@@ -156,7 +156,7 @@ class Cluster:
         """The first answer of a process.
 
         Raises:
-            RunError: it did not start, and why.
+            RunError: it did not start; the message says why.
         """
         ray, limit = self.ray, self.config.distributed.timeout_s
         try:
@@ -174,7 +174,7 @@ class Cluster:
         `distributed.timeout_minutes`.
 
         Args:
-            calls: what was asked of each and when; kept between calls.
+            calls: the open call to each process and its time; kept between calls.
         """
         ray, lost, now = self.ray, [], time.monotonic()
         for number, actor in actors.items():

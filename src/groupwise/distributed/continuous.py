@@ -16,7 +16,7 @@ from groupwise.types import Group, Limits, Metrics, Request, Requests, Sampling,
 class ContinuousEngine:
     """An `Engine` that keeps the replicas of a cluster busy.
 
-    What a lost replica was writing is begun anew by others.
+    Completions of a lost replica are sampled again by others.
 
     Args:
         engine: of the cluster; evaluations use it beside this one.

@@ -1,4 +1,4 @@
-"""How long a step takes on many cards: a model of each stage, not a measurement.
+"""Estimates how long a step takes on many cards, from a model of each stage, not from measurements.
 
 With N parameters, K bytes of keys and values per token, P prompts of G completions, prompts of p
 tokens, completions of ℓ tokens on average and ℓ_max at most, memory bandwidth M and peak C of a
@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from groupwise.errors import UsageError, suggest
 
 MEMORY_SHARE, BANDWIDTH_SHARE, COMPUTE_SHARE = 0.9, 0.6, 0.4
-"""What of a card's memory, bandwidth and peak is reached."""
+"""The fractions of a card's memory, bandwidth and peak that are reached."""
 TAIL = 0.1
 """Share of the rows that are left while the longest completions are written."""
 LAUNCH_S = 0.002
@@ -66,7 +66,7 @@ CARDS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What a step is about.
+    """The workload of a step.
 
     Attributes:
         parameters: of the model.

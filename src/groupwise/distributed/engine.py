@@ -1,7 +1,7 @@
 """Prompts spread over ranks, each of which samples with its own engine.
 
-What is sampled depends on the names of random streams alone, so completions are those of one
-process however prompts are spread.
+Samples depend on the names of random streams alone, so completions equal those of a single process
+however prompts are distributed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from groupwise.distributed.team import Leader
 from groupwise.types import Engine, Group, Limits, Metrics, Request, Requests, Sampling, WeightsRef
 
 PAUSE_S = 0.01
-"""Between two looks at a source that has no request at the moment."""
+"""Seconds between checks on a source that has no request at the moment."""
 
 
 class SpreadEngine:
@@ -68,6 +68,6 @@ class SpreadEngine:
         return self.leader.ask("renew")
 
     def close(self) -> None:
-        """End the engines, and let the other ranks go."""
+        """Close the engines and release the other ranks."""
         self.leader.member.close()
         self.leader.close()

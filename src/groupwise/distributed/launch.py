@@ -15,7 +15,7 @@ from groupwise.config import Config
 from groupwise.errors import UsageError
 
 PORT, RAY_PORT = 29500, 6379
-"""Where the processes of a run meet."""
+"""The port at which the processes of a run meet."""
 
 
 @dataclass(frozen=True, kw_only=True)

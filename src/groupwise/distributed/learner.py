@@ -104,8 +104,8 @@ class DistributedLearner(TorchLearner):
         """As `TorchLearner.begin`.
 
         Raises:
-            RunError: the optimizer steps tensors that the model no longer reads, so the update
-                would be wrong without an error.
+            RunError: the optimizer updates tensors that the model no longer reads, which would
+                otherwise go unnoticed.
         """
         read = self._trainable()
         if any(read.get(name) is not p for name, p in self.optimizer.parameters.items()):
@@ -211,7 +211,7 @@ class DistributedLearner(TorchLearner):
     # -- weights and state ---------------------------------------------------------------------
 
     def publish(self) -> PublishedWeights:
-        """The present weights, whole on every rank, in the type that is computed with."""
+        """The present weights, whole on every rank, in the compute dtype."""
         if self.sharding == "none":
             return super().publish()
         reshard(self.reader)

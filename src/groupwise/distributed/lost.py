@@ -1,4 +1,4 @@
-"""The error after which a run continues from its checkpoint by itself."""
+"""The error after which a run resumes automatically from its checkpoint."""
 
 from groupwise.errors import RunError
 

@@ -1,4 +1,6 @@
-"""Objectives on their way to other processes: names of registered functions and their settings."""
+"""Serialisation of objectives for other processes: names of registered functions and their
+settings.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ PARTS: Mapping[str, Registry] = {
 
 @dataclass(frozen=True, kw_only=True)
 class NamedObjective:
-    """What a `PolicyObjective` is made of; every process has the functions themselves.
+    """The parts of a `PolicyObjective` by name; every process has the functions themselves.
 
     Attributes:
         parts: name and settings of the function in each slot.
@@ -39,7 +41,7 @@ class NamedObjective:
 
 
 def named(objective: Objective) -> NamedObjective:
-    """An objective in a form that other processes understand.
+    """An objective in a form that can be sent to other processes.
 
     Raises:
         UsageError: it is not made of registered functions.

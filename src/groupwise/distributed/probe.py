@@ -19,11 +19,11 @@ from groupwise.distributed.surroundings import received, surroundings
 SENT = 1 << 24
 """float32 numbers that are sent to measure the bandwidth: 64 MiB."""
 QUESTIONS = 5
-"""A clock is asked so often; the quickest answer counts."""
+"""Number of times that a clock is asked; the quickest answer counts."""
 
 
 class Probe:
-    """Stands where a rank or a replica will be.
+    """Takes the place of a rank or a replica, to test its process.
 
     Args:
         settings: the configuration as JSON.
@@ -46,7 +46,7 @@ class Probe:
         return time.time()
 
     def sees(self, path: str) -> bool:
-        """Whether this process has the same file."""
+        """Whether the path exists for this process."""
         return Path(path).exists()
 
     def take(self, sent: Tensor) -> float:
@@ -72,7 +72,7 @@ class Findings:
 
 
 def probe(config: Config) -> Findings:
-    """Look at a cluster by processes that take what those of a run would.
+    """Probe a cluster with processes that take the same resources as those of a run.
 
     Raises:
         UsageError: there is no cluster at the address, it lacks resources, or a process has other
@@ -109,7 +109,7 @@ def probe(config: Config) -> Findings:
 
 
 def _offset(cluster: Cluster, actor: Any) -> float:
-    """Seconds that a clock is ahead, from the question that was answered most quickly."""
+    """Seconds that a clock is ahead, from the measurement with the shortest round trip."""
     found = []
     for _ in range(QUESTIONS):
         asked = time.time()

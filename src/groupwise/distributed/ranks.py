@@ -29,12 +29,13 @@ from groupwise.models import Policy, is_adapted
 BYTES_PER_PARAMETER = 16
 """float32 weights, gradients and both moments."""
 SHARE_OF_CARD = 0.5
-"""Weights and optimizer are sharded where they would fill more of a card."""
+"""Weights and optimizer are sharded if they would fill more than this fraction of a card."""
 
 
 def lead(config: Config, algorithm: BoundAlgorithm, *, policy: Policy) -> Connected:
-    """Call the other ranks to a run, and connect the policy to the learner and the engine of all of
-    them. Closing the engine lets them go."""
+    """Make the other ranks join a run, and connect the policy to the distributed learner and
+    engine. Closing the engine releases them.
+    """
     world = World.call(config.to_json(), timeout_s=config.distributed.timeout_s)
     try:
         member = make_member(config, algorithm, policy, world=world, samples=True)
@@ -52,7 +53,7 @@ def serve(policy: Policy | None = None) -> tuple[Config, Policy]:
     """Follow rank 0 until its run has ended; returns its configuration and this rank's policy.
 
     Args:
-        policy: a model at hand, which is given rank 0's weights; None loads the configured one.
+        policy: a loaded model, which receives rank 0's weights; None loads the configured one.
 
     Raises:
         RunError: rank 0 or another rank was lost.
@@ -105,7 +106,7 @@ def make_member(
 
 
 def _spreads(config: Config) -> bool:
-    """Whether every rank samples; of a server there is one."""
+    """Whether every rank samples; with a vLLM server, only rank 0 does."""
     return config.engine.name != "vllm"
 
 

@@ -17,11 +17,11 @@ from groupwise.rollouts.spans import Spans
 from groupwise.types import Group, Limits, Metrics, Request, Requests, Sampling, WeightsRef
 
 PAUSE_S = 0.01
-"""Between two looks at a source that has no request while nothing is being written."""
+"""Seconds between checks on a source that has no request while nothing is being written."""
 LOOK_S = 0.05
 """Longest wait for a replica while there may be requests for another one."""
 REPLACEMENTS = 10
-"""Replicas that may be lost one after the other, with no answer in between."""
+"""Replicas that may be lost in a row without an answer in between."""
 
 
 class Stored:
@@ -41,7 +41,7 @@ class Stored:
 
 
 class Idle:
-    """The replicas that nobody uses, for several callers at a time.
+    """The idle replicas, shared by several callers.
 
     Args:
         count: of replicas.
@@ -53,8 +53,9 @@ class Idle:
         self.lock = threading.Lock()
 
     def claim(self, caller: object, step: int) -> int | None:
-        """A replica for a caller, if there is one and nobody waits with an earlier step, as
-        evaluations have."""
+        """A replica for a caller, if one is idle and no caller with an earlier step is waiting;
+        evaluations have earlier steps than training.
+        """
         with self.lock:
             self.wanted[caller] = step
             if not self.free or step > min(self.wanted.values()):
@@ -70,12 +71,12 @@ class Idle:
             return places
 
     def stop_waiting(self, caller: object) -> None:
-        """A caller has nothing for a replica at the moment."""
+        """Note that a caller has no work for a replica at the moment."""
         with self.lock:
             self.wanted.pop(caller, None)
 
     def give_back(self, places: Iterable[int]) -> None:
-        """Replicas that are not used any more."""
+        """Return replicas that are idle again."""
         with self.lock:
             self.free |= set(places)
 
@@ -118,8 +119,9 @@ class ClusterEngine:
         )
 
     def renew(self, place: int, weights: Stored | None = None) -> list[Any]:
-        """Have a replica take over weights, the newest by default, unless it was told to; it checks
-        what arrives. The calls to wait for."""
+        """Make a replica load weights, the newest by default, unless it has already been told to;
+        it checks what arrives. Returns the calls to wait for.
+        """
         with self.lock:
             weights = weights or self.current
             held = self.holds[place]
@@ -129,7 +131,9 @@ class ClusterEngine:
             return [held[1]]
 
     def _weights(self, version: int | None) -> Stored:
-        """A version that is kept, else the newest: nobody waits any more for what others write."""
+        """The version if it is still kept, else the newest: no caller waits for completions of a
+        dropped version.
+        """
         found = [each for each in list(self.kept) if each.version == version]
         return found[-1] if found else self.current
 
@@ -185,8 +189,7 @@ class ClusterEngine:
             self.idle.give_back(place for place, *_ in running.values())
 
     def _look_ahead(self, source: Iterator[Request | None], waiting: deque[Request]) -> bool:
-        """Take requests until each replica can be given as many as it holds; whether there will be
-        no other one."""
+        """Take requests until every replica can be filled; whether the requests have ended."""
         while len(waiting) < self.chunk * len(self.replicas):
             try:
                 request = next(source)
@@ -236,5 +239,5 @@ class ClusterEngine:
         return {"seconds.weights": time.perf_counter() - start}
 
     def close(self) -> None:
-        """End ranks, replicas, and a cluster that was started here."""
+        """Stop ranks, replicas, and a cluster that was started here."""
         self.cluster.close()

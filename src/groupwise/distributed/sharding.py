@@ -39,7 +39,7 @@ def shard(reader: Reader, mesh: DeviceMesh) -> torch.dtype | None:
     if low is not None:
         reader.float()
         policy = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=torch.float32)
-    # The root too gives its weights back after a forward pass: one without gradients would leave
+    # The root is resharded after a forward pass too: otherwise a pass without gradients would leave
     # it gathered, and writes to its weights would go to the copy.
     for module in [*layers(model), reader]:
         fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
@@ -82,7 +82,7 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def own_part(full: Tensor, like: Tensor) -> Tensor:
-    """Of a whole tensor what this rank holds, in the form of `like`."""
+    """This rank's shard of a whole tensor, in the form of `like`."""
     full = full.to(like.device)
     if not isinstance(like, DTensor):
         return full

@@ -1,4 +1,4 @@
-"""What must be equal in all processes of a run: settings, versions, registered functions."""
+"""Checks that settings, versions and registered functions are equal in all processes of a run."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _registered() -> Iterator[str]:
 
 
 def compare(own: Mapping[str, str], others: Mapping[str, Mapping[str, str]], *, here: str) -> None:
-    """Refuse processes whose surroundings differ from those of this one.
+    """Refuse processes whose packages or registered functions differ from those of this one.
 
     Args:
         own: surroundings of this process, which messages call `here`.

@@ -1,4 +1,4 @@
-"""Rank 0 leads: it runs the loop, and the others do their share of what it asks for.
+"""Rank 0 leads: it runs the loop, and the other ranks do their share of each operation.
 
 Rank 0 sends the name of a method of `Member` and its arguments, then all ranks call it.
 """
@@ -32,7 +32,7 @@ from groupwise.types import (
 
 
 class Member:
-    """What one rank does when it is asked.
+    """The operations that one rank performs on request.
 
     Args:
         world: the group of processes.
@@ -160,7 +160,7 @@ class Member:
 
 
 def follow(member: Member) -> None:
-    """Do what rank 0 asks for until it lets this rank go.
+    """Perform the operations that rank 0 asks for until it releases this rank.
 
     Raises:
         RunError: rank 0 was lost.
@@ -182,7 +182,7 @@ def follow(member: Member) -> None:
 
 
 class Leader:
-    """Rank 0's side of the group: a `Learner` that does everything together with the other ranks.
+    """Rank 0's side of the group: a `Learner` that performs each operation on all ranks.
 
     Args:
         member: rank 0's own part.
@@ -210,12 +210,13 @@ class Leader:
                 return getattr(self.member, name)(**own, **local)
 
     def together(self) -> _Together:
-        """A context for operations of all ranks. After an error in it the ranks are out of step,
-        so each later one fails with the same message."""
+        """A context for operations of all ranks. After an error in it the ranks are out of sync, so
+        each later operation fails with the same message.
+        """
         return _Together(self)
 
     def close(self) -> None:
-        """Let the other ranks end."""
+        """Release the other ranks."""
         try:
             if self._broken is None:
                 self.world.command(None)

@@ -1,4 +1,4 @@
-"""Published weights taken over by another model, and the proof that they arrived."""
+"""Loads published weights into another model, and verifies that they arrived."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from groupwise.types import TensorInfo, WeightsRef
 
 @dataclass(frozen=True, kw_only=True)
 class Shipment:
-    """Weights on their way to another process, with what the sender computed of them.
+    """Weights to be sent to another process, with the digests that the sender computed.
 
     Attributes:
         version: the number of optimizer steps behind them.
         named: the tensors.
-        digests: of each, before it was sent.
+        digests: of each tensor, computed before it was sent.
     """
 
     version: int

@@ -1,4 +1,4 @@
-"""The processes of a run, as `torchrun` starts them, and what is said when one of them is lost."""
+"""The group of processes that `torchrun` starts, and the errors when one of them is lost."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from groupwise.errors import RunError, first_line
 IDLE = timedelta(hours=24)
 """How long a rank waits for the next command of rank 0; an ended rank 0 is noticed at once."""
 LOOK_S = 0.05
-"""Longest pause between two looks at whether the other ranks are done."""
+"""Longest pause, in seconds, between checks whether the other ranks are done."""
 LOST = ("closed by peer", "timed out", "timeout", "connection re", "broken pipe", "gloo", "nccl")
 """What the messages of `torch.distributed` contain when another rank is gone."""
 
@@ -61,7 +61,7 @@ class World:
 
     @classmethod
     def call(cls, text: str, *, timeout_s: float) -> World:
-        """Rank 0: tell the other ranks what is to be done, and wait for them.
+        """On rank 0: send a command to the other ranks, and wait for them.
 
         Raises:
             RunError: they did not come.
@@ -72,7 +72,7 @@ class World:
 
     @classmethod
     def called(cls, limit: Callable[[str], float]) -> tuple[World, str]:
-        """The other ranks: wait for what rank 0 says, and join it.
+        """On the other ranks: wait for a command of rank 0, and join it.
 
         Args:
             limit: from what rank 0 says to how long ranks wait for each other, in seconds.
@@ -98,8 +98,9 @@ class World:
     # -- operations that all ranks call ----------------------------------------------------------
 
     def command(self, value: Any = None) -> Any:
-        """A value of rank 0, for which the others wait as long as it takes, but rank 0 waits for
-        them no longer than in any other operation."""
+        """Broadcast a value of rank 0. The other ranks wait for it without a time limit; rank 0
+        waits for them no longer than in any other operation.
+        """
         data = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
         size = torch.tensor([len(data)])
         if self.leads:
@@ -179,7 +180,7 @@ class World:
 
     @contextmanager
     def alive(self) -> Iterator[None]:
-        """Inside, this process shows rank 0 signs of life."""
+        """A context in which this process shows rank 0 signs of life."""
         over = threading.Event()
 
         def show() -> None:
@@ -241,7 +242,7 @@ class World:
     # -- failures --------------------------------------------------------------------------------
 
     def failed(self, error: BaseException) -> None:
-        """Leave word for the other ranks of why this one ends."""
+        """Tell the other ranks why this one ends."""
         text = f"{type(error).__name__}: {first_line(error)}"
         if isinstance(error, KeyboardInterrupt):
             text = "interrupted"
@@ -252,7 +253,7 @@ class World:
 
     @contextmanager
     def waiting(self, name: str) -> Iterator[None]:
-        """Inside, an error of communication becomes one that names the lost ranks.
+        """A context in which a communication error becomes one that names the lost ranks.
 
         Raises:
             RunError: what was waited for, and who was lost, as far as can be seen from here.
@@ -268,7 +269,9 @@ class World:
             ) from error
 
     def _who(self, error: BaseException, *, patience_s: float = 3.0) -> str:
-        """Who was lost: ranks that left word, that have ended, or what the library says."""
+        """Which ranks were lost: those that gave a reason or have ended; otherwise the message of
+        the library.
+        """
         end = time.monotonic() + patience_s
         while time.monotonic() < end:
             if lines := [line for rank in range(self.size) if (line := self._fate(rank))]:
@@ -287,7 +290,7 @@ class World:
         return int(self._noted(f"commanded/{rank}") or 0) < self.commanded
 
     def _fate(self, rank: int) -> str | None:
-        """What became of a rank, if anything is known."""
+        """Why a rank ended, if that is known."""
         if rank == self.rank:
             return None
         try:

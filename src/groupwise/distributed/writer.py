@@ -1,4 +1,4 @@
-"""An engine that writes for several callers at a time, and takes over weights meanwhile."""
+"""An engine that serves several callers at a time and loads new weights meanwhile."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class ContinuousWriter:
         return done.result()
 
     def between_steps(self, call: Callable[[], Result]) -> Result:
-        """The result of a call for which the writing stands still, or waits to begin."""
+        """The result of a call that runs between decoding steps, or before they begin."""
         with self._changed:
             if self._thread is None:
                 return call()

@@ -1,8 +1,9 @@
-"""Environments: what answers a model that stops in the middle of its completion to ask.
+"""Environments reply to a model that stops in the middle of a completion to call a tool.
 
-An environment names the strings at which the model hands over (`stops`) and replies to what it
-wrote. Replies become injected tokens: part of the context, never part of the loss. Environments are
-registered functions that return one; their keyword-only parameters are their settings.
+An environment names the stop strings after which it replies (`stops`), and replies to the text
+before them. Replies become injected tokens: part of the context, never part of the loss.
+Environments are registered functions that return one; their keyword-only parameters are their
+settings.
 """
 
 from groupwise.environments import calculator, python, search

@@ -15,11 +15,11 @@ ENVIRONMENTS = Registry("environment", ())
 
 @dataclass(frozen=True, kw_only=True)
 class Reply:
-    """What an environment answers a model that handed over.
+    """The reply of an environment to a call.
 
     Attributes:
-        text: injected into the completion, tags included; of a tool that failed, what is said of
-            it in the log.
+        text: injected into the completion, tags included; if the tool failed, the message for the
+            log.
         done: the completion ends with this reply.
         status: `ok`; anything else (the tool timed out, its server is gone) takes the completion
             out of its group's statistics. A tool that found nothing is ok and says so in `text`.
@@ -38,11 +38,11 @@ class Reply:
 
 @runtime_checkable
 class Environment(Protocol):
-    """Answers a model that stops in the middle of its completion to ask."""
+    """Replies to a model that stops in the middle of a completion to call a tool."""
 
     @property
     def stops(self) -> tuple[str, ...]:
-        """Strings at which the model hands over."""
+        """Stop strings after which the environment replies."""
         ...
 
     def begin(self, prompt: Prompt, *, stream: Stream) -> Any:
@@ -66,7 +66,7 @@ class Tags:
     """Where a call and its result stand in the text.
 
     Attributes:
-        call: opening and closing tag of a call; the closing one hands over.
+        call: opening and closing tag of a call; the closing tag is the stop string.
         result: what is put before and after a result.
     """
 
@@ -90,7 +90,7 @@ R1-Searcher (2503.05592)."""
 
 
 class TagState:
-    """What an environment keeps of one completion.
+    """The state that an environment keeps of one completion.
 
     Attributes:
         calls: the text of every call so far, in order.
@@ -111,7 +111,7 @@ class TagEnvironment:
         tool: answers one call.
         tags: where calls and results stand.
         max_result_chars: characters of a result; the rest is cut, inside the tags.
-        max_calls: calls of one completion; later ones are told that there are none left.
+        max_calls: calls of one completion; later calls are answered with an error.
 
     Raises:
         UsageError: an empty tag, or a limit below 1.

@@ -15,8 +15,8 @@ from groupwise.types import Prompt, Stream
 def by_column(*, environments: dict[str, Any], column: str = "environment") -> ByColumn:
     """The environment that a column of the data names.
 
-    A model that writes the tags of another prompt's environment hands over to its own, which says
-    that there is no such call.
+    A call in the tags of another prompt's environment goes to the prompt's own environment, which
+    answers that there is no such call.
 
     Args:
         environments: by the name that stands in the column, each a table with `name` (of a
@@ -49,7 +49,7 @@ def by_column(*, environments: dict[str, Any], column: str = "environment") -> B
 
 
 class ByColumn:
-    """Hands every call to the environment of its prompt.
+    """Passes every call to the environment of its prompt.
 
     Args:
         environments: by their names in the column.
@@ -61,7 +61,7 @@ class ByColumn:
 
     @property
     def stops(self) -> tuple[str, ...]:
-        """Those of all environments."""
+        """The stop strings of all environments."""
         every = (stop for environment in self.environments.values() for stop in environment.stops)
         return tuple(dict.fromkeys(every))
 

@@ -11,9 +11,9 @@ from fractions import Fraction
 from groupwise.environments.base import ENVIRONMENTS, Reply, TagEnvironment, Tags
 
 LONGEST = 200
-"""Characters of an expression."""
+"""Maximum characters of an expression."""
 LARGEST_BITS = 4096
-"""Size of a number that is still computed with."""
+"""Maximum size of a number that is computed with."""
 _LITERAL = re.compile(r"[\d_]*\.?[\d_]+(?:[eE][+-]?\d{1,3})?|[\d_]+\.")
 _OPERATIONS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
     ast.Add: operator.add,

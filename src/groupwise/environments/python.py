@@ -7,7 +7,7 @@ from groupwise.errors import UsageError
 from groupwise.rewards.code.sandbox import Limits, Outcome, Verdict, run_inputs, unavailable
 
 _MARK = "\x1e\x1e\x1e"
-"""Printed before the last program, so that what earlier ones print again is left out."""
+"""Printed before the last program, so that the repeated output of earlier ones can be removed."""
 _QUIET = f"print({_MARK!r}, end='', flush=True)\n"
 
 

@@ -1,4 +1,4 @@
-"""Evaluation: figures with intervals, paired comparisons, and the sentences they support."""
+"""Evaluation: figures with intervals, paired comparisons, and the verdicts they support."""
 
 from groupwise.evaluation.curves import CurveSummary, smooth, summarise, summarise_arm
 from groupwise.evaluation.intervals import Estimate, coverage_note, prompt_mean, seed_mean, wilson

@@ -1,4 +1,4 @@
-"""How well a score that is not the rule agrees with the rule: a judge, or a learnt verifier."""
+"""Agreement of a score, such as a judge's or a learnt verifier's, with the verdict of a rule."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What lies behind an accuracy: how answers are read, how sure they are, how long, how hard."""
+"""Details behind an accuracy: answer formats, consistency, length and difficulty."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from scipy import stats
 from groupwise.errors import UsageError
 
 FEW_ITEMS = 12
-"""Up to so many items a bootstrap over them covers less than its 95 %."""
+"""Up to this many items, a bootstrap interval covers less than its nominal 95 %."""
 
 Numbers = Sequence[float | int | bool] | Sequence[Sequence[float | int | bool]] | np.ndarray
 

@@ -1,11 +1,11 @@
 """Reflection: does a model recover from an error planted in its reasoning?
 
-The model is made to go on from a worked solution in which one result is wrong and everything after
-it follows from that. It corrects itself where its answer is right all the same: explicitly, if it
-says so, and implicitly otherwise.
+The model continues a worked solution in which one result is wrong and everything after it follows
+from that. It has corrected itself if its answer is right nevertheless: explicitly if it says so,
+implicitly otherwise.
 
-Left out on purpose: a language model that decides what is explicit. Words and restated equations
-decide here, the same on every machine.
+No language model decides what is explicit: words and restated equations do, with the same result on
+every machine.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def reflects(text: str, *, prefix: str = "") -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class CorruptedItem:
-    """A question and the wrong solution that the model has to go on from."""
+    """A question and the wrong solution that the model has to continue."""
 
     prompt: Prompt
     tokens: tuple[int, ...]
@@ -172,8 +172,7 @@ def recovery(
     """How often a model recovers from wrong solutions, in greedy answers.
 
     Args:
-        engine, scorer: who answers and who judges; a wrong solution is judged together with what
-            the model makes of it.
+        engine, scorer: answer and judge; a wrong solution is judged together with its continuation.
         items: what `corrupted_items` found.
         sampling: for the budget and the stop strings.
         seed: of engines that need one to be greedy.

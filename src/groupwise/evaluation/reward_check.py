@@ -1,4 +1,4 @@
-"""Trying the reward of a recipe on examples, before a run depends on it."""
+"""Tests the reward of a recipe on examples before a run depends on it."""
 
 from __future__ import annotations
 

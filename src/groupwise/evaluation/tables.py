@@ -1,4 +1,4 @@
-"""Final figures as a table: what is in the cells, and how a terminal shows it."""
+"""Final figures as a table, and its display in a terminal."""
 
 from __future__ import annotations
 

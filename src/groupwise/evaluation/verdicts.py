@@ -21,7 +21,7 @@ from groupwise.evaluation.paired import (
 
 SIGNIFICANCE = 0.05
 MIN_SEEDS = 3
-"""Fewer seeds support no claim."""
+"""Minimum number of seeds for a claim."""
 NAMED = 4
 """Most undecided figures that a sentence names; the table of contrasts has all of them."""
 SHARE_RESOLUTION = 0.001

@@ -1,4 +1,4 @@
-"""How the arms of an experiment differ, and the settings that make them differ in less."""
+"""How the arms of an experiment differ, and settings that reduce the differences."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from groupwise.registry import FunctionSpec
 
 
 def fitting(recipe: Mapping[str, Any], algorithm: str) -> list[str]:
-    """Overrides that take back the recipe's settings of functions that a row does not have.
+    """Overrides that remove the recipe's settings for functions that a row does not use.
 
     A recipe for softrank may set `algorithm.advantage.tau`; an arm with another advantage leaves it
     out. A slot whose function the recipe names is the same in every arm and stays.
@@ -59,7 +59,7 @@ def advantage_only(recipe: Mapping[str, Any], algorithm: str, against: str) -> l
 
 
 def differences(configs: Mapping[str, Config], against: str) -> dict[str, list[str]]:
-    """How the algorithm of each arm differs from the reference arm's beside the advantage.
+    """How the algorithm of each arm differs from the reference arm's, apart from the advantage.
 
     Args:
         configs: by label.

@@ -145,7 +145,7 @@ class Plan(Section):
         return [*SLIM, *left, *self.set, *arm.set, name]
 
     def differences(self) -> list[str]:
-        """How each arm differs from the reference arm beside its advantage, in words."""
+        """How each arm differs from the reference arm, apart from its advantage, in words."""
         trained = {arm.label: self.config(arm) for arm in self.arms if arm.model is None}
         reference = self.against or self.arms[-1].label
         return in_words(differences(trained, reference)) if reference in trained else []
@@ -271,7 +271,7 @@ def _check_seeds(plan: Plan) -> None:
     """Refuse seeds that are used twice, and learning rates that cannot be tuned."""
     for where, seeds in (("seeds", plan.seeds), ("tuning.seeds", _tuning_seeds(plan))):
         if len(dict.fromkeys(seeds)) < len(seeds):
-            raise UsageError(f"{where} = {list(seeds)}: every seed must stand there once.")
+            raise UsageError(f"{where} = {list(seeds)}: every seed must occur once.")
     if shared := sorted({*plan.seeds} & {*_tuning_seeds(plan)}):
         raise UsageError(
             f"tuning.seeds: {', '.join(map(str, shared))} must not be among the seeds of the "

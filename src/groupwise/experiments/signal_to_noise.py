@@ -15,7 +15,7 @@ from groupwise.evaluation import Estimate
 
 @dataclass(frozen=True, kw_only=True)
 class Signal:
-    """What an estimator makes of some groups.
+    """Statistics of an estimator over some groups.
 
     Attributes:
         groups: how many they are, n.

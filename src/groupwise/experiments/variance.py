@@ -233,8 +233,9 @@ def _reference(
 def _judged(
     chosen: Mapping[str, BoundAlgorithm | str], steps: Sequence[ScoredGroups]
 ) -> tuple[dict[str, list[np.ndarray]], dict[str, str]]:
-    """What each estimator multiplies completions by: with the rewards as they are, all 1, one
-    higher, and doubled; or why it cannot say."""
+    """The factor by which each estimator multiplies completions, with the rewards as they are, all
+    1, one higher, and doubled; or the reason why it has none.
+    """
     changes: tuple[Callable[[Tensor], Tensor], ...] = (
         lambda r: r,
         lambda r: r * 0 + 1,

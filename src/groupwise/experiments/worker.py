@@ -189,7 +189,7 @@ def _evaluations(path: Path, *, finished: bool = False) -> list[dict[str, Any]]:
 
 
 def main() -> int:
-    """Do the jobs that come in until there are no more."""
+    """Run incoming jobs until there are no more."""
     jobs, answers = os.fdopen(os.dup(0), encoding="utf-8"), os.fdopen(os.dup(1), "w")
     # Output of libraries must not mix with the messages.
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)

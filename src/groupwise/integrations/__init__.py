@@ -1,1 +1,1 @@
-"""Other projects' ways of calling, and our functions inside other projects."""
+"""Interfaces of other projects on groupwise, and functions of groupwise inside other projects."""

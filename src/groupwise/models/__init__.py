@@ -1,4 +1,4 @@
-"""Language models: weights loaded, attention replaced, hidden states and logits apart.
+"""Language models: loading weights, replacing attention, separating hidden states from logits.
 
 `transformers` computes the layers; groupwise supplies the attention function (`attention.py`),
 because that is where the completions of one prompt can share its keys and values. On a CPU,

@@ -1,7 +1,7 @@
 """Low-rank adapters: made new, read from a folder, merged into the model they belong to.
 
-A folder with an adapter names the model that it belongs to. That a model of this name and shape is
-there does not say that it still is the same one, so its fingerprint is kept as well.
+A folder with an adapter names the model that it belongs to. A model of that name and shape need not
+be the same one, so its fingerprint is kept as well.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from groupwise.settings import AdapterSettings
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 BASE = "base_model.json"
-"""Beside an adapter: the fingerprint of its model."""
+"""File next to an adapter that holds the fingerprint of its model."""
 
 SCORE_LAYERS = ("score", "classifier")
 """Names that transformers gives the head of a sequence or token classifier."""
 
 SAMPLES, SAMPLE_BYTES = 64, 1 << 16
-"""Of every file of weights, so much is read for a fingerprint."""
+"""Bytes read of every weight file for a fingerprint."""
 
 
 def is_adapted(model: Any) -> bool:
@@ -51,7 +51,7 @@ def refuse_virtual_tokens(config: Any, *, where: str) -> None:
 
 
 def new_adapter(model: Any, adapter: AdapterSettings, *, task: str = "CAUSAL_LM") -> Any:
-    """The model with a fresh low-rank adapter, float32, that alone is trained.
+    """The model with a new float32 low-rank adapter; only the adapter is trained.
 
     Args:
         task: what the model is for, as PEFT calls it. The head of a classifier ("SEQ_CLS",
@@ -121,7 +121,7 @@ class SavedAdapter:
         return cls(folder=folder, base=str(base), settings=settings)
 
     def attached(self, model: Any, wanted: AdapterSettings | None) -> Any:
-        """The model with this adapter on it, float32, which alone is trained.
+        """The model with this adapter in float32; only the adapter is trained.
 
         Args:
             wanted: what a recipe says of its adapter; the dropout is taken from there.
@@ -187,8 +187,8 @@ class SavedAdapter:
 
 
 def fingerprint(model: Any) -> str | None:
-    """What tells a model from others of its name: the commit of a hub name, or samples of the
-    weights in a folder; None where neither is known.
+    """What distinguishes a model from others of its name: the commit of a hub name, or samples of
+    the weights in a folder; None where neither is known.
 
     Args:
         model: a `transformers` model, outside of any adapter.

@@ -68,7 +68,7 @@ AttentionInterface.register(NAME, _dispatch)
 
 @contextmanager
 def groupwise_attention(model: PreTrainedModel) -> Iterator[None]:
-    """Let `model` attend through an `Attend` inside the block, and as before after it."""
+    """A context in which `model` attends through an `Attend`."""
     config = model.config
     before = config._attn_implementation
     config._attn_implementation = NAME

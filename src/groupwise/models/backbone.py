@@ -1,8 +1,9 @@
-"""A causal language model taken apart where groupwise needs it: hidden states here, logits there.
+"""A causal language model split into its decoder, which gives hidden states, and its head, which
+gives logits.
 
-The two halves are kept apart so that the head is computed only where a token is predicted, and in
-chunks. Whether a model can be taken apart and attended this way is not looked up in a list of
-names: `unsupported` tries it.
+The two are separate so that the head is computed in chunks, and only where a token is predicted.
+Whether a model can be split and attended this way is not looked up in a list of names:
+`unsupported` tries it.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Backbone:
 
     @classmethod
     def of(cls, model: Any) -> Backbone:
-        """Take a causal language model apart, looking through a PEFT wrapper."""
+        """Split a causal language model, looking through a PEFT wrapper."""
         base: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
         softcap = getattr(base.config, "final_logit_softcapping", None)
         wide = getattr(base.config, "head_dtype", None) == "float32"
@@ -45,7 +46,7 @@ class Backbone:
 
     @property
     def device(self) -> torch.device:
-        """Where the tokens have to be."""
+        """The device that the tokens must be on."""
         return self.model.get_input_embeddings().weight.device
 
     @property
@@ -84,7 +85,7 @@ class Backbone:
         return self.finished(logits)
 
     def finished(self, logits: Float[Tensor, "tokens vocab"]) -> Float[Tensor, "tokens vocab"]:
-        """What the head's product becomes: float32 at least, soft cap included."""
+        """Apply the soft cap to the head's product, in float32 at least."""
         if logits.dtype in (torch.float16, torch.bfloat16):
             logits = logits.float()
         return logits if self.softcap is None else torch.tanh(logits / self.softcap) * self.softcap
@@ -104,8 +105,8 @@ def head_product(
 
 @dataclass(frozen=True, kw_only=True)
 class TwoRows:
-    """Two sequences of one length, one after the other. Used to try a model out: what mixes tokens
-    anywhere but in attention shows in the second.
+    """Two sequences of one length, one after the other. Used to test a model: a layer that mixes
+    tokens outside of attention changes the second sequence.
 
     Attributes:
         calls: how every layer called: scaling, window, soft cap; filled as they do.
@@ -133,21 +134,20 @@ class TwoRows:
 
 
 def rounding_limit(model: Any) -> float:
-    """By how much log-probabilities may change by rounding alone when they are computed another
-    way."""
+    """How much log-probabilities may differ through rounding alone when computed in another way."""
     return 1e-4 if model.dtype in (torch.float32, torch.float64) else 0.25
 
 
 @torch.no_grad()
 def unsupported(model: Any, *, tokens: int = 12) -> str | None:
-    """Why a model cannot be attended group by group, or None where it can.
+    """Why a model does not support grouped attention, or None if it does.
 
     Runs two short sequences through the model as it is, and through its parts in one row, and
     compares the logits; of a classifier, the hidden states. That finds, without a list of names:
     encoder-decoder models, layers that mix tokens without attention, learned or relative position
     schemes that need the mask, heads with a scale of their own, attention sinks. Windows wider than
-    the sequences would not show, so layers that the configuration calls windowed have to hand over
-    their window.
+    the sequences would not show, so layers that the configuration calls windowed must pass on their
+    window.
     """
     try:
         backbone = Backbone.of(model)

@@ -1,8 +1,8 @@
 """Llama-like models in a rollout: the decoder's layers computed by a kernel from their weights.
 
-So Llama, Mistral, Qwen2 and Qwen3 are made, and many after them. No list of names says which: a
-model that has these parts is tried, and is fused only where the kernel reproduces the hidden states
-of its own layers.
+Llama, Mistral, Qwen2, Qwen3 and many others are built like this. There is no list of names: a model
+that has these parts is tried, and fused only if the kernel reproduces the hidden states of its own
+layers.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from groupwise.models.backbone import Backbone, TwoRows
 Calls = dict[int, dict[str, Any]]
 """How every layer calls its attention: scaling, window, soft cap."""
 LATE = 2**16
-"""The latest position of a trial."""
+"""The highest position in the trial run."""
 
 
 class FusedBackbone:
     """A `Backbone` for rollouts on a CPU. Records no gradient.
 
-    Matrices are copied when it is made, and not followed.
+    Matrices are copied at construction; later changes of the weights are not seen.
 
     Args:
         backbone: of a model for which `can_use_fused` gave the `calls`.

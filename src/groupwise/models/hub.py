@@ -1,4 +1,4 @@
-"""Whether a model can be had from the hub, found out before anything is loaded."""
+"""Checks that a model is available on the hub before anything is loaded."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 from groupwise.errors import UsageError, first_line
 
 TIMEOUT_S = 10.0
-"""How long the hub may take to say so."""
+"""Seconds that the hub may take to answer."""
 
 
 def check_on_hub(name: str, *, revision: str | None = None) -> None:
-    """See in seconds whether a name that is no folder stands for a model of the hub or its cache;
-    the libraries below would try again and again for a minute.
+    """Check within seconds that a name that is not a folder is a model on the hub or in its cache;
+    the libraries that load it would retry for a minute.
 
     Args:
         name: as in `model.path`, no folder here.

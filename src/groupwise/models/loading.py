@@ -26,7 +26,7 @@ from groupwise.settings import AdapterSettings, ModelSettings
 BUNDLED = {"bundled": "word-problems-base", "bundled:search": "search-base"}
 """Models that ship with the package: name → folder among its assets."""
 TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model", "*.tiktoken", "tekken*")
-"""Names that the files of tokenizers have."""
+"""File names of tokenizers."""
 
 BLOCK = 64
 """Weights that share a scale in 4 bits."""
@@ -157,7 +157,7 @@ class ModelSource:
                     **_at(self.revision),
                     **settings,
                 )
-        except Exception as error:  # safetensors and transformers raise what they like
+        except Exception as error:  # safetensors and transformers may raise anything
             raise UsageError(
                 f"model.path = {str(self.path)!r}: cannot be loaded ({first_line(error)})."
             ) from error
@@ -201,7 +201,7 @@ def with_adapter(policy: Policy, adapter: AdapterSettings) -> Policy:
 
 
 def with_settings(policy: Policy, settings: ModelSettings) -> Policy:
-    """A policy of a model at hand with the settings of [model] that can still be applied.
+    """A policy of a loaded model with the settings of [model] that can still be applied.
 
     Raises:
         UsageError: a setting that would need the model to be loaded again.
@@ -225,7 +225,7 @@ def _at(revision: str | None) -> dict[str, str]:
 
 
 def _check_place(path: str | Path, place: str, revision: str | None) -> None:
-    """See that a model's name can be had, and that only a hub name has a revision."""
+    """Check that a model is available, and that only a hub name has a revision."""
     if not Path(place).exists():
         check_on_hub(place, revision=revision)
     elif revision is not None:
@@ -244,7 +244,7 @@ def _check_folder(path: str | Path, place: str, revision: str | None) -> None:
         )
     if folder.exists() and not (folder / "config.json").exists():
         raise UsageError(
-            f"model.path = {str(path)!r}: the folder has no config.json, so it is no model folder."
+            f"model.path = {str(path)!r}: is not a model folder, as it has no config.json."
         )
     if folder.is_dir() and not _has_tokenizer(folder):
         # transformers would make an empty tokenizer of the model's kind.
@@ -255,8 +255,9 @@ def _check_folder(path: str | Path, place: str, revision: str | None) -> None:
 
 
 def check_weights(loaded: Mapping[str, Any], path: str | Path) -> None:
-    """See that the weights are those of the model: transformers fills missing ones, other than tied
-    ones, with random numbers."""
+    """Check that no weights are missing: transformers initialises missing ones, other than tied
+    ones, at random.
+    """
     kinds = {"missing": loaded["missing_keys"], "unexpected": loaded["unexpected_keys"]}
     wrong = [f"{kind}: {_listed(names)}" for kind, names in kinds.items() if names]
     if wrong:
@@ -311,7 +312,7 @@ def four_bits(compute: torch.dtype) -> Any:
         raise UsageError(
             f"model.quantization = 'nf4': needs bitsandbytes; {install_command('quant')}."
         ) from error
-    except Exception as error:  # Its library is loaded here, and fails as it likes.
+    except Exception as error:  # Its library is loaded here and may raise any error.
         raise UsageError(
             f"model.quantization = 'nf4': bitsandbytes does not work on this machine "
             f"({first_line(error)}); leave the setting out and set model.dtype = 'bfloat16'."
@@ -325,13 +326,13 @@ def four_bits(compute: torch.dtype) -> Any:
 
 
 def check_four_bits(model: Any, path: str | Path) -> None:
-    """See that layers in 4 bits compute on this device, and pass gradients on."""
+    """Check that 4-bit layers compute on this device and propagate gradients."""
     for name, layer in model.named_modules():
         if not hasattr(layer, "support_avx512bf16_for_cpu"):
             continue
-        # The layout that bitsandbytes takes in evaluation on such a CPU passes no gradient on.
+        # The layout that bitsandbytes uses in evaluation mode on such a CPU propagates no gradient.
         setattr(layer, "support_avx512bf16_for_cpu", False)  # noqa: B010
-        # Where rows share a block of 64, its CPU kernel takes a wrong scale, without a word.
+        # If rows share a block of 64, its CPU kernel silently uses a wrong scale.
         if layer.weight.device.type == "cpu" and layer.in_features % BLOCK:
             raise UsageError(
                 f"model.quantization = 'nf4': on a CPU, bitsandbytes computes wrong numbers from "

@@ -1,8 +1,8 @@
-"""Models that give one number: critics, reward models and token reward models.
+"""Models with a scalar output: critics, reward models and token reward models.
 
-They are the sequence and token classifiers of `transformers` with one label, so a folder that is
-written here is loaded by `AutoModelForSequenceClassification` or `AutoModelForTokenClassification`,
-and folders of others are loaded here.
+They are the sequence and token classifiers of `transformers` with one label, so
+`AutoModelForSequenceClassification` or `AutoModelForTokenClassification` loads a folder written
+here, and folders of other projects can be loaded here.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def load_scorer(
     quantization: str | None = None,
     attention: str = "auto",
 ) -> Policy:
-    """Load a model that gives one number, with its tokenizer.
+    """Load a model with a scalar output, and its tokenizer.
 
     The folder of a classifier is loaded as it is. A language model gets a linear head of zeros in
     place of its output projection: every number is 0 until it is trained.
@@ -151,7 +151,7 @@ def score_layer(model: Any) -> nn.Linear:
     """The linear layer of a classifier, adapter or not.
 
     Raises:
-        UsageError: it has none that gives one number.
+        UsageError: it has none with one output.
     """
     base = model.get_base_model() if is_adapted(model) else model
     for name in SCORE_LAYERS:
@@ -169,7 +169,7 @@ def score_layer(model: Any) -> nn.Linear:
 def check_same_tokenizer(
     policy: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase, *, where: str
 ) -> None:
-    """See that a second model reads tokens as the policy writes them.
+    """Check that a second model has the tokenizer of the policy.
 
     Args:
         where: what names the second model, such as "critic.model = 'bundled'".

@@ -1,4 +1,4 @@
-"""Random numbers that leave those of the caller alone."""
+"""Random numbers that do not affect those of the caller."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 @contextmanager
 def own_random_numbers(seed: int | None = None) -> Iterator[None]:
-    """Inside, numbers are drawn from `seed`, and outside as if nothing had been drawn.
+    """A context in which numbers are drawn from `seed`; afterwards the generators are as before.
 
     The states of the CPU and of the current card are kept. `fork_rng` by itself keeps those of all
     cards: it opens a context on each, which takes hundreds of MiB there, and warns.

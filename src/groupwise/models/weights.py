@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 from groupwise.types import TensorInfo
 
 WORDS = 1 << 18
-"""Words whose sum is computed at one time."""
+"""Number of words whose sum is computed at a time."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Pipelines: stages in a TOML file, each the function of a command, run in order and resumed."""
+"""Pipelines: stages in a TOML file, each of which runs a command, in order and resumable."""
 
 from groupwise.pipelines import eval_stage as eval_stage
 from groupwise.pipelines import row_stages as row_stages

@@ -1,4 +1,4 @@
-"""The pipeline file (TOML): stages with their settings, and which stage takes what from which."""
+"""The pipeline file (TOML): stages, their settings, and the outputs they take from each other."""
 
 from __future__ import annotations
 
@@ -90,14 +90,14 @@ def read_pipeline(
 
     Args:
         source: path of a TOML file, or the name of a packaged pipeline.
-        overrides: `stage.setting=value`. What is not a setting of the stage is one of its recipe:
-            `tuned.optimizer.learning_rate=1e-5`. `*` stands for every stage with a recipe.
+        overrides: `stage.setting=value`. A name that is not a setting of the stage is one of its
+            recipe: `tuned.optimizer.learning_rate=1e-5`. `*` stands for every stage with a recipe.
         output: folder, in place of the file's.
         seed: in place of the file's.
 
     Raises:
         UsageError: no such pipeline, not TOML, an unknown kind or setting, a loop without an end,
-            or a stage that takes what is not there before it.
+            or a stage that takes the output of a stage that does not precede it.
     """
     values = _read(source)
     _known(values, OF_A_PIPELINE, "pipeline")
@@ -204,7 +204,9 @@ def _rounds(
 
 
 def _started(value: Any, first: Mapping[str, Any]) -> Any:
-    """A setting in the first round: what comes from a round before is what the loop starts from."""
+    """A setting in the first round: the output of a previous round is replaced by what the loop
+    starts from.
+    """
     if isinstance(value, list):
         return [_started(each, first) for each in value]
     if isinstance(value, Mapping):

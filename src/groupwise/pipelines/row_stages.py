@@ -23,9 +23,9 @@ def select(
     """Select answers by rules: `groupwise select`.
 
     Args:
-        rows: one file of answers or several, which are put behind each other.
+        rows: one file of answers, or several, which are concatenated.
         keep: rules, in order.
-        pairs: make pairs for preferences of what is left.
+        pairs: make preference pairs of the remaining answers.
         ratio, most: of the pairs.
     """
     from groupwise.training.stages.rows import read_samples, write_rows

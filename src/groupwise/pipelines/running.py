@@ -1,4 +1,4 @@
-"""Run a pipeline: what is up to date is skipped, what was interrupted goes on."""
+"""Run a pipeline: finished stages are skipped, interrupted ones continue."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ State = Literal["done", "begun", "to do", "other settings", "changed"]
 
 @dataclass(frozen=True, kw_only=True)
 class StageState:
-    """A stage, and what there is of it.
+    """A stage and the state of its output.
 
     Attributes:
         stage: the stage.
@@ -95,8 +95,8 @@ def run_pipeline(
 
     Args:
         pipeline: from `read_pipeline`.
-        first: run this stage and all after it again, whatever there is of them.
-        only: run this stage alone; what it takes must be up to date.
+        first: run this stage and all later ones again, even if they are up to date.
+        only: run this stage alone; its inputs must be up to date.
         progress: shows lines; None shows them on standard error.
 
     Returns:
@@ -197,7 +197,7 @@ def _check_settings(stage: Stage, given: Mapping[str, Any]) -> None:
 
 
 def _identity(configs: Mapping[str, Config], stage: Stage) -> dict[str, Any]:
-    """What of the configurations decides on the output."""
+    """The part of the configurations that determines the output."""
     found = {name: _identity_of(config, stage) for name, config in configs.items()}
     return found.get("", found)
 
@@ -218,7 +218,7 @@ def _identity_of(config: Config, stage: Stage) -> dict[str, Any]:
 def _outside(
     stage: Stage, given: Mapping[str, Any], configs: Mapping[str, Config], pipeline: Pipeline
 ) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Hashes of the inputs that no stage makes, and which of them are not here."""
+    """Hashes of the inputs that no stage makes, and the names of missing ones."""
     values = {
         f"{key}.{number}": each
         for key in TAKES

@@ -64,7 +64,7 @@ class Work:
         return self.folder / OUTPUTS["rows"]
 
     def config(self, recipe: str, overrides: Sequence[str], **more: Any) -> Config:
-        """The configuration of a stage; what the pipeline decides comes last."""
+        """The configuration of a stage; overrides of the pipeline come last."""
         seed = [] if self.seed is None else [f"seed={self.seed}"]
         own = [f"{key}={_toml(value)}" for key, value in more.items()]
         folder = f"output={_toml(str(self.folder))}"
@@ -72,7 +72,7 @@ class Work:
 
 
 Figures = Mapping[str, Any]
-"""What a stage says of its result; the same for every run of it."""
+"""The figures of a stage; the same for every run of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -405,7 +405,7 @@ def sample(
         rows: prompts of the split; None takes the recipe's.
         count: answers per prompt.
         split: "train" or "eval".
-        prompts: only the first so many.
+        prompts: use only this many prompts.
         set: further settings of the recipe.
     """
     from groupwise.training.stages.sample import sample
@@ -432,7 +432,7 @@ def average(work: Any, *, models: Sequence[str], weights: Sequence[float] | None
 
 @stage("model")
 def merge(work: Any, *, adapter: str, dtype: str | None = None) -> Figures:
-    """An adapter made one with its base: `groupwise merge`.
+    """Merge an adapter into its base model: `groupwise merge`.
 
     Args:
         adapter: folder.
@@ -445,7 +445,7 @@ def merge(work: Any, *, adapter: str, dtype: str | None = None) -> Figures:
 
 
 def clear(folder: Path) -> None:
-    """Remove what a stage has left."""
+    """Remove the output of a stage."""
     if folder.is_symlink() or folder.is_file():
         folder.unlink()
     elif folder.exists():

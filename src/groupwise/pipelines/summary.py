@@ -1,4 +1,4 @@
-"""The report of a pipeline: what every stage left, and what each model gained."""
+"""The report of a pipeline: the figures of every stage and model."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def rechecked(text: str) -> str | None:
 
 @COMPLETIONS.register
 def think_answered(text: str) -> str | None:
-    """An answer alone in the tags of R1, with nothing thought: the form, for a model without it.
+    """A bare answer in the tags of R1 with empty reasoning, to teach a model the format.
 
     Example:
         >>> think_answered("X is a knight, Y is a knave")

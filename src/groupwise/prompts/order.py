@@ -61,7 +61,7 @@ class PromptOrder:
         return indices
 
     def observe(self, success: Mapping[str, float]) -> None:
-        """Told the share of right answers by prompt id; ignored."""
+        """Receives the share of right answers by prompt id, and ignores it."""
 
     def state(self) -> dict[str, Any]:
         """State for `restore`."""

@@ -1,6 +1,6 @@
 """Orders of prompts other than a shuffle: shares of several sources, a curriculum, priorities.
 
-Every order is endless, depends on nothing but its data, its seed and what it was told, and goes on
+Every order is endless, depends only on its data, its seed and what it was told, and can be resumed
 from its `state`. Algorithms under comparison therefore draw the same prompts, except from
 `PrioritisedOrder`, which follows the success of the policy.
 """
@@ -243,6 +243,6 @@ def levels_of(prompts: Sequence[Prompt], column: str, *, easiest: str) -> list[f
         except (TypeError, ValueError):
             raise UsageError(
                 f"data.order.column = {column!r}: prompt {prompt.id} has "
-                f"{prompt.columns[column]!r} there, which is no number."
+                f"{prompt.columns[column]!r} there, which is not a number."
             ) from None
     return found

@@ -32,7 +32,7 @@ class Ranking:
     Attributes:
         answers: their places among the answers of the prompt.
         ranks: the place of each, smaller is better; equal ranks are ties.
-        margin: by how much the better answer of a pair leads; 0 where nobody said.
+        margin: by how much the better answer of a pair leads; 0 if not given.
     """
 
     answers: tuple[int, ...]
@@ -48,13 +48,13 @@ class Ranking:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """A prompt and what is known of answers to it.
+    """A prompt, answers to it, and how they were judged.
 
     Attributes:
         prompt: the prompt.
         answers: the answers, all different.
         rankings: orders of them; a pair is a ranking of two.
-        labels: whether each is wanted; None where nobody said.
+        labels: whether each is wanted; None if not given.
         scores: a number for each; NaN where there is none.
         source: where it comes from, as the column `source` says.
     """

@@ -1,4 +1,4 @@
-"""What should be known of training prompts before a run starts."""
+"""Remarks on training prompts before a run starts."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from groupwise.types import Prompt
 
 
 def remarks(prompts: Sequence[Prompt], tokenizer: Any, *, per_step: int) -> list[str]:
-    """Oddities of training prompts, a line each. Of rows that are read on access, only their number
-    and the first one are looked at.
+    """Oddities of training prompts, one line each. For rows that are read on access, only their
+    number and the first row are checked.
 
     Args:
         tokenizer: of the policy.

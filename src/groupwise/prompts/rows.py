@@ -125,7 +125,7 @@ def _from_columns(columns: Mapping[Any, Any]) -> list[Row]:
         if isinstance(values, str | Mapping) or not hasattr(values, "__len__"):
             raise UsageError(
                 f"prompts: column {name!r} of the dict is {type(values).__name__}, not a list of "
-                "values; a single row must stand in a list."
+                "values; put a single row into a list."
             )
     lengths = {str(name): len(values) for name, values in columns.items()}
     if len(set(lengths.values())) > 1:

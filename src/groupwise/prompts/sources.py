@@ -80,7 +80,7 @@ def load_prompts(
             line each.
         chat: text becomes a user message for the chat template; False passes it to the model
             unchanged.
-        limit: read only so many prompts.
+        limit: read at most this many prompts.
         seed: of a generator.
 
     Returns:

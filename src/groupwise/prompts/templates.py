@@ -1,4 +1,6 @@
-"""Prompts as token ids, by chat template or as plain text, and text that survives a tokenizer."""
+"""Prompts as token ids, by chat template or as plain text, and checks that text survives a
+tokenizer.
+"""
 
 from __future__ import annotations
 
@@ -207,7 +209,9 @@ def _by_template(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> list[int
 
 @contextmanager
 def _time_limit(seconds: float) -> Iterator[None]:
-    """Raise TimeoutError after so many seconds; no limit outside the main thread."""
+    """A context that raises TimeoutError after a time limit; without effect outside the main
+    thread.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -15,7 +15,7 @@ TRANSFORMS = Registry("transform", data=("prompt", "seed"))
 
 
 def transforms_of(texts: Sequence[str]) -> list[BoundFunction]:
-    """Transforms as they are written: `target_length(low=100, high=4000)`.
+    """Parse transforms such as `target_length(low=100, high=4000)`.
 
     Raises:
         UsageError: no such transform or setting, or an impossible value.

@@ -16,7 +16,7 @@ from groupwise.errors import GroupwiseError, UsageError
 from groupwise.report.page import content_hash, write_run_report
 
 WATCHED = ("metrics.jsonl", "evaluations.jsonl", "final")
-"""What a run changes when there is something new to show."""
+"""Files that change when there is something new to show."""
 EVERY_MS = 2000
 HOSTS = ("127.0.0.1", "localhost")
 """Names of this machine under which the page is served."""

@@ -59,7 +59,8 @@ def payload(runs: Sequence[RunData], *, budget: int = BUDGET_BYTES) -> Payload |
         budget: most bytes of the packed rollouts.
 
     Returns:
-        The packed rollouts, without evenly spaced groups where not all fit; None without rollouts.
+        The packed rollouts; if not all fit, evenly spaced groups are left out. None without
+        rollouts.
     """
     chosen = [
         min((run for run in runs if run.label == label), key=lambda run: run.seed)
@@ -146,7 +147,7 @@ def _spans(completion: Row) -> str:
 
 
 def _surprise(completion: Row) -> tuple[str, str]:
-    """Per token how unlikely it was, 0 (certain) to 9 (3 nats and more), one digit each.
+    """One digit per token for how unlikely it was: 0 (certain) to 9 (3 nats and more).
 
     Where the pieces of text that the tokens stand for are known (`pieces`), their lengths follow
     in base 36, so that the text can be coloured; else only the digits are shown.

@@ -81,7 +81,7 @@ def _line(
 
 
 def _queue(run: RunData, row: Row) -> str:
-    """Where the groups stood at the end of the last step, and how old its tokens were."""
+    """The state of the groups at the end of the last step, and the age of its tokens."""
     queue = row.get("queue")
     counts = queue if isinstance(queue, dict) else {}
     said = [f"{number(count) or 0:g} {escaped(name)}" for name, count in counts.items()]

@@ -1,4 +1,4 @@
-"""Rewards: functions that judge completions, their composition, and what runs them safely.
+"""Rewards: functions that judge completions, their composition, and their safe execution.
 
 Importing this package registers every reward and imports no torch: worker processes load it. What
 needs torch (the scorers) is imported when it is first asked for.

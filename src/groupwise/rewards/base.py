@@ -76,18 +76,18 @@ def verifier(function: F) -> F:
 
 
 def in_process(function: F) -> F:
-    """Mark a reward that must run in the trainer's process, such as one that holds a connection."""
+    """Mark a reward that must run in the trainer's process, such as one with an open connection."""
     return _mark(function, Trait.IN_PROCESS)
 
 
 def in_thread(function: F) -> F:
     """Mark a reward that waits for a server: it runs in a thread of the trainer's process, for
-    several groups at once. Nothing interrupts it, so it must have a time limit of its own."""
+    several groups at once. It cannot be interrupted, so it must enforce a time limit itself."""
     return _mark(function, Trait.IN_THREAD)
 
 
 def own_worker(prepare: Callable[..., object], *, imports: Sequence[str] = ()) -> Callable[[F], F]:
-    """Mark a reward that holds a model: it runs in a worker process of its own.
+    """Mark a reward that loads a model: it runs in a separate worker process.
 
     A call that exceeds `reward_pool.timeout_s` has the status `timeout`; its worker is killed, and
     the next call waits for a new one.

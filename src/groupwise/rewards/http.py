@@ -1,4 +1,4 @@
-"""Requests to servers that may be slow, gone, or send too much."""
+"""Requests to servers that may be slow or unavailable, or send too much."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MOST_BYTES = 4 << 20
 
 
 class HttpError(GroupwiseError):
-    """A server cannot be reached, refused, or replied something else than was asked for."""
+    """A server cannot be reached, refused a request, or sent an unexpected reply."""
 
 
 def post(
@@ -29,7 +29,7 @@ def post(
     timeout: float,
     where: str,
 ) -> bytes:
-    """The content of a reply with status 200, after as many tries as there is time for. Redirects
+    """The content of a reply with status 200, after as many retries as the time allows. Redirects
     are not followed and proxies of the environment not used.
 
     Args:

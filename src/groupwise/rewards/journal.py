@@ -1,9 +1,9 @@
-"""What rewards said, kept until the step is in a checkpoint, so that a resumed run need not ask
+"""Verdicts of rewards, kept until the step is in a checkpoint, so that a resumed run need not judge
 again.
 
-A verdict can depend on the clock (a time-out) or on another model (a judge). A run that is killed
-and goes on repeats the steps after its last checkpoint; with the verdicts of the first time it
-repeats them exactly.
+A verdict can depend on the clock (a time-out) or on another model (a judge). A killed run that is
+resumed repeats the steps after its last checkpoint; with the stored verdicts it repeats them
+exactly.
 """
 
 from __future__ import annotations
@@ -116,7 +116,9 @@ class RewardJournal:
 
 
 def fingerprint(group: Group, rewards: str) -> str:
-    """Of who judges, the prompt, the place in the run, and every token of the completions."""
+    """A hash of the rewards, the prompt, the position in the run, and every token of the
+    completions.
+    """
     tokens = [list(completion.tokens) for completion in group.completions]
     text = repr((rewards, group.prompt.id, tuple(group.stream), tokens))
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

@@ -1,4 +1,4 @@
-"""The registered rewards in words: what each pays for, and its settings."""
+"""The registered rewards: what each rewards, and its settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The steps of an answer, and one number of their rewards."""
+"""The steps of an answer, and the aggregation of their rewards."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _decoded(tokens: Sequence[int], tokenizer: Any, *, special: bool = True) -> 
 
 
 def aggregated(rewards: Sequence[float], how: Aggregate) -> float:
-    """One number of the rewards of an answer's steps.
+    """The rewards of an answer's steps, aggregated to one number.
 
     Args:
         rewards: at least one; for "product" from 0 to 1.

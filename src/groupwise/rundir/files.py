@@ -1,7 +1,7 @@
 """The run directory: who ran what where, one line of metrics per step, rollouts, evaluations.
 
-Every file is complete after every step, so that a run that is killed leaves nothing half-written
-but, at worst, its last line, which reading and resuming drop.
+Every file is complete after every step. A killed run leaves at most its last line half-written,
+which is dropped on reading and resuming.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from groupwise.types import Completion, ScoredGroups
 
 PACKAGES = ("groupwise", "torch", "transformers", "tokenizers", "peft", "datasets")
 METRICS, SAVED = "metrics.jsonl", "checkpoints"
-"""Where a folder has one of these, it holds a run."""
+"""A folder with one of these files holds a run."""
 
 EXPERIMENT = "experiment.toml"
 """The plan of an experiment, in the folder that holds its runs and its report."""
@@ -67,10 +67,10 @@ class RunLog:
     suspects/            step-000010.json: completions of a step whose gradient was not finite
 
     Args:
-        folder: the run directory; made if it is not there.
+        folder: the run directory; created if it does not exist.
         settings: the resolved configuration.
-        resume_at: the step a resumed run goes on from: lines after it are dropped. None starts a
-            new run, which refuses a folder that holds one.
+        resume_at: the step that a resumed run continues from; lines after it are dropped. None
+            starts a new run, which refuses a folder that holds one.
 
     Raises:
         UsageError: the folder holds a run and `resume_at` is None, or cannot be made.
@@ -137,7 +137,7 @@ class RunLog:
         self._append("timeline.jsonl", {"step": step, "spans": rows, "queue": queue})
 
     def suspects(self, step: int, completions: Sequence[Mapping[str, Any]]) -> None:
-        """Write the completions that a step without a finite gradient is blamed on."""
+        """Write the completions suspected of causing a step without a finite gradient."""
         path = self.folder / "suspects" / f"step-{step:06d}.json"
         _made(path.parent)
         self._replace(path, json.dumps(_plain(list(completions)), ensure_ascii=False, indent=2))
@@ -193,7 +193,7 @@ def refuse_foreign_files(folder: Path, names: Sequence[str] = RUN_FILES) -> None
 def _holds_something(path: Path) -> bool:
     try:
         return path.is_symlink() or path.is_file() or (path.is_dir() and any(path.iterdir()))
-    except OSError:  # A folder that cannot be read cannot be written either, which is said later.
+    except OSError:  # A folder that cannot be read cannot be written either, which raises later.
         return False
 
 
@@ -222,8 +222,9 @@ def read_lines(path: str | Path) -> Iterator[dict[str, Any]]:
 
 
 def _lines_until(step: int, path: Path) -> list[dict[str, Any]]:
-    """The lines of the steps up to one. What a power cut left of later ones may be anything: a
-    checkpoint vouches for the lines of its steps, which were on disk before it was."""
+    """The lines of the steps up to one. After a power cut, later lines may hold anything; those up
+    to a checkpoint are intact, because they were on disk before it.
+    """
     kept, damaged = [], None
     for number, line in _parsed(path):
         if line is None:
@@ -262,7 +263,7 @@ def printable(text: str) -> str:
 
 
 def surroundings() -> dict[str, Any]:
-    """Kernels, versions, hardware and commit: what else a result depends on."""
+    """Kernels, versions, hardware and commit, on which a result depends as well."""
     from groupwise.kernels import active
 
     cuda = torch.cuda.is_available()
@@ -287,7 +288,7 @@ def surroundings() -> dict[str, Any]:
 def without_secrets(text: str) -> str:
     """Text in which no value of the environment that looks like a secret is left.
 
-    What counts is the variable's name: one with KEY, TOKEN, SECRET, PASSWORD or CREDENTIAL in it
+    The variable's name decides: one with KEY, TOKEN, SECRET, PASSWORD or CREDENTIAL in it
     and a value of at least eight characters is replaced by `<its name>`.
     """
     for name, value in os.environ.items():
@@ -304,8 +305,8 @@ def _made(folder: Path) -> None:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Write a whole file beside its old version and swap them, so that a kill leaves either one
-    and a link at its place is replaced instead of followed.
+    """Write a whole file next to its old version and swap them: a kill leaves one or the other, and
+    a link in its place is replaced instead of followed.
 
     Raises:
         RunError: the disk is full or cannot be written.

@@ -1,4 +1,4 @@
-"""One run per directory: a lock that names its owner and ends with it."""
+"""One run per directory: a lock that names its owner and is released when the owner ends."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class RunLock:
     """Holds a run directory for this process until it is closed or the process ends.
 
     Args:
-        folder: the run directory; made if it is not there.
+        folder: the run directory; created if it does not exist.
 
     Raises:
         UsageError: another run holds the folder (the message names it), the folder cannot be

@@ -1,4 +1,4 @@
-"""A folder of runs as a table: what each one is doing, and how far it got."""
+"""A folder of runs as a table: the state and progress of each run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which inputs and settings made a file or a model folder."""
+"""Provenance: the inputs and settings that made a file or a model folder."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def origin_path(path: str | Path) -> Path:
 
 
 def write_origin(path: str | Path, values: Mapping[str, Any]) -> None:
-    """Write beside a file what made it.
+    """Write the provenance of a file next to it.
 
     Raises:
         RunError: it cannot be written.
@@ -65,7 +65,7 @@ def write_origin(path: str | Path, values: Mapping[str, Any]) -> None:
 
 
 def read_origin(path: str | Path) -> dict[str, Any] | None:
-    """What made a file; None where nothing is known of it.
+    """The provenance of a file; None if there is no record.
 
     Raises:
         UsageError: the record is damaged.

@@ -29,8 +29,8 @@ def sequences(scored: ScoredGroups, *, excluded: bool = False, version: int | No
         scored: groups with their scores; none gives a batch without rows.
         excluded: whether rows that a filter excludes keep their mask: they are part of the
             statistics of their group, and so are penalties on their rewards.
-        version: of the policy. If it did not write all tokens, the column "age" says by how many
-            optimizer steps each is older; None leaves it out.
+        version: of the policy. If it did not write all tokens, the column "age" says how many
+            optimizer steps older each token is; None leaves the column out.
     """
     completions = [completion for group in scored.groups for completion in group.completions]
     length = torch.tensor([len(c.tokens) for c in completions], dtype=torch.long)
@@ -67,8 +67,8 @@ def sequences(scored: ScoredGroups, *, excluded: bool = False, version: int | No
 
 
 def token_ages(completion: Completion, version: int) -> list[int]:
-    """By how many optimizer steps each token is older than a version of the policy; a version that
-    was rolled back is as far away as one before.
+    """How many optimizer steps older each token is than a version of the policy. A version that was
+    rolled back counts by its distance.
 
     Example:
         >>> one = Completion(tokens=[5, 6, 7], mask=[True] * 3, logprobs=[0.0] * 3, text="abc",

@@ -33,7 +33,7 @@ class LogitsObjective(Protocol):
 def of_logits(
     hidden: Float[Tensor, "tokens hidden"], head: Projection, function: LogitsFunction
 ) -> Float[Tensor, "tokens *rest"]:
-    """What a function gives for the logits of every token; differentiable.
+    """A function of the logits of every token, computed in chunks; differentiable.
 
         out[rows] = function(z[rows], rows),   z = cap(hidden · Wᵀ + b) / temperature
 

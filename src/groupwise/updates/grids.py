@@ -26,7 +26,7 @@ def blank_outputs(reader: Reader, batch: Batch, names: Collection[str]) -> dict[
 
 
 def read_rows(reader: Reader, batch: Batch) -> Int[Tensor, "rows"]:
-    """The rows that a head reads anything of."""
+    """The rows of which a head reads at least one state."""
     read = batch.mask.any(1) | ("after" in reader.head.reads)
     return read.nonzero().squeeze(-1)
 

@@ -80,7 +80,7 @@ class TorchLearner:
         self.dropout_seed = dropout_seed
         self.reference: Reference = reference
         self.version = 0
-        # The order matters: trials and copies need whole weights, the optimizer final ones.
+        # The order matters: trial runs and copies need whole weights, the optimizer final ones.
         if gradient_checkpointing:
             recompute_activations(self.model)
         self.reader = Reader(self.model, head=head, temperature=temperature or 1.0)
@@ -220,7 +220,7 @@ class TorchLearner:
         return part[once], place
 
     def begin(self, batch: Batch, objective: Objective) -> None:
-        """Begin an update: no gradient is left from a batch that was not finished."""
+        """Begin an update; clears gradients of a batch that was not finished."""
         shape = grid_shape(batch, self.reader)
         self._pending = _Pending(
             batch=batch,
@@ -301,7 +301,7 @@ class TorchLearner:
 
     @contextmanager
     def _seeded_dropout(self) -> Iterator[None]:
-        """Inside, dropout depends on the seed and the version alone."""
+        """A context in which dropout depends on the seed and the version alone."""
         if self.dropout_seed is None:
             yield
             return
@@ -311,8 +311,9 @@ class TorchLearner:
     # -- weights and state ---------------------------------------------------------------------
 
     def movement(self) -> Callable[[], float]:
-        """Begin to watch the trained weights; the function returned gives the share of parameters
-        that have not changed since."""
+        """Start to watch the trained weights; returns a function that gives the share of parameters
+        that have not changed since.
+        """
         return self.optimizer.movement()
 
     def publish(self) -> PublishedWeights:
@@ -361,7 +362,7 @@ class TorchLearner:
         self._replaced = True
 
     def reset_optimizer(self) -> None:
-        """Begin the running means of the optimizer anew."""
+        """Reset the running means of the optimizer."""
         self.optimizer.reset()
 
     @torch.no_grad()

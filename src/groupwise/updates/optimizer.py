@@ -129,11 +129,12 @@ class MasterOptimizer:
                     master.grad.div_(self.scale)
 
     def movement(self) -> Callable[[], float]:
-        """Begin to watch the weights; the function returned gives the share of parameters that have
-        not changed since."""
+        """Start to watch the weights; returns a function that gives the share of parameters that
+        have not changed since.
+        """
 
         def sums() -> list[tuple[float, float]]:
-            """Two sums per parameter, which almost any change shows in."""
+            """Two sums per parameter, which almost any change alters."""
             with torch.no_grad():
                 return [_moments(master) for master in self.masters.values()]
 
@@ -141,7 +142,7 @@ class MasterOptimizer:
         return lambda: fmean(float(a == b) for a, b in zip(before, sums(), strict=True))
 
     def remove_hooks(self) -> None:
-        """Leave the parameters to another optimizer: their gradients are no longer moved here."""
+        """Remove the hooks, so that another optimizer can train the parameters."""
         for hook in self._hooks:
             hook.remove()
 
@@ -155,7 +156,7 @@ class MasterOptimizer:
                 parameter.copy_(_pinned(master, parameter.dtype), non_blocking=True)
 
     def reset(self) -> None:
-        """Begin the running means of AdamW anew; the learning rate keeps its schedule."""
+        """Reset the running means of AdamW; the learning rate keeps its schedule."""
         rates = [group["lr"] for group in self.adam.param_groups]
         self.adam = _adam(list(self.masters.values()), self.settings)
         for group, rate in zip(self.adam.param_groups, rates, strict=True):
@@ -182,8 +183,8 @@ class MasterOptimizer:
         masters = _by_name(state["masters"], list(self._separate))
         if not moments.keys() <= self.masters.keys() or masters.keys() != self._separate.keys():
             raise RunError(
-                "optimizer state: is of other parameters; resume with the settings of the run's "
-                "config.json."
+                "optimizer state: belongs to other parameters; resume with the settings of the "
+                "run's config.json."
             )
         found = {i: moments[name] for i, name in enumerate(self.masters) if name in moments}
         self.adam.load_state_dict({**self.adam.state_dict(), "state": found})
@@ -199,8 +200,9 @@ def _by_name(saved: Mapping[Any, Any], names: list[str]) -> dict[str, Any]:
 
 
 def _moments(master: Tensor) -> tuple[float, float]:
-    """The sums of values and squares in float64, piece by piece: a copy of a whole embedding would
-    be twice its size, which no plan of memory has room for."""
+    """The sums of values and squares in float64, piece by piece: a float64 copy of a whole
+    embedding would be twice its size, which memory estimates do not include.
+    """
     total = torch.zeros(2, dtype=torch.float64, device=master.device)
     for part in master.detach().reshape(-1).split(PIECE):
         wide = part.double()

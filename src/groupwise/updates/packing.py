@@ -114,8 +114,9 @@ def plan(
 
 
 def first_of_equal(batch: Batch, rows: Int[Tensor, "rows"]) -> Int[Tensor, "rows"]:
-    """For each of some rows, the place among them of the first one with the same prompt, tokens and
-    mask, and the same sets of truncated sampling."""
+    """For each of some rows, the index of the first one with the same prompt, tokens, mask and
+    support.
+    """
     known: dict[tuple[Any, ...], int] = {}
     found = []
     for place, row in enumerate(rows.tolist()):

@@ -1,4 +1,4 @@
-"""Advantages: how much better each answer was than it had to be, from the rewards of its group.
+"""Advantages: how much better each answer was than its baseline, from the rewards of its group.
 
 Every function takes `rewards` [prompt, group] and returns advantages of the same shape and dtype
 (token-level ones [prompt, group, time]). Samples that are not judged (`valid` False or reward NaN)

@@ -97,8 +97,8 @@ def token_cloning(
 
         A_t = A · ω_t,   A from `cloning`, ω from `token_weights`
 
-    Only tokens count at which the model already expects the outcome that came: a wrong answer is
-    not pushed away for a beginning that still looks right. While all scores are 0, so is A_t.
+    Only tokens at which the model already expects the actual outcome count: the beginning of a
+    wrong answer is not pushed away while it still looks right. While all scores are 0, so is A_t.
 
     Args:
         rewards: [prompt, group]; used where `correct` is not defined.
@@ -140,7 +140,7 @@ def token_weights(
     mask: Bool[Tensor, "*answers time"],
     right: Bool[Tensor, "*answers"],
 ) -> Float[Tensor, "*answers time"]:
-    """How far a token reward model expects the outcome that came, from what it has read.
+    """How strongly a token reward model expects the actual outcome, from the tokens it has read.
 
         s̄_t = mean of s_1 … s_t
         ω_t = max(0, 2 σ(s̄_t) − 1) for right answers,   max(0, 1 − 2 σ(s̄_t)) for wrong ones

@@ -1,4 +1,4 @@
-"""Advantages that use a critic: what an answer earned beyond the values that were predicted."""
+"""Advantages that use a critic: rewards beyond the predicted values."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The data that an advantage may ask for: how a run computes it, and an example of it.
 
-One entry is all that a new name needs: the registry of advantages takes its vocabulary from here,
+A new name needs only one entry: the registry of advantages takes its vocabulary from here,
 the trainer computes what is asked for, and settings are validated by a call on the examples.
 """
 

@@ -20,7 +20,7 @@ def step_zscore(
     ddof: int = 0,
     eps: float = 0.0,
 ) -> Float[Tensor, "prompt group time"]:
-    """Process supervision: every token earns what the steps from its own onwards earn.
+    """Process supervision: every token earns the normalised rewards of its own and all later steps.
 
         x̃_j = (x_j − mean(X)) / (std(X) + eps),   A_t = Σ_j x̃_j over the steps j that end at or
         after t

@@ -1,4 +1,4 @@
-"""The loss of a token reward model, which has the outcome of a completion alone to learn from."""
+"""The loss of a token reward model, which learns from the outcomes of completions alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The objective of preferences: a registered function of what two answers' likelihoods say."""
+"""The objective of preferences: a registered function of the likelihoods of two answers."""
 
 from __future__ import annotations
 

@@ -471,7 +471,7 @@ def vespo(
 def nll(
     logp: Float[Tensor, "batch time"], mask: Bool[Tensor, "batch time"]
 ) -> Float[Tensor, "batch time"]:
-    """The negative log-likelihood: supervised learning, which knows no advantage.
+    """The negative log-likelihood: supervised learning, without an advantage.
 
         loss_t = −logp_t
 

@@ -1,4 +1,4 @@
-"""Retrieval: passages of a corpus, an index over them, a server of one and a client for one."""
+"""Retrieval: passages of a corpus, an index over them, a retrieval server and its client."""
 
 from groupwise.environments.retrieval.corpus import Passage, read_corpus
 from groupwise.environments.retrieval.index import Hit, Index

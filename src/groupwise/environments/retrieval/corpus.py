@@ -27,8 +27,8 @@ class Passage(NamedTuple):
 def read_corpus(source: str) -> list[Passage]:
     """The passages of a file, each once, in its order.
 
-    Read are rows with `contents` (title in the first line), with `title` and `text` (or
-    `paragraph_text`), or with `text` alone; a JSON object from title to text or sentences; and
+    Supported formats are rows with `contents` (title in the first line), with `title` and `text`
+    (or `paragraph_text`), or with `text` alone; a JSON object from title to text or sentences; and
     SQuAD's form, whose paragraphs are the passages.
 
     Args:

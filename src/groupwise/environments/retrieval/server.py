@@ -21,7 +21,7 @@ from groupwise.errors import UsageError
 from groupwise.rewards.http import HttpError, post
 
 MOST_QUERIES, MOST_BYTES, MOST_PASSAGES = 1024, 4 << 20, 100
-"""Of one request: queries, bytes, and passages for a query."""
+"""Limits of one request: queries, bytes, and passages per query."""
 
 
 class Client:
@@ -53,7 +53,7 @@ class Client:
         try:
             return [_hit(found) for found in json.loads(content)["result"][0][:top_k]]
         except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
-            raise HttpError(f"{where}: the reply has not the form of /retrieve.") from None
+            raise HttpError(f"{where}: the reply does not have the form of /retrieve.") from None
 
 
 def _address(server: str) -> SplitResult:
@@ -68,8 +68,8 @@ def _address(server: str) -> SplitResult:
         )
     if address.username is not None or address.password is not None:
         raise UsageError(
-            "environment.server: must hold no user name or password, which are not sent and would "
-            "stand in messages."
+            "environment.server: must not contain a user name or password, which are not "
+            "sent and would appear in messages."
         )
     return address if address.path.strip("/") else address._replace(path="/retrieve")
 

@@ -1,4 +1,4 @@
-"""Advantages of groupwise inside TRL's own trainer, and so under whatever patches that trainer."""
+"""Advantages of groupwise inside TRL's own trainer, and inside tools that patch that trainer."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from groupwise.registry import BoundFunction, FunctionSpec
 T = TypeVar("T", bound=type)
 
 KNOWN = frozenset({"rewards", "valid", "parts", "lengths"})
-"""What can be told to an advantage there: rewards and lengths, but no probabilities."""
+"""The data that an advantage can receive there: rewards and lengths, but no probabilities."""
 METHODS = ("_calculate_rewards", "_generate_and_score_completions")
 
 
 def with_advantage(trainer: T, name: str, **settings: Any) -> T:
-    """A class like TRL's `GRPOTrainer`, or one of its heirs, with another advantage.
+    """A subclass of TRL's `GRPOTrainer`, or of one of its subclasses, with another advantage.
 
         A = advantage(Σ_k weight_k · reward_k),   one row per prompt
 
@@ -53,8 +53,8 @@ def with_advantage(trainer: T, name: str, **settings: Any) -> T:
     missing = [method for method in METHODS if not hasattr(trainer, method)]
     if missing:
         raise UsageError(
-            f"trainer = {trainer.__name__}: has no method {missing[0]}, so it is no GRPOTrainer of "
-            "TRL as of 1.16; pass trl.GRPOTrainer."
+            f"trainer = {trainer.__name__}: has no method {missing[0]}, so it is not a GRPOTrainer "
+            "of TRL 1.16; pass trl.GRPOTrainer."
         )
     methods = {
         "__doc__": f"{trainer.__name__} with the advantages {bound.spec}.",
@@ -110,14 +110,14 @@ def group_advantages(
 
     Args:
         bound: the advantage.
-        rewards: NaN where a function said nothing of a completion.
+        rewards: NaN where a function returned None for a completion.
         weights: of the functions.
         names: of the functions; two of one name count as two parts.
         lengths: tokens of the completions.
         group: completions per prompt, which are neighbours.
 
     Returns:
-        One advantage per row; 0 for completions of which no function said anything.
+        One advantage per row; 0 for completions for which every function returned None.
     """
     judged: Bool[Tensor, "batch"] = ~torch.isnan(rewards).all(-1)
     total = (rewards * weights.to(rewards)).nansum(-1)
@@ -132,7 +132,7 @@ def group_advantages(
 
 
 def _relog(logged: Any, advantages: Float[Tensor, "batch"]) -> None:
-    """Put advantages in the place of those that TRL has just logged; its log holds only so many."""
+    """Replace the advantages that TRL has just logged; its log has a maximum length."""
     for _ in range(min(len(logged), len(advantages))):
         logged.pop()
     logged.extend(advantages.tolist())

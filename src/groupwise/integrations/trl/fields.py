@@ -1,6 +1,6 @@
-"""What becomes of a field of TRL's configuration: stated in the type of the field, once.
+"""The treatment of each field of TRL's configuration, declared once in the type of the field.
 
-From these statements come the refusals at construction and the table of the docs.
+The refusals at construction and the table in the docs are generated from it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from groupwise.errors import UsageError
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Treatment:
-    """What becomes of a field.
+    """The treatment of a field.
 
     Attributes:
         becomes: the setting of groupwise that it sets; None for a field that only its default fits.

@@ -34,7 +34,7 @@ class Flow(Callback):
         updates: optimiser steps per batch of rollouts.
         epoch_steps: optimiser steps per epoch.
         notes: what reward functions log.
-        evaluate: measures, logs and tells the callbacks.
+        evaluate: evaluates, logs and calls the callbacks.
     """
 
     def __init__(
@@ -159,8 +159,9 @@ class Flow(Callback):
             self.state.save_to_json(str(self.trainer.folder / STATE))
 
     def resume(self, folder: Path) -> None:
-        """Take over the history of a run up to where it goes on, and the tokens seen until it was
-        saved last."""
+        """Restore the history of a run up to the step where it resumes, and the tokens seen until
+        the last save.
+        """
         trainer, path = self.trainer, folder / STATE
         self.state.global_step = 0 if trainer is None else trainer.done * self.updates
         self.state.epoch = self.state.global_step / self.epoch_steps

@@ -123,7 +123,7 @@ class TrlFunction:
 
 
 def known(values: Any) -> list[Any]:
-    """Values of a reward function; NaN says what None says."""
+    """Values of a reward function; NaN means the same as None."""
     listed = values.tolist() if isinstance(values, torch.Tensor) else list(values)
     return [None if value is None or math.isnan(float(value)) else float(value) for value in listed]
 
@@ -131,8 +131,8 @@ def known(values: Any) -> list[Any]:
 class TrlScorer:
     """Scores groups by reward functions of TRL's form, in this process.
 
-    A function that says None leaves its part out; a completion of which none says anything leaves
-    its group.
+    If a function returns None, its part is left out; a completion for which all functions return
+    None is excluded from its group.
 
     Args:
         composition: the functions.
@@ -143,7 +143,7 @@ class TrlScorer:
         self.inline, self.turns = InlineScorer(composition, timeout_s=1e6), turns
 
     def submit(self, group: Group) -> Ticket:
-        """Score a group; only what async functions say may come later."""
+        """Score a group; only values of async functions may arrive later."""
         ticket = self.inline.submit(group)
         if (turns := self.turns) is not None:
             ticket.add_done_callback(lambda _: turns.tools.release(group))

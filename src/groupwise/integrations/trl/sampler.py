@@ -88,8 +88,8 @@ def correction(args: GRPOConfig) -> dict[str, Any]:
         raise UsageError(f"GRPOConfig.{PREFIX}mode = {mode!r}: no such mode; {hint}")
     if args.loss_type == "vespo":
         raise UsageError(
-            f"GRPOConfig.{PREFIX}correction = True: loss_type = 'vespo' would take the ratio into "
-            "its own weight, which is not done here; set it to False."
+            f"GRPOConfig.{PREFIX}correction = True: loss_type = 'vespo' would include the ratio "
+            "in its own weight, which is not supported; set it to False."
         )
     name = CORRECTIONS[mode]
     if mode.endswith("_mask"):

@@ -338,7 +338,7 @@ def revision(args: GRPOConfig) -> str | None:
 
 
 def check_runs(args: GRPOConfig) -> None:
-    """Refuse what is wrong with when things happen and where they go.
+    """Refuse wrong settings of schedules and destinations.
 
     Raises:
         UsageError: the field.
@@ -348,7 +348,9 @@ def check_runs(args: GRPOConfig) -> None:
         if value not in STRATEGIES:
             raise wrong(args, field, f"no such strategy; {suggest(value, STRATEGIES)[:-1]}")
     if args.data_seed not in (None, args.seed):
-        raise wrong(args, "data_seed", f"one seed rules everything; set seed ({args.seed})")
+        raise wrong(
+            args, "data_seed", f"one seed controls all random numbers; set seed ({args.seed})"
+        )
     if args.run_name not in (None, output(args), Path(output(args)).name):
         raise wrong(args, "run_name", "a run is named after the last part of output_dir")
     if args.max_completion_length is None:

@@ -60,8 +60,8 @@ class Toolset:
     the model may call. Objects are used again, each for one completion at a time.
 
     While they run, the random numbers of Python and NumPy follow from the row and, in a call, from
-    step, prompt and number of the call: the completions of a group begin alike, and those that do
-    the same meet the same.
+    step, prompt and number of the call: the completions of a group begin alike, and the same calls
+    get the same results.
 
     Args:
         functions: that every completion may call.
@@ -222,7 +222,7 @@ class Toolset:
         return [self._ended[key] for key in _keys(group)]
 
     def release(self, group: Group) -> None:
-        """Let other completions have the environments of a group that has been scored."""
+        """Release the environments of a scored group for other completions."""
         for key in _keys(group):
             known = self._ended.pop(key, None)
             if known is not None and known.instance is not None:
@@ -240,7 +240,7 @@ def toolset(tools: Any, environment_factory: Any, *, seed: int) -> Toolset | Non
         return None
     for function in listed:
         if not callable(function):
-            raise UsageError(f"tools: {function!r} is no function.")
+            raise UsageError(f"tools: {function!r} is not a function.")
     if environment_factory is None or isinstance(environment_factory, Mapping):
         factories: dict[Any, Any] = dict(environment_factory or {})
     else:

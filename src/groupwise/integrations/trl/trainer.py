@@ -218,8 +218,8 @@ class GRPOTrainer:
         """Train to the last step, and leave the model in `output_dir`/final as well.
 
         Args:
-            resume_from_checkpoint: True goes on from the newest checkpoint of `output_dir`; so does
-                its path.
+            resume_from_checkpoint: True, or the path of the newest checkpoint of `output_dir`,
+                resumes from it.
 
         Raises:
             UsageError: `output_dir` holds a run and is not to be resumed, or holds none and is.
@@ -305,7 +305,7 @@ class GRPOTrainer:
         places = {path.resolve() for path in (folder, folder / "checkpoints", last)}
         if isinstance(asked, str) and Path(asked).resolve() not in places:
             raise UsageError(
-                f"resume_from_checkpoint = {asked!r}: a run goes on from its newest checkpoint, "
+                f"resume_from_checkpoint = {asked!r}: a run resumes from its newest checkpoint, "
                 f"{last}; pass True."
             )
         return True
@@ -428,7 +428,7 @@ class GRPOTrainer:
             UsageError: always.
         """
         raise UsageError(
-            "push_to_hub: call trainer.model.push_to_hub(name) and so for the tokenizer."
+            "push_to_hub: call trainer.model.push_to_hub(name), and likewise for the tokenizer."
         )
 
     def _tell(self, event: str) -> None:

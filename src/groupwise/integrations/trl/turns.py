@@ -1,4 +1,5 @@
-"""Calls and results as turns of a chat template: parsed, put behind the tokens, told to rewards.
+"""Calls and results as turns of a chat template: parsing, injection of results, conversion for
+rewards.
 
 A call is JSON between `<tool_call>` and `</tool_call>`, as templates of Qwen, Hermes and SmolLM
 have it.

@@ -1,8 +1,8 @@
 """Questions about a world of invented people, towns and works, and the pages that answer them.
 
-Nobody can know the answers by heart: names are made of random syllables and every world has its
-own. A page states two facts about one thing, so the relation of a question decides what to read;
-a question of several hops is answered page by page.
+The answers cannot be memorised: names are made of random syllables, and every world has its own. A
+page states two facts about one thing, so the relation of a question decides which fact to use; a
+question of several hops is answered page by page.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from groupwise.types import Prompt
 CONSONANTS, VOWELS = "bdfgklmnprstvz", "aeiou"
 UNANSWERABLE = "unknown"
 MOST = 2000
-"""Questions of the generator; a world has 2,400 of one fact."""
+"""Maximum number of questions per call; a world has 2,400 questions of one fact."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +105,7 @@ def make_world(seed: int, *, size: int = 1200, taken: Collection[str] = ()) -> W
     Args:
         seed: worlds of different seeds share no names, but for chance.
         size: things, and pages.
-        taken: names that nothing in it has.
+        taken: names that are not used.
 
     Raises:
         UsageError: size below 12.
@@ -145,7 +145,7 @@ def invented_names(
 ) -> list[str]:
     """Different names, none of them taken, each of one of these numbers of syllables.
 
-    They have no capital: a syllable is the same wherever in a name it stands.
+    They are not capitalised, so that a syllable is the same anywhere in a name.
     """
     found: dict[str, None] = {}
     while len(found) < count:
@@ -252,12 +252,12 @@ def splits() -> Mapping[str, World]:
 def closed_world(
     count: int, *, split: str = "train", seed: int = 0, task: str = "1"
 ) -> list[Prompt]:
-    """Questions about a world of invented names: what nobody knows has to be looked up.
+    """Questions about a world of invented names, whose answers have to be looked up.
 
     `corpus = "closed_world"` of the environment `search` holds the pages of both worlds.
 
     Args:
-        count: at most as many as the world has of each kind: 2,000.
+        count: how many; at most 2,000.
         split: "train", or "held_out" for a second world with other names.
         seed: of the choice of questions.
         task: facts that a question needs, "1" to "4", several separated by "+"; "unanswerable"

@@ -30,9 +30,9 @@ def korean_norms(
     """The items that ship with the package: 74, of which every fifth is held out.
 
     Args:
-        count: at most so many; there are not more than there are.
+        count: at most this many; fewer if the split has fewer.
         split: "train" or "held_out".
-        seed: changes nothing, the items are written down.
+        seed: ignored: the items are fixed.
 
     Example:
         >>> len(korean_norms(100)), len(korean_norms(100, split="held_out"))

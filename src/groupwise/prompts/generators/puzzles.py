@@ -119,7 +119,7 @@ def solutions(statements: Sequence[Statement]) -> list[tuple[bool, ...]]:
 
 
 def read_statements(text: str) -> tuple[Statement, ...]:
-    """Statements out of their printed form, as data files store them.
+    """Parse statements from their printed form, as data files store them.
 
     Raises:
         UsageError: the text is no tuple of statements.
@@ -142,7 +142,7 @@ def read_statements(text: str) -> tuple[Statement, ...]:
 def _random_statement(random: Random, speaker: int, people: int) -> Statement:
     """One role, or one connective over roles; a second one would make the sentence ambiguous.
 
-    Nobody says of themselves outright that they lie, which no one could.
+    No one says outright that they are lying: neither a knight nor a knave could.
     """
     op = random.choice(("role", "not", *_CONNECTIVES))
     roles = []
@@ -251,7 +251,7 @@ def knights_knaves_prompt(row: dict[str, Any], *, id: str) -> Prompt:
 def knights_knaves(
     count: int, *, split: Split = "train", seed: int = 0, people: tuple[int, int] = (3, 5)
 ) -> list[Prompt]:
-    """Distinct Knights and Knaves prompts, the number of people going round within `people`.
+    """Distinct Knights and Knaves prompts; the number of people cycles through the range `people`.
 
     Args:
         count: how many.

@@ -1,4 +1,4 @@
-"""Answers to word problems of which it is known what is right: rankings, and labels of steps."""
+"""Answers to word problems with known correctness: rankings, and labels of steps."""
 
 from __future__ import annotations
 

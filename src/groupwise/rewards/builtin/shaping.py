@@ -30,7 +30,7 @@ def soft_overlong(
         cache: tokens before the limit over which the penalty grows; None takes a fifth of the
             limit, as the paper's 4,096 are of 20,480.
         limit: the longest completion wanted; default the budget.
-        floor: None leaves the line go on beyond the limit.
+        floor: None continues the line beyond the limit.
 
     Example:
         >>> [soft_overlong(n, limit=20480) for n in (16384, 17408, 18432, 20480, 24576)]
@@ -51,7 +51,7 @@ def soft_overlong(
 def kimi_length(lengths: Sequence[int], corrects: Sequence[float]) -> list[float]:
     """λ = ½ − (length − min) / (max − min) within the group; min(0, λ) for a wrong answer.
 
-    0 for everybody where all lengths are equal. The paper starts to add it, with a constant
+    0 for all completions if all lengths are equal. The paper starts to add it, with a constant
     weight, after a phase without it.
 
     Example:
@@ -121,7 +121,7 @@ def lcpo_exact(
     alpha: float = 0.0003,
     column: str = "num_tokens",
 ) -> float | None:
-    """correct − α · |target − length|; the target length stands in a column and in the prompt.
+    """correct − α · |target − length|; the target length is in a column and in the prompt.
 
     Args:
         length, correct: of the completion.
@@ -152,7 +152,7 @@ def lcpo_max(
     delta: float = 0.5,
     column: str = "num_tokens",
 ) -> float | None:
-    """correct · clip(α · (budget − length) + δ, 0, 1); the budget stands in a column.
+    """correct · clip(α · (budget − length) + δ, 0, 1); the budget is in a column.
 
     Args:
         length, correct: of the completion.

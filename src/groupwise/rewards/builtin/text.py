@@ -192,8 +192,8 @@ def normalised_match(
 ) -> float | None:
     """1 if the answer equals a reference after normalisation.
 
-    A reference that is empty once normalised ("The.") is compared as it stands, so that it is not
-    met by silence.
+    A reference that is empty after normalisation ("The.") is compared unnormalised, so that an
+    empty answer does not match it.
 
     Args:
         text: the completion.

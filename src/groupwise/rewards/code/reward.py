@@ -163,7 +163,7 @@ def code_function(
 ) -> float | None:
     """Whether a function passes `check(function)`, as in HumanEval.
 
-    The completion either defines the function or goes on where the stub ends. Helpers that the stub
+    The completion either defines the function or continues the stub. Helpers that the stub
     defines are the stub's own in the tests, whatever the completion makes of them.
 
     Value: 1 if `check` returns, else 0; with `partial` the asserts that hold, each time they run,

@@ -1,9 +1,9 @@
 """A sandbox for Python programs that nobody has read: bubblewrap, seccomp, limits, a wall clock.
 
-Every program gets a sandbox of its own: no network, no file of the host but Python's own library
+Every program gets its own sandbox: no network, no file of the host but Python's own library
 and the shared libraries it needs (read-only), no environment, a /tmp of fixed size, no second
-process, limits on memory, processor time, output and wall-clock time. The last is held out here,
-where the program cannot reach. See docs/sandbox.md for what each layer is for.
+process, limits on memory, processor time, output and wall-clock time. The last one is enforced
+outside, where the program has no access. See docs/sandbox.md for what each layer is for.
 
 Failures are attributed to their cause. Whatever the program does, including hanging, is a
 `Verdict`. A sandbox that does not start raises `SandboxError`; a sandbox that is not available at
@@ -49,7 +49,7 @@ WALL = 5  # time by the clock for all tests of a program, in terms of the second
 
 
 class SandboxError(RewardError):
-    """The sandbox failed, not the program: nothing is known of the program."""
+    """The sandbox failed, not the program; nothing is known about the program."""
 
 
 class Verdict(str, Enum):

@@ -1,5 +1,4 @@
-"""Encoders and classifiers from a local folder, loaded once per process, and what they say of
-texts.
+"""Encoders and classifiers from a local folder, loaded once per process, and their scores of texts.
 
 This module imports torch; the rewards import it when they are first called.
 """

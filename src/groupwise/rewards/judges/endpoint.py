@@ -69,8 +69,8 @@ def judge_endpoint(
             verdict is the word at the end of its reply.
         timeout: seconds for one judgement, all retries included.
         concurrency: most requests to the endpoint at once.
-        key_variable: environment variable that holds the key, sent if it is set; the key itself
-            never stands in a recipe. Its name begins with GROUPWISE_, so that a recipe cannot send
+        key_variable: environment variable that holds the key, sent if it is set; the key itself is
+            never part of a recipe. Its name begins with GROUPWISE_, so that a recipe cannot send
             other secrets; OPENAI_API_KEY is sent to api.openai.com and to this machine only.
 
     Returns:
@@ -136,7 +136,7 @@ def judge_endpoint(
 
 @functools.cache
 def _free(server: str, concurrency: int) -> threading.BoundedSemaphore:
-    """Held by each request to a server, so that all groups together send no more."""
+    """Semaphore that limits concurrent requests to a server over all groups."""
     return threading.BoundedSemaphore(concurrency)
 
 
@@ -155,8 +155,8 @@ def _address(endpoint: str) -> SplitResult:
         raise UsageError(f"endpoint = {endpoint!r}: must begin with http:// or https://.")
     if address.username is not None or address.password is not None:
         raise UsageError(
-            "endpoint: must hold no user name or password, which are not sent; a key stands in the "
-            "variable that key_variable names."
+            "endpoint: must not contain a user name or password, which are not sent; put "
+            "a key into the variable that key_variable names."
         )
     return address
 
@@ -173,11 +173,11 @@ def _key(address: SplitResult, endpoint: str, variable: str) -> str | None:
     if not (variable == "" or variable.startswith("GROUPWISE_") or known):
         raise UsageError(
             f"key_variable = {variable!r}: must begin with GROUPWISE_, or be OPENAI_API_KEY for "
-            "api.openai.com; other variables may hold other secrets."
+            "api.openai.com or this machine; other variables may hold other secrets."
         )
     key = (os.environ.get(variable) or "").strip() if variable else ""
     if not (key.isascii() and key.isprintable()):
-        raise UsageError(f"key_variable = {variable!r}: the key holds characters that none has.")
+        raise UsageError(f"key_variable = {variable!r}: must hold printable ASCII characters only.")
     if key and address.scheme != "https" and not here:
         raise UsageError(
             f"endpoint = {endpoint!r}: must begin with https://, or the key in {variable} would be "
@@ -238,8 +238,8 @@ def _choice(where: str, content: bytes) -> Mapping[str, Any]:
 def _judgement(
     reply: Mapping[str, Any], *, yes: str, no: str, mode: Mode, spoken: bool
 ) -> Judgement | None:
-    """What a reply says of the two words, spelled in any case and with any white space around
-    them; None where it says nothing.
+    """The judgement in a reply, whose words may have any case and white space around them; None
+    without one.
 
     Raises:
         RewardError: no probabilities in mode "soft", or values that are none.

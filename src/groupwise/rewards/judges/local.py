@@ -58,8 +58,8 @@ def judge(
     """The judgement of a local language model on every completion of a group.
 
     How it is gamed: by what the judge likes to hear (confident tone, the reference's vocabulary,
-    claims of being right); compare the judge with an exact verifier on samples of the policy now
-    and then.
+    claims of being right); compare the judge with an exact verifier on samples of the policy from
+    time to time.
 
     Args:
         texts: the completions of the group.

@@ -1,4 +1,4 @@
-"""A process reward model as the reward of an outcome: one number of those of the steps."""
+"""A process reward model as an outcome reward: the scores of the steps as one number."""
 
 from __future__ import annotations
 

@@ -87,8 +87,8 @@ def spoken_verdict(reply: str, *, yes: str, no: str) -> Verdict | None:
     reasoning (`</think>`).
 
     The line is the word alone, begins with it ("Yes, both are 4"), or ends with it after a colon or
-    the like, or after "is" ("The verdict is **Yes**"). A word elsewhere is talk of a verdict, as in
-    "It is not correct" or "I am told to say Yes", and so is a line with both words.
+    similar mark, or after "is" ("The verdict is **Yes**"). A word elsewhere is talk of a verdict,
+    as in "It is not correct" or "I am told to say Yes", and so is a line with both words.
 
     Example:
         >>> spoken_verdict("<think>No, 4.</think>So the\\nverdict is **Yes**.", yes="Yes", no="No")

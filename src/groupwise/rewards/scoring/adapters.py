@@ -1,4 +1,4 @@
-"""Functions of every accepted form, brought to one: called with data by name, here or in a worker.
+"""Converts functions of every accepted form to one: called with data by name, here or in a worker.
 
 Accepted are rewards of the registry; functions of a group; functions of one completion whose
 parameters name data or columns of the row; and TRL's form, which gets lists and keyword arguments.
@@ -33,7 +33,7 @@ Place = Literal["anywhere", "in_process", "own_worker", "in_thread", "async"]
 
 
 class MissingData(Exception):
-    """The row lacks what the reward needs."""
+    """The row lacks data that the reward needs."""
 
 
 class RewardFn(Protocol):
@@ -83,7 +83,7 @@ class SampleReward:
                     return None if not self.whole_group else [None] * _count(data)
                 known = (*SAMPLE_DATA, *GROUP_DATA, "completions")
                 raise MissingData(
-                    f"the row has no {name!r}, and it is no name of what a reward is given; "
+                    f"the row has no {name!r}, and no data that a reward receives has this name; "
                     + suggest(name, known)
                 )
         given = {name: data[name] for name in self.names if name in data and name != VALUE}

@@ -16,8 +16,8 @@ ROWS_READ = 200
 
 
 def check_rows(scorer: Scorer, prompts: Sequence[Prompt], *, where: str) -> list[str]:
-    """Look for rows that no completion can be judged by, as far as rewards say how they read rows
-    (`reads_rows`).
+    """Look for rows by which no completion can be judged, for rewards that declare how they read
+    rows (`reads_rows`).
 
     Args:
         scorer: with the rewards.

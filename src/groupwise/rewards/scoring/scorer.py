@@ -64,7 +64,8 @@ class RewardSpec:
         weight: handed to the combination.
         settings: keyword-only parameters of the reward.
         label: the name in logs; default the name of the reward.
-        optional: None then means that the part does not apply, not that nothing can be said.
+        optional: None then means that the part does not apply, not that the completion cannot be
+            judged.
         correct: whether its value is the raw correctness; None for the first verifier only.
     """
 
@@ -110,7 +111,7 @@ class InlineScorer:
         self._threads = concurrent.futures.ThreadPoolExecutor(THREADS, thread_name_prefix="reward")
 
     def submit(self, group: Group) -> Ticket:
-        """Score a group; only what async rewards and servers say may come later."""
+        """Score a group; only verdicts of async rewards and servers may arrive later."""
         ticket: Ticket = concurrent.futures.Future()
         steps = judge_group(self.composition, group)
         self._advance(ticket, steps, None)
@@ -365,7 +366,9 @@ def _scorer(
 def _settled(
     parts: Sequence[RewardComponent], chosen: Sequence[bool | None]
 ) -> list[RewardComponent]:
-    """Unique labels, one source of correctness, and nobody asking for it before it is known."""
+    """Check that labels are unique, and that at most one part defines correctness, before any part
+    that needs it.
+    """
     import dataclasses
 
     if not parts:
@@ -392,7 +395,7 @@ def _settled(
 
 
 def reward_alert(history: Sequence[Scores], *, batches: int = 3) -> str | None:
-    """Why a run should stop over its rewards, looking at its first batches; None to go on.
+    """Why a run should stop because of the rewards of its first batches; None to continue.
 
     Args:
         history: scores of the first batches, oldest first.

@@ -228,8 +228,8 @@ def check_generation(policy: Policy, *, lengths: tuple[int, int] = (11, 5), left
     if not gap <= limit:
         raise ModelError(
             f"model: the log-probabilities of generated tokens differ by {gap:.2g} from those of "
-            f"the same tokens read (limit {limit}), so a run would learn from another distribution "
-            "than it samples; the model is not causal, or takes padding for tokens."
+            f"the same tokens in a forward pass (limit {limit}), so a run would learn from another "
+            "distribution than it samples; the model is not causal, or takes padding for tokens."
         )
 
 

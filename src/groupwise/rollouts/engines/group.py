@@ -123,10 +123,8 @@ class GroupEngine:
         return active().inference_layers(self.policy.model, rows=self.max_rows)
 
     def _fused(self, *, positions: int) -> FusedBackbone | None:
-        """The model as kernels compute it, with its current weights. None if kernels do not support
-        the model, or if an adapter was added or another backend selected since the engine was
-        built.
-        """
+        """The model as kernels compute it, with its current weights; None without kernel support,
+        or after an adapter was added or another backend selected."""
         backbone = Backbone.of(self.policy.model)
         if self.calls is None or not only_known_parts(backbone):
             return None

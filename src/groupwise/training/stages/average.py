@@ -66,7 +66,7 @@ def shares(models: Sequence[str | Path], weights: Sequence[float] | None) -> lis
     if weights is None:
         return [1 / len(models)] * len(models)
     if len(weights) != len(models):
-        raise UsageError(f"--weights = {list(weights)}: {len(models)} models need as many weights.")
+        raise UsageError(f"--weights = {list(weights)}: give one for each of {len(models)} models.")
     if not all(math.isfinite(w) and w >= 0 for w in weights) or not sum(weights) > 0:
         raise UsageError(f"--weights = {list(weights)}: must be at least 0, and not all 0.")
     return [w / sum(weights) for w in weights]

@@ -1,4 +1,6 @@
-"""Files written in blocks of rows, so that a killed command goes on behind the last whole one."""
+"""Files written in blocks of rows, so that a killed command continues after the last complete
+block.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +14,21 @@ from groupwise.rundir.provenance import read_origin, write_origin
 
 
 def begun(path: Path, settings: Mapping[str, Any]) -> bool:
-    """Whether the file is finished; writes down what makes it before its first row.
+    """Whether the file is finished; records its settings before the first row is written.
 
     Args:
         path: the file.
-        settings: what makes it, with `digest`, `data_hash`, `settings` and perhaps `model_hash`.
+        settings: the settings that determine the file, with `digest`, `data_hash`, `settings` and
+            perhaps `model_hash`.
 
     Raises:
         UsageError: the file is there and other settings made it.
     """
     found = read_origin(path)
     if path.exists() and (found is None or found.get("digest") != settings["digest"]):
-        reason = "nothing says what made it" if found is None else _difference(found, settings)
+        reason = (
+            "there is no record of what made it" if found is None else _difference(found, settings)
+        )
         raise UsageError(
             f"--output = {str(path)!r}: exists, and {reason}; choose another file or delete it."
         )
@@ -34,7 +39,7 @@ def begun(path: Path, settings: Mapping[str, Any]) -> bool:
 
 
 def _difference(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
-    """The first setting that differs, in words."""
+    """The first setting that differs, as text for the message."""
     if found.get("model_hash") != wanted.get("model_hash"):
         return f"another model made it ({found.get('model')})"
     if found.get("data_hash") != wanted["data_hash"]:

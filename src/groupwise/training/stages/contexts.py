@@ -28,7 +28,7 @@ WORDING = (
     "{question}\n\n참고할 규정:\n{contexts}\n\n알맞은 규정의 번호를 먼저 "
     "<context>번호</context> 꼴로 쓰고, 이어서 답을 <answer>와 </answer> 사이에 쓰십시오."
 )
-"""The prompt with candidates, for the rewards `context_pick` and `korean_exact_match`."""
+"""The prompt template with candidates, for the rewards `context_pick` and `korean_exact_match`."""
 
 Find = Callable[[str, str], Sequence[tuple[int, float]]]
 """Places and scores of the rules for a question and its answer, best first."""
@@ -51,7 +51,7 @@ def find_contexts(
 
     A row has the columns of its prompt, `id`, `question`, `answer`, `candidates` (texts, in an
     order drawn from the id), `scores`, `gold` (the number of the right candidate, from 1) and
-    `prompt`: the question with the numbered candidates. An interrupted call goes on behind its
+    `prompt`: the question with the numbered candidates. An interrupted call continues after its
     last row.
 
     Args:

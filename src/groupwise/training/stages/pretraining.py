@@ -1,4 +1,4 @@
-"""The critic of a run before its first step: made, and trained on the policy as it starts."""
+"""The critic of a run before its first step: created, and pretrained on the initial policy."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def ready_critic(
     Args:
         critic: its model, which is trained in place.
         source: makes a source of rollouts from its filter and seed.
-        begun: the run has begun before, so the critic's weights are in its checkpoint.
-        log: takes a line on the progress of the pretraining.
+        begun: the run is resumed, so the critic's weights come from its checkpoint.
+        log: called with a line on the progress of the pretraining.
     """
     settings = config.critic.pretraining
     if settings is not None and not begun:
@@ -139,8 +139,8 @@ def _pretrain(
 def _predict_the_mean(critic: Policy, batch: Batch, scored: ScoredGroups, returns: Returns) -> None:
     """Let a new head predict the mean return of the first batch wherever it is asked.
 
-    From values of 0, the first updates raise every value alike through all weights of the trunk;
-    what the model knew of the prompts is disturbed before it is read.
+    If values start at 0, the first updates raise all values alike through every weight of the
+    trunk, which disturbs what the model knows of the prompts before the head uses it.
     """
     layer = score_layer(critic.model)
     if layer.bias is None or layer.weight.any() or layer.bias.any() or not batch.mask.any():

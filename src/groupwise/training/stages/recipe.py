@@ -18,7 +18,7 @@ from groupwise.training.stages.warmup import warm_up
 from groupwise.types import Update
 
 BASES = {"word_problems": make_word_problems_base, "closed_world": make_search_base}
-"""What makes a base model, by what the recipe names as `base`."""
+"""Functions that make a base model, by the name in the recipe's `base`."""
 
 
 def supervise(
@@ -91,7 +91,7 @@ def supervise_config(config: Config, folder: str | Path) -> float:
 
 
 def _unused(folder: Path) -> Path:
-    """The folder, unless something is in it: another model's files would stay beside the new."""
+    """The folder, which must be empty: files of another model would mix with the new ones."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"--output = {str(folder)!r}: is not empty; choose another folder.")
     return folder

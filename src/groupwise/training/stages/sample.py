@@ -1,4 +1,4 @@
-"""Sampled answers as a file: n completions of every prompt, scored, for whatever comes next."""
+"""Sampled answers as a file: n scored completions of every prompt, for later stages."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ STREAM = -2
 """Step of the random streams of samples, which share none with training or evaluation."""
 
 BLOCK = 32
-"""Prompts that are scored and written together; a killed command loses at most so many."""
+"""Prompts that are scored and written together; a killed command loses at most one such block."""
 
 OF_SAMPLES = ("model", "data", "sampling", "combine", "rewards")
 """Sections of a recipe that decide what is sampled and how it is scored."""
@@ -76,17 +76,17 @@ def sample(
 
     A row has the columns of its prompt, and `id`, `prompt` (messages or text), `answer`, `sample`,
     `completion`, `tokens`, `finish`, `reward`, `correct` and `parts`; rows are ordered by prompt
-    and sample. A call that was interrupted goes on behind its last whole block of prompts; the
-    finished file is the one of an uninterrupted call. The random numbers of a prompt depend on its
-    place in the data alone, so shards sample what one call samples.
+    and sample. An interrupted call continues after its last complete block of prompts; the finished
+    file equals that of an uninterrupted call. The random numbers of a prompt depend on its place in
+    the data alone, so shards sample what one call samples.
 
     Args:
         config: of the recipe: data, sampling, rewards and engine.
         model: folder, hub name or "bundled".
-        output: the file; what made it stands in `NAME.origin.json` beside it.
+        output: the file; its provenance is written to `NAME.origin.json` next to it.
         count: answers per prompt.
         split: "train" or "eval", the prompts of `data.train` or the held-out ones.
-        prompts: only the first so many; None takes all.
+        prompts: use only this many prompts; None takes all.
         shard: (i, n) samples every n-th prompt from the i-th on, counted from 0.
         progress: shows the blocks under the name "sample", and is closed; None shows them on
             standard error.
@@ -156,7 +156,7 @@ def _check(count: int, split: str, shard: tuple[int, int]) -> None:
 
 
 def _settings(config: Config, model: str | Path, **more: Any) -> dict[str, Any]:
-    """Everything that the content of the file follows from."""
+    """Everything that determines the content of the file."""
     values = config.model_dump(mode="json", exclude_defaults=True, include=set(OF_SAMPLES))
     values.get("model", {}).pop("path", None)
     plain = {key: list(value) if isinstance(value, tuple) else value for key, value in more.items()}
@@ -180,7 +180,7 @@ def _blocks(
     engine: Engine,
     scorer: Scorer,
 ) -> Iterator[list[dict[str, Any]]]:
-    """The rows of every block, in order; the engine goes on into the next block meanwhile.
+    """The rows of every block, in order; the engine samples the next block meanwhile.
 
     A block is scored as one batch, because a combination may compare the rewards of a batch.
     """

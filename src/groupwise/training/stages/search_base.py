@@ -7,8 +7,7 @@ a page to write down, when to answer. The third, much shorter, teaches habits, m
 answering at once, queries without a name, one call and the fact that was not asked for. What they
 write down is what the page says, so they are wrong only in what they look up: habits that read
 badly would undo the second part. Reinforcement learning then has to bring out what the model can
-do. Every demonstration invents its own names, so nothing can be learned by
-heart.
+do. Every demonstration invents its own names, so nothing can be memorised.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ LISTED = (1, 4)
 """The fewest and the most names of a list to repeat."""
 LISTED_SYLLABLES = (2, 3, 4, 5)
 """How many syllables its names may have. Those of worlds have two or three; longer ones teach to
-copy from any place of a name."""
+copy from any position in a name."""
 NOTHING_FOUND = 0.05
 """Share of right demonstrations in which the search finds nothing and the answer is "unknown"."""
 OTHER_PAGE = 0.1
@@ -169,7 +168,7 @@ class _Story:
         )
 
     def right(self) -> Example:
-        """Look up fact by fact and write each down; "unknown" where the search does not find it."""
+        """Look up each fact and write it down; "unknown" where the search does not find it."""
         here, chance = self.start, self.rng.random()
         lost = self.rng.randrange(len(self.keys)) if chance < NOTHING_FOUND + OTHER_PAGE else None
         for place, key in enumerate(self.keys):

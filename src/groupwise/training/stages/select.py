@@ -35,7 +35,7 @@ class Selected:
 
 
 def rules_of(texts: Sequence[str]) -> list[BoundFunction]:
-    """Rules as they are written: `correct`, `pass_rate(above=0.1, below=0.9)`.
+    """Parse rules such as `correct`, `pass_rate(above=0.1, below=0.9)`.
 
     Raises:
         UsageError: no such rule or setting, or one that cannot be read.
@@ -189,7 +189,7 @@ def preference_pairs(
 
     Args:
         rows: sampled answers.
-        ratio: a right answer at least so many times as long as the chosen one is rejected.
+        ratio: a right answer at least `ratio` times as long as the chosen one is rejected.
         most: pairs per prompt; wrong answers come before long ones, otherwise the order of rows.
 
     Returns:

@@ -83,7 +83,7 @@ def select_programs(
 
     Programs that behave equally on the shown tests and on new inputs form a cluster. Clusters are
     ordered by the share of shown tests they pass, then by size; one program of each is submitted,
-    then a second of each. An interrupted call goes on behind the last whole problem.
+    then a second of each. An interrupted call continues after the last complete problem.
 
     Args:
         rows: file of sampled programs.

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning: worked examples in, a model that writes like them out.
+"""Supervised fine-tuning on worked examples.
 
 The same learner as in reinforcement learning does the work, so the examples are packed without
 padding; the loss is the negative log-likelihood of the completions alone, averaged over all their
@@ -85,13 +85,14 @@ def fit(
     gradient_checkpointing: bool = False,
     seed: int = 0,
 ) -> Iterator[Update]:
-    """Train a policy in place on worked examples, one optimiser step for each item drawn from this.
+    """Train a policy in place on worked examples; each item of the iterator takes one optimiser
+    step.
 
     Args:
         examples: any sequence; every epoch goes through it in a new order that `seed` decides.
         steps: optimiser steps; may run over several epochs.
         batch_size: examples of one step.
-        learning_rate: the highest; a linear warm-up leads to it and a cosine down from it.
+        learning_rate: the highest; reached by a linear warm-up and followed by a cosine decay.
         final_fraction: share of the learning rate that is left at the last step.
         tokens_per_microbatch: packed tokens of one pass; bounds memory and changes no number.
 

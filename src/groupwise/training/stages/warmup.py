@@ -51,7 +51,7 @@ def worked_examples(
     """Prompts of the training data with the completions to learn; those too long are left out.
 
     Args:
-        settings: which column holds them, and in what style; None: the section [warmup].
+        settings: the column of the completions and its style; None takes the section [warmup].
     """
     data, settings = config.data, settings or config.warmup
     column = (settings.column if settings else None) or data.answer_column or "answer"

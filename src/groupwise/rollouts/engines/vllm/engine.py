@@ -248,7 +248,7 @@ class VllmEngine:
         if problem is not None:
             raise RunError(
                 f"engine.canary_limit = {limit:g}: after new weights, vLLM's log-probabilities of "
-                f"known tokens {problem}, so it writes with other weights or numbers. Try "
+                f"known tokens {problem}, so it samples with other weights or number types. Try "
                 "engine.weights = 'restart'; see that it computes in the learner's type (--dtype) "
                 "and reports processed log-probabilities (--logprobs-mode processed_logprobs)."
             )
@@ -288,8 +288,8 @@ class VllmEngine:
         if way != "auto" and way not in ways:
             raise UsageError(
                 f"engine.weights = {way!r}: not possible here; use 'auto' or one of "
-                f"{', '.join(map(repr, ways))}. Only what is started here can be started again "
-                "(engine.python), and adapters are all that is brought over where one is trained."
+                f"{', '.join(map(repr, ways))}. Only a server that the run starts can be "
+                "restarted (engine.python); with an adapter, only the adapter is transferred."
             )
 
 

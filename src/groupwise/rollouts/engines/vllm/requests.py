@@ -188,7 +188,7 @@ class OpenRequests:
             )
         if written.finish != "length":
             raise EngineUnavailable(
-                f"engine.name = 'vllm': broke off a completion ({written.finish})."
+                f"engine.name = 'vllm': aborted a completion ({written.finish})."
             )
         return None
 
