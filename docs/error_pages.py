@@ -21,7 +21,9 @@ def errors() -> str:
         "# Error messages",
         "",
         "A message says where it belongs, what must hold, and what to type instead; `…` stands "
-        "for values of the run. Search this site for a part of the message without values.",
+        "for values of the run. Search this site for a part of the message without values. A value "
+        "of the wrong type or beyond its range is refused as `setting = value: must be …`; "
+        "[the settings](settings.md) say what each one takes.",
         "",
         "| part of the package | messages | what it is |",
         "|---|---|---|",

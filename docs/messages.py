@@ -7,6 +7,7 @@ from __future__ import annotations
 import ast
 import functools
 import itertools
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -61,7 +62,7 @@ def messages(package: Path = PACKAGE) -> tuple[list[Message], list[str]]:
                 reader = _Reader(tree, function, everywhere)
                 texts = reader.made(call, maker) if maker else reader.error(call)
                 kind = _returned(maker) if maker else name
-                texts = [text for text in texts if text.strip(f"{HOLE}.: ")]
+                texts = [text for text in texts if re.search(r"\w", text)]
                 known |= {Message(text=text, kind=kind, module=module): None for text in texts}
                 if not texts:
                     passed_on.append(f"{module}: {ast.unparse(call)}")
