@@ -29,7 +29,6 @@ from typing import Any
 import torch
 
 from groupwise.environments import Reply
-from groupwise.models import Policy
 from groupwise.rollouts import GroupEngine
 from groupwise.rollouts.rows import EMPTY
 from groupwise.rollouts.tools import ToolEngine
@@ -124,7 +123,7 @@ def requests(count: int, *, length: int) -> list[Request]:
 
 
 def rollout(
-    policy: Policy,
+    engine: GroupEngine,
     asked: list[Request],
     environment: Noise,
     *,
@@ -132,21 +131,20 @@ def rollout(
     alone: bool = False,
 ) -> list[Group]:
     """The groups, in order."""
-    engine = GroupEngine(policy, max_rows=ROWS)
     tools = ToolEngine(
         engine if native else Continued(engine, alone=alone),
         environment,
-        policy=policy,
+        policy=engine.policy,
         settings=SETTINGS,
         max_rows=ROWS,
     )
     return sorted(tools.generate(asked, SAMPLING), key=lambda group: group.stream.place)
 
 
-def rounds(policy: Policy, asked: list[Request], environment: Noise) -> list[Group]:
+def rounds(engine: GroupEngine, asked: list[Request], environment: Noise) -> list[Group]:
     """The same by rounds: every completion is written up to its call, all calls are made at once,
     and nothing goes on before the last of them is answered."""
-    engine = GroupEngine(policy, max_rows=ROWS)
+    policy = engine.policy
     injector = Injector(policy, max_tokens=SETTINGS.max_result_tokens)
     sampling = SAMPLING.model_copy(update={"stop": STOPS})
     written = {(r.prompt.id, n): EMPTY for r in asked for n in range(GROUP)}
@@ -201,21 +199,20 @@ def timed(run: Callable[[], list[Group]], clock: Callable[[], float]) -> tuple[l
 
 
 def sides(
-    policy: Policy, case: str, *, prompts: int
+    engine: GroupEngine, case: str, *, prompts: int
 ) -> tuple[Callable[[], list[Group]], Callable[[], list[Group]], Callable[[], float]]:
     """What is compared, and by which clock."""
     asked = requests(prompts, length=300 if case.endswith("-300") else 24)
     if case.startswith(("prompt", "alone")):
         alone = case.startswith("alone")
         return (
-            lambda: rollout(policy, asked, Noise()),
-            lambda: rollout(policy, asked, Noise(), native=False, alone=alone),
+            lambda: rollout(engine, asked, Noise()),
+            lambda: rollout(engine, asked, Noise(), native=False, alone=alone),
             time.process_time,
         )
     if case == "no-tool":
-        engine = GroupEngine(policy, max_rows=ROWS)
         return (
-            lambda: rollout(policy, asked, Noise(stops=("</never>",))),
+            lambda: rollout(engine, asked, Noise(stops=("</never>",))),
             lambda: sorted(engine.generate(asked, SAMPLING), key=lambda g: g.stream.place),
             time.process_time,
         )
@@ -223,14 +220,14 @@ def sides(
         slow = Noise(seconds=lambda prompt, _: 0.1 if int(prompt) % 8 == 0 else 0.001)
         fast = Noise(seconds=lambda prompt, _: 0.001)
         return (
-            lambda: rollout(policy, asked, slow),
-            lambda: rollout(policy, asked, fast),
+            lambda: rollout(engine, asked, slow),
+            lambda: rollout(engine, asked, fast),
             time.perf_counter,
         )
     rare = Noise(seconds=lambda _, text: 1.0 if zlib.crc32(text.encode()) % 50 == 0 else 0.0)
     return (
-        lambda: rollout(policy, asked, rare),
-        lambda: rounds(policy, asked, rare),
+        lambda: rollout(engine, asked, rare),
+        lambda: rounds(engine, asked, rare),
         time.perf_counter,
     )
 
@@ -242,9 +239,10 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     if options.quick:
         options.prompts, options.repeats = 8, 1
-    report, policy = Report("tools", options), small_policy()
+    report = Report("tools", options)
+    engine = GroupEngine(small_policy(), max_rows=ROWS)
     for case in chosen(options, CASES, CASES):
-        native, other, clock = sides(policy, case, prompts=options.prompts)
+        native, other, clock = sides(engine, case, prompts=options.prompts)
         found, wanted = native(), other()  # kernels are compiled before anything is timed
         ours, theirs = [], []
         for repeat in range(options.repeats):

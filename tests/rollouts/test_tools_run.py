@@ -179,6 +179,7 @@ class Served:
 
 
 @pytest.mark.verify
+@pytest.mark.timeout(1800)  # it starts 21 processes that load torch, one after another
 def test_serve_search_is_killed_in_20_steps_and_the_run_and_its_resumption_are_equal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

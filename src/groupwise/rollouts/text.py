@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -31,10 +32,10 @@ class Ending:
         # A token adds at least one byte, so a tail of as many tokens as the longest stop string has
         # bytes holds it whole.
         self.tail = max((len(text.encode()) for text in self.stop), default=0) + 1
-        self._last = {text[-1] for text in self.stop}
+        self._last = frozenset(text[-1] for text in self.stop)
         if not all(map(str.isascii, self._last)):  # a token may be the last byte of a character
-            self._last.add("\N{REPLACEMENT CHARACTER}")
-        self._may_end: dict[int, bool] = {}
+            self._last |= {"\N{REPLACEMENT CHARACTER}"}
+        self._may_end = _tokens_with(self._last, self.tokenizer)
 
     def __call__(
         self,
@@ -72,6 +73,13 @@ class Ending:
             ends = (not self._last.isdisjoint(text) for text in texts)
             self._may_end.update(zip(new, ends, strict=True))
         return [at for at, token in enumerate(latest) if self._may_end[token]]
+
+
+@functools.lru_cache(maxsize=8)
+def _tokens_with(characters: frozenset[str], tokenizer: PreTrainedTokenizerBase) -> dict[int, bool]:
+    """Whether the tokens that have been decoded so far hold one of the characters. Rollouts share
+    it: most tokens of a rollout have occurred in an earlier one."""
+    return {}
 
 
 def decode_all(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Sequence[int]]) -> list[str]:
