@@ -20,16 +20,19 @@ def serve_search(
             min=1, max=100, help="Number of passages per query, unless the query sets it."
         ),
     ] = 3,
+    encoder: Annotated[
+        str, typer.Option(help="Model folder for dense retrieval; without it, BM25.")
+    ] = "",
     index_folder: Annotated[
         Path | None, typer.Option(help="Folder to store the index in between starts.")
     ] = None,
 ) -> None:
-    """Serve passages of a corpus by BM25: POST /retrieve {"queries": […], "topk": 3}."""
-    from groupwise.environments.retrieval import Index, Server, read_corpus
+    """Serve passages of a corpus: POST /retrieve {"queries": […], "topk": 3}."""
+    from groupwise.environments.retrieval import Server, make_index, read_corpus
     from groupwise.errors import UsageError
 
     passages = read_corpus(corpus)
-    index = Index(passages, folder=index_folder)
+    index = make_index(passages, encoder=encoder, folder=index_folder)
     try:
         server = Server(index, host=host, port=port, top_k=top_k)
     except OSError as error:

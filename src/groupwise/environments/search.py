@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from groupwise.environments.base import ENVIRONMENTS, SEARCH_TAGS, Reply, TagEnvironment
-from groupwise.environments.retrieval import Client, Index, Passage, read_corpus
+from groupwise.environments.retrieval import Client, Finder, Passage, make_index, read_corpus
 from groupwise.errors import UsageError, suggest
 
 
@@ -18,17 +18,19 @@ def search(
     server: str = "",
     top_k: int = 3,
     tags: str = "search-r1",
+    encoder: str = "",
     index_folder: str = "",
     max_result_chars: int = 2000,
     max_calls: int = 4,
 ) -> TagEnvironment:
-    """Passages for a query, from a BM25 index in this process or from a server.
+    """Passages for a query, from an index in this process or from a server.
 
     Args:
         corpus: file of passages, or "closed_world" for the pages of that generator.
         server: address of a retrieval server that speaks /retrieve, in place of a corpus.
         top_k: passages per query.
         tags: whose tags: "search-r1", "research" or "r1-searcher".
+        encoder: model folder whose vectors are compared exactly; empty searches by BM25.
         index_folder: keeps the index of a corpus between runs; empty builds it in memory.
         max_result_chars: characters of a result; the rest is cut inside its tags.
         max_calls: queries of one completion.
@@ -46,11 +48,15 @@ def search(
         raise UsageError(
             f"environment.corpus = {corpus!r}: give either a corpus or environment.server."
         )
+    if server and encoder:
+        raise UsageError(
+            f"environment.encoder = {encoder!r}: goes with a corpus; a server has its own index."
+        )
     if server:
-        found: Index | Client = Client(server)
+        found: Finder = Client(server)
     else:
         folder = Path(index_folder).expanduser() if index_folder else None
-        found = Index(read_corpus(corpus), folder=folder)
+        found = make_index(read_corpus(corpus), encoder=encoder, folder=folder)
     tool = functools.partial(_find, index=found, top_k=top_k)
     return TagEnvironment(
         tool, tags=SEARCH_TAGS[tags], max_result_chars=max_result_chars, max_calls=max_calls
@@ -70,7 +76,7 @@ def no_search(*, tags: str = "search-r1", max_calls: int = 4) -> TagEnvironment:
     return TagEnvironment(lambda query: result([]), tags=SEARCH_TAGS[tags], max_calls=max_calls)
 
 
-def _find(query: str, *, index: Index | Client, top_k: int) -> Reply:
+def _find(query: str, *, index: Finder, top_k: int) -> Reply:
     return result([hit.passage for hit in index.search(query, top_k=top_k)])
 
 

@@ -1,7 +1,16 @@
 """Retrieval: passages of a corpus, an index over them, a retrieval server and its client."""
 
 from groupwise.environments.retrieval.corpus import Passage, read_corpus
-from groupwise.environments.retrieval.index import Hit, Index
+from groupwise.environments.retrieval.index import Finder, Hit, Index, make_index
 from groupwise.environments.retrieval.server import Client, Server
 
-__all__ = ["Client", "Hit", "Index", "Passage", "Server", "read_corpus"]
+__all__ = [
+    "Client",
+    "Finder",
+    "Hit",
+    "Index",
+    "Passage",
+    "Server",
+    "make_index",
+    "read_corpus",
+]

@@ -9,7 +9,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -25,6 +25,22 @@ class Hit(NamedTuple):
 
     passage: Passage
     score: float
+
+
+class Finder(Protocol):
+    """Finds passages for a query: an index, or a client of a server."""
+
+    def search(self, query: str, *, top_k: int = 3) -> list[Hit]: ...
+
+
+def make_index(passages: Sequence[Passage], *, encoder: str, folder: Path | None) -> Finder:
+    """A dense index where an encoder is named, else one of terms."""
+    if not encoder:
+        return Index(passages, folder=folder)
+    # Loads torch and transformers.
+    from groupwise.environments.retrieval.dense import DenseIndex
+
+    return DenseIndex(passages, encoder=encoder, folder=folder)
 
 
 def terms(text: str) -> list[str]:

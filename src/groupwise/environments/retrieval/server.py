@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 from groupwise.environments.retrieval.corpus import Passage
-from groupwise.environments.retrieval.index import Hit, Index
+from groupwise.environments.retrieval.index import Finder, Hit
 from groupwise.errors import UsageError
 from groupwise.rewards.http import HttpError, post
 
@@ -98,7 +98,7 @@ class Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(
-        self, index: Index, *, host: str = "127.0.0.1", port: int = 8000, top_k: int = 3
+        self, index: Finder, *, host: str = "127.0.0.1", port: int = 8000, top_k: int = 3
     ) -> None:
         self.index, self.top_k = index, top_k
         super().__init__((host, port), _Handler)
