@@ -5,7 +5,8 @@ settings.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 from groupwise.algorithms.losses import (
     CORRECTIONS,
@@ -32,12 +33,11 @@ class NamedObjective:
 
     Attributes:
         parts: name and settings of the function in each slot.
-        coefficient, entropy: as in `PolicyObjective`.
+        settings: the other attributes of the `PolicyObjective`, as they are.
     """
 
     parts: Mapping[str, FunctionSpec]
-    coefficient: float
-    entropy: float
+    settings: Mapping[str, Any]
 
 
 def named(objective: Objective) -> NamedObjective:
@@ -52,7 +52,8 @@ def named(objective: Objective) -> NamedObjective:
             "PolicyObjective, which consists of registered functions, can."
         )
     parts = {slot: getattr(objective, slot).spec for slot in PARTS}
-    return NamedObjective(parts=parts, coefficient=objective.coefficient, entropy=objective.entropy)
+    names = [field.name for field in fields(objective) if field.name not in PARTS]
+    return NamedObjective(parts=parts, settings={name: getattr(objective, name) for name in names})
 
 
 def built(sent: NamedObjective) -> PolicyObjective:
@@ -62,4 +63,4 @@ def built(sent: NamedObjective) -> PolicyObjective:
         UsageError: a function is not registered in this process.
     """
     bound = {slot: PARTS[slot].bind(part, where=slot) for slot, part in sent.parts.items()}
-    return PolicyObjective(**bound, coefficient=sent.coefficient, entropy=sent.entropy)
+    return PolicyObjective(**bound, **sent.settings)
