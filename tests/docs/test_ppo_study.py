@@ -23,7 +23,7 @@ def test_ppo_against_grpo_is_what_its_runs_say() -> None:
     by_arm = {arm: {r.seed: r for r in runs if r.arm == arm} for arm in ("ppo", "grpo")}
     assert all(set(found) == set(plan.seeds) for found in by_arm.values())
     ppo, grpo = ([sampled(found[seed]) for seed in plan.seeds] for found in by_arm.values())
-    found = paired_seeds(grpo, ppo).difference
+    found = paired_seeds(ppo, grpo).difference
     rates = [next(iter(found.values())).learning_rate for found in by_arm.values()]
     said = (
         (
