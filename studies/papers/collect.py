@@ -139,9 +139,10 @@ def twins(path: Path = TWINS) -> dict[str, Twin]:
     return found
 
 
-def keys(name: str, folder: Path = Path("runs")) -> dict[str, str]:
-    """The hashes of a pipeline's stages for its first seed."""
-    pipeline = read_pipeline(name, output=folder / name, seed=first_seed(name))
+def keys(name: str) -> dict[str, str]:
+    """The hashes of a pipeline's stages for its first seed. Those of stages that learn from rows
+    hold the path of the rows, so the folder is the same one wherever the runs are."""
+    pipeline = read_pipeline(name, output=Path("runs") / name, seed=first_seed(name))
     return {state.stage.name: state.key for state in plan_table(pipeline)}
 
 
@@ -206,7 +207,7 @@ def collect(name: str, folder: Path, twin: Twin) -> dict[str, Any]:
         raise UsageError(f"{folder}: holds no finished seed of {name}.")
     for each in twin.effects:
         each.differences(seeds)
-    return {"pipeline": name, "keys": keys(name, folder), "seeds": seeds}
+    return {"pipeline": name, "keys": keys(name), "seeds": seeds}
 
 
 def mean_metric(stage: Path, metric: str) -> float:
