@@ -101,7 +101,7 @@ def test_what_is_no_reply_of_a_server_is_an_error(content: bytes) -> None:
     with HTTPServer(("127.0.0.1", 0), Broken) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         client = Client(f"http://127.0.0.1:{server.server_address[1]}")
-        with pytest.raises(HttpError, match="not the form of /retrieve"):
+        with pytest.raises(HttpError, match="does not have the form of /retrieve"):
             client.search("capital")
         server.shutdown()
 

@@ -294,8 +294,11 @@ def test_rewards_that_say_nothing_are_noticed_across_a_resume(at: int, tmp_path:
     assert len(timeless(tmp_path)) == 3
 
 
-def test_when_no_worker_can_be_started_any_more_nothing_is_lost(tmp_path: Path) -> None:
-    """The process that starts them is killed, as by a kernel that is short of memory."""
+def test_when_no_worker_can_be_started_any_more_nothing_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process that starts them is killed, as by a kernel that is short of memory, and no other
+    can be started."""
     more = ("steps=4", "reward_pool.workers=2")
     whole = prepared(tmp_path / "whole", *more, functions=[letters])
     whole.trainer.run()
@@ -308,8 +311,10 @@ def test_when_no_worker_can_be_started_any_more_nothing_is_lost(tmp_path: Path) 
     fork_server.kill()
     started.wait()
     assert psutil.wait_procs(gone, timeout=30)[1] == []  # a worker may still answer until it dies
-    with pytest.raises(RewardError, match="no reward worker could be started"):
-        run.trainer.run()
+    with monkeypatch.context() as broken:
+        broken.setattr("sys.executable", str(tmp_path / "nothing"))
+        with pytest.raises(RewardError, match="no reward worker could be started"):
+            run.trainer.run()
     run.close()
     again = prepared(tmp_path / "run", *more, functions=[letters], resume=True)
     assert again.trainer.done == 1

@@ -607,7 +607,7 @@ def test_no_message_holds_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
             judge_endpoint(["x"], "r", "q", **args)
         assert "sec" not in str(told.value)
     assert [key for _, _, key in seen] == ["Bearer secret"]
-    with pytest.raises(UsageError, match="no user name or password") as told:
+    with pytest.raises(UsageError, match="must not contain a user name or password") as told:
         _address("https://me:hidden@example.org/v1")
     assert "hidden" not in str(told.value)
 
@@ -718,9 +718,8 @@ def test_reward_model_runs_in_a_worker_of_its_own(scalar: str) -> None:
         (forker,) = here.children()[started:]
         before = scorer.submit(asked("a", "b")).result()
         forker.children()[0].kill()
-        died = scorer.submit(asked("a", "b")).result()
-        assert "SIGKILL" in (died.errors[0] or "") and math.isnan(died.total[0])
         after = scorer.submit(asked("a", "b")).result()
+        assert after.errors == before.errors == [None]
         assert after.total == before.total == reward_model(asked("a", "b"), model=scalar)
     assert len(here.children(recursive=True)) == started
 

@@ -280,7 +280,7 @@ def test_trackers_that_are_not_there_are_named(
     with pytest.raises(UsageError, match="did you mean wandb"):
         make_trackers(["wandbe"], tmp_path, settings={})
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(UsageError, match=r"groupwise\[trackers\]"):
+    with pytest.raises(UsageError, match=r"\[trackers\]"):
         make_trackers(["wandb"], tmp_path, settings={})
 
 

@@ -57,20 +57,24 @@ class ForkServer:
         ours, theirs = socket.socketpair()
         self.control = ours
         command = [sys.executable, "-m", "groupwise.rewards.scoring.worker", str(theirs.fileno())]
-        self.process = subprocess.Popen(
-            command,
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            stdout=2 if _is_open(2) else subprocess.DEVNULL,
-            env={
-                **os.environ,
-                **dict.fromkeys(_THREADS, str(self._threads)),
-                "TOKENIZERS_PARALLELISM": "false",
-                "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-            },
-            start_new_session=True,
-        )
-        theirs.close()
+        try:
+            self.process = subprocess.Popen(
+                command,
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=2 if _is_open(2) else subprocess.DEVNULL,
+                env={
+                    **os.environ,
+                    **dict.fromkeys(_THREADS, str(self._threads)),
+                    "TOKENIZERS_PARALLELISM": "false",
+                    "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+                },
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise RewardError(f"no reward worker could be started: {error}") from None
+        finally:
+            theirs.close()
         self.control.settimeout(START_SECONDS)
         try:
             self.control.sendall(HEADER.pack(len(self._setup)) + self._setup)
