@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import Future
+from pathlib import Path
 
 import pytest
 
-from groupwise.rollouts.spans import MOST, Spans
+import groupwise
+from groupwise.rollouts.spans import MOST, WAITS, Spans
 from groupwise.types import unwatched
 
 
@@ -18,7 +20,7 @@ def test_waits_of_the_loop_are_the_work_of_those_it_waits_for() -> None:
         for name in ("the batch of step 3", "the update", "the disk to take a checkpoint"):
             with watch(name):
                 time.sleep(0.001)
-        with pytest.raises(ValueError), watch("the engine to take over new weights"):
+        with pytest.raises(ValueError), watch("the engine to load new weights"):
             raise ValueError
     done = [("learner", "updating"), ("learner", "transferring")]
     assert [span[:2] for span in alone.drained()] == [("sampler", "sampling"), *done]
@@ -45,3 +47,10 @@ def test_many_spans_become_few() -> None:
     (one,) = [span for span in found if span.process == "replica 0"]
     assert (one.start, one.end) == (0.0, pytest.approx(50.005))
     assert max(found[1:], key=lambda span: span.end - span.start).start == 77
+
+
+@pytest.mark.parametrize("begin", WAITS)
+def test_every_wait_of_the_timeline_is_one_that_the_code_watches(begin: str) -> None:
+    sources = Path(groupwise.__file__).parent.rglob("*.py")
+    watched = (f'watch("{begin}', f'watch(f"{begin}')
+    assert any(call in path.read_text(encoding="utf-8") for path in sources for call in watched)

@@ -19,7 +19,7 @@ WAITS = {
     "rollouts of": ("sampler", "sampling"),
     "log-probabilities": ("learner", "updating"),
     "the update": ("learner", "updating"),
-    "the engine to take over": ("learner", "transferring"),
+    "the engine to load": ("learner", "transferring"),
 }
 """How the name of a watched wait begins → the process that works meanwhile, and at what."""
 
@@ -61,7 +61,7 @@ class Spans:
         return merged(found)
 
     def judging(self) -> Callable[[Any], None]:
-        """Called with a ticket of the scorer that is given a group now, and then done."""
+        """A callback for a ticket that begins now: it records the time that the scorer took."""
         start = time.time()
         return lambda ticket: self.add("scorer", "judging", start)
 
