@@ -140,9 +140,8 @@ def twins(path: Path = TWINS) -> dict[str, Twin]:
 
 
 def keys(name: str) -> dict[str, str]:
-    """The hashes of a pipeline's stages for its first seed. Those of stages that learn from rows
-    hold the path of the rows, so the folder is the same one wherever the runs are."""
-    pipeline = read_pipeline(name, output=Path("runs") / name, seed=first_seed(name))
+    """The hashes of a pipeline's stages for its first seed."""
+    pipeline = read_pipeline(name, seed=first_seed(name))
     return {state.stage.name: state.key for state in plan_table(pipeline)}
 
 

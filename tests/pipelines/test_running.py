@@ -15,7 +15,13 @@ import pytest
 from groupwise.errors import UsageError
 from groupwise.models import save_policy
 from groupwise.models.loading import BUNDLED
-from groupwise.pipelines import Pipeline, plan_table, read_pipeline, run_pipeline
+from groupwise.pipelines import (
+    Pipeline,
+    packaged_pipelines,
+    plan_table,
+    read_pipeline,
+    run_pipeline,
+)
 from groupwise.pipelines.over_seeds import run_seeds
 from groupwise.pipelines.running import LOG, RECORD, _has_model
 from small_runs import Quiet, tiny
@@ -102,6 +108,15 @@ def test_every_stage_leaves_its_output_and_what_made_it(finished: Path) -> None:
     record = json.loads((finished / "mean" / RECORD).read_text(encoding="utf-8"))
     assert set(record["inputs"]) == {"tuned", "trained"} and all(record["inputs"].values())
     assert "| kept | select | answers |" in (finished / "report.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", packaged_pipelines())
+def test_a_pipeline_may_be_moved(name: str, tmp_path: Path) -> None:
+    keys = [
+        [state.key for state in plan_table(read_pipeline(name, output=tmp_path / place))]
+        for place in ("here", "there")
+    ]
+    assert keys[0] == keys[1]
 
 
 def test_what_is_up_to_date_is_not_run_again(file: Path, finished: Path) -> None:

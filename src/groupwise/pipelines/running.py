@@ -69,7 +69,7 @@ def plan_table(pipeline: Pipeline) -> list[StageState]:
             {
                 "kind": stage.kind.name,
                 "settings": {k: v for k, v in stage.settings.items() if k not in ("recipe", "set")},
-                "recipe": _identity(configs, stage),
+                "recipe": _identity(configs, stage, pipeline.output),
                 "from": {name: found[taken].key for name, taken in stage.takes.items()},
                 "outside": outside,
             }
@@ -196,10 +196,23 @@ def _check_settings(stage: Stage, given: Mapping[str, Any]) -> None:
         raise UsageError(f"{stage.name}: {error}") from None
 
 
-def _identity(configs: Mapping[str, Config], stage: Stage) -> dict[str, Any]:
-    """The part of the configurations that determines the output."""
-    found = {name: _identity_of(config, stage) for name, config in configs.items()}
+def _identity(configs: Mapping[str, Config], stage: Stage, output: Path) -> dict[str, Any]:
+    """The part of the configurations that determines the output, wherever the pipeline's folder
+    is."""
+    found = {
+        name: _without_folder(_identity_of(config, stage), output)
+        for name, config in configs.items()
+    }
     return found.get("", found)
+
+
+def _without_folder(values: Any, folder: Path) -> Any:
+    """Plain values whose paths inside a folder begin at that folder."""
+    if isinstance(values, dict):
+        return {key: _without_folder(each, folder) for key, each in values.items()}
+    if isinstance(values, list):
+        return [_without_folder(each, folder) for each in values]
+    return values.removeprefix(f"{folder}/") if isinstance(values, str) else values
 
 
 def _identity_of(config: Config, stage: Stage) -> dict[str, Any]:
