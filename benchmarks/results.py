@@ -13,12 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import critic_step
 import kernels
 import memory
 import preferences
 import rollouts
 import scaling
 import step
+import tools
 import update
 from harness import HERE, show, table
 
@@ -30,6 +32,8 @@ TITLES = {
     "scaling": "How a step grows",
     "memory": "The plan of a run's memory, against the run",
     "preferences": "Preferences and reward models, against TRL",
+    "critic_step": "The cost of a critic",
+    "tools": "Tools inside rollouts, against requests that continue",
 }
 COLUMNS = {
     "step": step.COLUMNS,
@@ -39,10 +43,13 @@ COLUMNS = {
     "scaling": scaling.COLUMNS,
     "memory": memory.COLUMNS,
     "preferences": preferences.COLUMNS,
+    "critic_step": critic_step.COLUMNS,
+    "tools": tools.COLUMNS,
 }
 ABOUT = {"step": step.__doc__, "rollouts": rollouts.__doc__, "update": update.__doc__,
          "kernels": kernels.__doc__, "scaling": scaling.__doc__,
-         "memory": memory.__doc__, "preferences": preferences.__doc__}  # fmt: skip
+         "memory": memory.__doc__, "preferences": preferences.__doc__,
+         "critic_step": critic_step.__doc__, "tools": tools.__doc__}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +67,7 @@ class Target:
         return figure >= self.value if self.at_least else figure <= self.value
 
 
-AGAINST = {"step": "TRL", "preferences": "TRL"}
+AGAINST = {"step": "TRL", "preferences": "TRL", "critic_step": "no critic", "tools": "see below"}
 HALF_MB = {"fp32": 9500.0, "recommended": 9500.0, "lora": 3000.0}
 """Memory of half a billion parameters, by case."""
 
@@ -89,6 +96,11 @@ def _targets() -> list[Target]:
         ),
         *(least("preferences", f"{what}-2", 3.0) for what in ("dpo", "reward")),
         least("preferences", "reward-8", 12.0),
+        most("critic_step", "one-epoch", "cost", 1.8),
+        *(least("tools", f"{of}-24", 2.0) for of in ("prompt", "alone")),
+        *(least("tools", f"{of}-300", 3.5) for of in ("prompt", "alone")),
+        least("tools", "slow-tool", 0.8),
+        least("tools", "stragglers", 2.0),
         least("step", "long-prompt-fp32", 6.0),
         least("step", "long-prompt-recommended", 8.0),
         *(most("step", f"medium-fp32{of}", "memory_ratio", 1 / 6) for of in ("", "@one-pass")),

@@ -45,6 +45,7 @@ class Steps:
         if self.scores:
             model = AutoModelForSequenceClassification.from_pretrained(spec["model"], num_labels=1)
             model.config.pad_token_id = tokenizer.pad_token_id
+            torch.nn.init.zeros_(model.score.weight)  # as ours begins
             self.trainer: Any = trl.RewardTrainer(
                 model=model,
                 args=trl.RewardConfig(**common),

@@ -321,7 +321,7 @@ def test_new_prompts_attend_as_pytorch_lets_them(window: int | None, kind: torch
         with using(Auto() if ours else Reference()):
             out = attend(0, query, key, value, scaling=0.2, window=window, softcap=None)
         assert out.dtype == kind
-        found.append((out, *grid.layers[0].tensors()))
+        found.append((out, grid.layers[0].prompt_key, grid.layers[0].prompt_value))
     exact = kind == torch.float32
     torch.testing.assert_close(found[0][0], found[1][0], atol=3e-6 if exact else 1e-2, rtol=1e-5)
     assert all(map(torch.equal, found[0][1:], found[1][1:]))
@@ -600,3 +600,26 @@ def test_tree_attention_gives_the_same_bits_again(tree_threads: int) -> None:
     first = gradients()
     for _ in range(5):
         assert all(torch.equal(x, y) for x, y in zip(first, gradients(), strict=True))
+
+
+def test_memory_of_completions_is_readable_up_to_where_they_have_got() -> None:
+    """What lies beyond is whatever the memory held, and what was written is never cleared."""
+    grid = GroupCache(
+        slots=2, group=2, prompt_capacity=3, suffix_capacity=150, device=torch.device("cpu")
+    )
+    first = grid.layer(0, torch.zeros(1, 2, 4))
+    first.clear(0, 150)
+    for key in (first.suffix_key, first.suffix_value):
+        key.fill_(float("nan"))
+    grid.reach(1)
+    first.suffix_key[..., 0, :] = 7
+    later = grid.layer(1, torch.zeros(1, 2, 4))
+    for reached in (1, 64, 65, 150):
+        grid.reach(reached)
+        for layer in (first, later):
+            assert (
+                not torch.stack([layer.suffix_key, layer.suffix_value])[..., :reached, :]
+                .isnan()
+                .any()
+            )
+    assert bool((first.suffix_key[..., 0, :] == 7).all())

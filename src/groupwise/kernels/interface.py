@@ -22,6 +22,8 @@ from torch import Tensor, nn
 COPY_LIMIT = 2 * 2**30
 """Bytes of weights that a rollout copies into another layout at most; a fixed number, so that a
 run computes the same on every machine with the same processor."""
+CLEARED = 64
+"""Tokens of completions for which a cache clears its memory at once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +62,11 @@ class LayerCache:
     def tensors(self) -> tuple[Tensor, ...]:
         return (self.prompt_key, self.prompt_value, self.suffix_key, self.suffix_value)
 
+    def clear(self, first: int, end: int) -> None:
+        """Set the tokens `first` to `end` − 1 of all completions to zero."""
+        self.suffix_key[..., first:end, :] = 0
+        self.suffix_value[..., first:end, :] = 0
+
 
 @dataclass(kw_only=True)
 class GroupCache:
@@ -71,7 +78,8 @@ class GroupCache:
     layer holds prompt keys [S, K, P, D] and suffix keys [S, K, G, T, D].
 
     Capacities are in tokens; `prompt_length[s]` and `start[s]` say what slot s holds: a prompt of
-    that length, and completions that began at that tick of the clock.
+    that length, and completions that began at that tick of the clock. Completions can be read up to
+    `reached`.
     """
 
     slots: int
@@ -80,6 +88,7 @@ class GroupCache:
     suffix_capacity: int
     device: torch.device
     layers: dict[int, LayerCache] = field(default_factory=dict)
+    reached: int = 0
 
     def __post_init__(self) -> None:
         self.prompt_length = torch.zeros(self.slots, dtype=torch.long, device=self.device)
@@ -91,13 +100,25 @@ class GroupCache:
             heads, dim = like.shape[1:]
             prompt = (self.slots, heads, self.prompt_capacity, dim)
             suffix = (self.slots, heads, self.group, self.suffix_capacity, dim)
-            self.layers[index] = LayerCache(
+            layer = LayerCache(
                 prompt_key=like.new_zeros(prompt),
                 prompt_value=like.new_zeros(prompt),
-                suffix_key=like.new_zeros(suffix),
-                suffix_value=like.new_zeros(suffix),
+                suffix_key=like.new_empty(suffix),
+                suffix_value=like.new_empty(suffix),
             )
+            layer.clear(0, self.reached)
+            self.layers[index] = layer
         return self.layers[index]
+
+    def reach(self, suffix: int) -> None:
+        """Make the first `suffix` tokens of completions readable: attention reads masked tokens
+        too, and memory as it is allocated may hold NaN. Few completions get as long as they may,
+        so the rest is left alone."""
+        if suffix > self.reached:
+            end = min(suffix + CLEARED - suffix % CLEARED, self.suffix_capacity)
+            for layer in self.layers.values():
+                layer.clear(self.reached, end)
+            self.reached = end
 
     def move(self, sources: list[int], targets: list[int], *, prompt: int, suffix: int) -> None:
         """Copy some slots over others, so that the used slots stay the first ones.
@@ -153,6 +174,9 @@ class DecodeRows:
     masks: dict[int | None, Tensor] = field(default_factory=dict)
     places: dict[int, Tensor] = field(default_factory=dict)
     parts: list[tuple[Tensor, DecodeRows]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.cache.reach(self.suffix)
 
 
 @dataclass(frozen=True, kw_only=True)
