@@ -290,6 +290,8 @@ def test_wandb_receives_metrics_under_their_step(
     seen: list[object] = []
 
     class Run:
+        step = 4  # the server of a resumed run has the steps before
+
         def log(self, metrics: dict[str, float], step: int) -> None:
             seen.append((step, metrics))
 
@@ -304,6 +306,7 @@ def test_wandb_receives_metrics_under_their_step(
 
     monkeypatch.setitem(sys.modules, "wandb", Wandb)
     (tracker,) = make_trackers(["wandb"], tmp_path, settings={"seed": 1})
+    tracker.log(3, {"reward": 0.25})
     tracker.log(4, {"reward": 0.5})
     tracker.close()
     assert seen == [{"seed": 1}, (4, {"reward": 0.5}), "finished"]

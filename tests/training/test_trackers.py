@@ -40,6 +40,20 @@ def test_tensorboard_files_hold_every_figure_and_the_settings(tmp_path: Path) ->
     assert "| 1 + 1? | &lt;b&gt;a&#124;b&lt;/b&gt;<br>c | 2 | 0.5 | ok |" in shown
 
 
+def test_tensorboard_shows_the_steps_that_a_resumed_run_repeats_once(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="needs tensorboard: pip install 'groupwise[dev]'")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for resume_at, steps in ((None, (1, 2, 3)), (1, (2, 3, 4))):
+        (tracker,) = make_trackers(["tensorboard"], tmp_path, SETTINGS, resume_at=resume_at)
+        for step in steps:
+            tracker.log(step, {"reward": step / 10})
+        tracker.close()
+    read = EventAccumulator(str(tmp_path / "tensorboard"))
+    read.Reload()
+    assert [e.step for e in read.Scalars("reward")] == [1, 2, 3, 4]
+
+
 class Recording:
     """A tracker that keeps what it is called with."""
 
@@ -63,7 +77,7 @@ def test_a_run_ends_its_trackers(
 ) -> None:
     """Also a run that fails before its first step."""
     tracker = Recording()
-    monkeypatch.setattr(prepare, "make_trackers", lambda *_: (tracker,))
+    monkeypatch.setattr(prepare, "make_trackers", lambda *_, **__: (tracker,))
     if fault:
         monkeypatch.setattr(prepare, "_restore", failing(RunError(fault)))
         with pytest.raises(RunError, match=fault):
@@ -94,6 +108,9 @@ def test_weights_and_biases_writes_a_run_without_the_network(tmp_path: Path) -> 
         f"(tracker,) = make_trackers(['wandb'], {str(tmp_path)!r}, settings={SETTINGS!r})\n"
         "tracker.log(1, {'reward': 0.25, 'grad_norm': 2.0})\n"
         "tracker.log(2, {'reward': 0.5, 'grad_norm': 1.0})\n"
+        "tracker.first = 2\n"  # as in a resumed run whose server has the first step
+        "tracker.log(1, {'repeated': 0.25})\n"
+        "tracker.table(1, [(1, '1 + 1?', 'repeated', '2', 0.5, 'ok')])\n"
         "tracker.table(2, [(2, '1 + 1?', 'two', '2', 0.5, 'ok')])\n"
         "tracker.close()\n"
     )
@@ -103,32 +120,51 @@ def test_weights_and_biases_writes_a_run_without_the_network(tmp_path: Path) -> 
     (written,) = (tmp_path / "wandb").glob("offline-run-*/run-*.wandb")
     content = written.read_bytes()
     assert all(name in content for name in (b"grad_norm", b"reward", b"bundled", b"0.25"))
+    assert b"repeated" not in content.replace(program.encode(), b"")
     (table,) = (tmp_path / "wandb").rglob("completions_*.table.json")
     assert '"two"' in table.read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize("store", ["file", "sqlite"])
 def test_mlflow_holds_every_figure_and_the_settings(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Also of a resumed run, whose steps are stored once."""
     mlflow = pytest.importorskip("mlflow", reason="needs mlflow: pip install mlflow-skinny")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlflow").as_uri())
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # a database needs the whole package
+    uri = (tmp_path / "mlflow").as_uri()
+    if store == "sqlite":
+        pytest.importorskip(
+            "sqlalchemy", reason="needs a database: pip install 'groupwise[mlflow]'"
+        )
+        uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
     (tracker,) = make_trackers(["mlflow"], tmp_path / "mine", settings=SETTINGS)
-    tracker.log(1, {"reward": 0.25, "held_out/greedy": 0.5})
-    tracker.table(1, [(1, "1 + 1?", "2", "2", 1.0, "ok")])
+    tracker.log(1, {"reward": 0.25, "pass@8": 1.0})
+    tracker.log(1, {"held_out/greedy": 0.5})
+    tracker.table(1, [(1, "1 + 1?", "two", "2", 1.0, "ok")])
+    tracker.log(2, {"reward": 0.375})
     tracker.close()
     client = mlflow.MlflowClient()
     (run,) = client.search_runs([client.get_experiment_by_name("groupwise").experiment_id])
-    assert run.data.metrics == {"reward": 0.25, "held_out/greedy": 0.5}
+    assert run.data.metrics == {"reward": 0.375, "pass_at_8": 1.0, "held_out/greedy": 0.5}
     assert run.data.params["seed"] == "3" and run.info.status == "FINISHED"
-    (tracker,) = make_trackers(["mlflow"], tmp_path / "mine", settings=SETTINGS)  # a resumed run
-    tracker.log(2, {"reward": 0.5})
-    tracker.table(2, [(2, "1 + 2?", "4", "3", 0.0, "ok")])
+    (tracker,) = make_trackers(["mlflow"], tmp_path / "mine", settings=SETTINGS, resume_at=0)
+    for step in (1, 2, 3):
+        tracker.log(step, {"reward": step / 8, "held_out/greedy": 0.5})
+        tracker.table(step, [(step, f"1 + {step}?", "four", "3", 0.0, "ok")])
     tracker.close()
     table = client.load_table(run.info.experiment_id, "completions.json", [run.info.run_id])
-    assert list(table["completion"]) == ["2", "4"] and list(table["step"]) == [1, 2]
+    assert list(table["completion"]) == ["two", "four", "four"] and list(table["step"]) == [1, 2, 3]
     (run,) = client.search_runs([run.info.experiment_id])
-    assert run.data.metrics["reward"] == 0.5 and run.info.status == "FINISHED"
+    assert run.data.metrics["reward"] == 0.375 and run.info.status == "FINISHED"
+    steps = [point.step for point in client.get_metric_history(run.info.run_id, "reward")]
+    held_out = client.get_metric_history(run.info.run_id, "held_out/greedy")
+    assert steps == [point.step for point in held_out] == [1, 2, 3]
+    assert not list(here.iterdir())
 
 
 def test_a_resumed_run_continues_that_of_its_tracker_and_a_new_one_does_not(tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ class RunLog:
     def __init__(
         self, folder: str | Path, *, settings: Mapping[str, Any], resume_at: int | None = None
     ) -> None:
-        self.folder = Path(folder)
+        self.folder, self.resume_at = Path(folder), resume_at
         if resume_at is None and any((self.folder / name).exists() for name in (METRICS, SAVED)):
             raise UsageError(
                 f"output = {str(folder)!r}: already contains a run; continue it with --resume, "

@@ -375,7 +375,12 @@ def _monitor(config: Config, run_log: RunLog, *, progress: Progress, name: str |
     return Monitor(
         run_log=run_log,
         progress=progress,
-        trackers=make_trackers(config.logging.trackers, run_log.folder, plain_settings(config)),
+        trackers=make_trackers(
+            config.logging.trackers,
+            run_log.folder,
+            plain_settings(config),
+            resume_at=run_log.resume_at,
+        ),
         alerts=Alerts(thresholds=config.alerts),
         guard=DivergenceGuard(settings=config.guards),
         name=name or method_of(config),

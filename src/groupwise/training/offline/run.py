@@ -262,7 +262,12 @@ def _trainer(
         ),
         name=name,
         learner_name=learner,
-        trackers=make_trackers(config.logging.trackers, run_log.folder, plain_settings(config)),
+        trackers=make_trackers(
+            config.logging.trackers,
+            run_log.folder,
+            plain_settings(config),
+            resume_at=run_log.resume_at,
+        ),
         watch=watchdog.waiting,
     )
 
