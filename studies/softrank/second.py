@@ -91,7 +91,7 @@ def plan(name: str) -> Plan:
     setting = SETTINGS[name]
     return make_plan(
         {
-            **_common(setting),
+            **common(setting),
             "title": f"Second edition: {name} at equal learning rates",
             "seeds": list(range(FIRST_SEED, FIRST_SEED + setting.seeds)),
             "against": at(GRPO, RATES[1]),
@@ -112,7 +112,7 @@ def mechanism_plan() -> Plan:
     setting = SETTINGS["word-problems"]
     return make_plan(
         {
-            **_common(setting),
+            **common(setting),
             "title": "Second edition: baseline and weighting on word problems",
             "seeds": list(MECHANISM_SEEDS),
             "against": "dr_grpo",
@@ -128,7 +128,7 @@ def mechanism_plan() -> Plan:
     )
 
 
-def _common(setting: Setting) -> dict[str, object]:
+def common(setting: Setting) -> dict[str, object]:
     """What all plans share."""
     return {
         "recipe": setting.recipe,
