@@ -108,13 +108,13 @@ study-models: .venv/.runtime
 	for task in lists long-answers sharpening; do \
 	    $(BIN)/groupwise sft studies/softrank/$$task-base.toml || exit 1; done
 
-compare-plan = $(BIN)/groupwise compare --plan $$plan \
+compare-plan = $(BIN)/groupwise compare --plan $$plan --import studies/softrank/candidates.py \
     --output studies/softrank/results/$$(basename $$plan .toml) || exit 1;
 
-# EDITION=second runs the second edition.
+# EDITION=second runs the second edition, EDITION=estimators the search for an estimator.
 study-runs: .venv/.runtime
-ifeq ($(EDITION),second)
-	for plan in studies/softrank/plans/second/*.toml; do $(compare-plan) done
+ifneq ($(EDITION),)
+	for plan in studies/softrank/plans/$(EDITION)/*.toml; do $(compare-plan) done
 else
 	for plan in studies/softrank/plans/*.toml; do $(compare-plan) done
 endif
@@ -122,6 +122,7 @@ endif
 study: .venv/.runtime
 	$(BIN)/python studies/softrank/page.py
 	$(BIN)/python studies/softrank/second.py
+	$(BIN)/python studies/softrank/estimators.py
 
 # The small pipelines over three seeds (hours; finished stages are kept), their results as JSON, and the page of
 # them. Nothing is run whose results are up to date; delete studies/papers/results/NAME.json to run NAME again.

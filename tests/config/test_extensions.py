@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -98,6 +99,11 @@ def test_import_is_known_to_recipes_and_to_started_processes(
     config = load("word-problems", [f"algorithm.name={own.stem}"])
     # The run says what it imported, so that it can be resumed from its folder.
     assert config.imports == (str(own),)
+    # A worker of `compare` has nothing but the environment and the recipe.
+    code = (
+        f"from groupwise.config import load; load('word-problems', ['algorithm.name={own.stem}'])"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
     assert load("word-problems", [f"algorithm.name={own}:ROW"]).algorithm.name == f"{own}:ROW"
     with pytest.raises(
         UsageError, match=r"must name a groupwise.algorithms.Algorithm; got function"

@@ -11,7 +11,10 @@ from types import ModuleType
 
 import numpy as np
 import pytest
+import torch
 
+from groupwise.algorithms import ALGORITHMS
+from groupwise.algorithms.advantages import ADVANTAGES
 from groupwise.experiments import Result, make_plan, read_plan
 from groupwise.experiments.plan import toml
 from groupwise.prompts.generators.word_problems import problem
@@ -201,3 +204,92 @@ def test_worked_answers_are_what_the_tasks_say(
     long = tasks.worked("long-answers")
     right = [exact_answer(row["worked"], a) for row, a in zip(long, answers, strict=True)]
     assert sum(value or 0.0 for value in right) / 300 == pytest.approx(0.35, abs=0.08)
+
+
+@pytest.fixture
+def search(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """The study's `estimators`; its rows and functions are gone again afterwards."""
+    monkeypatch.syspath_prepend(str(STUDY))
+    monkeypatch.setattr(ALGORITHMS, "_rows", {**ALGORITHMS._rows})
+    monkeypatch.setattr(ADVANTAGES, "_functions", {**ADVANTAGES._functions})
+    yield importlib.import_module("estimators")
+    for name in (*NAMES, "candidates", "estimators"):
+        sys.modules.pop(name, None)
+
+
+def test_the_page_of_the_search_is_what_its_results_make_of_it(search: ModuleType) -> None:
+    assert search.PAGE.read_text(encoding="utf-8") == search.page(), "run `make study`"
+    plans = {search.DESIGN: search.design_plan()}
+    if search.FINALIST is not None:
+        plans |= {
+            f"estimators-{name}": search.sealed_plan(name, search.FINALIST)
+            for name in search.SEALED_TASKS
+        }
+    for name, plan in plans.items():
+        assert read_plan(search.PLANS / f"{name}.toml") == plan
+
+
+def test_no_sealed_seed_is_used_elsewhere(search: ModuleType) -> None:
+    sealed = {*search.SEALED_SEEDS}
+    plans = [p for p in (STUDY / "plans").rglob("*.toml") if "estimators" not in p.parts]
+    assert plans and not any(sealed & {*read_plan(path).seeds} for path in plans)
+    assert not sealed & {*search.DESIGN_SEEDS}
+
+
+def test_a_task_is_won_against_both_controls_or_not_at_all(
+    search: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (search, sys.modules["measured"]):
+        monkeypatch.setattr(module, "RESULTS", tmp_path)
+    monkeypatch.setattr(search, "FINALIST", "softrank_loo")
+    monkeypatch.setattr(search, "SEALED_SEEDS", range(4))
+    jitter = [0.0, 0.004, -0.004, 0.002]
+    # The area is half of the height and a quarter. On lists the finalist is level with SoftRank.
+    heights = {"word-problems": (0.6, 0.5, 0.5), "lists": (0.6, 0.5, 0.6)}
+    for task, means in heights.items():
+        runs = {
+            f"{arm}@{rate:g}": [mean + sign * j for j in jitter]
+            for arm, mean, sign in zip(
+                ("softrank_loo", "grpo", "softrank"), means, (1, -1, -1), strict=True
+            )
+            for rate in search.RATES
+        }
+        write(tmp_path / f"estimators-{task}", runs)
+    found = search.read_sealed()
+    assert {name: search.won(task) for name, task in found.items()} == {
+        "word-problems": True,
+        "lists": False,
+    }
+    assert "on 1 of 3 sealed tasks (word problems), of which 2 were run" in search.verdict()
+    assert search.verdict().endswith("the rule is not met.")
+    # One run short of the plan, a task has no figure.
+    next((tmp_path / "estimators-lists" / "results").glob("grpo*-seed-3.json")).unlink()
+    assert list(search.read_sealed()) == ["word-problems"]
+
+
+def test_candidates_are_what_the_page_says(search: ModuleType) -> None:
+    own = sys.modules["candidates"]
+    mixed, right = torch.tensor([[1.0, 0.0, 0.0, 0.0]]), torch.ones(1, 4)
+    # z of the right answer is √3, so its weight is 1 / (1 + 3·exp(−4 / (√3 · τ))) = 0.9713 at
+    # τ = .5. Times 4 and to the power 1 − .25: 2.767.
+    adaptive = own.softrank_adaptive(mixed)[0].tolist()
+    assert adaptive == pytest.approx([2.767, 0, 0, 0], abs=1e-3)
+    assert own.softrank_adaptive(right)[0].tolist() == [1.0] * 4
+    # The lowest of four graded rewards is the floor.
+    assert own.softrank_adaptive(torch.tensor([[0.8, 0.6, 0.6, 1.0]]))[0, 1] == 0
+    # 4 · 0.9713 − .25 · 0.9713 and −.25 · 0.9713.
+    shrunk = own.softrank_shrunk(mixed)[0].tolist()
+    assert shrunk == pytest.approx([3.642, *[-0.2428] * 3], abs=1e-3)
+    assert own.anchored_zscore(torch.cat([mixed, right]))[1].tolist() == [1.0] * 4
+    assert own.anchored_zscore(mixed)[0, 0].item() == pytest.approx(3**0.5, abs=1e-4)
+    # Means .25 and 1; sampling variances .25/4 and 0, so v = .03125; the means' variance is
+    # .28125, so t = .25 and s = 1/9. Baselines: 8/9 · .25 + 1/9 · .625 and 8/9 + 1/9 · .625.
+    stein = own.james_stein(torch.cat([mixed, right]))
+    assert stein[:, 1].tolist() == pytest.approx([-0.29167, 1 - 0.95833], abs=1e-4)
+
+
+@pytest.mark.parametrize("name", ["softrank_adaptive", "softrank_shrunk", "james_stein"])
+def test_what_is_not_judged_gets_nothing(search: ModuleType, name: str) -> None:
+    rewards = torch.tensor([[1.0, 0.0, float("nan")], [float("nan")] * 3])
+    found = getattr(sys.modules["candidates"], name)(rewards)
+    assert found[0, 2] == 0 and not found[1].any() and not found.isnan().any()

@@ -171,7 +171,7 @@ def _import(values: dict[str, Any]) -> dict[str, str]:
     """
     named, more = values.get("imports", ()), extensions.requested()
     if isinstance(named, list | tuple) and all(isinstance(each, str) for each in named):
-        extensions.load(named)
+        extensions.load([*named, *more])
         if more:
             values["imports"] = [*dict.fromkeys([*named, *more])]
             return {"imports": "--import"}
