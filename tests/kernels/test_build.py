@@ -48,7 +48,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, unknown: None) -> Pat
     another one has made."""
     real = shutil.which("g++")
     if real is not None and compiled() is not None:
-        made = build._built(real, build._private(build.cache_folder()))
+        made = build._built(real, build._private(build.cache_folder()), build._kernels())
         script = f'#!/bin/sh\nfor last; do :; done\nexec cp "{made}" "$last"\n'
         monkeypatch.setenv("PATH", compiler(tmp_path, script) + os.pathsep + os.environ["PATH"])
         compiled.cache_clear()

@@ -1,4 +1,5 @@
-"""Compiles `cpp/` where it is first needed and keeps the library in a folder private to the user.
+"""Compiles `cpp/` and `allocator.cpp` where they are first needed and keeps the libraries in a
+folder private to the user.
 
 The source is compiled in a few seconds by the machine's `g++` for its processor, and kept in
 `groupwise/` below XDG_CACHE_HOME, or else `~/.cache`. Nothing is loaded from a folder that anybody
@@ -19,8 +20,11 @@ import subprocess
 import sys
 import tempfile
 import warnings
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+
+import torch
 
 from groupwise.kernels.structures import prepare
 
@@ -29,7 +33,17 @@ FLAGS = (
     "-std=gnu++17", "-O3", "-march=native", "-fno-math-errno", "-fopenmp", "-shared", "-fPIC",
     "-Wl,-Bsymbolic",  # bind to these functions, whatever others of their names are loaded
 )  # fmt: skip
+ALLOCATOR = Path(__file__).with_name("allocator.cpp")
 TIMEOUT_S = 300
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Program:
+    """A library: its name, the files that it is made from, and the arguments of `g++`."""
+
+    name: str
+    files: tuple[Path, ...]
+    flags: tuple[str, ...]
 
 
 @cache
@@ -39,7 +53,7 @@ def compiled() -> ctypes.CDLL | None:
     if not sys.platform.startswith("linux"):
         return None
     try:
-        return _loaded()
+        return prepare(_loaded(_kernels()))
     except (OSError, subprocess.SubprocessError) as error:
         warnings.warn(
             f"CPU kernels cannot be compiled ({_reason(error)}); PyTorch computes instead, which "
@@ -56,26 +70,55 @@ def library() -> ctypes.CDLL:
     return found
 
 
-def _loaded() -> ctypes.CDLL:
+@cache
+def allocator() -> ctypes.CDLL | None:
+    """The function of `allocator.cpp`; None, with a warning that gives the reason, where it cannot
+    be compiled or loaded."""
+    if compiled() is None:  # That has said why.
+        return None
+    try:
+        return _loaded(_allocator())
+    except (OSError, subprocess.SubprocessError) as error:
+        warnings.warn(
+            f"the allocator cannot be compiled ({_reason(error)}); PyTorch's own is used, with "
+            "which the process may need half as much memory again.",
+            stacklevel=2,
+        )
+        return None
+
+
+def _kernels() -> _Program:
+    # PyTorch's own copy of OpenMP where it brings one: two copies would each keep threads spinning.
+    programs = [str(path) for path in SOURCES if path.suffix == ".cpp"]
+    flags = (*FLAGS, *programs, "-Wl,--as-needed", *_openmp())
+    return _Program(name="kernels", files=tuple(SOURCES), flags=flags)
+
+
+def _allocator() -> _Program:
+    home = Path(torch.__file__).parent
+    places = (f"-I{home / 'include'}", str(ALLOCATOR), f"-L{home / 'lib'}", "-lc10")
+    version = f"-DTORCH={torch.__version__}"  # another version is another program
+    flags = ("-std=gnu++20", "-O2", "-shared", "-fPIC", *places, version)
+    return _Program(name="allocator", files=(ALLOCATOR,), flags=flags)
+
+
+def _loaded(program: _Program) -> ctypes.CDLL:
     compiler = shutil.which("g++")
     if compiler is None:
         raise OSError("there is no g++")
     try:
-        return _load(_built(compiler, _private(cache_folder())))
+        return ctypes.CDLL(str(_built(compiler, _private(cache_folder()), program)))
     except OSError as error:
         reason = _reason(error)
     with tempfile.TemporaryDirectory(prefix="groupwise-") as own:
-        found = _load(_built(compiler, Path(own)))  # a mapped file may be deleted
+        # A mapped file may be deleted.
+        found = ctypes.CDLL(str(_built(compiler, Path(own), program)))
     warnings.warn(
         f"{cache_folder()}: cannot be used as a cache of CPU kernels ({reason}); they are compiled "
         "anew by every process.",
         stacklevel=2,
     )
     return found
-
-
-def _load(path: Path) -> ctypes.CDLL:
-    return prepare(ctypes.CDLL(str(path)))
 
 
 def _reason(error: Exception) -> str:
@@ -119,20 +162,17 @@ def _private(folder: Path) -> Path:
     return folder
 
 
-def _built(compiler: str, folder: Path) -> Path:
+def _built(compiler: str, folder: Path, program: _Program) -> Path:
     """The shared library in a folder, compiled unless it has been for this source and processor."""
-    # PyTorch's own copy of OpenMP where it brings one: two copies would each keep threads spinning.
-    programs = [str(path) for path in SOURCES if path.suffix == ".cpp"]
-    flags = (*FLAGS, *programs, "-Wl,--as-needed", *_openmp())
-    contents = [path.read_bytes() for path in SOURCES]
-    identity = (*contents, "\0".join(flags).encode(), _processor().encode())
+    contents = [path.read_bytes() for path in program.files]
+    identity = (*contents, "\0".join(program.flags).encode(), _processor().encode())
     name = hashlib.sha256(b"\0".join(identity)).hexdigest()[:16]
-    target = folder / f"kernels-{name}.so"
+    target = folder / f"{program.name}-{name}.so"
     if not _whole(target):
         # Processes may do the same at once: each moves a finished file into place.
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
             made = Path(scratch) / target.name
-            command = [compiler, *flags, "-o", str(made)]
+            command = [compiler, *program.flags, "-o", str(made)]
             subprocess.run(command, check=True, capture_output=True, timeout=TIMEOUT_S)
             with made.open("r+b") as file:
                 digest = hashlib.sha256(file.read()).digest()

@@ -5,6 +5,11 @@ from __future__ import annotations
 import ctypes
 import sys
 
+import torch
+
+from groupwise.kernels.build import allocator
+from groupwise.kernels.interface import active
+
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 NEVER = 2**31 - 1
 
@@ -15,8 +20,12 @@ def keep_freed_memory() -> bool:
     A step allocates and frees the same large buffers over and over. By default every one is made of
     fresh pages, each of which the kernel has to find, clear and map when it is first touched.
     Against keeping those of up to 32 MiB, the most that glibc keeps by itself, a bf16 update on a
-    CPU takes a tenth less time, a float32 one as much, and the peak of the process is higher by up
-    to a sixth (`benchmarks/memory.py`). None is given back between steps.
+    CPU takes a tenth less time, a float32 one as much. None is given back between steps.
+
+    PyTorch asks glibc for aligned buffers, and glibc before 2.38 cannot reuse the hole of one for
+    another of its size. So tensors made from now on come from an allocator that aligns them itself
+    (`allocator.cpp`), unless compiled kernels are switched off: a LoRA step of 0.5 B parameters
+    then needs 1.9 GB less, and has a tenth of the page faults (`benchmarks/notes.md`).
 
     Returns:
         Whether it took effect: only Linux with glibc has this switch.
@@ -26,6 +35,8 @@ def keep_freed_memory() -> bool:
     if not sys.platform.startswith("linux"):
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None:
+    if mallopt is None or not (mallopt(M_MMAP_MAX, 0) and mallopt(M_TRIM_THRESHOLD, NEVER)):
         return False
-    return bool(mallopt(M_MMAP_MAX, 0) and mallopt(M_TRIM_THRESHOLD, NEVER))
+    if "cpp" in active().description(torch.device("cpu")) and (own := allocator()) is not None:
+        own.use_heap()
+    return True
