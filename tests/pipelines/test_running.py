@@ -173,6 +173,29 @@ def test_output_of_other_settings_is_refused_and_from_makes_it_again(
     assert content(finished) == before
 
 
+@pytest.mark.parametrize("place", ["answers/thesis.txt", "mean", "report.md", "report.json"])
+def test_files_that_no_stage_made_are_refused_and_stay(
+    place: str, file: Path, tmp_path: Path
+) -> None:
+    (tmp_path / place).parent.mkdir(exist_ok=True)
+    (tmp_path / place).write_text("mine")
+    for first in (None, "answers"):
+        with pytest.raises(UsageError, match="no stage made|no run made it"):
+            run_pipeline(at(file, tmp_path), first=first, progress=Quiet())
+    if "report" in place:
+        with pytest.raises(UsageError, match="no run made it"):
+            run_seeds(at(file, tmp_path), seeds=1)
+    assert (tmp_path / place).read_text() == "mine"
+
+
+def test_a_stage_may_have_the_name_of_a_file_of_runs(file: Path, tmp_path: Path) -> None:
+    text = file.read_text(encoding="utf-8").split("[[stages]]")
+    (tmp_path / "p.toml").write_text("[[stages]]".join(text[:2]).replace('"answers"', '"final"'))
+    for _ in range(2):
+        run_pipeline(at(tmp_path / "p.toml", tmp_path / "out"), progress=Quiet())
+    assert (tmp_path / "out" / "final" / RECORD).is_file()
+
+
 def test_an_output_that_somebody_changed_is_refused(
     file: Path, finished: Path, tmp_path: Path
 ) -> None:

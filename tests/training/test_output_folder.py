@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from groupwise.cli.demo import _emptied
 from groupwise.errors import RunError, UsageError
 from groupwise.experiments import compare
+from groupwise.experiments.plan import make_plan, toml
 from groupwise.report import write_run_report
 from groupwise.report.card import write_model_card
+from groupwise.rewards.journal import StepFiles
 from groupwise.rundir.files import RUN_FILES, RunLog, refuse_foreign_files, replace_text
 from groupwise.rundir.lock import RunLock
 from groupwise.training.stages.recipe import supervise
@@ -37,6 +40,26 @@ def test_other_files_beside_a_run_are_left_alone(tmp_path: Path) -> None:
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
+def test_a_file_of_the_name_of_a_plan_is_not_an_experiment(tmp_path: Path) -> None:
+    (tmp_path / "experiment.toml").write_text('name = "of another program"')
+    (tmp_path / "final").mkdir()
+    (tmp_path / "final" / "model.safetensors").write_text("mine")
+    with pytest.raises(UsageError, match="contains final, and no run made it"):
+        RunLock(tmp_path)
+    plan = make_plan({"recipe": "word-problems", "seeds": [0], "arms": [{"algorithm": "grpo"}]})
+    (tmp_path / "experiment.toml").write_text(toml(plan))
+    refuse_foreign_files(tmp_path)
+
+
+def test_a_demonstration_deletes_its_own_runs_only(tmp_path: Path) -> None:
+    for name in (".demo", "grpo-seed0/metrics.jsonl", "thesis/grpo-seed0.txt", "report.html"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("mine")
+    _emptied(tmp_path)
+    left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
+    assert left == {".demo", "thesis/grpo-seed0.txt", "report.html"}
+
+
 def test_a_model_folder_is_not_a_run(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2"}))
     with pytest.raises(UsageError, match=r"contains config.json"):
@@ -50,7 +73,7 @@ def test_supervised_training_does_not_write_over_another_model(tmp_path: Path) -
     assert (tmp_path / "README.md").read_text() == "mine"
 
 
-@pytest.mark.parametrize("name", ["metrics.jsonl", "config.new", ".lock"])
+@pytest.mark.parametrize("name", ["metrics.jsonl", ".config.json.new", ".lock"])
 def test_links_in_a_run_directory_are_not_followed(name: str, tmp_path: Path) -> None:
     mine = tmp_path / "mine"
     mine.write_text("mine")
@@ -60,7 +83,7 @@ def test_links_in_a_run_directory_are_not_followed(name: str, tmp_path: Path) ->
     with pytest.raises((RunError, UsageError), match="cannot be written|already contains"):
         RunLock(folder)
         RunLog(folder, settings={}, resume_at=0).step(1, {"reward": 1.0})
-        raise RunError("cannot be written: config.new was replaced")
+        raise RunError("cannot be written: .config.json.new was replaced")
     assert mine.read_text() == "mine"
 
 
@@ -68,10 +91,24 @@ def test_a_link_in_place_of_a_report_is_replaced(tmp_path: Path) -> None:
     mine = tmp_path / "mine"
     mine.write_text("mine")
     (tmp_path / "report.html").symlink_to(mine)
-    (tmp_path / "report.new").symlink_to(mine)
+    (tmp_path / ".report.html.new").symlink_to(mine)
     replace_text(tmp_path / "report.html", "page")
     assert mine.read_text() == "mine" and (tmp_path / "report.html").read_text() == "page"
     assert not (tmp_path / "report.html").is_symlink()
+
+
+def test_the_draft_of_a_file_is_no_file_of_the_user(tmp_path: Path) -> None:
+    (tmp_path / "report.new").write_text("mine")
+    replace_text(tmp_path / "report.html", "page")
+    assert (tmp_path / "report.new").read_text() == "mine"
+
+
+def test_a_journal_follows_no_link(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / "verdicts-000001.jsonl").symlink_to(tmp_path / "mine")
+    with pytest.raises(RunError, match="Too many levels of symbolic links"):
+        StepFiles(tmp_path, prefix="verdicts").append(1, [{"group": "a"}])
+    assert (tmp_path / "mine").read_text() == "mine"
 
 
 def test_the_report_of_a_run_follows_no_link(tmp_path: Path) -> None:

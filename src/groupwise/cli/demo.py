@@ -7,6 +7,7 @@ batches are identical; later differences come from the algorithms.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import time
 from collections.abc import Mapping, Sequence
@@ -26,6 +27,7 @@ from groupwise.report import (
     write_comparison_report,
     write_png,
 )
+from groupwise.rundir.files import replace_text
 from groupwise.training.monitor.progress import Progress, show_progress
 from groupwise.training.prepare import Prepared, evaluation_row, prepare
 from groupwise.types import ScoredGroups
@@ -63,7 +65,7 @@ def demo(
     Args:
         seeds: number of paired runs; the comparison of a single one is only an illustration, as the
             report says.
-        output: output folder; an earlier demonstration there is replaced.
+        output: output folder; the files of an earlier demonstration there are replaced.
         overrides: settings of the recipe "word-problems", as `--set` takes them.
         progress: shows the runs; None shows them on standard error.
 
@@ -95,7 +97,8 @@ def demo(
         "runs": [_row(run) for run in runs],
         "comparison": comparison,
     }
-    (folder / "summary.json").write_text(json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
+    text = json.dumps(summary, indent=2, ensure_ascii=False) + "\n"
+    replace_text(folder / "summary.json", text)
     write_comparison_report(
         runs,
         title="SoftRank-GRPO and GRPO on word problems",
@@ -202,14 +205,16 @@ def _title(name: str, seed: int) -> str:
 
 
 def _emptied(folder: Path) -> Path:
-    """The folder, without an earlier demonstration in it; nothing else is ever deleted."""
+    """The folder, without the files of an earlier demonstration; nothing else is ever deleted."""
     if folder.exists() and any(folder.iterdir()):
         if not (folder / ".demo").exists():
             raise UsageError(
                 f"output = {str(folder)!r}: is not empty and contains no earlier demonstration; "
                 "choose another folder with --output."
             )
-        shutil.rmtree(folder)
+        for run in folder.iterdir():
+            if re.fullmatch(rf"({'|'.join(ALGORITHMS)})-seed\d+", run.name):
+                shutil.rmtree(run)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / ".demo").touch()
     return folder

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from groupwise.config import Config
 from groupwise.errors import RunError, UsageError
 from groupwise.report import RunData
-from groupwise.rundir.files import read_lines
+from groupwise.rundir.files import read_lines, replace_text
 
 FORMAT = 1
 
@@ -98,13 +98,11 @@ class Result:
             RunError: it cannot be written.
         """
         values = {"format": FORMAT, **vars(self)}
-        new = path.with_suffix(".new")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            new.write_text(json.dumps(values, ensure_ascii=False) + "\n", encoding="utf-8")
-            new.replace(path)
         except OSError as error:
             raise RunError(f"{path}: cannot be written ({error.strerror}).") from None
+        replace_text(path, json.dumps(values, ensure_ascii=False) + "\n")
 
     @classmethod
     def read(cls, path: Path) -> Result:

@@ -14,9 +14,9 @@ from groupwise.evaluation.intervals import Estimate
 from groupwise.evaluation.tables import is_share
 from groupwise.pipelines.eval_stage import sections_of
 from groupwise.pipelines.plan import Pipeline
-from groupwise.pipelines.running import RECORD, run_pipeline
+from groupwise.pipelines.running import RECORD, REPORTS, run_pipeline
 from groupwise.pipelines.summary import table_lines
-from groupwise.rundir.files import replace_text
+from groupwise.rundir.files import refuse_foreign_files, replace_text
 
 
 def run_seeds(
@@ -41,6 +41,8 @@ def run_seeds(
         replace(pipeline, seed=seed, output=pipeline.output / f"seed-{seed}")
         for seed in range(start, start + seeds)
     ]
+    if not any(run.output.exists() for run in runs):
+        refuse_foreign_files(pipeline.output, REPORTS)
     for run in runs:
         run_pipeline(run, first=first, only=only)
     return report_over_seeds(pipeline, runs)

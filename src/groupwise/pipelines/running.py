@@ -21,7 +21,7 @@ from groupwise.pipelines.summary import write_report
 from groupwise.prompts.contamination import shared_prompts
 from groupwise.prompts.sources import generator_of
 from groupwise.registry import FunctionSpec
-from groupwise.rundir.files import replace_text
+from groupwise.rundir.files import append_text, replace_text
 from groupwise.rundir.lock import RunLock
 from groupwise.rundir.provenance import digest, fingerprint
 from groupwise.training.monitor.progress import Progress, show_progress
@@ -32,7 +32,10 @@ LOG = "log.jsonl"
 UNTOUCHED = {"output", "logging", "checkpoint", "watchdog", "threads"}
 """Sections of a configuration that change no result."""
 
-State = Literal["done", "begun", "to do", "other settings", "changed"]
+REPORTS = ("report.md", "report.json", LOG)
+"""What a pipeline writes into its folder beside those of its stages."""
+
+State = Literal["done", "begun", "to do", "other settings", "changed", "foreign"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +45,8 @@ class StageState:
     Attributes:
         stage: the stage.
         state: "done" is up to date; "begun" was interrupted; the output of "other settings" and of
-            "changed" is there, but not what this pipeline would make.
+            "changed" is there, but not what this pipeline would make; "foreign" files were made
+            by no stage, and are never deleted.
         key: hash of everything that its output follows from.
         missing: inputs from outside that are not on this machine.
     """
@@ -113,7 +117,9 @@ def run_pipeline(
         if state in wanted:
             _check_overlap(state.stage, pipeline)
     pipeline.output.mkdir(parents=True, exist_ok=True)
-    with closing(RunLock(pipeline.output)), closing(progress or show_progress({})) as showing:
+    begun = any(state.state != "to do" for state in states)
+    lock = RunLock(pipeline.output, names=() if begun else REPORTS)
+    with closing(lock), closing(progress or show_progress({})) as showing:
         if first is not None:
             for state in wanted:
                 clear(pipeline.output / state.stage.name)
@@ -281,13 +287,18 @@ def _has_data(name: str) -> bool:
 def _state(folder: Path, key: str, kind: Kind) -> State:
     record = _record(folder)
     if record is None:
-        return "other settings" if folder.exists() and any(folder.iterdir()) else "to do"
+        return "foreign" if folder.exists() and _holds_files(folder) else "to do"
     if record["key"] != key:
         return "other settings"
     if not record.get("finished"):
         return "begun"
     output = folder / OUTPUTS[kind.output]
     return "done" if record["output"] == fingerprint(output) else "changed"
+
+
+def _holds_files(folder: Path) -> bool:
+    """Whether a stage's folder holds more than the draft of a record that a kill left there."""
+    return not folder.is_dir() or any(path.name[0] != "." for path in folder.iterdir())
 
 
 def _record(folder: Path) -> dict[str, Any] | None:
@@ -326,6 +337,11 @@ def _refuse(
     by_name = {state.stage.name: state for state in states}
     for state in states if only is None else wanted:
         name = state.stage.name
+        if state.state == "foreign":
+            raise UsageError(
+                f"{name}: its folder contains files that no stage made, which would be deleted; "
+                "choose another folder with --output."
+            )
         redone = again is not None and state in wanted
         if state.state in ("other settings", "changed") and not redone:
             what = (
@@ -397,11 +413,9 @@ def _run(pipeline: Pipeline, state: StageState) -> None:
     output = work.folder / OUTPUTS[stage.kind.output]
     done = {"finished": True, "figures": figures, "output": fingerprint(output)}
     _write(work.folder / RECORD, about | done)
-    with (pipeline.output / LOG).open("a", encoding="utf-8") as log:
-        seconds = round(time.time() - start, 1)
-        log.write(
-            json.dumps({"stage": stage.name, "ended": time.time(), "seconds": seconds}) + "\n"
-        )
+    seconds = round(time.time() - start, 1)
+    line = json.dumps({"stage": stage.name, "ended": time.time(), "seconds": seconds})
+    append_text(pipeline.output / LOG, line + "\n")
 
 
 def _records(pipeline: Pipeline) -> list[dict[str, Any]]:

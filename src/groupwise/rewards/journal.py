@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import json
 import math
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,9 @@ class StepFiles:
         lines = "".join(json.dumps(entry) + "\n" for entry in entries)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            with open(self._path(step), "a", encoding="utf-8") as file:
+            # Not through a link: a run directory may come from somebody else.
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
+            with os.fdopen(os.open(self._path(step), flags, 0o666), "a", encoding="utf-8") as file:
                 file.write(lines)
         except OSError as error:
             raise RunError(f"{self.folder}: cannot be written ({error.strerror}).") from None

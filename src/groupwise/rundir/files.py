@@ -14,6 +14,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -32,6 +33,9 @@ METRICS, SAVED = "metrics.jsonl", "checkpoints"
 
 EXPERIMENT = "experiment.toml"
 """The plan of an experiment, in the folder that holds its runs and its report."""
+
+_PLAN_KEYS = {"arms", "seeds", "against", "splits"}
+"""Settings that the plan of an experiment always has once it is fixed."""
 
 RUN_FILES = (
     "config.json",
@@ -149,7 +153,7 @@ class RunLog:
 
     def _append(self, name: str, values: Mapping[str, Any]) -> None:
         line = json.dumps(_plain(values), ensure_ascii=False) + "\n"
-        _write(self.folder / name, line, "a")
+        append_text(self.folder / name, line)
         self._fresh.add(self.folder / name)
 
     def _replace(self, path: Path, text: str) -> None:
@@ -182,11 +186,12 @@ def refuse_foreign_files(folder: Path, names: Sequence[str] = RUN_FILES) -> None
             run nor the plan of an experiment.
     """
     found = [name for name in names if _holds_something(folder / name)]
-    ours = any(folder.glob(f"{SAVED}/step-*/manifest.json")) or (folder / EXPERIMENT).is_file()
+    ours = any(folder.glob(f"{SAVED}/step-*/manifest.json")) or _is_plan(folder / EXPERIMENT)
     if found and not ours and not _is_run_config(folder / "config.json"):
         raise UsageError(
             f"output = {str(folder)!r}: contains {', '.join(found)}, and no run made it; a run "
-            "would replace or delete these. Choose another folder with --set output=FOLDER."
+            "would replace or delete these. Choose another folder (train: --set output=FOLDER; "
+            "other commands: --output)."
         )
 
 
@@ -203,6 +208,14 @@ def _is_run_config(path: Path) -> bool:
     except (OSError, ValueError):
         return False
     return isinstance(about, dict) and {"config", "versions"} <= about.keys()
+
+
+def _is_plan(path: Path) -> bool:
+    """Whether a file is the fixed plan of an experiment; other programs use its name too."""
+    try:
+        return _PLAN_KEYS <= tomllib.loads(path.read_text(encoding="utf-8")).keys()
+    except (OSError, ValueError, RecursionError):
+        return False
 
 
 def read_lines(path: str | Path) -> Iterator[dict[str, Any]]:
@@ -311,25 +324,34 @@ def replace_text(path: Path, text: str) -> None:
     Raises:
         RunError: the disk is full or cannot be written.
     """
-    new = path.with_suffix(".new")
+    new = path.with_name(f".{path.name}.new")
     try:
-        if new.is_symlink():
-            new.unlink()
-        _write(new, text, "w")
+        new.unlink(missing_ok=True)
+        _write(new, text, "x")
         new.replace(path)
     except OSError as error:
         raise RunError(f"{path}: cannot be written ({error.strerror}).") from None
 
 
+def no_link(name: str, flags: int) -> int:
+    """An `opener` for `open` that follows no link."""
+    return os.open(name, flags | os.O_NOFOLLOW, 0o666)
+
+
+def append_text(path: Path, text: str) -> None:
+    """Append to a file of a run directory, not through a link.
+
+    Raises:
+        RunError: the disk is full or cannot be written.
+    """
+    _write(path, text, "a")
+
+
 def _write(path: Path, text: str, mode: str) -> None:
     """Write in one call; a lone surrogate in model text becomes its JSON escape. Links are not
     followed: a run directory may come from somebody else."""
-
-    def opener(name: str, flags: int) -> int:
-        return os.open(name, flags | os.O_NOFOLLOW, 0o666)
-
     try:
-        with open(path, mode, encoding="utf-8", errors="backslashreplace", opener=opener) as file:
+        with open(path, mode, encoding="utf-8", errors="backslashreplace", opener=no_link) as file:
             file.write(text)
     except OSError as error:
         raise RunError(f"{path}: cannot be written ({error.strerror}).") from None

@@ -8,11 +8,12 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
 from groupwise.errors import UsageError
-from groupwise.rundir.files import refuse_foreign_files
+from groupwise.rundir.files import RUN_FILES, refuse_foreign_files
 
 
 class RunLock:
@@ -20,15 +21,16 @@ class RunLock:
 
     Args:
         folder: the run directory; created if it does not exist.
+        names: of the files that the run would replace.
 
     Raises:
         UsageError: another run holds the folder (the message names it), the folder cannot be
             written, or it holds files that a run would replace and that no run made.
     """
 
-    def __init__(self, folder: str | Path) -> None:
+    def __init__(self, folder: str | Path, *, names: Sequence[str] = RUN_FILES) -> None:
         self.path = Path(folder) / ".lock"
-        refuse_foreign_files(Path(folder))
+        refuse_foreign_files(Path(folder), names)
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW

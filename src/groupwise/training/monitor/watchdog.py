@@ -19,6 +19,7 @@ from typing import Any
 import psutil
 
 from groupwise.errors import RunError
+from groupwise.rundir.files import no_link
 from groupwise.types import Heartbeat
 
 SLOWER = 10
@@ -157,7 +158,7 @@ class Watchdog:
         """Write all stacks to the file; returns a sentence about it."""
         path = self.folder / "stacks.txt"
         try:
-            with open(path, "a", encoding="utf-8") as file:
+            with open(path, "a", encoding="utf-8", opener=no_link) as file:
                 print(f"\n{time.strftime('%Y-%m-%d %H:%M:%S')} waiting for {name}", file=file)
                 print("\n".join(_workers()), file=file, flush=True)
                 faulthandler.dump_traceback(file, all_threads=True)
