@@ -14,6 +14,7 @@ from groupwise.experiments import read_plan
 
 PYTHON = '[engine]\nname = "vllm"\npython = "./evil"\n'
 REMOTE = "[model]\ntrust_remote_code = true\n"
+UNSANDBOXED = '[[rewards]]\nname = "code_stdio"\nallow_unsandboxed = true\n'
 HUB = '[hub]\nname = "stranger/model"\n'
 
 
@@ -23,13 +24,25 @@ def written(folder: Path, text: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize("text", [PYTHON, REMOTE, "model.trust_remote_code = true\n"])
+@pytest.mark.parametrize("text", [PYTHON, REMOTE, "model.trust_remote_code = true\n", UNSANDBOXED])
 def test_a_recipe_file_cannot_run_code_unless_trusted(tmp_path: Path, text: str) -> None:
     recipe = written(tmp_path, text)
     with pytest.raises(UsageError, match="can run code, so a recipe file may not set it"):
         load(recipe)
     with pytest.warns(UserWarning, match="set by the recipe, and can run code"):
         load(recipe, trust_recipe=True)
+
+
+def test_programs_run_unsandboxed_only_by_the_command_line(tmp_path: Path) -> None:
+    recipe = written(tmp_path, '[[rewards]]\nname = "think_format"\n' + UNSANDBOXED)
+    setting = "rewards.1.allow_unsandboxed"
+    for override in ("rewards.0=", "steps=3"):
+        with pytest.raises(UsageError, match=f"{setting} = 'True': can run code"):
+            load(recipe, [override])
+    assert load(recipe, [f"{setting}=true"]).rewards[1].settings["allow_unsandboxed"]
+    assert not load(recipe, [f"{setting}=false"]).rewards[1].settings["allow_unsandboxed"]
+    with pytest.warns(UserWarning, match="can run code"):
+        assert trusted_overrides(recipe) == [f"{setting}=true"]
 
 
 def test_every_command_that_reads_a_recipe_can_be_told_to_trust_it(

@@ -30,6 +30,8 @@ TEXTS = (
 """Names of settings whose strings never name a function, even if they look like it."""
 DATA = ("train", "eval", "data")
 """Names of settings that accept `generator:task`."""
+UNSANDBOXED = "allow_unsandboxed"
+"""Setting of rewards that runs programs of a model with the rights of the user."""
 RESET = object()
 """The value of an override that restores the default of a setting."""
 
@@ -123,7 +125,7 @@ def _resolved(
         _check_trust(held[setting], setting, trusted=trust_recipe)
     left = {*strings_in(values)} - {*strings_in([parse_override(o)[1] for o in overrides])}
     for setting, value in named.items():
-        if left.intersection(strings_in(value)):
+        if left.intersection(strings_in(value)) or (value is True and setting in from_file):
             _refuse_untrusted(setting, value, CODE, trusted=trust_recipe)
     given |= _import(values)
     config = build(values)
@@ -416,18 +418,23 @@ def _leaves(values: Any, path: str = "") -> Iterator[str]:
 
 def holds_code(path: str, value: Any) -> bool:
     """Whether a value contains a name such as `mine.py:right` that could be looked up as a
-    function.
+    function, or lets programs of a model run without a sandbox.
 
     Example:
         >>> holds_code("sft.style", "mine.py:tagged"), holds_code("model.path", "bundled:search")
         (True, False)
+        >>> holds_code("rewards.0.allow_unsandboxed", True)
+        True
     """
     return any(
-        extensions.names_code(text.partition("(")[0].strip())  # a generator may have settings
-        and not (last in DATA and _generates(text))
+        (last == UNSANDBOXED and each is True)
+        or any(
+            extensions.names_code(text.partition("(")[0].strip())  # a generator may have settings
+            and not (last in DATA and _generates(text))
+            for text in strings_in(each)
+        )
         for leaf, each in _items(value, path)
         if (last := leaf.rpartition(".")[2]) not in TEXTS
-        for text in strings_in(each)
     )
 
 
