@@ -458,3 +458,6 @@ def test_a_classifier_can_be_a_reward(tmp_path: Path, model: str) -> None:
     trainer = GRPOTrainer(**given)
     trainer.train()
     assert trainer.state.log_history[0]["rewards/judge/std"] > 0
+    judge.model.save_pretrained(tmp_path / "judge")  # without its head
+    with pytest.raises(UsageError, match=r"reward_funcs = .*missing: score\.weight"):
+        GRPOTrainer(**given)

@@ -18,9 +18,11 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import (
     BertConfig,
+    BertForMaskedLM,
     BertForSequenceClassification,
     BertModel,
     LlamaConfig,
@@ -779,6 +781,29 @@ def test_bertscore_is_the_formula_on_the_encoder(encoder: str) -> None:
     scores = korean_reason_bertscore([gold, '"A"가 옳다'], gold, model=encoder)
     assert scores == pytest.approx([1.0, 0.0])
     assert korean_reason_bertscore([gold], '"A"가 옳다', model=encoder) == [None]
+
+
+def test_a_model_without_all_its_weights_scores_nothing(
+    encoder: str, scalar: str, tmp_path: Path
+) -> None:
+    """transformers would initialise a missing head at random, and the scores would be noise."""
+    with pytest.raises(UsageError, match=r"model = .*: the weights .*missing: classifier\.bias"):
+        load(encoder, kind="classifier")
+    folder = tmp_path / "scalar"
+    shutil.copytree(scalar, folder)
+    weights = load_file(folder / "model.safetensors")
+    del weights["score.weight"]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(UsageError, match=r"missing: score\.weight"):
+        reward_model(asked("a", "b"), model=str(folder))
+
+
+def test_an_encoder_needs_no_pooler_and_no_head(encoder: str, tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    whole = BertForMaskedLM(BertConfig(**SHAPE))
+    whole.save_pretrained(tmp_path / "encoder")
+    _tokenizer(pairs=True).save_pretrained(tmp_path / "encoder")
+    assert load(str(tmp_path / "encoder"), kind="encoder").limit > 0
 
 
 def test_a_group_is_encoded_together_and_its_references_once(encoder: str) -> None:

@@ -254,15 +254,25 @@ def _check_folder(path: str | Path, place: str, revision: str | None) -> None:
         )
 
 
-def check_weights(loaded: Mapping[str, Any], path: str | Path) -> None:
+def check_weights(
+    loaded: Mapping[str, Any], path: str | Path, *, where: str = "model.path"
+) -> None:
     """Check that no weights are missing: transformers initialises missing ones, other than tied
     ones, at random.
+
+    Args:
+        loaded: what transformers says of the weights.
+        path: of the model.
+        where: the setting that names it.
+
+    Raises:
+        UsageError: weights are missing or unexpected.
     """
     kinds = {"missing": loaded["missing_keys"], "unexpected": loaded["unexpected_keys"]}
     wrong = [f"{kind}: {_listed(names)}" for kind, names in kinds.items() if names]
     if wrong:
         raise UsageError(
-            f"model.path = {str(path)!r}: the weights are not those that config.json describes "
+            f"{where} = {str(path)!r}: the weights are not those that config.json describes "
             f"({'; '.join(wrong)}); copy or download the model again."
         )
 

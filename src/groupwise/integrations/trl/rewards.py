@@ -16,6 +16,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from groupwise.errors import UsageError
 from groupwise.integrations.trl.turns import ToolTurns
+from groupwise.models.loading import check_weights
 from groupwise.rewards import combination
 from groupwise.rewards.scoring.adapters import Place, function_name, place_of
 from groupwise.rewards.scoring.pipeline import Composition, ContractError, RewardComponent
@@ -236,7 +237,11 @@ def functions_of(given: Any, tokenizers: Any) -> list[Callable[..., Any]]:
 def _classifier(model: Any, tokenizer: Any) -> Callable[..., Any]:
     """A sequence classifier with one output as a reward function of its own name."""
     if isinstance(model, str):
-        model = AutoModelForSequenceClassification.from_pretrained(model, num_labels=1)
+        name = model
+        model, loaded = AutoModelForSequenceClassification.from_pretrained(
+            name, num_labels=1, output_loading_info=True
+        )
+        check_weights(loaded, name, where="reward_funcs")
     path = model.config._name_or_path
     tokenizer = tokenizer or AutoTokenizer.from_pretrained(path)
     if tokenizer.pad_token_id is None:

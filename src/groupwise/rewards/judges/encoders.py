@@ -23,6 +23,7 @@ from transformers import (
 )
 
 from groupwise.errors import UsageError, first_line, suggest
+from groupwise.models.loading import check_weights
 
 Kind = Literal["encoder", "classifier", "steps"]
 
@@ -78,7 +79,8 @@ def load(path: str, *, kind: Kind, device: str = "cpu") -> Loaded:
         device: where it runs, such as "cpu" or "cuda".
 
     Raises:
-        UsageError: no such folder, or none that transformers can load.
+        UsageError: no such folder, none that transformers can load, or one without all weights:
+            transformers would initialise the missing ones at random.
     """
     folder = Path(path).expanduser()
     if not (folder / "config.json").is_file():
@@ -90,10 +92,16 @@ def load(path: str, *, kind: Kind, device: str = "cpu") -> Loaded:
     maker = MAKERS[kind]
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        model = maker.from_pretrained(folder, local_files_only=True, use_safetensors=True)
+        model, loaded = maker.from_pretrained(
+            folder, local_files_only=True, use_safetensors=True, output_loading_info=True
+        )
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         reason = first_line(error)
         raise UsageError(f"model = {path!r}: cannot be loaded as {kind} ({reason}).") from error
+    if kind == "encoder":  # hidden states need neither a pooler nor the head of a language model
+        loaded["missing_keys"] = {n for n in loaded["missing_keys"] if "pooler" not in n}
+        loaded["unexpected_keys"] = ()
+    check_weights(loaded, path, where="model")
     return Loaded(
         model=model.eval().to(device), tokenizer=tokenizer, limit=_limit(model, tokenizer)
     )
