@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -205,6 +206,12 @@ def test_a_missing_file_is_missed_by_name(tmp_path: Path) -> None:
         load_prompts(str(tmp_path / "nowhere" / "train.jsonl"))
     with pytest.raises(UsageError, match="'word-problems': no such file; did you mean word_prob"):
         load_prompts("word-problems")
+
+
+def test_a_pipe_is_no_data_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "rows.jsonl")
+    with pytest.raises(UsageError, match="rows.jsonl': must be a regular file or a folder"):
+        load_prompts(str(tmp_path / "rows.jsonl"))
 
 
 def test_the_current_folder_is_called_this_folder(

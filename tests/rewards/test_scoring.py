@@ -146,6 +146,23 @@ def test_leaving_the_process_in_a_reward_is_an_error_of_the_reward() -> None:
             scored(from_functions([reward]), group("a"))
 
 
+@pytest.mark.parametrize("value", [1e300, -1e19, 10**400, math.inf, math.nan])
+def test_a_reward_beyond_the_range_of_statistics_is_an_error_of_the_reward(value: float) -> None:
+    def huge(text: str) -> float:
+        return value if text == "b" else 1.0
+
+    scores = scored(from_functions(huge), group("a", "b"))
+    assert scores.status == ((OK, ERROR),) and scores.errors[0].startswith("huge: ")
+
+
+def test_a_total_beyond_the_range_of_statistics_is_an_error_of_the_reward() -> None:
+    def plain(text: str) -> float:
+        return 1.0 if text == "b" else 0.0
+
+    scores = scored(from_functions(plain, weights=[1e300]), group("a", "b"))
+    assert scores.status == ((OK, ERROR),) and "the total reward is 1e+300" in scores.errors[0]
+
+
 def test_an_optional_part_that_is_none_does_not_apply() -> None:
     parts = [RewardSpec(name="tag_count"), RewardSpec(name="exact_answer", optional=True)]
     scores = scored(build_scorer(parts), group("<think>\n", answer=None))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import pickle
 import shutil
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -230,6 +232,36 @@ def test_a_full_disk_leaves_the_checkpoints_before(
     monkeypatch.setattr(f"groupwise.training.checkpoint.files.{place}", full)
     with pytest.raises(RunError, match=r"No space left on device\); free some space"):
         save(tmp_path, made(2), keep=RetentionPolicy())
+    assert {p.name for p in tmp_path.iterdir()} == {"step-000001"}
+
+
+def test_memory_that_ends_in_a_checkpoint_is_an_error_and_no_abort(tmp_path: Path) -> None:
+    """safetensors aborts the process where it cannot allocate its buffer."""
+    program = f"""
+import pathlib, resource, torch
+from groupwise.training.checkpoint.files import Checkpoint, RetentionPolicy, save
+folder, weights = pathlib.Path({str(tmp_path)!r}), {{"policy": {{"w": torch.zeros(1 << 20)}}}}
+kept = Checkpoint(step=1, weights=weights, state={{}})
+save(folder, kept, keep=RetentionPolicy())
+spare, hog = [bytearray(4096) for _ in range(100)], []
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20), resource.RLIM_INFINITY))
+for size in (1 << 24, 1 << 20, 1 << 16, 1 << 12, 1 << 8):
+    try:
+        while True:
+            hog.append(bytearray(size))
+    except MemoryError:
+        pass
+del spare
+try:
+    save(folder, kept, keep=RetentionPolicy())
+except Exception as error:
+    hog.clear()
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "could not be written (out of memory)" in done.stdout
     assert {p.name for p in tmp_path.iterdir()} == {"step-000001"}
 
 

@@ -39,6 +39,13 @@ def test_a_collapse_is_told_from_rewards_that_judge_nothing() -> None:
     assert "Lower optimizer.learning_rate = 0.5" in guard.reason
 
 
+def test_a_collapse_without_earlier_norms_gives_no_advice_on_the_dtype() -> None:
+    """The guard does not know it, and a run in float32 has no wider one."""
+    guard = DivergenceGuard(settings=GuardsSettings(max_bad_steps=1))
+    guard.judge(BAD)
+    assert "diverged" in guard.reason and "dtype" not in guard.reason
+
+
 def test_a_spike_is_one_against_the_usual_norm() -> None:
     guard = DivergenceGuard(settings=GuardsSettings(spike=5.0, rollbacks=1))
     assert guard.judge({**FINE, "grad_norm": 100.0}) == "fine", "nothing is usual yet"

@@ -52,6 +52,8 @@ def read_rows(
         rows = reader(path) if rows is None else rows
     elif path.is_dir():
         rows = _from_folder(path, split)
+    elif path.exists():
+        raise UsageError(f"data = {source!r}: must be a regular file or a folder.")
     elif _meant_as_file(path, source):
         hint = f"the folder {path.parent} does not exist either."
         if path.parent.is_dir():

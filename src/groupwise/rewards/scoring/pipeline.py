@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from groupwise.rewards.scoring.adapters import Place, RewardFn
     from groupwise.types import Completion, Group
 
+MOST_REWARD = 1e18
+"""Largest absolute reward: its square, which statistics of a group contain, is a float32."""
+
 _PACKAGE = Path(__file__).parents[2]
 _STANDARD = Path(sysconfig.get_path("stdlib"))
 
@@ -175,6 +178,13 @@ def _origin(error: BaseException) -> str:
     return ""
 
 
+def _refused(value: float) -> str:
+    """A value that is no reward, and why."""
+    if math.isfinite(value):
+        return f"{value:g}; rewards must be between -{MOST_REWARD:g} and {MOST_REWARD:g}"
+    return str(value)
+
+
 def check(part: RewardComponent, returned: Any, call: Call, *, first: bool = False) -> CallResult:
     """The values that a part returned, as floats, or what is wrong with them.
 
@@ -198,8 +208,8 @@ def check(part: RewardComponent, returned: Any, call: Call, *, first: bool = Fal
         except (TypeError, ValueError):
             wrong = f"{part.label}: must return a number or None, got {type(item).__name__}"
             return CallResult(failure=("error", wrong))
-        if value is not None and not math.isfinite(value):
-            return CallResult(failure=("error", f"{part.label}: returned {value}"))
+        if value is not None and not abs(value) <= MOST_REWARD:
+            return CallResult(failure=("error", f"{part.label}: returned {_refused(value)}"))
         checked.append(value)
     if not part.whole_group and checked[0] is None and not any(failures):
         return unjudged(part, call, first=first)
@@ -281,7 +291,10 @@ def judge_group(
         labels=[part.label for part in composition.parts],
     )
     for i, value in zip(valid, combined, strict=True):
-        total[i] = value
+        if abs(value) <= MOST_REWARD:
+            total[i] = value
+        else:
+            failures[i] = ("error", f"the total reward is {_refused(value)}")
     return GroupScore(
         total=total,
         correct=[_number(c) if failures[i] is None else math.nan for i, c in enumerate(correct)],

@@ -28,6 +28,9 @@ from groupwise.errors import RunError, first_line
 FORMAT = 3
 MANIFEST, WEIGHTS, STATE = "manifest.json", "weights.safetensors", "state.pt"
 
+WRITER_BYTES = 16 << 20
+"""More than safetensors takes to write a file."""
+
 State = dict[str, Any]
 
 
@@ -146,20 +149,20 @@ def save(
         for path in logs:
             if path.exists():
                 _flush(path)
+        _check_memory()
         _write(draft, checkpoint)
         if final.exists():
             final.rename(old)
         draft.rename(final)
         _flush(folder)
         shutil.rmtree(old, ignore_errors=True)
-    except (OSError, RuntimeError, SafetensorError) as error:
+    except (OSError, RuntimeError, MemoryError, SafetensorError) as error:
         shutil.rmtree(draft, ignore_errors=True)
         earlier = [step for step in steps(folder) if step != checkpoint.step]
         last = f"Checkpoint {earlier[-1]} is intact" if earlier else "No other one exists"
         raise RunError(
             f"checkpoint at step {checkpoint.step}: {folder} could not be written "
-            f"({getattr(error, 'strerror', None) or first_line(error)}); free some space or "
-            f"choose another output. {last}."
+            f"({_reason(error)}); free some space or choose another output. {last}."
         ) from error
     prune(folder, keep=keep, step=checkpoint.step)
     return final
@@ -312,6 +315,7 @@ def replace_folder(final: Path, write: Callable[[str], None]) -> None:
     try:
         recover_folder(final)
         draft.mkdir(parents=True)
+        _check_memory()
         write(str(draft))
         for path in (*draft.iterdir(), draft):
             _flush(path)
@@ -320,12 +324,11 @@ def replace_folder(final: Path, write: Callable[[str], None]) -> None:
         draft.rename(final)
         _flush(final.parent)
         shutil.rmtree(old, ignore_errors=True)
-    except (OSError, RuntimeError, SafetensorError) as error:
+    except (OSError, RuntimeError, MemoryError, SafetensorError) as error:
         shutil.rmtree(draft, ignore_errors=True)
         raise RunError(
-            f"{final}: could not be written "
-            f"({getattr(error, 'strerror', None) or first_line(error)}); free some space and "
-            "continue with --resume."
+            f"{final}: could not be written ({_reason(error)}); free some space and continue with "
+            "--resume."
         ) from error
 
 
@@ -342,6 +345,23 @@ def recover_folder(final: Path) -> None:
 def _beside(final: Path) -> tuple[Path, Path]:
     """The draft of a folder, and where the old one is kept until the draft has replaced it."""
     return final.with_name(f".{final.name}.new"), final.with_name(f".{final.name}.old")
+
+
+def _check_memory() -> None:
+    """Check that there is memory for the buffers of safetensors, which aborts the process where
+    there is none.
+
+    Raises:
+        MemoryError: there is none.
+    """
+    bytearray(WRITER_BYTES)
+
+
+def _reason(error: Exception) -> str:
+    """Why something could not be written."""
+    if isinstance(error, MemoryError):
+        return "out of memory"
+    return getattr(error, "strerror", None) or first_line(error)
 
 
 def _write(draft: Path, checkpoint: Checkpoint) -> None:

@@ -155,7 +155,8 @@ ALERT_RULES: tuple[AlertRule, ...] = (
             "the sampler has stale weights",
             "temperature or truncation is applied on one side only",
         ),
-        attempt="model.dtype = 'float32', or algorithm.correction.name = 'tis'",
+        attempt="model.dtype = 'float32' if the model has 16 bits, or algorithm.correction.name = "
+        "'tis'",
         at_once=True,
     ),
     AlertRule(

@@ -93,7 +93,7 @@ class DivergenceGuard:
     def _advice(self) -> str:
         """What the gradient norms before the collapse suggest."""
         if len(self._norms) < 2:
-            return "; model.dtype = 'float32' has more range for large values"
+            return ""
         return (
             f"; the norms of the last gradients were {min(self._norms):.3g} to "
             f"{max(self._norms):.3g} (optimizer.max_grad_norm limits them)"
