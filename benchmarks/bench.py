@@ -56,6 +56,7 @@ PARTS = (
     Part("update", "update", "--repeats 3"),
     Part("tools", "tools", "--threads 1"),
     Part("critic-step", "critic_step", "--threads 1 --repeats 20"),
+    Part("cluster", "cluster", ""),
     Part("step-busy", "step", "--cases embedded --busy 2 --repeats 3"),
     Part("preferences", "preferences", "--repeats 3"),
     Part("step-medium", "step", "--cases medium-fp32,medium-recommended --repeats 2"),

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import cluster
 import critic_step
 import kernels
 import memory
@@ -34,6 +35,7 @@ TITLES = {
     "preferences": "Preferences and reward models, against TRL",
     "critic_step": "The cost of a critic",
     "tools": "Tools inside rollouts, against requests that continue",
+    "cluster": "Several processes, against one",
 }
 COLUMNS = {
     "step": step.COLUMNS,
@@ -45,11 +47,13 @@ COLUMNS = {
     "preferences": preferences.COLUMNS,
     "critic_step": critic_step.COLUMNS,
     "tools": tools.COLUMNS,
+    "cluster": cluster.COLUMNS,
 }
 ABOUT = {"step": step.__doc__, "rollouts": rollouts.__doc__, "update": update.__doc__,
          "kernels": kernels.__doc__, "scaling": scaling.__doc__,
          "memory": memory.__doc__, "preferences": preferences.__doc__,
-         "critic_step": critic_step.__doc__, "tools": tools.__doc__}  # fmt: skip
+         "critic_step": critic_step.__doc__, "tools": tools.__doc__,
+         "cluster": cluster.__doc__}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +71,10 @@ class Target:
         return figure >= self.value if self.at_least else figure <= self.value
 
 
-AGAINST = {"step": "TRL", "preferences": "TRL", "critic_step": "no critic", "tools": "see below"}
+AGAINST = {
+    "step": "TRL", "preferences": "TRL", "critic_step": "no critic", "tools": "see below",
+    "cluster": "one process",
+}  # fmt: skip
 HALF_MB = {"fp32": 9500.0, "recommended": 9500.0, "lora": 3000.0}
 """Memory of half a billion parameters, by case."""
 
@@ -115,6 +122,7 @@ def _targets() -> list[Target]:
         most("update", "decode-fp32", "over_bound", 1.35),
         most("update", "decode-bf16", "over_bound", 1.8),
         most("update", "vocab-152k", "logits_peak_mb", 300.0),
+        most("cluster", "demo", "ratio", 1.10),
     ]
 
 

@@ -17,6 +17,7 @@ import pytest
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 NAMES = (
     "bench",
+    "cluster",
     "compare_commits",
     "harness",
     "kernels",
