@@ -119,7 +119,7 @@ KILLS = int(os.environ.get("GROUPWISE_TEST_KILLS", "1"))
 KILLS_PER_RUN = 4
 PAUSE_S = 2.0
 """Longest time between a recovery and the next kill."""
-MODELS = ("ray::Replica", "ray::LearnerRank", "scoring.worker")
+MODELS = ("ray::Replica", "ray::LearnerRank", "ray::ScorerProcess", "scoring.worker")
 """Processes that may not outlive a run; Ray's own daemons may."""
 
 
@@ -139,7 +139,8 @@ def victims(run: int, kind: str) -> list[psutil.Process]:
 
 def kills_of(folder: Path, kind: str, chance: random.Random, *, at_most: int) -> list[float]:
     """Kill processes of a run until it ends; seconds from each kill to the next finished step."""
-    given = run_settings(folder, *LONG, "cluster.restarts=10")
+    scorers = f"cluster.scorers={int('Scorer' in kind)}"
+    given = run_settings(folder, *LONG, "cluster.restarts=10", scorers)
     recovered: list[float] = []
     log, every = folder.with_suffix(".err"), set[psutil.Process]()
 
@@ -173,7 +174,7 @@ def kills_of(folder: Path, kind: str, chance: random.Random, *, at_most: int) ->
 @pytest.mark.verify
 @pytest.mark.cluster
 @pytest.mark.timeout(7200)
-@pytest.mark.parametrize("kind", ["ray::Replica", "ray::LearnerRank", "scoring.worker", "driver"])
+@pytest.mark.parametrize("kind", [*MODELS, "driver"])
 def test_weights_after_kills_at_random_moments(
     undisturbed: Path, tmp_path: Path, kind: str
 ) -> None:

@@ -85,6 +85,16 @@ def test_a_manifest_has_a_pod_for_every_rank_and_replica() -> None:
     assert "cluster.address=auto" in entry
 
 
+def test_scorers_have_room_too() -> None:
+    given = ("cluster.scorers=4", "cluster.scorer_cpus=3", "cluster.scorer_gpus=0.5")
+    launch = launch_of("word-problems-ray", *given, "output=/runs/a")
+    assert "#SBATCH --cpus-per-task=16\n" in slurm(launch)  # 1 rank, 2 replicas, 4 · 3, the driver
+    assert "#SBATCH --gpus-per-node=2\n" in slurm(launch)
+    job = yaml.safe_load(kuberay(launch, image="mine:1", claim="disk"))
+    *_, scorers = job["spec"]["rayClusterSpec"]["workerGroupSpecs"]
+    assert (scorers["groupName"], scorers["replicas"]) == ("scorers", 4)
+
+
 def test_what_a_manifest_cannot_start_is_refused() -> None:
     with pytest.raises(UsageError, match="a RayJob needs this section"):
         kuberay(launch_of("word-problems", "output=/runs/a"), image="a", claim="b")

@@ -305,7 +305,7 @@ def test_when_no_worker_can_be_started_any_more_nothing_is_lost(
     whole.close()
     run = prepared(tmp_path / "run", *more, functions=[letters])
     run.trainer.advance()
-    started = run.scorer._shared.server.process  # type: ignore[attr-defined]
+    started = run.scorer._workers[None].server.process  # type: ignore[attr-defined]
     fork_server = psutil.Process(started.pid)
     gone = [fork_server, *fork_server.children(recursive=True)]
     fork_server.kill()

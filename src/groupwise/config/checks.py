@@ -96,7 +96,7 @@ def check_pool(config: Config) -> None:
     names = [part.name for part in config.rewards]
     own = any(name in REWARDS and place_of(REWARDS.get(name)) == "own_worker" for name in names)
     limits = ("memory_mb",) if own else ("timeout_s", "memory_mb")
-    for name in () if pool.workers else limits:
+    for name in () if pool.workers or judges_on_cluster(config) else limits:
         if getattr(pool, name) != type(pool).model_fields[name].default:
             raise UsageError(
                 f"reward_pool.{name} = {getattr(pool, name)!r}: needs worker processes, because "
@@ -104,6 +104,11 @@ def check_pool(config: Config) -> None:
                 "= 1 or "
                 "more."
             )
+
+
+def judges_on_cluster(config: Config) -> bool:
+    """Whether processes of a cluster judge, instead of the driver."""
+    return config.cluster is not None and config.cluster.scorers > 0
 
 
 def check_ahead(config: Config, algorithm: BoundAlgorithm) -> None:

@@ -28,6 +28,7 @@ from groupwise.models.seeds import own_random_numbers
 from groupwise.prompts.templates import fix_variables
 from groupwise.registry import FunctionSpec
 from groupwise.rewards import REWARDS, Scorer, build_scorer, from_functions
+from groupwise.rewards.scoring.pool import Start
 from groupwise.rollouts import make_engine
 from groupwise.rollouts.tools import ToolEngine
 from groupwise.settings import EnvironmentSettings, OptimizerSettings, SecondLearnerSettings
@@ -40,11 +41,16 @@ MadeLearner = TypeVar("MadeLearner", bound=TorchLearner)
 
 @dataclass(frozen=True, kw_only=True)
 class Connected:
-    """The policy with its engine and its learner."""
+    """The policy with its engine and its learner.
+
+    Attributes:
+        start_workers: starts the workers of rewards; None for those of this machine.
+    """
 
     policy: Policy
     engine: Engine
     learner: Learner
+    start_workers: Start | None = None
 
 
 def second_model(config: Config, policy: Policy, section: SecondLearner) -> Policy:
@@ -250,18 +256,24 @@ def reference_kind(config: Config, algorithm: BoundAlgorithm, model: Any) -> Any
 Reward = str | Callable[..., Any]
 
 
-def make_scorer(config: Config, functions: Sequence[Reward] = ()) -> Scorer:
+def make_scorer(
+    config: Config, functions: Sequence[Reward] = (), connected: Connected | None = None
+) -> Scorer:
     """The scorer of a configuration, or of given functions.
+
+    Args:
+        connected: whose `start_workers` starts the workers.
 
     Raises:
         UsageError: there is no reward.
     """
-    pool = config.reward_pool
+    pool, start = config.reward_pool, None if connected is None else connected.start_workers
     limits: dict[str, Any] = {
-        "workers": pool.workers,
+        "workers": pool.workers if start is None else max(1, pool.workers),
         "timeout_s": pool.timeout_s,
         "memory_mb": pool.memory_mb,
         "max_tokens": config.sampling.max_tokens,
+        "start": start,
     }
     if functions:
         return from_functions(list(functions), **limits)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,10 @@ from groupwise.distributed.connection import LIFE, Cluster
 from groupwise.distributed.lost import RankLost
 from groupwise.distributed.objectives import named
 from groupwise.distributed.replicas import ClusterEngine, Stored
+from groupwise.distributed.scorers import ScorerProcesses
 from groupwise.errors import RunError, UsageError, first_line
 from groupwise.models import Policy
+from groupwise.rewards.scoring.pool import Setups
 from groupwise.types import Batch, Objective, Update, WeightsRef
 
 LOOK_S = 2.0
@@ -51,7 +54,15 @@ def connect_cluster(config: Config, algorithm: BoundAlgorithm, *, policy: Policy
         cluster.close()
         raise
     policy.model.to("meta")
-    return Connected(policy=policy, engine=engine, learner=learner)
+    start = partial(cluster_workers, cluster) if cluster.settings.scorers else None
+    return Connected(policy=policy, engine=engine, learner=learner, start_workers=start)
+
+
+def cluster_workers(
+    cluster: Cluster, setups: Setups, count: int
+) -> dict[int | None, ScorerProcesses]:
+    """The workers of a run's rewards: each scorer process has all kinds of them."""
+    return dict.fromkeys(setups, ScorerProcesses(cluster, setups, count)) if setups else {}
 
 
 class ClusterLearner:
@@ -108,14 +119,16 @@ class ClusterLearner:
         if self.broken:
             raise RunError(self.broken)
         ray, waiting, asked = self.cluster.ray, dict(enumerate(calls)), {}
+        found: Any = None
         try:
             while waiting:
                 done, _ = ray.wait(list(waiting.values()), num_returns=1, timeout=LOOK_S)
                 for rank in [rank for rank, call in waiting.items() if call in done]:
-                    self.cluster.get(waiting.pop(rank))
+                    result = self.cluster.get(waiting.pop(rank))
+                    found = result if rank == 0 else found
                 if not done:
                     self._check_alive({rank: self.ranks[rank] for rank in waiting}, asked)
-            return self.cluster.get(calls[0])
+            return found
         except BaseException as error:
             # A rank whose peer has died may say so before Ray does.
             lost = error.ranks if isinstance(error, _Silent) else self._silent_now()

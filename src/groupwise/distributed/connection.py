@@ -65,7 +65,7 @@ class Cluster:
             ray.shutdown()
             raise UsageError(
                 f"[cluster]: the cluster has too little ({'; '.join(lacking)}); lower "
-                "cluster.ranks or cluster.replicas, or add nodes."
+                "cluster.ranks, cluster.replicas or cluster.scorers, or add nodes."
             )
         self.bundles = self._reserved()
 
@@ -74,7 +74,8 @@ class Cluster:
         of = self.settings
         rank = {"CPU": of.rank_cpus, "GPU": of.rank_gpus}
         replica = {"CPU": of.replica_cpus, "GPU": of.replica_gpus}
-        every = [rank] * of.ranks + [replica] * of.replicas
+        scorer = {"CPU": of.scorer_cpus, "GPU": of.scorer_gpus}
+        every = [rank] * of.ranks + [replica] * of.replicas + [scorer] * of.scorers
         return [{name: amount for name, amount in each.items() if amount} for each in every]
 
     def _needs(self) -> dict[str, float]:

@@ -125,7 +125,7 @@ def slurm(launch: Launch) -> str:
 def kuberay(launch: Launch, *, image: str, claim: str) -> str:
     """A RayJob for the KubeRay operator.
 
-    The driver runs on the head, which takes no other process; every rank and every replica has a
+    The driver runs on the head, which takes no other process; every rank, replica and scorer has a
     pod of its own.
 
     Args:
@@ -184,6 +184,11 @@ def kuberay(launch: Launch, *, image: str, claim: str) -> str:
                 "workerGroupSpecs": [
                     workers("ranks", of.ranks, of.rank_cpus, of.rank_gpus),
                     workers("replicas", of.replicas, of.replica_cpus, of.replica_gpus),
+                    *(
+                        [workers("scorers", of.scorers, of.scorer_cpus, of.scorer_gpus)]
+                        if of.scorers
+                        else []
+                    ),
                 ],
             },
         },
@@ -192,8 +197,9 @@ def kuberay(launch: Launch, *, image: str, claim: str) -> str:
 
 
 def _totals(config: Config) -> tuple[int, int]:
-    """CPUs and GPUs of all ranks and replicas."""
+    """CPUs and GPUs of all ranks, replicas and scorers."""
     of = config.cluster
     assert of is not None
-    gpus = of.ranks * of.rank_gpus + of.replicas * of.replica_gpus
-    return of.ranks * of.rank_cpus + of.replicas * of.replica_cpus, int(-(-gpus // 1))
+    cpus = of.ranks * of.rank_cpus + of.replicas * of.replica_cpus + of.scorers * of.scorer_cpus
+    gpus = of.ranks * of.rank_gpus + of.replicas * of.replica_gpus + of.scorers * of.scorer_gpus
+    return cpus, int(-(-gpus // 1))

@@ -23,7 +23,7 @@ QUESTIONS = 5
 
 
 class Probe:
-    """Takes the place of a rank or a replica, to test its process.
+    """Takes the place of a rank, a replica or a scorer, to test its process.
 
     Args:
         settings: the configuration as JSON.
@@ -82,15 +82,15 @@ def probe(config: Config) -> Findings:
     cluster = Cluster(config)
     try:
         of, ray = cluster.settings, cluster.ray
-        names = [f"rank {i}" for i in range(of.ranks)]
-        names += [f"replica {i}" for i in range(of.replicas)]
+        kinds = {
+            "rank": (of.ranks, of.rank_cpus, of.rank_gpus),
+            "replica": (of.replicas, of.replica_cpus, of.replica_gpus),
+            "scorer": (of.scorers, of.scorer_cpus, of.scorer_gpus),
+        }
         actors = {
-            name: cluster.actor(
-                Probe,
-                cpus=of.rank_cpus if name.startswith("rank") else of.replica_cpus,
-                gpus=of.rank_gpus if name.startswith("rank") else of.replica_gpus,
-            )
-            for name in names
+            f"{kind} {i}": cluster.actor(Probe, cpus=cpus, gpus=gpus)
+            for kind, (count, cpus, gpus) in kinds.items()
+            for i in range(count)
         }
         cluster.compare(actors)
         folder = Path(config.output).resolve()
@@ -100,7 +100,7 @@ def probe(config: Config) -> Findings:
         sent = ray.put(torch.ones(SENT))
         return Findings(
             nodes=tuple(node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]),
-            blind=tuple(name for name in names if not seen[name]),
+            blind=tuple(name for name in actors if not seen[name]),
             offsets={name: _offset(cluster, actor) for name, actor in actors.items()},
             bandwidths={name: _bandwidth(cluster, actor, sent) for name, actor in actors.items()},
         )

@@ -25,7 +25,8 @@ class DistributedSettings(Section):
 
 
 class ClusterSettings(Section):
-    """A run on a Ray cluster (extra `ray`): ranks that learn and replicas that sample."""
+    """A run on a Ray cluster (extra `ray`): ranks that learn, replicas that sample, scorers that
+    judge."""
 
     address: Name | None = None
     """Address of a Ray cluster, such as "10.0.0.1:6379" or "auto"; None starts one on this
@@ -42,5 +43,12 @@ class ClusterSettings(Section):
     """CPUs of each replica."""
     replica_gpus: Annotated[float, Field(ge=0, le=8)] = 0.0
     """GPUs of each replica."""
+    scorers: Whole = 0
+    """Number of processes that judge completions, each with `reward_pool.workers` workers, at least
+    one; with 0, the driver judges."""
+    scorer_cpus: Count = 1
+    """CPUs of each scorer."""
+    scorer_gpus: Annotated[float, Field(ge=0, le=8)] = 0.0
+    """GPUs of each scorer, for rewards that load a model."""
     restarts: Whole = 3
     """How many times the run continues from its checkpoint after losing a rank."""

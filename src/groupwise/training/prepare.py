@@ -14,7 +14,7 @@ import torch
 
 from groupwise.algorithms import BoundAlgorithm, bind
 from groupwise.config import Config
-from groupwise.config.checks import check_support, value_loss
+from groupwise.config.checks import check_support, judges_on_cluster, value_loss
 from groupwise.config.connect import (
     Connected,
     Reward,
@@ -154,7 +154,8 @@ def prepare(
     """
     with ExitStack() as undo:
         select(config.model.kernels)  # before a warm-up, which trains
-        scorer = undo.enter_context(scorer or make_scorer(config, functions))
+        if scorer is not None or not judges_on_cluster(config):
+            scorer = undo.enter_context(scorer or make_scorer(config, functions))
         undo.enter_context(closing(RunLock(config.output)))
         found = ResumePoint()
         if resume:
@@ -164,12 +165,10 @@ def prepare(
         second = _second(config, algorithm, policy, found)
         connected = connector(config, algorithm, policy=policy)
         undo.callback(connected.engine.close)
+        if scorer is None:
+            scorer = undo.enter_context(make_scorer(config, functions, connected))
         train_on, splits = _rendered(config, policy, prompts, eval_prompts, scorer, progress.log)
-        run_log = RunLog(
-            config.output,
-            settings=plain_settings(config) | described(config),
-            resume_at=found.step if resume else None,
-        )
+        run_log = _run_log(config, resume_at=found.step if resume else None)
         watchdog = undo.enter_context(closing(make_watchdog(config, run_log, progress=progress)))
         monitor = _monitor(config, run_log, progress=progress, name=name)
         undo.callback(monitor.close)
@@ -196,6 +195,12 @@ def prepare(
             opened=undo.pop_all(),
         )
         return prepared
+
+
+def _run_log(config: Config, *, resume_at: int | None) -> RunLog:
+    """The log of a run, with its settings."""
+    settings = plain_settings(config) | described(config)
+    return RunLog(config.output, settings=settings, resume_at=resume_at)
 
 
 def _trainer(

@@ -8,6 +8,8 @@ import socket
 import struct
 import subprocess
 import sys
+from collections.abc import Mapping
+from typing import Any
 
 from groupwise.errors import RewardError, UsageError
 from groupwise.rewards.scoring.adapters import Place, inner
@@ -19,38 +21,17 @@ _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEX
 
 
 class ForkServer:
-    """The process that forks workers, seen from the trainer. If it dies, the next worker is forked
-    by a new one.
+    """The process that forks workers, seen from the one that asks them. If it dies, the next worker
+    is forked by a new one.
 
     Args:
-        composition: the reward.
-        place: of the parts that its workers run.
-        stage: only the parts of this stage; None for those of all stages.
-        memory_mb: address space that a worker may use beyond what it needs to start.
+        setup: what its workers run, made by `worker_setup`.
         threads: of numerical libraries in a worker.
     """
 
-    def __init__(
-        self,
-        composition: Composition,
-        *,
-        place: Place = "anywhere",
-        stage: int | None = None,
-        memory_mb: int | None = None,
-        threads: int = 1,
-    ) -> None:
-        stages = picklable(composition, place=place, stage=stage)
+    def __init__(self, setup: Mapping[str, Any], *, threads: int = 1) -> None:
         self._threads = threads
-        self._setup = pickle.dumps(
-            {
-                "path": sys.path,
-                "stages": stages,
-                "modules": _modules(composition, place=place, stage=stage),
-                "memory": memory_mb,
-                "first": composition.combination.stops_at_first,
-                "prepare": stage,
-            }
-        )
+        self._setup = pickle.dumps({"path": sys.path, **setup})
         self._start()
 
     def _start(self) -> None:
@@ -156,6 +137,33 @@ def _modules(composition: Composition, *, place: Place, stage: int | None) -> li
     parts = _parts(composition, place=place, stage=stage)
     asked = [name for part in parts for name in getattr(inner(part.reward), "imports", ())]
     return [*(["groupwise.types"] if any("group" in p.reward.names for p in parts) else []), *asked]
+
+
+def worker_setup(
+    composition: Composition,
+    *,
+    place: Place = "anywhere",
+    stage: int | None = None,
+    memory_mb: int | None = None,
+) -> dict[str, Any]:
+    """What some workers run, in a form that can be sent to another process.
+
+    Args:
+        composition: the reward.
+        place: of the parts that they run.
+        stage: only the parts of this stage; None for those of all stages.
+        memory_mb: address space that a worker may use beyond what it needs to start.
+
+    Raises:
+        UsageError: a function that another process cannot import.
+    """
+    return {
+        "stages": picklable(composition, place=place, stage=stage),
+        "modules": _modules(composition, place=place, stage=stage),
+        "memory": memory_mb,
+        "first": composition.combination.stops_at_first,
+        "prepare": stage,
+    }
 
 
 def picklable(

@@ -16,16 +16,16 @@ import pickle
 import signal
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import psutil
 import torch
 
 from groupwise.errors import RewardError, UsageError
 from groupwise.rewards.base import GroupScore
-from groupwise.rewards.scoring.fork_server import ForkServer
+from groupwise.rewards.scoring.fork_server import ForkServer, worker_setup
 from groupwise.rewards.scoring.pipeline import (
     Call,
     CallResult,
@@ -92,30 +92,33 @@ class Workers:
         for _ in range(count):
             self._idle.put_nowait(None)
 
-    async def ask(
-        self, parts: tuple[RewardComponent, ...], call: Call, *, timeout_s: float
-    ) -> CallResult:
-        """The result of a call by the next worker that is free. If the worker dies, another one is
-        asked, up to `ATTEMPTS` in all."""
+    async def ask(self, names: str, calls: Sequence[Call], *, timeout_s: float) -> list[CallResult]:
+        """The results of calls, each by the next worker that is free. If a worker dies, another one
+        is asked, up to `ATTEMPTS` in all.
+
+        Args:
+            names: of the parts, for messages.
+            timeout_s: limit for each call.
+        """
+        return list(await asyncio.gather(*(self._answer(names, call, timeout_s) for call in calls)))
+
+    async def _answer(self, names: str, call: Call, timeout_s: float) -> CallResult:
         for left in reversed(range(ATTEMPTS)):
             try:
-                return await self._ask_next(parts, call, timeout_s)
+                return await self._ask_next(names, call, timeout_s)
             except _WorkerDied as died:
                 if left:
                     continue
                 if died.preparing:
                     raise
-                names = ", ".join(part.label for part in parts)
                 return CallResult(failure=("error", f"{names}: {died}, {ATTEMPTS} times"))
         raise AssertionError("unreachable")
 
-    async def _ask_next(
-        self, parts: tuple[RewardComponent, ...], call: Call, timeout_s: float
-    ) -> CallResult:
+    async def _ask_next(self, names: str, call: Call, timeout_s: float) -> CallResult:
         worker = await self._idle.get()
         try:
             worker = worker or await self._hire()
-            result, healthy = await self._ask(worker, parts, call, timeout_s)
+            result, healthy = await self._ask(worker, names, call, timeout_s)
         except BaseException:
             self._idle.put_nowait(self._discard(worker))
             raise
@@ -139,6 +142,10 @@ class Workers:
         """End the workers that are free."""
         while not self._idle.empty():
             self._discard(self._idle.get_nowait())
+
+    def close(self) -> None:
+        """End the process that forks them."""
+        self.server.close()
 
     async def _hire(self) -> _Worker:
         process, connection = self.server.fork()
@@ -195,7 +202,7 @@ class Workers:
     async def _ask(
         self,
         worker: _Worker,
-        parts: tuple[RewardComponent, ...],
+        names: str,
         call: Call,
         timeout_s: float,
     ) -> tuple[CallResult, bool]:
@@ -207,7 +214,7 @@ class Workers:
                 await worker.writer.drain()
                 reply = await _received(worker)
         except TimeoutError:
-            return late(parts, timeout_s), False
+            return late(names, timeout_s), False
         except (asyncio.IncompleteReadError, ConnectionError, OSError):
             raise _WorkerDied(f"the worker process died ({self._ended(worker)})") from None
         failure, *failures = (self._named(each) for each in (reply[2], *reply[3]))
@@ -248,10 +255,33 @@ async def _received(worker: _Worker) -> list[Any]:
     return json.loads(await worker.reader.readexactly(size))
 
 
-def late(parts: Sequence[RewardComponent], timeout_s: float) -> CallResult:
+def late(names: str, timeout_s: float) -> CallResult:
     """The result of a call that took too long."""
-    names = ", ".join(part.label for part in parts)
     return CallResult(failure=("timeout", f"{names}: no verdict within {timeout_s:g} s"))
+
+
+class AnyWorkers(Protocol):
+    """What a scorer asks of its workers, wherever they are; `Workers` says what it means."""
+
+    @property
+    def signs(self) -> int: ...
+
+    async def ask(
+        self, names: str, calls: Sequence[Call], *, timeout_s: float
+    ) -> list[CallResult]: ...
+
+    async def prepare(self) -> None: ...
+
+    def end(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+Setups = Mapping[int | None, Mapping[str, Any]]
+"""What workers run (`worker_setup`): by stage for rewards with a worker of their own, None for the
+others."""
+Start = Callable[[Setups, int], Mapping[int | None, AnyWorkers]]
+"""Starts workers for each of the setups, so many for None."""
 
 
 class PoolScorer:
@@ -267,6 +297,7 @@ class PoolScorer:
         timeout_s: wall-clock limit for judging one completion, or one group by a group reward.
         memory_mb: address space a worker may use beyond what it needs to start; None for no limit.
         pending: groups that may wait before `submit` blocks.
+        start: starts the workers; on this machine by default.
 
     Raises:
         UsageError: a reward that cannot be sent to a process.
@@ -281,6 +312,7 @@ class PoolScorer:
         timeout_s: float = 10.0,
         memory_mb: int | None = 1024,
         pending: int = 256,
+        start: Start | None = None,
     ) -> None:
         if workers < 0 or timeout_s <= 0:
             raise UsageError(
@@ -292,15 +324,8 @@ class PoolScorer:
         self._slots = threading.BoundedSemaphore(pending)
         self._closed = False
         self._judged = False
-        self._shared: Workers | None = None
-        if workers and any(part.place == "anywhere" for part in composition.parts):
-            server = ForkServer(composition, memory_mb=memory_mb)
-            self._shared = Workers(server, count=workers, memory_mb=memory_mb)
-        self._own = {
-            stage: _own_worker(composition, stage)
-            for stage, parts in enumerate(composition.stages)
-            if parts[0].place == "own_worker"
-        }
+        setups = _setups(composition, memory_mb=memory_mb, shared=workers > 0)
+        self._workers = (start or local_workers)(setups, workers)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="rewards", daemon=True)
         self._thread.start()
@@ -333,7 +358,7 @@ class PoolScorer:
     @property
     def signs(self) -> int:
         """Signs of progress of workers that get ready, so far."""
-        return sum(workers.signs for workers in self._every())
+        return sum(workers.signs for workers in self._workers.values())
 
     def close(self) -> None:
         """End workers and threads; groups that were not gathered are dropped."""
@@ -344,8 +369,8 @@ class PoolScorer:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout=30)
         self._loop.close()
-        for workers in self._every():
-            workers.server.close()
+        for workers in self._workers.values():
+            workers.close()
         self._in_process.shutdown(wait=False, cancel_futures=True)
         self._threads.shutdown(wait=False, cancel_futures=True)
 
@@ -355,20 +380,18 @@ class PoolScorer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _every(self) -> list[Workers]:
-        return [*self._own.values(), *([self._shared] if self._shared else [])]
-
     # -- on the event loop ----------------------------------------------------------------------
 
     async def _prepare(self) -> None:
-        await asyncio.gather(*(workers.prepare() for workers in self._own.values()))
+        own = [workers for stage, workers in self._workers.items() if stage is not None]
+        await asyncio.gather(*(workers.prepare() for workers in own))
 
     async def _shut(self) -> None:
         tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for workers in self._every():
+        for workers in self._workers.values():
             workers.end()
 
     async def _judge(self, group: Group) -> GroupScore:
@@ -376,31 +399,63 @@ class PoolScorer:
         try:
             parts, calls = next(steps)
             while True:
-                results = await asyncio.gather(*(self._call(parts, call) for call in calls))
+                results = await self._results(parts, calls)
                 parts, calls = steps.send(results)
         except StopIteration as end:
             return end.value
 
+    async def _results(
+        self, parts: tuple[RewardComponent, ...], calls: list[Call]
+    ) -> list[CallResult]:
+        workers = self._workers.get(calls[0].stage, self._workers.get(None))
+        if workers is not None and parts[0].place in ("anywhere", "own_worker"):
+            names = ", ".join(part.label for part in parts)
+            return await workers.ask(names, calls, timeout_s=self._timeout)
+        return list(await asyncio.gather(*(self._call(parts, call) for call in calls)))
+
     async def _call(self, parts: tuple[RewardComponent, ...], call: Call) -> CallResult:
+        """The result of a call in this process."""
         first = self.composition.combination.stops_at_first
         if parts[0].place == "async":
             try:
                 async with asyncio.timeout(self._timeout):
                     return await run_async(parts[0], call, first=first)
             except TimeoutError:
-                return late(parts, self._timeout)
-        workers = self._own.get(call.stage, self._shared)
-        waits = parts[0].place == "in_thread"
-        if waits or parts[0].place == "in_process" or workers is None:
-            work = lambda: run(parts, call, first=first)  # noqa: E731
-            executor = self._threads if waits else self._in_process
-            return await self._loop.run_in_executor(executor, work)
-        return await workers.ask(parts, call, timeout_s=self._timeout)
+                return late(parts[0].label, self._timeout)
+        work = lambda: run(parts, call, first=first)  # noqa: E731
+        executor = self._threads if parts[0].place == "in_thread" else self._in_process
+        return await self._loop.run_in_executor(executor, work)
 
 
-def _own_worker(composition: Composition, stage: int) -> Workers:
-    """The worker of a stage whose reward holds a model."""
-    server = ForkServer(
-        composition, place="own_worker", stage=stage, threads=torch.get_num_threads()
-    )
-    return Workers(server, count=1, memory_mb=None, prepares=True)
+def _setups(composition: Composition, *, memory_mb: int | None, shared: bool) -> Setups:
+    """What worker processes run, for `Start`.
+
+    Args:
+        shared: whether parts without a worker of their own run in workers.
+    """
+    setups: dict[int | None, dict[str, Any]] = {
+        stage: worker_setup(composition, place="own_worker", stage=stage)
+        for stage, parts in enumerate(composition.stages)
+        if parts[0].place == "own_worker"
+    }
+    if shared and any(part.place == "anywhere" for part in composition.parts):
+        setups[None] = worker_setup(composition, memory_mb=memory_mb)
+    return setups
+
+
+def local_workers(setups: Setups, count: int) -> dict[int | None, Workers]:
+    """Workers on this machine.
+
+    Args:
+        setups: by stage, of workers for its reward alone; None for those of all other stages.
+        count: of the latter.
+    """
+    return {
+        stage: Workers(
+            ForkServer(setup, threads=1 if stage is None else torch.get_num_threads()),
+            count=count if stage is None else 1,
+            memory_mb=setup["memory"],
+            prepares=stage is not None,
+        )
+        for stage, setup in setups.items()
+    }

@@ -33,6 +33,8 @@ from groupwise.types import Group, Scores, Status
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
+    from groupwise.rewards.scoring.pool import Start
+
 Ticket = concurrent.futures.Future[GroupScore]
 """A group being scored; handed to `gather` of the scorer that gave it."""
 
@@ -248,6 +250,7 @@ def build_scorer(
     timeout_s: float = 10.0,
     memory_mb: int | None = 1024,
     max_tokens: int | None = None,
+    start: Start | None = None,
 ) -> Scorer:
     """The scorer of a recipe.
 
@@ -260,6 +263,7 @@ def build_scorer(
         timeout_s: wall-clock limit for judging one completion.
         memory_mb: memory a worker may use on top of what it starts with.
         max_tokens: the budget of the sampler, for length rewards.
+        start: starts the workers; on this machine by default.
 
     Raises:
         UsageError: unknown rewards or settings, or correctness asked for before it is known.
@@ -290,6 +294,7 @@ def build_scorer(
         timeout_s=timeout_s,
         memory_mb=memory_mb,
         max_tokens=max_tokens,
+        start=start,
     )
 
 
@@ -302,6 +307,7 @@ def from_functions(
     timeout_s: float = 10.0,
     memory_mb: int | None = 1024,
     max_tokens: int | None = None,
+    start: Start | None = None,
 ) -> Scorer:
     """The scorer of Python functions.
 
@@ -312,7 +318,7 @@ def from_functions(
             your own with `groupwise.rewards.verifier`) is the raw correctness; of a single
             unmarked function the raw correctness is not known.
         weights: one per function; default 1.
-        combine, workers, timeout_s, memory_mb, max_tokens: see `build_scorer`.
+        combine, workers, timeout_s, memory_mb, max_tokens, start: see `build_scorer`.
 
     Raises:
         UsageError: a function of no accepted form, or a wrong number of weights.
@@ -338,6 +344,7 @@ def from_functions(
         timeout_s=timeout_s,
         memory_mb=memory_mb,
         max_tokens=max_tokens,
+        start=start,
     )
 
 
@@ -350,6 +357,7 @@ def _scorer(
     timeout_s: float,
     memory_mb: int | None,
     max_tokens: int | None,
+    start: Start | None,
 ) -> Scorer:
     composition = Composition(
         parts=tuple(_settled(parts, chosen)),
@@ -360,7 +368,9 @@ def _scorer(
         return InlineScorer(composition, timeout_s=max(timeout_s, 60.0))
     from groupwise.rewards.scoring.pool import PoolScorer
 
-    return PoolScorer(composition, workers=workers, timeout_s=timeout_s, memory_mb=memory_mb)
+    return PoolScorer(
+        composition, workers=workers, timeout_s=timeout_s, memory_mb=memory_mb, start=start
+    )
 
 
 def _settled(
