@@ -5,9 +5,15 @@ from __future__ import annotations
 import os
 import struct
 import subprocess
+import sys
 import textwrap
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -444,6 +450,71 @@ def test_a_machine_without_a_table_has_no_sandbox(monkeypatch: pytest.MonkeyPatc
     assert "riscv64" in (unavailable.__wrapped__() or "")
     with pytest.raises(UsageError, match="riscv64"):
         seccomp.outer_filter()
+
+
+MEMORY_GROUPS = Path("/sys/fs/cgroup/memory")
+
+
+@pytest.fixture
+def small_machine() -> Iterator[Path]:
+    """A memory cgroup of 200 MiB, in which the kernel kills processes."""
+    place = MEMORY_GROUPS / f"groupwise-{os.getpid()}"
+    try:
+        place.mkdir()
+        (place / "memory.limit_in_bytes").write_text(str(200 << 20))
+    except OSError as error:
+        pytest.skip(f"no memory cgroup can be made here: {error}")
+    yield place
+    place.rmdir()
+
+
+@sandboxed
+def test_a_program_killed_because_the_machine_has_no_memory_is_not_judged(
+    small_machine: Path,
+) -> None:
+    script = f"""
+import os
+from groupwise.rewards.code.sandbox import Limits, Suite, SandboxError, run_inputs, run_tests
+open({str(small_machine / "cgroup.procs")!r}, "w").write(str(os.getpid()))
+program = "def f(n): return len([bytearray(1 << 20) for _ in range(n)])\\n"
+limits = Limits(seconds=60.0, memory_mb=512)
+for run in (
+    lambda: run_tests(program, Suite(sources=["f(300)"]), limits=limits),
+    lambda: list(run_inputs(program + "f(300)", [""], limits=limits)),
+):
+    try:
+        print(run())
+    except SandboxError as error:
+        print("not judged:", error)
+[own] = run_tests("import os\\ndef f(n): os.kill(os.getpid(), 9)", Suite(sources=["f(1)"]))
+print(own.verdict.value, own.detail)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    first, second, own = done.stdout.splitlines()
+    assert first == second and "not judged: code sandbox: the machine ran out of memory" in first
+    assert own == "error the program was killed by signal 9", "its own doing"
+
+
+@sandboxed
+@pytest.mark.parametrize("kind", ["tests", "inputs"])
+def test_a_sandbox_killed_from_outside_says_nothing_of_the_program(kind: str) -> None:
+    waits, limits = "import time\ntime.sleep(60)", Limits(seconds=60.0)
+
+    def run() -> object:
+        if kind == "inputs":
+            return list(run_inputs(waits, [""], limits=limits))
+        return run_tests(waits, Suite(sources=["f()"]), limits=limits)
+
+    def kill() -> None:
+        while len(psutil.Process().children(recursive=True)) < 4:  # the program runs
+            time.sleep(0.02)
+        psutil.Process().children()[0].kill()
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    with pytest.raises(SandboxError, match="killed from outside"):
+        run()
+    killer.join()
 
 
 def test_a_sandbox_is_ended_while_bubblewrap_still_says_what_it_started() -> None:

@@ -27,6 +27,7 @@ import time
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 from groupwise.errors import RewardError, UsageError
@@ -71,6 +72,9 @@ class Outcome:
     detail: str = ""
 
 
+_NO_VERDICT = Outcome(verdict=Verdict.ERROR, detail="the judge's process ended")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Limits:
     """What a program may use.
@@ -103,9 +107,17 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class _Job:
-    """One start of a sandbox, and the line to the judge in it."""
+    """One start of a sandbox, and the line to the judge in it.
+
+    Attributes:
+        process: bubblewrap, or the judge itself where there is no sandbox.
+        confined: whether there is one.
+        kills: see `_memory_kills`, before the start.
+    """
 
     process: subprocess.Popen[bytes]
+    confined: bool
+    kills: int
     unsent: bytearray = field(default_factory=bytearray)
     unread: bytearray = field(default_factory=bytearray)
 
@@ -121,6 +133,27 @@ class _Job:
             if not self._exchange(left):
                 return None
         return frame
+
+    def check(self, outcome: Outcome) -> Outcome:
+        """The outcome, unless what ended the program came from outside of the sandbox.
+
+        Raises:
+            SandboxError: the kernel killed a process for want of memory, which a program within its
+                limits does not cause, or somebody killed bubblewrap, which it cannot reach.
+        """
+        if outcome is _NO_VERDICT:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(timeout=1)
+        if outcome.verdict is not Verdict.ERROR or self.process.returncode == 0:
+            return outcome
+        if _memory_kills() > self.kills:
+            raise SandboxError(
+                "code sandbox: the machine ran out of memory while the program ran; lower "
+                "memory_mb or the number of workers."
+            )
+        if self.confined and (self.process.returncode or 0) < 0:
+            raise SandboxError("code sandbox: it was killed from outside.")
+        return outcome
 
     def _complete(self) -> bytes | None:
         size = int.from_bytes(self.unread[:8], "big")
@@ -190,7 +223,7 @@ def _run_tests(program: str, tests: Suite, limits: Limits, *, plain: bool) -> li
     outcomes: list[Outcome] = []
     for source in bound[1:]:  # the share that passes must not depend on what ran before
         found = _run_bound(program, tests, (bound[0], source), limits, end, plain=plain)
-        outcomes += found or [Outcome(verdict=Verdict.ERROR, detail="the judge's process ended")]
+        outcomes += found or [_NO_VERDICT]
     return outcomes
 
 
@@ -224,10 +257,12 @@ def _run_bound(
                 if not frame.startswith(nonce):
                     outcomes.append(Outcome(verdict=Verdict.ERROR, detail="verdict without nonce"))
                     break
-                outcomes.append(_outcome(frame[len(nonce) :], limits.seconds))
+                outcomes.append(job.check(_outcome(frame[len(nonce) :], limits.seconds)))
                 deadline = min(time.monotonic() + 3 * limits.seconds, end)
                 if not tests.counted and len(outcomes) == len(sources):
                     break
+            else:
+                job.check(_NO_VERDICT)
         except TimeoutError:
             outcomes.append(_timeout(limits.seconds))
     return outcomes
@@ -273,12 +308,12 @@ def run_inputs(
             except TimeoutError:
                 frame = codec.TIMEOUT
             if frame is None:
-                yield Outcome(verdict=Verdict.ERROR, detail="the judge's process ended")
+                yield job.check(_NO_VERDICT)
                 return
             if frame.startswith(codec.OUTPUT):
                 yield frame[1:].decode("utf-8", "replace")
             else:
-                yield _outcome(frame, limits.seconds)
+                yield job.check(_outcome(frame, limits.seconds))
 
 
 _VERDICTS = {
@@ -308,8 +343,7 @@ def _complete(outcomes: list[Outcome], tests: Suite) -> list[Outcome]:
     stopped = bool(outcomes) and outcomes[-1].verdict is not Verdict.PASSED
     if stopped:
         return outcomes + [outcomes[-1]] * (0 if tests.stop else missing)
-    ended = Outcome(verdict=Verdict.ERROR, detail="the judge's process ended")
-    return outcomes + [ended] * (min(missing, 1) if tests.stop else missing)
+    return outcomes + [_NO_VERDICT] * (min(missing, 1) if tests.stop else missing)
 
 
 # Starting one -------------------------------------------------------------------------------------
@@ -329,8 +363,9 @@ def _must_be_plain(allow_unsandboxed: bool) -> bool:
 @contextlib.contextmanager
 def _started(mode: str, program: str, limits: Limits, *, plain: bool) -> Iterator[_Job]:
     """A sandbox that stands: its judge has dropped every right and waits for tests."""
+    kills = _memory_kills()
     with _process(limits, plain=plain) as process:
-        job = _Job(process=process)
+        job = _Job(process=process, confined=not plain, kills=kills)
         job.send(judge_code())
         job.send(marshal.dumps(_settings(mode, program, limits, plain=plain)))
         try:
@@ -411,6 +446,15 @@ def _settings(mode: str, program: str, limits: Limits, *, plain: bool) -> dict[s
         "outer": b"" if plain else seccomp.outer_filter(),
         "filter": b"" if plain else seccomp.inner_filter(),
     }
+
+
+def _memory_kills() -> int:
+    """How many processes the kernel has killed for want of memory, in any container."""
+    try:
+        found = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), re.MULTILINE)
+    except OSError:
+        return 0
+    return int(found[1]) if found else 0
 
 
 def _complaint(process: subprocess.Popen[bytes]) -> str:
