@@ -38,6 +38,8 @@ def test_recipes_are_listed_with_what_they_are_for(capsys: pytest.CaptureFixture
         ("checkpoint", "checkpoint.every_steps\n    "),
         ("algorithm.surrogate.low", "surrogate dual_clip: width of the band below 1."),
         ("algorithm.surrogate", "dual_clip, gmpo"),
+        ("learning_rate", "optimizer.learning_rate\n    Peak learning rate"),
+        ("low", "algorithm.surrogate.low\n    surrogate dppo: allowed fall of the probability."),
     ],
 )
 def test_show_knows_names_of_every_kind(
@@ -55,6 +57,8 @@ def test_show_says_all_that_a_name_means_and_suggests(capsys: pytest.CaptureFixt
     assert "metric" not in capsys.readouterr().out  # not that of a learner named `optimizer`
     assert main(["show", "optimizer.learnin_rate"]) == 2
     assert "did you mean optimizer.learning_rate" in capsys.readouterr().err
+    assert main(["show", "num_generations"]) == 2
+    assert "did you mean group_size" in capsys.readouterr().err
 
 
 def test_explain_describes_what_a_recipe_sets(capsys: pytest.CaptureFixture[str]) -> None:

@@ -99,6 +99,7 @@ def test_the_last_of_two_equal_settings_wins(recipe: Path) -> None:
             "grop_size = 2: no such setting; did you mean group_size? Known: ahead",
         ),
         ("num_generations=8", "num_generations = 8: no such setting; did you mean group_size? K"),
+        ("learning_rate=1", "learning_rate = 1: no such setting; did you mean optimizer.learn"),
         ("rank=8", "rank = 8: no such setting; did you mean model.adapter.rank or critic.ad"),
         ("optimizer.lr=1", "optimizer.lr = 1: no such setting; did you mean optimizer.learning_r"),
         ("optimizer.lerning_rate=1", "optimizer.lerning_rate = 1: no such setting; did you mean"),

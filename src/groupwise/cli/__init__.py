@@ -106,8 +106,11 @@ def _misused(error: Any) -> str:
     taken = [name for taken in error.ctx.command.params for name in taken.opts] if error.ctx else []
     if option is None or "--set" not in taken:
         return said
-    setting = option.lstrip("-").replace("-", "_")
-    return f"{said.rstrip('.')}. Write settings of the recipe as --set {setting}=VALUE."
+    from groupwise.config.building import paths_of
+
+    known = paths_of(option.lstrip("-").replace("-", "_"))
+    settings = [f"--set {path}=VALUE" for path in known or ("KEY",)]
+    return f"{said.rstrip('.')}. Write settings of the recipe as {' or '.join(settings)}."
 
 
 def _print_version(wanted: bool) -> None:

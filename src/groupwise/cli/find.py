@@ -39,9 +39,11 @@ def show(
     json_file: JsonFile = None,
 ) -> None:
     """Show what a name means: a recipe, algorithm, reward, environment, setting or metric."""
+    from groupwise.config.building import paths_of
+
     found = {kind: text for kind, known in _known().items() if (text := known(name)) is not None}
     if not found:
-        near = difflib.get_close_matches(name, _names(), n=3, cutoff=0.5)
+        near = paths_of(name) or difflib.get_close_matches(name, _names(), n=3, cutoff=0.5)
         hint = f"; did you mean {' or '.join(near)}?" if near else "."
         raise UsageError(
             f"name = {name!r}: is no recipe, algorithm, reward, environment, setting or metric"
@@ -128,7 +130,7 @@ def _function(registry: Any, name: str) -> str | None:
 
 
 def _setting(name: str) -> str | None:
-    """A setting, or the settings of a section."""
+    """A setting, the settings of a section, or the settings whose path ends in a name."""
     from groupwise.algorithms.describe import slot_settings
     from groupwise.config.reference import reference, sections
 
@@ -140,10 +142,24 @@ def _setting(name: str) -> str | None:
         return "\n".join(line for each in of_slots[path] for line in _explained(each))
     inside = [s for key, s in settings.items() if key.startswith((f"{path}.", f"{path}.N."))]
     if not inside:
-        return None
+        return "\n".join(_ending_in(path)) or None
     known = sections()
     said = known.get(path) or known.get(f"{path}.N") or ""
     return "\n".join([said, "", *(line for each in inside for line in explained(each, path=True))])
+
+
+def _ending_in(name: str) -> Iterator[str]:
+    """The lines that describe every setting whose path ends in a name."""
+    from groupwise.algorithms.describe import slot_settings
+    from groupwise.config.reference import reference
+
+    for path, setting in reference().items():
+        if path.endswith(f".{name}"):
+            yield from explained(setting, path=True)
+    for path, of_slot in slot_settings().items():
+        if path.endswith(f".{name}"):
+            yield path
+            yield from (f"    {line}" for each in of_slot for line in _explained(each))
 
 
 def _of_slot(path: str) -> Iterator[str]:

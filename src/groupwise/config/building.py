@@ -78,18 +78,24 @@ def _explained(error: ValidationError, model: type[BaseModel]) -> str:
     if problem["type"] == "extra_forbidden":
         *section, key = problem["loc"]
         known = _section_at(section, model).model_fields
-        hint = suggest(str(key), known, meant=" or ".join(_elsewhere(str(key), model)))
+        hint = suggest(str(key), known, meant=" or ".join(paths_of(str(key), model)))
         return f"{where} = {value}: no such setting; {hint}"
     wanted = WANTED.get(problem["type"]) or problem["msg"].replace("Input should", "must")
     return f"{where} = {value}: {wanted[0].lower()}{wanted[1:]}."
 
 
-def _elsewhere(key: str, model: type[BaseModel]) -> list[str]:
-    """The path of a setting that was given in the wrong section or under its name in TRL."""
+def paths_of(key: str, model: type[BaseModel] = Config) -> list[str]:
+    """The paths, at most three, of a setting that was given in the wrong section or under its name
+    in TRL; those with the fewest sections first.
+
+    Example:
+        >>> paths_of("learning_rate")[0], paths_of("lr")
+        ('optimizer.learning_rate', ['optimizer.learning_rate'])
+    """
     paths = [path for path in _paths(model) if path.rpartition(".")[2] == key]
     if not paths and model is Config and key in OTHER_NAMES:
         paths = [OTHER_NAMES[key]]
-    return paths if len(paths) <= 3 else []
+    return sorted(paths, key=lambda path: path.count("."))[:3]
 
 
 def _paths(section: type[BaseModel], prefix: str = "") -> Iterator[str]:
