@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 from groupwise.cli import main
 from groupwise.errors import RunError, UsageError
 from groupwise.integrations.trl import GRPOTrainer
+from groupwise.kernels import AdapterLinear, active
 from groupwise.models import (
     AdapterSettings,
     Policy,
@@ -22,6 +24,7 @@ from groupwise.models import (
     make_policy,
     save_policy,
 )
+from groupwise.models.adapters import new_adapter
 from groupwise.rollouts.chat import chat
 from groupwise.training.hub import push
 from groupwise.training.stages.base_model import small_policy
@@ -214,3 +217,55 @@ def test_prompt_tuning_is_refused_by_name(base: Path, tmp_path: Path) -> None:
         make_policy(tuned, policy.tokenizer)
     with pytest.raises(UsageError, match=f"model = {said}"):
         GRPOTrainer(**{**given, "model": tuned}, processing_class=policy.tokenizer)
+
+
+def saved_and_gradients(model: Any) -> tuple[int, list[Tensor]]:
+    """Bytes that the forward pass keeps besides weights, and logits and gradients."""
+    kept: dict[int, int] = {}
+    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    model.eval().zero_grad(set_to_none=True)
+    with active().training_layers(model):
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            out = model(TOKENS, use_cache=False).logits
+        size = sum(kept.values())
+        out.float().square().mean().backward()
+    learns = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    return size, [out.detach(), *(p.grad for p in learns.values() if p.grad is not None)]
+
+
+def test_an_adapter_keeps_no_float32_copies_of_16_bit_inputs() -> None:
+    """Logits and gradients are those of PEFT, to the bit; some products are computed by kernels."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        hidden_size=64,
+        intermediate_size=1024,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        vocab_size=32,
+    )
+    model = new_adapter(LlamaForCausalLM(config).bfloat16(), AdapterSettings(rank=64, alpha=8.0))
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, 0.0, 0.1)
+    small, found = saved_and_gradients(model)
+    for layer in model.modules():
+        if isinstance(layer, AdapterLinear):
+            setattr(layer, "__class__", torch.nn.Linear)  # noqa: B010
+        elif hasattr(layer, "cast_input_dtype_enabled"):
+            layer.cast_input_dtype_enabled = True
+    large, wanted = saved_and_gradients(model)
+    assert len(found) == len(wanted) == 1 + 2 * 7 * 2
+    assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
+    assert all(bool(gradient.any()) for gradient in found)
+    # PEFT's copies of two layers: inputs of six products of size 64, and of one of size 1,024.
+    copies = 2 * TOKENS.numel() * (6 * 64 + 1024) * 4
+    assert large - small >= copies / 2

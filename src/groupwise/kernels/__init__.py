@@ -5,6 +5,7 @@ that imports `auto`, its modules and `cpp/` can be deleted, and PyTorch computes
 """
 
 from groupwise.kernels import auto  # noqa: F401
+from groupwise.kernels.adapter import AdapterLinear
 from groupwise.kernels.heap import keep_freed_memory
 from groupwise.kernels.interface import (
     COPY_LIMIT,
@@ -32,6 +33,7 @@ from groupwise.kernels.reference import (
 
 __all__ = [
     "COPY_LIMIT",
+    "AdapterLinear",
     "Affine",
     "Backend",
     "DecodeRows",

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from groupwise.kernels.adapter import AdapterLinear
 from groupwise.kernels.build import compiled
 from groupwise.kernels.cpu import (
     LANES,
@@ -141,7 +142,7 @@ def _agrees(own: Forward, module: Any) -> bool:
 
 
 def _linear(layer: Any, input: Tensor) -> Tensor:
-    if input.dtype != layer.weight.dtype:
+    if input.dtype != layer.weight.dtype and not isinstance(layer, AdapterLinear):
         return type(layer).forward(layer, input)
     rows = input.reshape(-1, input.shape[-1])
     apply: Any = _Linear.apply
@@ -172,7 +173,7 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
-        out = matmul(x, weight.t())
+        out = matmul(x.to(weight.dtype), weight.t())
         return out if bias is None else out.add_(bias)
 
     @staticmethod
@@ -183,8 +184,8 @@ class _Linear(torch.autograd.Function):
         (grad,), (x, weight) = grads, ctx.saved_tensors
         want_x, want_weight, want_bias = ctx.needs_input_grad
         return (
-            matmul(grad, weight) if want_x else None,
-            _gradient(weight, grad, x) if want_weight else None,
+            matmul(grad, weight).to(x.dtype) if want_x else None,
+            _gradient(weight, grad, x.to(weight.dtype)) if want_weight else None,
             grad.sum(0) if want_bias else None,
         )
 

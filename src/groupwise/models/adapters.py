@@ -13,7 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from groupwise.errors import UsageError
+from groupwise.kernels import AdapterLinear
 from groupwise.settings import AdapterSettings
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -73,7 +76,7 @@ def new_adapter(model: Any, adapter: AdapterSettings, *, task: str = "CAUSAL_LM"
         exclude_modules=None if task == "CAUSAL_LM" else list(SCORE_LAYERS),
     )
     try:
-        return get_peft_model(model, config)
+        return _without_copies(get_peft_model(model, config))
     except ValueError as error:
         known = sorted({name.rsplit(".", 1)[-1] for name, _ in model.named_modules() if name})
         raise UsageError(
@@ -157,7 +160,7 @@ class SavedAdapter:
                 f"{where}, and does not fit the model of that name: {different} is not in both, "
                 "or has another shape."
             )
-        return adapted
+        return _without_copies(adapted)
 
     def _check(self, wanted: AdapterSettings) -> None:
         """A recipe that continues training an adapter must describe that adapter, or none."""
@@ -184,6 +187,26 @@ class SavedAdapter:
         own = {name: tuple(weight.shape) for name, weight in state.items()}
         differ = own.items() ^ saved.items()
         return min((name for name, _ in differ if "lora_" in name), default=None)
+
+
+def _without_copies(model: Any) -> Any:
+    """The model, with an adapter that keeps its 16-bit inputs for the backward pass instead of the
+    float32 copies that PEFT makes of them: half of the activations of a model with 16-bit weights.
+
+    Left alone is what needs the copy itself: dropout, and variants such as DoRA.
+    """
+    from peft.tuners.lora import LoraLayer
+
+    for layer in model.modules():
+        if not isinstance(layer, LoraLayer):
+            continue
+        products = list(layer.lora_A.values())
+        plain = all(type(part) is nn.Linear for part in products) and not layer.lora_variant
+        if plain and all(isinstance(part, nn.Identity) for part in layer.lora_dropout.values()):
+            layer.cast_input_dtype_enabled = False
+            for part in products:
+                part.__class__ = AdapterLinear
+    return model
 
 
 def fingerprint(model: Any) -> str | None:
