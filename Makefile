@@ -8,7 +8,7 @@ PYTEST := $(BIN)/python -m pytest
 # torch goes in first and is pinned by the constraints, so that no later requirement replaces it.
 TORCH  := $(shell sed -n 's/^\(torch==[^ ]*\).*/\1/p' constraints.txt)
 
-.PHONY: demo test test-torch-kernels test-gpu test-oldest test-python verify cluster-test audit lint types format api docs base-model study study-models study-runs papers bench bench-gpu vllm-env trl-env dist clean
+.PHONY: demo test test-torch-kernels test-gpu test-oldest test-python verify cluster-test audit trl-suite lint types format api docs base-model study study-models study-runs papers bench bench-gpu vllm-env trl-env dist clean
 
 demo: .venv/.runtime
 	$(BIN)/groupwise demo
@@ -65,6 +65,11 @@ test-python: .venv-uv/bin/uv
 # Several ranks and replicas on this machine, also those that are killed.
 cluster-test: .venv/.dev
 	@$(PYTEST) -n 0 -m "not verify" tests/distributed $(ARGS)
+
+# TRL's own tests of its GRPOTrainer, with the import changed; their file is downloaded from GitHub, or given by
+# ARGS="--file test_grpo_trainer.py" (ten minutes).
+trl-suite: .venv/.dev
+	$(BIN)/python tests/integrations/trl_suite/suite.py $(ARGS)
 
 # The pinned packages against published advisories; needs the network. Strict, because a package that is
 # unknown to the database would otherwise pass.

@@ -156,8 +156,7 @@ class Scores:
 
 @dataclass(frozen=True, kw_only=True)
 class ScoredGroups:
-    """Groups with their scores, as a `Source` hands them out: row p of every score belongs to
-    `groups[p]`.
+    """Groups with their scores, from a `Source`: row p of every score belongs to `groups[p]`.
 
     Attributes:
         keep: False for completions that a filter excludes from the loss (not from the statistics).
@@ -176,8 +175,7 @@ class ScoredGroups:
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """All sequences of one optimiser step: completions padded on the right, each prompt stored
-    once.
+    """All sequences of an optimiser step: completions padded on the right, each prompt once.
 
     Attributes:
         prompts: tokens of each distinct prompt.
@@ -245,6 +243,7 @@ class Update:
         values: of a critic before the step, NaN where not computed; None of other models.
         computed: rows that went through the model (rows without a gradient may be skipped).
         loss: Σ weight · token loss over the batch.
+        aux_loss: the load-balancing loss of a mixture of experts, where it is trained.
         grad_norm: before clipping.
         seconds: per stage.
     """
@@ -257,6 +256,7 @@ class Update:
     grad_norm: float
     learning_rate: float
     values: Float[Tensor, "batch *time"] | None = None
+    aux_loss: float | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
 
 

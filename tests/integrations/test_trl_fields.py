@@ -71,6 +71,13 @@ BECOMES: list[tuple[str, Any, dict[str, Any], str, Any]] = [
     ("scale_rewards", "batch", {}, "algorithm.advantage.name", "batch_zscore"),
     ("scale_rewards", False, {}, "algorithm.advantage.name", "centered"),
     ("scale_rewards", True, {}, "algorithm.advantage.name", "zscore"),
+    (
+        "multi_objective_aggregation",
+        "normalize_then_sum",
+        {},
+        "algorithm.advantage.name",
+        "parts_zscore",
+    ),
     ("mask_truncated_completions", True, {}, "algorithm.filter.name", "not_truncated"),
     ("entropy_coef", 0.1, {}, "algorithm.entropy", 0.1),
     ("model_init_kwargs", {"dtype": "bfloat16"}, {}, "model.dtype", "bfloat16"),
@@ -137,6 +144,10 @@ ELSEWHERE = {
     *("per_device_eval_batch_size", "save_strategy", "save_steps", "router_aux_loss_coef"),
     # tools: test_trl_tools
     "max_tool_calling_iterations",
+    # of no effect: test_trl_options
+    *("pad_to_multiple_of", "cast_lm_head_to_fp32", "dataloader_num_workers"),
+    *("dataloader_pin_memory", "dataloader_persistent_workers", "dataloader_prefetch_factor"),
+    *("dataloader_multiprocessing_context", "dataloader_in_order"),
     # checked only
     *("data_seed", "run_name"),
     # for the script

@@ -277,6 +277,35 @@ def test_rows_choose_among_environments(tmp_path: Path, caller: str) -> None:
         trainer(tmp_path, caller, environment_factory={"sums": Counter}, train_dataset=rows)
 
 
+def test_an_environment_without_tools_may_own_the_data(tmp_path: Path, caller: str) -> None:
+    class Riddle:
+        def reset(self, **_: Any) -> str:
+            return "Guess the word."
+
+        def get_reward(self) -> float:
+            return 1.0
+
+    given = {"environment_factory": Riddle, "reward_funcs": None, "train_dataset": None}
+    made = trainer(tmp_path, caller, **given)
+    assert made.tools == [] and made.reward_func_names == ["Riddle"]
+    plain = AutoTokenizer.from_pretrained(caller)
+    plain.chat_template = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
+    trainer(tmp_path, caller, **given, processing_class=plain)  # shows no tools, and needs none
+    assert made.prompts[0].messages == ({"role": "user", "content": "Guess the word."},)
+    made.train()
+    assert made.state.log_history[0]["rewards/Riddle/mean"] == 1.0
+    with pytest.raises(UsageError, match="more than one environment requires a `train_dataset`"):
+        trainer(tmp_path / "two", caller, **{**given, "environment_factory": {"a": Riddle}})
+
+
+def test_the_trainer_names_its_tools_and_rewards(tmp_path: Path, caller: str) -> None:
+    assert trainer(tmp_path, caller, tools=[multiply]).tools == [multiply]
+    made = trainer(tmp_path, caller, environment_factory=Game, train_dataset=None)
+    assert {tool.__name__ for tool in made.tools} == {"multiply"}
+    assert made.reward_func_names[-1] == "Game" and made.reward_weights.tolist()[-1] == 1.0
+    assert len(made.reward_funcs) == len(made.reward_func_names)
+
+
 def test_calls_end_with_their_number_and_with_one_that_is_none(tmp_path: Path) -> None:
     model = save_caller(tmp_path / "m", calls=("<tool_call>multiply 3 4</tool_call>", GOOD))
     counts: list[int] = []
@@ -335,7 +364,7 @@ def test_what_cannot_work_is_refused(tmp_path: Path, caller: str) -> None:
 
     for given, message in (
         ({"tools": [bare]}, "bare: cannot be described to the model"),
-        ({"tools": [multiply, multiply]}, "with different names"),
+        ({"tools": [multiply, multiply]}, "must have different names"),
         ({"tools": [3]}, "3 is not a function"),
         ({"environment_factory": 3}, "must be a class"),
         ({"tools": [multiply], "train_dataset": [{"prompt": "3 * 4"}]}, "is plain text"),

@@ -168,7 +168,9 @@ def configured_learner(
         temperature=config.sampling.temperature,
         reference=reference_kind(config, algorithm, policy.model),
         gradient_checkpointing=config.update.gradient_checkpointing,
-        skip_inert_rows=config.update.skip_zero_rows,
+        # Experts are balanced over all tokens, those without an advantage too.
+        skip_inert_rows=config.update.skip_zero_rows and not config.update.router_aux_loss,
+        router_aux_loss=config.update.router_aux_loss,
         share_equal_rows=config.update.share_equal_rows,
         dropout_seed=config.seed,
     )

@@ -164,8 +164,9 @@ class DistributedLearner(TorchLearner):
         pending.computed = self.world.add(everyone, name) > 0
         for grid in pending.outputs.values():
             grid[~pending.computed] = float("nan")
-        loss = torch.tensor([pending.loss], dtype=torch.float64)
-        pending.loss = float(self.world.add(loss, name))
+        sums = torch.tensor([pending.loss, pending.aux_loss or 0.0], dtype=torch.float64)
+        pending.loss, balance = self.world.add(sums, name).tolist()
+        pending.aux_loss = balance if self.router_aux_loss else None
 
     @torch.no_grad()
     def _sum_gradients(self, name: str) -> None:

@@ -320,6 +320,9 @@ class UpdateSettings(Section):
     """Skip completions that contribute nothing to the gradient; the result is the same."""
     share_equal_rows: Annotated[bool, FREE] = False
     """Compute equal completions of a prompt once; the gradient is the same within rounding."""
+    router_aux_loss: NonNegative = 0.0
+    """Coefficient of the load-balancing loss of a mixture of experts, over the tokens of an update;
+    0 leaves it out."""
 
 
 class CheckpointSettings(Section):

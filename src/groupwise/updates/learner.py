@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
@@ -14,12 +14,13 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from groupwise.errors import RunError, UsageError
-from groupwise.models import Policy, is_adapted, save_policy
+from groupwise.models import Backbone, Policy, is_adapted, save_policy
 from groupwise.models.seeds import own_random_numbers
 from groupwise.models.weights import PublishedWeights
 from groupwise.settings import OptimizerSettings
 from groupwise.types import Batch, Objective, Outputs, Update
 from groupwise.updates.chunked import LogitsObjective
+from groupwise.updates.experts import check_routers, load_balancing_loss, router_logits
 from groupwise.updates.grids import (
     blank_outputs,
     grid_shape,
@@ -30,8 +31,9 @@ from groupwise.updates.grids import (
 )
 from groupwise.updates.heads import Head
 from groupwise.updates.optimizer import MasterOptimizer
-from groupwise.updates.packing import first_of_equal, plan
+from groupwise.updates.packing import Pack, first_of_equal, plan
 from groupwise.updates.reader import Reader
+from groupwise.updates.unpacked import Padded
 
 Reference = Literal["none", "frozen", "adapter"]
 
@@ -55,6 +57,11 @@ class TorchLearner:
             them; changes no result beyond rounding, but for an adapter's dropout.
         dropout_seed: seeds the dropout of an adapter at every update, together with the version;
             None leaves the global generator alone.
+        router_aux_loss: coefficient of the load-balancing loss of a mixture of experts, the mean of
+            microbatches by their rows.
+
+    Raises:
+        UsageError: the model has no experts to balance.
     """
 
     def __init__(
@@ -71,6 +78,7 @@ class TorchLearner:
         skip_inert_rows: bool = True,
         share_equal_rows: bool = False,
         dropout_seed: int | None = None,
+        router_aux_loss: float = 0.0,
     ) -> None:
         self.policy = policy
         self.model = policy.model
@@ -78,6 +86,9 @@ class TorchLearner:
         self.skip_inert_rows = skip_inert_rows
         self.share_equal_rows = share_equal_rows
         self.dropout_seed = dropout_seed
+        self.router_aux_loss = router_aux_loss
+        if router_aux_loss:
+            check_routers(Backbone.of(self.model).model)
         self.reference: Reference = reference
         self.version = 0
         # The order matters: trial runs and copies need whole weights, the optimizer final ones.
@@ -241,7 +252,7 @@ class TorchLearner:
         batch, objective = pending.batch, pending.objective
         names = objective.needs & self.reader.head.outputs
         pending.computed[part] = True
-        with self.reader.computing():
+        with self.reader.computing(), self._balancing() as routed:
             once, place = self._distinct(batch, part)
             laid = self.reader.lay_out(batch, once)
             function = None
@@ -253,11 +264,27 @@ class TorchLearner:
             own = batch.rows(part)
             made = grids(outputs, laid, shape=grid_shape(own, self.reader), place=place)
             loss = _loss(_to(own, laid.row.device), made, objective)
+            if routed:
+                balance = self._balance(routed, laid) * len(part) / len(batch.tokens)
+                loss = loss + self.router_aux_loss * balance
+                pending.aux_loss = (pending.aux_loss or 0.0) + float(balance.detach())
             (loss * self.optimizer.scale).backward()
         pending.loss += float(loss.detach())
         for name in names & pending.outputs.keys():
             found = outputs[name].detach().float().cpu()
             write(pending.outputs[name], found, laid, part, place)
+
+    def _balancing(self) -> AbstractContextManager[Sequence[Tensor]]:
+        """A context that collects router logits, where they have a loss."""
+        return (
+            router_logits(self.reader.backbone.model) if self.router_aux_loss else nullcontext(())
+        )
+
+    def _balance(self, routed: Sequence[Tensor], laid: Pack | Padded) -> Float[Tensor, ""]:
+        """The load-balancing loss of a microbatch."""
+        chosen = self.reader.backbone.model.config.get_text_config().num_experts_per_tok
+        seen = laid.seen if isinstance(laid, Padded) else None
+        return load_balancing_loss(tuple(routed), chosen=chosen, seen=seen)
 
     def complete(self) -> None:
         """Called once all microbatches of this process are added: a learner of several processes
@@ -280,6 +307,7 @@ class TorchLearner:
             grad_norm=norm,
             learning_rate=rate,
             values=pending.outputs.get("values"),
+            aux_loss=pending.aux_loss,
             seconds={
                 "backward": backward - pending.start,
                 "optimizer": time.perf_counter() - backward,
@@ -399,6 +427,7 @@ class _Pending:
     outputs: dict[str, Tensor]
     computed: Tensor
     loss: float = 0.0
+    aux_loss: float | None = None
     start: float = 0.0
 
     def __post_init__(self) -> None:

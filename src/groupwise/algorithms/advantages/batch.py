@@ -209,6 +209,7 @@ def parts_zscore(
     weights: Mapping[str, float] | None = None,
     ddof: int = 1,
     eps: float = 1e-6,
+    counting: Literal["tokens", "completions"] = "tokens",
 ) -> Float[Tensor, "prompt group"]:
     """Every part of the reward standardised in its group, summed, then whitened over the batch.
 
@@ -225,6 +226,7 @@ def parts_zscore(
         weights: by name; parts that are not named weigh 1.
         ddof: 0 divides variances by the number of samples, 1 by one less.
         eps: added to the standard deviation of a part in its group.
+        counting: "tokens" as above; "completions" counts each answer once.
 
     Returns:
         [prompt, group]; 0 where not judged, and everywhere if nothing differs.
@@ -239,8 +241,8 @@ def parts_zscore(
         tensor([[ 1.3321,  0.2061, -0.7691, -0.7691]])
 
     Source: GDPO (2601.05242).
-    Elsewhere: TRL `normalize_then_sum` uses 1e-4 twice and counts every sample once; verl 1e-6
-    and tokens.
+    Elsewhere: TRL `normalize_then_sum` uses 1e-4 twice and counting="completions"; verl 1e-6 and
+    tokens.
     """
     for name in weights or {}:
         if name not in parts:
@@ -254,5 +256,6 @@ def parts_zscore(
         r, v = judged(values, valid, least=2, name="parts_zscore")
         weight = 1.0 if weights is None else weights.get(name, 1.0)
         total = total + weight * standard_score(r, v, ddof=ddof, eps=eps)
-    amount = valid if lengths is None else torch.where(valid, lengths, 0)
+    once = lengths is None or counting == "completions"
+    amount = valid if once else torch.where(valid, lengths, 0)
     return whiten(total, amount, ddof=ddof, eps=1e-8)

@@ -13,6 +13,7 @@ from groupwise.integrations.trl.fields import check, honoured, refused
 from groupwise.integrations.trl.sampler import KINDS
 from groupwise.integrations.trl.settings import (
     ADVANTAGES,
+    AGGREGATIONS,
     CLIPPED,
     LEVELS,
     LOSSES,
@@ -25,6 +26,7 @@ SERVER, COLOCATED = "with vllm_mode = 'server'", "with vllm_mode = 'colocate'"
 CORRECTS, MASKS = "`algorithm.correction`", "of the modes that mask"
 CLUSTER = "a run of this trainer is one process on one device"
 LOADER = "there is no data loader: the prompts are in memory"
+NO_LOADER = honoured("nothing", "changes no result: the prompts are in memory")
 HUB = "nothing is uploaded"
 TO_HUB = "call trainer.model.push_to_hub(name) after training"
 EVAL = "an evaluation samples and scores; there are no batches of logits to collect"
@@ -150,7 +152,7 @@ kernels; leave it out: logits are never held whole.
     use_transformers_paged: Annotated[bool, refused(OWN)] = False
     ds3_gather_for_generation: Annotated[bool, refused(CLUSTER)] = True
     max_tool_calling_iterations: Annotated[int | None, honoured("calls of a completion")] = None
-    pad_to_multiple_of: Annotated[int | str | None, refused("nothing is padded", same=(None,))] = (
+    pad_to_multiple_of: Annotated[int | str | None, honoured("nothing", "there is no padding")] = (
         "auto"
     )
 
@@ -202,10 +204,7 @@ kernels; leave it out: logits are never held whole.
     reward_weights: Annotated[list[float] | None, honoured("weights of the rewards")] = None
     multi_objective_aggregation: Annotated[
         str,
-        refused(
-            "rewards are summed before they are normalised",
-            'use groupwise.train(…, algorithm="gdpo")',
-        ),
+        honoured("`algorithm.advantage`: parts_zscore", "whitens without TRL's second 1e-4"),
     ] = "sum_then_normalize"
     mask_truncated_completions: Annotated[
         bool,
@@ -235,8 +234,8 @@ kernels; leave it out: logits are never held whole.
     router_aux_loss_coef: Annotated[
         float | None,
         honoured(
-            "nothing: the load-balancing loss is not computed",
-            "0.0 is accepted; None is not, with a mixture of experts",
+            "`update.router_aux_loss`",
+            "None: that of the model; over the tokens of an update, where a prompt counts once",
         ),
     ] = None
 
@@ -258,8 +257,7 @@ kernels; leave it out: logits are never held whole.
     ] = False
     disable_dropout: Annotated[bool, honoured("dropout of the model set to 0")] = False
     cast_lm_head_to_fp32: Annotated[
-        bool,
-        refused("the head computes in the model's format", "bf16=False computes all in float32"),
+        bool, honoured("nothing in float32", "refused with bfloat16, where the head stays in it")
     ] = False
     gradient_checkpointing: Annotated[bool, honoured("`update.gradient_checkpointing`")] = True
     gradient_checkpointing_kwargs: Annotated[
@@ -451,12 +449,12 @@ kernels; leave it out: logits are never held whole.
 
     # Data loading and many devices
     dataloader_drop_last: Annotated[bool, refused(LOADER)] = False
-    dataloader_num_workers: Annotated[int, refused(LOADER)] = 0
-    dataloader_pin_memory: Annotated[bool, refused(LOADER)] = True
-    dataloader_persistent_workers: Annotated[bool, refused(LOADER)] = False
-    dataloader_prefetch_factor: Annotated[int | None, refused(LOADER)] = None
-    dataloader_multiprocessing_context: Annotated[str | None, refused(LOADER)] = None
-    dataloader_in_order: Annotated[bool, refused(LOADER)] = True
+    dataloader_num_workers: Annotated[int, NO_LOADER] = 0
+    dataloader_pin_memory: Annotated[bool, NO_LOADER] = True
+    dataloader_persistent_workers: Annotated[bool, NO_LOADER] = False
+    dataloader_prefetch_factor: Annotated[int | None, NO_LOADER] = None
+    dataloader_multiprocessing_context: Annotated[str | None, NO_LOADER] = None
+    dataloader_in_order: Annotated[bool, NO_LOADER] = True
     train_sampling_strategy: Annotated[str, refused(LOADER)] = "random"
     length_column_name: Annotated[str, refused(LOADER)] = "length"
     accelerator_config: Annotated[dict[str, Any] | str | None, refused(CLUSTER)] = None
@@ -485,6 +483,7 @@ kernels; leave it out: logits are never held whole.
             "loss_type": LOSSES,
             "scale_rewards": (*ADVANTAGES, True, False),
             "importance_sampling_level": LEVELS,
+            "multi_objective_aggregation": AGGREGATIONS,
         }
         for name, known in choices.items():
             if (value := getattr(self, name)) not in known:

@@ -83,7 +83,12 @@ def _finite(data: Any, where: str) -> Any:
 
 
 def _rows(data: Any, where: str) -> Iterable[Any]:
-    if data is None or isinstance(data, str) or not isinstance(data, Iterable):
+    if data is None:
+        raise UsageError(
+            f"`{where}` is required: pass a datasets.Dataset or a list of rows with a column "
+            "'prompt'; only a single environment_factory does without."
+        )
+    if isinstance(data, str) or not isinstance(data, Iterable):
         raise UsageError(
             f"{where} = {data!r}: must be a datasets.Dataset or a list of rows with a column "
             "'prompt'."

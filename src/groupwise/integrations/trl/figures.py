@@ -57,7 +57,7 @@ def loss(scored: ScoredGroups, algorithm: BoundAlgorithm, *, reference: Tensor |
     """The loss of an optimizer step on these rollouts, right after they were sampled.
 
     Every ratio is 1, and the log-probabilities are those of the sampler, so nothing is computed
-    again; the entropy of a bonus is estimated by them.
+    again; the entropy of a bonus is estimated by them. A single completion has an advantage of 0.
 
     Args:
         reference: log-probabilities under the reference, of the shape of the tokens.
@@ -65,7 +65,9 @@ def loss(scored: ScoredGroups, algorithm: BoundAlgorithm, *, reference: Tensor |
     batch = replace(sequences(scored), ref_logp=reference)
     data = advantage_inputs(scored, batch)
     keep = algorithm.filter(data)
-    [step] = assemble(batch, algorithm.advantage(data), algorithm.weighting, keep=keep)
+    alone = scored.scores.total.shape[1] < 2
+    advantage = torch.zeros_like(scored.scores.total) if alone else algorithm.advantage(data)
+    [step] = assemble(batch, advantage, algorithm.weighting, keep=keep)
     assert step.sampler_logp is not None  # engines always report them
     outputs = Outputs(logp=step.sampler_logp, entropy=-step.sampler_logp)
     return float((algorithm.objective(outputs, step) * step.weight).sum())
@@ -95,8 +97,7 @@ def of_update(metrics: Metrics, *, updates: int, clips: bool, bonus: float = 0.0
     if bonus:
         figures["entropy_coef"] = bonus
         figures["policy_loss"] = metrics["loss"] / updates + bonus * metrics["entropy"]
-    if "kl" in metrics:
-        figures["kl"] = metrics["kl"]
+    figures |= {name: metrics[name] for name in ("kl", "aux_loss") if name in metrics}
     if clips:
         low, high = metrics.get("clip_low", 0.0), metrics.get("clip_high", 0.0)
         figures["clip_ratio/low_mean"], figures["clip_ratio/high_mean"] = low, high

@@ -52,7 +52,6 @@ def policy(
     found = _named(model, args) if isinstance(model, str) else _at_hand(model, args, tokenizer)
     if tokenizer is not None:
         found = _policy(found.model, tokenizer)
-    _check_experts(found.model, args)
     if peft_config is not None:
         found = _adapted(found, peft_config, seed=args.seed)
     if args.disable_dropout:
@@ -109,15 +108,17 @@ def _trained_adapter(model: PreTrainedModel | nn.Module) -> bool:
     return any(bool(p.any()) for name, p in model.named_parameters() if "lora_B" in name)
 
 
-def _check_experts(model: Any, args: GRPOConfig) -> None:
-    text = model.config.get_text_config()
-    experts = hasattr(text, "output_router_logits")
-    if args.router_aux_loss_coef or (experts and args.router_aux_loss_coef is None):
-        raise wrong(
-            args,
-            "router_aux_loss_coef",
-            "the load-balancing loss of a mixture of experts is not computed; set it to 0.0",
-        )
+def router_aux_loss(model: Any, args: GRPOConfig) -> float:
+    """Coefficient of the load-balancing loss: 0 for a model without experts, or whose configuration
+    names none.
+
+    Raises:
+        UsageError: a coefficient for a model without experts.
+    """
+    text, asked = model.config.get_text_config(), args.router_aux_loss_coef
+    if asked and not hasattr(text, "output_router_logits"):
+        raise wrong(args, "router_aux_loss_coef", "the model is no mixture of experts")
+    return getattr(text, "router_aux_loss_coef", 0.0) if asked is None else asked
 
 
 def _adapted(found: Policy, config: Any, *, seed: int) -> Policy:

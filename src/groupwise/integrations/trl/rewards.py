@@ -172,41 +172,52 @@ class TrlScorer:
 def make_scorer(
     functions: Sequence[Callable[..., Any]],
     *,
-    weights: Sequence[float] | None,
+    weights: Sequence[float],
     tokenizer: Any,
     state: Any,
     notes: Notes,
     turns: ToolTurns | None = None,
 ) -> TrlScorer:
-    """The scorer of a list of functions: Σ weight · value of those that said something, and of
-    environments, whose `get_reward` has weight 1.
-
-    Raises:
-        UsageError: another number of weights than of functions.
-    """
-    weights = [1.0] * len(functions) if weights is None else list(weights)
-    if len(weights) != len(functions):
-        raise UsageError(
-            f"GRPOConfig.reward_weights = {weights!r}: must be one per reward function, of which "
-            f"there are {len(functions)}."
-        )
-    owned = [] if turns is None else turns.tools.rewards
-    functions, weights = [*functions, *owned], [*weights, *[1.0] * len(owned)]
+    """The scorer of a list of functions: Σ weight · value of those that said something."""
 
     def decode(tokens: Sequence[int]) -> str:
         return tokenizer.decode(list(tokens), skip_special_tokens=True)
 
-    parts: list[RewardComponent] = []
-    for function, weight in zip(functions, weights, strict=True):
-        name = function_name(function)
-        same = sum(part.label.partition("#")[0] == name for part in parts)
-        reward = TrlFunction(
-            function=function, decode=decode, state=state, notes=notes, turns=turns
+    parts = [
+        RewardComponent(
+            label=label,
+            reward=TrlFunction(
+                function=function, decode=decode, state=state, notes=notes, turns=turns
+            ),
+            weight=weight,
+            optional=True,
         )
-        label = f"{name}#{same + 1}" if same else name
-        parts.append(RewardComponent(label=label, reward=reward, weight=weight, optional=True))
+        for label, function, weight in zip(labels(functions), functions, weights, strict=True)
+    ]
     summed = combination("weighted_sum")
     return TrlScorer(Composition(parts=tuple(parts), combination=summed), turns=turns)
+
+
+def labels(functions: Sequence[Callable[..., Any]]) -> list[str]:
+    """Names of functions; of several of one name, the later ones are numbered."""
+    names = list(map(function_name, functions))
+    counts = [names[:place].count(name) for place, name in enumerate(names)]
+    return [f"{n}#{count + 1}" if count else n for n, count in zip(names, counts, strict=True)]
+
+
+def weights_of(functions: Sequence[Any], weights: Sequence[float] | None) -> list[float]:
+    """TRL's `reward_weights`, one for each function.
+
+    Raises:
+        UsageError: another number of them.
+    """
+    found = [1.0] * len(functions) if weights is None else list(weights)
+    if len(found) != len(functions):
+        raise UsageError(
+            f"GRPOConfig.reward_weights = {found!r}: must be one per reward function, of which "
+            f"there are {len(functions)}."
+        )
+    return found
 
 
 def functions_of(given: Any, tokenizers: Any) -> list[Callable[..., Any]]:
@@ -216,15 +227,13 @@ def functions_of(given: Any, tokenizers: Any) -> list[Callable[..., Any]]:
         UsageError: none, or something else.
     """
     listed = list(given) if isinstance(given, list | tuple) else [given]
-    readers = list(tokenizers) if isinstance(tokenizers, list | tuple) else [tokenizers]
-    readers = readers * len(listed) if readers == [None] else readers
-    if given is None or not listed or len(readers) != len(listed):
+    if given is None or not listed:
         raise UsageError(
-            "reward_funcs: must be a function or a list of them, with one entry of "
-            "reward_processing_classes for each where those are given."
+            "No reward source provided: reward_funcs must be a function or a list of them, or "
+            "environments must have a method get_reward."
         )
     functions = []
-    for item, reader in zip(listed, readers, strict=True):
+    for item, reader in zip(listed, readers_of(listed, tokenizers), strict=True):
         if isinstance(item, str | torch.nn.Module):
             functions.append(_classifier(item, reader))
         elif callable(item):
@@ -232,6 +241,22 @@ def functions_of(given: Any, tokenizers: Any) -> list[Callable[..., Any]]:
         else:
             raise UsageError(f"reward_funcs: {item!r} is neither a function nor a model.")
     return functions
+
+
+def readers_of(functions: Sequence[Any], tokenizers: Any) -> list[Any]:
+    """TRL's `reward_processing_classes`, one for each function.
+
+    Raises:
+        UsageError: another number of them.
+    """
+    readers = list(tokenizers) if isinstance(tokenizers, list | tuple) else [tokenizers]
+    readers = readers * len(functions) if readers == [None] else readers
+    if len(readers) != len(functions):
+        raise UsageError(
+            f"reward_processing_classes: {len(readers)} of them must match the reward functions, "
+            f"of which there are {len(functions)}."
+        )
+    return readers
 
 
 def _classifier(model: Any, tokenizer: Any) -> Callable[..., Any]:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from groupwise.config import Config, build
@@ -23,6 +24,8 @@ CLIPPED = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
 LOSSES = (*CLIPPED, "cispo", "sapo", "vespo")
 ADVANTAGES = {"group": "zscore", "batch": "batch_zscore", "none": "centered"}
 LEVELS = ("token", "sequence")
+SUMS_TOKENS = ("bnpo", "dr_grpo", "dapo", "cispo")
+AGGREGATIONS = ("sum_then_normalize", "normalize_then_sum")
 SCHEDULES = {
     "linear": "linear",
     "cosine": "cosine",
@@ -160,14 +163,24 @@ def epoch_steps(args: GRPOConfig, rows: int) -> int:
     return max(math.ceil(chunks * cut.updates_per_chunk), 1)
 
 
-def algorithm(args: GRPOConfig) -> dict[str, Any]:
+def _advantage(args: GRPOConfig, weights: Mapping[str, float]) -> dict[str, Any]:
+    if args.multi_objective_aggregation == "normalize_then_sum":
+        more = {"weights": dict(weights)} if weights else {}
+        return {"name": "parts_zscore", "ddof": 1, "eps": 1e-4, "counting": "completions", **more}
+    scale = {True: "group", False: "none"}.get(args.scale_rewards, args.scale_rewards)  # pyright: ignore[reportArgumentType, reportCallIssue]
+    statistics = {} if scale == "none" else {"ddof": 1, "eps": 1e-4}
+    return {"name": ADVANTAGES[scale], **statistics}
+
+
+def algorithm(args: GRPOConfig, weights: Mapping[str, float]) -> dict[str, Any]:
     """The section `algorithm`: TRL's default row and what the settings change in it.
+
+    Args:
+        weights: of the rewards, by name.
 
     Raises:
         UsageError: a combination without meaning.
     """
-    scale = {True: "group", False: "none"}.get(args.scale_rewards, args.scale_rewards)  # pyright: ignore[reportArgumentType, reportCallIssue]
-    statistics = {} if scale == "none" else {"ddof": 1, "eps": 1e-4}
     divergence = "k3_weighted" if args.use_bias_correction_kl else "k3"
     kept = "not_truncated" if args.mask_truncated_completions else "all"
     if args.loss_type == "vespo" and args.importance_sampling_level == "sequence":
@@ -178,7 +191,7 @@ def algorithm(args: GRPOConfig) -> dict[str, Any]:
         )
     return {
         "name": "grpo@trl",
-        "advantage": {"name": ADVANTAGES[scale], **statistics},
+        "advantage": _advantage(args, weights),
         "ratio": {"name": args.importance_sampling_level},
         "surrogate": _surrogate(args),
         "divergence": {"name": divergence, "coefficient": args.beta},
@@ -282,6 +295,17 @@ def table(args: GRPOConfig, field: str) -> dict[str, Any]:
     return dict(value or {})
 
 
+def _sampling(args: GRPOConfig) -> dict[str, Any]:
+    return {
+        "max_tokens": args.max_completion_length,
+        "temperature": args.temperature,
+        "top_p": args.top_p,
+        "top_k": args.top_k,
+        "min_p": args.min_p or 0.0,
+        "stop": _stop(args),
+    }
+
+
 def _stop(args: GRPOConfig) -> tuple[str, ...]:
     found: list[str] = []
     for name, value in table(args, "generation_kwargs").items():
@@ -327,8 +351,14 @@ def dtype(args: GRPOConfig, *, card: bool) -> str:
             raise wrong(args, "model_init_kwargs", reason)
     if wanted not in ("auto", "float32", "bfloat16"):
         raise wrong(args, "model_init_kwargs", f"dtype {wanted!r}: use float32 or bfloat16")
-    low = card if args.bf16 is None else args.bf16
-    return "bfloat16" if low or wanted == "bfloat16" else "float32"
+    low = (card if args.bf16 is None else args.bf16) or wanted == "bfloat16"
+    if low and args.cast_lm_head_to_fp32:
+        raise wrong(
+            args,
+            "cast_lm_head_to_fp32",
+            "a bfloat16 model has a head in bfloat16; bf16=False computes all in float32",
+        )
+    return "bfloat16" if low else "float32"
 
 
 def revision(args: GRPOConfig) -> str | None:
@@ -371,6 +401,8 @@ def configuration(
     model: str = "given",
     card: bool = False,
     longest: int | None = None,
+    weights: Mapping[str, float] = MappingProxyType({}),
+    router_aux_loss: float = 0.0,
 ) -> Config:
     """The configuration of groupwise.
 
@@ -379,6 +411,8 @@ def configuration(
         model: its name.
         card: see `dtype`.
         longest: tokens of the longest prompt; None leaves the size of a pass to its default.
+        weights: of the rewards, by name.
+        router_aux_loss: coefficient of the load-balancing loss.
 
     Raises:
         UsageError: a value that cannot work, or cannot together with the others.
@@ -406,21 +440,15 @@ def configuration(
                 "trust_remote_code": trusts_remote_code(args),
             },
             "data": {"train": "train_dataset", "chat_template_kwargs": variables},
-            "algorithm": algorithm(args),
+            "algorithm": algorithm(args, weights),
             "engine": sampler.engine(args),
-            "sampling": {
-                "max_tokens": args.max_completion_length,
-                "temperature": args.temperature,
-                "top_p": args.top_p,
-                "top_k": args.top_k,
-                "min_p": args.min_p or 0.0,
-                "stop": _stop(args),
-            },
+            "sampling": _sampling(args),
             "optimizer": _optimizer(args, steps),
             "update": {
                 "epochs": cut.epochs,
                 "minibatches": cut.minibatches,
                 "gradient_checkpointing": checkpointing,
+                "router_aux_loss": router_aux_loss,
                 **tokens,
             },
             # Checkpoints and evaluations are asked for by the callbacks' control.
@@ -445,6 +473,23 @@ def check_configuration(args: GRPOConfig) -> None:
     """
     steps = optimiser_steps(args, None) if args.max_steps > 0 else 1
     check_support(configuration(args, steps=steps))
+
+
+def warnings_of(args: GRPOConfig) -> list[str]:
+    """What TRL's trainer warns of."""
+    found = []
+    if args.importance_sampling_level == "sequence" and args.loss_type in SUMS_TOKENS:
+        found.append(
+            f"importance_sampling_level = 'sequence' with loss_type = {args.loss_type!r}, a sum "
+            "over tokens, weights each sequence by its completion length; GSPO's own loss_type is "
+            "'grpo'."
+        )
+    if args.loss_type == "luspo" and args.importance_sampling_level != "sequence":
+        found.append(
+            "loss_type = 'luspo' is meant for importance_sampling_level = 'sequence', as in its "
+            "paper."
+        )
+    return found
 
 
 def trusts_remote_code(args: GRPOConfig) -> bool:

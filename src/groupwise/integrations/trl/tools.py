@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import inspect
+import itertools
 import random
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -69,6 +70,10 @@ class Toolset:
             of a single one.
         seed: of the run.
 
+    Attributes:
+        known: every function that some completion may call.
+        rewards: a reward function for each class of environments that has `get_reward`.
+
     Raises:
         UsageError: a function without type hints or docstring, two of one name, or an environment
             without `reset`.
@@ -93,15 +98,13 @@ class Toolset:
         self.schemas = {
             name: self._schemas(name, instance) for name, (instance,) in self._free.items()
         } or {None: self._schemas(None, None)}
+        owned = [_methods(instance) for (instance,) in self._free.values()]
+        self.known = [*self.functions, *itertools.chain.from_iterable(owned)]
+        kinds = {type(instance): None for (instance,) in self._free.values()}
+        self.rewards = [self._reward(kind) for kind in kinds if hasattr(kind, "get_reward")]
         self._rows: dict[str, _Row] = {}
         self._ended: dict[Key, Conversation] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
-
-    @property
-    def rewards(self) -> list[Callable[..., Any]]:
-        """A reward function for each class of environments that has `get_reward`."""
-        kinds = {type(instance): None for (instance, *_) in self._free.values()}
-        return [self._reward(kind) for kind in kinds if hasattr(kind, "get_reward")]
 
     def _reward(self, kind: type) -> Callable[..., Any]:
         def get_reward(environments: Sequence[Any]) -> list[Any]:
@@ -162,11 +165,9 @@ class Toolset:
     def _schemas(self, name: str | None, instance: Any) -> tuple[Mapping[str, Any], ...]:
         functions = [*self.functions, *_methods(instance)]
         names = [function.__name__ for function in functions]
-        if len(set(names)) < len(names) or not functions:
+        if len(set(names)) < len(names):
             where = "tools" if name is None else f"environment_factory[{name!r}]"
-            raise UsageError(
-                f"{where}: functions = {names}: must be one or more, with different names."
-            )
+            raise UsageError(f"{where}: functions = {names}: must have different names.")
         return tuple(map(_schema, functions))
 
     def begin(self, prompt: Prompt, *, stream: Stream) -> Conversation:

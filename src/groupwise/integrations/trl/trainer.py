@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -9,6 +10,8 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
 from transformers import TrainerCallback, TrainerControl, TrainerState
 from transformers.trainer_callback import CallbackHandler, DefaultFlowCallback
 from transformers.trainer_utils import TrainOutput
@@ -36,6 +39,7 @@ NOT_HERE = {
     "quantization_config": 'use groupwise.train(…, model={"quantization": "nf4", "adapter": {}})',
     "rollout_func": "rollouts are written by the engine; give groupwise an Engine of your own",
 }
+LOG = logging.getLogger(__name__)
 STREAM = -1
 """The step that keys the random streams of evaluations, so that training shares none of them."""
 
@@ -61,7 +65,7 @@ class GRPOTrainer:
 
     Attributes:
         args, state, callback_handler: as in TRL; `state.log_history` has the logged metrics.
-        train_dataset, eval_dataset: as given.
+        train_dataset, eval_dataset, reward_processing_classes: as given.
         model, processing_class: the model, trained in place, and its tokenizer.
 
     Raises:
@@ -93,16 +97,21 @@ class GRPOTrainer:
                 "groupwise.integrations.trl too."
             )
         args.validate()
+        for text in settings.warnings_of(args):
+            LOG.warning(text)
         loading.check_place(args)
         self.args = args
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
-        self.tools = toolset(tools, environment_factory, seed=args.seed)
+        self.toolset = toolset(tools, environment_factory, seed=args.seed)
         self.functions = self._functions(reward_funcs, reward_processing_classes)
+        readers = reward_processing_classes
+        self.reward_processing_classes = rewards.readers_of(self.functions, readers)
         self._read(train_dataset, eval_dataset)
         self.policy: Policy = loading.policy(
             model, args, tokenizer=processing_class, peft_config=peft_config
         )
         fix_variables(self.processing_class, settings.table(args, "chat_template_kwargs"))
+        self.router_aux_loss_coef = loading.router_aux_loss(self.model, args)
         self.turns = self._turns()
         self.config: Config = self._configured(str(name) or short)
         table = Path(self.config.output) / "extra.jsonl" if args.log_completions else None
@@ -123,19 +132,19 @@ class GRPOTrainer:
 
     def _functions(self, given: Any, tokenizers: Any) -> list[Callable[..., Any]]:
         """The reward functions; there may be none where environments reward."""
-        if not given and self.tools is not None and self.tools.rewards:
+        if not given and self.toolset is not None and self.toolset.rewards:
             return []
         return rewards.functions_of(given, tokenizers)
 
     def _turns(self) -> ToolTurns | None:
-        if self.tools is None:
+        if self.toolset is None:
             if self.args.max_tool_calling_iterations is not None:
                 raise settings.wrong(
                     self.args, "max_tool_calling_iterations", "there are no tools; leave it out"
                 )
             return None
         return ToolTurns(
-            self.tools,
+            self.toolset,
             self.policy,
             max_tokens=self.args.max_completion_length or 1,
             max_calls=self.args.max_tool_calling_iterations,
@@ -146,10 +155,15 @@ class GRPOTrainer:
         args = self.args
         cut = settings.batches(args)
         limit = args.max_steps * cut.prompts if args.max_steps > 0 else None
-        if train_dataset is None and self.tools is not None and None in self.tools.factories:
+        if train_dataset is None and self.toolset is not None and None in self.toolset.factories:
             if limit is None:
                 raise settings.wrong(args, "max_steps", "must say when to end without data")
             train_dataset = [{}] * limit
+        elif train_dataset is None and self.toolset is not None and self.toolset.factories:
+            raise UsageError(
+                "environment_factory: more than one environment requires a `train_dataset`, whose "
+                "column 'environment' names that of each row."
+            )
         known = hasattr(train_dataset, "__len__")
         self.prompts = self._prompts(train_dataset, "train_dataset", None if known else limit)
         self.eval_prompts: dict[str, list[Prompt]] = {}
@@ -163,7 +177,7 @@ class GRPOTrainer:
 
     def _prompts(self, data: Any, where: str, limit: int | None = None) -> list[Prompt]:
         """The prompts of a data set, with the tools that they show."""
-        owned = self.tools is not None and bool(self.tools.factories)
+        owned = self.toolset is not None and bool(self.toolset.factories)
         found = prompts(
             data,
             where=where,
@@ -171,7 +185,7 @@ class GRPOTrainer:
             alone=bool(self.args.remove_unused_columns),
             default=NO_PROMPT if owned else None,
         )
-        return found if self.tools is None else self.tools.prompts(found, where=where)
+        return found if self.toolset is None else self.toolset.prompts(found, where=where)
 
     def _configured(self, name: str) -> Config:
         rows = render_all(self.prompts, self.processing_class, limit=1 << 30)
@@ -181,6 +195,8 @@ class GRPOTrainer:
             model=name,
             card=loading.computes_in_bf16(),
             longest=max(map(len, rows.tokens)),
+            weights=dict(zip(self.reward_func_names, self.reward_weights.tolist(), strict=True)),
+            router_aux_loss=self.router_aux_loss_coef,
         )
         say = config.guards.model_copy(update={"silent_rewards": "say"})
         return config.model_copy(update={"guards": say})
@@ -195,11 +211,37 @@ class GRPOTrainer:
         """The tokenizer."""
         return self.policy.tokenizer
 
+    @property
+    def tools(self) -> list[Callable[..., Any]]:
+        """The functions that the model may call, those of environments included."""
+        return [] if self.toolset is None else self.toolset.known
+
+    @property
+    def reward_funcs(self) -> list[Callable[..., Any]]:
+        """The reward functions, those of environments last."""
+        return [*self.functions, *(self.toolset.rewards if self.toolset is not None else ())]
+
+    @property
+    def reward_func_names(self) -> list[str]:
+        """Names of the reward functions in logs, each once."""
+        return rewards.labels(self.reward_funcs)
+
+    @property
+    def reward_weights(self) -> Tensor:
+        """Weights of the reward functions; environments have 1."""
+        given = rewards.weights_of(self.functions, self.args.reward_weights)
+        return torch.tensor([*given, *[1.0] * (len(self.reward_funcs) - len(given))])
+
+    @property
+    def aux_loss_enabled(self) -> bool:
+        """Whether the load-balancing loss of a mixture of experts is added to the loss."""
+        return self.router_aux_loss_coef != 0
+
     def scorer(self) -> rewards.TrlScorer:
         """A scorer of the reward functions."""
         return rewards.make_scorer(
-            self.functions,
-            weights=self.args.reward_weights,
+            self.reward_funcs,
+            weights=self.reward_weights.tolist(),
             tokenizer=self.processing_class,
             state=self.state,
             notes=self.notes,

@@ -42,7 +42,7 @@ class ToolTurns:
     """Answers calls as TRL does: in order, in the trainer's thread, with errors told to the model.
 
     A turn ends with its first call. One that is not JSON ends the completion, and so does one
-    beyond `max_calls`.
+    beyond `max_calls`. Without functions, environments make prompts and rewards alone.
 
     Args:
         tools: the functions.
@@ -61,7 +61,7 @@ class ToolTurns:
     ) -> None:
         self.tools, self.policy = tools, policy
         self.max_calls = max_calls
-        self.frame = call_frame(policy.tokenizer)
+        self.frame = call_frame(policy.tokenizer) if tools.known else ("", "")
         framing = len(policy.tokenizer("".join(self.frame), add_special_tokens=False).input_ids)
         if framing >= max_tokens:
             raise UsageError(
@@ -100,7 +100,7 @@ class ToolTurns:
 
     def reply(self, state: Conversation, text: str) -> Reply:
         """The result of the call that ends `text`, as the next turn of the conversation."""
-        call = _call(text)
+        call = _call(text) if self.tools.known else None
         most = math.inf if self.max_calls is None else self.max_calls
         if call is None or len(state.results) >= most:
             return Reply(text="", done=True)

@@ -338,11 +338,13 @@ def _of_updates(updates: Sequence[Update]) -> Metrics:
     """Metrics of one learner's optimizer steps; none where it took none."""
     if not updates:
         return {}
+    balances = [update.aux_loss for update in updates if update.aux_loss is not None]
     return {
         "loss": sum(update.loss for update in updates),
         "grad_norm": updates[-1].grad_norm,
         "learning_rate": updates[-1].learning_rate,
         "computed_share": _mean(torch.cat([update.computed for update in updates]).double()),
+        **({"aux_loss": sum(balances) / len(balances)} if balances else {}),
     }
 
 
