@@ -93,6 +93,12 @@ def test_a_counter_behind_a_number_is_left_out_unless_both_have_one(
     ("style", "text", "answer"),
     [
         ("auto", "It is .5", ".5"),
+        ("auto", "The answer is .5", ".5"),
+        ("auto", "The answer is: **.5**.", ".5"),
+        ("auto", r"The answer is \sqrt{2}.", r"\sqrt{2}"),
+        ("auto", r"So we get 3\sqrt{2} cm", r"3\sqrt{2}"),
+        ("auto", r"The answer is \frac{1}{\sqrt{3}}.", r"\frac{1}{\sqrt{3}}"),
+        ("auto", r"It is -\dfrac{1}{2}", r"-\dfrac{1}{2}"),
         ("last_number", "the answer is −5", "-5"),
         ("auto", "so x is −5.", "-5"),
         ("auto", "The result is 2^10.", "2^10"),
@@ -112,6 +118,12 @@ def test_a_counter_behind_a_number_is_left_out_unless_both_have_one(
         ("last_number", "There are 3 apples, not 4.5 apples", "3"),
         ("choice", "I think the answer is B", "B"),
         ("choice", "B, I think", "B"),
+        ("choice", "정답은 B입니다.", "B"),
+        ("choice", "정답은B", "B"),
+        ("choice", "따라서 A입니다", "A"),
+        ("choice", "答案是C。", "C"),
+        ("choice", "답은 D이다", "D"),
+        ("choice", "B형 간염", None),
         ("choice", "The answer I found is B", "B"),
         ("choice", "I choose B, not C.", "B"),
         ("choice", "The answer is A because I said so", "A"),
@@ -148,7 +160,23 @@ def test_answers_without_tags(style: str, text: str, answer: str | None) -> None
 
 @pytest.mark.parametrize(
     "piece",
-    ["not ", "1 ", "√(", "(1,", "```\n", "1^", "answer ", "1*", "~~~~", "```\nx\n", " not 5", "A "],
+    [
+        "not ",
+        "1 ",
+        "√(",
+        "(1,",
+        "```\n",
+        "1^",
+        "answer ",
+        "1*",
+        r"\frac{",
+        r"\sqrt{{",
+        r"\frac{1}{",
+        "~~~~",
+        "```\nx\n",
+        " not 5",
+        "A ",
+    ],
 )
 def test_extraction_takes_time_in_proportion_to_the_text(piece: str) -> None:
     start = time.perf_counter()

@@ -21,13 +21,17 @@ _NUMBER = re.compile(
     r"|(?<![\w.])[-+]?\.\d+"
 )
 _ITEM = r"[-+−]?(?:\d+(?:\.\d+)?(?:/\d+)?|\.\d+)"
-# Numbers as plain text writes them with more than digits: tuples, powers, roots.
+_BRACES = r"\s*\{(?:[^{}\n]|\{[^{}\n]{0,40}\}){1,40}\}"
+# Numbers as plain text writes them with more than digits: tuples, powers, roots, and LaTeX without
+# the marks of a formula around it.
 _WRITTEN = re.compile(
     rf"[(\[]\s*{_ITEM}(?:\s*,\s*{_ITEM}){{1,9}}\s*[)\]]"
     rf"|(?<![\w.)])(?:{_ITEM}\s*[*·×]\s*)?{_ITEM}"
     rf"(?:\^(?:\{{{_ITEM}\}}|\({_ITEM}\)|{_ITEM})|[⁰¹²³⁴-⁹⁻]+)"
     rf"|(?<![\w.])[-+−]?(?:\d+(?:\.\d+)?\s*\*?\s*)?(?:[√∛∜]\s*(?:\d+|\([^()\n]{{1,40}}\))"
     rf"|sqrt\([^()\n]{{1,40}}\))(?:/\d+)?"
+    rf"|(?<![\w.\\])[-+−]?(?:\d+(?:\.\d+)?\s*)?\\(?:[dt]?frac{_BRACES}{_BRACES}"
+    rf"|sqrt(?:\[\d\])?{_BRACES}(?:/\d+)?)"
 )
 _FENCED = re.compile(
     r"^[ \t]*(`{3,}(?!`)|~{3,}(?!~))[^\n]*\n(.*?)(?:^[ \t]*\1[ \t]*$|\Z)", re.M | re.S
@@ -57,6 +61,9 @@ _SENTENCE_END = re.compile(r"\n|\.\s+(?=[A-Z])|\.\s*$|<\|")
 _CHOICE = re.compile(
     r"(?<![A-Za-z\\])\(?\s*([A-HJ]|(?<=\()I)\s*[).:](?!\w)|(?<![\w'’-])([B-HJ])(?![\w'’])"
     r"|(?<![\w'’-])([AI])(?=\s*(?:[.,;:)*]|$)|\s+(?:and|or|but|because|since|as|is|not)\b)"
+    # Korean, Chinese and Japanese write no space before the copula or after the topic's particle.
+    r"|(?:(?<![\w'’-])|(?<=[은는是为為は]))([A-J])(?=입니다|이다|이에요|예요|です|だ)"
+    r"|(?<=[은는是为為は])([A-J])(?![\w'’])"
 )
 _CHOICE_PHRASE = re.compile(
     r"(?i:answer|option|choice)\s*(?:\*\*)?\s*(?P<is>(?i:is)\b|:)?\s*"
@@ -242,7 +249,7 @@ def _auto(text: str) -> str | None:
 
 def _sentence(text: str) -> str:
     end = _SENTENCE_END.search(text)
-    return (text[: end.start()] if end else text).strip().strip("*.\"' ")
+    return (text[: end.start()] if end else text).strip().lstrip("*\"' ").rstrip("*.\"' ")
 
 
 def _last_formula(text: str) -> str | None:
