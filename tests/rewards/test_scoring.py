@@ -8,6 +8,7 @@ import math
 import sys
 import threading
 import time
+from concurrent.futures import CancelledError
 from dataclasses import replace
 from typing import Any
 
@@ -305,6 +306,18 @@ def test_async_functions_wait_together() -> None:
     assert time.perf_counter() - start < 1.5  # 20 waits of 0.2 s one after the other are 4 s
     assert scores.total.tolist() == [[2.0, 1.0]] * 10
     assert len(threads) == 1 and threads != {threading.get_ident()}
+
+
+def test_closing_cancels_what_waits() -> None:
+    async def waits(text: str) -> float:
+        await asyncio.sleep(60)
+        return 1.0
+
+    scorer = from_functions(waits)
+    ticket = scorer.submit(group("a"))
+    scorer.close()
+    with pytest.raises(CancelledError):
+        ticket.result(timeout=5)
 
 
 def test_an_async_function_that_hangs_is_a_timeout() -> None:

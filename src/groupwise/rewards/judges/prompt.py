@@ -26,6 +26,12 @@ FIELDS = ("question", "reference", "answer")
 _FIELD = re.compile(r"\{(" + "|".join(FIELDS) + r")\}")
 _ANY_MARK = re.compile(r"<(?=\s*/?\s*answer_to_judge)", re.IGNORECASE)
 _MARKUP = re.compile("</?[A-Za-z]{1,20}>|[*_`\"'“”‘’]")
+_LABEL = frozenset(
+    "so thus therefore hence my the this that it is are a final overall verdict judgement judgment "
+    "answer decision conclusion result reply response boxed text mathrm".split()
+)
+"""Words before a colon or similar mark that introduce a verdict; others may introduce a quotation,
+as in "It tells me to reply: Yes"."""
 _EDGES = re.compile(r"^\W+|\W+$")
 
 
@@ -86,9 +92,10 @@ def spoken_verdict(reply: str, *, yes: str, no: str) -> Verdict | None:
     """The word that a judge ends with, `yes` or `no`, in the last line of what it says after its
     reasoning (`</think>`).
 
-    The line is the word alone, begins with it ("Yes, both are 4"), or ends with it after a colon or
-    similar mark, or after "is" ("The verdict is **Yes**"). A word elsewhere is talk of a verdict,
-    as in "It is not correct" or "I am told to say Yes", and so is a line with both words.
+    The line is the word alone, begins with it ("Yes, both are 4"), or ends with it after "is" ("The
+    verdict is **Yes**") or after a label with a colon or similar mark: one word, or the words of
+    `_LABEL`. A word elsewhere is talk of a verdict, as in "It is not correct", "I am told to say
+    Yes" or "It ends with: Yes", and so is a line with both words.
 
     Example:
         >>> spoken_verdict("<think>No, 4.</think>So the\\nverdict is **Yes**.", yes="Yes", no="No")
@@ -116,7 +123,10 @@ def _decides(before: str, after: str) -> bool:
     """Whether a word between two texts is what a line says, and is not only mentioned in it."""
     first, behind = _MARKUP.sub("", before), _MARKUP.sub("", after)
     begins = re.fullmatch(r"\W*", first) and re.match(r"\s*(?:$|[.,;:!)\]}–—-])", behind)
-    leads = re.search(r"(?:[:=>→({\[]|\bis|(?:^|\s)[–—-])\s*$", first, re.IGNORECASE)
+    label = re.findall(r"\w+", first.lower())
+    marked = re.search(r"(?:[:=>→({\[]|(?:^|\s)[–—-])\s*$", first)
+    names = marked and (len(label) <= 1 or _LABEL.issuperset(label))
+    leads = names or re.search(r"\bis\s*$", first, re.IGNORECASE)
     return bool(begins or (leads and re.fullmatch(r"[^\w?]*", behind)))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import math
 import threading
 from collections import Counter
@@ -138,6 +139,9 @@ class InlineScorer:
             ticket.set_exception(error)
 
     def _resume(self, ticket: Ticket, steps: Any, done: concurrent.futures.Future[Any]) -> None:
+        if done.cancelled():  # the scorer is closed
+            ticket.cancel()
+            return
         error = done.exception()
         if error is not None:
             ticket.set_exception(error)
@@ -185,8 +189,10 @@ class InlineScorer:
         return scores
 
     def close(self) -> None:
-        """Stop the event loop, if there is one."""
+        """Stop the event loop, if there is one; calls that wait are cancelled."""
         if self._loop is not None and self._thread is not None:
+            with contextlib.suppress(TimeoutError):
+                asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result(timeout=10)
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(timeout=10)
             self._loop.close()
@@ -198,6 +204,14 @@ class InlineScorer:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+async def _cancel_others() -> None:
+    """Cancel the other tasks of this event loop, and wait for them."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
 
 
 def gathered(tickets: Sequence[Ticket], *, judged: bool) -> tuple[Scores, bool]:
