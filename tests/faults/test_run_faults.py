@@ -21,6 +21,7 @@ from torch import Tensor
 
 from groupwise.algorithms.losses import FunctionObjective
 from groupwise.errors import RunError
+from groupwise.report import write_run_report
 from groupwise.rundir.files import read_lines
 from groupwise.training.prepare import Prepared
 from groupwise.training.run import train_config
@@ -93,8 +94,14 @@ def test_logits_that_are_no_numbers_are_noticed_where_they_are_sampled_from(
     run.trainer.advance()
     with torch.no_grad():
         next(iter(run.trainer.policy.publish().named.values())).fill_(math.nan)
-    with pytest.raises(RunError, match=r"not one completion .* \(the sampler failed\)"):
+    with pytest.raises(RunError, match="are NaN or infinite, so the weights have diverged"):
         run.trainer.run()
+    [row] = read_lines(tmp_path / "alarms.jsonl")
+    assert (row["step"], row["alarm"]) == (1, "ended")
+    assert "lower optimizer.learning_rate" in row["text"]
+    run.close()
+    report = write_run_report(tmp_path).read_text(encoding="utf-8")
+    assert "so the weights have diverged" in report
     assert len(timeless(tmp_path)) == 1
     assert (tmp_path / "checkpoints" / "step-000001").exists()
 

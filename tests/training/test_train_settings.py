@@ -44,8 +44,11 @@ def at_hand() -> dict[str, Any]:
     }
 
 
-def test_a_named_model_gets_dtype_and_adapter(tmp_path: Path) -> None:
+def test_a_named_model_gets_dtype_and_adapter(
+    tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
     run = train("bundled", ["1+1?"], length, model=ADAPTED, output=str(tmp_path / "run"), **SMALL)
+    assert [str(one.message) for one in recwarn if "is_gradient" in str(one.message)] == []
     assert is_adapted(run.model)
     assert run.model.dtype == torch.bfloat16
 

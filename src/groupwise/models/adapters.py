@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,14 @@ SCORE_LAYERS = ("score", "classifier")
 
 SAMPLES, SAMPLE_BYTES = 64, 1 << 16
 """Bytes read of every weight file for a fingerprint."""
+
+
+@contextmanager
+def quiet_peft() -> Iterator[None]:
+    """Without the warning of `transformers` about an attribute that PEFT reads of every model."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated")
+        yield
 
 
 def is_adapted(model: Any) -> bool:
@@ -76,7 +86,8 @@ def new_adapter(model: Any, adapter: AdapterSettings, *, task: str = "CAUSAL_LM"
         exclude_modules=None if task == "CAUSAL_LM" else list(SCORE_LAYERS),
     )
     try:
-        return _without_copies(get_peft_model(model, config))
+        with quiet_peft():
+            return _without_copies(get_peft_model(model, config))
     except ValueError as error:
         known = sorted({name.rsplit(".", 1)[-1] for name, _ in model.named_modules() if name})
         raise UsageError(
@@ -149,9 +160,10 @@ class SavedAdapter:
                 "changed since; bring back the model it was trained on, or train a new adapter."
             )
         try:
-            adapted = PeftModel.from_pretrained(
-                model, str(self.folder), is_trainable=True, config=config
-            )
+            with quiet_peft():
+                adapted = PeftModel.from_pretrained(
+                    model, str(self.folder), is_trainable=True, config=config
+                )
         except (ValueError, RuntimeError) as error:
             said = " ".join(str(error).split())[:200]
             raise UsageError(f"{where}, and does not fit the model of that name: {said}") from error

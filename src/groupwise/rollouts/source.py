@@ -24,6 +24,7 @@ from groupwise.prompts.orders import Order
 from groupwise.prompts.sources import content_hash
 from groupwise.rewards import Scorer
 from groupwise.rewards.journal import RewardJournal
+from groupwise.rewards.scoring.pipeline import NOT_FINITE
 from groupwise.rollouts.partial import Asked, PartialRollouts
 from groupwise.rollouts.spans import Spans
 from groupwise.rollouts.tools import ReplyJournal
@@ -155,6 +156,12 @@ class RolloutSource:
     def nothing(self, drawn: int, valid: int, errors: Counter[str], *, truncated: bool) -> str:
         """Why there is no batch."""
         if not valid:
+            if errors.keys() == {NOT_FINITE}:
+                return (
+                    f"rollouts: the log-probabilities of all completions of {drawn} prompts are "
+                    "NaN or infinite, so the weights have diverged. Resume from an earlier "
+                    "checkpoint, or start again, with a lower optimizer.learning_rate."
+                )
             reasons = "; ".join(message for message, _ in errors.most_common(3)) or "no reason"
             return (
                 f"rewards: not one completion of {drawn} prompts could be judged ({reasons}), so "

@@ -207,8 +207,10 @@ class Trainer:
                 before = self.done, self._versions(), self.source.state()
                 try:
                     self.advance()
-                except BaseException:
+                except BaseException as error:
                     self._rescue(*before)
+                    if isinstance(error, RunError):
+                        self.monitor.ended(self.done, error)
                     raise
                 if asked.stop or self.done == self.settings.steps:
                     self.save(wait=True)

@@ -14,7 +14,7 @@ from groupwise.errors import UsageError
 from groupwise.integrations.trl.config import GRPOConfig
 from groupwise.integrations.trl.settings import dtype, revision, trusts_remote_code, wrong
 from groupwise.models import Policy, is_adapted, load_policy, make_policy
-from groupwise.models.adapters import refuse_virtual_tokens
+from groupwise.models.adapters import quiet_peft, refuse_virtual_tokens
 from groupwise.models.seeds import own_random_numbers
 
 
@@ -129,7 +129,8 @@ def _adapted(found: Policy, config: Any, *, seed: int) -> Policy:
         raise UsageError("peft_config: the model has an adapter already; merge it first.")
     with own_random_numbers(seed):
         try:
-            model = get_peft_model(found.model, config)
+            with quiet_peft():
+                model = get_peft_model(found.model, config)
         except ValueError as error:
             raise UsageError(f"peft_config: does not fit this model ({error}).") from error
     return replace(found, model=model)

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 MOST_REWARD = 1e18
 """Largest absolute reward: its square, which statistics of a group contain, is a float32."""
 
+NOT_FINITE = "its log-probabilities are NaN or infinite"
+"""Why a completion is not judged that a model without finite logits wrote."""
+
 _PACKAGE = Path(__file__).parents[2]
 _STANDARD = Path(sysconfig.get_path("stdlib"))
 
@@ -310,7 +313,7 @@ def _unwritten(completion: Completion) -> tuple[str, str] | None:
     if completion.failure is not None:
         status, message = completion.failure
         return status.value, message
-    return ("error", "the sampler failed") if completion.finish == "error" else None
+    return ("error", NOT_FINITE) if completion.finish == "error" else None
 
 
 def _number(value: float | None) -> float:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from groupwise.errors import RunError
 from groupwise.rollouts.spans import Spans
 from groupwise.rundir.files import RunLog
 from groupwise.training.monitor.alerts import Alert, Alerts
@@ -119,7 +120,7 @@ class Monitor:
         reason = self.guard.reward_failure_reason(result.scored.scores)
         if reason is not None:
             if self.guard.settings.silent_rewards == "stop":
-                self._reward_failure = reason
+                self._reward_failure = f"{reason} guards.silent_rewards = 'say' trains regardless."
                 return "stop"
             self.log(reason)
         return self.guard.judge(result.metrics)
@@ -128,6 +129,11 @@ class Monitor:
     def reason(self) -> str:
         """Why the run is stopped."""
         return self._reward_failure or self.guard.reason
+
+    def ended(self, step: int, error: RunError) -> None:
+        """Store why the run ended early, beside the alerts that its report shows."""
+        if self.run_log is not None:
+            self.run_log.alert(step, "ended", str(error))
 
     def write_evaluation(self, step: int, row: Mapping[str, Any]) -> None:
         """Write an evaluation to the run directory and the trackers, and show it."""
