@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from torch import nn
 
 from groupwise.errors import UsageError
 from groupwise.kernels import AdapterLinear
+from groupwise.models.time_limit import time_limit
 from groupwise.settings import AdapterSettings
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -27,6 +29,9 @@ BASE = "base_model.json"
 
 SCORE_LAYERS = ("score", "classifier")
 """Names that transformers gives the head of a sequence or token classifier."""
+
+MATCH_SECONDS = 10.0
+"""Longest time for matching the patterns of an adapter."""
 
 SAMPLES, SAMPLE_BYTES = 64, 1 << 16
 """Bytes read of every weight file for a fingerprint."""
@@ -146,6 +151,7 @@ class SavedAdapter:
         from peft import LoraConfig, PeftModel
 
         where = f"model.path = {str(self.folder)!r}: is an adapter of {self.base!r}"
+        self._check_patterns(model, where)
         config = LoraConfig.from_pretrained(str(self.folder))
         if not isinstance(config, LoraConfig):
             raise UsageError(f"{where}, and not a LoRA but of kind {config.peft_type}.")
@@ -173,6 +179,24 @@ class SavedAdapter:
                 "or has another shape."
             )
         return _without_copies(adapted)
+
+    def _check_patterns(self, model: Any, where: str) -> None:
+        """Match the patterns of the configuration once, as PEFT would: one may take for ever."""
+        settings = self.settings
+        found = [settings.get(key) for key in ("target_modules", "exclude_modules")]
+        found += [*(settings.get("rank_pattern") or ()), *(settings.get("alpha_pattern") or ())]
+        layers = settings.get("layers_pattern")
+        found += layers if isinstance(layers, list) else [layers]
+        try:
+            with time_limit(MATCH_SECONDS):
+                for pattern in (each for each in found if isinstance(each, str)):
+                    compiled = re.compile(rf"(?:.*\.)?(?:{pattern})(?:\.|$)")
+                    for name, _ in model.named_modules():
+                        compiled.match(name)
+        except (TimeoutError, re.error, RecursionError) as error:
+            raise UsageError(
+                f"{where}, and a pattern in its {CONFIG} cannot be matched ({error})."
+            ) from None
 
     def _check(self, wanted: AdapterSettings) -> None:
         """A recipe that continues training an adapter must describe that adapter, or none."""

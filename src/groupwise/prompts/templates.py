@@ -7,17 +7,14 @@ from __future__ import annotations
 import difflib
 import json
 import re
-import signal
-import threading
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from transformers import PreTrainedTokenizerBase
 
 from groupwise.errors import ModelError, UsageError, first_line
+from groupwise.models.time_limit import time_limit
 from groupwise.prompts.lazy import LazySequence
 from groupwise.types import Prompt
 
@@ -190,7 +187,7 @@ def _by_template(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> list[int
     messages = [dict(message) for message in prompt.messages]
     continued = bool(messages) and messages[-1]["role"] == "assistant"
     try:
-        with _time_limit(RENDER_SECONDS):
+        with time_limit(RENDER_SECONDS):
             tokens = tokenizer.apply_chat_template(
                 messages,
                 tools=[dict(tool) for tool in prompt.tools] or None,
@@ -205,29 +202,6 @@ def _by_template(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> list[int
             f"prompt {prompt.id}: the chat template rejects its messages ({reason})."
         ) from error
     return [int(token) for token in tokens]  # pyright: ignore[reportArgumentType]
-
-
-@contextmanager
-def _time_limit(seconds: float) -> Iterator[None]:
-    """A context that raises TimeoutError after a time limit; without effect outside the main
-    thread.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(*_: object) -> None:
-        raise TimeoutError(f"it runs for more than {seconds:g} s")
-
-    handler, start = signal.signal(signal.SIGALRM, stop), time.monotonic()
-    left, interval = signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        remaining = max(left - (time.monotonic() - start), 1e-3) if left else 0.0
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, handler or signal.SIG_DFL)
-        signal.setitimer(signal.ITIMER_REAL, remaining, interval)
 
 
 def _without_template(prompt: Prompt) -> str:
