@@ -25,7 +25,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -247,9 +247,12 @@ def _run_bound(
         "entry": tests.entry,
         "counted": tests.counted,
         "all": not tests.stop,
+        "seconds": limits.seconds,
     }
+    seconds = min(min(len(sources), WALL) * limits.seconds, _LONGEST_SECONDS)
+    whole = replace(limits, seconds=max(seconds, limits.seconds))
     outcomes: list[Outcome] = []
-    with _started("tests", program, limits, plain=plain) as job:
+    with _started("tests", program, whole, plain=plain) as job:
         job.send(marshal.dumps(payload))
         deadline = min(time.monotonic() + 3 * limits.seconds, end)
         try:
@@ -450,11 +453,10 @@ def _settings(mode: str, program: str, limits: Limits, *, plain: bool) -> dict[s
 
 def _memory_kills() -> int:
     """How many processes the kernel has killed for want of memory, in any container."""
-    try:
+    with contextlib.suppress(OSError):
         found = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), re.MULTILINE)
-    except OSError:
-        return 0
-    return int(found[1]) if found else 0
+        return int(found[1]) if found else 0
+    return 0
 
 
 def _complaint(process: subprocess.Popen[bytes]) -> str:
