@@ -19,7 +19,8 @@ from groupwise.distributed.connection import Cluster
 from groupwise.distributed.lost import RankLost
 from groupwise.distributed.probe import probe
 from groupwise.errors import RunError, UsageError
-from small_runs import settings
+from groupwise.training.run import train_config
+from small_runs import Quiet, settings
 
 pytestmark = pytest.mark.cluster
 ray = pytest.importorskip("ray")
@@ -68,6 +69,40 @@ def test_a_process_that_does_not_start_says_why(tmp_path: Path) -> None:
             cluster.compare({"rank 0": actor})
     finally:
         cluster.close()
+
+
+def test_a_run_starts_again_where_a_process_was_lost_at_its_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the process itself starts, and while others do."""
+
+    class Killed:
+        def __init__(self, *given: Any) -> None:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        def surroundings(self) -> dict[str, str]:
+            return {}
+
+    cluster = Cluster(config_of(tmp_path))
+    try:
+        actor = cluster.actor(Killed, cpus=1, gpus=0)
+        with pytest.raises(RankLost, match="^replica 0 was lost while it started"):
+            cluster.compare({"replica 0": actor})
+    finally:
+        cluster.close()
+    check, often = ClusterLearner._check_shared, []
+
+    def killed_once(learner: ClusterLearner) -> None:
+        check(learner)
+        if not often:
+            often.append(1)
+            ray.kill(learner.ranks[0])
+
+    monkeypatch.setattr(ClusterLearner, "_check_shared", killed_once)
+    progress = Quiet()
+    train_config(config_of(tmp_path / "run", "steps=1"), progress=progress)
+    assert "a process was lost while the run started. Starting again." in progress.said
+    assert (tmp_path / "run" / "final").exists()
 
 
 def test_a_probe_stands_where_each_process_will_be(tmp_path: Path) -> None:

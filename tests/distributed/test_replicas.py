@@ -4,7 +4,7 @@ what one process draws."""
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +14,12 @@ import torch
 from safetensors.torch import load_file
 
 from cluster_runs import assert_survives, kill_driver, train_command
+from groupwise.algorithms import bind
+from groupwise.config import load
+from groupwise.config.connect import configured_engine, load_configured
+from groupwise.config.data import load_train, rendered
+from groupwise.distributed.canary import LIMIT
+from groupwise.distributed.cluster import connect_cluster
 from groupwise.distributed.replicas import ClusterEngine, Idle, Stored
 from groupwise.errors import RunError
 from groupwise.types import Group, Prompt, Request, Sampling, Stream
@@ -161,3 +167,63 @@ def test_a_killed_driver_is_resumed_in_one_process(alone: Path, tmp_path: Path) 
     again = train_command("word-problems", given, "--resume", str(folder))
     subprocess.run(again, check=True, capture_output=True)
     assert unequal(alone, folder) == []
+
+
+@pytest.mark.cluster
+def test_ten_thousand_completions_of_replicas_are_those_of_one_engine(tmp_path: Path) -> None:
+    """Tokens, log-probabilities and text; the prompts go to whichever replica is free."""
+    pytest.importorskip("ray")
+    given = settings(tmp_path / "run", "cluster.replicas=3", "data.limit=1250")
+    given.append("sampling.max_tokens=48")
+    config = load("word-problems-ray", given)
+    policy = load_configured(config)
+    train = rendered(config, policy, load_train(config)[:1250])
+    asked = [
+        Request(prompt=prompt, tokens=tokens, group=8, stream=Stream(0, place))
+        for place, (prompt, tokens) in enumerate(zip(train.prompts, train.tokens, strict=True))
+    ]
+    alone = written(configured_engine(config, policy).generate(iter(asked), config.sampling))
+    engine = connect_cluster(config, bind(config.algorithm.name), policy=policy).engine
+    try:
+        spread = written(engine.generate(iter(asked), config.sampling))
+    finally:
+        engine.close()
+    differing = [key for key in alone if alone[key] != spread[key]]
+    tokens = sum(len(tokens) for tokens, *_ in alone.values())
+    print(f"{len(differing)} of {len(alone)} completions and {tokens} tokens differ")
+    assert len(alone) == len(spread) == 10_000 and differing == []
+
+
+def written(groups: Iterable[Group]) -> dict[tuple[Stream, int], tuple[Any, ...]]:
+    """The completions of some groups by stream and sample."""
+    return {
+        (group.stream, sample): (tuple(each.tokens), tuple(each.logprobs), each.text)
+        for group in groups
+        for sample, each in enumerate(group.completions)
+    }
+
+
+@pytest.mark.verify
+@pytest.mark.cluster
+@pytest.mark.timeout(1800)
+def test_a_thousand_clean_transfers_through_the_object_store_raise_no_alarm(tmp_path: Path) -> None:
+    """Digests and the canary at each; any alarm would be an error of `publish`."""
+    pytest.importorskip("ray")
+    config = load("word-problems-ray", settings(tmp_path / "run", "cluster.replicas=1"))
+    policy = load_configured(config)
+    connected = connect_cluster(config, bind(config.algorithm.name), policy=policy)
+    learner, engine, gaps = connected.learner, connected.engine, list[float]()
+    try:
+        weights = {name: each.clone() for name, each in learner.trained().items()}
+        for number in range(1000):
+            torch.manual_seed(number)
+            for each in weights.values():
+                each.add_(1e-4 * torch.randn_like(each))
+            learner.set_trained(weights)
+            engine.publish(learner.publish())
+            _, call = engine.holds[0]
+            gaps.append(engine.cluster.get(call)["canary_gap"])
+    finally:
+        engine.close()
+    print(f"largest gap of {len(gaps)} transfers: {max(gaps):.2g} nats")
+    assert len(gaps) == 1000 and max(gaps) < LIMIT / 10

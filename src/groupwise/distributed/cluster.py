@@ -44,14 +44,18 @@ def connect_cluster(config: Config, algorithm: BoundAlgorithm, *, policy: Policy
     Raises:
         UsageError: no cluster at the address, too few resources, other versions on a node, or a
             run directory that is not shared.
+        RankLost: a process was killed before all of them were ready.
     """
     cluster = Cluster(config)
     try:
         weights = {name: p.detach().cpu() for name, p in policy.model.named_parameters()}
         learner = ClusterLearner(cluster, weights)
         engine = ClusterEngine(cluster, Stored(learner.version, learner.shipped))
-    except BaseException:
+    except BaseException as error:
+        lost = isinstance(error, cluster.ray.exceptions.RayActorError)
         cluster.close()
+        if lost:
+            raise RankLost("a process was lost while the run started.") from error
         raise
     policy.model.to("meta")
     start = partial(cluster_workers, cluster) if cluster.settings.scorers else None

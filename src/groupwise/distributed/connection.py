@@ -9,6 +9,7 @@ from typing import Any
 
 from groupwise.config import Config
 from groupwise.distributed import surroundings
+from groupwise.distributed.lost import RankLost
 from groupwise.errors import GroupwiseError, RunError, UsageError, first_line, install_command
 
 STORE_MB = 256
@@ -157,12 +158,15 @@ class Cluster:
         """The first answer of a process.
 
         Raises:
+            RankLost: it was killed while it started.
             RunError: it did not start; the message says why.
         """
         ray, limit = self.ray, self.config.distributed.timeout_s
         try:
             return ray.get(call, timeout=limit)
         except ray.exceptions.RayActorError as error:
+            if "error raised in its creation task" not in str(error):
+                raise RankLost(f"{name} was lost while it started.") from error
             said = [line.strip() for line in str(error).splitlines() if line.strip()]
             raise RunError(f"{name}: did not start: {said[-1]}") from error
         except ray.exceptions.GetTimeoutError as error:

@@ -214,7 +214,8 @@ def train_config(
 
 
 def _continued(config: Config, *, resume: bool, given: Mapping[str, Any]) -> Prepared:
-    """Train to the end; on a cluster, continue from the last checkpoint after a rank was lost."""
+    """Train to the end; on a cluster, start again after a process was lost while it started, and
+    continue from the last checkpoint after a rank was lost."""
     left = 0 if config.cluster is None else config.cluster.restarts
     while True:
         prepared = None
@@ -226,8 +227,9 @@ def _continued(config: Config, *, resume: bool, given: Mapping[str, Any]) -> Pre
         except RankLost as error:
             if not left:
                 raise
-            left, resume = left - 1, True
-            given["progress"].log(f"{error} Continuing from the last checkpoint.")
+            left, resume = left - 1, resume or prepared is not None
+            again = "Continuing from the last checkpoint." if resume else "Starting again."
+            given["progress"].log(f"{error} {again}")
         finally:
             if prepared is not None:
                 prepared.close()
