@@ -30,6 +30,7 @@ from groupwise.algorithms.describe import table as algorithm_table
 from groupwise.cli import app
 from groupwise.config import packaged, read
 from groupwise.config.reference import Setting, reference, sections
+from groupwise.config.schema import Config
 from groupwise.environments import ENVIRONMENTS
 from groupwise.pipelines.plan import packaged_pipelines
 from groupwise.registry import Registry
@@ -121,11 +122,19 @@ def settings() -> str:
 
 
 def section(name: str) -> str:
-    """The settings of a section: meaning, values, default, and the recipes that set it."""
+    """The settings of a section: meaning, values, default, and the recipes that set it.
+
+    The site's search ranks them above prose, and sections that every run has above others.
+    """
+    top, *inner = name.split(".")
+    optional = bool(top) and Config.model_fields[top].default is None
+    about = sections().get(name)
+    boost = 6 / (1 + len(inner) + optional)
     lines = [
+        *("---", f"search: {{boost: {boost:g}}}", "---", ""),
         f"# {name or 'Top level'}",
         "",
-        f"[Settings](../settings.md#{file_name(name)}) · {sections().get(name, '')}",
+        " · ".join(filter(None, (f"[Settings](../settings.md#{file_name(name)})", about))),
     ]
     for key, setting in _by_section()[name].items():
         of_slot = isinstance(setting, list)

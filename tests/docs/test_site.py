@@ -67,7 +67,7 @@ def test_every_setting_says_what_it_takes_and_which_recipes_set_it(site: Path) -
     found: dict[str, str] = {}
     for page in (site / "reference" / "settings").iterdir():
         section, *settings = page.read_text(encoding="utf-8").split("\n## ")
-        title = section.split("\n")[0].removeprefix("# ")
+        title = section.split("\n# ")[1].split("\n")[0]
         prefix = "" if title == "Top level" else f"{title}."
         found |= {f"{prefix}{text.split()[0]}": text for text in settings}
     assert found.keys() == {*reference(), *slot_settings()}
@@ -75,6 +75,17 @@ def test_every_setting_says_what_it_takes_and_which_recipes_set_it(site: Path) -
         assert f"Default: `{setting.default}`" in found[path], path
     assert "dapo `320`" in found["steps"]
     assert "[dapo](../algorithms/dapo.md) (`0.28`)" in found["algorithm.surrogate.high"]
+
+
+def test_the_search_ranks_settings_of_every_run_above_others(site: Path) -> None:
+    def boost(name: str) -> float:
+        page = (site / "reference" / "settings" / f"{name}.md").read_text(encoding="utf-8")
+        return float(re.findall(r"\A---\nsearch: \{boost: ([\d.]+)\}\n---\n\n# ", page)[0])
+
+    assert boost("optimizer") == boost("top-level") > boost("sft") > 1
+    assert boost("optimizer") > boost("critic.optimizer") > 1
+    separator = re.findall(r"separator: '(.*?)'", (ROOT / "mkdocs.yml").read_text("utf-8"))[0]
+    assert re.split(separator, "optimizer.learning_rate") == ["optimizer", "learning", "rate"]
 
 
 def test_every_command_has_a_page_with_its_options(site: Path) -> None:
