@@ -6,6 +6,8 @@ import os
 import re
 import signal
 import time
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,12 +15,16 @@ import torch
 
 from batches import batch_of
 from groupwise.algorithms import bind
-from groupwise.algorithms.losses import FunctionObjective
+from groupwise.algorithms.losses import VALUE_LOSSES, FunctionObjective, ValueObjective
+from groupwise.config import build
+from groupwise.config.connect import second_learner
 from groupwise.distributed.engine import SpreadEngine
 from groupwise.distributed.learner import DistributedLearner
 from groupwise.distributed.team import Leader, Member, follow
 from groupwise.distributed.world import World
 from groupwise.errors import RunError, UsageError
+from groupwise.models import score_layer, scorer_of
+from groupwise.registry import spec
 from groupwise.rollouts import GroupEngine
 from groupwise.types import Completion, Prompt, Request, Sampling, Stream
 from groupwise.updates import OptimizerSettings
@@ -57,7 +63,9 @@ def spread(world: World) -> dict[str, list[Completion]] | str:
         return "followed"
     leader = Leader(member)
     with pytest.raises(UsageError, match="cannot be sent to other processes"):
-        leader.update(batch_of(2), FunctionObjective(loss=lambda outputs, batch: outputs["logp"]))
+        leader.policy.update(
+            batch_of(2), FunctionObjective(loss=lambda outputs, batch: outputs["logp"])
+        )
     engine = SpreadEngine(leader, GroupEngine(member.learner.policy))
     found = sampled(engine)
     engine.close()
@@ -71,6 +79,39 @@ def test_spread_prompts_give_the_completions_of_one_engine() -> None:
     assert first == alone
 
 
+def with_critic(world: World) -> tuple[float, float]:
+    """Sum of the weights of a critic's head on this rank, and version of its learner, after an
+    update, a new optimizer and another update."""
+    member = member_of(world)
+    member.second = partial(
+        second_learner, build({}), make=partial(DistributedLearner, world=world)
+    )
+    member.second_model = scorer_of(tiny_policy(tiny_model("llama")), kind="token")
+    weight = score_layer(member.second_model.model).weight
+    if world.leads:
+        leader = Leader(member)
+        settings = OptimizerSettings(learning_rate=1e-2)
+        critic = leader.second("critic", optimizer=settings, total_steps=2)
+        batch = batch_of(3, dtype=torch.float32)
+        batch = replace(batch, columns={"returns": batch.mask.float()})
+        loss = ValueObjective(loss=VALUE_LOSSES.bind(spec("squared")))
+        critic.update(batch, loss)
+        critic.restart(settings, total_steps=1)
+        assert critic.version == 0 and leader.policy.version == 0
+        critic.update(batch, loss)
+        leader.close()
+    else:
+        follow(member)
+    assert len(member.learners) == 2 and weight.any()
+    return float(weight.detach().double().sum()), float(member.learners["critic"].version)
+
+
+def test_a_second_learner_is_trained_on_every_rank() -> None:
+    first, second = run_ranks(2, with_critic)
+    assert isinstance(first, tuple), first
+    assert first == second and first[1] == 1
+
+
 def losing(world: World, how: str) -> str | tuple[str, float]:
     """Rank 1 is lost while rank 0 works with it; what rank 0 says, twice."""
     member = member_of(world)
@@ -80,15 +121,15 @@ def losing(world: World, how: str) -> str | tuple[str, float]:
                 os.kill(os.getpid(), signal.SIGKILL)
             if how == "stopped":
                 os.kill(os.getpid(), signal.SIGSTOP)
-            del member.learner
+            member.learners.clear()
         follow(member)
     leader = Leader(member)
     start = time.monotonic()
     said = []
     for _ in range(2):
         with pytest.raises(RunError) as caught:
-            leader.set_trained(leader.trained())
-            leader.update(batch_of(2, dtype=torch.float32), LOSS)
+            leader.policy.set_trained(leader.policy.trained())
+            leader.policy.update(batch_of(2, dtype=torch.float32), LOSS)
         said.append(str(caught.value))
     assert said[0] == said[1]
     return said[0], time.monotonic() - start
@@ -98,7 +139,7 @@ def losing(world: World, how: str) -> str | tuple[str, float]:
     ("how", "message"),
     [
         ("killed", r"rank 1 \(process \d+\) has ended without a word"),
-        ("broken", "rank 1 failed: AttributeError"),
+        ("broken", "rank 1 failed: KeyError"),
         pytest.param("stopped", "within 2 s .* from rank 1", marks=pytest.mark.cluster),
     ],
 )
@@ -166,7 +207,7 @@ def drifting(world: World) -> None:
         weight.data.view(torch.int32)[3] ^= 1
         return follow(member)
     leader = Leader(member)
-    SpreadEngine(leader, GroupEngine(member.learner.policy)).publish(leader.publish())
+    SpreadEngine(leader, GroupEngine(member.learner.policy)).publish(leader.policy.publish())
 
 
 def test_ranks_with_different_weights_sample_nothing() -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import AutoModelForTokenClassification
 
 from bandits import bandit
-from groupwise.algorithms.losses import VALUE_LOSSES
+from groupwise.algorithms.losses import VALUE_LOSSES, ValueObjective
 from groupwise.cli import main
 from groupwise.config import load
 from groupwise.config.checks import value_loss
@@ -28,7 +28,6 @@ from groupwise.training.critic import (
     CriticTrainer,
     PooledErrors,
     critic_metrics,
-    value_objective,
 )
 from groupwise.training.second_learner import with_column
 from groupwise.types import Batch, Objective, Outputs, Update
@@ -337,7 +336,7 @@ def test_a_critic_tells_answers_of_one_batch_apart_at_their_last_token() -> None
         head=Score(critic.model, reads=("before",)),
         share_equal_rows=True,
     )
-    objective = value_objective(VALUE_LOSSES.bind(spec("squared")))
+    objective = ValueObjective(loss=VALUE_LOSSES.bind(spec("squared")))
     for _ in range(60):
         learner.update(batch, objective)
     values = learner.evaluate(batch, {"values"})["values"]

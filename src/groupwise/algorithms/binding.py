@@ -44,6 +44,8 @@ OWN: Mapping[str, set[str]] = {
 }
 """Settings of a slot that belong to the row, whatever function fills it."""
 
+POLICY = "policy"
+"""The learner whose weights the engine samples from."""
 SecondLearner = Literal["critic", "token_reward"]
 """A learner that is trained together with the policy, and its section in a recipe."""
 

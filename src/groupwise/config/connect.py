@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -22,6 +22,7 @@ from groupwise.models import (
     is_adapted,
     load_policy,
     load_scorer,
+    score_layer,
     scorer_of,
 )
 from groupwise.models.seeds import own_random_numbers
@@ -37,20 +38,6 @@ from groupwise.updates import Score, TorchLearner
 from groupwise.updates.heads import Read
 
 MadeLearner = TypeVar("MadeLearner", bound=TorchLearner)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Connected:
-    """The policy with its engine and its learner.
-
-    Attributes:
-        start_workers: starts the workers of rewards; None for those of this machine.
-    """
-
-    policy: Policy
-    engine: Engine
-    learner: Learner
-    start_workers: Start | None = None
 
 
 def second_model(config: Config, policy: Policy, section: SecondLearner) -> Policy:
@@ -92,13 +79,21 @@ def second_learner(
     optimizer: OptimizerSettings,
     total_steps: int,
     reads: Collection[Read] = ("before",),
-) -> TorchLearner:
+    start: float = 0.0,
+    make: Callable[..., MadeLearner] = TorchLearner,
+) -> MadeLearner:
     """The learner of a second model, which computes one output before each token of the policy.
 
     Args:
         reads: the states with an output (see `Score`).
+        start: the output everywhere of a head that has not been trained.
+        make: the class, if it is not the one for a single process.
     """
-    return TorchLearner(
+    layer = score_layer(model.model)
+    if layer.bias is not None and not layer.weight.any() and not layer.bias.any():
+        with torch.no_grad():
+            layer.bias.fill_(start)
+    return make(
         model,
         optimizer=optimizer,
         total_steps=total_steps,
@@ -108,6 +103,46 @@ def second_learner(
         share_equal_rows=config.update.share_equal_rows,
         dropout_seed=config.seed,
     )
+
+
+class Restartable(Learner, Protocol):
+    """A learner that can be given another optimizer."""
+
+    def restart(self, optimizer: OptimizerSettings, *, total_steps: int) -> None:
+        """As `TorchLearner.restart`."""
+        ...
+
+
+class SecondLearners(Protocol):
+    """Makes the second learner of a run from its model; called with the settings of
+    `second_learner`."""
+
+    def __call__(
+        self,
+        config: Config,
+        model: Policy,
+        *,
+        optimizer: OptimizerSettings,
+        total_steps: int,
+        reads: Collection[Read] = ("before",),
+        start: float = 0.0,
+    ) -> Restartable: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Connected:
+    """The policy with its engine and its learner.
+
+    Attributes:
+        second: makes the second learner, if the algorithm has one.
+        start_workers: starts the workers of rewards; None for those of this machine.
+    """
+
+    policy: Policy
+    engine: Engine
+    learner: Learner
+    second: SecondLearners = second_learner
+    start_workers: Start | None = None
 
 
 def connect(

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Float64, Int
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
 from groupwise.distributed.balance import Cost, deal
-from groupwise.distributed.sharding import own_part, reshard, shard, whole
+from groupwise.distributed.sharding import own_part, own_shard, reshard, shard, whole
 from groupwise.distributed.world import World
 from groupwise.errors import RunError, UsageError
 from groupwise.models import Policy, save_policy
@@ -20,6 +20,7 @@ from groupwise.models.weights import PublishedWeights
 from groupwise.types import Batch, Objective, Outputs
 from groupwise.updates import Reader, TorchLearner
 from groupwise.updates.grids import blank_outputs, read_rows
+from groupwise.updates.optimizer import moments
 
 Sharding = Literal["none", "full"]
 BUCKET = 1 << 24
@@ -218,6 +219,13 @@ class DistributedLearner(TorchLearner):
         reshard(self.reader)
         named = {n: whole(p).to(self.low or p.dtype) for n, p in self.reader.named().items()}
         return PublishedWeights(version=self.version, named=named)
+
+    def moments(self) -> Float64[Tensor, "parameters 2"]:
+        """As `TorchLearner.moments`, over the shards of all ranks, which all have to ask."""
+        if self.sharding == "none":
+            return super().moments()
+        own = moments(map(own_shard, self.optimizer.masters.values()))
+        return self.world.add(own, "sums of the weights")
 
     def trained(self) -> dict[str, Tensor]:
         """The weights that are trained, whole; with sharded weights all ranks call this."""

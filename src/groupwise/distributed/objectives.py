@@ -13,29 +13,39 @@ from groupwise.algorithms.losses import (
     DIVERGENCES,
     RATIOS,
     SURROGATES,
+    VALUE_LOSSES,
+    OutcomeObjective,
     PolicyObjective,
+    ValueObjective,
 )
 from groupwise.errors import UsageError
 from groupwise.registry import FunctionSpec, Registry
 from groupwise.types import Objective
 
-PARTS: Mapping[str, Registry] = {
-    "ratio": RATIOS,
-    "surrogate": SURROGATES,
-    "divergence": DIVERGENCES,
-    "correction": CORRECTIONS,
+PARTS: Mapping[type[Objective], Mapping[str, Registry]] = {
+    PolicyObjective: {
+        "ratio": RATIOS,
+        "surrogate": SURROGATES,
+        "divergence": DIVERGENCES,
+        "correction": CORRECTIONS,
+    },
+    ValueObjective: {"loss": VALUE_LOSSES},
+    OutcomeObjective: {},
 }
+"""The attributes of every objective that are registered functions, with their registries."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NamedObjective:
-    """The parts of a `PolicyObjective` by name; every process has the functions themselves.
+    """An objective with its functions by name; every process has the functions themselves.
 
     Attributes:
+        kind: of the objective.
         parts: name and settings of the function in each slot.
-        settings: the other attributes of the `PolicyObjective`, as they are.
+        settings: the other attributes of the objective, as they are.
     """
 
+    kind: type[Objective]
     parts: Mapping[str, FunctionSpec]
     settings: Mapping[str, Any]
 
@@ -46,21 +56,24 @@ def named(objective: Objective) -> NamedObjective:
     Raises:
         UsageError: it is not made of registered functions.
     """
-    if not isinstance(objective, PolicyObjective):
+    kind = type(objective)
+    if kind not in PARTS:
+        kinds = ", ".join(each.__name__ for each in PARTS)
         raise UsageError(
-            f"objective = {objective!r}: cannot be sent to other processes; only a "
-            "PolicyObjective, which consists of registered functions, can."
+            f"objective = {objective!r}: cannot be sent to other processes; only objectives that "
+            f"consist of registered functions can ({kinds})."
         )
-    parts = {slot: getattr(objective, slot).spec for slot in PARTS}
-    names = [field.name for field in fields(objective) if field.name not in PARTS]
-    return NamedObjective(parts=parts, settings={name: getattr(objective, name) for name in names})
+    given = {field.name: getattr(objective, field.name) for field in fields(kind)}  # type: ignore[arg-type]
+    parts = {slot: given.pop(slot).spec for slot in PARTS[kind]}
+    return NamedObjective(kind=kind, parts=parts, settings=given)
 
 
-def built(sent: NamedObjective) -> PolicyObjective:
+def built(sent: NamedObjective) -> Objective:
     """The objective that was sent.
 
     Raises:
         UsageError: a function is not registered in this process.
     """
-    bound = {slot: PARTS[slot].bind(part, where=slot) for slot, part in sent.parts.items()}
-    return PolicyObjective(**bound, **sent.settings)
+    of = PARTS[sent.kind]
+    bound = {slot: of[slot].bind(part, where=slot) for slot, part in sent.parts.items()}
+    return sent.kind(**bound, **sent.settings)

@@ -7,6 +7,7 @@ import json
 import signal
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -17,12 +18,14 @@ from groupwise.config.connect import (
     configured_engine,
     configured_learner,
     load_configured,
+    second_learner,
+    second_model,
     select_device,
 )
 from groupwise.distributed.engine import SpreadEngine
 from groupwise.distributed.learner import DistributedLearner, Sharding
 from groupwise.distributed.surroundings import compare, received, surroundings
-from groupwise.distributed.team import Leader, Member, follow
+from groupwise.distributed.team import Leader, LedLearner, Member, follow
 from groupwise.distributed.world import World
 from groupwise.models import Policy, is_adapted
 
@@ -46,7 +49,14 @@ def lead(config: Config, algorithm: BoundAlgorithm, *, policy: Policy) -> Connec
     leader = Leader(member)
     assert member.engine is not None
     engine = SpreadEngine(leader, member.engine, spreads=_spreads(config))
-    return Connected(policy=policy, engine=engine, learner=leader)
+    name = algorithm.second_learner
+
+    def second(config: Config, model: Policy, **settings: Any) -> LedLearner:
+        assert name is not None, "the algorithm has no second learner"
+        member.second_model = model
+        return leader.second(name, **settings)
+
+    return Connected(policy=policy, engine=engine, learner=leader.policy, second=second)
 
 
 def serve(policy: Policy | None = None) -> tuple[Config, Policy]:
@@ -67,8 +77,10 @@ def serve(policy: Policy | None = None) -> tuple[Config, Policy]:
             config = received(text)
             algorithm = bind(config.algorithm.name, config.algorithm.overrides())
             policy = policy or load_configured(config)
-            samples = _spreads(config)
+            samples, name = _spreads(config), algorithm.second_learner
+            second = None if name is None else second_model(config, policy, name)
             member = make_member(config, algorithm, policy, world=world, samples=samples)
+            member.second_model = second
         except BaseException as error:
             world.failed(error)
             raise
@@ -99,7 +111,8 @@ def make_member(
     make = partial(DistributedLearner, world=world, sharding=sharding)
     learner = configured_learner(config, algorithm, policy, make=make)
     engine = configured_engine(config, sampler or policy) if samples else None
-    member = Member(world, learner, engine, sampler=sampler)
+    second = partial(second_learner, config, make=make)
+    member = Member(world, learner, engine, sampler=sampler, second=second)
     if sharding == "full":
         member.renew()
     return member

@@ -81,6 +81,12 @@ def whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
+def own_shard(tensor: Tensor) -> Tensor:
+    """What this rank holds of a tensor."""
+    tensor = tensor.detach()
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
 def own_part(full: Tensor, like: Tensor) -> Tensor:
     """This rank's shard of a whole tensor, in the form of `like`."""
     full = full.to(like.device)

@@ -11,12 +11,14 @@ from typing import Any
 
 from torch import Tensor
 
+from groupwise.algorithms.binding import POLICY
 from groupwise.distributed.learner import DistributedLearner
 from groupwise.distributed.objectives import NamedObjective, built, named
 from groupwise.distributed.weights import some, take_over
 from groupwise.distributed.world import World
 from groupwise.errors import RunError
 from groupwise.models import Policy
+from groupwise.settings import OptimizerSettings
 from groupwise.types import (
     Batch,
     Engine,
@@ -36,9 +38,13 @@ class Member:
 
     Args:
         world: the group of processes.
-        learner: this rank's part of the learner.
+        learner: this rank's part of the policy's learner.
         engine: samples this rank's share of the prompts; None where rank 0 samples alone.
         sampler: the model of the engine, if the learner does not share it.
+        second: makes this rank's part of the second learner of its model.
+
+    Attributes:
+        second_model: what the second learner trains; None where the run has none.
     """
 
     def __init__(
@@ -48,56 +54,73 @@ class Member:
         engine: Engine | None,
         *,
         sampler: Policy | None,
+        second: Callable[..., DistributedLearner] | None = None,
     ) -> None:
-        self.world, self.learner, self.engine = world, learner, engine
-        self.sampler = sampler
+        self.world, self.engine = world, engine
+        self.sampler, self.second = sampler, second
+        self.second_model: Policy | None = None
+        self.learners = {POLICY: learner}
         self.requests: list[list[Request]] | None = None
         self._moved: Callable[[], float] = lambda: 0.0
         self._weights: WeightsRef | None = None
 
-    def evaluate(self, batch: Batch, names: Collection[str]) -> dict[str, Tensor]:
+    @property
+    def learner(self) -> DistributedLearner:
+        """The policy's."""
+        return self.learners[POLICY]
+
+    def make(self, name: str, **settings: Any) -> None:
+        """Make the second learner."""
+        assert self.second is not None and self.second_model is not None
+        self.learners[name] = self.second(self.second_model, **settings)
+
+    def restart(self, optimizer: OptimizerSettings, total_steps: int, of: str = POLICY) -> None:
+        """As `TorchLearner.restart`."""
+        self.learners[of].restart(optimizer, total_steps=total_steps)
+
+    def evaluate(self, batch: Batch, names: Collection[str], of: str = POLICY) -> dict[str, Tensor]:
         """As `Learner.evaluate`."""
-        return self.learner.evaluate(batch, names)
+        return self.learners[of].evaluate(batch, names)
 
-    def update(self, batch: Batch, objective: NamedObjective) -> Update:
+    def update(self, batch: Batch, objective: NamedObjective, of: str = POLICY) -> Update:
         """As `Learner.update`."""
-        return self.learner.update(batch, built(objective))
+        return self.learners[of].update(batch, built(objective))
 
-    def replace_reference(self) -> None:
+    def replace_reference(self, of: str = POLICY) -> None:
         """As `TorchLearner.replace_reference`."""
-        self.learner.replace_reference()
+        self.learners[of].replace_reference()
 
-    def reset_optimizer(self) -> None:
+    def reset_optimizer(self, of: str = POLICY) -> None:
         """As `TorchLearner.reset_optimizer`."""
-        self.learner.reset_optimizer()
+        self.learners[of].reset_optimizer()
 
-    def trained(self) -> dict[str, Tensor]:
+    def trained(self, of: str = POLICY) -> dict[str, Tensor]:
         """As `Learner.trained`."""
-        return self.learner.trained()
+        return self.learners[of].trained()
 
-    def set_trained(self, weights: Mapping[str, Tensor]) -> None:
+    def set_trained(self, weights: Mapping[str, Tensor], of: str = POLICY) -> None:
         """As `Learner.set_trained`; rank 0 has the weights."""
-        self.learner.set_trained(weights)
+        self.learners[of].set_trained(weights)
 
-    def state(self) -> dict[str, Any]:
+    def state(self, of: str = POLICY) -> dict[str, Any]:
         """As `Learner.state`."""
-        return self.learner.state()
+        return self.learners[of].state()
 
-    def restore(self, state: Mapping[str, Any]) -> None:
+    def restore(self, state: Mapping[str, Any], of: str = POLICY) -> None:
         """As `Learner.restore`; rank 0 has the state."""
-        self.learner.restore(state)
+        self.learners[of].restore(state)
 
-    def watch_movement(self) -> None:
+    def watch_movement(self, of: str = POLICY) -> None:
         """Begin to watch the weights."""
-        self._moved = self.learner.movement()
+        self._moved = self.learners[of].movement()
 
     def moved(self) -> float:
         """The share of parameters that have not changed since."""
         return self._moved()
 
-    def save(self, path: str) -> None:
+    def save(self, path: str, of: str = POLICY) -> None:
         """As `Learner.save`."""
-        self.learner.save(path)
+        self.learners[of].save(path)
 
     def publish(self) -> WeightsRef:
         """The present weights, whole on every rank."""
@@ -115,6 +138,9 @@ class Member:
         weights, self._weights = self._weights, None
         assert weights is not None
         self.check_equal(weights)
+        for name, learner in self.learners.items():
+            if name != POLICY and learner.sharding == "none":
+                self.check_equal(learner.publish())
         if self.sampler is not None:
             take_over(self.sampler.model, weights)
         return {} if self.engine is None else self.engine.publish(weights)
@@ -181,15 +207,106 @@ def follow(member: Member) -> None:
         member.close()
 
 
+class LedLearner:
+    """A `Learner` on rank 0 that performs each operation on all ranks.
+
+    Args:
+        name: of the learner.
+    """
+
+    def __init__(self, leader: Leader, name: str) -> None:
+        self.leader, self.name = leader, name
+
+    @property
+    def _own(self) -> DistributedLearner:
+        """Rank 0's part."""
+        return self.leader.member.learners[self.name]
+
+    @property
+    def _whole(self) -> bool:
+        """Whether rank 0 holds all weights and their state itself."""
+        return self._own.sharding == "none"
+
+    @property
+    def version(self) -> int:
+        """As `Learner.version`."""
+        return self._own.version
+
+    def restart(self, optimizer: OptimizerSettings, *, total_steps: int) -> None:
+        """As `TorchLearner.restart`."""
+        self._ask("restart", {"optimizer": optimizer, "total_steps": total_steps})
+
+    def evaluate(self, batch: Batch, names: Collection[str]) -> Mapping[str, Tensor]:
+        """As `Learner.evaluate`."""
+        return self._ask("evaluate", {"batch": batch, "names": set(names)}) if names else {}
+
+    def update(self, batch: Batch, objective: Objective) -> Update:
+        """As `Learner.update`.
+
+        Raises:
+            UsageError: the objective does not consist of registered functions.
+        """
+        return self._ask("update", {"batch": batch, "objective": named(objective)})
+
+    def replace_reference(self) -> None:
+        """As `TorchLearner.replace_reference`."""
+        self._ask("replace_reference")
+
+    def reset_optimizer(self) -> None:
+        """As `TorchLearner.reset_optimizer`."""
+        self._ask("reset_optimizer")
+
+    def publish(self) -> WeightsRef:
+        """As `Learner.publish`; only the policy is published."""
+        return self.leader.member.publish() if self._whole else self.leader.ask("publish")
+
+    def trained(self) -> Mapping[str, Tensor]:
+        """As `Learner.trained`."""
+        return self._own.trained() if self._whole else self._ask("trained")
+
+    def set_trained(self, weights: Mapping[str, Tensor]) -> None:
+        """As `Learner.set_trained`."""
+        self._ask("set_trained", weights=weights)
+
+    def state(self) -> dict[str, Any]:
+        """As `Learner.state`."""
+        return self._own.state() if self._whole else self._ask("state")
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """As `Learner.restore`."""
+        self._ask("restore", state=state)
+
+    def movement(self) -> Callable[[], float]:
+        """As `Learner.movement`."""
+        if self._whole:
+            return self._own.movement()
+        self._ask("watch_movement")
+        return lambda: self.leader.ask("moved")
+
+    def save(self, path: str) -> None:
+        """As `Learner.save`."""
+        if self._whole:
+            self._own.save(path)
+        else:
+            self._ask("save", {"path": path})
+
+    def _ask(self, method: str, given: Mapping[str, Any] | None = None, /, **local: Any) -> Any:
+        return self.leader.ask(method, {**(given or {}), "of": self.name}, **local)
+
+
 class Leader:
-    """Rank 0's side of the group: a `Learner` that performs each operation on all ranks.
+    """Rank 0's side of the group.
 
     Args:
         member: rank 0's own part.
+
+    Attributes:
+        policy: the policy's learner.
     """
 
     def __init__(self, member: Member) -> None:
         self.member, self.world = member, member.world
+        self.policy = LedLearner(self, POLICY)
         self._broken: str | None = None
 
     def ask(self, name: str, given: Mapping[str, Any] | None = None, /, **local: Any) -> Any:
@@ -225,71 +342,14 @@ class Leader:
         finally:
             self.world.close()
 
-    @property
-    def _whole(self) -> bool:
-        """Whether rank 0 holds all weights and their state itself."""
-        return self.member.learner.sharding == "none"
+    def second(self, name: str, **settings: Any) -> LedLearner:
+        """Make the second learner on all ranks.
 
-    # -- Learner -------------------------------------------------------------------------------
-
-    @property
-    def version(self) -> int:
-        """As `Learner.version`."""
-        return self.member.learner.version
-
-    def evaluate(self, batch: Batch, names: Collection[str]) -> Mapping[str, Tensor]:
-        """As `Learner.evaluate`."""
-        return self.ask("evaluate", {"batch": batch, "names": set(names)}) if names else {}
-
-    def update(self, batch: Batch, objective: Objective) -> Update:
-        """As `Learner.update`.
-
-        Raises:
-            UsageError: the objective does not consist of registered functions.
+        Args:
+            settings: as for `second_learner`.
         """
-        return self.ask("update", {"batch": batch, "objective": named(objective)})
-
-    def replace_reference(self) -> None:
-        """As `TorchLearner.replace_reference`."""
-        self.ask("replace_reference")
-
-    def reset_optimizer(self) -> None:
-        """As `TorchLearner.reset_optimizer`."""
-        self.ask("reset_optimizer")
-
-    def publish(self) -> WeightsRef:
-        """As `Learner.publish`."""
-        return self.member.publish() if self._whole else self.ask("publish")
-
-    def trained(self) -> Mapping[str, Tensor]:
-        """As `Learner.trained`."""
-        return self.member.trained() if self._whole else self.ask("trained")
-
-    def set_trained(self, weights: Mapping[str, Tensor]) -> None:
-        """As `Learner.set_trained`."""
-        self.ask("set_trained", weights=weights)
-
-    def state(self) -> dict[str, Any]:
-        """As `Learner.state`."""
-        return self.member.state() if self._whole else self.ask("state")
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """As `Learner.restore`."""
-        self.ask("restore", state=state)
-
-    def movement(self) -> Callable[[], float]:
-        """As `Learner.movement`."""
-        if self._whole:
-            return self.member.learner.movement()
-        self.ask("watch_movement")
-        return lambda: self.ask("moved")
-
-    def save(self, path: str) -> None:
-        """As `Learner.save`."""
-        if self._whole:
-            self.member.save(path)
-        else:
-            self.ask("save", {"path": path})
+        self.ask("make", {"name": name, **settings})
+        return LedLearner(self, name)
 
 
 class _Together:

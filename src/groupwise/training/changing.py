@@ -7,13 +7,14 @@ from dataclasses import replace
 from typing import Any
 
 from groupwise.algorithms import bind
+from groupwise.algorithms.binding import POLICY
 from groupwise.config import Config
 from groupwise.config.recipes import with_values
 from groupwise.errors import UsageError
 from groupwise.rewards import Scorer
 from groupwise.rollouts.source import RolloutSource
 from groupwise.training.callbacks import Callback
-from groupwise.training.trainer import POLICY, Trainer
+from groupwise.training.trainer import Trainer
 from groupwise.types import StepResult
 
 

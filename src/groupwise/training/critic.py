@@ -17,7 +17,7 @@ from torch.nn.functional import pad
 from groupwise.algorithms import BoundAlgorithm
 from groupwise.algorithms.advantages import advantage_inputs, value_targets
 from groupwise.algorithms.binding import SLOTS, SecondLearner, settings_of
-from groupwise.algorithms.losses import VALUE_LOSSES, WEIGHTINGS, FunctionObjective
+from groupwise.algorithms.losses import VALUE_LOSSES, WEIGHTINGS, ValueObjective
 from groupwise.algorithms.losses.values import explained_variance
 from groupwise.registry import BoundFunction, spec
 from groupwise.settings import CriticSettings
@@ -26,8 +26,6 @@ from groupwise.training.second_learner import SecondLearnerTrainer, with_column
 from groupwise.types import (
     Batch,
     Metrics,
-    Objective,
-    Outputs,
     ScoredGroups,
     Update,
 )
@@ -83,19 +81,6 @@ class Returns:
             injected=self.injected,
         )
         return found.flatten(0, 1).float()
-
-
-def value_objective(loss: BoundFunction) -> Objective:
-    """A value loss as an objective: of the critic's values and the columns "returns" and
-    "old_values" of the batch."""
-
-    def of(outputs: Outputs, batch: Batch) -> Tensor:
-        values = outputs["values"][:, : batch.mask.shape[1]]
-        old = batch.columns.get("old_values", values.detach())
-        data = {"values": values, "old_values": old, "returns": batch.columns["returns"]}
-        return loss({**data, "mask": batch.mask})
-
-    return FunctionObjective(loss=of, needs=frozenset({"values"}))
 
 
 def with_values(batch: Batch, found: Tensor, scored: ScoredGroups) -> Batch:
@@ -239,7 +224,7 @@ class CriticTrainer(SecondLearnerTrainer):
             batch = with_column(batch, "returns", returns(scored, batch))
             updates = []
         batch = with_column(batch, "old_values", batch.columns["values"])
-        objective = value_objective(self.value_loss)
+        objective = ValueObjective(loss=self.value_loss)
         for part in steps(batch)[len(updates) :]:
             updates.append(critic.update(part, objective))
         losses = [update.loss for update in updates]
@@ -264,7 +249,7 @@ class CriticTrainer(SecondLearnerTrainer):
         values = torch.zeros(batch.mask.shape)
         if others.mask.any():
             values = critic.evaluate(others, {"values"})["values"].float()
-        update = critic.update(first, value_objective(self.value_loss))
+        update = critic.update(first, ValueObjective(loss=self.value_loss))
         assert update.values is not None, "a learner with a value head returns its values"
         values[place, : first.mask.shape[1]] = torch.where(first.mask, update.values, 0)
         return with_column(batch, "values", values), update

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from groupwise.algorithms.binding import POLICY
 from groupwise.algorithms.losses.distillation import DistillationObjective
 from groupwise.config import Config
 from groupwise.config.connect import best_device
@@ -19,7 +20,7 @@ from groupwise.models import Policy, load_policy
 from groupwise.models.scoring import check_same_tokenizer
 from groupwise.prompts.templates import render
 from groupwise.settings import OptimizerSettings
-from groupwise.training.trainer import POLICY, Trainer
+from groupwise.training.trainer import Trainer
 from groupwise.types import (
     Batch,
     Group,

@@ -11,12 +11,13 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from groupwise.algorithms.binding import POLICY
 from groupwise.algorithms.losses import REFERENCED, PreferenceObjective, preference_figures
 from groupwise.config.preferences import preference_function
 from groupwise.registry import BoundFunction
 from groupwise.settings import PreferenceSettings
 from groupwise.training.offline.own_answers import pairs_of_ranked, ranked_answers
-from groupwise.training.trainer import POLICY, Trainer
+from groupwise.training.trainer import Trainer
 from groupwise.types import Batch, Metrics, ScoredGroups, StepResult
 from groupwise.updates import sequences
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from groupwise.algorithms import BoundAlgorithm, bind
+from groupwise.algorithms.binding import POLICY
 from groupwise.config import Config
 from groupwise.config.checks import check_support, judges_on_cluster, value_loss
 from groupwise.config.connect import (
@@ -22,7 +23,6 @@ from groupwise.config.connect import (
     connect,
     load_configured,
     make_scorer,
-    second_learner,
     second_model,
 )
 from groupwise.config.data import load_eval, load_train, rendered, split_validation
@@ -67,7 +67,7 @@ from groupwise.training.sources import make_journals, make_source, spans_of
 from groupwise.training.stages.pretraining import ready_critic
 from groupwise.training.stages.warmup import warm_up
 from groupwise.training.token_reward import TokenRewardTrainer
-from groupwise.training.trainer import POLICY, Trainer, TrainerSettings
+from groupwise.training.trainer import Trainer, TrainerSettings
 from groupwise.types import Engine, Learner, Prompt, Watch
 
 Connector = Callable[..., Connected]
@@ -162,7 +162,8 @@ def prepare(
             found = find_resume_point(config, allow_changes, restart=restart, log=progress.log)
         algorithm = bind(config.algorithm.name, config.algorithm.overrides())
         policy = _started(config, policy, found, allow_changes, progress=progress)
-        second = _second(config, algorithm, policy, found)
+        # A copy of the policy has to be made before the policy's weights are sharded.
+        model = _second_model(config, algorithm, policy)
         connected = connector(config, algorithm, policy=policy)
         undo.callback(connected.engine.close)
         if scorer is None:
@@ -182,7 +183,7 @@ def prepare(
             evaluate=(lambda step: prepared.evaluate_all(step)) if splits else None,
             callbacks=callbacks,
             watch=watchdog.waiting,
-            second=second,
+            second=_second(config, algorithm, connected, model, begun=found.saved is not None),
         )
         _restore(trainer, found, config, log=progress.log)
         prepared = Prepared(
@@ -287,20 +288,28 @@ def _kind(config: Config, algorithm: BoundAlgorithm, policy: Policy) -> Callable
     return Trainer
 
 
-def _second(
-    config: Config, algorithm: BoundAlgorithm, policy: Policy, found: ResumePoint
-) -> Callable[..., Learner] | None:
-    """What makes the second learner ready for the first step, if there is one; its model is loaded
-    now, because a copy of the policy has to be made before the policy's weights are sharded."""
+def _second_model(config: Config, algorithm: BoundAlgorithm, policy: Policy) -> Policy | None:
+    """The initial model of the second learner, if there is one."""
     name = algorithm.second_learner
-    if name is None:
+    return None if name is None else second_model(config, policy, name)
+
+
+def _second(
+    config: Config,
+    algorithm: BoundAlgorithm,
+    connected: Connected,
+    model: Policy | None,
+    *,
+    begun: bool,
+) -> Callable[..., Learner] | None:
+    """What makes the second learner ready for the first step, if there is one."""
+    if model is None:
         return None
-    model = second_model(config, policy, name)
-    if name == "critic":
-        return partial(ready_critic, config, algorithm, model, begun=found.saved is not None)
+    make = partial(connected.second, config, model)
+    if algorithm.second_learner == "critic":
+        return partial(ready_critic, config, algorithm, make, begun=begun)
     optimizer = config.token_reward.optimizer
-    ready = second_learner(config, model, optimizer=optimizer, total_steps=config.steps)
-    return lambda source, log: ready
+    return lambda source, log: make(optimizer=optimizer, total_steps=config.steps)
 
 
 def _rendered(

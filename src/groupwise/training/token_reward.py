@@ -11,10 +11,10 @@ from torch import Tensor
 from groupwise.algorithms.advantages.cloning import token_weights
 from groupwise.algorithms.advantages.statistics import outcome
 from groupwise.algorithms.binding import SecondLearner
-from groupwise.algorithms.losses import FunctionObjective
-from groupwise.algorithms.losses.outcomes import outcome_cross_entropy, token_mean
+from groupwise.algorithms.losses import OutcomeObjective
+from groupwise.algorithms.losses.outcomes import token_mean
 from groupwise.training.second_learner import SecondLearnerTrainer, with_column
-from groupwise.types import Batch, Metrics, Outputs, ScoredGroups, Update
+from groupwise.types import Batch, Metrics, ScoredGroups, Update
 
 
 @dataclass(kw_only=True)
@@ -29,19 +29,11 @@ class TokenRewardTrainer(SecondLearnerTrainer):
         """The batch with the scores of its tokens, the update of the token reward model, and its
         metrics. The scores are taken from the forward pass of that update."""
         judged = with_outcomes(batch, scored)
-        update = self.learners[self.second].update(judged, OUTCOMES)
+        update = self.learners[self.second].update(judged, OutcomeObjective())
         assert update.values is not None, "a learner with a value head returns its values"
         scores = torch.where(batch.mask, update.values, 0)
         metrics = token_reward_metrics(scores, judged)
         return with_column(batch, "token_scores", scores), (update,), metrics
-
-
-def _of_rows(outputs: Outputs, batch: Batch) -> Tensor:
-    return outcome_cross_entropy(outputs["values"], batch.columns["outcome"], batch.mask)
-
-
-OUTCOMES = FunctionObjective(loss=_of_rows, needs=frozenset({"values"}), granularity="row")
-"""The loss of a token reward model: of its scores and the column "outcome" of the batch."""
 
 
 def with_outcomes(batch: Batch, scored: ScoredGroups) -> Batch:

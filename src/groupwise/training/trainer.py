@@ -18,6 +18,7 @@ from torch import Tensor
 
 from groupwise.algorithms import BoundAlgorithm
 from groupwise.algorithms.advantages import advantage_inputs
+from groupwise.algorithms.binding import POLICY
 from groupwise.errors import RunError
 from groupwise.training.callbacks import Callback
 from groupwise.training.checkpoint.files import Checkpoint, replace_folder
@@ -39,9 +40,6 @@ from groupwise.types import (
     unwatched,
 )
 from groupwise.updates import assemble, sequences
-
-POLICY = "policy"
-"""The learner whose weights the engine samples from."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Float64, Int
 from torch import Tensor, nn
 
 from groupwise.errors import RunError, UsageError
@@ -30,7 +30,7 @@ from groupwise.updates.grids import (
     write,
 )
 from groupwise.updates.heads import Head
-from groupwise.updates.optimizer import MasterOptimizer
+from groupwise.updates.optimizer import MasterOptimizer, moments
 from groupwise.updates.packing import Pack, first_of_equal, plan
 from groupwise.updates.reader import Reader
 from groupwise.updates.unpacked import Padded
@@ -342,7 +342,12 @@ class TorchLearner:
         """Start to watch the trained weights; returns a function that gives the share of parameters
         that have not changed since.
         """
-        return self.optimizer.movement()
+        before = self.moments()
+        return lambda: float((self.moments() == before).all(1).double().mean())
+
+    def moments(self) -> Float64[Tensor, "parameters 2"]:
+        """Two sums of every trained parameter."""
+        return moments(self.optimizer.masters.values())
 
     def publish(self) -> PublishedWeights:
         """The present version of the weights, by reference."""
@@ -392,6 +397,12 @@ class TorchLearner:
     def reset_optimizer(self) -> None:
         """Reset the running means of the optimizer."""
         self.optimizer.reset()
+
+    def restart(self, optimizer: OptimizerSettings, *, total_steps: int = 0) -> None:
+        """Train on from the present weights as a learner made of them would."""
+        self.optimizer.remove_hooks()
+        self.optimizer = MasterOptimizer(self.reader.named(), optimizer, total_steps=total_steps)
+        self.version = 0
 
     @torch.no_grad()
     def _set_reference(self, weights: Mapping[str, Tensor]) -> None:

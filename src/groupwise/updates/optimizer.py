@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from statistics import fmean
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
+from jaxtyping import Float64
 from torch import Tensor, nn
 
 from groupwise.errors import RunError, UsageError, install_command
@@ -128,19 +128,6 @@ class MasterOptimizer:
                 if master.grad is not None:
                     master.grad.div_(self.scale)
 
-    def movement(self) -> Callable[[], float]:
-        """Start to watch the weights; returns a function that gives the share of parameters that
-        have not changed since.
-        """
-
-        def sums() -> list[tuple[float, float]]:
-            """Two sums per parameter, which almost any change alters."""
-            with torch.no_grad():
-                return [_moments(master) for master in self.masters.values()]
-
-        before = sums()
-        return lambda: fmean(float(a == b) for a, b in zip(before, sums(), strict=True))
-
     def remove_hooks(self) -> None:
         """Remove the hooks, so that another optimizer can train the parameters."""
         for hook in self._hooks:
@@ -199,16 +186,22 @@ def _by_name(saved: Mapping[Any, Any], names: list[str]) -> dict[str, Any]:
     return {names[key] if isinstance(key, int) else key: value for key, value in saved.items()}
 
 
-def _moments(master: Tensor) -> tuple[float, float]:
-    """The sums of values and squares in float64, piece by piece: a float64 copy of a whole
-    embedding would be twice its size, which memory estimates do not include.
+@torch.no_grad()
+def moments(weights: Iterable[Tensor]) -> Float64[Tensor, "weights 2"]:
+    """The sums of values and of squares of every weight, which almost any change alters.
+
+    Summed piece by piece: a float64 copy of a whole embedding would be twice its size, which
+    memory estimates do not include.
     """
-    total = torch.zeros(2, dtype=torch.float64, device=master.device)
-    for part in master.detach().reshape(-1).split(PIECE):
+    return torch.stack([_moments(weight) for weight in weights])
+
+
+def _moments(weight: Tensor) -> Float64[Tensor, "2"]:
+    total = torch.zeros(2, dtype=torch.float64, device=weight.device)
+    for part in weight.reshape(-1).split(PIECE):
         wide = part.double()
         total += torch.stack([wide.sum(), wide.square().sum()])
-    first, second = total.tolist()
-    return first, second
+    return total.cpu()
 
 
 def _master(parameter: nn.Parameter, *, offload: bool) -> nn.Parameter:

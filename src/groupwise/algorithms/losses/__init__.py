@@ -11,7 +11,12 @@ reaches neither values nor gradients.
 
 from groupwise.algorithms.losses.corrections import CORRECTIONS
 from groupwise.algorithms.losses.divergences import DIVERGENCES
-from groupwise.algorithms.losses.objective import FunctionObjective, PolicyObjective
+from groupwise.algorithms.losses.objective import (
+    FunctionObjective,
+    OutcomeObjective,
+    PolicyObjective,
+    ValueObjective,
+)
 from groupwise.algorithms.losses.preference import (
     REFERENCED,
     PreferenceObjective,
@@ -31,10 +36,12 @@ __all__ = [
     "SURROGATES",
     "VALUE_LOSSES",
     "WEIGHTINGS",
+    "FunctionObjective",
+    "OutcomeObjective",
     "PolicyObjective",
     "PreferenceObjective",
-    "FunctionObjective",
     "RankingObjective",
+    "ValueObjective",
     "final_scores",
     "preference_figures",
 ]

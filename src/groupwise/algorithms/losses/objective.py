@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from groupwise.algorithms.losses.masking import apply_mask
+from groupwise.algorithms.losses.outcomes import outcome_cross_entropy
 from groupwise.algorithms.properties import broken
 from groupwise.errors import UsageError
 from groupwise.registry import BoundFunction
@@ -36,6 +37,43 @@ class FunctionObjective:
 
     def __call__(self, outputs: Outputs, batch: Batch) -> Float[Tensor, "batch *time"]:
         return self.loss(outputs, batch)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValueObjective:
+    """The loss of a critic: of its values and the columns "returns" and "old_values" of the batch.
+
+    Attributes:
+        loss: a registered value loss with its settings fixed.
+        needs, granularity, skips_zero_advantage: as `Objective` explains.
+    """
+
+    loss: BoundFunction
+    needs: frozenset[str] = frozenset({"values"})
+    granularity: Granularity = "token"
+    skips_zero_advantage: bool = False
+
+    def __call__(self, outputs: Outputs, batch: Batch) -> Float[Tensor, "batch time"]:
+        values = outputs["values"][:, : batch.mask.shape[1]]
+        old = batch.columns.get("old_values", values.detach())
+        data = {"values": values, "old_values": old, "returns": batch.columns["returns"]}
+        return self.loss({**data, "mask": batch.mask})
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutcomeObjective:
+    """The loss of a token reward model: of its scores and the column "outcome" of the batch.
+
+    Attributes:
+        needs, granularity, skips_zero_advantage: as `Objective` explains.
+    """
+
+    needs: frozenset[str] = frozenset({"values"})
+    granularity: Granularity = "row"
+    skips_zero_advantage: bool = False
+
+    def __call__(self, outputs: Outputs, batch: Batch) -> Float[Tensor, "batch"]:
+        return outcome_cross_entropy(outputs["values"], batch.columns["outcome"], batch.mask)
 
 
 @dataclass(frozen=True, kw_only=True)

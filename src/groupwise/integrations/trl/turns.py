@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -79,9 +80,7 @@ class ToolTurns:
     def connect(self, *given: Any, **more: Any) -> Connected:
         """Engine and learner of a run, the engine with these tools."""
         found = connect(*given, **more)
-        return Connected(
-            policy=found.policy, engine=self.around(found.engine), learner=found.learner
-        )
+        return replace(found, engine=self.around(found.engine))
 
     def around(self, engine: Engine) -> ToolEngine:
         """An engine whose completions call these tools."""

@@ -12,21 +12,20 @@ from typing import Any
 import torch
 
 from groupwise.algorithms import BoundAlgorithm
+from groupwise.algorithms.losses import ValueObjective
 from groupwise.config import Config
 from groupwise.config.checks import value_loss
-from groupwise.config.connect import second_learner
-from groupwise.models import Policy, score_layer
+from groupwise.config.connect import Restartable
 from groupwise.settings import PretrainingSettings
 from groupwise.training.critic import (
     Returns,
     critic_batches,
     critic_metrics,
-    value_objective,
     with_values,
 )
 from groupwise.training.second_learner import with_column
-from groupwise.types import Batch, ScoredGroups, Source
-from groupwise.updates import TorchLearner, sequences
+from groupwise.types import Batch, Learner, ScoredGroups, Source
+from groupwise.updates import sequences
 from groupwise.updates.heads import Read
 
 RECENT = 5
@@ -41,32 +40,28 @@ Log = Callable[[str], None]
 def ready_critic(
     config: Config,
     algorithm: BoundAlgorithm,
-    critic: Policy,
+    make: Callable[..., Restartable],
     source: Callable[..., Source],
     *,
     begun: bool,
     log: Log,
-) -> TorchLearner:
+) -> Learner:
     """The critic of a run that is ready for the first step.
 
     Args:
-        critic: its model, which is trained in place.
+        make: makes the critic's learner from the settings of `second_learner`.
         source: makes a source of rollouts from its filter and seed.
         begun: the run is resumed, so the critic's weights come from its checkpoint.
         log: called with a line on the progress of the pretraining.
     """
-    settings = config.critic.pretraining
-    if settings is not None and not begun:
-        rollouts = source(keep=lambda data: data["valid"], seed=config.seed + OTHER_SEEDS)
-        _pretrain(config, settings, algorithm, critic, rollouts, log=log)
-    steps = config.steps * config.critic.epochs * config.critic.minibatches
-    return second_learner(
-        config,
-        critic,
-        optimizer=config.critic.optimizer,
-        total_steps=steps,
-        reads=_reads(config),
-    )
+    own, settings = config.critic, config.critic.pretraining
+    steps = config.steps * own.epochs * own.minibatches
+    if settings is None or begun:
+        return make(optimizer=own.optimizer, total_steps=steps, reads=_reads(config))
+    rollouts = source(keep=lambda data: data["valid"], seed=config.seed + OTHER_SEEDS)
+    critic = _pretrained(config, settings, algorithm, make, rollouts, log=log)
+    critic.restart(own.optimizer, total_steps=steps)
+    return critic
 
 
 def _reads(config: Config) -> Collection[Read]:
@@ -74,16 +69,16 @@ def _reads(config: Config) -> Collection[Read]:
     return ("before", "after") if config.critic.bootstrap else ("before",)
 
 
-def _pretrain(
+def _pretrained(
     config: Config,
     settings: PretrainingSettings,
     algorithm: BoundAlgorithm,
-    critic: Policy,
+    make: Callable[..., Restartable],
     source: Source,
     *,
     log: Log,
-) -> None:
-    """Train a critic in place on Monte-Carlo returns of the policy as it is."""
+) -> Restartable:
+    """A critic that was trained on Monte-Carlo returns of the policy as it is."""
     # The policy is its own reference, so a penalty in the reward is 0.
     returns = replace(Returns.of(algorithm, lam=1.0), kl=0.0)
     steps = settings.batches * settings.epochs * settings.minibatches
@@ -94,15 +89,13 @@ def _pretrain(
         "warmup_steps": steps // 20,
     }
     first = source.take(config.prompts_per_step, step=0)
-    _predict_the_mean(critic, sequences(first), first, returns)
-    learner = second_learner(
-        config,
-        critic,
+    learner = make(
         optimizer=config.critic.optimizer.model_copy(update=changes),
         total_steps=steps,
         reads=_reads(config),
+        start=_mean_return(sequences(first), first, returns),
     )
-    objective = value_objective(value_loss(config))
+    objective = ValueObjective(loss=value_loss(config))
     recent: deque[float] = deque(maxlen=RECENT)
     every, start = max(1, settings.batches // 20), time.perf_counter()
     for number in range(1, settings.batches + 1):
@@ -132,18 +125,16 @@ def _pretrain(
             )
         if done:
             break
-    learner.optimizer.remove_hooks()
+    return learner
 
 
-@torch.no_grad()
-def _predict_the_mean(critic: Policy, batch: Batch, scored: ScoredGroups, returns: Returns) -> None:
-    """Let a new head predict the mean return of the first batch wherever it is asked.
+def _mean_return(batch: Batch, scored: ScoredGroups, returns: Returns) -> float:
+    """The mean return of a batch, which a new head begins with.
 
     If values start at 0, the first updates raise all values alike through every weight of the
     trunk, which disturbs what the model knows of the prompts before the head uses it.
     """
-    layer = score_layer(critic.model)
-    if layer.bias is None or layer.weight.any() or layer.bias.any() or not batch.mask.any():
-        return
+    if not batch.mask.any():
+        return 0.0
     none = with_values(batch, torch.zeros(batch.mask.shape), scored)
-    layer.bias.fill_(float(returns(scored, none)[batch.mask].mean()))
+    return float(returns(scored, none)[batch.mask].mean())
