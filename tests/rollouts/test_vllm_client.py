@@ -262,6 +262,25 @@ def test_files_with_a_head_of_its_own_are_the_same_model(policy: Policy) -> None
         assert torch.equal(again.model(ids).logits, policy.model(ids).logits)
 
 
+@pytest.mark.verify
+@pytest.mark.timeout(1800)
+def test_a_thousand_clean_transfers_by_files_raise_no_alarm(policy: Policy) -> None:
+    """The canary is compared at each; any alarm would be an error of `publish`."""
+    gaps = []
+    with served(policy.model.name_or_path) as server:
+        engine = engine_of(server, policy)
+        for version in range(1, 1001):
+            torch.manual_seed(version)
+            with torch.no_grad():
+                for each in policy.model.parameters():
+                    each.add_(1e-4 * torch.randn_like(each))
+            published = contract.published(policy, version=version)
+            gaps.append(engine.publish(published)["canary_gap"])
+        engine.close()
+    print(f"largest gap of {len(gaps)} transfers: {max(gaps):.2g} nats")
+    assert len(gaps) == 1000 and max(gaps) < 1e-4
+
+
 def test_gaps_that_are_no_numbers_are_infinite(policy: Policy) -> None:
     with served(policy.model.name_or_path) as server:
         engine = engine_of(server, policy)
