@@ -339,9 +339,14 @@ def results(tasks: Mapping[str, Task], contrasts: Mapping[str, Contrast]) -> str
             f"### {spoken(name).capitalize()}\n\n"
             f"![Area over learning rate, and contrasts: {spoken(name)}](second-{name}.png)\n\n"
             f"{by_rate(task)}\n\n{own_best(task)}\n\n"
-            f"{len(task.runs)} runs, {hours:.1f} hours of training."
+            f"{len(task.runs)} runs, {hours:.1f} hours of training, base {bases(task)}."
         )
     return "\n\n".join(parts)
+
+
+def bases(task: Task) -> str:
+    """Fingerprints of the models that the runs of a task started from, shortened."""
+    return listed(sorted({f"`{(run.base or 'unknown')[:19]}`" for run in task.runs}))
 
 
 def by_rate(task: Task) -> str:
