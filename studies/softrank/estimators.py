@@ -166,11 +166,29 @@ def design_results() -> str:
     return table(["candidate", "accuracy over training", *(f"− {c}" for c in CONTROLS)], rows)
 
 
+def eligible(task: Task) -> list[str]:
+    """Candidates whose mean area on the design seeds lies above that of both controls."""
+    return [
+        name
+        for name in CANDIDATES
+        if all(each.difference.value > 0 for each in differences(task, name).values())
+    ]
+
+
 def finalist() -> str:
-    """Who was named, and by which rule."""
-    if FINALIST is None:
+    """Who was named, or that the search ended without a finalist."""
+    if FINALIST is not None:
+        return f"The finalist is `{FINALIST}`."
+    task = read_task(DESIGN)
+    if task is None or task.seeds < len(DESIGN_SEEDS) or eligible(task):
         return "No finalist has been named yet."
-    return f"The finalist is `{FINALIST}`."
+    best = max(CANDIDATES, key=lambda name: task.mean(name, "area").value)
+    found = differences(task, best)
+    told = listed([f"{points(each.difference)} pp against {c}" for c, each in found.items()])
+    return (
+        f"No candidate is above both controls on the {len(DESIGN_SEEDS)} design seeds; the best, "
+        f"`{best}`, is {told}. By the rule the search ends there, and the sealed seeds stay sealed."
+    )
 
 
 def read_sealed() -> dict[str, Task]:
@@ -220,7 +238,7 @@ def verdict() -> str:
     """What the sealed runs say, in one sentence."""
     tasks = read_sealed()
     if FINALIST is None or not tasks:
-        return "No sealed run has finished, so nothing is claimed of any candidate."
+        return f"Nothing won. {finalist()}" if FINALIST is None else "No sealed run has finished."
     wins = [spoken(name) for name, task in tasks.items() if won(task)]
     rule = "met" if len(wins) == len(SEALED_TASKS) else "not met"
     where = f" ({listed(wins)})" if wins else ""
@@ -259,7 +277,7 @@ def page() -> str:
         "power": power_sentence(),
         "design": design_results(),
         "finalist": finalist(),
-        "sealed": sealed_results() if FINALIST else "Not run.",
+        "sealed": sealed_results() if FINALIST else "Not opened.",
     }
     text = Template((HERE / "estimators.md").read_text(encoding="utf-8")).substitute(values)
     return "\n".join(wrapped(line) for line in text.split("\n")).rstrip() + "\n"
