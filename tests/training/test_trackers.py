@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from groupwise.errors import RunError
+from groupwise.rundir.files import read_lines
 from groupwise.training import prepare
 from groupwise.training.monitor.trackers import Row, kept_id, make_trackers
 from small_runs import prepared
@@ -52,6 +53,47 @@ def test_tensorboard_shows_the_steps_that_a_resumed_run_repeats_once(tmp_path: P
     read = EventAccumulator(str(tmp_path / "tensorboard"))
     read.Reload()
     assert [e.step for e in read.Scalars("reward")] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("tracker", ["tensorboard", "mlflow"])
+def test_evaluations_of_a_run_and_of_the_run_that_resumes_it_reach_trackers(
+    tracker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip(tracker, reason="needs a tracker: pip install 'groupwise[trackers,mlflow]'")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlflow").as_uri())
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    more = (
+        f'logging.trackers=["{tracker}"]',
+        "evaluation.every_steps=1",
+        "evaluation.at_start=true",
+    )
+    for steps, resume in ((2, False), (3, True)):
+        run = prepared(tmp_path / "run", f"steps={steps}", *more, resume=resume, eval_prompts=None)
+        run.trainer.run()
+        run.close()
+    rows = read_lines(tmp_path / "run" / "evaluations.jsonl")
+    wanted = [(row["step"], row["figures"]["reward"]["value"]) for row in rows]
+    assert [step for step, _ in wanted] == [0, 1, 2, 3]
+    found = logged(tracker, tmp_path / "run", "held_out/reward")
+    assert [step for step, _ in found] == [0, 1, 2, 3]
+    assert [value for _, value in found] == pytest.approx([value for _, value in wanted])
+    assert [step for step, _ in logged(tracker, tmp_path / "run", "loss")] == [1, 2, 3]
+
+
+def logged(tracker: str, folder: Path, name: str) -> list[tuple[int, float]]:
+    """What a tracker has of a metric: steps and values."""
+    if tracker == "tensorboard":
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+        read = EventAccumulator(str(folder / "tensorboard"))
+        read.Reload()
+        return [(event.step, event.value) for event in read.Scalars(name)]
+    import mlflow
+
+    client = mlflow.MlflowClient()
+    (run,) = client.search_runs([client.get_experiment_by_name("groupwise").experiment_id])
+    history = client.get_metric_history(run.info.run_id, name)
+    return sorted((point.step, point.value) for point in history)
 
 
 class Recording:
