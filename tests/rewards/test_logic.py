@@ -244,7 +244,7 @@ def test_formulas_are_built_not_evaluated() -> None:
 
 
 def test_hostile_formulas_cost_little() -> None:
-    pytest.importorskip("sympy")
+    pytest.importorskip("reasoning_gym")
     row = {"source_dataset": "simple_integration", "integrand": "2*x", "variable": "x"}
     for text in (
         "(x + y + z)**100 * (x - y + z)**100",
