@@ -259,6 +259,15 @@ def test_closing_in_the_middle_leaves_nothing() -> None:
         scorer.submit(group("5"))
 
 
+def test_a_worker_whose_parent_has_already_ended_ends() -> None:
+    code = (
+        "import os; from groupwise.rewards.scoring.worker import _die_with_parent as die; "
+        "die(os.getppid()); print('lives', flush=True); die(os.getpid()); print('lives')"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (ended.stdout, ended.returncode) == ("lives\n", 1), ended.stderr
+
+
 def test_workers_die_with_a_trainer_that_is_killed() -> None:
     script = textwrap.dedent("""
         import sys, time

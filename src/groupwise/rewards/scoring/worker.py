@@ -94,10 +94,10 @@ def _obey(control: socket.socket, setup: dict[str, Any], workers: set[int]) -> N
         if not message:
             return
         if message == b"fork":
-            worker = os.fork()
+            own, worker = os.getpid(), os.fork()
             if worker == 0:
                 control.close()
-                _work(socket.socket(fileno=descriptors[0]), **setup)
+                _work(socket.socket(fileno=descriptors[0]), parent=own, **setup)
             os.close(descriptors[0])
             workers.add(worker)
             control.sendall(HEADER.pack(worker))
@@ -129,6 +129,8 @@ def _collect_orphans(workers: set[int]) -> None:
 
 def _work(
     connection: socket.socket,
+    *,
+    parent: int,
     stages: tuple[tuple[RewardComponent, ...], ...],
     memory: int | None,
     first: bool,
@@ -138,12 +140,13 @@ def _work(
     """A worker: one call after the other until the connection closes. Never returns.
 
     Args:
+        parent: the process that forked it.
         prepare: the stage whose reward is made ready first; the trainer is told how that went.
     """
     status = 1
     try:
         os.setsid()
-        _die_with_parent()
+        _die_with_parent(parent)
         _adopt_orphans()
         faulthandler.register(signal.SIGUSR2)  # the trainer asks for stacks when it waits too long
         if memory is not None:
@@ -173,10 +176,12 @@ def _reply(result: Any) -> bytes:
     return json.dumps([result.values, result.seconds, result.failure, result.failures]).encode()
 
 
-def _die_with_parent() -> None:
+def _die_with_parent(parent: int) -> None:
     """On Linux: killed when the forking process ends, however it ends."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+        if os.getppid() != parent:  # It ended before that.
+            os._exit(1)
 
 
 def _adopt_orphans() -> None:

@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -95,6 +96,7 @@ class OwnServer:
         command += arguments_of(weights, self.settings, max_rows=self.max_rows, length=self.length)
         developer = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
         with open(self.log, "wb") as log:
+            ending = partial(_end_with_parent, os.getpid())
             self.process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -103,7 +105,7 @@ class OwnServer:
                 env={**os.environ, **developer},
                 # Its engine and its workers belong to its session, so they can be ended with it.
                 start_new_session=True,
-                preexec_fn=_end_with_parent if sys.platform == "linux" else None,
+                preexec_fn=ending if sys.platform == "linux" else None,
             )
         self.server = VllmServer(
             f"unix://{self.socket}", self.policy, max_rows=self.max_rows, patience_s=0.0
@@ -232,6 +234,8 @@ def _private_folder() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="groupwise-vllm-", dir="/tmp")
 
 
-def _end_with_parent() -> None:
+def _end_with_parent(parent: int) -> None:
     """The server ends when the run does, however it ends."""
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+    if os.getppid() != parent:  # It ended before that.
+        os._exit(1)
