@@ -24,8 +24,8 @@ def keep_freed_memory() -> bool:
 
     PyTorch asks glibc for aligned buffers, and glibc before 2.38 cannot reuse the hole of one for
     another of its size. So tensors made from now on come from an allocator that aligns them itself
-    (`allocator.cpp`), unless compiled kernels are switched off: a LoRA step of 0.5 B parameters
-    then needs 1.9 GB less, and has a tenth of the page faults (`benchmarks/notes.md`).
+    (`allocator.cpp`), unless compiled kernels are switched off: a LoRA run of 0.5 B parameters then
+    needs 2.4 GiB less (`benchmarks/notes.md`).
 
     Returns:
         Whether it took effect: only Linux with glibc has this switch.
