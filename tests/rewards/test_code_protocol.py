@@ -6,6 +6,7 @@ is fuzzed in both directions; the tests expect values that no program can know.
 
 from __future__ import annotations
 
+import ast
 import os
 import secrets
 import threading
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 from groupwise.rewards.code.inside import codec, rpc
 from groupwise.rewards.code.reward import code_function
 from groupwise.rewards.code.sandbox import Limits, run_tests, unavailable
-from groupwise.rewards.code.suite import Suite, bound_sources
+from groupwise.rewards.code.suite import Suite, _bound_by_comprehensions, bound_sources
 
 SECONDS = 30.0
 
@@ -409,3 +410,19 @@ def test_an_object_keeps_its_identity() -> None:
     program = "class A: pass\na = A()\ndef get(): return a\ndef make(): return A()"
     test = "assert get() is get() and make() is not make()"
     assert [o.verdict.value for o in run_tests(program, Suite(sources=[test]))] == ["passed"]
+
+
+@pytest.mark.parametrize(
+    ("source", "bound"),
+    [
+        ("assert [x for x in f(1)] == [1]", {"x"}),
+        ("x = 1\nassert [x for x in f(x)]", set()),
+        ("assert {k: v for k, v in g()} and k", {"v"}),
+        ("[y for x in z for y in x]", {"x", "y"}),
+        ("[x for x in x]", set()),
+        ("[(a := x) for x in z]\na", {"x"}),
+    ],
+)
+def test_variables_of_comprehensions_are_no_names_of_a_test(source: str, bound: set[str]) -> None:
+    """Python 3.12 and later list them among the names of the module."""
+    assert _bound_by_comprehensions(ast.parse(source)) == bound

@@ -169,6 +169,8 @@ def _reads(source: str) -> _Reads:
             if scope is table or symbol.is_global():
                 read |= {symbol.get_name()} if symbol.is_referenced() else set()
                 defined |= {symbol.get_name()} if symbol.is_assigned() else set()
+    bound = set(_bound_by_comprehensions(tree))
+    read, defined = read - bound, defined - bound
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     named = {node: node.func.id for node in calls if isinstance(node.func, ast.Name)}
     outer = {
@@ -183,6 +185,27 @@ def _reads(source: str) -> _Reads:
         inner=frozenset(named.values()) - outer,
         imports=tuple(_imports(tree)),
     )
+
+
+def _bound_by_comprehensions(tree: ast.AST) -> set[str]:
+    """Names that are variables of comprehensions and nothing else. Since Python 3.12, symbol tables
+    list them among the names of the scope around."""
+    bound, free = set[str](), set[str]()
+    waiting: list[tuple[ast.AST, frozenset[str]]] = [(tree, frozenset())]
+    while waiting:
+        node, variables = waiting.pop()
+        if isinstance(node, ast.Name):
+            (bound if node.id in variables else free).add(node.id)
+        children = list(ast.iter_child_nodes(node))
+        if isinstance(node, ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp):
+            first = node.generators[0]
+            waiting.append((first.iter, variables))  # It is evaluated outside.
+            targets = [name for part in node.generators for name in ast.walk(part.target)]
+            variables |= {name.id for name in targets if isinstance(name, ast.Name)}
+            children = [child for child in children if child is not first]
+            children += [first.target, *first.ifs]
+        waiting += [(child, variables) for child in children]
+    return bound - free
 
 
 def _imports(node: ast.AST) -> Iterator[tuple[str, str]]:

@@ -94,12 +94,12 @@ def encode(value: "Any", export, out) -> None:
         for item in (value.start, value.stop, value.step):
             encode(item, export, out)
     elif _in_stdlib(kind):
-        _block(out, b"v", f"{kind.__module__} {kind.__name__}".encode())
-        encode(_VALUES[kind.__module__, kind.__name__](value), export, out)
+        _block(out, b"v", " ".join(_key(kind)).encode())
+        encode(_VALUES[_key(kind)](value), export, out)
     elif kind is type and _TYPES.get(value.__name__) is value:
         _block(out, b"g", value.__name__.encode())
     elif kind is type and _in_stdlib(value):
-        _block(out, b"V", f"{value.__module__} {value.__name__}".encode())
+        _block(out, b"V", " ".join(_key(value)).encode())
     else:
         tag, text = export(value)
         _block(out, tag, text.encode())
@@ -132,8 +132,14 @@ def _is_field(name) -> bool:
 
 def _in_stdlib(kind) -> bool:
     """Whether a class is one of `_VALUES` itself, not one that borrows its name."""
-    key = (kind.__module__, kind.__name__)
+    key = _key(kind)
     return key in _VALUES and getattr(sys.modules.get(key[0]), key[1], None) is kind
+
+
+def _key(kind) -> tuple[str, str]:
+    """The module that a class is imported from, and its name. Paths of Python 3.13 name another."""
+    module = "pathlib" if kind.__module__ == "pathlib._local" else kind.__module__
+    return module, kind.__name__
 
 
 def _block(out, tag, data) -> None:
