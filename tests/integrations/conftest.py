@@ -8,6 +8,9 @@ import pytest
 
 from small_runs import tiny
 
+collect_ignore = ["trl_suite"]
+"""Run by `make trl-suite`, with a search path of its own."""
+
 
 @pytest.fixture
 def model(tmp_path: Path) -> str:

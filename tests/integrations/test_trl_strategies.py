@@ -123,23 +123,6 @@ def test_dropout_can_be_switched_off(tmp_path: Path) -> None:
         assert rates == {wanted}
 
 
-def test_experts_need_a_word_about_their_balance(tmp_path: Path) -> None:
-    from transformers import Qwen2MoeConfig, Qwen2MoeForCausalLM
-
-    policy = tiny()
-    config = Qwen2MoeConfig(
-        vocab_size=len(policy.tokenizer), hidden_size=16, intermediate_size=16, num_experts=2,
-        num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2, num_experts_per_tok=1,
-        moe_intermediate_size=8, shared_expert_intermediate_size=8,
-    )  # fmt: skip
-    given = arguments(tmp_path, "")
-    given["model"] = Qwen2MoeForCausalLM(config)
-    with pytest.raises(UsageError, match="router_aux_loss_coef = None: the load-balancing loss"):
-        GRPOTrainer(**given, processing_class=policy.tokenizer)
-    given["args"] = arguments(tmp_path, "", router_aux_loss_coef=0.0)["args"]
-    GRPOTrainer(**given, processing_class=policy.tokenizer)
-
-
 def test_places_that_cannot_be_are_refused(
     tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,7 +7,6 @@ import sys
 
 import torch
 
-from groupwise.kernels.build import allocator
 from groupwise.kernels.interface import active
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
@@ -37,6 +36,9 @@ def keep_freed_memory() -> bool:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None or not (mallopt(M_MMAP_MAX, 0) and mallopt(M_TRIM_THRESHOLD, NEVER)):
         return False
-    if "cpp" in active().description(torch.device("cpu")) and (own := allocator()) is not None:
-        own.use_heap()
+    if "cpp" in active().description(torch.device("cpu")):
+        from groupwise.kernels.build import allocator  # It may be deleted with the kernels.
+
+        if (own := allocator()) is not None:
+            own.use_heap()
     return True
