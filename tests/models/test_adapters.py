@@ -185,17 +185,26 @@ def test_adapter_folders_that_cannot_be_used(base: Path, adapter: Path) -> None:
         load_policy(adapter)
 
 
-@pytest.mark.parametrize("key", ["target_modules", "rank_pattern", "layers_pattern"])
-def test_a_pattern_that_takes_for_ever_is_refused(
-    key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("key", "slow"),
+    [
+        ("target_modules", r"(([a-z_.0-9]+)+)+!"),
+        ("target_modules", r"[a-z_0-9]+|((?:.|.)*)*Q"),  # only where whole names are matched
+        ("modules_to_save", r"(([a-z_.0-9]+)+)+!"),
+        ("rank_pattern", r"(([a-z_.0-9]+)+)+!"),
+        ("layers_pattern", r"(([a-z_.0-9]+)+)+!"),
+    ],
+)
+def test_a_pattern_that_takes_exponential_time_is_refused(
+    key: str, slow: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("groupwise.models.adapters.MATCH_SECONDS", 0.2)
     save_policy(tiny(), tmp_path / "base")
     adapted = load_policy(tmp_path / "base", adapter=AdapterSettings(rank=2))
     save_policy(adapted, tmp_path / "adapter")
     file = tmp_path / "adapter" / "adapter_config.json"
-    settings, slow = json.loads(file.read_text()), r"(([a-z_.0-9]+)+)+!"
-    settings[key] = {slow: 4} if key == "rank_pattern" else slow
+    settings = json.loads(file.read_text())
+    settings[key] = {"rank_pattern": {slow: 4}, "modules_to_save": [slow]}.get(key, slow)
     file.write_text(json.dumps(settings))
     with pytest.raises(UsageError, match="a pattern in its adapter_config.json .* more than 0.2 s"):
         load_policy(tmp_path / "adapter")

@@ -261,25 +261,6 @@ def test_a_hanging_test_costs_no_other_test(hang: str) -> None:
 
 
 @sandboxed
-def test_each_test_has_its_own_processor_time_whether_they_stop_at_the_first_or_not() -> None:
-    program = """
-import time
-def f(seconds):
-    end = time.process_time() + seconds
-    while time.process_time() < end: pass
-    return seconds"""
-    limits = Limits(seconds=1.0)
-    for stop in (True, False):
-        within = Suite(sources=["assert f(0.6) == 0.6"] * 3, stop=stop)
-        assert [o.verdict.value for o in run_tests(program, within, limits=limits)] == [
-            "passed"
-        ] * 3
-        beyond = Suite(sources=["f(0.1)", "f(1.3)"], stop=stop)
-        found = [o.verdict.value for o in run_tests(program, beyond, limits=limits)]
-        assert found == ["passed", "timeout"]
-
-
-@sandboxed
 def test_the_share_that_passes_does_not_depend_on_the_order_of_the_tests() -> None:
     program = "calls = []\ndef f():\n    calls.append(1)\n    return len(calls)"
     assert verdicts(program, *["assert f() == 1"] * 2) == ["passed"] * 2
@@ -525,11 +506,13 @@ def test_a_sandbox_killed_from_outside_says_nothing_of_the_program(kind: str) ->
         return run_tests(waits, Suite(sources=["f()"]), limits=limits)
 
     def kill() -> None:
+        end = time.monotonic() + 20
         while len(psutil.Process().children(recursive=True)) < 4:  # the program runs
+            assert time.monotonic() < end, "the program did not start"
             time.sleep(0.02)
         psutil.Process().children()[0].kill()
 
-    killer = threading.Thread(target=kill)
+    killer = threading.Thread(target=kill, daemon=True)
     killer.start()
     with pytest.raises(SandboxError, match="killed from outside"):
         run()

@@ -132,10 +132,12 @@ class ScorerProcesses:
             TimeoutError: the process shows no sign of life for `distributed.timeout_minutes`.
         """
         answer, limit_s = _future(ref), self.cluster.config.distributed.timeout_s
+        seen: int | None = None
         while not (await asyncio.wait({answer}, timeout=LOOK_S))[0]:
             alive = actor.alive.options(concurrency_group=LIFE).remote()
             signs = await asyncio.wait_for(_future(alive), limit_s)
-            self.signs = max(self.signs, signs)
+            if signs != seen:  # Every process counts for itself.
+                self.signs, seen = self.signs + 1, signs
         answer.exception()
         return self.cluster.get(ref)  # As this library's error, if one was raised.
 

@@ -61,7 +61,7 @@ class Member:
         self.second_model: Policy | None = None
         self.learners = {POLICY: learner}
         self.requests: list[list[Request]] | None = None
-        self._moved: Callable[[], float] = lambda: 0.0
+        self._moved: dict[str, Callable[[], float]] = {}
         self._weights: WeightsRef | None = None
 
     @property
@@ -112,11 +112,11 @@ class Member:
 
     def watch_movement(self, of: str = POLICY) -> None:
         """Begin to watch the weights."""
-        self._moved = self.learners[of].movement()
+        self._moved[of] = self.learners[of].movement()
 
-    def moved(self) -> float:
+    def moved(self, of: str = POLICY) -> float:
         """The share of parameters that have not changed since."""
-        return self._moved()
+        return self._moved[of]()
 
     def save(self, path: str, of: str = POLICY) -> None:
         """As `Learner.save`."""
@@ -257,7 +257,8 @@ class LedLearner:
         self._ask("reset_optimizer")
 
     def publish(self) -> WeightsRef:
-        """As `Learner.publish`; only the policy is published."""
+        """As `Learner.publish`; engines sample from the policy alone."""
+        assert self.name == POLICY, f"{self.name!r} is not what engines sample from"
         return self.leader.member.publish() if self._whole else self.leader.ask("publish")
 
     def trained(self) -> Mapping[str, Tensor]:
@@ -281,7 +282,7 @@ class LedLearner:
         if self._whole:
             return self._own.movement()
         self._ask("watch_movement")
-        return lambda: self.leader.ask("moved")
+        return lambda: self._ask("moved")
 
     def save(self, path: str) -> None:
         """As `Learner.save`."""

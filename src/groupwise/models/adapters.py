@@ -181,18 +181,21 @@ class SavedAdapter:
         return _without_copies(adapted)
 
     def _check_patterns(self, model: Any, where: str) -> None:
-        """Match the patterns of the configuration once, as PEFT would: one may take for ever."""
+        """Match the patterns of the configuration in both ways of PEFT, within a time limit: some
+        patterns take exponential time."""
         settings = self.settings
         found = [settings.get(key) for key in ("target_modules", "exclude_modules")]
         found += [*(settings.get("rank_pattern") or ()), *(settings.get("alpha_pattern") or ())]
-        layers = settings.get("layers_pattern")
-        found += layers if isinstance(layers, list) else [layers]
+        for key in ("layers_pattern", "modules_to_save"):
+            given = settings.get(key)
+            found += given if isinstance(given, list) else [given]
         try:
             with time_limit(MATCH_SECONDS):
                 for pattern in (each for each in found if isinstance(each, str)):
                     compiled = re.compile(rf"(?:.*\.)?(?:{pattern})(?:\.|$)")
                     for name, _ in model.named_modules():
                         compiled.match(name)
+                        re.fullmatch(pattern, name)
         except (TimeoutError, re.error, RecursionError) as error:
             raise UsageError(
                 f"{where}, and a pattern in its {CONFIG} cannot be matched ({error})."

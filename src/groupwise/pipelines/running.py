@@ -28,6 +28,8 @@ from groupwise.training.monitor.progress import Progress, show_progress
 from groupwise.training.stages.select import rules_of
 
 RECORD = "stage.json"
+DRAFT = f".{RECORD}.new"
+"""What a kill may leave of a record."""
 LOG = "log.jsonl"
 UNTOUCHED = {"output", "logging", "checkpoint", "watchdog", "threads"}
 """Sections of a configuration that change no result."""
@@ -298,7 +300,7 @@ def _state(folder: Path, key: str, kind: Kind) -> State:
 
 def _holds_files(folder: Path) -> bool:
     """Whether a stage's folder holds more than the draft of a record that a kill left there."""
-    return not folder.is_dir() or any(path.name[0] != "." for path in folder.iterdir())
+    return not folder.is_dir() or any(path.name != DRAFT for path in folder.iterdir())
 
 
 def _record(folder: Path) -> dict[str, Any] | None:

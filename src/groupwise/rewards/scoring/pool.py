@@ -281,7 +281,7 @@ Setups = Mapping[int | None, Mapping[str, Any]]
 """What workers run (`worker_setup`): by stage for rewards with a worker of their own, None for the
 others."""
 Start = Callable[[Setups, int], Mapping[int | None, AnyWorkers]]
-"""Starts workers for each of the setups, so many for None."""
+"""Starts the workers of each setup; the number is for the setup None."""
 
 
 class PoolScorer:

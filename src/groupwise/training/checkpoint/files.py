@@ -162,7 +162,7 @@ def save(
         last = f"Checkpoint {earlier[-1]} is intact" if earlier else "No other one exists"
         raise RunError(
             f"checkpoint at step {checkpoint.step}: {folder} could not be written "
-            f"({_reason(error)}); free some space or choose another output. {last}."
+            f"({_reason(error)}); {_remedy(error)}. {last}."
         ) from error
     prune(folder, keep=keep, step=checkpoint.step)
     return final
@@ -327,8 +327,8 @@ def replace_folder(final: Path, write: Callable[[str], None]) -> None:
     except (OSError, RuntimeError, MemoryError, SafetensorError) as error:
         shutil.rmtree(draft, ignore_errors=True)
         raise RunError(
-            f"{final}: could not be written ({_reason(error)}); free some space and continue with "
-            "--resume."
+            f"{final}: could not be written ({_reason(error)}); {_remedy(error)}, and continue "
+            "with --resume."
         ) from error
 
 
@@ -362,6 +362,13 @@ def _reason(error: Exception) -> str:
     if isinstance(error, MemoryError):
         return "out of memory"
     return getattr(error, "strerror", None) or first_line(error)
+
+
+def _remedy(error: Exception) -> str:
+    """What to do about it."""
+    if isinstance(error, MemoryError):
+        return "end other programs, or keep less in memory (`groupwise doctor --fit GB`)"
+    return "free some space or choose another output"
 
 
 def _write(draft: Path, checkpoint: Checkpoint) -> None:

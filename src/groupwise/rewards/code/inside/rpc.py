@@ -9,7 +9,6 @@ import _operator
 import builtins
 import os
 import sys
-import time
 
 from groupwise.rewards.code.inside.codec import (
     Malformed,
@@ -237,7 +236,7 @@ class Client:
         self.cpu, self.late = cpu, False
         self.callbacks, self.exceptions, self.classes, self.remotes = [], {}, {}, {}
         self.tuples = {}
-        self.ended, self.spent = "", 0.0
+        self.ended = ""
 
     def export(self, value):
         """How the program is told of an object that is not data.
@@ -322,15 +321,6 @@ class Client:
             self.send("raised", names, (str(error)[:_DETAIL], (), {}))
         else:
             self.send("returned", value, None)
-
-    def lap(self) -> float:
-        """The processor time that the program's process took since the last call."""
-        before = self.spent
-        try:
-            self.spent = time.clock_gettime((~self.pid << 3) | 2)
-        except OSError:
-            pass  # it has ended since it answered
-        return self.spent - before
 
     def receive(self) -> "Any":
         """("returned", value, changed), ("raised", names, text) or ("call", number, arguments)."""
