@@ -203,8 +203,10 @@ def _run(name: str, content: dict[str, Any]) -> str:
 
 def _prose(doc: str) -> str:
     """A module's docstring without its command line, which stands below with its options."""
-    parts = [part for part in doc.strip().split("\n\n") if not part.startswith("    ")]
-    return "\n\n".join(" ".join(part.split()) for part in parts)
+    parts = [part for part in doc.strip().split("\n\n") if not part.startswith("    python ")]
+    return "\n\n".join(
+        part if part.startswith("    ") else " ".join(part.split()) for part in parts
+    )
 
 
 def _surroundings(content: dict[str, Any]) -> list[str]:
