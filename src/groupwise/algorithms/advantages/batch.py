@@ -256,6 +256,7 @@ def parts_zscore(
         r, v = judged(values, valid, least=2, name="parts_zscore")
         weight = 1.0 if weights is None else weights.get(name, 1.0)
         total = total + weight * standard_score(r, v, ddof=ddof, eps=eps)
-    once = lengths is None or counting == "completions"
-    amount = valid if once else torch.where(valid, lengths, 0)
+    amount = valid
+    if lengths is not None and counting == "tokens":
+        amount = torch.where(valid, lengths, 0)
     return whiten(total, amount, ddof=ddof, eps=1e-8)
