@@ -86,7 +86,7 @@ def above(process: int) -> int:
     return psutil.Process(process).parents()[1].pid
 
 
-def same(one: Scores, other: Scores) -> None:
+def assert_same(one: Scores, other: Scores) -> None:
     for a, b in ((one.total, other.total), *((one.parts[n], other.parts[n]) for n in one.parts)):
         assert torch.equal(a.nan_to_num(-1), b.nan_to_num(-1))
     assert (one.status, one.errors) == (other.status, other.errors)
@@ -103,7 +103,7 @@ def test_verdicts_and_messages_are_those_of_a_local_pool(made: Made) -> None:
     with from_functions(functions, workers=1, timeout_s=2.0, memory_mb=64) as local:
         expected = local.gather([local.submit(each) for each in groups])
     with made(*functions) as scorer:
-        same(scorer.gather([scorer.submit(each) for each in groups]), expected)
+        assert_same(scorer.gather([scorer.submit(each) for each in groups]), expected)
 
 
 def test_processes_of_other_nodes_judge(cluster: Cluster, made: Made) -> None:

@@ -287,7 +287,7 @@ def both(
     return found[0], found[1]
 
 
-def check(
+def assert_as_reference(
     decode: Decode,
     given: tuple[Tensor, Tensor, Tensor],
     *,
@@ -304,7 +304,7 @@ def check(
 @pytest.mark.parametrize("window", [None, 1, 2, 6, 10, 18, 22, 100])
 def test_attention_of_slots_that_differ(window: int | None) -> None:
     """Windows that end in a suffix, at its first token, in a prompt and before it."""
-    check(*scene(), window=window)
+    assert_as_reference(*scene(), window=window)
 
 
 @pytest.mark.parametrize("window", [None, 1, 4, 7, 30])
@@ -358,8 +358,8 @@ def test_attention_in_16_bits_is_that_in_float32_rounded(window: int | None) -> 
     ("heads", "key_heads", "dim"), [(1, 1, 16), (3, 3, 48), (7, 1, 80), (14, 2, 128), (8, 4, 256)]
 )
 def test_attention_of_heads_of_every_kind(heads: int, key_heads: int, dim: int) -> None:
-    check(*scene(heads=heads, key_heads=key_heads, dim=dim))
-    check(*scene(heads=heads, key_heads=key_heads, dim=dim), window=8)
+    assert_as_reference(*scene(heads=heads, key_heads=key_heads, dim=dim))
+    assert_as_reference(*scene(heads=heads, key_heads=key_heads, dim=dim), window=8)
 
 
 @pytest.mark.parametrize(
@@ -375,7 +375,7 @@ def test_attention_of_heads_of_every_kind(heads: int, key_heads: int, dim: int) 
 def test_attention_of_grids_of_every_kind(
     lengths: tuple[int, ...], ages: tuple[int, ...], rows: tuple[int, ...]
 ) -> None:
-    check(*scene(lengths=lengths, ages=ages, rows=rows))
+    assert_as_reference(*scene(lengths=lengths, ages=ages, rows=rows))
 
 
 def test_attention_of_inputs_that_are_views() -> None:
@@ -387,7 +387,7 @@ def test_attention_of_inputs_that_are_views() -> None:
     slices = product.split([x.shape[1] for x in given], 1)
     for views in (turned, slices):
         assert not views[1].is_contiguous()
-        check(decode, (views[0], views[1], views[2]))
+        assert_as_reference(decode, (views[0], views[1], views[2]))
 
 
 @pytest.mark.parametrize("scale", [1e2, 1e4, 1e15, -1e4])
@@ -400,7 +400,7 @@ def test_attention_to_extreme_scores(scale: float) -> None:
         whole = numbers(tensor.numel(), seed=place).argsort().view(tensor.shape) % 8191
         tensor.zero_()[..., 0] = whole[..., 0].float()
     query.zero_()[..., 0] = scale
-    check(decode, (query, key, value), scaling=1.0)
+    assert_as_reference(decode, (query, key, value), scaling=1.0)
 
 
 @pytest.mark.parametrize("bits", [0x7FC00000, 0x7FC00001, 0x7FC0017F])

@@ -113,20 +113,8 @@ class Restartable(Learner, Protocol):
         ...
 
 
-class SecondLearners(Protocol):
-    """Makes the second learner of a run from its model; called with the settings of
-    `second_learner`."""
-
-    def __call__(
-        self,
-        config: Config,
-        model: Policy,
-        *,
-        optimizer: OptimizerSettings,
-        total_steps: int,
-        reads: Collection[Read] = ("before",),
-        start: float = 0.0,
-    ) -> Restartable: ...
+SecondLearners = Callable[..., Restartable]
+"""From the arguments of `second_learner`, without `make`, to the second learner of a run."""
 
 
 @dataclass(frozen=True, kw_only=True)
