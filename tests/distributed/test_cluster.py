@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
 import subprocess
-import time
 from pathlib import Path
 
-import psutil
 import pytest
-import torch
-from safetensors.torch import load_file
 
-from cluster_runs import assert_survives, kill_driver, processes, train_command
+import kills
+from cluster_runs import assert_survives, kill_driver, train_command
 from groupwise.config import load
 from groupwise.errors import UsageError
-from groupwise.rundir.files import read_lines
+from kills import (
+    KILLS_PER_RUN,
+    KINDS,
+    differing,
+    kills_of,
+    resumable,
+    steps_done,
+    undisturbed_run,
+)
 from small_runs import settings, tiny
 
 pytest.importorskip("ray")
@@ -26,28 +30,7 @@ STEPS = 5
 
 
 def run_settings(folder: Path, *more: str) -> list[str]:
-    return settings(
-        folder,
-        f"steps={STEPS}",
-        "sampling.max_tokens=32",
-        "optimizer.learning_rate=1e-4",
-        "checkpoint.every_steps=1",
-        *more,
-    )
-
-
-def resumable(given: list[str]) -> list[str]:
-    """Without the folder, which `--resume` names."""
-    return [each for each in given if not each.startswith("output=")]
-
-
-def trained(folder: Path) -> dict[str, torch.Tensor]:
-    return load_file(str(folder / "final" / "model.safetensors"))
-
-
-def steps_done(folder: Path) -> int:
-    path = folder / "metrics.jsonl"
-    return len(list(read_lines(path))) if path.exists() else 0
+    return kills.run_settings(folder, *more, steps=STEPS)
 
 
 @pytest.fixture(scope="module")
@@ -71,11 +54,7 @@ def test_weights_are_those_of_one_process(alone: Path, tmp_path: Path, kind: str
     said = killed(tmp_path / "run", kind)
     assert ("lost rank 0" in said) is (kind == "LearnerRank")
     assert steps_done(tmp_path / "run") == STEPS
-    one, other = trained(alone), trained(tmp_path / "run")
-    assert one.keys() == other.keys()
-    assert [name for name in one if not torch.equal(one[name], other[name])] == []
-    left = [p for p in psutil.process_iter(["cmdline"]) if "ray::Replica" in str(p.info["cmdline"])]
-    assert left == []
+    assert differing(alone, tmp_path / "run") == []
 
 
 @pytest.mark.cluster
@@ -90,8 +69,7 @@ def test_a_killed_driver_is_resumed_elsewhere(alone: Path, tmp_path: Path) -> No
     given = resumable(run_settings(folder))
     again = train_command("word-problems", given, "--resume", str(folder))
     subprocess.run(again, check=True, capture_output=True)
-    one, other = trained(alone), trained(folder)
-    assert [name for name in one if not torch.equal(one[name], other[name])] == []
+    assert differing(alone, folder) == []
 
 
 @pytest.mark.cluster
@@ -113,77 +91,29 @@ def test_what_a_cluster_cannot_do_is_refused_before_it_starts(tmp_path: Path) ->
         train_config(load("word-problems-ray", given), policy=tiny())
 
 
-LONG = ("steps=12", "reward_pool.workers=1")
 KILLS = int(os.environ.get("GROUPWISE_TEST_KILLS", "1"))
 """How often a process of each kind is killed."""
-KILLS_PER_RUN = 4
-PAUSE_S = 2.0
-"""Longest time between a recovery and the next kill."""
-MODELS = ("ray::Replica", "ray::LearnerRank", "ray::ScorerProcess", "scoring.worker")
-"""Processes that may not outlive a run; Ray's own daemons may."""
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A longer run in one process."""
-    folder = tmp_path_factory.mktemp("undisturbed") / "run"
-    given = run_settings(folder, *LONG)
-    subprocess.run(train_command("word-problems", given), check=True, capture_output=True)
-    return folder
-
-
-def victims(run: int, kind: str) -> list[psutil.Process]:
-    """The processes of a kind that a run has at the moment."""
-    return [psutil.Process(run)] if kind == "driver" else processes(run, kind)
-
-
-def kills_of(folder: Path, kind: str, chance: random.Random, *, at_most: int) -> list[float]:
-    """Kill processes of a run until it ends; seconds from each kill to the next finished step."""
-    scorers = f"cluster.scorers={int('Scorer' in kind)}"
-    given = run_settings(folder, *LONG, "cluster.restarts=10", scorers)
-    recovered: list[float] = []
-    log, every = folder.with_suffix(".err"), set[psutil.Process]()
-
-    def start(given: list[str], *more: str) -> subprocess.Popen[str]:
-        line = train_command("word-problems-ray", given, *more)
-        return subprocess.Popen(line, stderr=log.open("a"), text=True)
-
-    run = start(given)
-    while run.poll() is None:
-        time.sleep(PAUSE_S * chance.random())
-        there: list[psutil.Process] = []
-        with contextlib.suppress(psutil.NoSuchProcess):
-            every |= {each for name in MODELS for each in processes(run.pid, name)}
-            there = victims(run.pid, kind)
-        if not there or not steps_done(folder) or len(recovered) == at_most:
-            continue
-        begun, before = time.monotonic(), steps_done(folder)
-        with contextlib.suppress(psutil.NoSuchProcess):
-            chance.choice(there).kill()
-        if kind == "driver":
-            run.wait()
-            run = start(resumable(given), "--resume", str(folder))
-        while steps_done(folder) <= before and run.poll() is None:
-            time.sleep(0.02)
-        recovered.append(time.monotonic() - begun)
-    assert run.returncode == 0, log.read_text()[-2000:]
-    assert psutil.wait_procs(every, timeout=60)[1] == []
-    return recovered
+    return undisturbed_run(tmp_path_factory.mktemp("undisturbed") / "run")
 
 
 @pytest.mark.verify
 @pytest.mark.cluster
 @pytest.mark.timeout(7200)
-@pytest.mark.parametrize("kind", [*MODELS, "driver"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_weights_after_kills_at_random_moments(
     undisturbed: Path, tmp_path: Path, kind: str
 ) -> None:
-    """The moments follow from the kind's name."""
-    chance, recovered = random.Random(kind), []
+    """The moments follow from the kind's name; `tests/support/kills.py` has a log of many."""
+    chance, recovered = random.Random(kind), list[float]()
     while len(recovered) < KILLS:
         folder = tmp_path / f"run-{len(recovered)}"
         at_most = min(KILLS_PER_RUN, KILLS - len(recovered))
-        recovered += kills_of(folder, kind, chance, at_most=at_most)
-        one, other = trained(undisturbed), trained(folder)
-        assert [name for name in one if not torch.equal(one[name], other[name])] == [], folder
+        found = kills_of(folder, kind, chance, at_most=at_most)
+        recovered += found["recovered"]
+        assert found["left"] == 0 and differing(undisturbed, folder) == [], folder
         print(f"{kind}: {len(recovered)} kills, recovered within {max(recovered):.1f} s")

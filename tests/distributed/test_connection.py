@@ -11,11 +11,13 @@ from typing import Any
 import psutil
 import pytest
 
+from groupwise.algorithms.binding import POLICY
 from groupwise.config import Config, load
 from groupwise.config.connect import load_configured
 from groupwise.distributed import connection
 from groupwise.distributed.cluster import ClusterLearner
 from groupwise.distributed.connection import Cluster
+from groupwise.distributed.learner_group import LearnerGroup
 from groupwise.distributed.lost import RankLost
 from groupwise.distributed.probe import probe
 from groupwise.errors import RunError, UsageError
@@ -90,15 +92,15 @@ def test_a_run_starts_again_where_a_process_was_lost_at_its_start(
             cluster.compare({"replica 0": actor})
     finally:
         cluster.close()
-    check, often = ClusterLearner._check_shared, []
+    check, often = LearnerGroup._check_shared, []
 
-    def killed_once(learner: ClusterLearner) -> None:
-        check(learner)
+    def killed_once(group: LearnerGroup) -> None:
+        check(group)
         if not often:
             often.append(1)
-            ray.kill(learner.ranks[0])
+            ray.kill(group.ranks[0])
 
-    monkeypatch.setattr(ClusterLearner, "_check_shared", killed_once)
+    monkeypatch.setattr(LearnerGroup, "_check_shared", killed_once)
     progress = Quiet()
     train_config(config_of(tmp_path / "run", "steps=1"), progress=progress)
     assert "a process was lost while the run started. Starting again." in progress.said
@@ -116,7 +118,8 @@ def test_a_probe_stands_where_each_process_will_be(tmp_path: Path) -> None:
 
 def started(cluster: Cluster) -> ClusterLearner:
     policy = load_configured(cluster.config)
-    return ClusterLearner(cluster, dict(policy.model.named_parameters()))
+    group = LearnerGroup(cluster, dict(policy.model.named_parameters()))
+    return ClusterLearner(group, POLICY)
 
 
 def test_a_lost_rank_is_named_wherever_it_is_lost(tmp_path: Path) -> None:
@@ -126,7 +129,7 @@ def test_a_lost_rank_is_named_wherever_it_is_lost(tmp_path: Path) -> None:
     cluster = Cluster(patient)
     try:
         learner = started(cluster)
-        ray.kill(learner.ranks[1])
+        ray.kill(learner.group.ranks[1])
         with pytest.raises(RankLost, match="lost rank 1 in 'ship'"):
             learner.publish()
         learner = started(cluster)
@@ -141,7 +144,7 @@ def test_a_lost_rank_is_named_wherever_it_is_lost(tmp_path: Path) -> None:
         cluster.config = patient
         learner = started(cluster)
         with pytest.raises(RunError, match="no_such_method"):
-            learner.ask("no_such_method")
+            learner.group.ask("no_such_method")
         with pytest.raises(RunError, match="the learner ended .* in 'no_such_method'"):
             learner.state()
     finally:

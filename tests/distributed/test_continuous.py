@@ -127,12 +127,14 @@ def test_a_new_replica_is_given_nothing_before_it_has_its_weights() -> None:
 
     def publish(*_: Any) -> object:
         sent.append(object())
+        if len(sent) == 1:
+            arrived.update(sent)
         return sent[-1]
 
     remote = SimpleNamespace
     ray = remote(
-        exceptions=remote(RayActorError=LookupError),
         wait=lambda refs, **_: ([ref for ref in refs if ref in arrived], []),
+        kill=lambda actor: None,
     )
     cluster: Any = remote(
         ray=ray,
@@ -143,10 +145,11 @@ def test_a_new_replica_is_given_nothing_before_it_has_its_weights() -> None:
         ),
         compare=lambda _: None,
         get=lambda refs: refs,
+        lost=(LookupError,),
+        asked=lambda actor: object(),
     )
     engine = ClusterEngine(cluster, Stored(0, None))
     streaming = ContinuousEngine(engine)
-    arrived.update(sent)
     assert streaming._free() == 0
     engine.replace(0, engine.replicas[0])
     engine.renew(0)

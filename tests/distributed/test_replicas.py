@@ -54,12 +54,14 @@ class Mortal:
     """A cluster in this process whose replicas die at some of their requests."""
 
     def __init__(self, dies: Callable[[int], bool]) -> None:
-        self.dies, self.asked = dies, 0
+        self.dies, self.calls = dies, 0
         self.settings = SimpleNamespace(replicas=1, replica_cpus=1, replica_gpus=0)
         engine = SimpleNamespace(max_rows=1)
         self.config = SimpleNamespace(ahead=1, streaming=None, group_size=1, engine=engine)
-        errors = SimpleNamespace(RayActorError=Died)
-        self.ray = SimpleNamespace(exceptions=errors, wait=lambda refs, **_: (refs[:1], refs[1:]))
+        self.lost = (Died,)
+        self.ray = SimpleNamespace(
+            wait=lambda refs, **_: (refs[:1], refs[1:]), kill=lambda actor: None
+        )
 
     def actor(self, kind: type, **_: Any) -> Any:
         answers = {"exact_continuation": lambda: True, "generate": self.generate}
@@ -69,12 +71,14 @@ class Mortal:
         )
 
     def generate(self, requests: list[Request], sampling: Sampling) -> list[Group]:
-        self.asked += 1
-        if self.dies(self.asked):
+        self.calls += 1
+        if self.dies(self.calls):
             raise Died
         return [completed(request, version=0) for request in requests]
 
     def compare(self, actors: Any) -> None: ...
+
+    def asked(self, actor: Any) -> Any: ...
 
     def get(self, refs: Any) -> Any:
         return [ref() for ref in refs] if isinstance(refs, list) else refs()

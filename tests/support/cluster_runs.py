@@ -37,19 +37,24 @@ def processes(run: int, name: str) -> list[psutil.Process]:
 
 def assert_survives(command: list[str], kind: str, *, when: Callable[[], bool]) -> str:
     """Run a command to its end, with an actor of this class killed meanwhile, or none if it is
-    empty; returns what it printed."""
+    empty; no actor outlives it. Returns what it printed."""
     run = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    every = set[psutil.Process]()
     try:
         end = time.monotonic() + 240
-        while kind and run.poll() is None and time.monotonic() < end:
-            if when() and (there := actors(run.pid, kind)):
-                os.kill(there[0].pid, signal.SIGKILL)
-                break
+        while run.poll() is None and time.monotonic() < end:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                every.update(actors(run.pid, ""))
+                if when() and (there := actors(run.pid, kind)):
+                    if kind:
+                        os.kill(there[0].pid, signal.SIGKILL)
+                    break
             time.sleep(0.05)
         _, said = run.communicate(timeout=280)
     finally:
         run.kill()
     assert run.returncode == 0, said
+    assert psutil.wait_procs(every, timeout=60)[1] == []
     return said
 
 

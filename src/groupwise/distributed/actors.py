@@ -19,7 +19,12 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 
 from groupwise.algorithms import bind
 from groupwise.config import Config
-from groupwise.config.connect import configured_engine, load_configured, select_device
+from groupwise.config.connect import (
+    configured_engine,
+    load_configured,
+    second_model,
+    select_device,
+)
 from groupwise.distributed.canary import check_canary
 from groupwise.distributed.ranks import make_member
 from groupwise.distributed.surroundings import received, surroundings
@@ -84,7 +89,25 @@ class LearnerRank:
             set_weights(policy.model, weights)
         world = World(self.store, self.rank, self.size, timeout_s=limit_s)
         algorithm = bind(self.config.algorithm.name, self.config.algorithm.overrides())
+        name = algorithm.second_learner
+        # A copy of the policy has to be made before the policy's weights are sharded.
+        second = None if name is None else second_model(self.config, policy, name)
         self.member = make_member(self.config, algorithm, policy, world=world, samples=False)
+        self.member.second_model = second
+
+    def make_second(
+        self, name: str, weights: Mapping[str, Tensor] | None, settings: Mapping[str, Any]
+    ) -> None:
+        """Make this rank's part of the second learner.
+
+        Args:
+            weights: of its model, on rank 0.
+            settings: as for `second_learner`.
+        """
+        assert self.member is not None and self.member.second_model is not None
+        if weights is not None:
+            set_weights(self.member.second_model.model, weights)
+        self.member.make(name, **settings)
 
     def call(self, name: str, given: Mapping[str, Any]) -> Any:
         """Call a method of `Member`; only rank 0 returns its result."""
@@ -96,7 +119,7 @@ class LearnerRank:
         """The version, and on rank 0 the present weights with the means to check them."""
         assert self.member is not None
         weights = self.member.publish()
-        self.member.check_equal(weights)
+        self.member.check_all_equal(weights)
         return weights.version, shipment(weights) if self.rank == 0 else None
 
 

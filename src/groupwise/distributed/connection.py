@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,8 +19,12 @@ LIFE = "life"
 """The thread of a process that answers `alive`."""
 WRITING = "writing"
 """The threads of a replica that wait for completions."""
+ASK_S = 2.0
+"""Seconds between questions whether a process that is waited for is alive."""
 ROOM_S = 60.0
 """Seconds to wait for free resources on the nodes."""
+FEWER_S = 5.0
+"""The same for each smaller number of replicas."""
 
 
 class Cluster:
@@ -27,9 +32,13 @@ class Cluster:
 
     Args:
         config: of the run.
+        fewer: start fewer replicas than configured if there is no room for all.
+
+    Attributes:
+        settings: of the section, with the number of replicas for which there is room.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, *, fewer: bool = False) -> None:
         assert config.cluster is not None
         self.settings, self.config = config.cluster, config
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -59,16 +68,20 @@ class Cluster:
                 f"cluster.address = {self.settings.address!r}: no Ray cluster answers there "
                 f"({first_line(error)}); start one by `ray start --head`, or leave the address out."
             ) from error
-        end = time.monotonic() + (0.0 if self.settings.address is None else ROOM_S)
-        while (lacking := self._lacking()) and time.monotonic() < end:
-            time.sleep(1.0)  # Nodes may still be joining.
-        if lacking:
-            ray.shutdown()
-            raise UsageError(
-                f"[cluster]: the cluster has too little ({'; '.join(lacking)}); lower "
-                "cluster.ranks, cluster.replicas or cluster.scorers, or add nodes."
+        self.bundles: Any = None
+        wait_s = ROOM_S
+        while problem := self._reserve(wait_s):
+            if not fewer or self.settings.replicas == 1:
+                ray.shutdown()
+                raise UsageError(problem)
+            left, wait_s = self.settings.replicas - 1, FEWER_S
+            self.settings = self.settings.model_copy(update={"replicas": left})
+            warnings.warn(
+                f"{problem} Trying with {left} of {config.cluster.replicas} replicas.", stacklevel=2
             )
-        self.bundles = self._reserved()
+        gone = self.ray.exceptions
+        self.lost = (gone.RayActorError, gone.ObjectLostError)
+        """Errors of a call to a process that was lost, or whose answer was lost with its node."""
 
     def _each_needs(self) -> list[dict[str, float]]:
         """CPUs and GPUs of each process."""
@@ -96,29 +109,46 @@ class Cluster:
             if there.get(name, 0) < wanted
         ]
 
-    def _reserved(self) -> Any:
-        """Reserve resources for all processes, so that none waits for another run.
+    def _reserve(self, wait_s: float) -> str:
+        """Reserve resources for all processes, so that none waits for another run; what is missing
+        otherwise.
 
-        Raises:
-            UsageError: nodes are too small, or in use.
+        Args:
+            wait_s: seconds to wait for nodes that join, and for other runs.
         """
         ray, needs = self.ray, self._each_needs()
-        bundles = ray.util.placement_group(needs, strategy="PACK")
-        if bundles.wait(ROOM_S):
-            return bundles
-        free = ray.available_resources()
-        nodes = "; ".join(
-            f"{node['NodeManagerAddress']} has {_listed(node['Resources'])}"
-            for node in ray.nodes()
+        end = time.monotonic() + (0.0 if self.settings.address is None else wait_s)
+        while (lacking := self._lacking()) and time.monotonic() < end:
+            time.sleep(1.0)
+        if lacking:
+            return (
+                f"[cluster]: the cluster has too little ({'; '.join(lacking)}); lower "
+                "cluster.ranks, cluster.replicas or cluster.scorers, or add nodes."
+            )
+        self.bundles = ray.util.placement_group(needs, strategy="PACK")
+        if self.bundles.wait(wait_s):
+            return ""
+        ray.util.remove_placement_group(self.bundles)
+        each = ", ".join(dict.fromkeys(map(listed, needs)))
+        return (
+            f"[cluster]: found no room for {len(needs)} processes of {each} within {wait_s:.0f} s "
+            f"({self._there()}); lower what each process takes, wait for other runs, or add nodes."
+        )
+
+    def _there(self) -> str:
+        """What the nodes have, and what of it is free."""
+        nodes = [
+            f"{node['NodeManagerAddress']} has {listed(node['Resources'])}"
+            for node in self.ray.nodes()
             if node["Alive"]
-        )
-        ray.shutdown()
-        each = ", ".join(dict.fromkeys(map(_listed, needs)))
-        raise UsageError(
-            f"[cluster]: found no room for {len(needs)} processes of {each} within {ROOM_S:.0f} s "
-            f"({nodes}; free are {_listed(free)}); lower what each process takes, wait for other "
-            "runs, or add nodes."
-        )
+        ]
+        return "; ".join([*nodes, f"free are {listed(self.ray.available_resources())}"])
+
+    def without_room(self) -> str:
+        """What the nodes have, if a process has found no room since its node was lost; otherwise
+        nothing."""
+        state = self.ray.util.placement_group_table(self.bundles)["state"]
+        return "" if state == "CREATED" else self._there()
 
     def actor(self, kind: type, *given: Any, cpus: int, gpus: float, writing: int = 0) -> Any:
         """A separate process that holds an object; it ends with the driver. Its method `alive`
@@ -174,22 +204,30 @@ class Cluster:
                 f"{name}: did not start within {limit:.0f} s (distributed.timeout_minutes)."
             ) from error
 
-    def silent(self, actors: Mapping[int, Any], calls: dict[int, tuple[Any, float]]) -> list[int]:
+    def asked(self, actor: Any) -> Any:
+        """The call that a process answers once it has started, while other methods run."""
+        return actor.alive.options(concurrency_group=LIFE).remote()
+
+    def silent(self, actors: Mapping[int, Any], calls: dict[int, Any]) -> list[int]:
         """The numbers of processes that are lost: dead, or without a sign of life for
         `distributed.timeout_minutes`.
 
         Args:
-            calls: the open call to each process and its time; kept between calls.
+            calls: the open call to each process, or None, and the time of the call or of the answer
+                to the last one; kept between calls.
         """
         ray, lost, now = self.ray, [], time.monotonic()
         for number, actor in actors.items():
-            if number not in calls:
-                calls[number] = actor.alive.options(concurrency_group=LIFE).remote(), now
-            call, since = calls[number]
-            if ray.wait([call], timeout=0)[0]:
+            if number not in calls or calls[number][0] is not actor:
+                calls[number] = actor, None, now
+            _, call, since = calls[number]
+            if call is None:
+                if now - since > ASK_S:
+                    calls[number] = actor, self.asked(actor), now
+            elif ray.wait([call], timeout=0)[0]:
                 try:
                     ray.get(call)
-                    del calls[number]
+                    calls[number] = actor, None, now
                 except ray.exceptions.RayActorError:
                     lost.append(number)
             elif now - since > self.config.distributed.timeout_s:
@@ -201,6 +239,6 @@ class Cluster:
         self.ray.shutdown()
 
 
-def _listed(resources: Mapping[str, float]) -> str:
+def listed(resources: Mapping[str, float]) -> str:
     """CPUs and GPUs."""
     return ", ".join(f"{resources.get(name, 0):g} {name}" for name in ("CPU", "GPU"))

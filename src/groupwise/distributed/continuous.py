@@ -39,7 +39,9 @@ class ContinuousEngine:
         """Yield groups as replicas finish them."""
         source, over = iter(requests), False
         waiting: deque[Request] = deque()
+        asked: dict[int, Any] = {}
         while not over or waiting or self._running:
+            self.engine.admit()
             while (place := self._free()) is not None and (waiting or not over):
                 if not waiting:
                     over = _take(source, waiting)
@@ -50,11 +52,14 @@ class ContinuousEngine:
                 time.sleep(PAUSE_S)
                 continue
             done, _ = self.cluster.ray.wait(list(self._running), num_returns=1, timeout=LOOK_S)
+            if not done:
+                actors = {place: actor for place, actor, *_ in self._running.values()}
+                self.engine.end_silent(actors, asked)
             for ref in done:
                 place, actor, request, start = self._running.pop(ref)
                 try:
                     group = self.cluster.get(ref)
-                except self.cluster.ray.exceptions.RayActorError as error:
+                except self.cluster.lost as error:
                     waiting.appendleft(request)
                     self._replace(place, actor, error)
                     continue
@@ -89,7 +94,7 @@ class ContinuousEngine:
             return False
         try:
             self.cluster.get(renewed)
-        except self.cluster.ray.exceptions.RayActorError as error:
+        except self.cluster.lost as error:
             self._replace(place, actor, error)
             return False
         self._ready[place] = actor, []

@@ -230,7 +230,11 @@ class DistributedLearner(TorchLearner):
     def trained(self) -> dict[str, Tensor]:
         """The weights that are trained, whole; with sharded weights all ranks call this."""
         reshard(self.reader)
-        return {n: whole(p).to(self.low or p.dtype) for n, p in self._trainable().items()}
+        return {n: self._whole(p).to(self.low or p.dtype) for n, p in self._trainable().items()}
+
+    def _whole(self, tensor: Tensor) -> Tensor:
+        """The whole tensor; of sharded ones, a card holds one at a time."""
+        return whole(tensor).cpu() if self.sharding == "full" else whole(tensor)
 
     def set_trained(self, weights: Mapping[str, Tensor]) -> None:
         """Overwrite the trained weights on all ranks by those that rank 0 was given."""
@@ -260,9 +264,9 @@ class DistributedLearner(TorchLearner):
         for reader in (self.reader, self.frozen):
             if reader is not None:
                 reshard(reader)
-        state = _mapped(super().state(), whole)
+        state = _mapped(super().state(), self._whole)
         if self.low is not None:
-            masters = {name: whole(p) for name, p in self._trainable().items()}
+            masters = {name: self._whole(p) for name, p in self._trainable().items()}
             state["optimizer"]["masters"] = masters
         return state
 
@@ -296,7 +300,7 @@ class DistributedLearner(TorchLearner):
             every = dict(self.model.named_parameters(remove_duplicate=False))
             tied = every.keys() - dict(self.model.named_parameters()).keys()
             state = self.model.state_dict()
-            weights = {name: whole(each) for name, each in state.items() if name not in tied}
+            weights = {n: self._whole(each) for n, each in state.items() if n not in tied}
             if self.low is not None:
                 weights = {name: each.to(self.low) for name, each in weights.items()}
         if self.world.leads:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
+import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from groupwise.distributed import connection
 from groupwise.distributed.actors import Replica
 from groupwise.errors import RunError
 from groupwise.rollouts.background import versions_kept
@@ -20,6 +22,8 @@ PAUSE_S = 0.01
 """Seconds between checks on a source that has no request while nothing is being written."""
 LOOK_S = 0.05
 """Longest wait for a replica while there may be requests for another one."""
+CHECK_S = 2.0
+"""Seconds between checks of what starts, and of what gives no answer."""
 REPLACEMENTS = 10
 """Replicas that may be lost in a row without an answer in between."""
 
@@ -80,6 +84,89 @@ class Idle:
         with self.lock:
             self.free |= set(places)
 
+    def leave(self, place: int) -> None:
+        """Note that a replica was lost; `give_back` returns its replacement."""
+        with self.lock:
+            self.free.discard(place)
+
+
+class Starting:
+    """Replacements of lost replicas that do not answer yet.
+
+    Args:
+        cluster: the connection to Ray.
+        count: of replicas.
+    """
+
+    def __init__(self, cluster: Any, count: int) -> None:
+        self.cluster, self.count = cluster, count
+        self.calls: dict[int, tuple[Any, float]] = {}
+        self.checked, self.said = 0.0, False
+
+    def add(self, place: int, actor: Any) -> None:
+        """Wait for the replacement at a place."""
+        self.calls[place] = self.cluster.asked(actor), time.monotonic()
+
+    def started(self) -> list[int]:
+        """The places whose replacements have started, or died; those that remain are checked.
+
+        Raises:
+            RunError: no replica is left, and there was no room for another one in time; or one did
+                not start in time.
+        """
+        ray, now = self.cluster.ray, time.monotonic()
+        found = [n for n, (call, _) in self.calls.items() if ray.wait([call], timeout=0)[0]]
+        for place in found:
+            del self.calls[place]
+        if self.calls and now - self.checked > CHECK_S:
+            self.checked = now
+            self._check(now - min(since for _, since in self.calls.values()))
+        self.said &= bool(self.calls)
+        return found
+
+    def _check(self, waited_s: float) -> None:
+        if waited_s < CHECK_S:
+            return
+        names = f"replica {', '.join(map(str, sorted(self.calls)))}"
+        limit_s, of = self.cluster.config.distributed.timeout_s, self.cluster.settings
+        if there := self.cluster.without_room():
+            each = connection.listed({"CPU": of.replica_cpus, "GPU": of.replica_gpus})
+            lost = f"{names}: lost, and the cluster has no room for another ({each}; {there})"
+            left = self.count - len(self.calls)
+            if not left and waited_s > connection.ROOM_S:
+                raise RunError(
+                    f"{lost}, and no replica is left. Add nodes, or lower cluster.replicas, and "
+                    "continue with --resume."
+                )
+            if left and not self.said:
+                self.said = True
+                warnings.warn(
+                    f"{lost}. The run continues with {left} of {self.count} replicas, and takes "
+                    "another as soon as there is room.",
+                    stacklevel=2,
+                )
+        elif waited_s > limit_s:
+            raise RunError(
+                f"{names}: lost, and another did not start within {limit_s:.0f} s "
+                "(distributed.timeout_minutes). Continue with --resume."
+            )
+
+
+class _Call(NamedTuple):
+    """What a replica is doing.
+
+    Attributes:
+        renewed: the call that gives it the weights of these requests.
+        begun: when, in seconds since 1970.
+    """
+
+    place: int
+    actor: Any
+    given: list[Request]
+    renewed: list[Any]
+    ref: Any
+    begun: float
+
 
 class ClusterEngine:
     """An `Engine` that gives requests to replicas and replaces those that die.
@@ -102,9 +189,12 @@ class ClusterEngine:
         self.replicas = [self._new() for _ in range(count)]
         self.holds: list[tuple[Stored, Any] | None] = [None] * count
         self.idle, self.lock = Idle(count), threading.Lock()
+        self.starting = Starting(cluster, count)
         self.spans = Spans(apart=True)
         cluster.compare({f"replica {i}": actor for i, actor in enumerate(self.replicas)})
-        cluster.get([ref for place in range(count) for ref in self.renew(place, weights)])
+        begun = [self.renew(place, weights) for place in range(count)]
+        for place, refs in enumerate(begun):
+            self._await(place, self.replicas[place], refs)
         self.exact_continuation = bool(cluster.get(self.replicas[0].exact_continuation.remote()))
 
     @property
@@ -143,22 +233,15 @@ class ClusterEngine:
         """Yield groups as replicas finish them."""
         source, over, caller = iter(requests), False, object()
         waiting: deque[Request] = deque()
-        running: dict[Any, tuple[int, list[Request], list[Any], Any]] = {}
-        begun: dict[Any, float] = {}
+        running: dict[Any, _Call] = {}
+        asked: dict[int, Any] = {}
         lost, ray = 0, self.cluster.ray
         try:
             while not over or waiting or running:
+                self.admit()
                 over = over or self._look_ahead(source, waiting)
-                while waiting:
-                    place = self.idle.claim(caller, waiting[0].stream.step)
-                    if place is None:
-                        break
-                    given = self._share(waiting)
-                    renewed = self.renew(place, self._weights(given[0].version))
-                    actor = self.replicas[place]
-                    ref = actor.generate.remote(given, sampling)
-                    running[ref] = place, given, renewed, actor
-                    begun[ref] = time.time()
+                while waiting and (call := self._begin(caller, waiting, sampling)):
+                    running[call.ref] = call
                 if not waiting:
                     self.idle.stop_waiting(caller)
                 if not running:
@@ -166,27 +249,39 @@ class ClusterEngine:
                     continue
                 alone = over and not waiting
                 done, _ = ray.wait(list(running), num_returns=1, timeout=1.0 if alone else LOOK_S)
-                for ref in done:
-                    place, given, renewed, actor = running[ref]
+                if not done:
+                    self.end_silent({call.place: call.actor for call in running.values()}, asked)
+                for call in [running.pop(ref) for ref in done]:
+                    self.spans.add(f"replica {call.place}", "sampling", call.begun)
                     try:
-                        *_, groups = self.cluster.get([*renewed, ref])
-                        lost = 0
-                    except ray.exceptions.RayActorError as error:
+                        *_, groups = self.cluster.get([*call.renewed, call.ref])
+                    except self.cluster.lost as error:
                         lost += 1
                         if lost > REPLACEMENTS:
                             raise RunError(
-                                f"replica {place}: {lost} replicas were lost one after the other."
+                                f"replica {call.place}: {lost} replicas were lost one after the "
+                                "other."
                             ) from error
-                        self.replace(place, actor)
-                        waiting.extendleft(reversed(given))
-                        groups = []
-                    del running[ref]
-                    self.spans.add(f"replica {place}", "sampling", begun.pop(ref))
-                    self.idle.give_back([place])
+                        self.replace(call.place, call.actor)
+                        waiting.extendleft(reversed(call.given))
+                        continue
+                    lost = 0
+                    self.idle.give_back([call.place])
                     yield from groups
         finally:
             self.idle.stop_waiting(caller)
-            self.idle.give_back(place for place, *_ in running.values())
+            self.idle.give_back(call.place for call in running.values())
+
+    def _begin(self, caller: object, waiting: deque[Request], sampling: Sampling) -> _Call | None:
+        """Give an idle replica its share of the requests, if there is one."""
+        place = self.idle.claim(caller, waiting[0].stream.step)
+        if place is None:
+            return None
+        given = self._share(waiting)
+        renewed = self.renew(place, self._weights(given[0].version))
+        actor = self.replicas[place]
+        ref = actor.generate.remote(given, sampling)
+        return _Call(place, actor, given, renewed, ref, time.time())
 
     def _look_ahead(self, source: Iterator[Request | None], waiting: deque[Request]) -> bool:
         """Take requests until every replica can be filled; whether the requests have ended."""
@@ -209,11 +304,40 @@ class ClusterEngine:
         return given
 
     def replace(self, place: int, lost: Any) -> None:
-        """A new replica for a lost one, unless another thread has made it already; it takes over
-        weights with its first requests."""
+        """A new replica for a lost one, unless another thread has made it already. It gets requests
+        once it has started (`admit`), and takes over weights with the first of them."""
         with self.lock:
             if self.replicas[place] is lost:
+                self.cluster.ray.kill(lost)  # Ray may take one for lost that still has its room.
+                self.idle.leave(place)
                 self.replicas[place], self.holds[place] = self._new(), None
+                self.starting.add(place, self.replicas[place])
+
+    def admit(self) -> None:
+        """Give requests to replacements from the time they have started.
+
+        Raises:
+            RunError: there is no replica, and none in sight.
+        """
+        with self.lock:
+            self.idle.give_back(self.starting.started())
+
+    def end_silent(self, actors: Mapping[int, Any], asked: dict[int, Any]) -> None:
+        """End replicas that show no sign of life, so that calls to them fail.
+
+        Args:
+            asked: as for `Cluster.silent`.
+        """
+        for place in self.cluster.silent(actors, asked):
+            self.cluster.ray.kill(actors[place])
+
+    def _await(self, place: int, actor: Any, refs: list[Any]) -> None:
+        """Wait for calls to a replica as long as it shows signs of life."""
+        asked: dict[int, Any] = {}
+        ray, count = self.cluster.ray, len(refs)
+        while len(ray.wait(refs, num_returns=count, timeout=CHECK_S)[0]) < count:
+            self.end_silent({place: actor}, asked)
+        self.cluster.get(refs)
 
     def publish(self, weights: WeightsRef) -> Metrics:
         """Keep new weights for the requests to come, and have idle replicas take them over; one
@@ -226,16 +350,14 @@ class ClusterEngine:
         start, at = time.perf_counter(), time.time()
         self.kept.append(weights)
         places = self.idle.claim_all()
-        try:
-            calls = [(p, self.replicas[p], self.renew(p, weights)) for p in places]
-            for place, actor, refs in calls:
-                try:
-                    self.cluster.get(refs)
-                    self.spans.add(f"replica {place}", "transferring", at)
-                except self.cluster.ray.exceptions.RayActorError:
-                    self.replace(place, actor)
-        finally:
-            self.idle.give_back(places)
+        calls = [(p, self.replicas[p], self.renew(p, weights)) for p in places]
+        for place, actor, refs in calls:
+            try:
+                self._await(place, actor, refs)
+                self.spans.add(f"replica {place}", "transferring", at)
+                self.idle.give_back([place])
+            except self.cluster.lost:
+                self.replace(place, actor)
         return {"seconds.weights": time.perf_counter() - start}
 
     def close(self) -> None:

@@ -137,13 +137,17 @@ class Member:
             self.publish()
         weights, self._weights = self._weights, None
         assert weights is not None
+        self.check_all_equal(weights)
+        if self.sampler is not None:
+            take_over(self.sampler.model, weights)
+        return {} if self.engine is None else self.engine.publish(weights)
+
+    def check_all_equal(self, weights: WeightsRef) -> None:
+        """As `check_equal`, for the policy's weights and those of the second learner."""
         self.check_equal(weights)
         for name, learner in self.learners.items():
             if name != POLICY and learner.sharding == "none":
                 self.check_equal(learner.publish())
-        if self.sampler is not None:
-            take_over(self.sampler.model, weights)
-        return {} if self.engine is None else self.engine.publish(weights)
 
     def check_equal(self, weights: WeightsRef) -> None:
         """Whether all ranks have the same weights: unless they are sharded, each rank takes its own

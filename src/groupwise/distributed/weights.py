@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -38,6 +39,30 @@ class Shipment:
     def digest(self, name: str) -> int:
         """What the sender computed."""
         return self.digests[name]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Tensors as arrays of bytes, which Ray puts into shared memory without another copy; the
+        receiver reads them there and must not write."""
+        arrays = {
+            name: (t.contiguous().flatten().view(torch.uint8).numpy(), t.dtype, tuple(t.shape))
+            for name, t in self.named.items()
+        }
+        return _received, (self.version, arrays, dict(self.digests))
+
+
+def _received(
+    version: int,
+    arrays: Mapping[str, tuple[Any, torch.dtype, tuple[int, ...]]],
+    digests: Mapping[str, int],
+) -> Shipment:
+    """The shipment that was sent."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+        named = {
+            name: torch.from_numpy(array).view(dtype).view(shape)
+            for name, (array, dtype, shape) in arrays.items()
+        }
+    return Shipment(version=version, named=named, digests=digests)
 
 
 def shipment(weights: WeightsRef) -> Shipment:

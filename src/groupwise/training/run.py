@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -215,12 +216,14 @@ def train_config(
 
 def _continued(config: Config, *, resume: bool, given: Mapping[str, Any]) -> Prepared:
     """Train to the end; on a cluster, start again after a process was lost while it started, and
-    continue from the last checkpoint after a rank was lost."""
+    continue from the last checkpoint after a rank was lost, with fewer replicas where a lost node
+    leaves no room for all."""
     left = 0 if config.cluster is None else config.cluster.restarts
+    connector = _connector(config)
     while True:
         prepared = None
         try:
-            prepared = prepare(config, resume=resume, connector=_connector(config), **given)
+            prepared = prepare(config, resume=resume, connector=connector, **given)
             prepared.trainer.run()
             prepared.trainer.finish()
             return prepared
@@ -228,6 +231,7 @@ def _continued(config: Config, *, resume: bool, given: Mapping[str, Any]) -> Pre
             if not left:
                 raise
             left, resume = left - 1, resume or prepared is not None
+            connector = _connector(config, fewer=True)
             again = "Continuing from the last checkpoint." if resume else "Starting again."
             given["progress"].log(f"{error} {again}")
         finally:
@@ -235,8 +239,9 @@ def _continued(config: Config, *, resume: bool, given: Mapping[str, Any]) -> Pre
                 prepared.close()
 
 
-def _connector(config: Config) -> Connector:
-    """The function that makes learner and engine, in one process or several."""
+def _connector(config: Config, *, fewer: bool = False) -> Connector:
+    """The function that makes learner and engine, in one process or several; `fewer` as for
+    `connect_cluster`."""
     if config.cluster is not None:
         if launched():
             raise UsageError(
@@ -245,7 +250,7 @@ def _connector(config: Config) -> Connector:
             )
         from groupwise.distributed.cluster import connect_cluster
 
-        return connect_cluster
+        return partial(connect_cluster, fewer=fewer)
     if not launched():
         return connect
     if config.streaming is not None:

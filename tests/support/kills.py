@@ -1,0 +1,162 @@
+"""Kills processes of runs on Ray at random moments, and compares the runs with one that nothing
+happened to.
+
+    python tests/support/kills.py --kills 20 --log kills.jsonl
+
+Every run adds a line to the log: its kind, its kills with the seconds until the next finished step,
+the weights that differ, and the number of processes that outlived it. A script that is started
+again repeats the run that was under way and leaves out those of the log.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import random
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from safetensors.torch import load_file
+
+from cluster_runs import processes, train_command
+from groupwise.rundir.files import read_lines
+from small_runs import settings
+
+KILLS_PER_RUN = 4
+PAUSE_S = 2.0
+"""Longest time between a recovery and the next kill."""
+MODELS = ("ray::Replica", "ray::LearnerRank", "ray::ScorerProcess", "scoring.worker")
+"""Processes that may not outlive a run; Ray's own daemons may."""
+KINDS = (*MODELS, "driver")
+
+
+def run_settings(folder: Path, *more: str, steps: int = 12) -> list[str]:
+    """Settings of a short run with a checkpoint after every step."""
+    return settings(
+        folder,
+        f"steps={steps}",
+        "sampling.max_tokens=32",
+        "optimizer.learning_rate=1e-4",
+        "checkpoint.every_steps=1",
+        *more,
+    )
+
+
+def resumable(given: list[str]) -> list[str]:
+    """Without the folder, which `--resume` names."""
+    return [each for each in given if not each.startswith("output=")]
+
+
+def steps_done(folder: Path) -> int:
+    """Finished steps of a run."""
+    path = folder / "metrics.jsonl"
+    return len(list(read_lines(path))) if path.exists() else 0
+
+
+def undisturbed_run(folder: Path) -> Path:
+    """The run in one process."""
+    given = run_settings(folder, "reward_pool.workers=1")
+    subprocess.run(train_command("word-problems", given), check=True, capture_output=True)
+    return folder
+
+
+def differing(one: Path, other: Path) -> list[str]:
+    """The tensors in which the trained models of two runs differ in a bit."""
+    first, second = (load_file(str(each / "final" / "model.safetensors")) for each in (one, other))
+    assert first.keys() == second.keys()
+    return [name for name in first if not torch.equal(first[name], second[name])]
+
+
+def victims(run: int, kind: str) -> list[psutil.Process]:
+    """The processes of a kind that a run has at the moment."""
+    return [psutil.Process(run)] if kind == "driver" else processes(run, kind)
+
+
+def kills_of(folder: Path, kind: str, chance: random.Random, *, at_most: int) -> dict[str, Any]:
+    """Kill processes of a run until it ends.
+
+    Returns:
+        `recovered`: seconds from each kill to the next finished step; `left`: how many processes
+        outlived the run by a minute.
+    """
+    scorers = f"cluster.scorers={int('Scorer' in kind)}"
+    given = run_settings(folder, "reward_pool.workers=1", "cluster.restarts=10", scorers)
+    recovered: list[float] = []
+    log, every = folder.with_suffix(".err"), set[psutil.Process]()
+
+    def start(given: list[str], *more: str) -> subprocess.Popen[str]:
+        line = train_command("word-problems-ray", given, *more)
+        return subprocess.Popen(line, stderr=log.open("a"), text=True)
+
+    run = start(given)
+    while run.poll() is None:
+        time.sleep(PAUSE_S * chance.random())
+        there: list[psutil.Process] = []
+        with contextlib.suppress(psutil.NoSuchProcess):
+            every |= {each for name in MODELS for each in processes(run.pid, name)}
+            there = victims(run.pid, kind)
+        if not there or not steps_done(folder) or len(recovered) == at_most:
+            continue
+        begun, before = time.monotonic(), steps_done(folder)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            chance.choice(there).kill()
+        if kind == "driver":
+            run.wait()
+            run = start(resumable(given), "--resume", str(folder))
+        while steps_done(folder) <= before and run.poll() is None:
+            time.sleep(0.02)
+        recovered.append(time.monotonic() - begun)
+    assert run.returncode == 0, log.read_text()[-2000:]
+    return {"recovered": recovered, "left": len(psutil.wait_procs(every, timeout=60)[1])}
+
+
+def logged(path: Path, kind: str) -> list[dict[str, Any]]:
+    """The finished runs of a kind."""
+    return [row for row in read_lines(path) if row["kind"] == kind] if path.exists() else []
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Kill until every kind has been killed often enough."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=20, help="kills of each kind")
+    parser.add_argument("--log", type=Path, required=True, help="one line of JSON for every run")
+    options = parser.parse_args(arguments)
+    root = Path(__file__).parents[2]
+    asked = ["git", "-C", str(root), "rev-parse", "--short", "HEAD"]
+    commit = subprocess.run(asked, check=True, capture_output=True, text=True).stdout.strip()
+    folder = Path(tempfile.mkdtemp(prefix="kills-"))
+    undisturbed = undisturbed_run(folder / "undisturbed")
+    open_kinds = set(KINDS)
+    while open_kinds:
+        for kind in [each for each in KINDS if each in open_kinds]:
+            before = logged(options.log, kind)
+            count = sum(len(row["recovered"]) for row in before)
+            if count >= options.kills:
+                open_kinds.remove(kind)
+                continue
+            run = folder / f"run-{len(before)}"
+            chance = random.Random(f"{kind} {len(before)}")
+            at_most = min(KILLS_PER_RUN, options.kills - count)
+            found = kills_of(run, kind, chance, at_most=at_most)
+            row = {
+                "commit": commit,
+                "kind": kind,
+                **found,
+                "differing": differing(undisturbed, run),
+            }
+            with options.log.open("a") as file:
+                print(json.dumps(row), file=file)
+            print(f"{kind}: {count + len(found['recovered'])} kills", flush=True)
+            shutil.rmtree(run)
+
+
+if __name__ == "__main__":
+    main()
