@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from groupwise.kernels import keep_freed_memory
 from groupwise.models import AdapterSettings, Policy, load_policy, make_policy, with_adapter
-from groupwise.models.loading import check_four_bits, four_bits
+from groupwise.models.loading import check_four_bits, four_bits, release_file
 from groupwise.types import Batch
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -48,6 +48,8 @@ def _endless(folder: str, dtype: torch.dtype, *, quantized: bool) -> Policy:
     small = {"quantization_config": four_bits(dtype)} if quantized else {}
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **small)
     check_four_bits(model, folder)
+    if quantized:
+        release_file(model)
     whole: Any = tokenizer_of(folder, endless=True)
     plain = PreTrainedTokenizerFast(
         tokenizer_file=f"{folder}/tokenizer.json", pad_token="w0", eos_token="w1"

@@ -107,7 +107,7 @@ def test_too_little_memory_and_disk(
     checks = looked(model, tmp_path / "run")
     assert checks["disk"].passed is False and "keep fewer" in checks["disk"].advice
     assert checks["memory"].passed is False
-    assert "update.gradient_checkpointing = true" in checks["memory"].advice
+    assert "set, cumulatively: update.tokens_per_microbatch = " in checks["memory"].advice
 
 
 def test_tags_that_decoding_drops(

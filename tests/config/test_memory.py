@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import re
 import subprocess
@@ -17,15 +18,17 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from groupwise.cli import main
 from groupwise.cli.doctor import examine
-from groupwise.config import Config
+from groupwise.config import Config, load
 from groupwise.config.dry_run import Live
 from groupwise.config.memory import MemoryPlan, memory_plan, memory_savings, rollout_limits
 from groupwise.errors import UsageError
-from groupwise.kernels import GroupCache, active
+from groupwise.kernels import GroupCache, Reference, active, using
 from groupwise.models import save_policy
 from groupwise.rollouts.engines import group
+from groupwise.training.distillation import make_teacher
 from groupwise.training.stages.base_model import small_policy
-from small_runs import config, prepared, settings, tiny
+from groupwise.updates import TorchLearner
+from small_runs import config, distilling, prepared, settings, tiny
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -88,6 +91,48 @@ def test_what_a_run_always_holds(model: Path) -> None:
     assert (plan.parameters, plan.trained) == (n + learn, learn)
 
 
+def live_bytes() -> int:
+    """Of all tensors of this process; views share what they show."""
+    found = {}
+    for thing in gc.get_objects():
+        if type(thing) in (torch.Tensor, torch.nn.Parameter):
+            storage = thing.untyped_storage()
+            found[storage.data_ptr()] = storage.nbytes()
+    return sum(found.values())
+
+
+@pytest.mark.parametrize(("dtype", "size"), [("float32", 4), ("bfloat16", 2)])
+def test_a_teacher_is_held_as_planned(tmp_path: Path, dtype: str, size: int) -> None:
+    """Its weights alone: it trains nothing, so it has no float32 masters in bf16 either."""
+    more = distilling(tmp_path, "algorithm.name=opd", f"model.dtype={dtype}")
+    found, policy = load("word-problems-distil", more), tiny(seed=2)
+    gc.collect()
+    before = live_bytes()
+    teacher = make_teacher(found, policy)
+    gc.collect()
+    weights = size * sum(p.numel() for p in policy.model.parameters())
+    assert memory_plan(found).held["teacher"] == weights
+    assert weights <= live_bytes() - before < 1.01 * weights, teacher
+
+
+def test_the_policy_as_its_own_teacher_holds_nothing_more(tmp_path: Path) -> None:
+    more = distilling(tmp_path, "distillation.teacher=self", "distillation.prompt={prompt}{answer}")
+    assert "teacher" not in memory_plan(load("word-problems-distil", more)).held
+
+
+def test_the_reference_of_online_preferences_is_held_as_planned(tmp_path: Path) -> None:
+    """A copy of the weights, where the loss compares with it."""
+    save_policy(tiny(), tmp_path / "model")
+    made = [f"model.path={tmp_path / 'model'}", "preference.online=true"]
+    with closing(prepared(tmp_path / "a", *made)) as run:
+        learner = run.trainer.learners["policy"]
+        assert isinstance(learner, TorchLearner) and learner.frozen is not None
+        measured = sum(w.nbytes for w in learner.frozen.named().values())
+    assert memory_plan(config(tmp_path / "b", *made)).held["reference"] == measured > 0
+    without = config(tmp_path / "c", *made, 'preference.loss={name="simpo"}')
+    assert memory_plan(without).held["reference"] == 0
+
+
 def test_matrices_in_4_bits(model: Path) -> None:
     """All but the embedding, biases and norms: half a byte, a byte for 64, four for 256 · 64."""
     matrices = 2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 64
@@ -132,6 +177,18 @@ def test_an_evaluation_with_more_prompts_than_a_step_is_planned(
     cells = [each.slots * (20 + each.group * each.suffix_capacity) for each in made]
     assert len(cells) == 3 and max(cells) > cells[0]
     assert limits.slots * (20 + limits.group * limits.suffix) == max(cells)
+
+
+def test_kernels_are_planned_with_what_they_keep(model: Path) -> None:
+    """Of a layer's 9 states of 32 numbers and 4 of 64 the reference keeps all; kernels, with which
+    norms keep their inputs alone and feed-forwards two of the wide ones, less than two thirds."""
+    if "cpp" not in active().description(torch.device("cpu")):
+        pytest.skip("there are no CPU kernels here")
+    for more in ((), ("model.dtype=bfloat16", "model.adapter={rank=2}")):
+        plan, given = planned(model, *more)
+        with using(Reference()):
+            plain = memory_plan(given)
+        assert plan.update["activations"] < 0.67 * plain.update["activations"]
 
 
 def test_weights_that_a_rollout_lays_out(tmp_path: Path) -> None:

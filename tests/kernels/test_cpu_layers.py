@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
+import weakref
 from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +23,7 @@ from groupwise.kernels.auto import Auto
 from groupwise.kernels.build import compiled
 from groupwise.kernels.cpu import matmul, rms_norm, rms_norm_backward, softmax_, swiglu
 from groupwise.kernels.cpu_layers import use_cpu_kernels
-from groupwise.models import Policy
+from groupwise.models import AdapterSettings, Policy, load_policy, save_policy
 from groupwise.training.stages.base_model import small_policy
 from groupwise.types import Batch, Outputs
 from groupwise.updates import OptimizerSettings, TorchLearner
@@ -175,6 +179,53 @@ def test_an_adapters_dropout_does_not_hide_a_feed_forward() -> None:
     assert module.gate_proj.training
     with own:
         assert "forward" in vars(module)
+
+
+def released_during_forward(module: LlamaMLP, x: Tensor) -> bool:
+    """Whether what the last product was given is gone before the backward pass."""
+    given: list[weakref.ref[Any]] = []
+    handle = module.down_proj.register_forward_pre_hook(
+        lambda _, inputs: given.append(weakref.ref(inputs[0].untyped_storage()))
+    )
+    out = module(x.requires_grad_())
+    handle.remove()
+    gone = given[0]() is None
+    out.square().sum().backward()
+    return gone
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_feed_forward_keeps_gate_and_up_alone_with_the_same_gradients(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """silu(gate) · up is computed again, to the same bits; not so within other hooks."""
+    torch.manual_seed(0)
+    module = LlamaMLP(LlamaConfig(num_attention_heads=5, hidden_size=80, intermediate_size=1024))
+    module, x = module.to(dtype), torch.randn(1, 9, 80, dtype=dtype)
+    found = []
+    for again in (True, False):
+        module.zero_grad()
+        if not again:
+            monkeypatch.setattr(layers, "_computed_again", lambda *_: nullcontext())
+        with use_cpu_kernels(nn.ModuleList([module])):
+            assert released_during_forward(module, x) is again
+        found.append([p.grad for p in module.parameters()])
+    for one, other in zip(*found, strict=True):
+        assert one is not None and other is not None and torch.equal(one, other)
+
+
+def test_feed_forwards_with_an_adapter_have_the_kernel(tmp_path: Path) -> None:
+    """Also where the model is in 16 bits and its adapter in float32, or in 4 bits."""
+    wide = small_policy(hidden=64, layers=1, heads=2, key_value_heads=1, feed_forward=128)
+    save_policy(wide, tmp_path)
+    ways: list[dict[str, Any]] = [{"dtype": "bfloat16"}]
+    if importlib.util.find_spec("bitsandbytes"):
+        ways.append({"quantization": "nf4"})
+    for how in ways:
+        model = load_policy(tmp_path, adapter=AdapterSettings(rank=4), **how).model
+        inner = model.get_base_model().model.layers[0].mlp
+        with use_cpu_kernels(model):
+            assert "forward" in vars(inner)
 
 
 def test_what_computes_something_else_is_left_alone() -> None:

@@ -513,8 +513,9 @@ def tree_threads(request: pytest.FixtureRequest) -> Iterator[int]:
 def check_tree(
     given: list[Tensor], spans: Tensor, window: int | None, *, accuracy: float = 1e-5
 ) -> None:
+    prompts = int((spans[2] < 0).sum())
     check_attention(
-        lambda *qkv: tree_attention(*qkv, spans, scaling=0.3, window=window),
+        lambda *qkv: tree_attention(*qkv, spans, prompts=prompts, scaling=0.3, window=window),
         lambda *qkv: attended(*qkv, spans, 0.3, window),
         given,
         accuracy=accuracy,
@@ -560,6 +561,7 @@ def test_heads_whose_numbers_lie_apart_are_refused() -> None:
             key,
             value,
             laid_out([(40, [33, 7])]),
+            prompts=1,
             scaling=1.0,
             window=None,
         )
@@ -580,9 +582,9 @@ def test_later_tokens_do_not_change_tree_attention() -> None:
     """Not a bit: a completion knows nothing of its end, or of another one."""
     spans = laid_out([(40, [33, 40]), (20, [35])])
     query, key, value, _ = tensors(2, 2, 16, 168)
-    before = tree_attention(query, key, value, spans, scaling=0.3, window=None)
+    before = tree_attention(query, key, value, spans, prompts=2, scaling=0.3, window=None)
     key[60:73], value[60:73] = 1e30, 1e30
-    after = tree_attention(query, key, value, spans, scaling=0.3, window=None)
+    after = tree_attention(query, key, value, spans, prompts=2, scaling=0.3, window=None)
     assert torch.equal(before[:60], after[:60])
     assert torch.equal(before[73:], after[73:])
     assert not torch.equal(before[60:73], after[60:73])
@@ -594,7 +596,7 @@ def test_tree_attention_gives_the_same_bits_again(tree_threads: int) -> None:
 
     def gradients() -> list[Tensor]:
         leaves = [x.detach().requires_grad_() for x in parts]
-        out = tree_attention(*leaves, spans, scaling=0.3, window=None)  # pyright: ignore[reportArgumentType]
+        out = tree_attention(*leaves, spans, prompts=2, scaling=0.3, window=None)  # pyright: ignore[reportArgumentType]
         return list(torch.autograd.grad(out, leaves, grad))
 
     first = gradients()

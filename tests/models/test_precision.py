@@ -95,6 +95,8 @@ def test_without_bitsandbytes_both_of_its_settings_say_so(
 ) -> None:
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
     monkeypatch.setitem(sys.modules, "bitsandbytes.optim", None)
+    # A test before this one may have loaded the module that needs bitsandbytes.
+    monkeypatch.delitem(sys.modules, "groupwise.updates.adam_8bit", raising=False)
     with pytest.raises(UsageError, match="quantization = 'nf4': needs bitsandbytes; pip install"):
         load_policy(model, quantization="nf4")
     settings = OptimizerSettings(name="adamw_8bit")
@@ -131,6 +133,29 @@ def test_moments_of_8_bits_move_weights_as_those_of_32_do() -> None:
     assert torch.equal(moved("adamw_8bit", break_after=6)[1], weight)
 
 
+def test_a_weight_in_pieces_gets_the_bits_of_one_step_in_8_bits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """7,000 weights: 13 pieces of two blocks and a part of one."""
+    optim = pytest.importorskip("bitsandbytes", reason="needs bitsandbytes (extra quant)").optim
+    from groupwise.updates import adam_8bit
+
+    monkeypatch.setattr(adam_8bit, "PIECE", 512)
+    found, names = [], ("state1", "state2", "absmax1", "absmax2")
+    for kind in (adam_8bit.PiecewiseAdamW8bit, optim.AdamW8bit):
+        generator = torch.Generator().manual_seed(0)
+        weight = nn.Parameter(torch.randn(70, 100, generator=generator))
+        adam = kind([weight], lr=0.01, weight_decay=0.1)
+        for _ in range(3):
+            weight.grad = torch.randn(70, 100, generator=generator)
+            adam.step()
+        (state,) = adam.state.values()
+        assert state["step"] == 3
+        found.append([weight.detach(), *(state[n] for n in names)])
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)
+
+
 def base_logits(model: Any, tokens: torch.Tensor) -> torch.Tensor:
     """Of a model without its adapter."""
     with torch.no_grad(), model.disable_adapter():
@@ -145,6 +170,7 @@ def test_a_4_bit_model_learns_by_its_adapter_alone(tmp_path: Path) -> None:
     more = (f"model.path={tmp_path / 'wide'}", "model.quantization=nf4", "model.adapter={rank=4}")
     run = prepared(tmp_path / "run", *more, "steps=3")
     named = dict(run.policy.model.named_parameters())
+    assert str(tmp_path / "wide") not in Path("/proc/self/maps").read_text()
     four = {n: p for n, p in named.items() if isinstance(p, bitsandbytes.nn.Params4bit)}
     assert len(four) == 7 and all(p.quant_state.nested for p in four.values())
     tokens = torch.arange(9)[None]

@@ -226,7 +226,13 @@ def test_equal_to_trl(beta: float) -> None:
     (first, mask), (second, _) = (tail._add_tail_bucket(each, yes) for each in logs)
     theirs = tail._jsd_divergence(first, second, beta, mask).sum(-1)
     own = [top_outcomes(z[0] / 0.7, ids) for z in (student, teacher)]
-    torch.testing.assert_close(generalized_jsd(*own, beta=beta), theirs, rtol=0, atol=1e-6)
+    ours = generalized_jsd(*own, beta=beta)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        *(torch.autograd.grad(loss.sum(), student, retain_graph=True) for loss in (ours, theirs)),
+        rtol=0,
+        atol=1e-6,
+    )
 
 
 def settings(tmp_path: Path, *more: str) -> list[str]:

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from groupwise.config import Config
-from groupwise.kernels import GroupCache
+from groupwise.kernels import GroupCache, active
 from groupwise.models import Backbone, groupwise_attention
 from groupwise.rollouts.engines.attention import Decode, Prefill
 from groupwise.rollouts.engines.group import PREFILL_TOKENS
@@ -117,7 +117,13 @@ def update_bytes(
     backbone = Backbone.of(model)
     update_mode(model)
     layers = before = 0
-    with Live() as live, groupwise_attention(backbone.model):
+    kernels = active().training_layers(model)
+    with (
+        active().shapes_only(),
+        kernels,
+        Live() as live,
+        groupwise_attention(backbone.model),
+    ):
         live.leave_out([*model.parameters(), *model.buffers()])
         for _ in range(1 + several):
             before = live.now
@@ -130,6 +136,7 @@ def update_bytes(
                 bias=backbone.head.bias,
                 softcap=backbone.softcap,
                 fp32_logits=backbone.fp32_logits,
+                accumulate_into_grad=True,
             )
             logp, _ = token_logprobs(hidden.index_select(0, own.source), own.target, head)
             logp.sum().backward()
@@ -153,7 +160,7 @@ def rollout_bytes(
         suffix_capacity=length,
         device=device,
     )
-    with torch.no_grad(), Live() as live:
+    with torch.no_grad(), active().shapes_only(), Live() as live:
         live.leave_out([*model.parameters(), *model.buffers()])
         new = max(1, min(used, PREFILL_TOKENS // prompt))
         places = torch.arange(prompt, device=device).repeat(new)

@@ -2,7 +2,8 @@
 
 The model is built from fake tensors, which have shapes but no content. The largest step of the
 rollout and of the update runs on it with the code of a real run, and the sizes of all tensors alive
-at the same time are added up. Scratch memory of kernels and fragmentation are not included.
+at the same time are added up, those that kernels allocate included (`Backend.shapes_only`).
+Fragmentation, and buffers inside operators, are not included.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from groupwise.kernels import active
 from groupwise.models.adapters import new_adapter
 from groupwise.models.loading import DTYPES, configuration
 from groupwise.rollouts.limits import slots_for
-from groupwise.settings import SecondLearnerSettings
+from groupwise.settings import SELF, SecondLearnerSettings
 from groupwise.types import Limits
 from groupwise.updates import MasterOptimizer
 from groupwise.updates.learner import recompute_activations
@@ -136,6 +137,8 @@ def memory_plan(config: Config, *, sizes: PretrainedConfig | None = None) -> Mem
         held = _held(config, algorithm, model, optimizer)
         if (second := algorithm.second_learner) is not None:
             held[second] = _second_bytes(config, getattr(config, second), sizes)
+        if config.distillation is not None and config.distillation.teacher != SELF:
+            held["teacher"] = _teacher_bytes(config, config.distillation.teacher)
         rollout, update = {}, {}
         with suppress(*UNPLANNED):
             if config.engine.name != "vllm":  # That has memory of its own.
@@ -294,6 +297,19 @@ def _second_bytes(config: Config, own: SecondLearnerSettings, sizes: PretrainedC
     masters = sum(4 * p.numel() for p in trained if p.element_size() < 4)
     moments = sum(p.numel() for p in trained) * MOMENT_BYTES[own.optimizer.name]
     return sum(p.nbytes for p in model.parameters()) + masters + moments
+
+
+def _teacher_bytes(config: Config, path: str) -> int:
+    """Weights of a teacher. It scores without gradients, which needs less beside them than an
+    update of the policy does, unless its model is much larger."""
+    trust = config.model.trust_remote_code
+    with torch.device("meta"):
+        model: Any = AutoModelForCausalLM.from_config(
+            configuration(path, trust_remote_code=trust),
+            dtype=DTYPES[config.model.dtype],
+            trust_remote_code=trust,
+        )
+    return sum(parameter.nbytes for parameter in model.parameters())
 
 
 def _laid_out(config: Config, model: Any) -> int:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from groupwise.kernels import cpu, cpu_layers, flex, onednn
-from groupwise.kernels.build import compiled
+from groupwise.kernels.build import compiled, shapes_only
 from groupwise.kernels.decoder import CpuDecoder
 from groupwise.kernels.decoding import decode_attention
 from groupwise.kernels.interface import (
@@ -87,15 +87,20 @@ class Auto(Reference):
             return super().causal_attention(query, key, value, length=length, **how)
         first = torch.arange(0, len(query), length)
         spans = torch.stack([first, torch.full_like(first, length), torch.full_like(first, -1)])
-        scaling, window = how["scaling"], how["window"]
-        return tree_attention(query, key, value, spans, scaling=scaling, window=window)
+        return tree_attention(
+            query, key, value, spans,
+            prompts=len(first), scaling=how["scaling"], window=how["window"],
+        )  # fmt: skip
 
     def tree_attention(
         self, tree: Tree, query: Tensor, key: Tensor, value: Tensor, **how: Any
     ) -> Tensor:
         scaling, window, softcap = how["scaling"], how["window"], how["softcap"]
         if self._attends("tree_attention", query, key, value, **how):
-            return tree_attention(query, key, value, tree.spans, scaling=scaling, window=window)
+            return tree_attention(
+                query, key, value, tree.spans,
+                prompts=len(tree.prompt_length), scaling=scaling, window=window,
+            )  # fmt: skip
         if "flex" in self.on and flex.can_use_flex(
             query, key, value, scaling=scaling, softcap=softcap
         ):
@@ -146,6 +151,9 @@ class Auto(Reference):
         if "onednn_layers" not in self.on:
             return super().inference_layers(model, rows=rows)
         return onednn.reordered_layers(model, rows=rows)
+
+    def shapes_only(self) -> AbstractContextManager[None]:
+        return shapes_only()
 
     def copied_layers(self, model: nn.Module) -> list[nn.Linear]:
         return onednn.copied_layers(model) if "onednn_layers" in self.on else []

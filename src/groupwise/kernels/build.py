@@ -20,9 +20,12 @@ import subprocess
 import sys
 import tempfile
 import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -63,8 +66,37 @@ def compiled() -> ctypes.CDLL | None:
         return None
 
 
-def library() -> ctypes.CDLL:
+_without_content: list[bool] = []
+
+
+@contextmanager
+def shapes_only() -> Iterator[None]:
+    """Inside, kernels take fake tensors, make what they would make of them, and compute nothing."""
+    _without_content.append(True)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
+            yield
+    finally:
+        _without_content.pop()
+
+
+def takes(x: torch.Tensor) -> bool:
+    """Whether a tensor has memory, which subclasses may lack, or is one of `shapes_only`."""
+    return (type(x) in (torch.Tensor, torch.nn.Parameter)) != bool(_without_content)
+
+
+class _Nothing:
+    """Stands for a library of functions that succeed."""
+
+    def __getattr__(self, name: str) -> Callable[..., int]:
+        return lambda *_: 0
+
+
+def library() -> Any:
     """`compiled`, where it is known that there is one."""
+    if _without_content:
+        return _Nothing()
     found = compiled()
     assert found is not None, "ask `compiled` first"
     return found

@@ -21,10 +21,9 @@ from typing import Any
 import torch
 from jaxtyping import Float, Float32, Int64
 from torch import Tensor
-from torch.nn import Parameter
 
 from groupwise.kernels import structures
-from groupwise.kernels.build import compiled, library
+from groupwise.kernels.build import compiled, library, takes
 from groupwise.kernels.structures import require
 
 LANES = 16
@@ -111,13 +110,9 @@ def _pack(
 
 
 def can_use_cpu(*tensors: Tensor) -> bool:
-    """Whether the kernels take these tensors: float32 on a CPU. Subclasses, which may have no
-    memory, are refused."""
+    """Whether the kernels take these tensors: float32 on a CPU."""
     return (
-        all(
-            type(x) in (Tensor, Parameter) and x.device.type == "cpu" and x.dtype == torch.float32
-            for x in tensors
-        )
+        all(takes(x) and x.device.type == "cpu" and x.dtype == torch.float32 for x in tensors)
         and compiled() is not None
     )
 
@@ -244,18 +239,14 @@ def draw_tokens(
 
 
 def can_use_attention(query: Tensor, key: Tensor, value: Tensor, *, softcap: float | None) -> bool:
-    """Whether `decode_attention` and `tree_attention` take these heads. Subclasses of tensors,
-    which may have no memory, are refused."""
+    """Whether `decode_attention` and `tree_attention` take these heads."""
     return (
         softcap is None
         and query.dtype in TYPES
         and query.shape[-1] % LANES == 0
         and query.shape[-1] == key.shape[-1] == value.shape[-1]
         and all(
-            type(x) is Tensor
-            and x.device.type == "cpu"
-            and x.dtype == query.dtype
-            and x.stride(-1) == 1
+            takes(x) and x.device.type == "cpu" and x.dtype == query.dtype and x.stride(-1) == 1
             for x in (query, key, value)
         )
         and compiled() is not None

@@ -5,7 +5,9 @@
     feed-forward  down(silu(gate(x)) · up(x))
 
 Norms and activations, which `transformers` writes as ten operations and their gradients, are one
-each, and save nothing for the backward pass but their inputs; in bfloat16 too. The rest is for
+each, and save nothing for the backward pass but their inputs; in bfloat16 too, and where adapters
+or 4-bit weights compute the products. silu(gate(x)) · up(x), which the product after it would save,
+is computed again in the backward pass: a quarter of the activations. The rest is for
 float32, whose products PyTorch leaves to MKL: on an AMD EPYC these are 3 to 15 % faster. Unlike
 oneDNN, they compile nothing per number of rows, which differs from microbatch to microbatch.
 """
@@ -14,7 +16,8 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Set
+from collections.abc import Callable, Iterator, Set
+from contextlib import contextmanager
 from types import MethodType
 from typing import Any
 
@@ -22,6 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
+from torch.utils._python_dispatch import _disable_current_modes
 
 from groupwise.kernels.adapter import AdapterLinear
 from groupwise.kernels.build import compiled
@@ -40,6 +44,9 @@ from groupwise.kernels.reference import accumulable_grad, is_plain_linear
 Forward = Callable[[Any, Tensor], Tensor]
 KINDS = frozenset({"training_linear", "embedding", "norm", "feed_forward"})
 """Modules that have kernels."""
+PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
+TRIED = 4 * LANES
+"""Size of the weights on which a kernel is tried."""
 
 
 class use_cpu_kernels:
@@ -58,13 +65,7 @@ class use_cpu_kernels:
 
     def __init__(self, model: nn.Module, *, kinds: Set[str] = KINDS) -> None:
         modules = [] if compiled() is None else list(model.modules())
-        training = [module.training for module in modules]
-        model.eval()  # An adapter's dropout would make every trial differ.
-        try:
-            self._found = {m: (_numbers(m), own) for m in modules if (own := _own(m, kinds))}
-        finally:
-            for module, was in zip(modules, training, strict=True):
-                module.training = was
+        self._found = {m: (_numbers(m), own) for m in modules if (own := _own(m, kinds))}
         self._inside: list[list[nn.Module]] = []
 
     def __enter__(self) -> None:
@@ -87,7 +88,9 @@ class use_cpu_kernels:
 def _own(module: Any, kinds: Set[str]) -> Forward | None:
     """The forward of a module by kernels, or None where it is left alone."""
     numbers = _numbers(module)
-    if numbers not in ({(each, "cpu")} for each in TYPES):
+    if {device for _, device in numbers} != {"cpu"}:
+        return None
+    if not all(dtype in TYPES or not dtype.is_floating_point for dtype, _ in numbers):
         return None
     single = numbers == {(torch.float32, "cpu")}
     if single and type(module) is nn.Embedding:
@@ -99,9 +102,14 @@ def _own(module: Any, kinds: Set[str]) -> Forward | None:
         return None
     children = {name for name, _ in module.named_children()}
     parameters = {name for name, _ in module.named_parameters(recurse=False)}
-    if (children, parameters) == (set(), {"weight"}) and hasattr(module, "variance_epsilon"):
+    plain = numbers in ({(each, "cpu")} for each in TYPES)
+    if (
+        plain
+        and (children, parameters) == (set(), {"weight"})
+        and hasattr(module, "variance_epsilon")
+    ):
         return _norm if "norm" in kinds and _agrees(_norm, module) else None
-    if (children, parameters) == ({"gate_proj", "up_proj", "down_proj", "act_fn"}, set()):
+    if (children, parameters) == ({*PROJECTIONS, "act_fn"}, set()):
         return _feed_forward if "feed_forward" in kinds and _agrees(_feed_forward, module) else None
     return None
 
@@ -123,22 +131,40 @@ def _looks_up(module: nn.Embedding) -> bool:
 
 @torch.no_grad()
 def _agrees(own: Forward, module: Any) -> bool:
-    """Whether the kernel reproduces a norm or feed-forward; in float32, where rounding hides
-    nothing."""
-    try:
-        some, grid = copy.deepcopy(module).float(), torch.linspace(-20, 20, 161)
-        if own is _feed_forward:
-            # Tried alone as well: a product with weights of 0 would hide it.
-            if not torch.allclose(some.act_fn(grid), F.silu(grid), atol=1e-6):
-                return False
-            if some.gate_proj.out_features % LANES:
-                return False
-        size = some.gate_proj.in_features if own is _feed_forward else len(some.weight)
-        x = torch.linspace(-3, 3, 4 * size).view(1, 4, size).square() - 1.5
-        wanted = some(x)
-        return 0 < wanted.norm() and bool((own(some, x) - wanted).norm() <= 1e-5 * wanted.norm())
-    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError):
-        return False
+    """Whether the kernel reproduces a norm or feed-forward, tried with small float32 weights in
+    place of the module's: these may be in 16 bits, whose rounding hides much, in 4, or fake."""
+    with _disable_current_modes():  # of fake tensors
+        try:
+            some, grid = copy.copy(module), torch.linspace(-20, 20, 161)
+            if own is _norm:
+                some._parameters = {"weight": nn.Parameter(_wave(TRIED))}
+            else:
+                # Tried alone as well: a product with small weights might hide it.
+                if not torch.allclose(some.act_fn(grid), F.silu(grid), atol=1e-6):
+                    return False
+                if some.gate_proj.out_features % LANES:
+                    return False
+                small = {n: _small_linear(of) for of, n in enumerate(PROJECTIONS, 1)}
+                some._modules = {**module._modules, **small}
+            x = torch.linspace(-3, 3, 4 * TRIED).view(1, 4, TRIED).square() - 1.5
+            wanted = some(x)
+            return 0 < wanted.norm() and bool(
+                (own(some, x) - wanted).norm() <= 1e-5 * wanted.norm()
+            )
+        except (AttributeError, LookupError, RuntimeError, TypeError, ValueError):
+            return False
+
+
+def _small_linear(of: int) -> nn.Linear:
+    """A projection of the trial, another one for every number."""
+    layer = nn.Linear(TRIED, TRIED, bias=False, device="meta").to_empty(device="cpu")
+    layer.weight.copy_(_wave(TRIED * TRIED, of=of).view(TRIED, TRIED))
+    return layer
+
+
+def _wave(size: int, *, of: int = 1) -> Tensor:
+    """Numbers between -1 and 1, irregular like those of a model."""
+    return (torch.arange(1, size + 1, dtype=torch.float64).square() * of).sin().float()
 
 
 def _linear(layer: Any, input: Tensor) -> Tensor:
@@ -166,13 +192,43 @@ def _feed_forward(module: Any, x: Tensor) -> Tensor:
     if gate.dtype not in TYPES or gate.dtype != up.dtype:
         return module.down_proj(module.act_fn(gate) * up)
     apply: Any = _SwiGLU.apply
-    return module.down_proj(apply(gate, up))
+    inner = apply(gate, up)
+    with _computed_again(inner, lambda: swiglu(gate, up)):
+        return module.down_proj(inner)
+
+
+@contextmanager
+def _computed_again(value: Tensor, compute: Callable[[], Tensor]) -> Iterator[None]:
+    """Inside, what autograd would save of a value is computed again in the backward pass.
+
+    Under gradient checkpointing nothing is saved anyway, and what it computes again can be read a
+    single time.
+    """
+    autograd: Any = torch._C._autograd  # pyright: ignore[reportAttributeAccessIssue]
+    if autograd._top_saved_tensors_default_hooks(True) is not None:
+        yield
+        return
+    storage, size = value.untyped_storage()._cdata, value.numel()  # hooks must not hold the value
+
+    def pack(saved: Tensor) -> Tensor | torch.Size:
+        same = saved.untyped_storage()._cdata == storage and saved.is_contiguous()
+        return saved.shape if same and saved.numel() == size else saved
+
+    def unpack(packed: Tensor | torch.Size) -> Tensor:
+        if isinstance(packed, Tensor):
+            return packed
+        with torch.no_grad():
+            return compute().view(packed)
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+        yield
 
 
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.save_for_backward(x, weight)
+        ctx.save_for_backward(x)
+        ctx.weight = weight  # Hooks of saved tensors would get it without its gradient.
         out = matmul(x.to(weight.dtype), weight.t())
         return out if bias is None else out.add_(bias)
 
@@ -181,7 +237,7 @@ class _Linear(torch.autograd.Function):
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx: Any, *grads: Tensor
     ) -> tuple[Tensor | None, ...]:
-        (grad,), (x, weight) = grads, ctx.saved_tensors
+        (grad,), (x,), weight = grads, ctx.saved_tensors, ctx.weight
         want_x, want_weight, want_bias = ctx.needs_input_grad
         return (
             matmul(grad, weight).to(x.dtype) if want_x else None,

@@ -326,6 +326,11 @@ class Backend(Protocol):
         as these are now, where no gradient is recorded and inputs have at most so many rows."""
         ...
 
+    def shapes_only(self) -> AbstractContextManager[None]:
+        """Context manager for fake tensors, in which kernels allocate what they need, as those of a
+        run do, and compute nothing."""
+        ...
+
     def copied_layers(self, model: nn.Module) -> list[nn.Linear]:
         """The layers of which `inference_layers` makes copies."""
         ...

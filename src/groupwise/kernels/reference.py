@@ -200,6 +200,9 @@ class Reference:
     def inference_layers(self, model: nn.Module, *, rows: int) -> AbstractContextManager[None]:
         return nullcontext()
 
+    def shapes_only(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
     def copied_layers(self, model: nn.Module) -> list[nn.Linear]:
         return []
 

@@ -11,7 +11,7 @@ import ctypes
 from typing import Any
 
 import torch
-from jaxtyping import Float, Float32, Int64
+from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -26,6 +26,7 @@ def tree_attention(
     value: Float[Tensor, "tokens key_heads dim"],
     spans: Int64[Tensor, "3 spans"],
     *,
+    prompts: int,
     scaling: float,
     window: int | None,
 ) -> Float[Tensor, "tokens heads dim"]:
@@ -35,14 +36,16 @@ def tree_attention(
 
     Args:
         spans: as in `Tree`.
+        prompts: how many of the spans are prompts.
         window: the last tokens that a token attends to, itself included; None for all.
     """
     apply: Any = _TreeAttention.apply
-    out = apply(query.float(), key.float(), value.float(), spans, scaling, window)
-    return out.to(query.dtype)
+    return apply(query, key, value, spans, prompts, scaling, window)
 
 
 class _TreeAttention(torch.autograd.Function):
+    """Saves queries, keys and values as they come; of 16 bits it makes float32 copies twice."""
+
     @staticmethod
     def forward(
         ctx: Any,
@@ -50,35 +53,39 @@ class _TreeAttention(torch.autograd.Function):
         key: Tensor,
         value: Tensor,
         spans: Tensor,
+        prompts: int,
         scaling: float,
         window: int | None,
     ) -> Tensor:
-        out, norm = query.new_empty(query.shape), query.new_empty(query.shape[:2])
-        saved = query, key, value, spans, out, norm
-        _call("tree_forward", saved, scaling, window)
-        ctx.save_for_backward(*saved)
-        ctx.scaling, ctx.window = scaling, window
-        return out
+        out = query.new_empty(query.shape, dtype=torch.float32)
+        norm = query.new_empty(query.shape[:2], dtype=torch.float32)
+        ctx.save_for_backward(query, key, value, spans, out, norm)
+        ctx.prompts, ctx.scaling, ctx.window = prompts, scaling, window
+        wide = query.float(), key.float(), value.float()
+        _call("tree_forward", (*wide, spans, out, norm), scaling, window)
+        return out.to(query.dtype)
 
     @staticmethod
     @once_differentiable
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx: Any, *grads: Float32[Tensor, "tokens heads dim"]
+        ctx: Any, *grads: Float[Tensor, "tokens heads dim"]
     ) -> tuple[Tensor | None, ...]:
         # Unpacked once: what checkpointing recomputes can be read a single time.
-        saved = ctx.saved_tensors
-        query, key, _, spans, *_ = saved
+        *given, spans, out, norm = ctx.saved_tensors
+        dtype = given[0].dtype
+        query, key, value = (x.float() for x in given)
         # Enough parts for all threads; the parts are added in order, so that the sum does not
         # depend on scheduling.
-        prompts = int((spans[2] < 0).sum())
-        parts = -(-torch.get_num_threads() // (prompts * key.shape[1]))
+        parts = -(-torch.get_num_threads() // (ctx.prompts * key.shape[1]))
         d_query = query.new_empty(query.shape)
         d_key, d_value = (key.new_zeros(parts, *key.shape) for _ in range(2))
-        buffers = (grads[0].contiguous(), d_query, d_key, d_value)
+        buffers = (grads[0].float().contiguous(), d_query, d_key, d_value)
+        saved = (query, key, value, spans, out, norm)
         _call("tree_backward", saved, ctx.scaling, ctx.window, buffers, parts=parts)
         if parts > 1:
             d_key, d_value = d_key.sum(0, keepdim=True), d_value.sum(0, keepdim=True)
-        return d_query, d_key[0], d_value[0], None, None, None
+        found = (d.to(dtype) for d in (d_query, d_key[0], d_value[0]))
+        return *found, *(None,) * 4
 
 
 def _call(

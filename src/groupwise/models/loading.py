@@ -87,6 +87,8 @@ def load_policy(
     )
     check_weights(loaded, path)
     check_four_bits(model, path)
+    if quantization is not None:
+        release_file(model)
     if head_dtype != "model":
         model.config.head_dtype = head_dtype
     policy = make_policy(model, tokenizer)
@@ -333,6 +335,17 @@ def four_bits(compute: torch.dtype) -> Any:
         bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=compute,
     )
+
+
+def release_file(model: Any) -> None:
+    """Copy the weights that a model reads from its file, so that the file is no longer mapped.
+
+    Of a quantised model these are few, mostly the embedding, and would keep the whole file in
+    memory.
+    """
+    for parameter in model.parameters():
+        if parameter.is_floating_point():
+            parameter.data = parameter.data.clone()
 
 
 def check_four_bits(model: Any, path: str | Path) -> None:

@@ -18,7 +18,7 @@ from groupwise.settings.base import (
     Whole,
 )
 from groupwise.settings.changing import OrderSettings, ScheduleSettings, SourceSettings
-from groupwise.settings.distillation import DistillationSettings
+from groupwise.settings.distillation import SELF, DistillationSettings
 from groupwise.settings.distributed import ClusterSettings, DistributedSettings
 from groupwise.settings.hub import HubSettings
 from groupwise.settings.learners import (
@@ -70,6 +70,7 @@ __all__ = [
     "DataSettings",
     "DatasetSettings",
     "DistillationSettings",
+    "SELF",
     "ProcessSettings",
     "DistributedSettings",
     "EngineSettings",

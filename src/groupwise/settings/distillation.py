@@ -8,6 +8,9 @@ from pydantic import Field
 
 from groupwise.settings.base import Count, Location, Section, Share
 
+SELF = "self"
+"""The policy as its own teacher, with another prompt."""
+
 
 class DistillationSettings(Section):
     """The teacher, for algorithms whose advantages need one (`algorithm.name = "opd"`)."""

@@ -19,7 +19,7 @@ from groupwise.errors import UsageError
 from groupwise.models import Policy, load_policy
 from groupwise.models.scoring import check_same_tokenizer
 from groupwise.prompts.templates import render
-from groupwise.settings import OptimizerSettings
+from groupwise.settings import SELF, OptimizerSettings
 from groupwise.training.trainer import Trainer
 from groupwise.types import (
     Batch,
@@ -33,9 +33,6 @@ from groupwise.types import (
 )
 from groupwise.updates import TorchLearner
 from groupwise.updates.top_k import TopK, top_k
-
-SELF = "self"
-"""The policy as its own teacher, with another prompt."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,7 +149,8 @@ def make_teacher(config: Config, policy: Policy) -> Teacher:
             f"distillation.top_k = {settings.top_k}: the teacher has {known} tokens and the policy "
             f"{vocab}; set fewer than {known}, so that one outcome is left for all others."
         )
-    found.model.to(best_device())
+    # Weights that are not trained get no float32 masters.
+    found.model.requires_grad_(False).to(best_device())
     learner = TorchLearner(
         found,
         optimizer=OptimizerSettings(),

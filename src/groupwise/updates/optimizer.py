@@ -223,15 +223,16 @@ def _adam(masters: list[nn.Parameter], settings: OptimizerSettings) -> torch.opt
         "weight_decay": settings.weight_decay,
     }
     if settings.name == "adamw":
-        return torch.optim.AdamW(masters, fused=True, **given)
+        # A list of tensors must not be empty, a group may be: a teacher trains nothing.
+        return torch.optim.AdamW([{"params": masters}], fused=True, **given)
     try:
-        import bitsandbytes.optim as bitsandbytes  # pyright: ignore[reportMissingImports]
+        from groupwise.updates.adam_8bit import PiecewiseAdamW8bit
     except ImportError as error:
         raise UsageError(
             "optimizer.name = 'adamw_8bit': needs bitsandbytes; take 'adamw', or "
             f"{install_command('quant')}."
         ) from error
-    return bitsandbytes.AdamW8bit(masters, **given)  # pyright: ignore[reportPrivateImportUsage]
+    return PiecewiseAdamW8bit(masters, **given)
 
 
 def _pinned(value: Tensor, dtype: torch.dtype) -> Tensor:
