@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import resource
 import signal
 import unicodedata
 from pathlib import Path
@@ -189,6 +190,26 @@ def test_tags_that_decoding_drops_are_found() -> None:
 def test_text_that_a_tokenizer_cannot_hold_is_found() -> None:
     problems = check_round_trip(words("seven"), ["seven", "eight"])
     assert len(problems) == 1 and "comes back from the tokenizer as '<unk>'" in problems[0]
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ 'a' * 10**10 }}",
+        "{{ 'a'.ljust(10**10) }}",
+        "{% set n = namespace(x='a' * 99999) %}{% for _ in range(40) %}{% set n.x = n.x ~ n.x %}"
+        "{% endfor %}{{ n.x }}",
+        "{{ range(99999) | map('string') | map('center', 99999) | list }}",
+        "{% for _ in range(999) %}{{ 'a' * 99999 }}{% endfor %}",
+    ],
+)
+def test_a_chat_template_cannot_take_all_memory(template: str) -> None:
+    tokenizer = words("?")
+    tokenizer.chat_template = template
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    with pytest.raises(ModelError, match=r"needs more than 1024 MiB|writes \d+ characters"):
+        render(user("?"), tokenizer)
+    assert resource.getrlimit(resource.RLIMIT_AS) == before
 
 
 @pytest.mark.parametrize("left", [0.0, 60.0])

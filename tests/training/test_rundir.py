@@ -129,12 +129,12 @@ def test_a_damaged_line_in_the_middle_is_an_error(tmp_path: Path) -> None:
 
 def test_a_full_disk_is_one_clear_line() -> None:
     """/dev/full accepts an open and refuses every byte."""
-    from groupwise.rundir.files import _write
+    from groupwise.rundir.files import append_text
 
     if not os.path.exists("/dev/full"):
         pytest.skip("this system has no /dev/full")
     with pytest.raises(RunError, match="No space left on device"):
-        _write(Path("/dev/full"), "x", "a")
+        append_text(Path("/dev/full"), "x")
 
 
 def test_an_output_that_cannot_be_made_is_wrong_usage(tmp_path: Path) -> None:

@@ -385,7 +385,7 @@ def _fix_plan(plan: Plan, folder: Path) -> None:
     """
     path = folder / "experiment.toml"
     if not path.exists():
-        path.write_text(toml(plan), encoding="utf-8")
+        replace_text(path, toml(plan))
         return
     before, now = read_plan(path, trusted=True).model_dump(), plan.model_dump()
     if changed := [key for key in now if now[key] != before[key]]:

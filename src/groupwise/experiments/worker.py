@@ -25,7 +25,7 @@ from groupwise.errors import UsageError
 from groupwise.experiments.jobs import Job
 from groupwise.experiments.results import Result, digest, hash_of, read_curve
 from groupwise.models import base_fingerprint
-from groupwise.rundir.files import read_lines, surroundings
+from groupwise.rundir.files import read_lines, replace_text, surroundings
 from groupwise.training.callbacks import Callback
 from groupwise.training.prepare import Prepared, prepare
 from groupwise.training.resume import plain_settings
@@ -110,8 +110,8 @@ def evaluate_base(job: Job, prepared: Prepared) -> None:
         else:
             row = prepared.evaluate(split)
             path.parent.mkdir(parents=True, exist_ok=True)
-            new = path.with_suffix(f".{os.getpid()}")
-            new.write_text(json.dumps(row), encoding="utf-8")
+            new = path.with_suffix(f".{os.getpid()}")  # several arms of a seed may evaluate at once
+            replace_text(new, json.dumps(row))
             new.replace(path)
         prepared.trainer.monitor.write_evaluation(0, row)
 

@@ -18,6 +18,7 @@ from typing import IO, Any
 from groupwise.errors import UsageError
 from groupwise.experiments.jobs import Job
 from groupwise.experiments.progress_table import ProgressTable
+from groupwise.rundir.files import no_link
 from groupwise.training.signals import requests
 
 POLL_S = 0.2
@@ -124,7 +125,7 @@ class Worker:
     def _running(self) -> subprocess.Popen[str]:
         if self._process is None:
             self.log.parent.mkdir(parents=True, exist_ok=True)
-            with open(self.log, "a", encoding="utf-8") as log:
+            with open(self.log, "a", encoding="utf-8", opener=no_link) as log:
                 # A new session, so that Ctrl-C reaches it only through this process.
                 self._process = subprocess.Popen(
                     COMMAND,

@@ -20,7 +20,7 @@ from torch import nn
 
 from groupwise.errors import UsageError
 from groupwise.kernels import AdapterLinear
-from groupwise.models.time_limit import time_limit
+from groupwise.models.foreign_code import time_limit
 from groupwise.settings import AdapterSettings
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"

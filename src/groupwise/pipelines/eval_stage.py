@@ -10,6 +10,7 @@ from typing import Any
 from groupwise.config import Config
 from groupwise.errors import UsageError
 from groupwise.pipelines.stages import OUTPUTS, Figures, Work, rows_config, stage
+from groupwise.rundir.files import replace_text
 
 Cells = Mapping[str, Mapping[str, Mapping[str, float | None]]]
 """Figures with their intervals, by model and name."""
@@ -80,9 +81,8 @@ def eval(
     else:
         (config,) = tasks.values()
         figures, values = _of_one(config, models, names, seeds=seeds)
-    (work.folder / OUTPUTS["figures"]).write_text(
-        json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
-    )
+    text = json.dumps(values, indent=2, ensure_ascii=False) + "\n"
+    replace_text(work.folder / OUTPUTS["figures"], text)
     return figures
 
 

@@ -16,7 +16,7 @@ from groupwise.pipelines.eval_stage import sections_of
 from groupwise.pipelines.plan import Pipeline
 from groupwise.pipelines.running import RECORD, REPORTS, run_pipeline
 from groupwise.pipelines.summary import table_lines
-from groupwise.rundir.files import refuse_foreign_files, replace_text
+from groupwise.rundir.files import refuse_foreign_files, refuse_linked_folders, replace_text
 
 
 def run_seeds(
@@ -43,6 +43,7 @@ def run_seeds(
     ]
     if not any(run.output.exists() for run in runs):
         refuse_foreign_files(pipeline.output, REPORTS)
+    refuse_linked_folders(pipeline.output)
     for run in runs:
         run_pipeline(run, first=first, only=only)
     return report_over_seeds(pipeline, runs)

@@ -8,6 +8,7 @@ from typing import Any
 
 from groupwise.config import Config
 from groupwise.pipelines.stages import OUTPUTS, Figures, Work, stage
+from groupwise.rundir.files import replace_text
 
 
 @stage("rows")
@@ -74,9 +75,8 @@ def select_programs(
         return told
     sections = submission_figures(made)
     values = {k: {n: v.as_dict() for n, v in each.items()} for k, each in sections.items()}
-    (work.folder / OUTPUTS["figures"]).write_text(
-        json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
-    )
+    text = json.dumps(values, indent=2, ensure_ascii=False) + "\n"
+    replace_text(work.folder / OUTPUTS["figures"], text)
     first = next(iter(sections.values()))
     return told | {"pass_rate": {name: round(each.value, 4) for name, each in first.items()}}
 

@@ -9,12 +9,12 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from transformers import PreTrainedTokenizerBase
 
 from groupwise.errors import ModelError, UsageError, first_line
-from groupwise.models.time_limit import time_limit
+from groupwise.models.foreign_code import memory_limit, time_limit
 from groupwise.prompts.lazy import LazySequence
 from groupwise.types import Prompt
 
@@ -103,6 +103,10 @@ def render_all(
 
 RENDER_SECONDS = 10.0
 """Longest time that a chat template may take for one prompt."""
+RENDER_BYTES = 1 << 30
+"""Most memory that it may take in addition."""
+RENDER_CHARACTERS = 1 << 26
+"""Longest text that it may write."""
 
 _FIXED = re.compile(r"""(?:\{%- set \w+ = (?:true|false|[\d.e+-]+|"[^"%]*") -%\})*""")
 """The prefix that `fix_variables` adds to a template."""
@@ -186,22 +190,48 @@ def _decode(tokenizer: PreTrainedTokenizerBase, ids: list[int], *, skip: bool) -
 def _by_template(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     messages = [dict(message) for message in prompt.messages]
     continued = bool(messages) and messages[-1]["role"] == "assistant"
+    text = template_text(
+        messages,
+        tokenizer,
+        where=f"prompt {prompt.id}",
+        tools=[dict(tool) for tool in prompt.tools] or None,
+        add_generation_prompt=not continued,
+        continue_final_message=continued,
+    )
+    return list(tokenizer(text, add_special_tokens=False).input_ids)
+
+
+def template_text(
+    messages: Sequence[Mapping[str, Any]],
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    where: str,
+    **settings: Any,
+) -> str:
+    """What the chat template makes of messages, within limits of time, memory and length.
+
+    Args:
+        where: names the messages in errors.
+        settings: of `apply_chat_template`.
+
+    Raises:
+        ModelError: the template rejects the messages or exceeds a limit.
+    """
     try:
-        with time_limit(RENDER_SECONDS):
-            tokens = tokenizer.apply_chat_template(
-                messages,
-                tools=[dict(tool) for tool in prompt.tools] or None,
-                tokenize=True,
-                return_dict=False,
-                add_generation_prompt=not continued,
-                continue_final_message=continued,
+        with time_limit(RENDER_SECONDS), memory_limit(RENDER_BYTES):
+            text = tokenizer.apply_chat_template(
+                [dict(message) for message in messages], tokenize=False, **settings
             )
+    except MemoryError:
+        raise ModelError(
+            f"{where}: its chat template needs more than {RENDER_BYTES >> 20} MiB."
+        ) from None
     except Exception as error:  # a template is a program and may raise anything
         reason = first_line(error)
-        raise ModelError(
-            f"prompt {prompt.id}: the chat template rejects its messages ({reason})."
-        ) from error
-    return [int(token) for token in tokens]  # pyright: ignore[reportArgumentType]
+        raise ModelError(f"{where}: the chat template rejects its messages ({reason}).") from error
+    if len(text) > RENDER_CHARACTERS:
+        raise ModelError(f"{where}: its chat template writes {len(text)} characters.")
+    return str(text)
 
 
 def _without_template(prompt: Prompt) -> str:

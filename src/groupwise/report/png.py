@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,6 +23,7 @@ from groupwise.report.curves import (
 )
 from groupwise.report.data import RunData
 from groupwise.report.text import visible
+from groupwise.rundir.files import replace_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -206,7 +208,10 @@ def write_figure(figure: Figure, path: Path) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         dated = {".svg": "Date", ".pdf": "CreationDate"}.get(path.suffix.lower())
         undated = {} if dated is None else {dated: None}
-        figure.savefig(path, dpi=200, facecolor="white", metadata=undated)
+        image = io.BytesIO()
+        kind = path.suffix.lower().removeprefix(".")
+        figure.savefig(image, format=kind, dpi=200, facecolor="white", metadata=undated)
+        replace_bytes(path, image.getvalue())
     except OSError as error:
         raise RunError(f"{path}: cannot be written ({error.strerror}).") from None
     return path
@@ -289,6 +294,6 @@ def _tabulate(axes: Axes, table: FigureTable, labels: tuple[str, ...], rows: int
         for x, model in zip(place, table.models, strict=True):
             value, interval = format_cell(table.cells.get((model, split, figure)), percent=percent)
             axes.text(x - 0.115, y + 0.5, value, ha="right", va="center", color=INK)
-            axes.text(x, y + 0.5, interval, ha="right", va="center", color=SOFT, size=7.5)
+            axes.text(x, y + 0.5, interval, ha="right", va="center", color=SOFT, size=7)
         y += 1
         axes.axhline(y, color=RULE, lw=0.5)

@@ -40,6 +40,7 @@ class BatchJournal:
         path = self._path(step)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
+            path.with_suffix(".tmp").unlink(missing_ok=True)  # perhaps a link
             torch.save({"settings": self.settings, **content}, path.with_suffix(".tmp"))
             os.replace(path.with_suffix(".tmp"), path)
         except (OSError, RuntimeError) as error:  # torch's writer raises RuntimeError

@@ -55,6 +55,9 @@ RUN_FILES = (
 )
 """What a run writes into its directory and, when it starts again, replaces or deletes there."""
 
+LINKED_BY_TRACKERS = frozenset({"wandb"})
+"""Folders in which a tracker makes links of its own."""
+
 _SECRET = re.compile("KEY|TOKEN|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
@@ -195,6 +198,29 @@ def refuse_foreign_files(folder: Path, names: Sequence[str] = RUN_FILES) -> None
         )
 
 
+def refuse_linked_folders(folder: Path) -> None:
+    """Refuse a folder with links to folders below it: what a run writes or deletes there would be
+    elsewhere. Links to files are safe, because writing replaces them or fails.
+
+    Args:
+        folder: that a command is to write; it may be a link itself.
+
+    Raises:
+        UsageError: names the first link and where it leads.
+    """
+    for place, folders, files in os.walk(folder):
+        for name in sorted(folders + files):
+            link = Path(place, name)
+            if link.is_symlink() and (link.is_dir() or not link.exists()):
+                raise UsageError(
+                    f"output = {str(folder)!r}: contains {str(link.relative_to(folder))!r}, a link "
+                    f"to {os.readlink(link)!r}, and a run does not write through links; remove "
+                    "the link, or choose another folder (train: --set output=FOLDER; other "
+                    "commands: --output)."
+                )
+        folders[:] = [name for name in folders if name not in LINKED_BY_TRACKERS]
+
+
 def _holds_something(path: Path) -> bool:
     try:
         return path.is_symlink() or path.is_file() or (path.is_dir() and any(path.iterdir()))
@@ -324,10 +350,20 @@ def replace_text(path: Path, text: str) -> None:
     Raises:
         RunError: the disk is full or cannot be written.
     """
+    replace_bytes(path, text.encode("utf-8", errors="backslashreplace"))
+
+
+def replace_bytes(path: Path, content: bytes) -> None:
+    """Like `replace_text`, for content of any kind.
+
+    Raises:
+        RunError: the disk is full or cannot be written.
+    """
     new = path.with_name(f".{path.name}.new")
     try:
         new.unlink(missing_ok=True)
-        _write(new, text, "x")
+        with open(new, "xb", opener=no_link) as file:
+            file.write(content)
         new.replace(path)
     except OSError as error:
         raise RunError(f"{path}: cannot be written ({error.strerror}).") from None
@@ -344,14 +380,10 @@ def append_text(path: Path, text: str) -> None:
     Raises:
         RunError: the disk is full or cannot be written.
     """
-    _write(path, text, "a")
-
-
-def _write(path: Path, text: str, mode: str) -> None:
-    """Write in one call; a lone surrogate in model text becomes its JSON escape. Links are not
-    followed: a run directory may come from somebody else."""
+    # A lone surrogate in model text becomes its JSON escape. Links are not followed: a run
+    # directory may come from somebody else.
     try:
-        with open(path, mode, encoding="utf-8", errors="backslashreplace", opener=no_link) as file:
+        with open(path, "a", encoding="utf-8", errors="backslashreplace", opener=no_link) as file:
             file.write(text)
     except OSError as error:
         raise RunError(f"{path}: cannot be written ({error.strerror}).") from None

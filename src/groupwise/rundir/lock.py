@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO
 
 from groupwise.errors import UsageError
-from groupwise.rundir.files import RUN_FILES, refuse_foreign_files
+from groupwise.rundir.files import RUN_FILES, refuse_foreign_files, refuse_linked_folders
 
 
 class RunLock:
@@ -25,12 +25,14 @@ class RunLock:
 
     Raises:
         UsageError: another run holds the folder (the message names it), the folder cannot be
-            written, or it holds files that a run would replace and that no run made.
+            written, or it holds links to folders, or files that a run would replace and that no run
+            made.
     """
 
     def __init__(self, folder: str | Path, *, names: Sequence[str] = RUN_FILES) -> None:
         self.path = Path(folder) / ".lock"
         refuse_foreign_files(Path(folder), names)
+        refuse_linked_folders(Path(folder))
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW

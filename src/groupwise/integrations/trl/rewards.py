@@ -21,6 +21,7 @@ from groupwise.rewards import combination
 from groupwise.rewards.scoring.adapters import Place, function_name, place_of
 from groupwise.rewards.scoring.pipeline import Composition, ContractError, RewardComponent
 from groupwise.rewards.scoring.scorer import InlineScorer, Ticket, stack
+from groupwise.rundir.files import append_text
 from groupwise.types import Group, Scores
 
 
@@ -44,9 +45,8 @@ class Notes:
         """TRL's `log_extra`: a line of JSON per call."""
         if self.table is not None:
             self.table.parent.mkdir(parents=True, exist_ok=True)
-            with self.table.open("a", encoding="utf-8") as file:
-                line = {"column": column, "values": list(values)}
-                file.write(json.dumps(line, ensure_ascii=False, default=str) + "\n")
+            line = {"column": column, "values": list(values)}
+            append_text(self.table, json.dumps(line, ensure_ascii=False, default=str) + "\n")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -215,7 +215,10 @@ class NotebookProgress:
 
     def _page(self) -> Any:
         """The lines and the table as HTML, with the colours of the notebook's theme."""
-        console = Console(file=io.StringIO(), record=True, width=NOTEBOOK_WIDTH)
+        # Without `force_jupyter`, rich would add its own copy of every page to the cell.
+        console = Console(
+            file=io.StringIO(), record=True, width=NOTEBOOK_WIDTH, force_jupyter=False
+        )
         for line in self.lines:
             console.print(Text(line))
         console.print(self.runs.table(NOTEBOOK_WIDTH))

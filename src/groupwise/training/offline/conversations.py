@@ -13,7 +13,7 @@ from groupwise.errors import UsageError
 from groupwise.models import Policy
 from groupwise.prompts.examples import Example
 from groupwise.prompts.rows import Row, read_rows
-from groupwise.prompts.templates import render
+from groupwise.prompts.templates import render, template_text
 from groupwise.settings import SftSettings
 from groupwise.training.offline.encoding import answer_tokens
 from groupwise.types import Batch, Prompt
@@ -176,10 +176,10 @@ def _turns(messages: Sequence[dict[str, Any]], policy: Policy) -> Conversation:
     for place, message in enumerate(messages):
         if message["role"] != "assistant":
             continue
-        head = tokenizer.apply_chat_template(
-            list(messages[:place]), tokenize=False, add_generation_prompt=True
+        head = template_text(
+            messages[:place], tokenizer, where="messages", add_generation_prompt=True
         )
-        whole = tokenizer.apply_chat_template(list(messages[: place + 1]), tokenize=False)
+        whole = template_text(messages[: place + 1], tokenizer, where="messages")
         if not (head.startswith(text) and whole.startswith(head)):
             raise UsageError(
                 f"messages: the chat template rewrites what comes before turn {place + 1} once it "

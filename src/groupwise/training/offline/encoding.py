@@ -13,7 +13,7 @@ from torch import Tensor
 from groupwise.errors import UsageError
 from groupwise.models import Policy
 from groupwise.prompts.preferences import Answer, Comparison
-from groupwise.prompts.templates import render
+from groupwise.prompts.templates import render, template_text
 from groupwise.settings import DatasetSettings
 from groupwise.types import Batch, Prompt
 
@@ -182,13 +182,13 @@ def answer_tokens(
 
 def _templated(prompt: Prompt, answer: Sequence[Mapping[str, str]], tokenizer: Any) -> str:
     """The text that the chat template adds to a prompt for an answer."""
-    given = [dict(m) for m in prompt.messages]
-    head = tokenizer.apply_chat_template(given, tokenize=False, add_generation_prompt=True)
-    whole = tokenizer.apply_chat_template([*given, *map(dict, answer)], tokenize=False)
+    given, where = prompt.messages, f"prompt {prompt.id}"
+    head = template_text(given, tokenizer, where=where, add_generation_prompt=True)
+    whole = template_text([*given, *answer], tokenizer, where=where)
     if whole.startswith(head):
         return whole[len(head) :]
     # Templates that open a block of thought in the generation prompt close none for an answer.
-    bare = tokenizer.apply_chat_template(given, tokenize=False)
+    bare = template_text(given, tokenizer, where=where)
     if not whole.startswith(bare):
         raise UsageError(
             f"prompt {prompt.id}: is not a prefix of prompt and answer under the chat template; "

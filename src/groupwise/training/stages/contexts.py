@@ -17,6 +17,7 @@ from groupwise.errors import UsageError, suggest
 from groupwise.models import load_policy
 from groupwise.rewards.builtin.contexts import rank_contexts, scorer_of
 from groupwise.rewards.builtin.korean import split_answer
+from groupwise.rundir.files import append_text
 from groupwise.rundir.provenance import digest, fingerprint, write_origin
 from groupwise.training.monitor.progress import Progress, show_progress
 from groupwise.training.stages.blocks import begun, whole_blocks
@@ -94,8 +95,7 @@ def find_contexts(
         for number, prompt in enumerate(prompts[kept:], start=kept + 1):
             assert find is not None
             row = _row(prompt, texts, find, by=by, count=count, rule=rule, wording=wording)
-            with path.open("a", encoding="utf-8") as file:
-                file.write(line(row))
+            append_text(path, line(row))
             showing.step("contexts", number, {})
     if not finished:
         write_origin(path, settings | {"finished": True, "rows": len(prompts)})

@@ -18,6 +18,7 @@ from groupwise.models import Policy, load_policy
 from groupwise.prompts.templates import Rendered, fix_variables
 from groupwise.rewards import Scorer
 from groupwise.rewards.scoring.rows import check_rows
+from groupwise.rundir.files import append_text
 from groupwise.rundir.provenance import digest, fingerprint, write_origin
 from groupwise.training.monitor.progress import Progress, show_progress
 from groupwise.training.stages.blocks import begun, whole_blocks
@@ -122,8 +123,7 @@ def sample(
             showing.log(said)
         made = _blocks(config, ready, blocks[kept:], count, engine=engine, scorer=scorer)
         for number, rows in enumerate(made, start=kept + 1):
-            with path.open("a", encoding="utf-8") as file:
-                file.write("".join(map(line, rows)))
+            append_text(path, "".join(map(line, rows)))
             showing.step("sample", number, {"reward": _mean(rows, "reward")})
     found = summary(path)
     if not finished:

@@ -27,6 +27,7 @@ from groupwise.rewards.code.behaviour import (
 from groupwise.rewards.code.extraction import extract_code
 from groupwise.rewards.code.mutation import mutated_arguments, mutated_texts
 from groupwise.rewards.code.sandbox import Limits
+from groupwise.rundir.files import append_text
 from groupwise.rundir.provenance import digest, fingerprint, write_origin
 from groupwise.training.monitor.progress import Progress, show_progress
 from groupwise.training.stages.blocks import begun, whole_blocks
@@ -125,8 +126,7 @@ def select_programs(
         given = zip(problems[kept:], found[kept:], strict=True)
         ranked = pool.map(lambda pair: rank_programs(*pair, selection=chosen), given)
         for number, made in enumerate(ranked, start=kept + 1):
-            with path.open("a", encoding="utf-8") as file:
-                file.write("".join(map(line, made)))
+            append_text(path, "".join(map(line, made)))
             showing.step("select-programs", number, {})
     if not finished:
         write_origin(path, settings | {"finished": True, "problems": len(problems)})

@@ -1,12 +1,14 @@
-"""A time limit for code that comes with a model: chat templates, patterns of adapters."""
+"""Limits for code that comes with a model: chat templates, patterns of adapters."""
 
 from __future__ import annotations
 
+import resource
 import signal
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 
 @contextmanager
@@ -30,3 +32,23 @@ def time_limit(seconds: float) -> Iterator[None]:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, handler or signal.SIG_DFL)
         signal.setitimer(signal.ITIMER_REAL, remaining, interval)
+
+
+@contextmanager
+def memory_limit(size: int) -> Iterator[None]:
+    """A context in which the process can map at most `size` more bytes: Python raises MemoryError.
+    Without effect outside the main thread, where other threads compute, and without Linux' /proc.
+    """
+    sizes = Path("/proc/self/statm")
+    if threading.current_thread() is not threading.main_thread() or not sizes.exists():
+        yield
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    limit = int(sizes.read_text().split()[0]) * resource.getpagesize() + size
+    if soft != resource.RLIM_INFINITY:
+        limit = min(limit, soft)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
