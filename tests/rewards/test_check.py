@@ -31,6 +31,10 @@ def test_a_sound_reward() -> None:
     assert set(check.seconds) == {"exact_answer", "think_answer"}
     assert "no problem found" in str(check) and "think_answer" in str(check)
     assert json.loads(json.dumps(check.table()))[0]["total"] == 1.5
+    assert "correct" in str(check).splitlines()[0]
+    with build_scorer([RewardSpec(name="think_answer")]) as scorer:  # nothing says what is correct
+        unverified = str(check_reward(scorer, PROMPTS))
+    assert "correct" not in unverified.splitlines()[0] and "nan" not in unverified
 
 
 def test_a_reward_that_pays_rubbish() -> None:

@@ -33,6 +33,70 @@ CARRIED = {
         assert f() != Q(1)
         """,
     ),
+    "enums of builtin values": (
+        """
+        from enum import Enum, IntEnum, StrEnum
+
+        class Level(IntEnum):
+            LOW = 1
+            HIGH = 2
+
+        class Color(str, Enum):
+            RED = 'red'
+
+        class Kind(StrEnum):
+            A = 'a'
+
+        def f():
+            return Level.HIGH
+
+        def g(x):
+            return x is Level.HIGH
+
+        def colors():
+            return [Color.RED, Kind.A]
+        """,
+        """
+        assert f() == 2 and f() + 1 == 3 and f() > 1 and [5, 6, 7][f()] == 7
+        assert {2: 'b'}[f()] == 'b'
+        assert f() is Level.HIGH and isinstance(f(), int) and isinstance(f(), Level)
+        assert f().name == 'HIGH' and repr(f()) == '<Level.HIGH: 2>' and str(f()) == '2' and g(f())
+        assert colors() == ['red', 'a'] and str(colors()[0]) == 'Color.RED' and 'e' in colors()[0]
+        """,
+    ),
+    "subclasses that keep the operators": (
+        """
+        class Id(int):
+            def label(self):
+                return f'#{int(self)}'
+
+        class Pair(tuple):
+            pass
+
+        def f():
+            return [Id(7), Pair((1, 2.5)), True]
+        """,
+        """
+        assert f() == [7, (1, 2.5), True] and f()[0].label() == '#7' and f()[2] is True
+        """,
+    ),
+    "subclasses with operators of their own": (
+        """
+        class Mod(int):
+            def __add__(self, other):
+                return Mod((int(self) + int(other)) % 7)
+
+        class Stack(list):
+            def push(self, x):
+                self.append(x)
+        """,
+        """
+        assert Mod(5) + Mod(4) == Mod(2)
+        s = Stack()
+        s.push(1)
+        assert len(s) == 1 and s.pop() == 1
+        """,
+    ),
     "Counter": (
         """
         from collections import Counter
@@ -390,3 +454,29 @@ def test_right_programs_pass_with_objects_of_every_kind(name: str) -> None:
     program, test = map(textwrap.dedent, CARRIED[name])
     [outcome] = run_tests(program, Suite(sources=[test]), limits=LIMITS)
     assert outcome.verdict is Verdict.PASSED, outcome
+
+
+@pytest.mark.parametrize("base", ["int", "str", "list", "tuple", "dict", "float"])
+@pytest.mark.parametrize("method", ["__eq__", "__ne__", "__lt__", "__hash__", "__bool__"])
+def test_a_class_of_the_program_decides_no_comparison_with_data(base: str, method: str) -> None:
+    """The wrong value of every builtin class, which calls itself equal, smaller and true."""
+    program = f"""
+        class Any({base}):
+            def {method}(self, *other):
+                return True
+            if {method!r} in ("__eq__", "__lt__"):
+                __hash__ = {base}.__hash__
+                __gt__ = __ge__ = __le__ = {method}
+
+        def f():
+            return Any()
+        """
+    right = {"int": 5, "str": "a", "list": [1], "tuple": (1,), "dict": {1: 2}, "float": 0.5}[base]
+    test = f"""
+        r = f()
+        assert r == {right!r} or {right!r} == r or not r != {right!r} or {right!r} in [r]
+        """
+    [outcome] = run_tests(
+        textwrap.dedent(program), Suite(sources=[textwrap.dedent(test)]), limits=LIMITS
+    )
+    assert outcome.verdict in (Verdict.FAILED, Verdict.ERROR), outcome

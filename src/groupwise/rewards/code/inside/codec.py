@@ -42,6 +42,17 @@ _VALUES = {
     ("pathlib", "PurePosixPath"): lambda v: (str(v),),
     ("uuid", "UUID"): lambda v: (str(v),),
 }
+_BASES = {
+    int: int.__int__,
+    float: float.__float__,
+    str: str.__str__,
+    bytes: lambda v: bytes.__getitem__(v, slice(None)),
+    tuple: lambda v: tuple.__getitem__(v, slice(None)),
+}
+_SHOWN = ("__repr__", "__str__", "__format__")
+_OWN = {*_SHOWN, "__new__", "__init__", "__doc__", "__init_subclass__", "__dir__", "__getnewargs__"}
+_OWN |= {"__reduce__", "__reduce_ex__", "__getattribute__", "__setattr__", "__delattr__"}
+_known_bases = {}
 _FIELDS = (int, str, list, type(None))
 _DICTS = ("Counter", "OrderedDict", "defaultdict")
 _TAGS = {list: b"l", tuple: b"t", set: b"S", frozenset: b"Z"}
@@ -101,8 +112,28 @@ def encode(value: "Any", export, out) -> None:
     elif kind is type and _in_stdlib(value):
         _block(out, b"V", " ".join(_key(value)).encode())
     else:
+        base = _base_of(kind)
         tag, text = export(value)
-        _block(out, tag, text.encode())
+        _block(out, b"u" if base else tag, text.encode())
+        if base:
+            encode(_BASES[base](value), export, out)
+
+
+def _base_of(kind) -> "Any":
+    """The builtin class whose values those of a class are, such as int for an IntEnum: it derives
+    from it, and replaces none of its methods but those that make and show a value. None for any
+    other class: its objects stay handles, because its operators are the program's."""
+    if kind not in _known_bases:
+        base = next((c for c in kind.__mro__ if c in _BASES), None)
+        if base is not None and any(
+            name in c.__dict__
+            for c in kind.__mro__[: kind.__mro__.index(base)]
+            for name in dir(base)
+            if name not in _OWN
+        ):
+            base = None
+        _known_bases[kind] = base
+    return _known_bases[kind]
 
 
 def _offset(moment) -> "int | None":
@@ -184,9 +215,10 @@ def decode(data, at, load) -> "tuple[Any, int]":
         if type(fields) is not tuple or not all(type(field) in _FIELDS for field in fields):
             raise Malformed("fields of a value")
         return _value(block.decode(), fields), at
-    if tag in (b"D", b"m"):
+    if tag in (b"D", b"m", b"u"):
         inner, at = decode(data, at, load)
-        return (_dict if tag == b"D" else _tuple)(block.decode(), inner, load), at
+        make = {b"D": _dict, b"m": _tuple, b"u": _derived}[tag]
+        return make(block.decode(), inner, load), at
     return _scalar(tag, block, load), at
 
 
@@ -241,6 +273,22 @@ def _tuple(text, inner, load) -> "Any":
         raise Malformed(text)
     kind = load(b"m", text)
     return tuple.__new__(kind, inner)
+
+
+def _derived(text, inner, load) -> "Any":
+    """An object of the program whose class derives from a builtin one and keeps its operators: the
+    value as it was when the object first came, with everything else behind a handle."""
+    if type(inner) not in _BASES:
+        raise Malformed(text)
+    whole = load(b"h", text)
+    if type(whole) is not Remote:
+        return whole
+    known: Any = object.__getattribute__(whole, "_plain")
+    if known is None:
+        known = type(inner).__new__(DERIVED[type(inner)], inner)
+        known._remote = whole
+        object.__setattr__(whole, "_plain", known)
+    return known
 
 
 def named_tuple_class(name, fields) -> type:
@@ -311,11 +359,12 @@ class Remote:
     `result - expected` with a number would answer 0.
     """
 
-    __slots__ = ("_ask", "_number")
+    __slots__ = ("_ask", "_number", "_plain")
 
     def __init__(self, ask, number) -> None:
         object.__setattr__(self, "_ask", ask)
         object.__setattr__(self, "_number", number)
+        object.__setattr__(self, "_plain", None)
 
     def __getattr__(self, name):
         return self._ask("getattr", self, name)
@@ -327,6 +376,8 @@ class Remote:
         return self._ask("call", self, *args, **named)
 
     def __instancecheck__(self, value) -> bool:
+        if type(value) in DERIVED.values():
+            value = value._remote
         if not isinstance(value, Remote):
             return getattr(type(value), "_number", None) == self._number
         return self._ask("isinstance", value, self) is True
@@ -410,3 +461,14 @@ for _name in _BINARY.split():
     setattr(Remote, f"__{_name}__", _to_remote(_name))
     setattr(Remote, f"__i{_name}__", _inplace("i" + _name))
     setattr(Remote, f"__r{_name}__", _to_remote("r" + _name))
+
+
+def _derived_class(base) -> type:
+    """Values of a builtin class that show themselves, and have attributes, as their object does."""
+    shown = {name: lambda self, *a, name=name: getattr(self._remote, name)(*a) for name in _SHOWN}
+    own = {"__getattr__": lambda self, name: getattr(self._remote, name)}
+    return type(base.__name__, (base,), {**shown, **own})
+
+
+DERIVED = {base: _derived_class(base) for base in _BASES}
+_known_bases.update(dict.fromkeys(DERIVED.values()))

@@ -11,6 +11,7 @@ import os
 import sys
 
 from groupwise.rewards.code.inside.codec import (
+    DERIVED,
     Malformed,
     Remote,
     Unsendable,
@@ -245,6 +246,7 @@ class Client:
             Unsendable: the test gives the program what cannot leave its process.
             TypeError: it does, and the program is where that comes from.
         """
+        value = getattr(value, "_remote", value) if type(value) in DERIVED.values() else value
         if type(value) is Remote:
             return b"h", str(object.__getattribute__(value, "_number"))
         if isinstance(value, type) and value in self.classes:
