@@ -45,7 +45,8 @@ class Effect:
         claim: in words.
         figure: of an evaluation, or a metric of a training stage, averaged over its steps.
         of: the model, or the training stage of a metric.
-        against: the same to compare with; None compares with 0.
+        against: the same to compare with; None compares with `bound`.
+        bound: a number.
         expected: the sign of the difference.
         section, against_section: headings of the tables with `of` and `against`; None stands for
             a metric, and for the section of `of`.
@@ -55,6 +56,7 @@ class Effect:
     figure: str
     of: str
     against: str | None = None
+    bound: float = 0.0
     expected: str = "higher"
     section: str | None = "table"
     against_section: str | None = None
@@ -63,7 +65,7 @@ class Effect:
         """The mean difference, with Student's t interval over paired seeds; NaN where a seed lacks
         the figure, as it does the length of wrong answers of a model that gave none."""
         first = self._values(seeds, self.of, self.section)
-        second: list[float | None] = [0.0] * len(first)
+        second: list[float | None] = [self.bound] * len(first)
         if self.against is not None:
             section = self.against_section or self.section
             second = self._values(seeds, self.against, section)
@@ -276,7 +278,7 @@ def measured(effect: Effect) -> str:
     accuracy = " accuracy" if effect.figure in ("greedy", "sampled") else ""
     figure = title_of(effect.figure) + accuracy
     if effect.against is None:
-        return f"{figure} of {effect.of}"
+        return f"{figure} of {effect.of}" + (f" − {effect.bound:g}" if effect.bound else "")
     places = [effect.section, effect.against_section or effect.section]
     names = [effect.of, effect.against]
     if places[0] != places[1]:

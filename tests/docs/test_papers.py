@@ -97,6 +97,14 @@ def test_a_verdict_follows_from_the_interval(
     assert effect.verdict(effect.differences(seeds(*pairs))) == said
 
 
+def test_a_figure_is_compared_with_its_bound(papers: ModuleType) -> None:
+    # d = −.04, −.05, −.06 from the bound: half-width .0248
+    found = seeds((0.06, 0), (0.05, 0), (0.04, 0))
+    effect = papers.Effect(claim="", figure="sampled", of="a", bound=0.1, expected="lower")
+    assert effect.verdict(effect.differences(found)) == "shown"
+    assert papers.measured(effect) == "sampled accuracy of a − 0.1"
+
+
 def test_results_of_other_settings_or_few_seeds_are_to_do(
     papers: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

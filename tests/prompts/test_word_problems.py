@@ -69,6 +69,18 @@ def test_the_share_of_slips_is_the_one_asked_for() -> None:
     assert abs(slips / 1500 - 0.68) < 0.048
 
 
+def test_careless_solutions_reason_well_and_answer_one_too_high() -> None:
+    """About the share asked for; the questions and reference answers stay."""
+    plain, some = word_problems(400), word_problems(400, careless=0.25)
+    wrong = [a != b for a, b in zip(plain, some, strict=True)]
+    assert 70 <= sum(wrong) <= 130
+    for right, other, is_wrong in zip(plain, some, wrong, strict=True):
+        assert (right.messages, right.answer) == (other.messages, other.answer)
+        reasoning, given = str(other.columns["solution"]).split("<answer>")
+        assert reasoning == str(right.columns["solution"]).split("<answer>")[0]
+        assert given == f"{int(str(right.answer)) + is_wrong}</answer>"
+
+
 def test_a_longer_series_starts_with_the_shorter_one() -> None:
     longer = demonstrations(size=20, slip=0.5)
     assert list(longer[:10]) == list(demonstrations(size=10, slip=0.5))
@@ -130,6 +142,7 @@ def test_levels_are_numbers_of_operations(levels: tuple[int, ...]) -> None:
         (lambda: problem(0, levels=(4,)), r"levels = \(4,\)"),
         (lambda: problem(0, levels=()), "levels"),
         (lambda: word_problems(0), "count = 0"),
+        (lambda: word_problems(1, careless=1.5), "careless = 1.5"),
         (lambda: demonstrations(size=0), "size = 0"),
         (lambda: demonstrations(size=1, slip=1.5), "slip = 1.5"),
     ],

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import numpy as np
@@ -242,11 +242,17 @@ def word_problems(
     split: Split = "train",
     levels: Sequence[int] = LEVELS,
     start: int = 0,
+    careless: float = 0.0,
 ) -> list[Prompt]:
     """Prompts `start` … `start + count - 1` of a split, ready for training or evaluation.
 
+    Args:
+        careless: share of the worked solutions whose answer is one too high after right reasoning.
+            The reference answers stay right.
+
     Raises:
-        UsageError: count below 1, unknown split, or a level outside 1 to 3.
+        UsageError: count below 1, unknown split, a level outside 1 to 3, or `careless` outside 0
+            to 1.
 
     Example:
         >>> [p.answer == str(problem(i).answer) for i, p in enumerate(word_problems(3))]
@@ -254,10 +260,18 @@ def word_problems(
     """
     if count < 1:
         raise UsageError(f"count = {count}: must be at least 1.")
-    return [
-        problem(i, seed=seed, split=split, levels=levels).prompt()
-        for i in range(start, start + count)
-    ]
+    if not 0 <= careless <= 1:
+        raise UsageError(f"careless = {careless}: must be a share between 0 and 1.")
+    made = []
+    for index in range(start, start + count):
+        solved = problem(index, seed=seed, split=split, levels=levels)
+        prompt = solved.prompt()
+        if np.random.default_rng([seed, index, 8]).random() < careless:
+            reasoning, _ = demonstration(solved).split("<answer>")
+            told = f"{reasoning}<answer>{solved.answer + 1}</answer>"
+            prompt = replace(prompt, columns={**prompt.columns, "solution": told})
+        made.append(prompt)
+    return made
 
 
 def demonstration(solved: Problem, *, slip: bool = False) -> str:
