@@ -130,7 +130,8 @@ def row(name: str, value: Any, note: str) -> str:
         text = first_sentence(inspect.getdoc(value) or "")
         return f"| `{name}` | {text}{f' {parts}' if parts else ''} |"
     if inspect.isfunction(value):
-        return f"| `{name}{parameters(value)}` | {first_sentence(inspect.getdoc(value) or '')} |"
+        text = first_sentence(inspect.getdoc(value) or "")
+        return f"| `{name}` | {text} `{name}{parameters(value)}` |"
     kind = getattr(value, "kind", None) if isinstance(value, Registry) else None
     text = first_sentence(note) or (f"Registry; its entries are below ({kind})." if kind else "")
     if value is ALGORITHMS:
@@ -143,7 +144,7 @@ def module_section(name: str, about: str) -> list[str]:
     module = import_module(name)
     notes = dict(_definitions(module))
     rows = [row(one, getattr(module, one), notes.get(one, "")) for one in public_names(module)]
-    return [f"## {name}", "", about, "", "| name | |", "|---|---|", *rows, ""]
+    return [f"## {name}", "", about, "", "| name | what it is |", "|---|---|", *rows, ""]
 
 
 def registry_section(name: str, registry: Registry) -> list[str]:
@@ -152,8 +153,8 @@ def registry_section(name: str, registry: Registry) -> list[str]:
     for one in registry.names():
         function = registry.get(one)
         text = first_sentence(inspect.getdoc(function) or "")
-        rows.append(f"| `{one}{parameters(function)}` | {text} |")
-    return [f"### {name}", "", "| function | |", "|---|---|", *rows, ""]
+        rows.append(f"| `{one}` | {text} `{one}{parameters(function)}` |")
+    return [f"### {name}", "", "| function | what it is |", "|---|---|", *rows, ""]
 
 
 def page() -> str:

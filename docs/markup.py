@@ -13,7 +13,9 @@ def cell(text: str) -> str:
 def plain(text: str) -> str:
     """Plain text as Markdown; what stands between backticks stays as it is."""
     pieces = re.split(r"(`[^`]*`)", text)
-    pieces[::2] = [re.sub(r"([*<\[\]])", r"\\\1", piece) for piece in pieces[::2]]
+    pieces[::2] = [
+        re.sub(r"([*\[\]])", r"\\\1", piece).replace("<", "&lt;") for piece in pieces[::2]
+    ]
     return "".join(pieces)
 
 

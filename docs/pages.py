@@ -29,7 +29,7 @@ from groupwise.algorithms.describe import SlotSetting, formula, slot_settings, s
 from groupwise.algorithms.describe import table as algorithm_table
 from groupwise.cli import app
 from groupwise.config import packaged, read
-from groupwise.config.reference import Setting, reference, sections
+from groupwise.config.reference import Setting, accepted, reference, sections
 from groupwise.config.schema import Config
 from groupwise.environments import ENVIRONMENTS
 from groupwise.pipelines.plan import packaged_pipelines
@@ -129,7 +129,7 @@ def section(name: str) -> str:
     top, *inner = name.split(".")
     optional = bool(top) and Config.model_fields[top].default is None
     about = sections().get(name)
-    boost = 6 / (1 + len(inner) + optional)
+    boost = 2.5 / (1 + len(inner) + optional)
     lines = [
         *("---", f"search: {{boost: {boost:g}}}", "---", ""),
         f"# {name or 'Top level'}",
@@ -296,12 +296,12 @@ def function(registry: Registry, name: str, kind: str, index: str) -> str:
     lines = [f"# {name}", "", f"[{index.capitalize()}](../{index}.md{anchor}) · {kind}", ""]
     lines += [*prose(inspect.cleandoc(own.__doc__ or ""))]
     rows = [
-        f"| `{key}` | `{_type(p)}` | "
+        f"| `{key}` | {cell(plain(accepted(p.annotation)))} | "
         f"{'required' if p.default is p.empty else f'`{cell(repr(p.default))}`'} |"
         for key, p in registry.settings(name).items()
     ]
     if rows:
-        lines += ["", "## Settings", "", "| setting | type | default |", "|---|---|---|", *rows]
+        lines += ["", "## Settings", "", "| setting | values | default |", "|---|---|---|", *rows]
     if kind in SLOTS:
         users = [row for row in ALGORITHMS if getattr(ALGORITHMS.get(row), kind).name == name]
         links = ", ".join(f"[{row}](../algorithms/{file_name(row)}.md)" for row in users)
@@ -385,7 +385,8 @@ def recipes() -> str:
                 lambda line: line.startswith("#"), path.read_text(encoding="utf-8").splitlines()
             )
             text = "\n".join(line.removeprefix("#").removeprefix(" ") for line in head)
-            lines += ["", f"### {name}", "", "```text", text, "```"]
+            sentences = re.sub(r"\.\n(?=[A-Z])", ".\n\n", text)  # one that starts a line
+            lines += ["", f"### {name}", "", *prose(sentences)]
     return "\n".join(lines) + "\n"
 
 
@@ -465,11 +466,6 @@ def _links(text: str, page: Path, known: Iterable[Path]) -> str:
         return words if words.startswith("`") else f"{words} (`{target}`)"
 
     return re.sub(r"(?<!!)\[([^\]]+)\]\(([^)\s]+)\)", kept, text)
-
-
-def _type(parameter: inspect.Parameter) -> str:
-    """The type of a setting, as it is written."""
-    return cell(inspect.formatannotation(parameter.annotation).strip("'"))
 
 
 if __name__ == "__main__":

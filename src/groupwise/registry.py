@@ -147,9 +147,13 @@ class Registry:
         return iter(self.names())
 
     def settings(self, name: str) -> dict[str, inspect.Parameter]:
-        """The keyword-only parameters of a function: its settings."""
-        parameters = inspect.signature(self.get(name)).parameters
-        return {key: value for key, value in parameters.items() if value.kind is value.KEYWORD_ONLY}
+        """The keyword-only parameters of a function: its settings, with their types resolved. One
+        without an annotation takes any value."""
+        function = self.get(name)
+        parameters = inspect.signature(function).parameters
+        found = {key: p for key, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
+        hints = _hints(function, found)
+        return {key: p.replace(annotation=hints[key]) for key, p in found.items()}
 
     def bind(self, chosen: FunctionSpec, *, where: str | None = None) -> BoundFunction:
         """Check a part's settings against the function's signature and fix them.
@@ -161,15 +165,14 @@ class Registry:
         where = where or self.kind
         function = self.get(chosen.name)
         known = self.settings(chosen.name)
-        hints = _hints(function, known)
         for key, value in chosen.settings.items():
             if key not in known:
                 raise UsageError(
                     f"{where}.{key} = {value!r}: {chosen.name} has no such setting; "
                     f"{suggest(key, known)}"
                 )
-            if not _accepts(hints.get(key, Any), value):
-                wanted = inspect.formatannotation(hints[key])
+            if not _accepts(known[key].annotation, value):
+                wanted = inspect.formatannotation(known[key].annotation)
                 raise UsageError(f"{where}.{key} = {value!r}: must be of type {wanted}.")
         unset = [k for k, p in known.items() if p.default is p.empty and k not in chosen.settings]
         if unset:
@@ -191,7 +194,10 @@ def _hints(
 ) -> dict[str, Any]:
     """Types of the settings; types of the data are not resolved, because only type checkers need
     them."""
-    annotations = {key: parameter.annotation for key, parameter in settings.items()}
+    annotations = {
+        key: Any if parameter.annotation is parameter.empty else parameter.annotation
+        for key, parameter in settings.items()
+    }
     holder = types.SimpleNamespace(__annotations__=annotations)
     return typing.get_type_hints(holder, globalns=inspect.unwrap(function).__globals__)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import groupwise
 from groupwise.prompts.answers import ANSWERS
@@ -43,7 +44,7 @@ def undocumented(registry: Registry, name: str) -> Iterator[str]:
 
 def untyped_settings(registry: Registry, name: str) -> Iterator[str]:
     for setting, parameter in registry.settings(name).items():
-        if parameter.annotation is parameter.empty:
+        if parameter.annotation is Any:
             yield f"the setting {setting} has no type"
 
 

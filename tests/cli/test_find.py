@@ -11,6 +11,7 @@ import pytest
 
 from groupwise.algorithms import ALGORITHMS
 from groupwise.cli import main
+from groupwise.cli.output import print_table
 from groupwise.config import packaged
 from groupwise.environments import ENVIRONMENTS
 from groupwise.experiments.results import place
@@ -24,6 +25,20 @@ def test_recipes_are_listed_with_what_they_are_for(capsys: pytest.CaptureFixture
     lines = capsys.readouterr().out.splitlines()[1:]
     assert [line.split()[0] for line in lines] == list(packaged())
     assert all(len(line.split()) > 3 for line in lines)
+    (tuned,) = [line for line in lines if line.startswith("word-problems-sft ")]
+    assert tuned.endswith("with held-out loss and early stop.")
+
+
+def test_a_table_is_wrapped_by_words_on_a_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    print_table(("a", "about"), [("one", "words " * 12)])
+    assert len(capsys.readouterr().out.splitlines()) == 2
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    print_table(("a", "about"), [("one", "words " * 12)])
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 40 and lines[2].startswith("     words words")
 
 
 @pytest.mark.parametrize(
@@ -31,7 +46,7 @@ def test_recipes_are_listed_with_what_they_are_for(capsys: pytest.CaptureFixture
     [
         ("word-problems", "[algorithm]"),
         ("grpo", "advantage    zscore"),
-        ("exact_answer", 'style = "answer_tag"'),
+        ("exact_answer", '; default "answer_tag"'),
         ("calculator", "environment calculator"),
         ("optimizer.learning_rate", "values: number, ≥ 0; default: 1e-06"),
         ("rewards.0.weight", "Weight of this component"),
@@ -53,6 +68,8 @@ def test_show_says_all_that_a_name_means_and_suggests(capsys: pytest.CaptureFixt
     assert main(["show", "softrank"]) == 0
     shown = capsys.readouterr().out
     assert "algorithm softrank\n" in shown and "advantage softrank\n" in shown
+    assert main(["show", "normalised_match"]) == 0
+    assert '\n    source: "final" or "tag" or "all"; default "final"' in capsys.readouterr().out
     assert main(["show", "optimizer.learning_rate"]) == 0
     assert "metric" not in capsys.readouterr().out  # not that of a learner named `optimizer`
     assert main(["show", "optimizer.learnin_rate"]) == 2

@@ -32,6 +32,9 @@ def right(text: str, answer: str, *, bonus: float = 0.0) -> float:
     """1 for the right answer in tags."""
     return float(f"<answer>{{answer}}</answer>" in text) * (1 + bonus)
 
+def untyped(text, *, bonus=0.0):
+    return 1 + bonus
+
 def trl_style(completions, level, **more):
     return [float(len(text) + value) for text, value in zip(completions, level)]
 
@@ -83,6 +86,8 @@ def test_a_function_by_its_path_scores_here_and_in_workers(own: Path) -> None:
         # A verifier by its mark, and correctness is cut to 1.
         assert scores.correct.tolist() == [[1.0, 0.0]]
         assert scores.parts["trl_style"].tolist() == [[21.0, 5.0]]
+    untyped = __import__("groupwise").registry.spec(f"{own}:untyped", bonus=0.5)
+    assert REWARDS.bind(untyped).spec.settings == {"bonus": 0.5}
     with pytest.raises(UsageError, match="right has no such setting; did you mean bonus"):
         REWARDS.bind(__import__("groupwise").registry.spec(f"{own}:right", bonsu=1.0))
     with pytest.raises(UsageError, match="has no 'rihgt'; did you mean right"):

@@ -100,8 +100,8 @@ def test_messages_quoted_by_troubleshooting_are_written_by_the_code() -> None:
     page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
     quoted = [
         message
-        for bold in re.findall(r"^\*\*(`.*?)\*\*", page, flags=re.MULTILINE)
-        for message in re.findall(r"`([^`]+)`", bold)
+        for title in re.findall(r"^### (`.*`)$", page, flags=re.MULTILINE)
+        for message in re.findall(r"`([^`]+)`", title)
     ]
     code = "\n".join(path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py"))
     assert len(quoted) > 5 and [message for message in quoted if message not in code] == []

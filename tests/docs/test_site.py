@@ -85,7 +85,12 @@ def test_the_search_ranks_settings_of_every_run_above_others(site: Path) -> None
     assert boost("optimizer") == boost("top-level") > boost("sft") > 1
     assert boost("optimizer") > boost("critic.optimizer") > 1
     separator = re.findall(r"separator: '(.*?)'", (ROOT / "mkdocs.yml").read_text("utf-8"))[0]
-    assert re.split(separator, "optimizer.learning_rate") == ["optimizer", "learning", "rate"]
+    assert re.split(separator, "optimizer.learning_rate") == ["optimizer", "learning_rate"]
+
+
+def test_tags_in_docstrings_and_messages_are_not_read_as_html(site: Path) -> None:
+    page = (site / "reference" / "rewards" / "exact_answer.md").read_text(encoding="utf-8")
+    assert 'such as "&lt;/think>"' in page
 
 
 def test_every_command_has_a_page_with_its_options(site: Path) -> None:

@@ -102,7 +102,7 @@ class SlotSetting:
 
     Attributes:
         slot, function, key: whose it is.
-        kind: its type, as the function writes it.
+        kind: its type.
         default: of the function.
         about: its meaning, from the docstring.
         rows: the value that each row of the table with this function has.
@@ -135,7 +135,7 @@ def slot_settings() -> dict[str, list[SlotSetting]]:
                     slot=slot,
                     function=name,
                     key=key,
-                    kind=inspect.formatannotation(parameter.annotation).strip("'"),
+                    kind=inspect.formatannotation(parameter.annotation),
                     default=parameter.default,
                     about=argument(registry.get(name), key),
                     rows={r.name: settings_of(registry, getattr(r, slot))[key] for r in users},

@@ -27,7 +27,7 @@ from groupwise.report import (
     write_comparison_report,
     write_png,
 )
-from groupwise.rundir.files import replace_text
+from groupwise.rundir.files import refuse_linked_folders, replace_text
 from groupwise.training.monitor.progress import Progress, show_progress
 from groupwise.training.prepare import Prepared, evaluation_row, prepare
 from groupwise.types import ScoredGroups
@@ -212,6 +212,7 @@ def _emptied(folder: Path) -> Path:
                 f"output = {str(folder)!r}: is not empty and contains no earlier demonstration; "
                 "choose another folder with --output."
             )
+        refuse_linked_folders(folder)
         for run in folder.iterdir():
             if re.fullmatch(rf"({'|'.join(ALGORITHMS)})-seed\d+", run.name):
                 shutil.rmtree(run)

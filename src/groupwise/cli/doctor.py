@@ -50,7 +50,7 @@ NEEDED = {"torch": (2, 11), "transformers": (5, 17)}
 GAP = 1e-3
 """Largest acceptable difference between log-probabilities of sampler and learner in float32."""
 
-ROOM, ROOM_ON_CPU = 0.9, 0.6
+ROOM, ROOM_ON_CPU = 0.9, 0.7
 """Share of the free memory that a run may plan for: kernels and allocators need some too, and the
 heap of a CPU fragments (benchmarks/memory.py)."""
 

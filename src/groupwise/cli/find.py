@@ -118,15 +118,18 @@ def _known() -> dict[str, Any]:
 
 def _function(registry: Any, name: str) -> str | None:
     """The docstring and settings of a registered function."""
+    from groupwise.config.reference import accepted
+
     if name not in registry:
         return None
     function = registry.get(name)
     settings = [
-        f"{key} = {'required' if p.default is p.empty else json.dumps(p.default, default=str)}"
+        f"{key}: {accepted(p.annotation)}; "
+        + ("required" if p.default is p.empty else f"default {json.dumps(p.default, default=str)}")
         for key, p in registry.settings(name).items()
     ]
     said = inspect.cleandoc(function.__doc__ or "no description")
-    return "\n".join([said, "", f"Settings: {', '.join(settings) or 'none'}."])
+    return "\n".join([said, "", "Settings:", *(f"    {each}" for each in settings or ["none"])])
 
 
 def _setting(name: str) -> str | None:
@@ -213,10 +216,11 @@ def _about(text: str) -> str:
     """The first sentence of the comment that a recipe begins with."""
     lines = []
     for line in text.splitlines():
-        if not line.startswith("#") or not line.strip("# "):
+        if not line.startswith("#") or not line.strip("# ") or line.startswith("#  "):
             break
         lines.append(line.strip("# "))
-    return re.split(r"(?<=[^D][^r]\.)\s", " ".join(lines), maxsplit=1)[0]
+    first = re.split(r"(?<=[^D][^r]\.)\s", " ".join(lines), maxsplit=1)[0]
+    return re.sub(r":$", ".", first)
 
 
 def _number(value: float | None) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,11 +17,18 @@ def command_name() -> str:
 
 
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print aligned columns; the last one may be of any length."""
+    """Print aligned columns; the last one may be of any length, and is wrapped on a terminal."""
     widths = [max(len(row[i]) for row in (headings, *rows)) for i in range(len(headings) - 1)]
+    indent = sum(widths) + 2 * len(widths)
+    room = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+    if room - indent < 20:  # too narrow for a column of words: indent what does not fit
+        indent = 4
     for row in (headings, *rows):
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
-        print(visible("  ".join([*cells, row[-1]]).rstrip()))
+        line = visible("  ".join([*cells, row[-1]]).rstrip())
+        if len(line) > room > 0:
+            line = textwrap.fill(line, room, subsequent_indent=" " * indent, drop_whitespace=True)
+        print(line)
 
 
 def visible(text: str) -> str:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from groupwise.errors import UsageError, suggest
 from groupwise.registry import BoundFunction, FunctionSpec
+from groupwise.settings import SELF
 
 if TYPE_CHECKING:
     from groupwise.algorithms import BoundAlgorithm
@@ -376,7 +377,7 @@ def check_teacher(config: Config, algorithm: BoundAlgorithm) -> None:
             f"distillation.beta = {settings.beta}: without top_k, the sampled token estimates "
             "only the reverse KL (beta = 1); set distillation.top_k."
         )
-    if settings.teacher == "self" and settings.prompt is None:
+    if settings.teacher == SELF and settings.prompt is None:
         raise UsageError(
             "distillation.teacher = 'self': a teacher equal to the policy, with the same prompt, "
             "has nothing to teach; set distillation.prompt, such as '{prompt} A solution: "

@@ -104,21 +104,27 @@ def _section(annotation: Any) -> tuple[type[BaseModel] | None, bool]:
 def _legal(field: FieldInfo) -> str:
     """The allowed values of a field, in words."""
     bounds = [_bound(each) for each in field.metadata]
-    return ", ".join(filter(None, [_kind(field.annotation), *bounds]))
+    return ", ".join(filter(None, [accepted(field.annotation), *bounds]))
 
 
-def _kind(annotation: Any) -> str:
+def accepted(annotation: Any) -> str:
+    """The values that a type allows, in words.
+
+    Example:
+        >>> accepted(typing.Literal["a", "b"]), accepted(float | None)
+        ('"a" or "b"', 'number or null')
+    """
     origin, inside = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is typing.Literal:
         return " or ".join(json.dumps(value) for value in inside)
     if origin is typing.Annotated:
         # A nested Field keeps its bounds in metadata of its own.
         more = [m for each in inside[1:] for m in getattr(each, "metadata", [each])]
-        return ", ".join(filter(None, [_kind(inside[0]), *map(_bound, more)]))
+        return ", ".join(filter(None, [accepted(inside[0]), *map(_bound, more)]))
     if origin in (typing.Union, types.UnionType):
-        return " or ".join("null" if each is type(None) else _kind(each) for each in inside)
+        return " or ".join("null" if each is type(None) else accepted(each) for each in inside)
     if origin in (tuple, list):
-        return f"list of {_kind(inside[0])}" if inside else "list"
+        return f"list of {accepted(inside[0])}" if inside else "list"
     if origin is dict:
         return "table"
     return _NAMES.get(annotation, "any value")

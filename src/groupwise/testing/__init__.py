@@ -97,13 +97,14 @@ class RewardCheck:
 
     def __str__(self) -> str:
         parts = list(self.rows[0].parts) if self.rows else []
-        head = ["prompt", "kind", "total", "correct", *parts, "status"]
+        correct = ["correct"] if any(row.correct == row.correct for row in self.rows) else []
+        head = ["prompt", "kind", "total", *correct, *parts, "status"]
         lines = [head]
         for row in self.rows:
-            numbers = [row.total, row.correct, *row.parts.values()]
-            lines.append([row.prompt, row.kind, *(f"{n:.3f}" for n in numbers), row.status])
+            numbers = [row.total, *([row.correct] if correct else []), *row.parts.values()]
+            lines.append([row.prompt, row.kind, *map(_figure, numbers), row.status])
         times = [f"{1000 * self.seconds.get(part, 0.0):.2f} ms" for part in parts]
-        lines.append(["", "time", "", "", *times, ""])
+        lines.append(["", "time", "", *("" for _ in correct), *times, ""])
         widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
         shown = [
             "  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip()
@@ -204,6 +205,11 @@ def _best_writing(
 
 def _written(form: str, prompt: Prompt) -> str:
     return form.format(answer=str(prompt.answer).rpartition("####")[2].strip())
+
+
+def _figure(number: float) -> str:
+    """A number of the table; a dash where nothing was judged."""
+    return f"{number:.3f}" if number == number else "–"
 
 
 def _row(prompt: Prompt, kind: str, text: str, score: Any, place: int) -> JudgedText:

@@ -28,7 +28,7 @@ function shortNumber(value, share) {
   if (size === 0) return "0";
   if (size >= 10000) return Math.round(value).toLocaleString("en-US");
   if (size >= 100) return value.toFixed(0);
-  return size >= 0.001 ? String(+value.toPrecision(3)) : value.toExponential(1);
+  return size >= 0.001 ? String(+value.toPrecision(3)) : value.toExponential(1).replace(".0e", "e");
 }
 
 function ticks(low, high, count) {
@@ -88,7 +88,7 @@ function drawChart(figure, chart, labels, hidden) {
   const hero = figure.classList.contains("hero");
   const width = Math.max(240, figure.clientWidth), height = hero ? Math.min(380, 180 + width / 4) : 170;
   const narrow = width < 560;
-  const box = { left: 44, right: hero && !narrow ? 116 : 12, top: 12, bottom: 26 };
+  const box = { left: 52, right: hero && !narrow ? 116 : 12, top: 12, bottom: 26 };
   const xs = chart.steps, [low, high] = limits(chart);
   const first = xs[0], last = xs[xs.length - 1];
   const x = (v) => box.left + (last > first ? (v - first) / (last - first) : 0.5) * (width - box.left - box.right);
