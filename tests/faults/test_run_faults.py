@@ -344,7 +344,8 @@ plain = run.prepare
 def prepare(*a, **k):
     found = plain(*a, **k)
     used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (used + 2**20, resource.RLIM_INFINITY))
+    # Enough for the small objects of Python: without room for them it raises other errors.
+    resource.setrlimit(resource.RLIMIT_AS, (used + 2**25, resource.RLIM_INFINITY))
     return found
 run.prepare = prepare
 given = settings({str(tmp_path / "run")!r}, "model.path={tmp_path / "model"}",
