@@ -202,17 +202,19 @@ def _computed_again(value: Tensor, compute: Callable[[], Tensor]) -> Iterator[No
     """Inside, what autograd would save of a value is computed again in the backward pass.
 
     Under gradient checkpointing nothing is saved anyway, and what it computes again can be read a
-    single time.
+    single time. A value that was changed in place is saved, because it would come out unchanged.
     """
     autograd: Any = torch._C._autograd  # pyright: ignore[reportAttributeAccessIssue]
-    if autograd._top_saved_tensors_default_hooks(True) is not None:
+    if not torch.is_grad_enabled() or autograd._top_saved_tensors_default_hooks(True) is not None:
         yield
         return
-    storage, size = value.untyped_storage()._cdata, value.numel()  # hooks must not hold the value
+    # Hooks must not hold the value.
+    storage, size, version = value.untyped_storage()._cdata, value.numel(), value._version
 
     def pack(saved: Tensor) -> Tensor | torch.Size:
-        same = saved.untyped_storage()._cdata == storage and saved.is_contiguous()
-        return saved.shape if same and saved.numel() == size else saved
+        same = saved.untyped_storage()._cdata == storage and saved._version == version
+        whole = saved.is_contiguous() and saved.numel() == size
+        return saved.shape if same and whole else saved
 
     def unpack(packed: Tensor | torch.Size) -> Tensor:
         if isinstance(packed, Tensor):
