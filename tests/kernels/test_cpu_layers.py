@@ -265,6 +265,16 @@ def test_what_computes_something_else_is_left_alone() -> None:
         assert not any("forward" in vars(module) for module in strange)
 
 
+def test_a_program_whose_default_type_is_another_tries_kernels_all_the_same() -> None:
+    modules = nn.ModuleList([Shifted(80), LlamaRMSNorm(80)])
+    torch.set_default_dtype(torch.float64)
+    try:
+        with use_cpu_kernels(modules):
+            assert ["forward" in vars(module) for module in modules] == [False, True]
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_what_has_become_another_type_is_left_alone() -> None:
     """A kernel for float32 would read beyond the end of half as many numbers of 16 bits."""
     model = nn.ModuleList([nn.Linear(300, 300), LlamaRMSNorm(80), nn.Embedding(9, 80)])
