@@ -218,7 +218,8 @@ def template_text(
         ModelError: the template rejects the messages or exceeds a limit.
     """
     try:
-        with time_limit(RENDER_SECONDS), memory_limit(RENDER_BYTES):
+        # In this order: an alarm must not come before the limit of the process is lifted.
+        with memory_limit(RENDER_BYTES), time_limit(RENDER_SECONDS):
             text = tokenizer.apply_chat_template(
                 [dict(message) for message in messages], tokenize=False, **settings
             )
