@@ -238,3 +238,9 @@ def test_the_mathematics_loads_no_heavy_package(module: str) -> None:
 def test_rewards_load_without_torch() -> None:
     """Worker processes import the rewards, and torch would cost each of them seconds and memory."""
     assert loaded_by("import groupwise.rewards").isdisjoint({*HEAVY, "torch"})
+
+
+def test_chat_templates_are_rendered_in_one_place() -> None:
+    """They are programs of strangers, and only `template_text` limits them."""
+    rendering = [path for path in SOURCES if ".apply_chat_template(" in path.read_text()]
+    assert [module_name(path) for path in rendering] == ["groupwise.prompts.templates"]

@@ -110,6 +110,37 @@ def test_a_long_run_may_lose_many_replicas_but_not_one_after_the_other() -> None
         answers_of(lambda number: number > 5)
 
 
+class Loaded(Mortal):
+    """A cluster in this process whose replicas sample only with weights."""
+
+    def actor(self, kind: type, **_: Any) -> Any:
+        made, has = super().actor(kind), list[Any]()
+
+        def generate(requests: list[Request], sampling: Sampling) -> list[Group]:
+            assert has, "a replica samples without the weights of the policy"
+            return self.generate(requests, sampling)
+
+        made.publish.remote = Later(lambda *given: has.append(given))
+        made.generate.remote = Later(generate)
+        return made
+
+
+def test_a_replica_that_another_thread_replaces_samples_nothing_without_weights(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A stream may replace one in the moment in which an evaluation gives it a request."""
+    engine = ClusterEngine(Loaded(lambda _: False), Stored(0, None))
+
+    def renew(*given: Any, own: Any = engine.renew) -> Any:
+        found = own(*given)
+        engine.replace(0, engine.replicas[0])
+        return found
+
+    monkeypatch.setattr(engine, "renew", renew)
+    request = Request(prompt=Prompt(id="0", text="?"), tokens=[1], group=1, stream=Stream(0, 0))
+    assert len(list(engine.generate([request], Sampling()))) == 1
+
+
 def run_settings(folder: Path, *more: str) -> list[str]:
     return settings(
         folder,

@@ -214,6 +214,19 @@ def test_a_feed_forward_keeps_gate_and_up_alone_with_the_same_gradients(
         assert one is not None and other is not None and torch.equal(one, other)
 
 
+def test_what_a_layer_changes_in_place_is_not_computed_again() -> None:
+    """It would come out as it was before, and the gradient of the layer's weight with it."""
+    module = LlamaMLP(LlamaConfig(num_attention_heads=5, hidden_size=80, intermediate_size=1024))
+    module.down_proj.register_forward_pre_hook(lambda _, inputs: (inputs[0].mul_(2.0),))
+    x, found = torch.randn(1, 9, 80), []
+    for own in (use_cpu_kernels(nn.ModuleList([module])), nullcontext()):
+        module.zero_grad()
+        with own:
+            module(x).square().sum().backward()
+        found.append(module.down_proj.weight.grad)
+    torch.testing.assert_close(*found)
+
+
 def test_feed_forwards_with_an_adapter_have_the_kernel(tmp_path: Path) -> None:
     """Also where the model is in 16 bits and its adapter in float32, or in 4 bits."""
     wide = small_policy(hidden=64, layers=1, heads=2, key_value_heads=1, feed_forward=128)
@@ -250,6 +263,16 @@ def test_what_computes_something_else_is_left_alone() -> None:
     ]
     with use_cpu_kernels(nn.ModuleList(strange)):
         assert not any("forward" in vars(module) for module in strange)
+
+
+def test_a_program_whose_default_type_is_another_tries_kernels_all_the_same() -> None:
+    modules = nn.ModuleList([Shifted(80), LlamaRMSNorm(80)])
+    torch.set_default_dtype(torch.float64)
+    try:
+        with use_cpu_kernels(modules):
+            assert ["forward" in vars(module) for module in modules] == [False, True]
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 def test_what_has_become_another_type_is_left_alone() -> None:

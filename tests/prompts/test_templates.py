@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import resource
 import signal
+import threading
 import unicodedata
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from groupwise.errors import ModelError, UsageError
+from groupwise.models import foreign_code
 from groupwise.prompts.generators.small_tokenizer import TAGS, small_tokenizer
 from groupwise.prompts.generators.word_problems import demonstrations, word_problems
 from groupwise.prompts.templates import (
@@ -201,15 +203,35 @@ def test_text_that_a_tokenizer_cannot_hold_is_found() -> None:
         "{% endfor %}{{ n.x }}",
         "{{ range(99999) | map('string') | map('center', 99999) | list }}",
         "{% for _ in range(999) %}{{ 'a' * 99999 }}{% endfor %}",
+        "{% for _ in range(99) %}{{ 'a' * 99999 }}{% endfor %}",
     ],
 )
-def test_a_chat_template_cannot_take_all_memory(template: str) -> None:
+def test_a_chat_template_cannot_take_all_memory(
+    template: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(foreign_code, "COMPUTING", ())  # Other tests leave threads behind.
     tokenizer = words("?")
     tokenizer.chat_template = template
     before = resource.getrlimit(resource.RLIMIT_AS)
     with pytest.raises(ModelError, match=r"needs more than 1024 MiB|writes \d+ characters"):
         render(user("?"), tokenizer)
     assert resource.getrlimit(resource.RLIMIT_AS) == before
+
+
+@pytest.mark.parametrize(("name", "limited"), [("sampling", False), ("output", True)])
+def test_threads_that_sample_are_not_limited(
+    name: str, limited: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The teacher's prompts are rendered while the next batch is sampled: a limit of the process
+    would end the run where a cache of keys and values is made."""
+    monkeypatch.setattr(foreign_code, "COMPUTING", ("sampling",))
+    before, over = resource.getrlimit(resource.RLIMIT_AS), threading.Event()
+    thread = threading.Thread(target=over.wait, name=name, daemon=True)
+    thread.start()
+    with foreign_code.memory_limit(1 << 30):
+        assert (resource.getrlimit(resource.RLIMIT_AS) != before) is limited
+    over.set()
+    thread.join()
 
 
 @pytest.mark.parametrize("left", [0.0, 60.0])

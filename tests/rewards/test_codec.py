@@ -80,6 +80,42 @@ CARRIED = {
         assert f() == [7, (1, 2.5), True] and f()[0].label() == '#7' and f()[2] is True
         """,
     ),
+    "copies of what programs return": (
+        """
+        from enum import StrEnum
+
+        class Kind(StrEnum):
+            A = 'a'
+
+        def f():
+            return [Kind.A]
+        """,
+        """
+        import copy
+
+        made = f()
+        assert copy.deepcopy(made) == ['a'] and copy.copy(made[0]) is made[0]
+        """,
+    ),
+    "lists that change in a tuple": (
+        """
+        class Pair(tuple):
+            pass
+
+        kept = Pair(([], 'sum'))
+
+        def add(x):
+            kept[0].append(x)
+            return kept
+
+        def same():
+            return kept
+        """,
+        """
+        assert add(1) == ([1], 'sum')
+        assert add(2) == ([1, 2], 'sum') and same() is same()
+        """,
+    ),
     "subclasses with operators of their own": (
         """
         class Mod(int):

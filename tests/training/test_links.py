@@ -161,15 +161,21 @@ def test_a_demonstration_deletes_nothing_behind_a_link(tmp_path: Path, elsewhere
     assert content(elsewhere) == before
 
 
-def test_the_folder_itself_links_to_files_and_links_of_trackers_are_allowed(
-    tmp_path: Path, elsewhere: Path
-) -> None:
+def test_links_that_lead_nowhere_else_are_allowed(tmp_path: Path, elsewhere: Path) -> None:
     real = tmp_path / "disk"
     (real / "wandb" / "run-1").mkdir(parents=True)
     (real / "wandb" / "latest-run").symlink_to(real / "wandb" / "run-1")
     (real / "notes.md").symlink_to(elsewhere / "manifest.json")
-    (tmp_path / "link").symlink_to(real)
+    (real / "checkpoints" / "step-000002").mkdir(parents=True)
+    (real / "latest").symlink_to("checkpoints/step-000002")
+    (tmp_path / "link").symlink_to(real)  # the folder itself
     refuse_linked_folders(tmp_path / "link")
+    for name in ("best", "checkpoints/step-000003"):
+        link = real / name
+        link.symlink_to(real / "checkpoints" / "step-000002")
+        with pytest.raises(UsageError, match=f"contains '{name}', a link to"):
+            refuse_linked_folders(real)
+        link.unlink()
 
 
 def test_files_are_not_written_through_links(tmp_path: Path) -> None:

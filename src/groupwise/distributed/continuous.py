@@ -82,11 +82,10 @@ class ContinuousEngine:
         return place if place is not None and load[place] < self.engine.writing else None
 
     def _is_ready(self, place: int) -> bool:
-        actor = self.engine.replicas[place]
         known = self._ready.get(place)
-        if known is None or known[0] is not actor:
-            known = self._ready[place] = actor, self.engine.renew(place)
-        _, renewed = known
+        if known is None or known[0] is not self.engine.replicas[place]:
+            known = self._ready[place] = self.engine.renew(place)
+        actor, renewed = known
         if not renewed:
             return True
         done, _ = self.cluster.ray.wait(renewed, num_returns=len(renewed), timeout=0)

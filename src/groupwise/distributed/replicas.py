@@ -193,8 +193,8 @@ class ClusterEngine:
         self.spans = Spans(apart=True)
         cluster.compare({f"replica {i}": actor for i, actor in enumerate(self.replicas)})
         begun = [self.renew(place, weights) for place in range(count)]
-        for place, refs in enumerate(begun):
-            self._await(place, self.replicas[place], refs)
+        for place, (actor, refs) in enumerate(begun):
+            self._await(place, actor, refs)
         self.exact_continuation = bool(cluster.get(self.replicas[0].exact_continuation.remote()))
 
     @property
@@ -208,9 +208,10 @@ class ClusterEngine:
             Replica, cpus=of.replica_cpus, gpus=of.replica_gpus, writing=self.writing
         )
 
-    def renew(self, place: int, weights: Stored | None = None) -> list[Any]:
+    def renew(self, place: int, weights: Stored | None = None) -> tuple[Any, list[Any]]:
         """Make a replica load weights, the newest by default, unless it has already been told to;
-        it checks what arrives. Returns the calls to wait for.
+        it checks what arrives. Returns the replica, as another thread may replace it at any time,
+        and the calls to wait for.
         """
         with self.lock:
             weights = weights or self.current
@@ -218,7 +219,7 @@ class ClusterEngine:
             if held is None or held[0] is not weights:
                 call = self.replicas[place].publish.remote(weights.ref, weights.version)
                 held = self.holds[place] = weights, call
-            return [held[1]]
+            return self.replicas[place], [held[1]]
 
     def _weights(self, version: int | None) -> Stored:
         """The version if it is still kept, else the newest: no caller waits for completions of a
@@ -278,8 +279,7 @@ class ClusterEngine:
         if place is None:
             return None
         given = self._share(waiting)
-        renewed = self.renew(place, self._weights(given[0].version))
-        actor = self.replicas[place]
+        actor, renewed = self.renew(place, self._weights(given[0].version))
         ref = actor.generate.remote(given, sampling)
         return _Call(place, actor, given, renewed, ref, time.time())
 
@@ -350,7 +350,7 @@ class ClusterEngine:
         start, at = time.perf_counter(), time.time()
         self.kept.append(weights)
         places = self.idle.claim_all()
-        calls = [(p, self.replicas[p], self.renew(p, weights)) for p in places]
+        calls = [(place, *self.renew(place, weights)) for place in places]
         for place, actor, refs in calls:
             try:
                 self._await(place, actor, refs)

@@ -135,7 +135,9 @@ def _agrees(own: Forward, module: Any) -> bool:
     place of the module's: these may be in 16 bits, whose rounding hides much, in 4, or fake."""
     with _disable_current_modes():  # of fake tensors
         try:
-            some, grid = copy.copy(module), torch.linspace(-20, 20, 161)
+            # Of float32, whatever the program's default: in another type nothing would be tried.
+            float32: Any = {"dtype": torch.float32, "device": "cpu"}
+            some, grid = copy.copy(module), torch.linspace(-20, 20, 161, **float32)
             if own is _norm:
                 some._parameters = {"weight": nn.Parameter(_wave(TRIED))}
             else:
@@ -146,7 +148,7 @@ def _agrees(own: Forward, module: Any) -> bool:
                     return False
                 small = {n: _small_linear(of) for of, n in enumerate(PROJECTIONS, 1)}
                 some._modules = {**module._modules, **small}
-            x = torch.linspace(-3, 3, 4 * TRIED).view(1, 4, TRIED).square() - 1.5
+            x = torch.linspace(-3, 3, 4 * TRIED, **float32).view(1, 4, TRIED).square() - 1.5
             wanted = some(x)
             return 0 < wanted.norm() and bool(
                 (own(some, x) - wanted).norm() <= 1e-5 * wanted.norm()
@@ -157,14 +159,16 @@ def _agrees(own: Forward, module: Any) -> bool:
 
 def _small_linear(of: int) -> nn.Linear:
     """A projection of the trial, another one for every number."""
-    layer = nn.Linear(TRIED, TRIED, bias=False, device="meta").to_empty(device="cpu")
+    layer = nn.Linear(TRIED, TRIED, bias=False, device="meta", dtype=torch.float32)
+    layer = layer.to_empty(device="cpu")
     layer.weight.copy_(_wave(TRIED * TRIED, of=of).view(TRIED, TRIED))
     return layer
 
 
 def _wave(size: int, *, of: int = 1) -> Tensor:
     """Numbers between -1 and 1, irregular like those of a model."""
-    return (torch.arange(1, size + 1, dtype=torch.float64).square() * of).sin().float()
+    places = torch.arange(1, size + 1, dtype=torch.float64, device="cpu")
+    return (places.square() * of).sin().float()
 
 
 def _linear(layer: Any, input: Tensor) -> Tensor:
@@ -202,17 +206,19 @@ def _computed_again(value: Tensor, compute: Callable[[], Tensor]) -> Iterator[No
     """Inside, what autograd would save of a value is computed again in the backward pass.
 
     Under gradient checkpointing nothing is saved anyway, and what it computes again can be read a
-    single time.
+    single time. A value that was changed in place is saved, because it would come out unchanged.
     """
     autograd: Any = torch._C._autograd  # pyright: ignore[reportAttributeAccessIssue]
-    if autograd._top_saved_tensors_default_hooks(True) is not None:
+    if not torch.is_grad_enabled() or autograd._top_saved_tensors_default_hooks(True) is not None:
         yield
         return
-    storage, size = value.untyped_storage()._cdata, value.numel()  # hooks must not hold the value
+    # Hooks must not hold the value.
+    storage, size, version = value.untyped_storage()._cdata, value.numel(), value._version
 
     def pack(saved: Tensor) -> Tensor | torch.Size:
-        same = saved.untyped_storage()._cdata == storage and saved.is_contiguous()
-        return saved.shape if same and saved.numel() == size else saved
+        same = saved.untyped_storage()._cdata == storage and saved._version == version
+        whole = saved.is_contiguous() and saved.numel() == size
+        return saved.shape if same and whole else saved
 
     def unpack(packed: Tensor | torch.Size) -> Tensor:
         if isinstance(packed, Tensor):

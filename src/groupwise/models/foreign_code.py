@@ -10,6 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+COMPUTING = ("sampling", "reward")
+"""How the names of threads begin that sample or judge, and need memory at any time."""
+
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
@@ -37,10 +40,12 @@ def time_limit(seconds: float) -> Iterator[None]:
 @contextmanager
 def memory_limit(size: int) -> Iterator[None]:
     """A context in which the process can map at most `size` more bytes: Python raises MemoryError.
-    Without effect outside the main thread, where other threads compute, and without Linux' /proc.
+    The limit is one of the whole process, so it is without effect outside the main thread, while
+    others sample or judge, and without Linux' /proc.
     """
-    sizes = Path("/proc/self/statm")
-    if threading.current_thread() is not threading.main_thread() or not sizes.exists():
+    sizes, threads = Path("/proc/self/statm"), threading.enumerate()
+    main = threading.current_thread() is threading.main_thread()
+    if not main or not sizes.exists() or any(t.name.startswith(COMPUTING) for t in threads):
         yield
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)

@@ -105,8 +105,8 @@ RENDER_SECONDS = 10.0
 """Longest time that a chat template may take for one prompt."""
 RENDER_BYTES = 1 << 30
 """Most memory that it may take in addition."""
-RENDER_CHARACTERS = 1 << 26
-"""Longest text that it may write."""
+RENDER_CHARACTERS = 1 << 23
+"""Longest text that it may write. A tokenizer takes about 300 bytes for each character."""
 
 _FIXED = re.compile(r"""(?:\{%- set \w+ = (?:true|false|[\d.e+-]+|"[^"%]*") -%\})*""")
 """The prefix that `fix_variables` adds to a template."""
@@ -218,7 +218,8 @@ def template_text(
         ModelError: the template rejects the messages or exceeds a limit.
     """
     try:
-        with time_limit(RENDER_SECONDS), memory_limit(RENDER_BYTES):
+        # In this order: an alarm must not come before the limit of the process is lifted.
+        with memory_limit(RENDER_BYTES), time_limit(RENDER_SECONDS):
             text = tokenizer.apply_chat_template(
                 [dict(message) for message in messages], tokenize=False, **settings
             )
@@ -230,7 +231,10 @@ def template_text(
         reason = first_line(error)
         raise ModelError(f"{where}: the chat template rejects its messages ({reason}).") from error
     if len(text) > RENDER_CHARACTERS:
-        raise ModelError(f"{where}: its chat template writes {len(text)} characters.")
+        raise ModelError(
+            f"{where}: its chat template writes {len(text)} characters; {RENDER_CHARACTERS} are "
+            "allowed."
+        )
     return str(text)
 
 

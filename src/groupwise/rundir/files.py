@@ -200,7 +200,8 @@ def refuse_foreign_files(folder: Path, names: Sequence[str] = RUN_FILES) -> None
 
 def refuse_linked_folders(folder: Path) -> None:
     """Refuse a folder with links to folders below it: what a run writes or deletes there would be
-    elsewhere. Links to files are safe, because writing replaces them or fails.
+    elsewhere. Links to files are safe, because writing replaces them or fails; so are links within
+    the folder, such as `latest`, whose names no run uses.
 
     Args:
         folder: that a command is to write; it may be a link itself.
@@ -208,10 +209,14 @@ def refuse_linked_folders(folder: Path) -> None:
     Raises:
         UsageError: names the first link and where it leads.
     """
+    inside = os.path.realpath(folder) + os.sep
     for place, folders, files in os.walk(folder):
         for name in sorted(folders + files):
             link = Path(place, name)
-            if link.is_symlink() and (link.is_dir() or not link.exists()):
+            if not link.is_symlink() or link.is_file():
+                continue
+            used = name in RUN_FILES or name.startswith((".", "step-"))
+            if used or not os.path.realpath(link).startswith(inside):
                 raise UsageError(
                     f"output = {str(folder)!r}: contains {str(link.relative_to(folder))!r}, a link "
                     f"to {os.readlink(link)!r}, and a run does not write through links; remove "

@@ -17,6 +17,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from groupwise.errors import UsageError
 from groupwise.integrations.trl.turns import ToolTurns
 from groupwise.models.loading import check_weights
+from groupwise.prompts.templates import template_text
 from groupwise.rewards import combination
 from groupwise.rewards.scoring.adapters import Place, function_name, place_of
 from groupwise.rewards.scoring.pipeline import Composition, ContractError, RewardComponent
@@ -289,7 +290,7 @@ def _classified(
         texts = [p + c for p, c in zip(prompts, completions, strict=True)]
     else:
         turns = [p + c for p, c in zip(prompts, completions, strict=True)]
-        texts = [tokenizer.apply_chat_template(each, tokenize=False) for each in turns]
+        texts = [template_text(each, tokenizer, where="reward model") for each in turns]
     read = tokenizer(
         texts, return_tensors="pt", padding=True, padding_side="right", add_special_tokens=False
     ).to(model.device)

@@ -22,6 +22,7 @@ from groupwise.environments.functions import CALL_TAGS
 from groupwise.errors import UsageError
 from groupwise.integrations.trl.tools import Conversation, Toolset
 from groupwise.models import Policy
+from groupwise.prompts.templates import template_text
 from groupwise.rollouts.text import decode_all
 from groupwise.rollouts.tools import InlineCalls, ToolEngine
 from groupwise.settings import EnvironmentSettings
@@ -193,10 +194,8 @@ def _refused(problem: str) -> UsageError:
 
 
 def _rendered(tokenizer: PreTrainedTokenizerBase, turns: Any, tools: Any) -> str:
-    return str(
-        tokenizer.apply_chat_template(
-            turns, tools=tools, tokenize=False, add_generation_prompt=True
-        )
+    return template_text(
+        turns, tokenizer, where="conversation", tools=tools, add_generation_prompt=True
     )
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from groupwise.errors import ModelError, UsageError
 from groupwise.models.loading import Policy, load_policy
-from groupwise.prompts.templates import render
+from groupwise.prompts.templates import render, template_text
 from groupwise.rewards.judges.encoders import Loaded, load
 from groupwise.rewards.judges.prompt import Judgement, Token, spoken_judgement
 from groupwise.rewards.steps import Aggregate, aggregated, step_ends
@@ -140,11 +140,8 @@ def rendered(
         reply: end where the model is to answer.
     """
     if tokenizer.chat_template:
-        return list(
-            tokenizer.apply_chat_template(
-                list(messages), add_generation_prompt=reply, return_dict=False
-            )
-        )
+        whole = template_text(messages, tokenizer, where="judge", add_generation_prompt=reply)
+        return list(tokenizer(whole, add_special_tokens=False).input_ids)
     text = "\n".join(m["content"] for m in messages) + ("\n" if reply else "")
     return list(tokenizer(text).input_ids)
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from transformers import PreTrainedTokenizerBase
 
 from groupwise.errors import UsageError
+from groupwise.prompts.templates import template_text
 
 QUESTION, CALL, RESULT = "A question.", "A call.", "A result."
 ROLES = ("tool", "user")
@@ -53,5 +52,4 @@ def turn_frame(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:
 
 
 def _rendered(tokenizer: PreTrainedTokenizerBase, turns: list[dict[str, str]]) -> str:
-    text: Any = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
-    return str(text)
+    return template_text(turns, tokenizer, where="conversation", add_generation_prompt=True)

@@ -276,15 +276,15 @@ def _tuple(text, inner, load) -> "Any":
 
 
 def _derived(text, inner, load) -> "Any":
-    """An object of the program whose class derives from a builtin one and keeps its operators: the
-    value as it was when the object first came, with everything else behind a handle."""
+    """An object of the program whose class derives from a builtin one and keeps its operators: its
+    value, with everything else behind a handle. A tuple's lists may have changed since it came."""
     if type(inner) not in _BASES:
         raise Malformed(text)
     whole = load(b"h", text)
     if type(whole) is not Remote:
         return whole
     known: Any = object.__getattribute__(whole, "_plain")
-    if known is None:
+    if known is None or (type(inner) is tuple and known != inner):
         known = type(inner).__new__(DERIVED[type(inner)], inner)
         known._remote = whole
         object.__setattr__(whole, "_plain", known)
@@ -466,7 +466,11 @@ for _name in _BINARY.split():
 def _derived_class(base) -> type:
     """Values of a builtin class that show themselves, and have attributes, as their object does."""
     shown = {name: lambda self, *a, name=name: getattr(self._remote, name)(*a) for name in _SHOWN}
-    own = {"__getattr__": lambda self, name: getattr(self._remote, name)}
+    own = {
+        "__getattr__": lambda self, name: getattr(self._remote, name),
+        "__copy__": lambda self: self,
+        "__deepcopy__": lambda self, _: self,
+    }
     return type(base.__name__, (base,), {**shown, **own})
 
 
