@@ -16,12 +16,8 @@ from groupwise.evaluation.paired import (
 )
 from groupwise.evaluation.passk import (
     best_of_k,
-    best_of_n_kl_bound,
-    expected_max,
-    expected_max_plugin,
     majority_at_k,
     pass_at_k,
-    pass_at_k_plugin,
 )
 from groupwise.evaluation.tables import (
     FigureTable,
@@ -52,12 +48,9 @@ __all__ = [
     "Reflection",
     "SeedDifference",
     "best_of_k",
-    "best_of_n_kl_bound",
     "compare_curves",
     "coverage_note",
     "equivalence",
-    "expected_max",
-    "expected_max_plugin",
     "figure_table",
     "holm",
     "is_share",
@@ -68,7 +61,6 @@ __all__ = [
     "paired_seeds",
     "paired_verdicts",
     "pass_at_k",
-    "pass_at_k_plugin",
     "prompt_mean",
     "reflection_rates",
     "seed_mean",

@@ -27,7 +27,7 @@ from groupwise.kernels.build import compiled, library, takes
 from groupwise.kernels.structures import require
 
 LANES = 16
-"""Heads of a multiple of so many dimensions can be attended."""
+"""Attention kernels need a head dimension that is a multiple of this number."""
 TYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 """The suffix of the kernels for each dtype."""
 PANEL = 32

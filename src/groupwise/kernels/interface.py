@@ -323,7 +323,7 @@ class Backend(Protocol):
 
     def inference_layers(self, model: nn.Module, *, rows: int) -> AbstractContextManager[None]:
         """Re-entrant context manager in which linear layers compute with copies of their weights,
-        as these are now, where no gradient is recorded and inputs have at most so many rows."""
+        as these are now, where no gradient is recorded and inputs have at most `rows` rows."""
         ...
 
     def shapes_only(self) -> AbstractContextManager[None]:

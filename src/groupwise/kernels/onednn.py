@@ -35,7 +35,7 @@ from groupwise.kernels.reference import is_plain_linear
 SMALLEST = 2**16
 """Weights of fewer entries are as fast without."""
 ROWS = 16
-"""Only multiples of so many rows are given to oneDNN."""
+"""oneDNN gets only products whose number of rows is a multiple of this."""
 
 Forward = Callable[[Tensor], Tensor]
 
