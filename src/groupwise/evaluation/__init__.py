@@ -3,9 +3,6 @@
 from groupwise.evaluation.curves import CurveSummary, smooth, summarise, summarise_arm
 from groupwise.evaluation.intervals import Estimate, coverage_note, prompt_mean, seed_mean, wilson
 from groupwise.evaluation.paired import (
-    Equivalence,
-    ItemDifference,
-    Reflection,
     SeedDifference,
     equivalence,
     holm,
@@ -40,12 +37,9 @@ __all__ = [
     "Comparison",
     "Contrast",
     "CurveSummary",
-    "Equivalence",
     "Estimate",
     "Figure",
     "FigureTable",
-    "ItemDifference",
-    "Reflection",
     "SeedDifference",
     "best_of_k",
     "compare_curves",
