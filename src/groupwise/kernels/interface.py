@@ -348,13 +348,13 @@ class Backend(Protocol):
 
 
 BACKENDS: dict[str, Callable[[], Backend]] = {}
-"""By their names in `model.kernels`; what is missing is the reference."""
+"""Backends by their names in `model.kernels`; where one is missing, the reference computes."""
 
 _chosen: list[Backend] = []
 
 
 def select(name: str) -> Backend:
-    """Let a backend compute from now on, by its name in `model.kernels`."""
+    """Make a backend the active one, by its name in `model.kernels`."""
     _chosen[:] = [BACKENDS.get(name, BACKENDS["torch"])()]
     return _chosen[0]
 
@@ -366,7 +366,7 @@ def active() -> Backend:
 
 @contextmanager
 def using(backend: Backend) -> Iterator[None]:
-    """Inside, a backend computes."""
+    """Context manager in which a backend is the active one."""
     before = active()
     _chosen[:] = [backend]
     try:
