@@ -227,7 +227,7 @@ def test_curve_summary():
     found = summarise(steps, values, threshold=0.5, window=1)
     assert found.area == pytest.approx(0.52)  # (4 + 10 + 12) / 50
     assert (found.steps_to_threshold, found.reached) == (20, True)
-    assert found.final == 0.8 and found.draw_down == pytest.approx(0.2)
+    assert found.final == 0.8
     assert math.isnan(found.oscillation)
     censored = summarise(steps, values, threshold=0.9, window=1)
     assert (censored.steps_to_threshold, censored.reached) == (60, False)
@@ -307,7 +307,6 @@ def curve(steps=20.0, area=0.6, final=0.9, reached=True, oscillation=0.02):
         reached=reached,
         final=final,
         oscillation=oscillation,
-        draw_down=0.0,
     )
 
 

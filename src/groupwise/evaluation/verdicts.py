@@ -178,7 +178,7 @@ def compare_curves(
     Example:
         >>> def run(steps, final):
         ...     return CurveSummary(area=.5, steps_to_threshold=steps, reached=True, final=final,
-        ...                         oscillation=.0, draw_down=.0)
+        ...                         oscillation=.0)
         >>> runs = {"a": {0: run(20.0, .9)}, "b": {0: run(30.0, .8)}}
         >>> print(compare_curves(runs, against="b", threshold=.6).verdicts[0].partition(": ")[2])
         a ended at 90 %, b at 80 % (training accuracy, mean of the last tenth).
