@@ -17,6 +17,7 @@ FILES = [
 BETTER = {
     "nought": "0",
     "on end": "consecutive",
+    "so many": "the number, by its name",
     "of our own": "its own, or the name of the thing",
     "told apart": "distinguished",
     "goes on with": "continues",

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from groupwise.evaluation.korean import korean_figures
-from groupwise.rewards.builtin.korean import official_score
 from groupwise.types import Completion, Group, Prompt
 
 TEXTS = ['"가을"이 옳다. 까닭', '"가을"이 옳다', '"봄"이 옳다. 다른 까닭', '"봄"이 옳다. 까닭']
@@ -39,7 +38,7 @@ def test_reasons_count_only_where_both_sides_give_one() -> None:
     )
     assert found["korean_reason"] == 0.75 and found["korean_reason_bleurt"] == 0.5
     assert found["reasons_given"] == 0.5
-    wanted = official_score(exact=0.75, rouge=0.75, bertscore=0.8, bleurt=0.5)
+    wanted = (0.75 + (0.75 + 0.8 + 0.5) / 3) / 2  # (EM + (ROUGE-1 + BERTScore + BLEURT)/3)/2
     assert found["official_score"] == pytest.approx(wanted)
 
 

@@ -242,5 +242,5 @@ def test_a_structure_of_another_size_is_refused(monkeypatch: pytest.MonkeyPatch)
 
     loaded = library()
     monkeypatch.setattr(structures, "STRUCTURES", (Places,))
-    with pytest.raises(OSError, match="Places has 40 bytes in C\\+\\+ and 48 here"):
+    with pytest.raises(OSError, match="Places has 40 bytes in C\\+\\+ and 48 in Python"):
         structures.prepare(loaded)

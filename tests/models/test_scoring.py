@@ -23,7 +23,7 @@ from groupwise.models import (
     scorer_of,
     unsupported,
 )
-from groupwise.models.scoring import Kind
+from groupwise.models.scoring import ScorerKind
 from groupwise.types import Batch
 from groupwise.updates import OptimizerSettings, Score, TorchLearner
 from small_runs import tiny
@@ -84,7 +84,7 @@ def trained(policy: Policy, reads: Any) -> TorchLearner:
     return learner
 
 
-def of_transformers(model: Any, batch: Batch, kind: Kind) -> Tensor:
+def of_transformers(model: Any, batch: Batch, kind: ScorerKind) -> Tensor:
     """What transformers computes from padded sequences: per sequence, or per completion token."""
     rows = [
         torch.cat([batch.prompts[int(g)], tokens[:n]])
@@ -105,7 +105,7 @@ def of_transformers(model: Any, batch: Batch, kind: Kind) -> Tensor:
 @pytest.mark.parametrize("kind", ["sequence", "token"])
 @pytest.mark.parametrize("adapter", [None, AdapterSettings(rank=2)], ids=["whole", "lora"])
 def test_transformers_gives_the_same_numbers_from_the_folder_that_is_saved(
-    kind: Kind, adapter: AdapterSettings | None, base: Path, tmp_path: Path
+    kind: ScorerKind, adapter: AdapterSettings | None, base: Path, tmp_path: Path
 ) -> None:
     batch, reads = make_batch(), READS[kind]
     policy = load_scorer(base, kind=kind, adapter=adapter)

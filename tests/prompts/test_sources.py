@@ -13,7 +13,7 @@ from data_folder import data_file
 from groupwise.errors import UsageError
 from groupwise.prompts.answers import ANSWERS
 from groupwise.prompts.examples import COMPLETIONS
-from groupwise.prompts.sources import load_examples, load_prompts
+from groupwise.prompts.sources import load_prompts
 from groupwise.types import Prompt
 
 ROWS = [
@@ -238,26 +238,6 @@ def test_empty_and_mixed_lists_are_refused() -> None:
         load_prompts([])
     with pytest.raises(UsageError, match="prompts, item 2: must be a string or a row"):
         load_prompts(["a", 3])  # type: ignore[list-item]
-
-
-def test_examples_are_prompts_with_completions() -> None:
-    examples = load_examples(
-        ROWS,
-        prompt_column="question",
-        answer_style="gsm8k",
-        completion_column="answer",
-        completion_style="gsm8k_tagged",
-    )
-    assert examples[0].completion == (
-        "<reasoning>She has 2*500=1000.</reasoning><answer>1000</answer>"
-    )
-    assert examples[0].prompt.answer == "1000"
-    chat = [{"prompt": "a", "completion": [{"role": "assistant", "content": "b"}]}]
-    assert load_examples(chat)[0].completion == "b"
-    with pytest.raises(UsageError, match="data.completion_column = 'completion'.*row 1 has none"):
-        load_examples(ROWS, prompt_column="question")
-    with pytest.raises(UsageError, match="row 1: 'completion' = '' holds nothing to learn"):
-        load_examples([{"prompt": "a", "completion": ""}])
 
 
 def test_answers_are_taken_from_the_last_mark() -> None:

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import json
 import unicodedata
-from pathlib import Path
 
 import pytest
 
 from data_folder import data_file
 from groupwise.errors import UsageError
-from groupwise.prompts.generators.korean_norms import korean_norms, read_korean_norms
+from groupwise.prompts.generators.korean_norms import korean_norms
 from groupwise.rewards.builtin.korean import (
     final_consonant,
     korean_exact_match,
     korean_format,
     korean_reason,
     normalise_answer,
-    official_score,
     particle,
     split_answer,
-    team_score,
 )
 
 GOLD = '"가을"이 옳다. 받침이 있으면 이를 쓴다.'
@@ -183,15 +180,6 @@ def test_an_unknown_form_is_refused() -> None:
         korean_format("x", form="plain")  # pyright: ignore[reportArgumentType]
 
 
-def test_scores_worked() -> None:
-    assert team_score(exact=1.0, format=1.0, rouge=0.4, bertscore=0.75) == pytest.approx(0.95)
-    assert team_score(exact=1.0, format=1.0, rouge=1.0, bertscore=1.0) == pytest.approx(4 / 3)
-    # descriptive (.4 + .75 + .6)/3 = .583333; final (.5 + .583333)/2 = .541667
-    assert official_score(exact=0.5, rouge=0.4, bertscore=0.75, bleurt=0.6) == pytest.approx(
-        0.541667, abs=1e-6
-    )
-
-
 def test_items_are_in_the_form_that_is_asked_for() -> None:
     items = korean_norms(1000) + korean_norms(1000, split="held_out")
     assert len({item.id for item in items}) == len(items) >= 60
@@ -217,18 +205,3 @@ def test_the_first_choice_is_not_always_right() -> None:
 
 def _first_choice(question: str) -> str:
     return question.partition("{")[2].partition("/")[0]
-
-
-def test_files_of_the_schema(tmp_path: Path) -> None:
-    item = {"id": "1", "input": {"question_type": "선택형", "question": "{가/나}?"}}
-    path = tmp_path / "items.json"
-    path.write_text(json.dumps([item | {"output": {"answer": GOLD}}, item | {"id": "2"}]))
-    prompts = read_korean_norms(path)
-    assert [p.answer for p in prompts] == [GOLD, None]
-    assert prompts[0].columns["question_type"] == "선택형"
-    assert prompts[0].messages[0]["content"].startswith("{가/나}?\n\n")
-    path.write_text(json.dumps({"id": "1", "question": "?"}))
-    with pytest.raises(UsageError, match="item 1: must be an object"):
-        read_korean_norms(path)
-    with pytest.raises(UsageError, match="cannot be read"):
-        read_korean_norms(tmp_path / "missing.json")

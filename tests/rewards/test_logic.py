@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import json
 from fractions import Fraction
 from itertools import product
 from pathlib import Path
@@ -128,23 +130,14 @@ def test_generated_puzzles_are_distinct_reproducible_and_split() -> None:
 
 def test_every_published_puzzle_has_its_one_solution() -> None:
     path = data_file("knights_knaves/kk_compact.jsonl")
-    prompts = puzzles.read_knights_knaves(path)
-    assert len(prompts) == 5000
-    assert len(puzzles.read_knights_knaves(path, split="test")) == 500
-    for prompt in prompts[::100]:
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    assert len(rows) == 5000
+    for row in rows:
+        assert puzzles.solutions(ast.literal_eval(row["statements"])) == [tuple(row["solution"])]
+    for row in rows[::100]:
+        prompt = puzzles.knights_knaves_prompt(row, id="1")
         said = f"<think></think><answer>{prompt.answer}</answer>"
         assert logic_rl(said, prompt.columns) == 3.0
-
-
-def test_a_file_with_a_wrong_solution_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "kk.jsonl"
-    line = '{"quiz": "q", "names": ["A", "B"], "solution": [true, true], "statements": "%s"}\n'
-    path.write_text(line % "(('lying', 1), ('lying', 0))")
-    with pytest.raises(UsageError, match="kk.jsonl:1: the given solution"):
-        puzzles.read_knights_knaves(path)
-    path.write_text(line % "__import__('os')")
-    with pytest.raises(UsageError, match="printed form"):
-        puzzles.read_knights_knaves(path)
 
 
 HOSTILE = [

@@ -19,7 +19,7 @@ from groupwise.algorithms import bind
 from groupwise.environments import Environment, Reply
 from groupwise.errors import UsageError
 from groupwise.rollouts import GenerateEngine, GroupEngine
-from groupwise.rollouts.partial import Asked, PartialRollouts
+from groupwise.rollouts.partial import PartialRollouts, RowRequest
 from groupwise.rollouts.tools import ReplyJournal
 from groupwise.rollouts.tools.calls import ToolCalls
 from groupwise.rollouts.tools.injection import Injector
@@ -270,7 +270,7 @@ def test_completions_with_calls_go_on_in_the_next_step_as_if_unbroken(per_step: 
     budget = partial.budget(SAMPLING)
     requests = asked(3)
     prompts, tokens = [r.prompt for r in requests], [r.tokens for r in requests]
-    waiting = [Asked(row, replace(r, budget=budget)) for row, r in enumerate(requests)]
+    waiting = [RowRequest(row, replace(r, budget=budget)) for row, r in enumerate(requests)]
     while waiting:
         by_stream = {(one.request.stream, one.request.prompt.id): one for one in waiting}
         engine = tools(Talker())

@@ -10,6 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from groupwise.config import load_run
+from groupwise.errors import UsageError
 from small_runs import Quiet, prepared, timeless
 
 FORMAT_2 = Path(__file__).parent / "format_2_run"
@@ -43,3 +45,17 @@ def test_a_run_of_format_2_continues_where_it_was(tmp_path: Path) -> None:
         wanted.pop("still_share", None)  # It is `unmoved_share` of the second step by now.
         for key, value in wanted.items():
             assert found.get(key) == pytest.approx(value, rel=1e-4, abs=1e-6), (key, wanted["step"])
+
+
+def test_settings_of_an_earlier_version_are_refused_with_the_way_out(tmp_path: Path) -> None:
+    """Renamed settings have no alias; with the recipe, the run continues."""
+    folder = tmp_path / "run"
+    shutil.copytree(FORMAT_2, folder)
+    with pytest.raises(UsageError, match=r"config\.json.*no such setting.*train RECIPE --resume"):
+        load_run(folder)
+    written = json.loads((folder / "config.json").read_text())
+    written["config"] = {"steps": 4}
+    (folder / "config.json").write_text(json.dumps(written))
+    with pytest.raises(UsageError) as refused:
+        load_run(folder, ["stepz=4"])
+    assert "RECIPE" not in str(refused.value)

@@ -155,7 +155,7 @@ class Notes(Callback):
         return len(self.calls) == 2 * self.last
 
 
-def test_callbacks_hear_of_every_step_and_may_end_the_run(tmp_path: Path) -> None:
+def test_callbacks_are_called_with_every_step_and_may_end_the_run(tmp_path: Path) -> None:
     notes, evaluated = Notes(last=3), []
 
     def evaluate(step: int) -> Mapping[str, Any]:

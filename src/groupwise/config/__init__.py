@@ -5,7 +5,6 @@
 
 from groupwise.config.building import build
 from groupwise.config.recipes import (
-    Resolved,
     flat,
     load,
     load_run,
@@ -14,19 +13,16 @@ from groupwise.config.recipes import (
     resolve,
     trusted_overrides,
 )
-from groupwise.config.reference import Setting, reference
-from groupwise.config.schema import Config, free_to_change, needs_trust
+from groupwise.config.reference import reference
+from groupwise.config.schema import Config, free_to_change
 
 __all__ = [
     "Config",
-    "Resolved",
-    "Setting",
     "build",
     "flat",
     "free_to_change",
     "load",
     "load_run",
-    "needs_trust",
     "packaged",
     "read",
     "reference",

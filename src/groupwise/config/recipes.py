@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import importlib.resources
 import json
@@ -103,7 +104,20 @@ def load_run(
             f"--resume = {str(folder)!r}: has no config.json of a run; name the recipe too: "
             "groupwise train RECIPE --resume DIR."
         ) from None
-    return _resolved(values, path, overrides, trust_recipe=trust_recipe).config
+    from_file = copy.deepcopy(values)  # before overrides are put in
+    try:
+        return _resolved(values, path, overrides, trust_recipe=trust_recipe).config
+    except UsageError as error:
+        try:
+            build(from_file)
+        except UsageError as same:
+            if str(same) == str(error):
+                raise UsageError(
+                    f"{str(path)!r}: {error} If another version began this run, name the recipe "
+                    'as well: groupwise train RECIPE --resume DIR ("command" in config.json names '
+                    "it)."
+                ) from None
+        raise
 
 
 def _resolved(

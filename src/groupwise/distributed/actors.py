@@ -52,7 +52,7 @@ class LearnerRank:
         self.member: Member | None = None
 
     def surroundings(self) -> dict[str, str]:
-        """As the function of that name."""
+        """As `surroundings.surroundings`."""
         return surroundings()
 
     def alive(self) -> None:
@@ -140,7 +140,7 @@ class Replica:
         self.writer = ContinuousWriter(self.engine)
 
     def surroundings(self) -> dict[str, str]:
-        """As the function of that name."""
+        """As `surroundings.surroundings`."""
         return surroundings()
 
     def alive(self) -> None:

@@ -27,8 +27,8 @@ LIMIT, LIMIT_16_BIT = 1e-3, 0.1
 
 def canary_gap(engine: Engine, policy: Policy) -> float:
     """The mean difference of log-probabilities, in nats, between what an engine says of the tokens
-    that it draws after a known prompt and a forward pass of its model; infinite where one is no
-    number."""
+    that it draws after a known prompt and a forward pass of its model; infinite if one is not
+    finite."""
     model: Any = policy.model
     prompt = [(place + 1) * PRIME % len(policy.tokenizer) for place in range(LENGTH)]
     request = Request(
@@ -50,10 +50,10 @@ def canary_gap(engine: Engine, policy: Policy) -> float:
 
 
 def check_canary(engine: Engine, policy: Policy, *, version: int) -> float:
-    """The gap between an engine and its model.
+    """Check that an engine computes with the weights of its model; returns `canary_gap`.
 
     Raises:
-        RunError: it does not.
+        RunError: it computes with others.
     """
     model: Any = policy.model
     limit = LIMIT if model.dtype in (torch.float32, torch.float64) else LIMIT_16_BIT

@@ -110,8 +110,8 @@ class Cluster:
         ]
 
     def _reserve(self, wait_s: float) -> str:
-        """Reserve resources for all processes, so that none waits for another run; what is missing
-        otherwise.
+        """Reserve resources for all processes, so that none waits for another run. Returns what is
+        missing; empty if nothing is.
 
         Args:
             wait_s: seconds to wait for nodes that join, and for other runs.

@@ -4,4 +4,4 @@ from groupwise.errors import RunError
 
 
 class RankLost(RunError):
-    """A rank of the learner has died, and with it the group; or a process that was starting."""
+    """A rank of the learner died, which ends the group, or a process died while it started."""

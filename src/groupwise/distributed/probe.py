@@ -38,7 +38,7 @@ class Probe:
         """Answer while another method runs."""
 
     def surroundings(self) -> dict[str, str]:
-        """As the function of that name."""
+        """As `surroundings.surroundings`."""
         return surroundings()
 
     def clock(self) -> float:

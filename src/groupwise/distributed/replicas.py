@@ -36,11 +36,11 @@ class Stored:
         self.manifest: Mapping[str, Any] = {}
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """None are here."""
+        """Nothing: the tensors are in the object store."""
         return iter(())
 
     def digest(self, name: str) -> int:
-        """None are here."""
+        """KeyError: the tensors are in the object store."""
         raise KeyError(name)
 
 

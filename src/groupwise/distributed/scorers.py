@@ -37,7 +37,7 @@ class ScorerProcess:
         self.workers = local_workers(setups, count)
 
     async def surroundings(self) -> dict[str, str]:
-        """As the function of that name."""
+        """As `surroundings.surroundings`."""
         return surroundings()
 
     async def alive(self) -> int:

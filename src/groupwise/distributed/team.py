@@ -358,7 +358,7 @@ class Leader:
 
 
 class _Together:
-    """Inside, all ranks do the same."""
+    """The context of `Leader.together`."""
 
     def __init__(self, leader: Leader) -> None:
         self.leader = leader

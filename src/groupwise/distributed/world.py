@@ -122,7 +122,7 @@ class World:
             work.wait(timedelta(seconds=self.timeout_s) if self.leads else IDLE)
 
     def meet(self, name: str) -> None:
-        """Wait until every rank is here.
+        """Wait until every rank has called this.
 
         Raises:
             RunError: names the ranks that did not come in time.
@@ -201,11 +201,11 @@ class World:
             thread.join()
 
     def _noted(self, key: str) -> str:
-        """What stands in the store, if anything does."""
+        """The value of a key in the store; empty where there is none."""
         return self.store.get(key).decode() if self.store.check([key]) else ""
 
     def scatter(self, values: list[Any] | None, name: str) -> Any:
-        """Of a list on rank 0, one value for each rank."""
+        """Send each rank its value of a list on rank 0."""
         box: list[Any] = [None]
         with self.waiting(name):
             dist.scatter_object_list(box, values, src=0, group=self.control)

@@ -3,9 +3,6 @@
 from groupwise.evaluation.curves import CurveSummary, smooth, summarise, summarise_arm
 from groupwise.evaluation.intervals import Estimate, coverage_note, prompt_mean, seed_mean, wilson
 from groupwise.evaluation.paired import (
-    Equivalence,
-    ItemDifference,
-    Reflection,
     SeedDifference,
     equivalence,
     holm,
@@ -16,12 +13,8 @@ from groupwise.evaluation.paired import (
 )
 from groupwise.evaluation.passk import (
     best_of_k,
-    best_of_n_kl_bound,
-    expected_max,
-    expected_max_plugin,
     majority_at_k,
     pass_at_k,
-    pass_at_k_plugin,
 )
 from groupwise.evaluation.tables import (
     FigureTable,
@@ -44,20 +37,14 @@ __all__ = [
     "Comparison",
     "Contrast",
     "CurveSummary",
-    "Equivalence",
     "Estimate",
     "Figure",
     "FigureTable",
-    "ItemDifference",
-    "Reflection",
     "SeedDifference",
     "best_of_k",
-    "best_of_n_kl_bound",
     "compare_curves",
     "coverage_note",
     "equivalence",
-    "expected_max",
-    "expected_max_plugin",
     "figure_table",
     "holm",
     "is_share",
@@ -68,7 +55,6 @@ __all__ = [
     "paired_seeds",
     "paired_verdicts",
     "pass_at_k",
-    "pass_at_k_plugin",
     "prompt_mean",
     "reflection_rates",
     "seed_mean",

@@ -1,4 +1,4 @@
-"""Learning curves summarised: area, steps to threshold, final value, oscillation, drawdown."""
+"""Learning curves summarised: area, steps to threshold, final value, oscillation."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ class CurveSummary:
         oscillation: standard deviation of the first differences of the smoothed curve around the
             mean curve of its arm (`summarise_arm`); NaN for a curve on its own, whose rise cannot
             be told from its noise.
-        draw_down: largest drop of the smoothed curve below its running maximum.
         spacing: largest distance between two points, the resolution of `steps_to_threshold`.
     """
 
@@ -34,7 +33,6 @@ class CurveSummary:
     reached: bool
     final: float
     oscillation: float
-    draw_down: float
     spacing: float = 1.0
 
 
@@ -81,8 +79,8 @@ def summarise(
         >>> s = summarise([1, 2, 3, 4, 5], [.1, .3, .5, .7, .6], threshold=.5, window=1)
         >>> s.steps_to_threshold, s.reached
         (3.0, True)
-        >>> round(s.area, 4), round(s.final, 4), round(s.draw_down, 4)
-        (0.4625, 0.6, 0.1)
+        >>> round(s.area, 4), round(s.final, 4)
+        (0.4625, 0.6)
 
     Source: trapezoids .2 + .4 + .6 + .65 = 1.85 over a span of 4 give .4625.
     """
@@ -102,7 +100,6 @@ def summarise(
         final=float(y[-max(1, y.size // 10) :].mean()),
         oscillation=float("nan"),
         spacing=float(np.diff(x).max(initial=0.0)),
-        draw_down=float((np.maximum.accumulate(smoothed) - smoothed).max()),
     )
 
 

@@ -34,13 +34,13 @@ def korean_figures(
 
     Returns:
         Nothing where the recipe has no `korean_exact_match` or no similarity. Otherwise
-        `korean_exact`, each similarity by its reward's name, and `korean_score`, which is
+        `korean_exact`, each similarity by its reward's name, and `korean_score`, which is called
         `official_score` where all three similarities are there. As published, a similarity is a
         mean over the answers that give a reason where the reference has one, so that leaving out
         hard reasons raises it; `reasons_given` says how many do. Intervals are a bootstrap over
         questions in which the number of such answers is fixed.
 
-    Source: the competition's `evaluation.py`; `groupwise.rewards.builtin.korean.official_score`.
+    Source: the competition's `evaluation.py`.
     """
     known = [name for name in SIMILARITIES if name in parts]
     if EXACT not in parts or not known:

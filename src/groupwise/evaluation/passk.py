@@ -31,67 +31,10 @@ def pass_at_k(samples: int, correct: int, *, k: int) -> float:
         [0.3, 0.533333, 0.916667, 1.0]
 
     Source: Chen et al. 2021 (arXiv 2107.03374), equation 1.
-    Elsewhere: the common plug-in 1 − (1 − c/n)^k is biased low (`pass_at_k_plugin`).
+    Elsewhere: the common plug-in 1 − (1 − c/n)^k is biased low.
     """
     _check(samples, correct, k)
     return 1.0 - math.comb(samples - correct, k) / math.comb(samples, k)
-
-
-def pass_at_k_plugin(samples: int, correct: int, *, k: int) -> float:
-    """Plug-in pass@k, 1 − (1 − c/n)^k: biased low, for comparison with published figures.
-
-    Args:
-        samples, correct: n and c, as in `pass_at_k`.
-        k: number of draws; may exceed n.
-
-    Example:
-        >>> round(pass_at_k_plugin(10, 3, k=5), 6)
-        0.83193
-
-    Source: the estimator that Chen et al. 2021 (arXiv 2107.03374) warn against.
-    """
-    _check(samples, correct, min(k, samples))
-    return 1.0 - (1.0 - correct / samples) ** k
-
-
-def expected_max(rewards: Numbers, *, k: int) -> float:
-    """Expected largest reward of k out of n samples, drawn without replacement.
-
-    With r sorted ascending: Σ_{i=k}^{n} C(i−1, k−1) r_(i) / C(n, k).
-
-    Args:
-        rewards: n rewards of one prompt.
-        k: number of draws.
-
-    Returns:
-        An unbiased estimate of the policy's best-of-k reward.
-
-    Example:
-        >>> expected_max([.1, .4, .7, .9], k=2)
-        0.75
-
-    Source: the order-statistic form of the pass@k estimator, to which it reduces for 0/1 rewards.
-    Elsewhere: drawing with replacement (`expected_max_plugin`) is biased low.
-    """
-    ordered = np.sort(np.asarray(rewards, dtype=float))
-    _check(ordered.size, 0, k)
-    ways = np.array([math.comb(i, k - 1) / math.comb(ordered.size, k) for i in range(ordered.size)])
-    return float(ways @ ordered)
-
-
-def expected_max_plugin(rewards: Numbers, *, k: int) -> float:
-    """Expected largest of k rewards drawn with replacement: Σ_i ((i/n)^k − ((i−1)/n)^k) r_(i).
-
-    Example:
-        >>> round(expected_max_plugin([.1, .4, .7, .9], k=2), 6)
-        0.69375
-
-    Source: the plug-in counterpart of `expected_max`.
-    """
-    ordered = np.sort(np.asarray(rewards, dtype=float))
-    _check(ordered.size, 0, min(k, ordered.size))
-    below = (np.arange(ordered.size + 1) / ordered.size) ** k
-    return float(np.diff(below) @ ordered)
 
 
 def majority_at_k(
@@ -155,8 +98,7 @@ def best_of_k(rewards: Numbers, correct: Sequence[float | int | bool], *, k: int
         >>> best_of_k([.9, .5, .1], [0, 1, 1], k=2)
         0.3333333333333333
 
-    Source: best-of-N selection with the expectation of `expected_max` (1 of the 3 pairs lacks the
-    first sample).
+    Source: best-of-N selection; of the 3 pairs in the example, 1 lacks the first sample.
     Elsewhere: `argmax` takes the first of tied samples, which depends on their order.
     """
     scores, right = np.asarray(rewards, dtype=float), np.asarray(correct, dtype=float)
@@ -171,20 +113,6 @@ def best_of_k(rewards: Numbers, correct: Sequence[float | int | bool], *, k: int
         value += (math.comb(upper, k) - math.comb(lower, k)) / total * float(right[tied].mean())
         lower = upper
     return value
-
-
-def best_of_n_kl_bound(n: int) -> float:
-    """Largest KL(best-of-n‖π), in nats: log n − (n − 1)/n, attained without ties.
-
-    Example:
-        >>> [round(best_of_n_kl_bound(n), 6) for n in (1, 2, 4, 64)]
-        [0.0, 0.193147, 0.636294, 3.174508]
-
-    Source: Beirami et al. 2024 (arXiv 2401.01879), which shows it to be an upper bound.
-    """
-    if n < 1:
-        raise UsageError(f"n = {n}: must be at least 1.")
-    return math.log(n) - (n - 1) / n
 
 
 def _winning_subsets(

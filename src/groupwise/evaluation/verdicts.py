@@ -178,7 +178,7 @@ def compare_curves(
     Example:
         >>> def run(steps, final):
         ...     return CurveSummary(area=.5, steps_to_threshold=steps, reached=True, final=final,
-        ...                         oscillation=.0, draw_down=.0)
+        ...                         oscillation=.0)
         >>> runs = {"a": {0: run(20.0, .9)}, "b": {0: run(30.0, .8)}}
         >>> print(compare_curves(runs, against="b", threshold=.6).verdicts[0].partition(": ")[2])
         a ended at 90 %, b at 80 % (training accuracy, mean of the last tenth).
@@ -297,51 +297,42 @@ def _curve_figures(
     curves: Curves, seeds: tuple[int, ...], threshold: float, metric: str, axis: str
 ) -> list[_Values]:
     level, unit = _level(threshold, metric), _unit(metric)
-    figures = {
-        "steps_to_threshold": Figure(
-            key="steps_to_threshold",
-            name=f"{axis} to {level}",
-            more=f"reaches {level} later than",
-            less=f"reaches {level} earlier than",
-            unit=axis,
-            resolution=max(runs[seed].spacing for runs in curves.values() for seed in seeds),
+    spacing = max(runs[seed].spacing for runs in curves.values() for seed in seeds)
+    wordings = {
+        "steps_to_threshold": (
+            f"{axis} to {level}", f"reaches {level} later than", f"reaches {level} earlier than"
         ),
-        "area": Figure(
-            key="area",
-            name=f"mean {metric} over training",
-            more=f"has a higher mean {metric} over training than",
-            less=f"has a lower mean {metric} over training than",
-            unit=unit,
+        "area": (
+            f"mean {metric} over training",
+            *(f"has a {size} mean {metric} over training than" for size in ("higher", "lower")),
         ),
-        "final": Figure(
-            key="final",
-            name=f"final training {metric}",
-            more=f"ends at a higher training {metric} than",
-            less=f"ends at a lower training {metric} than",
-            unit=unit,
+        "final": (
+            f"final training {metric}",
+            *(f"ends at a {size} training {metric} than" for size in ("higher", "lower")),
         ),
-        "oscillation": Figure(
-            key="oscillation",
-            name="oscillation",
-            more="oscillates more than",
-            less="oscillates less than",
-            unit=unit,
-        ),
-    }
+        "oscillation": ("oscillation", "oscillates more than", "oscillates less than"),
+    }  # fmt: skip
     unreached = {
         name: sum(not runs[seed].reached for seed in seeds) for name, runs in curves.items()
     }
     if all(count == len(seeds) for count in unreached.values()):
-        del figures["steps_to_threshold"]
+        del wordings["steps_to_threshold"]
     return [
         _Values(
-            figure=figure,
+            figure=Figure(
+                key=key,
+                name=name,
+                more=more,
+                less=less,
+                unit=axis if key == "steps_to_threshold" else unit,
+                resolution=spacing if key == "steps_to_threshold" else 0.0,
+            ),
             values={
-                name: {s: getattr(runs[s], key) for s in seeds} for name, runs in curves.items()
+                curve: {s: getattr(runs[s], key) for s in seeds} for curve, runs in curves.items()
             },
             unreached=unreached if key == "steps_to_threshold" else {},
         )
-        for key, figure in figures.items()
+        for key, (name, more, less) in wordings.items()
     ]
 
 

@@ -1,4 +1,4 @@
-"""The product of a float32 adapter weight and a 16-bit input, of which no float32 copy is kept."""
+"""The linear layer of a float32 adapter, which keeps its 16-bit input instead of a float32 copy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class AdapterLinear(nn.Linear):
     """x · Wᵀ in the dtype of W, whatever the dtype of x; for weights without bias.
 
     The gradient of W needs x. A copy of x in the dtype of W, which autograd would keep for that, is
-    twice the size of a 16-bit x; here the backward pass makes it again.
+    twice the size of a 16-bit x; here the backward pass recomputes it.
     """
 
     def forward(self, input: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The backend "auto": of every operation the fastest kernel that machine and tensors allow."""
+"""The backend "auto": the fastest kernel for each operation that machine and tensors allow."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CPP = cpu_layers.KINDS | {
     "decoder",
 }  # fmt: skip
 KERNELS = CPP | {"onednn_linear", "onednn_layers", "flex"}
-"""The kernels that can be turned off one by one."""
+"""Names of the kernels, each of which can be turned off."""
 
 
 class Auto(Reference):

@@ -1,12 +1,12 @@
 """Compiles `cpp/` and `allocator.cpp` where they are first needed and keeps the libraries in a
 folder private to the user.
 
-The source is compiled in a few seconds by the machine's `g++` for its processor, and kept in
-`groupwise/` below XDG_CACHE_HOME, or else `~/.cache`. Nothing is loaded from a folder that anybody
-else may write to, nor a file that is not whole: the library ends in its own checksum. Where the
-cache cannot be used, a private folder of this process takes its place.
+`g++` compiles the source for the machine's processor in a few seconds. The libraries are kept in
+`groupwise/` below XDG_CACHE_HOME, or else `~/.cache`. No library is loaded from a folder that other
+users may write to, and none that is incomplete: each ends with its own checksum. Where the cache
+cannot be used, the process compiles into a private temporary folder.
 
-The kernels run on the OpenMP threads that PyTorch has already.
+The kernels run on the OpenMP threads that PyTorch has started.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from groupwise.kernels.structures import prepare
 SOURCES = sorted(Path(__file__).with_name("cpp").iterdir())
 FLAGS = (
     "-std=gnu++17", "-O3", "-march=native", "-fno-math-errno", "-fopenmp", "-shared", "-fPIC",
-    "-Wl,-Bsymbolic",  # bind to these functions, whatever others of their names are loaded
+    "-Wl,-Bsymbolic",  # bind to these functions even if others of the same names are loaded
 )  # fmt: skip
 ALLOCATOR = Path(__file__).with_name("allocator.cpp")
 TIMEOUT_S = 300
@@ -71,7 +71,7 @@ _without_content: list[bool] = []
 
 @contextmanager
 def shapes_only() -> Iterator[None]:
-    """Inside, kernels take fake tensors, make what they would make of them, and compute nothing."""
+    """Context manager in which kernels take fake tensors, allocate results and compute nothing."""
     _without_content.append(True)
     try:
         with warnings.catch_warnings():
@@ -82,19 +82,19 @@ def shapes_only() -> Iterator[None]:
 
 
 def takes(x: torch.Tensor) -> bool:
-    """Whether a tensor has memory, which subclasses may lack, or is one of `shapes_only`."""
+    """Whether kernels accept a tensor: one with memory, or a fake one inside `shapes_only`."""
     return (type(x) in (torch.Tensor, torch.nn.Parameter)) != bool(_without_content)
 
 
 class _Nothing:
-    """Stands for a library of functions that succeed."""
+    """Replaces the library inside `shapes_only`: every function succeeds and does nothing."""
 
     def __getattr__(self, name: str) -> Callable[..., int]:
         return lambda *_: 0
 
 
 def library() -> Any:
-    """`compiled`, where it is known that there is one."""
+    """The compiled library, for callers that know there is one."""
     if _without_content:
         return _Nothing()
     found = compiled()
@@ -106,7 +106,7 @@ def library() -> Any:
 def allocator() -> ctypes.CDLL | None:
     """The function of `allocator.cpp`; None, with a warning that gives the reason, where it cannot
     be compiled or loaded."""
-    if compiled() is None:  # That has said why.
+    if compiled() is None:  # `compiled` has warned with the reason.
         return None
     try:
         return _loaded(_allocator())
@@ -154,7 +154,7 @@ def _loaded(program: _Program) -> ctypes.CDLL:
 
 
 def _reason(error: Exception) -> str:
-    """What a compiler or the system said, on one line."""
+    """The message of the compiler or the system, on one line."""
     if isinstance(error, subprocess.CalledProcessError):
         lines = error.stderr.decode(errors="replace").strip().splitlines()
         said = next((line for line in lines if "error" in line), lines[0] if lines else "")
@@ -201,7 +201,7 @@ def _built(compiler: str, folder: Path, program: _Program) -> Path:
     name = hashlib.sha256(b"\0".join(identity)).hexdigest()[:16]
     target = folder / f"{program.name}-{name}.so"
     if not _whole(target):
-        # Processes may do the same at once: each moves a finished file into place.
+        # Several processes may compile at once; each moves a finished file into place.
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
             made = Path(scratch) / target.name
             command = [compiler, *program.flags, "-o", str(made)]
@@ -217,7 +217,7 @@ def _built(compiler: str, folder: Path, program: _Program) -> Path:
 
 
 def _whole(path: Path) -> bool:
-    """Whether a library is there, belongs to this user alone, and ends in its own checksum."""
+    """Whether a library exists, belongs to this user alone, and ends with its own checksum."""
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
             found, contents = os.fstat(file.fileno()), file.read()

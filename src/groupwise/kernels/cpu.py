@@ -1,9 +1,10 @@
 """Float32 operations of rollouts and updates on a CPU, in C++ (`cpp/`); norms and activations in
 bfloat16 too.
 
-A decoding step of a small model is hundreds of operations of a few microseconds. PyTorch's each
-cost ten to start, and read and write everything; here products also compute the activation or the
-sum that follows them, and tokens are drawn without writing their probabilities.
+A decoding step of a small model is hundreds of operations of a few microseconds each. A PyTorch
+operation takes ten microseconds to start, and reads and writes whole tensors. Here products also
+compute the activation or the sum that follows them, and tokens are drawn without writing their
+probabilities.
 
 GFLOP/s of products on two cores of an AMD EPYC; rows x inputs → outputs:
 
@@ -27,7 +28,7 @@ from groupwise.kernels.build import compiled, library, takes
 from groupwise.kernels.structures import require
 
 LANES = 16
-"""Heads of a multiple of so many dimensions can be attended."""
+"""Attention kernels need a head dimension that is a multiple of this number."""
 TYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 """The suffix of the kernels for each dtype."""
 PANEL = 32

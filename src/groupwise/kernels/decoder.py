@@ -25,7 +25,7 @@ from groupwise.kernels.structures import require
 
 
 class CpuDecoder:
-    """Implements `Decoder`. Weights are copied when it is made, and not followed.
+    """Implements `Decoder` with copies of the weights, which do not follow later changes.
 
     Args:
         layers, norm, head: the weights; float32 on a CPU.
@@ -138,7 +138,7 @@ class _Layer:
         self.structure.cos, self.structure.sin = (x.data_ptr() for x in rotation)
 
     def _require_sizes(self) -> None:
-        """The kernels check none of them."""
+        """Check the sizes, because the kernels do not."""
         qkv, out, gated, down = self.products
         hidden, (before, between, *of_heads) = self.hidden, self.norms
         numbers = [*self.rotation, *(norm.weight for norm in self.norms)]

@@ -15,14 +15,14 @@ from groupwise.kernels.structures import Heads, require
 
 
 def cache_structure(layer: LayerCache) -> structures.Cache:
-    """The cache of one layer, for a call."""
+    """The cache of one layer as the structure that kernels take."""
     _, key_heads, group, suffix, dim = layer.suffix_key.shape
     pointers = (x.data_ptr() for x in layer.tensors())
     return structures.Cache(*pointers, key_heads, dim, group, layer.prompt_key.shape[2], suffix)
 
 
 def places_structure(rows: DecodeRows) -> structures.Places:
-    """Where rows stand, for a call."""
+    """The places of rows in the cache as the structure that kernels take."""
     places = (rows.slot, rows.sample, rows.time, rows.cache.prompt_length)
     require(
         all(x.is_contiguous() and x.dtype == torch.int64 for x in places)
@@ -46,8 +46,8 @@ def decode_attention(
 
         softmax(q · [prompt keys; suffix keys]ᵀ · scaling) [prompt values; suffix values]
 
-    Writes the new keys and values into the suffix first, at `time`. Records no gradient. Cost is
-    that of the tokens that are there, whatever the capacity and whatever the other slots hold.
+    Writes the new keys and values into the suffix first, at `time`. Records no gradient. The
+    cost depends on the tokens that are present, not on the capacity or on other slots.
 
     Args:
         layer: of the cache of the rows.

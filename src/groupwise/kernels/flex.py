@@ -1,9 +1,8 @@
 """Attention of packed groups on a GPU, by PyTorch's FlexAttention.
 
-Of the square of a packed row, tokens × tokens, a tree fills few blocks of 128 × 128, and only these
-are computed: prompts are not copied, and only the end of the row is padded. The kernels are
-compiled where they are first needed, and used where a trial has reproduced the outputs and
-gradients of the reference.
+In the tokens × tokens mask of a packed row, a tree fills few blocks of 128 × 128. Only these are
+computed; prompts are not copied, and only the end of the row is padded. The kernels are compiled on
+first use, and used only if a trial reproduces the outputs and gradients of the reference.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from groupwise.kernels.reference import attention
 
 BLOCK = 128
 BACKEND = "inductor"
-"""What compiles the kernels."""
+"""Compiles the kernels."""
 VARIANTS = 64
 """Maximum number of torch.compile variants (static or dynamic length × grad × window)."""
 TRIALS = ((300, None), (500, 90))
@@ -169,7 +168,7 @@ def reason(error: Exception) -> str:
 def warn_unused(device: torch.device, why: str) -> None:
     """Say that FlexAttention is left out."""
     warnings.warn(
-        f"FlexAttention is not used on {device} ({why}); updates attend on padded rectangles, "
+        f"FlexAttention is not used on {device} ({why}); updates use padded rectangles, "
         "which takes more time and memory.",
         stacklevel=2,
     )

@@ -1,4 +1,4 @@
-"""Freed memory stays with the process: the next buffer of the same size is there at once."""
+"""Keeps freed memory in the process, so that the next buffer of the same size costs nothing."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def keep_freed_memory() -> bool:
 
     A step allocates and frees the same large buffers over and over. By default every one is made of
     fresh pages, each of which the kernel has to find, clear and map when it is first touched.
-    Against keeping those of up to 32 MiB, the most that glibc keeps by itself, a bf16 update on a
-    CPU takes a tenth less time, a float32 one as much. None is given back between steps.
+    Compared with keeping buffers of up to 32 MiB, glibc's own maximum, a bf16 update on a CPU takes
+    a tenth less time and a float32 update the same. No buffer is returned between steps.
 
     PyTorch asks glibc for aligned buffers, and glibc before 2.38 cannot reuse the hole of one for
     another of its size. So tensors made from now on come from an allocator that aligns them itself
@@ -37,7 +37,7 @@ def keep_freed_memory() -> bool:
     if mallopt is None or not (mallopt(M_MMAP_MAX, 0) and mallopt(M_TRIM_THRESHOLD, NEVER)):
         return False
     if "cpp" in active().description(torch.device("cpu")):
-        from groupwise.kernels.build import allocator  # It may be deleted with the kernels.
+        from groupwise.kernels.build import allocator  # goes with the kernels
 
         if (own := allocator()) is not None:
             own.use_heap()

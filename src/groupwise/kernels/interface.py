@@ -323,7 +323,7 @@ class Backend(Protocol):
 
     def inference_layers(self, model: nn.Module, *, rows: int) -> AbstractContextManager[None]:
         """Re-entrant context manager in which linear layers compute with copies of their weights,
-        as these are now, where no gradient is recorded and inputs have at most so many rows."""
+        as these are now, where no gradient is recorded and inputs have at most `rows` rows."""
         ...
 
     def shapes_only(self) -> AbstractContextManager[None]:
@@ -348,13 +348,13 @@ class Backend(Protocol):
 
 
 BACKENDS: dict[str, Callable[[], Backend]] = {}
-"""By their names in `model.kernels`; what is missing is the reference."""
+"""Backends by their names in `model.kernels`; where one is missing, the reference computes."""
 
 _chosen: list[Backend] = []
 
 
 def select(name: str) -> Backend:
-    """Let a backend compute from now on, by its name in `model.kernels`."""
+    """Make a backend the active one, by its name in `model.kernels`."""
     _chosen[:] = [BACKENDS.get(name, BACKENDS["torch"])()]
     return _chosen[0]
 
@@ -366,7 +366,7 @@ def active() -> Backend:
 
 @contextmanager
 def using(backend: Backend) -> Iterator[None]:
-    """Inside, a backend computes."""
+    """Context manager in which a backend is the active one."""
     before = active()
     _chosen[:] = [backend]
     try:

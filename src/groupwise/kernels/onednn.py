@@ -33,9 +33,9 @@ from groupwise.kernels.interface import COPY_LIMIT
 from groupwise.kernels.reference import is_plain_linear
 
 SMALLEST = 2**16
-"""Weights of fewer entries are as fast without."""
+"""Smaller weights gain nothing from oneDNN."""
 ROWS = 16
-"""Only multiples of so many rows are given to oneDNN."""
+"""oneDNN gets only products whose number of rows is a multiple of this."""
 
 Forward = Callable[[Tensor], Tensor]
 
@@ -76,7 +76,7 @@ class ReorderedLinear:
     """A matrix reordered for oneDNN. Records no gradient.
 
     Args:
-        rows: how many a product has, about.
+        rows: approximate number of rows of a product.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ def pad_rows(values: Shaped[Tensor, "rows *rest"]) -> Shaped[Tensor, "padded *re
     rows = len(values)
     step = max(ROWS, 1 << max(0, (rows - 1).bit_length() - 4))
     missing = -rows % step
-    if not missing:  # `pad` would make a copy all the same.
+    if not missing:  # `pad` would copy even where nothing is appended.
         return values
     return F.pad(values, (0, 0) * (values.dim() - 1) + (0, missing))
 

@@ -114,8 +114,7 @@ class Reference:
         softcap: float | None,
     ) -> Tensor:
         """Prompts attend causally to themselves, branches to their prompt and causally to
-        themselves, on rectangles, because fused kernels want them; only attention pays for their
-        padding."""
+        themselves. Fused kernels require rectangles; only attention computes their padding."""
         prompt_mask, branch_mask = _tree_masks(tree, window)
         q, k, v = (_cells(x, tree.prompt_index) for x in (query, key, value))
         out = attention(q, k, v, mask=prompt_mask, scaling=scaling, softcap=softcap)
@@ -226,8 +225,8 @@ def rising(
 ) -> Float[Tensor, "rows vocab"]:
     """A cumulative distribution that rises at tokens of positive probability only.
 
-    The parallel scan of a card adds in another order at every place, so rounding makes it fall and
-    rise again, also where the probability is 0.
+    A parallel scan on a GPU adds in a different order at every position, so rounding can make it
+    fall and rise again, even where the probability is 0.
     """
     return torch.where(probs > 0, cdf, 0).cummax(-1).values
 
@@ -278,7 +277,7 @@ def attention(
     """
     narrow = query.dtype
     if query.device.type == "cpu" and narrow in (torch.bfloat16, torch.float16):
-        # The backward pass of a CPU's fused attention takes half again as long in 16 bits.
+        # The backward pass of a CPU's fused attention takes 1.5 times as long in 16 bits.
         query, key, value = query.float(), key.float(), value.float()
     return _attention(query, key, value, mask=mask, scaling=scaling, softcap=softcap).to(narrow)
 

@@ -26,7 +26,7 @@ ARGUMENTS = {"p": ctypes.c_void_p, "n": ctypes.c_int64, "d": ctypes.c_double}
 
 
 def require(fits: bool, what: str) -> None:
-    """Refuse what a kernel would read beyond its end, as PyTorch refuses it."""
+    """Raise ValueError for arguments with which a kernel would read out of bounds."""
     if not fits:
         raise ValueError(what)
 
@@ -138,7 +138,7 @@ def prepare(library: ctypes.CDLL) -> ctypes.CDLL:
     """Declare the arguments of a library's functions.
 
     Raises:
-        OSError: a structure has another size there, or a function is missing.
+        OSError: a structure has another size in C++, or a function is missing.
     """
     try:
         for name, kinds in SIGNATURES.items():
@@ -148,7 +148,7 @@ def prepare(library: ctypes.CDLL) -> ctypes.CDLL:
             size.restype = ctypes.c_int64
             if size() != ctypes.sizeof(each):
                 raise OSError(
-                    f"{each.__name__} has {size()} bytes in C++ and {ctypes.sizeof(each)} here"
+                    f"{each.__name__} has {size()} bytes in C++ and {ctypes.sizeof(each)} in Python"
                 )
     except AttributeError as error:
         raise OSError(f"a function is missing: {error}") from error

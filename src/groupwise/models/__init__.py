@@ -6,7 +6,7 @@ because that is where the completions of one prompt can share its keys and value
 """
 
 from groupwise.models.adapters import base_fingerprint, folder_fingerprint, is_adapted
-from groupwise.models.attention import Attend, groupwise_attention
+from groupwise.models.attention import groupwise_attention
 from groupwise.models.backbone import Backbone, head_product, unsupported
 from groupwise.models.fused import FusedBackbone, can_use_fused, only_known_parts
 from groupwise.models.loading import load_policy, with_adapter
@@ -16,13 +16,11 @@ from groupwise.models.scoring import (
     load_scorer,
     score_layer,
     scorer_of,
-    scoring_policy,
 )
 from groupwise.settings import AdapterSettings
 
 __all__ = [
     "AdapterSettings",
-    "Attend",
     "Backbone",
     "FusedBackbone",
     "Policy",
@@ -40,7 +38,6 @@ __all__ = [
     "save_policy",
     "score_layer",
     "scorer_of",
-    "scoring_policy",
     "unsupported",
     "with_adapter",
     "without_bars",

@@ -38,27 +38,27 @@ from groupwise.models.policy import Policy, make_policy
 from groupwise.models.seeds import own_random_numbers
 from groupwise.settings import AdapterSettings
 
-Kind = Literal["sequence", "token"]
+ScorerKind = Literal["sequence", "token"]
 """What `transformers` calls a model that gives a number per sequence, or per token."""
 
-CLASSES: dict[Kind, Any] = {
+CLASSES: dict[ScorerKind, Any] = {
     "sequence": AutoModelForSequenceClassification,
     "token": AutoModelForTokenClassification,
 }
-SUFFIXES: dict[Kind, str] = {
+SUFFIXES: dict[ScorerKind, str] = {
     "sequence": "ForSequenceClassification",
     "token": "ForTokenClassification",
 }
 """How the names of their classes end."""
 
-TASKS: dict[Kind, str] = {"sequence": "SEQ_CLS", "token": "TOKEN_CLS"}
+TASKS: dict[ScorerKind, str] = {"sequence": "SEQ_CLS", "token": "TOKEN_CLS"}
 """The kinds of model as PEFT calls them."""
 
 
 def load_scorer(
     path: str | Path,
     *,
-    kind: Kind = "sequence",
+    kind: ScorerKind = "sequence",
     revision: str | None = None,
     dtype: str = "float32",
     trust_remote_code: bool = False,
@@ -108,7 +108,7 @@ def load_scorer(
     return policy
 
 
-def scorer_of(policy: Policy, *, kind: Kind = "sequence") -> Policy:
+def scorer_of(policy: Policy, *, kind: ScorerKind = "sequence") -> Policy:
     """A copy of a language model at hand with a linear head of zeros in place of its output
     projection, all of whose weights are trained.
 
@@ -191,7 +191,7 @@ def check_same_tokenizer(
     )
 
 
-def _kind_of_weights(source: ModelSource, *, trust_remote_code: bool) -> Kind | None:
+def _kind_of_weights(source: ModelSource, *, trust_remote_code: bool) -> ScorerKind | None:
     """The kind of classifier that a source holds; None for a language model."""
     config = configuration(
         source.home, revision=source.revision, trust_remote_code=trust_remote_code
@@ -207,7 +207,7 @@ def _kind_of_weights(source: ModelSource, *, trust_remote_code: bool) -> Kind | 
     return None
 
 
-def _kind_of_adapter(path: str | Path, adapter: SavedAdapter | None) -> Kind | None:
+def _kind_of_adapter(path: str | Path, adapter: SavedAdapter | None) -> ScorerKind | None:
     """The kind of classifier that an adapter was trained on; None where there is no adapter."""
     if adapter is None:
         return None

@@ -16,7 +16,6 @@ from typing import Any, get_args
 
 from groupwise.errors import UsageError, suggest
 from groupwise.prompts.answers import ANSWERS
-from groupwise.prompts.examples import COMPLETIONS, Example
 from groupwise.prompts.generators.closed_world import closed_world
 from groupwise.prompts.generators.korean_norms import korean_norms
 from groupwise.prompts.generators.puzzles import countdown, knights_knaves, reasoning_gym
@@ -138,52 +137,6 @@ def load_prompts(
         _prompt(row, columns, f"{where}, row {number}") for number, row in enumerate(rows, start=1)
     ]
     return _with_distinct_ids(prompts, where, given_ids=id_column is not None)
-
-
-def load_examples(
-    source: Source,
-    *,
-    completion_column: str = "completion",
-    completion_style: str = "as_written",
-    **prompts: Any,
-) -> list[Example]:
-    """Worked examples of a data set: prompts as `load_prompts` reads them, and completions.
-
-    Args:
-        completion_column: the text to learn, or a list with one assistant message.
-        completion_style: how that column becomes a completion, one of `COMPLETIONS`.
-        prompts: arguments of `load_prompts`.
-
-    Raises:
-        UsageError: as `load_prompts`, or a row without a completion.
-
-    Example:
-        >>> row = {"question": "1+1?", "solution": "1+1=2\\n#### 2"}
-        >>> load_examples([row], prompt_column="question", completion_column="solution",
-        ...               completion_style="gsm8k_tagged")[0].completion
-        '<reasoning>1+1=2</reasoning><answer>2</answer>'
-    """
-    where = str(source) if isinstance(source, str | Path) else "examples"
-    if generator_of(where) is not None:
-        raise UsageError(f"data = {where!r}: makes prompts without completions; give a file.")
-    style = COMPLETIONS.bind(spec(completion_style), where="data.completion_style")
-    examples = []
-    for number, prompt in enumerate(load_prompts(source, **prompts), start=1):
-        found = prompt.columns.get(completion_column)
-        if found is None:
-            raise UsageError(
-                f"data.completion_column = {completion_column!r}: {where}, row {number} has none; "
-                + suggest(completion_column, prompt.columns)
-            )
-        text = found if isinstance(found, str) else _messages(found, where)[-1]["content"]
-        completion = style({"text": text})
-        if completion is None:
-            raise UsageError(
-                f"{where}, row {number}: {completion_column!r} = {text[-40:]!r} holds nothing to "
-                f"learn in the style {completion_style!r} (data.completion_style)."
-            )
-        examples.append(Example(prompt=prompt, completion=completion))
-    return examples
 
 
 def generator_of(source: str) -> FunctionSpec | None:

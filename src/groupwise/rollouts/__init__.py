@@ -11,17 +11,15 @@ from groupwise.rollouts.engines.group import GroupEngine
 from groupwise.rollouts.engines.registry import make_engine
 from groupwise.rollouts.engines.scripted import ScriptedEngine
 from groupwise.rollouts.engines.vllm import VllmEngine
-from groupwise.rollouts.sampling import SampledTokens, distribution, draw
+from groupwise.rollouts.sampling import distribution
 from groupwise.rollouts.streams import uniforms
 
 __all__ = [
-    "SampledTokens",
     "GenerateEngine",
     "GroupEngine",
     "ScriptedEngine",
     "VllmEngine",
     "distribution",
-    "draw",
     "make_engine",
     "uniforms",
 ]

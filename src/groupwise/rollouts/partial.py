@@ -22,7 +22,7 @@ import torch
 from groupwise.types import Completion, Group, Prompt, Request, Sampling, Status, Stream
 
 
-class Asked(NamedTuple):
+class RowRequest(NamedTuple):
     """A request to the engine: the row of its prompt in the data, and all completions of the group
     before it, if there are any."""
 
@@ -62,12 +62,12 @@ class PartialRollouts:
             return None
         return min(sampling.max_tokens, written + self.tokens_per_step)
 
-    def resumed(self, sampling: Sampling) -> list[Asked]:
+    def resumed(self, sampling: Sampling) -> list[RowRequest]:
         """Requests that continue all waiting groups, oldest first; empties the queue."""
         found, self._waiting = sorted(self._waiting, key=lambda one: one.group.stream), []
         return [self._continued(one, sampling) for one in found]
 
-    def _continued(self, unfinished: _Unfinished, sampling: Sampling) -> Asked:
+    def _continued(self, unfinished: _Unfinished, sampling: Sampling) -> RowRequest:
         group = unfinished.group
         begun = tuple(group.completions[sample] for sample in unfinished.cut)
         request = Request(
@@ -79,9 +79,9 @@ class PartialRollouts:
             begun=begun,
             budget=self.budget(sampling, written=max(one.own_tokens for one in begun)),
         )
-        return Asked(unfinished.row, request, group.completions)
+        return RowRequest(unfinished.row, request, group.completions)
 
-    def take(self, asked: Asked, group: Group, sampling: Sampling) -> Group | None:
+    def take(self, asked: RowRequest, group: Group, sampling: Sampling) -> Group | None:
         """The whole group if the engine has finished it; otherwise the group is kept and None
         returned.
 

@@ -25,7 +25,7 @@ from groupwise.prompts.sources import content_hash
 from groupwise.rewards import Scorer
 from groupwise.rewards.journal import RewardJournal
 from groupwise.rewards.scoring.pipeline import NOT_FINITE
-from groupwise.rollouts.partial import Asked, PartialRollouts
+from groupwise.rollouts.partial import PartialRollouts, RowRequest
 from groupwise.rollouts.spans import Spans
 from groupwise.rollouts.tools import ReplyJournal
 from groupwise.types import (
@@ -181,16 +181,16 @@ class RolloutSource:
             "algorithm.filter.name = 'all'."
         )
 
-    def _new(self, count: int, *, stream: Stream) -> list[Asked]:
+    def _new(self, count: int, *, stream: Stream) -> list[RowRequest]:
         """Requests for the next `count` prompts."""
         return self.drawn([stream._replace(place=place) for place in range(count)])
 
-    def drawn(self, streams: Sequence[Stream]) -> list[Asked]:
+    def drawn(self, streams: Sequence[Stream]) -> list[RowRequest]:
         """Requests for the next prompts, one for each stream."""
         found = zip(self._fitting(len(streams)), streams, strict=True)
         return [self.asked(row, tokens, stream) for (row, tokens), stream in found]
 
-    def asked(self, row: int, tokens: Sequence[int], stream: Stream) -> Asked:
+    def asked(self, row: int, tokens: Sequence[int], stream: Stream) -> RowRequest:
         """The request for a prompt of the data."""
         prompt = self.prompts[row]
         self.rows[prompt.id] = row
@@ -201,7 +201,7 @@ class RolloutSource:
             stream=stream,
             budget=self.partial.budget(self.sampling),
         )
-        return Asked(row, request)
+        return RowRequest(row, request)
 
     def upcoming(self, batches: Sequence[tuple[int, int]]) -> list[list[Request]]:
         """The first requests of the next batches, (count, step) each, if none draws again. Nothing
@@ -214,7 +214,7 @@ class RolloutSource:
         return [[each.request for each in batch] for batch in drawn]
 
     def _sample(
-        self, asked: Sequence[Asked], *, seconds: dict[str, float]
+        self, asked: Sequence[RowRequest], *, seconds: dict[str, float]
     ) -> tuple[list[Group], Scores | None]:
         """Have completions written and judge the groups that are complete, which come back in the
         order of the requests; None where there is no such group."""

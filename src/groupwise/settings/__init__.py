@@ -8,16 +8,13 @@ from groupwise.settings.base import (
     RUNS_CODE,
     Count,
     Location,
-    Minutes,
     Name,
     Names,
-    NonNegative,
     Positive,
     Section,
-    Share,
     Whole,
 )
-from groupwise.settings.changing import OrderSettings, ScheduleSettings, SourceSettings
+from groupwise.settings.changing import ScheduleSettings
 from groupwise.settings.distillation import SELF, DistillationSettings
 from groupwise.settings.distributed import ClusterSettings, DistributedSettings
 from groupwise.settings.hub import HubSettings
@@ -48,12 +45,10 @@ from groupwise.settings.sections import (
     GuardsSettings,
     LoggingSettings,
     ModelSettings,
-    OptimizerName,
     OptimizerSettings,
     RewardPoolSettings,
     RewardSettings,
     Sampling,
-    Schedule,
     UpdateSettings,
     WatchdogSettings,
 )
@@ -81,12 +76,9 @@ __all__ = [
     "HubSettings",
     "Location",
     "LoggingSettings",
-    "Minutes",
     "ModelSettings",
     "Name",
     "Names",
-    "NonNegative",
-    "OptimizerName",
     "OptimizerSettings",
     "PartialRolloutsSettings",
     "Positive",
@@ -97,14 +89,10 @@ __all__ = [
     "RewardPoolSettings",
     "RewardSettings",
     "Sampling",
-    "Schedule",
     "ScheduleSettings",
-    "SourceSettings",
-    "OrderSettings",
     "SecondLearnerSettings",
     "Section",
     "SftSettings",
-    "Share",
     "StreamingSettings",
     "TokenRewardSettings",
     "UpdateSettings",

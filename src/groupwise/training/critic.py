@@ -269,7 +269,7 @@ def critic_batches(minibatches: int, epochs: int, *, seed: tuple[int, ...]) -> S
             lambda mask, group: TOKEN_MEAN({"mask": mask, "group": group}),
             minibatches=minibatches,
             epochs=epochs,
-            seed=(*seed, 1),  # Other rows together than in the policy's optimizer steps.
+            seed=(*seed, 1),  # Another partition of the rows than the policy's.
         )
 
     return batches

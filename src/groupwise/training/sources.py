@@ -52,7 +52,7 @@ def make_journals(config: Config, engine: Engine, folder: Path) -> Journals:
     """The journals of a run; a tool engine is given that of replies.
 
     Verdicts on completions that no other attempt would sample again are not noted: with
-    `streaming`, whole batches are, unless no checkpoint would ever let go of them.
+    `streaming`, whole batches are, unless no checkpoint would ever delete them.
     """
     if config.streaming is not None:
         if not config.checkpoint.every_steps and config.checkpoint.every_minutes is None:
@@ -89,8 +89,8 @@ def make_source(
     journals: Journals,
     watch: Watch,
 ) -> tuple[RolloutSource, Source]:
-    """What draws prompts, samples and scores, and what the loop takes batches from: the same, or
-    what uses it ahead of the update.
+    """The source that draws prompts, samples and scores, and the source of the loop: the same one,
+    or a wrapper that runs it ahead of the update.
 
     Args:
         make: makes a source from what the algorithm and the loop add to it.

@@ -9,16 +9,15 @@ keeps float32 master weights and the schedule; `learner.py` joins them.
 
 from groupwise.settings import OptimizerSettings
 from groupwise.updates.assemble import assemble, sequences
-from groupwise.updates.heads import Head, LanguageModelHead, Score
+from groupwise.updates.heads import Head, Score
 from groupwise.updates.learner import TorchLearner
 from groupwise.updates.logprobs import Projection, token_logprobs
-from groupwise.updates.optimizer import MasterOptimizer, learning_rate
+from groupwise.updates.optimizer import MasterOptimizer
 from groupwise.updates.packing import Pack, TreeAttention, pack, plan
 from groupwise.updates.reader import Reader
 
 __all__ = [
     "Head",
-    "LanguageModelHead",
     "MasterOptimizer",
     "OptimizerSettings",
     "Pack",
@@ -28,7 +27,6 @@ __all__ = [
     "TorchLearner",
     "TreeAttention",
     "assemble",
-    "learning_rate",
     "pack",
     "plan",
     "sequences",

@@ -21,14 +21,13 @@ from groupwise.algorithms.advantages import (
 )
 from groupwise.algorithms.advantages.base import ADVANTAGES
 from groupwise.algorithms.advantages.critic import value_targets
-from groupwise.algorithms.advantages.inputs import INPUTS, AdvantageInput, advantage_inputs
+from groupwise.algorithms.advantages.inputs import INPUTS, advantage_inputs
 from groupwise.algorithms.advantages.penalty import penalised
-from groupwise.algorithms.advantages.statistics import RewardRangeWarning, has_signal
+from groupwise.algorithms.advantages.statistics import RewardRangeWarning
 
 __all__ = [
     "ADVANTAGES",
     "INPUTS",
-    "AdvantageInput",
     "RewardRangeWarning",
     "advantage_inputs",
     "baselines",
@@ -36,7 +35,6 @@ __all__ = [
     "best",
     "cloning",
     "critic",
-    "has_signal",
     "penalised",
     "process",
     "softrank",

@@ -28,7 +28,7 @@ def prompts(
     Args:
         data: a `datasets.Dataset`, or rows as mappings; a stream needs a limit.
         where: name of the argument, for messages.
-        limit: the first so many.
+        limit: read only this many rows.
         alone: drop every column but the prompt.
         default: the prompt of rows without one; None refuses them.
 

@@ -100,7 +100,7 @@ class World:
 
 
 def make_world(seed: int, *, size: int = 1200, taken: Collection[str] = ()) -> World:
-    """A world of so many things: half people, a third towns, the rest works.
+    """A world of `size` things: half people, a third towns, the rest works.
 
     Args:
         seed: worlds of different seeds share no names, but for chance.

@@ -10,12 +10,9 @@ Left out on purpose: perturbed pairs of puzzles, and people who speak twice.
 
 from __future__ import annotations
 
-import ast
 import hashlib
-import json
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from pathlib import Path
 from random import Random
 from typing import Any, Literal
 
@@ -116,27 +113,6 @@ def solutions(statements: Sequence[Statement]) -> list[tuple[bool, ...]]:
     return [
         tuple(bool(a >> i & 1) for i in range(people)) for a in range(1 << people) if left >> a & 1
     ]
-
-
-def read_statements(text: str) -> tuple[Statement, ...]:
-    """Parse statements from their printed form, as data files store them.
-
-    Raises:
-        UsageError: the text is no tuple of statements.
-
-    Example:
-        >>> read_statements("(('lying', 1), ('not', ('telling-truth', 0)))")
-        (('lying', 1), ('not', ('telling-truth', 0)))
-    """
-    try:
-        statements = ast.literal_eval(text)
-        for statement in statements:
-            truth_table(statement, len(statements))
-    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError) as error:
-        raise UsageError(
-            f"statements = {text[:60]!r}: must be the printed form of a tuple of statements."
-        ) from error
-    return statements
 
 
 def _random_statement(random: Random, speaker: int, people: int) -> Statement:
@@ -310,35 +286,6 @@ def _split_of(content: Any) -> Split:
     """One puzzle in eight is held out, by its content alone."""
     digest = hashlib.blake2b(repr(content).encode(), digest_size=2).digest()
     return "held_out" if int.from_bytes(digest) % _HELD_OUT_SHARE == 0 else "train"
-
-
-def read_knights_knaves(path: str | Path, *, split: str | None = None) -> list[Prompt]:
-    """Prompts of a file of puzzles: one JSON object per line with quiz, names and solution.
-
-    Args:
-        path: the file.
-        split: keep the rows whose column `split` ends in this, such as "train" or "test"; None
-            keeps all.
-
-    Raises:
-        UsageError: a line that is not such a puzzle, or whose solution is not the only one of its
-            statements.
-    """
-    made = []
-    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), start=1):
-        row = json.loads(line)
-        if missing := [key for key in ("quiz", "names", "solution") if key not in row]:
-            raise UsageError(f"{path}:{number}: a puzzle needs the column {missing[0]}.")
-        if split is not None and not str(row.get("split", "")).endswith(split):
-            continue
-        if "statements" in row and solutions(read_statements(row["statements"])) != [
-            tuple(row["solution"])
-        ]:
-            raise UsageError(
-                f"{path}:{number}: the given solution is not the only one that fits the statements."
-            )
-        made.append(knights_knaves_prompt(row, id=f"{Path(path).stem}-{number}"))
-    return made
 
 
 def _reachable(random: Random, numbers: Sequence[int], highest: int) -> tuple[int, str] | None:

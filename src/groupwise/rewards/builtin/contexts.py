@@ -90,7 +90,7 @@ def rank_contexts(
         score: gives log-probabilities, such as `scorer_of` a model.
         template: of the prompt; without a context, {context} and the white space after it vanish.
         measure: what they are ranked by, an attribute of `ContextGain`.
-        top: at most so many.
+        top: how many to return at most.
 
     Returns:
         At most `top` gains, all positive; equal ones in the order given.

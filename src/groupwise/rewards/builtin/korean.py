@@ -23,7 +23,7 @@ from typing import Any, Literal, get_args
 
 from groupwise.errors import UsageError, suggest
 from groupwise.rewards.base import REWARDS, verifier
-from groupwise.rewards.builtin.rouge import Kind, Tokens, rouge_score
+from groupwise.rewards.builtin.rouge import RougeKind, Tokens, rouge_score
 from groupwise.rewards.builtin.text import Source, final_answer
 
 Rules = Literal["official", "team"]
@@ -155,32 +155,6 @@ def normalise_answer(text: str, *, rules: Rules = "official") -> str:
     return " ".join(unicodedata.normalize("NFKC", text).translate(_QUOTES).split())
 
 
-def official_score(*, exact: float, rouge: float, bertscore: float, bleurt: float) -> float:
-    """The published score: (EM + (ROUGE-1 + BERTScore + BLEURT)/3)/2.
-
-    Example:
-        >>> round(official_score(exact=0.5, rouge=0.4, bertscore=0.75, bleurt=0.6), 6)
-        0.541667
-
-    Source: the competition's `evaluation.py`.
-    """
-    return (exact + (rouge + bertscore + bleurt) / 3) / 2
-
-
-def team_score(*, exact: float, format: float, rouge: float, bertscore: float) -> float:
-    """The team's reward: (BERTScore + EM + (Format + 3·ROUGE)/2)/3, at most 4/3.
-
-    In a recipe the same is a weighted sum: bertscore 1/3, exact match 1/3, format 1/6, ROUGE 1/2.
-
-    Example:
-        >>> round(team_score(exact=1.0, format=1.0, rouge=0.4, bertscore=0.75), 6)
-        0.95
-
-    Source: the team's `reward.py` (Korean_QA_RAG_2025).
-    """
-    return (bertscore + exact + (format + 3 * rouge) / 2) / 3
-
-
 def _composed(text: str) -> str:
     """Syllables as one character each; macOS writes the names of files as letters (NFD)."""
     return unicodedata.normalize("NFC", text)
@@ -276,7 +250,7 @@ def korean_reason(
     text: str,
     answer: Any,
     *,
-    kind: Kind = "1",
+    kind: RougeKind = "1",
     tokens: Tokens = "characters",
     source: Source = "final",
 ) -> float | None:

@@ -14,7 +14,7 @@ from groupwise.rewards.base import REWARDS
 from groupwise.rewards.builtin.text import Source, final_answer, references
 
 Tokens = Literal["auto", "words", "characters", "kiwi", "mecab"]
-Kind = Literal["1", "2", "L"]
+RougeKind = Literal["1", "2", "L"]
 Measure = Literal["f1", "recall", "precision"]
 
 _HANGUL = re.compile(r"[\uac00-\ud7a3]")
@@ -77,7 +77,7 @@ def _longest_common(left: Sequence[str], right: Sequence[str]) -> int:
 
 
 def overlap(
-    left: Sequence[str], right: Sequence[str], *, kind: Kind = "1"
+    left: Sequence[str], right: Sequence[str], *, kind: RougeKind = "1"
 ) -> tuple[float, float, float]:
     """(precision, recall, F1) of the n-grams (or longest common subsequence) of `left` that occur
     in `right`.
@@ -104,7 +104,7 @@ def rouge_score(
     said: str,
     reference: str,
     *,
-    kind: Kind = "1",
+    kind: RougeKind = "1",
     measure: Measure = "f1",
     tokens: Tokens = "auto",
     limit: int = 2000,
@@ -144,7 +144,7 @@ def rouge(
     text: str,
     answer: Any,
     *,
-    kind: Kind = "L",
+    kind: RougeKind = "L",
     measure: Measure = "f1",
     tokens: Tokens = "auto",
     source: Source = "final",

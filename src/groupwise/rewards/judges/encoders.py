@@ -25,13 +25,13 @@ from transformers import (
 from groupwise.errors import UsageError, first_line, suggest
 from groupwise.models.loading import check_weights
 
-Kind = Literal["encoder", "classifier", "steps"]
+EncoderKind = Literal["encoder", "classifier", "steps"]
 
 BATCH = 32
 """Texts that are encoded together."""
 
 
-MAKERS: dict[Kind, Any] = {
+MAKERS: dict[EncoderKind, Any] = {
     "encoder": AutoModel,
     "classifier": AutoModelForSequenceClassification,
     "steps": AutoModelForTokenClassification,
@@ -69,7 +69,7 @@ class Loaded:
 
 
 @functools.lru_cache(maxsize=4)
-def load(path: str, *, kind: Kind, device: str = "cpu") -> Loaded:
+def load(path: str, *, kind: EncoderKind, device: str = "cpu") -> Loaded:
     """The model of a folder.
 
     Args:

@@ -70,7 +70,7 @@ class LocalJudge:
 
     def reasoned(self, question: str, *, yes: str, no: str, max_tokens: int) -> Judgement | None:
         """What the judge says of two words at the end of its most probable reply; None where it
-        ends without one of them, or has not ended after so many tokens.
+        ends without one of them, or has not ended after `max_tokens` tokens.
 
         Raises:
             ModelError: the question leaves no room for a reply, or the logits are NaN.

@@ -29,7 +29,7 @@ FORMAT = 3
 MANIFEST, WEIGHTS, STATE = "manifest.json", "weights.safetensors", "state.pt"
 
 WRITER_BYTES = 16 << 20
-"""More than safetensors takes to write a file."""
+"""Upper bound, in bytes, of the memory that safetensors takes to write a file."""
 
 State = dict[str, Any]
 

@@ -244,7 +244,7 @@ class RunTable:
         self.metrics[run] = dict(metrics)
 
     def table(self, width: int) -> Table:
-        """The table with the newest metrics, for rows of so many characters."""
+        """The table with the newest metrics, in rows of at most `width` characters."""
         seen = {key for metrics in self.metrics.values() for key in metrics}
         columns = [name for name, (key, _) in SHOWN.items() if key in seen]
         if all(

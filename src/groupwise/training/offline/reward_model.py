@@ -20,7 +20,7 @@ from groupwise.config.data import load_train, rendered
 from groupwise.errors import UsageError
 from groupwise.evaluation import Estimate
 from groupwise.models import Policy
-from groupwise.models.scoring import Kind, load_scorer, scorer_of
+from groupwise.models.scoring import ScorerKind, load_scorer, scorer_of
 from groupwise.prompts.generators import word_problem_rankings
 from groupwise.prompts.preferences import Comparisons, read_comparisons
 from groupwise.registry import BoundFunction, FunctionSpec
@@ -205,7 +205,7 @@ def train_reward_model(
     )
 
 
-def scorer_to_train(config: Config, progress: Progress, *, kind: Kind = "sequence") -> Policy:
+def scorer_to_train(config: Config, progress: Progress, *, kind: ScorerKind = "sequence") -> Policy:
     """The classifier that starts from the model section; with a section [warmup], from the language
     model after it has learned worked answers."""
     if config.warmup is not None:

@@ -219,7 +219,7 @@ def _policy(
 
 
 def total_steps(config: Config, settings: DatasetSettings, items: int) -> int:
-    """Optimizer steps of a run over so many prompts."""
+    """Number of optimizer steps of a run over `items` prompts."""
     if settings.epochs is None:
         return config.steps
     return max(1, math.ceil(settings.epochs * items / config.prompts_per_step))
@@ -288,7 +288,7 @@ def held_out_split(
 def make_learner(
     workplace: Workplace, settings: DatasetSettings, items: int, *, head: Head | None = None
 ) -> TorchLearner:
-    """The learner of a run over so many prompts. Log-probabilities are of the untempered
+    """The learner of a run over `items` prompts. Log-probabilities are of the untempered
     distribution, which the data are of."""
     config = workplace.config
     return TorchLearner(

@@ -24,7 +24,7 @@ from groupwise.training.stages.blocks import begun, whole_blocks
 from groupwise.training.stages.rows import line
 from groupwise.types import Prompt
 
-Way = Literal["perplexity", "search"]
+Method = Literal["perplexity", "search"]
 WORDING = (
     "{question}\n\n참고할 규정:\n{contexts}\n\n알맞은 규정의 번호를 먼저 "
     "<context>번호</context> 꼴로 쓰고, 이어서 답을 <answer>와 </answer> 사이에 쓰십시오."
@@ -41,7 +41,7 @@ def find_contexts(
     output: str | Path,
     *,
     model: str | Path | None = None,
-    by: Way = "perplexity",
+    by: Method = "perplexity",
     count: int = 5,
     rule: str = "rule",
     wording: str = WORDING,
@@ -131,15 +131,15 @@ def _reasons(config: Config) -> list[str]:
 
 
 def _check(by: str, count: int, wording: str) -> None:
-    if by not in get_args(Way):
-        raise UsageError(f"by = {by!r}: {suggest(by, get_args(Way))}")
+    if by not in get_args(Method):
+        raise UsageError(f"by = {by!r}: {suggest(by, get_args(Method))}")
     if count < 1:
         raise UsageError(f"count = {count}: must be at least 1.")
     if "{question}" not in wording or "{contexts}" not in wording:
         raise UsageError(f"wording = {wording!r}: must hold {{question}} and {{contexts}}.")
 
 
-def _finder(config: Config, rules: Sequence[str], model: str, by: Way) -> Find:
+def _finder(config: Config, rules: Sequence[str], model: str, by: Method) -> Find:
     if by == "search":
         index = Index([Passage("", text) for text in rules])
         places = {text: place for place, text in enumerate(rules)}
@@ -163,7 +163,7 @@ def _row(
     rules: Sequence[str],
     find: Find,
     *,
-    by: Way,
+    by: Method,
     count: int,
     rule: str,
     wording: str,
