@@ -17,7 +17,7 @@ from groupwise.kernels.auto import Auto
 from groupwise.kernels.build import compiled
 from groupwise.kernels.cpu import PackedLinear as Linear
 from groupwise.kernels.cpu import can_use_attention as attends
-from groupwise.kernels.cpu import draw_tokens, matmul, rms_norm, softmax_
+from groupwise.kernels.cpu import draw_tokens, matmul, multiplies, rms_norm, softmax_
 from groupwise.kernels.tree_attention import tree_attention
 from groupwise.rollouts.engines.attention import Decode, Prefill
 from groupwise.rollouts.sampling import draw
@@ -145,6 +145,33 @@ def test_no_rows_no_tokens() -> None:
     assert tokens.shape == logp.shape == (0,)
     with pytest.raises(ValueError, match="no token"):
         draw_tokens(numbers(2, 0), torch.zeros(2), temperature=1.0)
+
+
+@pytest.mark.skipif(not multiplies(torch.bfloat16), reason="no products of bfloat16 here")
+@pytest.mark.parametrize(("rows", "outputs", "inputs"), [(1, 5, 6), (9, 33, 64), (150, 96, 130)])
+def test_a_product_in_16_bits_is_rounded_once(rows: int, outputs: int, inputs: int) -> None:
+    """Sums are in float32; the product, its activation and `onto` are rounded as by PyTorch."""
+    x, weight = numbers(rows, inputs).bfloat16(), numbers(outputs, inputs).bfloat16()
+    bias, onto = numbers(outputs).bfloat16(), numbers(rows, outputs).bfloat16()
+    found = Linear(weight, bias)(x, onto=onto)
+    exact = F.linear(x.double(), weight.double(), bias.double())
+    wanted = exact.bfloat16() + onto
+    assert found.dtype == torch.bfloat16 and (found != wanted).float().mean() < 0.01
+    torch.testing.assert_close(found, wanted, atol=0.06, rtol=0.02)
+    gate = numbers(outputs, inputs).bfloat16()
+    found = Linear(weight, bias, gate=(gate, None))(x)
+    product = F.linear(x.double(), gate.double()).bfloat16()
+    wanted = F.silu(product) * exact.bfloat16()
+    assert (found != wanted).float().mean() < 0.01
+    torch.testing.assert_close(found, wanted, atol=0.06, rtol=0.02)
+
+
+def test_products_that_no_kernel_computes_are_refused() -> None:
+    with pytest.raises(ValueError, match="float32, or bfloat16"):
+        Linear(numbers(4, 8).half(), None)
+    if multiplies(torch.bfloat16):
+        with pytest.raises(ValueError, match="even"):
+            Linear(numbers(4, 7).bfloat16(), None)
 
 
 def test_sizes_that_do_not_belong_together_are_refused() -> None:

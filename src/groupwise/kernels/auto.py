@@ -166,7 +166,7 @@ class Auto(Reference):
         rotation: tuple[Tensor, Tensor],
         head: Affine | None,
     ) -> Decoder | None:
-        if "decoder" not in self.on or compiled() is None:
+        if "decoder" not in self.on or not cpu.multiplies(norm.weight.dtype):
             return None
         return CpuDecoder(layers, norm=norm, rotation=rotation, head=head)
 

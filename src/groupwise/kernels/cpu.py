@@ -42,45 +42,62 @@ def typed(name: str, *tensors: Tensor) -> Any:
     return getattr(library(), f"{name}_{TYPES[tensors[0].dtype]}")
 
 
+def multiplies(dtype: torch.dtype) -> bool:
+    """Whether products with packed weights are computed in a dtype."""
+    if compiled() is None or dtype not in TYPES:
+        return False
+    return dtype == torch.float32 or bool(library().multiplies_bfloat16())
+
+
 class PackedLinear:
-    """x · Wᵀ + b with packed copies of W and b. Records no gradient.
+    """x · Wᵀ + b with packed copies of W and b, in float32, or in bfloat16 with sums in float32.
+    Records no gradient.
 
     Args:
         weight, bias: of a layer.
         gate: weight and bias of another layer, G and c, for silu(x · Gᵀ + c) · (x · Wᵀ + b).
+
+    Raises:
+        ValueError: bfloat16 with an odd number of inputs: they are multiplied in pairs.
     """
 
     def __init__(
         self,
-        weight: Float32[Tensor, "outputs inputs"],
-        bias: Float32[Tensor, "outputs"] | None,
+        weight: Float[Tensor, "outputs inputs"],
+        bias: Float[Tensor, "outputs"] | None,
         *,
         gate: tuple[Tensor, Tensor | None] | None = None,
     ) -> None:
         self.gated = gate is not None
-        self.columns, self.depth = weight.shape
+        self.dtype, (self.columns, self.depth) = weight.dtype, weight.shape
+        require(
+            multiplies(self.dtype), "weights must be float32, or bfloat16 where it has products"
+        )
+        require(self.dtype == torch.float32 or self.depth % 2 == 0, "inputs must be even")
         parts = [(weight, bias)] if gate is None else [gate, (weight, bias)]
         size = PANEL // len(parts)
-        panels = -(-self.columns // size)
-        self.weight = weight.new_zeros(panels, self.depth, PANEL)
-        self.bias = weight.new_zeros(panels, PANEL)
+        panels, words = -(-self.columns // size), weight[:1].detach().view(torch.float32).shape[1]
+        self.weight = torch.zeros(panels, words, PANEL)
+        self.bias = torch.zeros(panels, PANEL)
         for first, (each, of_each) in zip(range(0, PANEL, size), parts, strict=True):
-            _pack(each.detach(), self.weight[..., first : first + size])
+            # Two numbers of 16 bits, which are multiplied together, are moved as one of 32.
+            words = each.detach().contiguous().view(torch.float32)
+            _pack(words, self.weight[..., first : first + size])
             if of_each is not None:
                 _pack(of_each.detach(), self.bias[..., first : first + size])
 
     def __call__(
         self,
-        x: Float32[Tensor, "rows inputs"],
+        x: Float[Tensor, "rows inputs"],
         *,
-        onto: Float32[Tensor, "rows outputs"] | None = None,
-    ) -> Float32[Tensor, "rows outputs"]:
+        onto: Float[Tensor, "rows outputs"] | None = None,
+    ) -> Float[Tensor, "rows outputs"]:
         """The product, with `onto` added."""
         require(x.shape[1] == self.depth, "inputs must have the size of the weight's")
         require(onto is None or onto.shape == (len(x), self.columns), "`onto` must fit the product")
         require(
-            {x.dtype, torch.float32 if onto is None else onto.dtype} == {torch.float32},
-            "tensors must be float32",
+            {x.dtype, self.dtype if onto is None else onto.dtype} == {self.dtype},
+            "tensors must have the dtype of the weight",
         )
         x, onto = x.contiguous(), None if onto is None else onto.contiguous()
         out = x.new_empty(len(x), self.columns)
@@ -88,7 +105,7 @@ class PackedLinear:
         call.x, call.rows, call.out = x.data_ptr(), len(x), out.data_ptr()
         call.onto = None if onto is None else onto.data_ptr()
         call.threads = torch.get_num_threads()
-        library().linear(ctypes.byref(call))
+        typed("linear", x)(ctypes.byref(call))
         return out
 
     def structure(self) -> structures.Linear:
@@ -99,9 +116,7 @@ class PackedLinear:
         )  # fmt: skip
 
 
-def _pack(
-    x: Float32[Tensor, "columns *rest"], panels: Float32[Tensor, "panels *rest size"]
-) -> None:
+def _pack(x: Float[Tensor, "columns *rest"], panels: Float32[Tensor, "panels *rest size"]) -> None:
     """Fill panels of `size` columns each, without another copy on the way."""
     size = panels.shape[-1]
     whole, left = divmod(len(x), size)

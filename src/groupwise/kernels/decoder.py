@@ -1,5 +1,6 @@
-"""A Llama-like decoder on a CPU in C++ (`cpp/layer.cpp`): a decoding step is one call, and other
-layers are two with attention in between; in `transformers` a layer is some 65 operations.
+"""A Llama-like decoder on a CPU in C++ (`cpp/layer.cpp`), in float32 or bfloat16: a decoding step
+is one call, and other layers are two with attention in between; in `transformers` a layer is some
+65 operations.
 
 Query, key and value are one product, gate and up are one, and the activation and the residual are
 computed by the products that they follow.
@@ -12,13 +13,13 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from groupwise.kernels import structures
-from groupwise.kernels.build import library
-from groupwise.kernels.cpu import LANES, PackedLinear, rms_norm
+from groupwise.kernels.cpu import LANES, PackedLinear, rms_norm, typed
 from groupwise.kernels.decoding import cache_structure, places_structure
 from groupwise.kernels.interface import Affine, DecoderLayer, DecodeRows, LayerCache, Norm
 from groupwise.kernels.structures import require
@@ -28,7 +29,7 @@ class CpuDecoder:
     """Implements `Decoder` with copies of the weights, which do not follow later changes.
 
     Args:
-        layers, norm, head: the weights; float32 on a CPU.
+        layers, norm, head: the weights, on a CPU, in a dtype that kernels multiply.
         rotation: cosines and sines of every position, [positions, dim].
 
     Raises:
@@ -44,6 +45,7 @@ class CpuDecoder:
         head: Affine | None,
     ) -> None:
         self.norm, self.positions = _copied(norm), len(rotation[0])
+        self.dtype = norm.weight.dtype
         signed = _signed(rotation)
         self.layers = [_Layer(layer, signed) for layer in layers]
         structs = (layer.structure for layer in self.layers)
@@ -55,7 +57,7 @@ class CpuDecoder:
     def hidden(self, x: Tensor, positions: Tensor, attend: Callable[..., Tensor]) -> Tensor:
         x, positions = x.contiguous(), positions.contiguous()
         # A model may have been moved since, and its embeddings may have a hook.
-        require((x.dtype, x.device.type) == (torch.float32, "cpu"), "states must be float32")
+        require((x.dtype, x.device.type) == (self.dtype, "cpu"), f"states must be {self.dtype}")
         require(
             x.shape == (len(positions), self.layers[0].hidden),
             "there must be a state of the model's size per position",
@@ -85,7 +87,7 @@ class CpuDecoder:
             self._attend_to(rows.cache.layers)
         x, places = x.clone(), places_structure(rows)
         require(places.rows == len(x), "states must be as many as rows")
-        if library().decode(
+        if typed("decode", x)(
             ctypes.addressof(self.structure), len(self.layers), ctypes.addressof(places),
             positions.data_ptr(), x.data_ptr(), torch.get_num_threads(),
         ):  # fmt: skip
@@ -98,7 +100,7 @@ class CpuDecoder:
             structure.cache = cache = cache_structure(caches[index])
             require(
                 (cache.key_heads, cache.dim) == (layer.key_heads, layer.dim)
-                and all(x.dtype == torch.float32 for x in caches[index].tensors()),
+                and all(x.dtype == self.dtype for x in caches[index].tensors()),
                 "keys and values must have the heads and the dtype of the layer",
             )
         self.caches = caches
@@ -143,7 +145,8 @@ class _Layer:
         hidden, (before, between, *of_heads) = self.hidden, self.norms
         numbers = [*self.rotation, *(norm.weight for norm in self.norms)]
         require(
-            all(x.dtype == torch.float32 for x in numbers), "norms and rotation must be float32"
+            {each.dtype for each in [*numbers, *self.products]} == {self.products[0].dtype},
+            "products, norms and rotation must have one dtype",
         )
         require(
             all(len(norm.weight) == hidden for norm in (before, between))
@@ -160,7 +163,7 @@ class _Layer:
         self, x: Tensor, index: int, positions: Tensor, attend: Callable[..., Tensor]
     ) -> Tensor:
         qkv = x.new_empty(len(x), self.heads + 2 * self.key_heads, self.dim)
-        self._compute("before_attention", x, len(x), positions, qkv)
+        self._compute(typed("before_attention", x), x, len(x), positions, qkv)
         query, key, value = qkv.split((self.heads, self.key_heads, self.key_heads), 1)
         attended = attend(index, query, key, value, **self.call).contiguous()
         require(
@@ -168,13 +171,13 @@ class _Layer:
             "attention must keep shape and dtype of its queries",
         )
         out = torch.empty_like(x)
-        self._compute("after_attention", attended, x, len(x), out)
+        self._compute(typed("after_attention", x), attended, x, len(x), out)
         return out
 
-    def _compute(self, name: str, *inputs: Tensor | int) -> None:
+    def _compute(self, kernel: Any, *inputs: Tensor | int) -> None:
         values = (x if isinstance(x, int) else x.data_ptr() for x in inputs)
         threads = torch.get_num_threads()
-        if getattr(library(), name)(ctypes.addressof(self.structure), *values, threads):
+        if kernel(ctypes.addressof(self.structure), *values, threads):
             raise MemoryError(f"a layer of {self.heads} heads: out of memory")
 
 

@@ -7,6 +7,9 @@ import ctypes
 from torch import Tensor
 
 OF_EVERY_TYPE = {
+    "before_attention": "ppnppn",
+    "after_attention": "pppnpn",
+    "decode": "pnpppn",
     "rms_norm": "ppnndpn",
     "rms_norm_backward": "pppnndppn",
     "swiglu": "ppnpn",
@@ -17,9 +20,7 @@ SIGNATURES = {
     **{f"{name}_bfloat16": kinds for name, kinds in OF_EVERY_TYPE.items()},
     "softmax": "pnnpn",
     "draw_tokens": "pnndpppn",
-    "before_attention": "ppnppn",
-    "after_attention": "pppnpn",
-    "decode": "pnpppn",
+    "multiplies_bfloat16": "",
 }
 """Arguments of the functions that take more than one structure: pointers, int64, doubles."""
 ARGUMENTS = {"p": ctypes.c_void_p, "n": ctypes.c_int64, "d": ctypes.c_double}

@@ -7,11 +7,14 @@ layers.
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Hashable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from groupwise.kernels import (
@@ -29,6 +32,10 @@ Calls = dict[int, dict[str, Any]]
 """How every layer calls its attention: scaling, window, soft cap."""
 LATE = 2**16
 """The highest position in the trial run."""
+LIMITS = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
+"""How far hidden states may be from those of the model's own layers, by dtype."""
+SIMPLE = (bool, int, float, str, type(None))
+"""Types of a module's settings."""
 
 
 class FusedBackbone:
@@ -47,11 +54,19 @@ class FusedBackbone:
     def __init__(self, backbone: Backbone, calls: Calls, *, positions: int) -> None:
         self.backbone = backbone
         norm, head = _norm(backbone.decoder.norm), backbone.head
-        fits = is_plain_linear(head) and backbone.plain_head and head.weight.dtype == torch.float32
+        narrow = norm.weight.dtype != torch.float32
+        fits = (
+            is_plain_linear(head)
+            and backbone.plain_head
+            and head.weight.dtype == norm.weight.dtype
+            and not (narrow and backbone.fp32_logits)
+        )
         decoder = active().decoder(
             [_layer(each, calls[index]) for index, each in enumerate(backbone.decoder.layers)],
             norm=norm,
-            rotation=_rotation(backbone.decoder.rotary_emb, like=norm.weight, positions=positions),
+            rotation=_rotation(
+                backbone.decoder.rotary_emb, like=norm.weight, places=torch.arange(positions)
+            ),
             head=(head.weight, head.bias) if fits else None,
         )
         if decoder is None:
@@ -119,9 +134,9 @@ def _norms(layer: Any) -> list[Any]:
     return [layer.input_layernorm, layer.post_attention_layernorm, *of_heads]
 
 
-def _rotation(rotary: Any, *, like: Tensor, positions: int) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of every position, [positions, dim]."""
-    cos, sin = rotary(like, torch.arange(positions, device=like.device)[None])
+def _rotation(rotary: Any, *, like: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of positions, [positions, dim]."""
+    cos, sin = rotary(like, places[None].to(like.device))
     return cos[0], sin[0]
 
 
@@ -131,9 +146,9 @@ def can_use_fused(backbone: Backbone, *, tokens: int = 12) -> Calls | None:
     None.
 
     Two short sequences run through the model's own layers and through fused ones, at the first
-    positions and at late ones, where some models scale their queries. Only float32 models are
-    fused: in 16 bits, rounding would hide what another rotation does to random weights, and there
-    is little to gain.
+    positions and at late ones, where some models scale their queries. In 16 bits, rounding would
+    hide what another rotation does to random weights, so there each kind of layer is also tried by
+    itself in float32.
     """
     config = backbone.model.config.get_text_config()
     late = min(getattr(config, "max_position_embeddings", None) or tokens, LATE) - tokens
@@ -143,19 +158,78 @@ def can_use_fused(backbone: Backbone, *, tokens: int = 12) -> Calls | None:
     try:
         if not only_known_parts(backbone):
             return None
+        calls: Calls = {}
         for first in (0, max(0, late)):
             places = (first + torch.arange(tokens)).repeat(2)
-            attend = TwoRows()
-            own = backbone.hidden(ids, places, attend)
-            fused = FusedBackbone(backbone, attend.calls, positions=first + tokens)
-            found = fused.hidden(ids, places, TwoRows())
-            if not (found - own).norm() <= 1e-4 * own.norm():
-                return None
+            calls = _tried(backbone, ids, places)
     except (AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError):
         return None
     finally:
         backbone.model.train(training)
+    return calls
+
+
+def _tried(backbone: Backbone, ids: Tensor, places: Tensor) -> Calls:
+    """How the layers call their attention.
+
+    Raises:
+        ValueError: fused layers give other hidden states.
+    """
+    attend = TwoRows()
+    own = backbone.hidden(ids, places, attend)
+    fused = FusedBackbone(backbone, attend.calls, positions=int(places.max()) + 1)
+    _require_close(fused.hidden(ids, places, TwoRows()), own)
+    if own.dtype != torch.float32:
+        kinds = {_kind(layer): i for i, layer in enumerate(backbone.decoder.layers)}
+        for index in kinds.values():
+            _try_in_float32(backbone, index, attend.calls, ids, places)
     return attend.calls
+
+
+def _kind(layer: nn.Module) -> Hashable:
+    """What layers that compute alike have in common: their modules, and the modules' settings."""
+    found = []
+    for name, module in layer.named_modules():
+        settings = {k: v for k, v in vars(module).items() if isinstance(v, SIMPLE)}
+        settings.pop("layer_idx", None)
+        found.append((name, type(module), tuple(settings.items())))
+    return tuple(found)
+
+
+def _try_in_float32(
+    backbone: Backbone, index: int, calls: Calls, ids: Tensor, places: Tensor
+) -> None:
+    """Try a layer by itself, with all others left out."""
+    decoder, embed = backbone.decoder, backbone.model.get_input_embeddings()
+    shared = {id(decoder.config): decoder.config}  # where attention is chosen
+    copies = (copy.deepcopy(x, shared) for x in (decoder.layers[index], decoder.norm))
+    layer, norm = (each.float() for each in copies)
+    alone = copy.copy(decoder)
+    layers = [layer if i == index else _left_out(x) for i, x in enumerate(decoder.layers)]
+    alone._modules = {**decoder._modules, "layers": nn.ModuleList(layers), "norm": norm}
+    alone.set_input_embeddings(nn.Embedding.from_pretrained(embed.weight[: len(ids)].float()))
+    own = replace(backbone, decoder=alone).hidden(ids, places, TwoRows())
+    made = active().decoder(
+        [_layer(layer, calls[index])],
+        norm=_norm(norm),
+        rotation=_rotation(decoder.rotary_emb, like=norm.weight, places=places),
+        head=None,
+    )
+    assert made is not None, "16 bits are fused only where float32 is"
+    embedded, row = alone.get_input_embeddings()(ids), torch.arange(len(ids))
+    _require_close(made.hidden(embedded, row, TwoRows()), own)
+
+
+def _left_out(layer: nn.Module) -> nn.Module:
+    """A layer in the place of another that returns the states it is given."""
+    made = copy.copy(layer)
+    made.forward = lambda hidden_states, *_, **__: hidden_states
+    return made
+
+
+def _require_close(found: Tensor, own: Tensor) -> None:
+    if not (found - own).norm() <= LIMITS[own.dtype] * own.norm():
+        raise ValueError("fused layers give other hidden states")
 
 
 def only_known_parts(backbone: Backbone) -> bool:
@@ -179,7 +253,7 @@ def _only_known_parts(decoder: Any, backbone: Backbone) -> bool:
     return (
         all(is_plain_linear(each) for each in linear)
         and all(
-            id(parameter) in used and parameter.dtype == torch.float32
+            id(parameter) in used and parameter.dtype == decoder.norm.weight.dtype
             for parameter in decoder.parameters()
         )
         and not any(module._forward_hooks or module._forward_pre_hooks for module in inside)

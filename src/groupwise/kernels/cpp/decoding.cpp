@@ -214,6 +214,8 @@ struct SlotHead {
     }
 };
 
+}  // namespace
+
 template <typename Number>
 int attend(const Attention<Number> &a)
 {
@@ -265,7 +267,8 @@ int attend(const Attention<Number> &a)
     return 0;
 }
 
-}  // namespace
+template int attend(const Attention<float> &a);
+template int attend(const Attention<Narrow> &a);
 
 SIZE_OF(Heads, Heads<float>)
 SIZE_OF(Cache, Cache<float>)

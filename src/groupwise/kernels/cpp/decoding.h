@@ -31,8 +31,6 @@ struct Attention {
     double scaling;
 };
 
-extern "C" {
-
 // Returns 0, or 1 when out of memory.
-int attend_float32(const Attention<float> *call);
-}
+template <typename Number>
+int attend(const Attention<Number> &call);

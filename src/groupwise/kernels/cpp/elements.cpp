@@ -176,6 +176,41 @@ struct Row {
 
 }  // namespace
 
+// Each product and the sum are rounded, as where they are operations of their own.
+template <typename Number>
+void rotary(Number *x, int64_t rows, int64_t row, int64_t heads, int64_t dim, const Number *cos,
+            const Number *sin, const int64_t *position, int64_t threads)
+{
+    const auto times = [](Number a, Number b) { return rounded<Number>(wide(a) * wide(b)); };
+#pragma omp parallel for num_threads(threads) if (rows * row > SMALL)
+    for (int64_t r = 0; r < rows; r++) {
+        const Number *c = cos + position[r] * dim, *s = sin + position[r] * dim;
+        for (int64_t h = 0; h < heads; h++) {
+            Number *low = x + r * row + h * dim, *high = low + dim / 2;
+            for (int64_t i = 0; i < dim / 2; i++) {
+                const Number a = low[i], b = high[i];
+                put(times(a, c[i]) + times(b, s[i]), low[i]);
+                put(times(b, c[dim / 2 + i]) + times(a, s[dim / 2 + i]), high[i]);
+            }
+        }
+    }
+}
+
+template void rotary(float *, int64_t, int64_t, int64_t, int64_t, const float *, const float *,
+                     const int64_t *, int64_t);
+template void rotary(Narrow *, int64_t, int64_t, int64_t, int64_t, const Narrow *, const Narrow *,
+                     const int64_t *, int64_t);
+
+template <typename Number>
+void rms_norm(const Number *x, const Norm<Number> &of, int64_t rows, int64_t size, Number *out,
+              int64_t threads)
+{
+    norm(x, of.weight, rows, size, (float)of.eps, out, threads);
+}
+
+template void rms_norm(const float *, const Norm<float> &, int64_t, int64_t, float *, int64_t);
+template void rms_norm(const Narrow *, const Norm<Narrow> &, int64_t, int64_t, Narrow *, int64_t);
+
 extern "C" {
 
 #define NORM_AND_SWIGLU(name, Number)                                                              \
@@ -231,20 +266,4 @@ int draw_tokens(const float *logits, int64_t rows, int64_t size, double scale,
     return 0;
 }
 
-void rotary(float *x, int64_t rows, int64_t row, int64_t heads, int64_t dim, const float *cos,
-            const float *sin, const int64_t *position, int64_t threads)
-{
-#pragma omp parallel for num_threads(threads) if (rows * row > SMALL)
-    for (int64_t r = 0; r < rows; r++) {
-        const float *c = cos + position[r] * dim, *s = sin + position[r] * dim;
-        for (int64_t h = 0; h < heads; h++) {
-            float *low = x + r * row + h * dim, *high = low + dim / 2;
-            for (int64_t i = 0; i < dim / 2; i++) {
-                const float a = low[i], b = high[i];
-                low[i] = a * c[i] + b * s[i];
-                high[i] = b * c[dim / 2 + i] + a * s[dim / 2 + i];
-            }
-        }
-    }
-}
 }

@@ -1,32 +1,36 @@
-// The operations of a decoder layer in a rollout.
+// The operations of a decoder layer in a rollout, in float32 or bfloat16: there all sums are taken in
+// float32, and everything that a layer of transformers would store is rounded.
 
 #pragma once
 
 #include "vectors.h"
 
+template <typename Number>
 struct Linear {
-    const float *x;       // [rows, depth]
-    const float *weight;  // [panels, depth, 32]; if gated, 16 columns of the gate, then 16 of W
-    const float *bias;    // [panels, 32]
-    const float *onto;    // [rows, columns], added to the product, or null
-    float *out;           // [rows, columns]; may be `onto`
+    const Number *x;       // [rows, depth]
+    const Number *weight;  // [panels, depth, 32], or [panels, depth / 2, 32, 2] in bfloat16; if
+                           // gated, 16 columns of the gate, then 16 of W
+    const float *bias;     // [panels, 32]
+    const Number *onto;    // [rows, columns], added to the product, or null
+    Number *out;           // [rows, columns]; may be `onto`
     int64_t rows, depth, columns, gated, threads;
 };
 
+template <typename Number>
 struct Norm {
-    const float *weight;  // or null where there is none
+    const Number *weight;  // or null where there is none
     double eps;
 };
 
-extern "C" {
-
-void linear(const Linear *call);
+template <typename Number>
+void linear(const Linear<Number> &call);
 
 // out may be x
-void rms_norm_float32(const float *x, const float *weight, int64_t rows, int64_t size, double eps,
-                      float *out, int64_t threads);
+template <typename Number>
+void rms_norm(const Number *x, const Norm<Number> &norm, int64_t rows, int64_t size, Number *out,
+              int64_t threads);
 
 // Rotary position embedding in place (Su et al., "RoFormer", 2104.09864).
-void rotary(float *x, int64_t rows, int64_t row, int64_t heads, int64_t dim, const float *cos,
-            const float *sin, const int64_t *position, int64_t threads);
-}
+template <typename Number>
+void rotary(Number *x, int64_t rows, int64_t row, int64_t heads, int64_t dim, const Number *cos,
+            const Number *sin, const int64_t *position, int64_t threads);

@@ -6,7 +6,26 @@
 
 #include "vectors.h"
 
+#ifdef __AVX512BF16__
+#include <immintrin.h>
+#endif
+
 namespace {
+
+// What a tile adds up: products of float32, or of pairs of bfloat16, which are moved as float32.
+struct Single {
+    static INLINE Vector add(Vector total, float left, Vector right) { return total + left * right; }
+};
+
+struct Pair {
+#ifdef __AVX512BF16__
+    static INLINE Vector add(Vector total, float left, Vector right)
+    {
+        const __m512 all = _mm512_set1_ps(left);
+        return (Vector)_mm512_dpbf16_ps((__m512)total, (__m512bh)all, (__m512bh)right);
+    }
+#endif
+};
 
 // left(i, k) = data[i · row + k · step]
 struct Left {
@@ -15,7 +34,7 @@ struct Left {
 };
 
 // out[ROWS, 16 · VECTORS] += left[ROWS, depth] · right[depth, 16 · VECTORS]
-template <int ROWS, int VECTORS>
+template <int ROWS, int VECTORS, typename Term>
 INLINE void tile(Left left, int64_t depth, const float *right, int64_t right_row, float *out,
                  int64_t out_row)
 {
@@ -27,23 +46,23 @@ INLINE void tile(Left left, int64_t depth, const float *right, int64_t right_row
         for (int v = 0; v < VECTORS; v++) {
             const Vector some = at(right + k * right_row + v * LANES);
             for (int i = 0; i < ROWS; i++)
-                total[i][v] += left.data[i * left.row + k * left.step] * some;
+                total[i][v] = Term::add(total[i][v], left.data[i * left.row + k * left.step], some);
         }
     for (int i = 0; i < ROWS; i++)
         for (int v = 0; v < VECTORS; v++)
             at(out + i * out_row + v * LANES) = total[i][v];
 }
 
-template <int VECTORS>
+template <int VECTORS, typename Term = Single>
 INLINE void strip(int64_t rows, Left left, int64_t depth, const float *right, int64_t right_row,
                   float *out, int64_t out_row)
 {
     for (; rows >= TALL; rows -= TALL, left.data += TALL * left.row, out += TALL * out_row)
-        tile<TALL, VECTORS>(left, depth, right, right_row, out, out_row);
+        tile<TALL, VECTORS, Term>(left, depth, right, right_row, out, out_row);
     for (; rows >= 2; rows -= 2, left.data += 2 * left.row, out += 2 * out_row)
-        tile<2, VECTORS>(left, depth, right, right_row, out, out_row);
+        tile<2, VECTORS, Term>(left, depth, right, right_row, out, out_row);
     if (rows)
-        tile<1, VECTORS>(left, depth, right, right_row, out, out_row);
+        tile<1, VECTORS, Term>(left, depth, right, right_row, out, out_row);
 }
 
 // out[rows, columns] += left[rows, depth] · right[depth, columns]; columns a multiple of 16

@@ -1,4 +1,5 @@
-// Products of large matrices: with a packed weight in a rollout, of any two in an update. Both
+// Products of large matrices: with a packed weight in a rollout, in float32 or bfloat16; of any two
+// in an update, in float32. Both
 // factors are packed into panels of a tile's width, so that the micro-kernel of multiply.h reads
 // them in order (GEBP: Goto & van de Geijn, "Anatomy of High-Performance Matrix Multiplication",
 // 2008).
@@ -15,32 +16,64 @@ namespace {
 constexpr int64_t BLOCK = 128;  // rows that stay in the second-level cache
 constexpr int64_t PACK = 64;    // rows that are packed into it
 
-// Rows of one panel, tile by tile on the stack, with activation and sum before they are stored.
-void linear_panel(const Linear &l, int64_t panel, int64_t first, int64_t end)
+// out[rows, 32] += x[rows, depth] · weight[depth, 32], and the same of pairs along the depth.
+INLINE void add_product(const float *x, const float *weight, int64_t rows, int64_t depth, float *out)
 {
-    const int64_t wide = l.gated ? LANES : PANEL, column = panel * wide;
-    const int64_t columns = std::min(wide, l.columns - column);
-    const float *weight = l.weight + panel * l.depth * PANEL;
+    strip<2>(rows, {x, depth, 1}, depth, weight, PANEL, out, PANEL);
+}
+
+INLINE void add_product(const Narrow *x, const Narrow *weight, int64_t rows, int64_t depth, float *out)
+{
+#ifdef __AVX512BF16__
+    const Left pairs{(const float *)x, depth / 2, 1};
+    strip<2, Pair>(rows, pairs, depth / 2, (const float *)weight, PANEL, out, PANEL);
+#endif
+}
+
+// Rows of one panel, tile by tile on the stack, with activation and sum before they are stored.
+template <typename Number>
+void linear_panel(const Linear<Number> &l, int64_t panel, int64_t first, int64_t end)
+{
+    const int64_t own = l.gated ? LANES : PANEL, column = panel * own;
+    const int64_t columns = std::min(own, l.columns - column);
+    const Number *weight = l.weight + panel * l.depth * PANEL;
     alignas(4 * LANES) float block[TALL][PANEL];
     for (int64_t row = first; row < end; row += TALL) {
         const int64_t rows = std::min<int64_t>(TALL, end - row);
         for (int64_t i = 0; i < rows; i++)
             for (int64_t j = 0; j < PANEL; j++)
                 block[i][j] = l.bias[panel * PANEL + j];
-        strip<2>(rows, {l.x + row * l.depth, l.depth, 1}, l.depth, weight, PANEL, block[0], PANEL);
+        add_product(l.x + row * l.depth, weight, rows, l.depth, block[0]);
         for (int64_t i = 0; i < rows; i++) {
             if (l.gated) {
-                const Vector gate = at(block[i]);
-                at(block[i]) = gate * sigmoid(gate) * at(block[i] + LANES);
+                const Vector gate = rounded<Number>(at(block[i]));
+                const Vector up = rounded<Number>(at(block[i] + LANES));
+                at(block[i]) = rounded<Number>(gate * sigmoid(gate)) * up;
             }
             const int64_t place = (row + i) * l.columns + column;
             for (int64_t j = 0; j < columns; j++)
-                l.out[place + j] = block[i][j] + (l.onto ? l.onto[place + j] : 0.0f);
+                put(rounded<Number>(block[i][j]) + (l.onto ? wide(l.onto[place + j]) : 0.0f),
+                    l.out[place + j]);
         }
     }
 }
 
 }  // namespace
+
+template <typename Number>
+void linear(const Linear<Number> &l)
+{
+    const int64_t own = l.gated ? LANES : PANEL, panels = (l.columns + own - 1) / own;
+    const int64_t blocks = (l.rows + BLOCK - 1) / BLOCK;
+#pragma omp parallel for num_threads(l.threads) schedule(static)
+    for (int64_t i = 0; i < blocks * panels; i++) {
+        const int64_t first = i / panels * BLOCK;
+        linear_panel(l, i % panels, first, std::min(first + BLOCK, l.rows));
+    }
+}
+
+template void linear(const Linear<float> &l);
+template void linear(const Linear<Narrow> &l);
 
 // out = left · right, or out += left · right, where left(i, k) = left[i · left_row + k · left_step] and
 // right(k, j) = right[k · right_row + j · right_step].
@@ -50,7 +83,7 @@ struct Product {
     int64_t rows, columns, depth, left_row, left_step, right_row, right_step, onto, threads;
 };
 
-SIZE_OF(Linear, Linear)
+SIZE_OF(Linear, Linear<float>)
 SIZE_OF(Product, Product)
 
 namespace {
@@ -139,16 +172,17 @@ void by_rows(const Product &p, float *whole, float *rows)
 
 extern "C" {
 
-void linear(const Linear *call)
+void linear_float32(const Linear<float> *call) { linear(*call); }
+void linear_bfloat16(const Linear<Narrow> *call) { linear(*call); }
+
+// Whether the processor adds up products of bfloat16; products of them are not computed without.
+int64_t multiplies_bfloat16()
 {
-    const Linear &l = *call;
-    const int64_t wide = l.gated ? LANES : PANEL, panels = (l.columns + wide - 1) / wide;
-    const int64_t blocks = (l.rows + BLOCK - 1) / BLOCK;
-#pragma omp parallel for num_threads(l.threads) schedule(static)
-    for (int64_t i = 0; i < blocks * panels; i++) {
-        const int64_t first = i / panels * BLOCK;
-        linear_panel(l, i % panels, first, std::min(first + BLOCK, l.rows));
-    }
+#ifdef __AVX512BF16__
+    return 1;
+#else
+    return 0;
+#endif
 }
 
 // Returns 0, or 1 when out of memory. The right factor is packed as a whole where the left one is

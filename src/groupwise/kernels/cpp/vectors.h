@@ -71,6 +71,14 @@ INLINE float rounded(float x)
     return wide(place);
 }
 
+template <typename Number>
+INLINE Vector rounded(Vector x)
+{
+    Number places[LANES];
+    store(x, places);
+    return load(places);
+}
+
 INLINE float sum(Vector x)
 {
     Half h = *(Half *)&x + *((Half *)&x + 1);
