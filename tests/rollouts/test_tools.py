@@ -368,13 +368,15 @@ def test_prompts_with_a_slow_environment_start_early_and_never_all_at_once() -> 
     class Noting(GroupEngine):
         order: list[str] = []
 
-        def converse(self, requests: Any, *given: Any) -> Any:
+        def converse(
+            self, requests: Any, sampling: Any, limits: Any = None, turns: Any = None
+        ) -> Any:
             def noted() -> Iterator[Request | None]:
                 for request in requests:
                     self.order.append(request.prompt.id)
                     yield request
 
-            return super().converse(noted(), *given)
+            return super().converse(noted(), sampling, limits, turns)
 
     def with_column(request: Request) -> Request:
         tool = "slow" if int(request.prompt.id) in (5, 6) else "quick"
