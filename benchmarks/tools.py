@@ -10,7 +10,8 @@ replies are the same on both sides, and so are all tokens (this is checked). Cas
     alone-24, alone-300     the same, where every completion is continued by a request of its own
     no-tool                 CPU time of tools that no completion ever asks, against none
     slow-tool               tokens per second where the tool of every eighth prompt takes 100 times
-                            as long as the others, against none that does
+                            as long as the others, against none that does; the engine knows from an
+                            earlier rollout how long each takes
     stragglers              tokens per second where 2 % of calls take a second, against rounds in
                             which all completions wait for the slowest call
 """
@@ -29,6 +30,7 @@ from typing import Any
 import torch
 
 from groupwise.environments import Reply
+from groupwise.environments.by_column import ByColumn
 from groupwise.rollouts import GroupEngine
 from groupwise.rollouts.rows import EMPTY
 from groupwise.rollouts.tools import ToolEngine
@@ -138,7 +140,18 @@ def rollout(
         settings=SETTINGS,
         max_rows=ROWS,
     )
-    return sorted(tools.generate(asked, SAMPLING), key=lambda group: group.stream.place)
+    return in_order(tools, asked)
+
+
+def with_tools(engine: GroupEngine, *, rare_s: float) -> ToolEngine:
+    """An engine with two tools, of which the rarer one takes `rare_s` seconds."""
+    often, rare = (Noise(seconds=lambda *_, each=each: each) for each in (0.001, rare_s))
+    environment = ByColumn({"often": often, "rare": rare}, column="tool")
+    return ToolEngine(engine, environment, policy=engine.policy, settings=SETTINGS, max_rows=ROWS)
+
+
+def in_order(engine: ToolEngine, asked: list[Request]) -> list[Group]:
+    return sorted(engine.generate(asked, SAMPLING), key=lambda group: group.stream.place)
 
 
 def rounds(engine: GroupEngine, asked: list[Request], environment: Noise) -> list[Group]:
@@ -217,13 +230,14 @@ def sides(
             time.process_time,
         )
     if case == "slow-tool":
-        slow = Noise(seconds=lambda prompt, _: 0.1 if int(prompt) % 8 == 0 else 0.001)
-        fast = Noise(seconds=lambda prompt, _: 0.001)
-        return (
-            lambda: rollout(engine, asked, slow),
-            lambda: rollout(engine, asked, fast),
-            time.perf_counter,
-        )
+        asked = [
+            replace(
+                each, prompt=replace(each.prompt, columns={"tool": "often" if n % 8 else "rare"})
+            )
+            for n, each in enumerate(asked)
+        ]
+        slow, fast = (with_tools(engine, rare_s=seconds) for seconds in (0.1, 0.001))
+        return lambda: in_order(slow, asked), lambda: in_order(fast, asked), time.perf_counter
     rare = Noise(seconds=lambda _, text: 1.0 if zlib.crc32(text.encode()) % 50 == 0 else 0.0)
     return (
         lambda: rollout(engine, asked, rare),

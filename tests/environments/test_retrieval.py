@@ -76,13 +76,15 @@ def test_published_forms_of_corpora_are_read(tmp_path, name, content, expected) 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ('{"text": "x"}\n{"text": \n', ":2: is not JSON"),
-        ('{"title": "x"}\n', "row 1: must have a text"),
-        ("", "no rows|no passages"),
+        (b'{"text": "x"}\n{"text": \n', ":2: is not JSON"),
+        (b'{"text": "x"}\n{"text": "\xff"}\n', ":2: is not UTF-8 text"),
+        (b'{"title": "x"}\n', "row 1: must have a text"),
+        (b'{"text": 7}\n', "row 1: must have a text"),
+        (b"", "no rows|no passages"),
     ],
 )
 def test_broken_corpora_are_refused_with_their_row(tmp_path, content, message) -> None:
-    (tmp_path / "a.jsonl").write_text(content)
+    (tmp_path / "a.jsonl").write_bytes(content)
     with pytest.raises(UsageError, match=message):
         read_corpus(str(tmp_path / "a.jsonl"))
 

@@ -634,21 +634,25 @@ def test_tree_attention_gives_the_same_bits_again(tree_threads: int) -> None:
 def test_memory_of_completions_is_readable_up_to_where_they_have_got() -> None:
     """What lies beyond is whatever the memory held, and what was written is never cleared."""
     grid = GroupCache(
-        slots=2, group=2, prompt_capacity=3, suffix_capacity=150, device=torch.device("cpu")
+        slots=4, group=2, prompt_capacity=3, suffix_capacity=150, device=torch.device("cpu")
     )
     first = grid.layer(0, torch.zeros(1, 2, 4))
-    first.clear(0, 150)
     for key in (first.suffix_key, first.suffix_value):
         key.fill_(float("nan"))
-    grid.reach(1)
-    first.suffix_key[..., 0, :] = 7
+    grid.reach(1, 1)
+    first.suffix_key[0, :, :, 0] = 7
     later = grid.layer(1, torch.zeros(1, 2, 4))
-    for reached in (1, 64, 65, 150):
-        grid.reach(reached)
+    later.suffix_key[1:], later.suffix_value[1:] = torch.nan, torch.nan
+
+    def check(slots: int, reached: int) -> None:
         for layer in (first, later):
-            assert (
-                not torch.stack([layer.suffix_key, layer.suffix_value])[..., :reached, :]
-                .isnan()
-                .any()
-            )
-    assert bool((first.suffix_key[..., 0, :] == 7).all())
+            kept = torch.stack([layer.suffix_key, layer.suffix_value])
+            assert not kept[:, :slots, :, :, :reached].isnan().any()
+            assert kept[:, slots:].isnan().all(), "no memory is taken for slots that are not used"
+
+    for slots, reached in ((1, 1), (1, 64), (2, 65), (1, 66), (2, 150)):
+        grid.reach(slots, reached)
+        check(max(slots, grid.entered), reached)
+    assert bool((first.suffix_key[0, :, :, 0] == 7).all())
+    grid.move([2], [0], prompt=1, suffix=150)
+    check(3, 150)

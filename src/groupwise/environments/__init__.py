@@ -10,6 +10,7 @@ from groupwise.environments import calculator, python, search
 from groupwise.environments.base import (
     ENVIRONMENTS,
     SEARCH_TAGS,
+    Choosing,
     Environment,
     Reply,
     TagEnvironment,
@@ -22,6 +23,7 @@ from groupwise.environments.functions import FunctionEnvironment
 __all__ = [
     "ENVIRONMENTS",
     "SEARCH_TAGS",
+    "Choosing",
     "Environment",
     "FunctionEnvironment",
     "Reply",

@@ -57,6 +57,15 @@ class Environment(Protocol):
         ...
 
 
+@runtime_checkable
+class Choosing(Protocol):
+    """An environment that hands each prompt to one of several."""
+
+    def choice(self, prompt: Prompt) -> str:
+        """The name of the environment that replies to the completions of a prompt."""
+        ...
+
+
 Tool = Callable[[str], Reply]
 """From the text of a call to the reply, whose text is the bare result."""
 

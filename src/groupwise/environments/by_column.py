@@ -65,10 +65,14 @@ class ByColumn:
         every = (stop for environment in self.environments.values() for stop in environment.stops)
         return tuple(dict.fromkeys(every))
 
+    def choice(self, prompt: Prompt) -> str:
+        """The name in the prompt's column."""
+        return str(prompt.columns.get(self.column))
+
     def begin(self, prompt: Prompt, *, stream: Stream) -> tuple[Environment, Any]:
         """The environment of the prompt, and its state."""
         check_column([prompt], environments=self.environments, column=self.column)
-        environment = self.environments[prompt.columns[self.column]]
+        environment = self.environments[self.choice(prompt)]
         return environment, environment.begin(prompt, stream=stream)
 
     def reply(self, state: tuple[Environment, Any], text: str) -> Reply:

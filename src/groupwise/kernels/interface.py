@@ -62,10 +62,10 @@ class LayerCache:
     def tensors(self) -> tuple[Tensor, ...]:
         return (self.prompt_key, self.prompt_value, self.suffix_key, self.suffix_value)
 
-    def clear(self, first: int, end: int) -> None:
-        """Set the tokens `first` to `end` − 1 of all completions to zero."""
-        self.suffix_key[..., first:end, :] = 0
-        self.suffix_value[..., first:end, :] = 0
+    def clear(self, slots: slice, tokens: slice) -> None:
+        """Set some tokens of all completions of some slots to zero."""
+        self.suffix_key[slots, :, :, tokens] = 0
+        self.suffix_value[slots, :, :, tokens] = 0
 
 
 @dataclass(kw_only=True)
@@ -78,8 +78,8 @@ class GroupCache:
     layer holds prompt keys [S, K, P, D] and suffix keys [S, K, G, T, D].
 
     Capacities are in tokens; `prompt_length[s]` and `start[s]` say what slot s holds: a prompt of
-    that length, and completions that began at that tick of the clock. Completions can be read up to
-    `reached`.
+    that length, and completions that began at that tick of the clock. Completions of the first
+    `entered` slots can be read up to `reached`.
     """
 
     slots: int
@@ -88,6 +88,7 @@ class GroupCache:
     suffix_capacity: int
     device: torch.device
     layers: dict[int, LayerCache] = field(default_factory=dict)
+    entered: int = 0
     reached: int = 0
 
     def __post_init__(self) -> None:
@@ -106,19 +107,23 @@ class GroupCache:
                 suffix_key=like.new_empty(suffix),
                 suffix_value=like.new_empty(suffix),
             )
-            layer.clear(0, self.reached)
+            layer.clear(slice(self.entered), slice(self.reached))
             self.layers[index] = layer
         return self.layers[index]
 
-    def reach(self, suffix: int) -> None:
-        """Make the first `suffix` tokens of completions readable: attention reads masked tokens
-        too, and memory as it is allocated may hold NaN. Few completions get as long as they may,
-        so the rest is left alone."""
+    def reach(self, slots: int, suffix: int) -> None:
+        """Make the first `suffix` tokens of completions of the first `slots` readable: attention
+        reads masked tokens too, and memory as it is allocated may hold NaN. Few completions get as
+        long as they may, and few rollouts need every slot, so the rest is left alone: it takes no
+        memory before."""
+        slots, end = max(slots, self.entered), self.reached
         if suffix > self.reached:
             end = min(suffix + CLEARED - suffix % CLEARED, self.suffix_capacity)
+        if (slots, end) != (self.entered, self.reached):
             for layer in self.layers.values():
-                layer.clear(self.reached, end)
-            self.reached = end
+                layer.clear(slice(self.entered), slice(self.reached, end))
+                layer.clear(slice(self.entered, slots), slice(end))
+            self.entered, self.reached = slots, end
 
     def move(self, sources: list[int], targets: list[int], *, prompt: int, suffix: int) -> None:
         """Copy some slots over others, so that the used slots stay the first ones.
@@ -126,6 +131,7 @@ class GroupCache:
         Args:
             prompt, suffix: tokens of the longest prompt and of the longest completion among them.
         """
+        self.reach(max(sources) + 1, suffix)  # a slot may move before it is first read
         self.prompt_length[targets] = self.prompt_length[sources]
         self.start[targets] = self.start[sources]
         # One at a time: indexing would gather into a temporary first and take several times longer.
@@ -176,7 +182,7 @@ class DecodeRows:
     parts: list[tuple[Tensor, DecodeRows]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.cache.reach(self.suffix)
+        self.cache.reach(self.used, self.suffix)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,6 +26,7 @@ from groupwise.rollouts.tools.calls import Calls, ToolCalls
 from groupwise.rollouts.tools.injection import Injector, extended
 from groupwise.rollouts.tools.journal import Asked, ReplyJournal
 from groupwise.rollouts.tools.turns import turn_frame
+from groupwise.rollouts.tools.waits import Waits
 from groupwise.settings import EnvironmentSettings
 from groupwise.types import (
     Completion,
@@ -85,6 +86,7 @@ class ToolEngine:
         threads = ToolCalls(workers=settings.workers, timeout_s=settings.timeout_s)
         self.calls: Calls = threads if calls is None else calls
         self.ended = ended
+        self.waits = Waits(environment)
 
     @property
     def exact_continuation(self) -> bool:
@@ -100,6 +102,7 @@ class ToolEngine:
             if not requests:
                 return
             limits = self._limits(requests, sampling)
+            requests = self.waits.ordered(requests)
         rollout = _Rollout(self, requests, sampling)
         stops = (*sampling.stop, *self.environment.stops)
         handing_over = sampling.model_copy(update={"stop": stops})
@@ -356,6 +359,7 @@ class _Rollout:
                 continue
             if self.tools.journal is not None:
                 self.tools.journal.keep(asked, reply, seconds)
+            self.tools.waits.note(asked.request.prompt, seconds)
             row = self.open[asked.request.stream, asked.request.prompt.id].rows[asked.sample]
             self._reply(row, reply, seconds)
 
