@@ -1,4 +1,4 @@
-"""Every wait of a rank for the others ends, and says what was waited for and which rank is missing."""
+"""Every wait of a rank for the others ends, and names what is waited for and who is missing."""
 
 from __future__ import annotations
 

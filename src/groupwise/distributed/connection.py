@@ -181,15 +181,15 @@ class Cluster:
     def compare(self, actors: Mapping[str, Any]) -> None:
         """Refuse processes with other packages than the driver's."""
         calls = {name: actor.surroundings.remote() for name, actor in actors.items()}
-        others = {name: self._begun(name, call) for name, call in calls.items()}
+        others = {name: self.answer(name, call) for name, call in calls.items()}
         surroundings.compare(surroundings.surroundings(), others, here="the driver")
 
-    def _begun(self, name: str, call: Any) -> Any:
-        """The first answer of a process.
+    def answer(self, name: str, call: Any) -> Any:
+        """What a process answers while the run starts.
 
         Raises:
-            RankLost: it was killed while it started.
-            RunError: it did not start; the message says why.
+            RankLost: it was killed meanwhile.
+            RunError: it did not start, or gives no answer; the message says why.
         """
         ray, limit = self.ray, self.config.distributed.timeout_s
         try:
@@ -201,7 +201,8 @@ class Cluster:
             raise RunError(f"{name}: did not start: {said[-1]}") from error
         except ray.exceptions.GetTimeoutError as error:
             raise RunError(
-                f"{name}: did not start within {limit:.0f} s (distributed.timeout_minutes)."
+                f"{name}: gave no answer within {limit:.0f} s (distributed.timeout_minutes) while "
+                "the run started."
             ) from error
 
     def asked(self, actor: Any) -> Any:
