@@ -1,4 +1,4 @@
-"""Machines of a Ray cluster as network namespaces, which a cable connects that can be cut."""
+"""Two machines as network namespaces, which a cable connects that can be cut."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _ip(*words: str) -> str:
 
 
 class Machine:
-    """A network namespace with an address of its own, and a Ray node in it.
+    """A network namespace with an address of its own.
 
     Args:
         address: of its end of the cable.
@@ -45,6 +45,16 @@ class Machine:
     def command(self, *words: str) -> list[str]:
         """A command that runs here."""
         return ["ip", "netns", "exec", self.name, *words]
+
+    def run(self, command: Sequence[str], log: Path, **more: str) -> subprocess.Popen[bytes]:
+        """Start a command here; what it says goes to a file.
+
+        Args:
+            more: variables of its environment.
+        """
+        with log.open("w") as file:
+            line, known = self.command(*command), {**os.environ, **more}
+            return subprocess.Popen(line, stdout=file, stderr=subprocess.STDOUT, env=known)
 
     def plug(self) -> None:
         """Take the address."""
@@ -85,13 +95,9 @@ class Machine:
 
 
 class TwoMachines:
-    """A cluster of a first machine and another one.
+    """A first machine and another one, which know no other network."""
 
-    Args:
-        cpus: of each.
-    """
-
-    def __init__(self, *cpus: int) -> None:
+    def __init__(self) -> None:
         if shutil.which("ip") is None:
             pytest.skip("network namespaces need the command `ip` (package iproute2)")
         try:
@@ -102,8 +108,12 @@ class TwoMachines:
         _ip("link", "add", *ends[0], "type", "veth", "peer", *ends[1])
         for each in (self.first, self.second):
             each.plug()
-        self.cpus = cpus
+        self.cpus = 0, 0
         self.folder = Path(tempfile.mkdtemp(prefix="gw"))  # Paths of sockets have to be short.
+
+    def start_ray(self, *cpus: int) -> None:
+        """Start a cluster with so many CPUs on each machine."""
+        self.cpus = cpus
         head = [f"--port={PORT}", "--include-dashboard=false", f"--temp-dir={self.folder}"]
         self.first.start(cpus[0], "--head", f"--system-config={json.dumps(PATIENCE)}", *head)
         self.join()
@@ -116,12 +126,6 @@ class TwoMachines:
     def join(self) -> None:
         """Start the second node."""
         self.second.start(self.cpus[1], f"--address={self.address}")
-
-    def run(self, command: Sequence[str], log: Path) -> subprocess.Popen[str]:
-        """Start a command on the first machine; what it says goes to a file."""
-        with log.open("w") as file:
-            line = self.first.command(*command)
-            return subprocess.Popen(line, stdout=file, stderr=subprocess.STDOUT, text=True)
 
     def remove(self) -> None:
         """End everything."""

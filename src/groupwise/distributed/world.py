@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
+from groupwise.distributed.addresses import use_route
 from groupwise.errors import RunError, first_line
 
 IDLE = timedelta(hours=24)
@@ -256,21 +257,23 @@ class World:
         Raises:
             RunError: what was waited for, and who was lost, as far as can be seen from here.
         """
+        begun = time.monotonic()
         try:
             yield
         except RuntimeError as error:
             if isinstance(error, RunError) or not _contains(error, LOST):
                 raise
+            # A connection that cannot be made times out sooner.
+            late = time.monotonic() - begun > 0.9 * self.timeout_s and _contains(error, SILENT)
             raise RunError(
                 f"rank {self.rank} of {self.size} waited for {name}: "
-                f"{self._who(error)}. Continue with --resume."
+                f"{self._who(error, silent=late)}. Continue with --resume."
             ) from error
 
-    def _who(self, error: BaseException, *, patience_s: float = 3.0) -> str:
+    def _who(self, error: BaseException, *, silent: bool, patience_s: float = 3.0) -> str:
         """Which ranks were lost: those that gave a reason or have ended; after a time-out those
         that do not time out as well within some seconds; otherwise the message of the library.
         """
-        silent = _contains(error, SILENT)
         if silent:
             self._note(f"waited/{self.rank}", "too long")
         others = late = [rank for rank in range(self.size) if rank != self.rank]
@@ -311,6 +314,8 @@ class World:
 
 def _met(timeout_s: float) -> tuple[Store, int, int]:
     """The store that `torchrun` describes in the environment, this rank, and how many there are."""
+    if os.environ.get("LOCAL_WORLD_SIZE") != os.environ.get("WORLD_SIZE"):  # Several machines.
+        use_route(os.environ.get("MASTER_ADDR", ""))
     try:
         return next(rendezvous("env://", timeout=timedelta(seconds=timeout_s)))
     except (RuntimeError, ValueError) as error:
