@@ -156,7 +156,7 @@ def test_a_run_starts_again_where_a_process_was_lost_at_its_start(
     monkeypatch.setattr(LearnerGroup, "_check_shared", killed_once)
     progress = Quiet()
     train_config(config_of(tmp_path / "run", "steps=1"), progress=progress)
-    assert "a process was lost while the run started. Starting again." in progress.said
+    assert "rank 0 was lost while it started. Starting again." in progress.said
     assert (tmp_path / "run" / "final").exists()
 
 

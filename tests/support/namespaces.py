@@ -19,6 +19,8 @@ import pytest
 PORT = 6379
 PATIENCE = {"health_check_period_ms": 500, "health_check_timeout_ms": 1000}
 """A node counts as lost after five checks that it does not answer."""
+OPEN = {"RAY_AUTH_MODE": "disabled"}
+"""Otherwise the first node asks for a token if this user has one, and the others give none."""
 _NUMBERS = itertools.count()
 
 
@@ -53,7 +55,7 @@ class Machine:
             more: variables of its environment.
         """
         with log.open("w") as file:
-            line, known = self.command(*command), {**os.environ, **more}
+            line, known = self.command(*command), {**os.environ, **OPEN, **more}
             return subprocess.Popen(line, stdout=file, stderr=subprocess.STDOUT, env=known)
 
     def plug(self) -> None:
@@ -71,7 +73,8 @@ class Machine:
         line = self.command(sys.executable, "-m", "ray.scripts.scripts", "start")
         line += [f"--num-cpus={cpus}", f"--node-ip-address={self.address}"]
         line += ["--object-store-memory=100000000", "--disable-usage-stats", *more]
-        done = subprocess.run(line, capture_output=True, text=True, timeout=120)
+        known = {**os.environ, **OPEN}
+        done = subprocess.run(line, capture_output=True, text=True, timeout=120, env=known)
         assert done.returncode == 0, done.stdout + done.stderr
 
     def processes(self, title: str = "") -> list[psutil.Process]:
