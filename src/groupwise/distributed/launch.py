@@ -18,7 +18,7 @@ PORT, RAY_PORT = 29500, 6379
 """The port at which the processes of a run meet."""
 
 AUTHENTICATION = (
-    "# To have Ray check who connects: RAY_AUTH_MODE=token, and one RAY_AUTH_TOKEN on all machines.",
+    "# To have Ray check who connects: RAY_AUTH_MODE=token, one RAY_AUTH_TOKEN everywhere.",
     'export RAY_AUTH_MODE="${RAY_AUTH_MODE:-disabled}"',
 )
 """Unset, the first machine asks for a token if it has one, and the others give none."""
