@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import socket
 import subprocess
 from pathlib import Path
 
@@ -79,6 +80,20 @@ def test_what_a_cluster_lacks_is_said(tmp_path: Path) -> None:
     config = load("word-problems-ray", settings(tmp_path / "run", "cluster.rank_gpus=4"))
     with pytest.raises(UsageError, match="too little .*GPU: 0 of 4"):
         Cluster(config)
+
+
+@pytest.mark.timeout(60)
+def test_a_dead_address_is_said_at_once(tmp_path: Path) -> None:
+    from groupwise.distributed.connection import Cluster
+
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{unused.getsockname()[1]}"
+        config = load("word-problems-ray", settings(tmp_path, f"cluster.address={address}"))
+        with pytest.raises(
+            UsageError, match=f"'{address}': no Ray cluster answers there .*refused"
+        ):
+            Cluster(config)
 
 
 def test_what_a_cluster_cannot_do_is_refused_before_it_starts(tmp_path: Path) -> None:

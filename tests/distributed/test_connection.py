@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,15 +12,18 @@ from typing import Any
 import psutil
 import pytest
 
+from cluster_runs import processes
+from groupwise.algorithms import bind
 from groupwise.algorithms.binding import POLICY
 from groupwise.config import Config, load
 from groupwise.config.connect import load_configured
 from groupwise.distributed import connection
-from groupwise.distributed.cluster import ClusterLearner
+from groupwise.distributed.cluster import ClusterLearner, connect_cluster
 from groupwise.distributed.connection import Cluster
 from groupwise.distributed.learner_group import LearnerGroup
 from groupwise.distributed.lost import RankLost
 from groupwise.distributed.probe import probe
+from groupwise.distributed.replicas import ClusterEngine, Starting
 from groupwise.errors import RunError, UsageError
 from groupwise.training.run import train_config
 from small_runs import Quiet, settings
@@ -73,6 +77,55 @@ def test_a_process_that_does_not_start_says_why(tmp_path: Path) -> None:
         cluster.close()
 
 
+def test_a_process_that_does_not_become_ready_is_named(tmp_path: Path) -> None:
+    """At the start, and in the place of a lost replica."""
+
+    class Late:
+        def __init__(self, *given: Any) -> None:
+            time.sleep(60)
+
+        def surroundings(self) -> dict[str, str]:
+            return {}
+
+        def alive(self) -> None:
+            """Never answered."""
+
+    cluster = Cluster(config_of(tmp_path, "distributed.timeout_minutes=0.05"))
+    try:
+        late = [cluster.actor(Late, cpus=1, gpus=0) for _ in range(2)]
+        with pytest.raises(RunError, match="^rank 0: gave no answer within 3 s"):
+            cluster.compare({"rank 0": late[0]})
+        starting = Starting(cluster, 2)
+        starting.add(1, late[1])
+        end = time.monotonic() + 30
+        with pytest.raises(RunError, match="^replica 1: lost, and another did not start within 3"):
+            while time.monotonic() < end:
+                starting.started()
+                time.sleep(0.1)
+    finally:
+        cluster.close()
+
+
+@pytest.mark.parametrize(("kind", "name"), [("LearnerRank", "rank 0"), ("Replica", "replica 0")])
+def test_a_process_that_stands_still_while_the_run_starts_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, name: str
+) -> None:
+    """Stopped as soon as its packages have been compared, or it has taken over its weights."""
+
+    def stop(*given: Any) -> None:
+        for each in processes(os.getpid(), f"ray::{kind}"):
+            each.suspend()
+
+    def after(owner: type, method: str) -> None:
+        own = getattr(owner, method)
+        monkeypatch.setattr(owner, method, lambda *given: (own(*given), stop())[0])
+
+    config = config_of(tmp_path / "run", "distributed.timeout_minutes=0.3")
+    after(*((Cluster, "compare") if kind == "LearnerRank" else (ClusterEngine, "_await")))
+    with pytest.raises(RunError, match=f"^{name}: gave no answer within 18 s"):
+        connect_cluster(config, bind(config.algorithm.name), policy=load_configured(config))
+
+
 def test_a_run_starts_again_where_a_process_was_lost_at_its_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -103,7 +156,7 @@ def test_a_run_starts_again_where_a_process_was_lost_at_its_start(
     monkeypatch.setattr(LearnerGroup, "_check_shared", killed_once)
     progress = Quiet()
     train_config(config_of(tmp_path / "run", "steps=1"), progress=progress)
-    assert "a process was lost while the run started. Starting again." in progress.said
+    assert "rank 0 was lost while it started. Starting again." in progress.said
     assert (tmp_path / "run" / "final").exists()
 
 

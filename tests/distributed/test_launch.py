@@ -53,6 +53,15 @@ def test_every_machine_gets_its_number() -> None:
     assert words[words.index("--node-rank") + 1] == "${NODE_RANK:-0}"
 
 
+@pytest.mark.parametrize("make", [script, slurm], ids=lambda make: make.__name__)
+def test_all_machines_of_a_cluster_agree_on_tokens(make: Any) -> None:
+    """Otherwise, Ray decides on each machine by whether its user has a token."""
+    lines = make(launch_of("word-problems-ray", nodes=2)).splitlines()
+    first = next(number for number, line in enumerate(lines) if "ray start" in line)
+    assert 'export RAY_AUTH_MODE="${RAY_AUTH_MODE:-disabled}"' in lines[:first]
+    assert "RAY_AUTH_MODE" not in make(launch_of("word-problems", nodes=2))
+
+
 def test_slurm_is_asked_for_what_the_cluster_section_needs() -> None:
     given = (
         "cluster.ranks=2",

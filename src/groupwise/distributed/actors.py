@@ -6,13 +6,11 @@ Nothing here imports Ray, which makes these classes into actors and calls their 
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 from torch import Tensor
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
@@ -25,6 +23,7 @@ from groupwise.config.connect import (
     second_model,
     select_device,
 )
+from groupwise.distributed.addresses import own_address, use_route
 from groupwise.distributed.canary import check_canary
 from groupwise.distributed.ranks import make_member
 from groupwise.distributed.surroundings import received, surroundings
@@ -79,8 +78,7 @@ class LearnerRank:
             weights: what the run begins with, on rank 0.
         """
         limit_s = self.config.distributed.timeout_s
-        if name := interface(own_address(address[0])):
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+        use_route(address[0])
         if self.store is None:
             self.store = TCPStore(*address, is_master=False, timeout=timedelta(seconds=limit_s))
         policy = load_configured(self.config)
@@ -187,18 +185,3 @@ def go_to(folder: str) -> None:
     """Change to the driver's folder, if this machine has it."""
     if Path(folder).is_dir():
         os.chdir(folder)
-
-
-def own_address(other: str) -> str:
-    """The address at which other machines reach this one; a host name may resolve to 127.0.1.1."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((other, 1))  # Chooses a route; nothing is sent.
-        return probe.getsockname()[0]
-
-
-def interface(address: str) -> str | None:
-    """The network interface that has an address."""
-    for name, found in psutil.net_if_addrs().items():
-        if any(each.address == address for each in found):
-            return name
-    return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
 import warnings
 from collections.abc import Mapping
@@ -21,6 +22,8 @@ WRITING = "writing"
 """The threads of a replica that wait for completions."""
 ASK_S = 2.0
 """Seconds between questions whether a process that is waited for is alive."""
+CONNECT_S = 10.0
+"""Seconds within which the address of a cluster must accept a connection."""
 ROOM_S = 60.0
 """Seconds to wait for free resources on the nodes."""
 FEWER_S = 5.0
@@ -62,8 +65,9 @@ class Cluster:
         else:
             given |= {"address": self.settings.address}
         try:
+            _check_answers(self.settings.address or "")
             ray.init(**given)
-        except (ConnectionError, RuntimeError, ValueError) as error:
+        except (OSError, RuntimeError, ValueError) as error:
             raise UsageError(
                 f"cluster.address = {self.settings.address!r}: no Ray cluster answers there "
                 f"({first_line(error)}); start one by `ray start --head`, or leave the address out."
@@ -181,15 +185,15 @@ class Cluster:
     def compare(self, actors: Mapping[str, Any]) -> None:
         """Refuse processes with other packages than the driver's."""
         calls = {name: actor.surroundings.remote() for name, actor in actors.items()}
-        others = {name: self._begun(name, call) for name, call in calls.items()}
+        others = {name: self.answer(name, call) for name, call in calls.items()}
         surroundings.compare(surroundings.surroundings(), others, here="the driver")
 
-    def _begun(self, name: str, call: Any) -> Any:
-        """The first answer of a process.
+    def answer(self, name: str, call: Any) -> Any:
+        """What a process answers while the run starts.
 
         Raises:
-            RankLost: it was killed while it started.
-            RunError: it did not start; the message says why.
+            RankLost: it was killed meanwhile.
+            RunError: it did not start, or gives no answer; the message says why.
         """
         ray, limit = self.ray, self.config.distributed.timeout_s
         try:
@@ -201,7 +205,8 @@ class Cluster:
             raise RunError(f"{name}: did not start: {said[-1]}") from error
         except ray.exceptions.GetTimeoutError as error:
             raise RunError(
-                f"{name}: did not start within {limit:.0f} s (distributed.timeout_minutes)."
+                f"{name}: gave no answer within {limit:.0f} s (distributed.timeout_minutes) while "
+                "the run started."
             ) from error
 
     def asked(self, actor: Any) -> Any:
@@ -237,6 +242,17 @@ class Cluster:
     def close(self) -> None:
         """End all processes that were started here."""
         self.ray.shutdown()
+
+
+def _check_answers(address: str) -> None:
+    """Connect to an address, because Ray alone tries for minutes.
+
+    Raises:
+        OSError: nothing listens there.
+    """
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    if port.isdecimal():  # Others, such as "auto", are names.
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S).close()
 
 
 def listed(resources: Mapping[str, float]) -> str:

@@ -17,6 +17,12 @@ from groupwise.errors import UsageError
 PORT, RAY_PORT = 29500, 6379
 """The port at which the processes of a run meet."""
 
+AUTHENTICATION = (
+    "# To have Ray check who connects: RAY_AUTH_MODE=token, one RAY_AUTH_TOKEN everywhere.",
+    'export RAY_AUTH_MODE="${RAY_AUTH_MODE:-disabled}"',
+)
+"""Unset, the first machine asks for a token if it has one, and the others give none."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
@@ -73,6 +79,7 @@ def script(launch: Launch) -> str:
     else:
         lines += [
             "# NODE_RANK: 0 on the first machine, then 1, 2, …; MASTER_ADDR: address of the first.",
+            *AUTHENTICATION,
             "set -eu",
             'if [ "${NODE_RANK:-0}" != 0 ]; then',
             f'    exec ray start --address "$MASTER_ADDR:{RAY_PORT}" --block',
@@ -109,6 +116,7 @@ def slurm(launch: Launch) -> str:
         lines.append(f'srun --kill-on-bad-exit=1 bash -c {shlex.quote(command)} _ "$first"')
         return "\n".join(lines) + "\n"
     lines += [
+        *AUTHENTICATION,
         f'srun --nodes=1 --ntasks=1 -w "$first" ray start --head --port {RAY_PORT} --block &',
     ]
     if launch.nodes > 1:

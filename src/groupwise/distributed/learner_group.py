@@ -38,7 +38,7 @@ class LearnerGroup:
         cluster.compare({f"rank {rank}": actor for rank, actor in enumerate(self.ranks)})
         self._check_shared()
         driver = cluster.ray.util.get_node_ip_address()
-        address = cluster.get(self.ranks[0].address.remote(driver))
+        address = cluster.answer("rank 0", self.ranks[0].address.remote(driver))
         given = [cluster.ray.put(dict(weights)), *[None] * (of.ranks - 1)]
         self._all("start", [(address, each) for each in given])
 
@@ -47,7 +47,7 @@ class LearnerGroup:
         folder = Path(self.cluster.config.output).resolve()
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".shared-") as mark:
-            if not self.cluster.get(self.ranks[0].sees.remote(mark.name)):
+            if not self.cluster.answer("rank 0", self.ranks[0].sees.remote(mark.name)):
                 raise UsageError(
                     f"output = {str(folder)!r}: rank 0 of the learner does not see this folder; "
                     "take one that all machines share."

@@ -96,30 +96,30 @@ def probe(config: Config) -> Findings:
         folder = Path(config.output).resolve()
         parent = next(path for path in (folder, *folder.parents) if path.is_dir())
         with tempfile.NamedTemporaryFile(dir=parent, prefix=".shared-") as mark:
-            seen = {name: cluster.get(a.sees.remote(mark.name)) for name, a in actors.items()}
+            seen = {n: cluster.answer(n, a.sees.remote(mark.name)) for n, a in actors.items()}
         sent = ray.put(torch.ones(SENT))
         return Findings(
             nodes=tuple(node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]),
             blind=tuple(name for name in actors if not seen[name]),
-            offsets={name: _offset(cluster, actor) for name, actor in actors.items()},
-            bandwidths={name: _bandwidth(cluster, actor, sent) for name, actor in actors.items()},
+            offsets={name: _offset(cluster, name, actor) for name, actor in actors.items()},
+            bandwidths={name: _bandwidth(cluster, name, a, sent) for name, a in actors.items()},
         )
     finally:
         cluster.close()
 
 
-def _offset(cluster: Cluster, actor: Any) -> float:
+def _offset(cluster: Cluster, name: str, actor: Any) -> float:
     """Seconds that a clock is ahead, from the measurement with the shortest round trip."""
     found = []
     for _ in range(QUESTIONS):
         asked = time.time()
-        theirs = cluster.get(actor.clock.remote())
+        theirs = cluster.answer(name, actor.clock.remote())
         answered = time.time()
         found.append((answered - asked, theirs - (asked + answered) / 2))
     return min(found)[1]
 
 
-def _bandwidth(cluster: Cluster, actor: Any, sent: Any) -> float:
+def _bandwidth(cluster: Cluster, name: str, actor: Any, sent: Any) -> float:
     start = time.perf_counter()
-    cluster.get(actor.take.remote(sent))
+    cluster.answer(name, actor.take.remote(sent))
     return 4 * SENT / (time.perf_counter() - start)

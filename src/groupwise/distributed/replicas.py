@@ -195,7 +195,8 @@ class ClusterEngine:
         begun = [self.renew(place, weights) for place in range(count)]
         for place, (actor, refs) in enumerate(begun):
             self._await(place, actor, refs)
-        self.exact_continuation = bool(cluster.get(self.replicas[0].exact_continuation.remote()))
+        exact = self.replicas[0].exact_continuation.remote()
+        self.exact_continuation = bool(cluster.answer("replica 0", exact))
 
     @property
     def current(self) -> Stored:

@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -19,14 +19,17 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
+from groupwise.distributed.addresses import use_route
 from groupwise.errors import RunError, first_line
 
 IDLE = timedelta(hours=24)
 """How long a rank waits for the next command of rank 0; an ended rank 0 is noticed at once."""
 LOOK_S = 0.05
 """Longest pause, in seconds, between checks whether the other ranks are done."""
-LOST = ("closed by peer", "timed out", "timeout", "connection re", "broken pipe", "gloo", "nccl")
-"""What the messages of `torch.distributed` contain when another rank is gone."""
+SILENT = ("timed out", "timeout", "monitoredbarrier")
+"""What the messages of `torch.distributed` contain when another rank does not answer in time."""
+LOST = (*SILENT, "closed by peer", "connection re", "broken pipe", "gloo", "nccl")
+"""What they contain when another rank is gone."""
 
 
 class World:
@@ -40,7 +43,7 @@ class World:
 
     def __init__(self, store: Store, rank: int, size: int, *, timeout_s: float) -> None:
         self.rank, self.size, self.timeout_s = rank, size, timeout_s
-        self.commanded = self.collected = 0
+        self.collected = 0
         # Each of the two groups takes keys of the store for itself.
         self.store = PrefixStore("groupwise", store)
         limit = timedelta(seconds=timeout_s)
@@ -103,15 +106,10 @@ class World:
         """
         data = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
         size = torch.tensor([len(data)])
-        if self.leads:
-            self.commanded += 1
         self._hand_out(size)
         if not self.leads:
             data = torch.empty(int(size), dtype=torch.uint8)
         self._hand_out(data)
-        if not self.leads:
-            self.commanded += 1
-            self.store.set(f"commanded/{self.rank}", str(self.commanded))
         return value if self.leads else pickle.loads(data.numpy().tobytes())
 
     def _hand_out(self, tensor: Tensor) -> None:
@@ -246,10 +244,11 @@ class World:
         text = f"{type(error).__name__}: {first_line(error)}"
         if isinstance(error, KeyboardInterrupt):
             text = "interrupted"
-        try:
-            self.store.set(f"failed/{self.rank}", text)
-        except RuntimeError:
-            pass  # The store ended with the rank that kept it.
+        self._note(f"failed/{self.rank}", text)
+
+    def _note(self, key: str, text: str) -> None:
+        with suppress(RuntimeError):  # The store has ended with the rank that kept it.
+            self.store.set(key, text)
 
     @contextmanager
     def waiting(self, name: str) -> Iterator[None]:
@@ -258,36 +257,43 @@ class World:
         Raises:
             RunError: what was waited for, and who was lost, as far as can be seen from here.
         """
+        begun = time.monotonic()
         try:
             yield
         except RuntimeError as error:
-            if isinstance(error, RunError) or not _is_lost(error):
+            if isinstance(error, RunError) or not _contains(error, LOST):
                 raise
+            # A connection that cannot be made times out sooner.
+            late = time.monotonic() - begun > 0.9 * self.timeout_s and _contains(error, SILENT)
             raise RunError(
                 f"rank {self.rank} of {self.size} waited for {name}: "
-                f"{self._who(error)}. Continue with --resume."
+                f"{self._who(error, silent=late)}. Continue with --resume."
             ) from error
 
-    def _who(self, error: BaseException, *, patience_s: float = 3.0) -> str:
-        """Which ranks were lost: those that gave a reason or have ended; otherwise the message of
-        the library.
+    def _who(self, error: BaseException, *, silent: bool, patience_s: float = 3.0) -> str:
+        """Which ranks were lost: those that gave a reason or have ended; after a time-out those
+        that do not time out as well within some seconds; otherwise the message of the library.
         """
+        if silent:
+            self._note(f"waited/{self.rank}", "too long")
+        others = late = [rank for rank in range(self.size) if rank != self.rank]
         end = time.monotonic() + patience_s
         while time.monotonic() < end:
-            if lines := [line for rank in range(self.size) if (line := self._fate(rank))]:
+            late = [rank for rank in others if not self._gave_up(rank)]
+            if lines := [line for rank in late if (line := self._fate(rank))]:
                 return "; ".join(lines)
             time.sleep(0.1)
+        if not silent:
+            return f"the connection broke ({_plain(error)})"
         limit = f"no answer within {self.timeout_s:.0f} s (distributed.timeout_minutes)"
-        silent = "timed out" in str(error).lower() or "timeout" in str(error).lower()
-        if silent and (late := [rank for rank in range(1, self.size) if self._late(rank)]):
-            return f"{limit} from rank {', '.join(map(str, late))}"
-        return f"{limit if silent else 'the connection broke'} ({_plain(error)})"
+        return f"{limit} from rank {', '.join(map(str, late))}" if late else limit
 
-    def _late(self, rank: int) -> bool:
-        """Whether a rank has not yet taken the last command, as far as rank 0 knows."""
-        if not self.leads or rank == self.rank:
-            return False
-        return int(self._noted(f"commanded/{rank}") or 0) < self.commanded
+    def _gave_up(self, rank: int) -> bool:
+        """Whether a rank has waited too long, as this one has."""
+        try:
+            return self.store.check([f"waited/{rank}"])
+        except RuntimeError:
+            return False  # The store has ended with the rank that kept it.
 
     def _fate(self, rank: int) -> str | None:
         """Why a rank ended, if that is known."""
@@ -296,7 +302,9 @@ class World:
         try:
             if self.store.check([f"failed/{rank}"]):
                 return f"rank {rank} failed: {self.store.get(f'failed/{rank}').decode()}"
-            host, _, number = self.store.get(f"process/{rank}").decode().rpartition(":")
+            if not (process := self._noted(f"process/{rank}")):
+                return None  # It has not started yet.
+            host, _, number = process.rpartition(":")
         except RuntimeError:
             return "rank 0, which keeps the addresses of the others, has ended" if rank == 0 else ""
         if host == socket.gethostname() and not _runs(int(number)):
@@ -306,6 +314,8 @@ class World:
 
 def _met(timeout_s: float) -> tuple[Store, int, int]:
     """The store that `torchrun` describes in the environment, this rank, and how many there are."""
+    if os.environ.get("LOCAL_WORLD_SIZE") != os.environ.get("WORLD_SIZE"):  # Several machines.
+        use_route(os.environ.get("MASTER_ADDR", ""))
     try:
         return next(rendezvous("env://", timeout=timedelta(seconds=timeout_s)))
     except (RuntimeError, ValueError) as error:
@@ -323,9 +333,9 @@ def _runs(process: int) -> bool:
         return False
 
 
-def _is_lost(error: BaseException) -> bool:
+def _contains(error: BaseException, parts: tuple[str, ...]) -> bool:
     said = str(error).lower()
-    return any(part in said for part in LOST)
+    return any(part in said for part in parts)
 
 
 def _plain(error: BaseException) -> str:
