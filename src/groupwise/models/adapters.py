@@ -163,8 +163,8 @@ class SavedAdapter:
         kind = str(getattr(config.peft_type, "value", config.peft_type))
         if kind not in KINDS:
             raise UsageError(
-                f"{where} of kind {kind}, which is not supported. Known: {', '.join(KINDS)}; PEFT's "
-                "merge_and_unload() makes one plain model of it, if the kind can be merged."
+                f"{where} of kind {kind}, which is not supported. Known: {', '.join(KINDS)}; "
+                "PEFT's merge_and_unload() makes one plain model of others that can be merged."
             )
         config.inference_mode = False
         if wanted is not None:
