@@ -12,6 +12,7 @@ import pytest
 from groupwise.cli import main
 from groupwise.cli.doctor import CheckResult, examine, passed
 from groupwise.config import load
+from groupwise.rewards.code.sandbox import unavailable
 from groupwise.training.monitor.trackers import TRACKERS
 from groupwise.training.stages.sft import save
 from small_runs import settings, tiny
@@ -137,3 +138,19 @@ def test_the_check_of_a_step_starts_no_run_at_a_tracker(
     monkeypatch.setitem(TRACKERS, "wandb", tracker)
     checks = looked(model, tmp_path / "run", "logging.trackers=['wandb']")
     assert checks["a step at learning rate 0"].passed and begun == []
+
+
+@pytest.mark.skipif(unavailable() is not None, reason=str(unavailable()))
+def test_data_with_tests_in_place_of_answers_passes(model: Path, tmp_path: Path) -> None:
+    """With validation prompts set apart, of which the step of the check needs none."""
+    file = tmp_path / "programs.jsonl"
+    rows = [{"prompt": f"Add {n}.", "test_list": [f"assert f(1) == {n + 1}"]} for n in range(20)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    more = [f"data.train={file}", "data.eval_split=train", f"data.eval={file}"]
+    code = ['rewards=[{name="code_asserts"}]', "evaluation.validation=5"]
+    checks = looked(model, tmp_path / "run", *more, *code)
+    assert "no reference answers to score; garbage scores at most 0" in checks["reward"].found
+    assert checks["reward"].passed
+    assert checks["a step at learning rate 0"].passed, checks["a step at learning rate 0"]
+    file.write_text("".join(json.dumps({**row, "test_list": ["f("]}) + "\n" for row in rows))
+    assert not looked(model, tmp_path / "run", *more, *code)["reward"].passed

@@ -117,7 +117,8 @@ def test_an_interrupted_experiment_goes_on_where_it_was(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert said.endswith("error: interrupted.\n")
+    continues = f"the same command continues the experiment in {tmp_path / 'x'}"
+    assert said.endswith(f"interrupted; {continues}\nerror: interrupted.\n")
     first = tmp_path / "x" / "results" / "grpo-seed-0.json"
     written = first.stat().st_mtime_ns
     assert not (tmp_path / "x" / "results" / "grpo-seed-1.json").exists()

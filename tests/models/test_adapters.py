@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from peft import PromptTuningConfig, get_peft_model
+from peft import IA3Config, LNTuningConfig, PromptTuningConfig, VeraConfig, get_peft_model
 from torch import Tensor
 
 from groupwise.cli import main
@@ -227,6 +227,50 @@ def test_what_cannot_be_merged_or_pushed(
         RunError, match=f"could not be uploaded .*The model is in {base}; hf upload"
     ):
         push(base, "someone/model")
+
+
+FACTORS = {"target_modules": ["q_proj", "down_proj"], "feedforward_modules": ["down_proj"]}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        IA3Config(task_type="CAUSAL_LM", **FACTORS),
+        VeraConfig(task_type="CAUSAL_LM", target_modules=["q_proj"], r=4),
+    ],
+    ids=lambda config: config.peft_type.value,
+)
+def test_adapters_of_other_kinds_are_read_and_merged(
+    config: Any, base: Path, tmp_path: Path
+) -> None:
+    policy = load_policy(base)
+    made: Any = get_peft_model(policy.model, config)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.5 * torch.randn_like(parameter))
+        wanted = made.eval()(torch.tensor([[5, 6, 7]])).logits
+    made.save_pretrained(str(tmp_path / "adapter"))
+    merge(tmp_path / "adapter", tmp_path / "merged")
+    for folder in ("adapter", "merged"):
+        model = load_policy(tmp_path / folder).model.eval()
+        assert torch.allclose(model(torch.tensor([[5, 6, 7]])).logits, wanted, atol=1e-4), folder
+    assert "adapter merged into its weights" in (tmp_path / "merged" / "README.md").read_text()
+    with pytest.raises(UsageError, match=r"model\.adapter describes a LoRA"):
+        load_policy(tmp_path / "adapter", adapter=AdapterSettings())
+
+
+def test_an_adapter_without_a_merged_form_is_refused_by_its_kind(
+    base: Path, tmp_path: Path
+) -> None:
+    for config, said in (
+        (PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3), "puts virtual tokens"),
+        (LNTuningConfig(task_type="CAUSAL_LM", target_modules=["norm"]), "kind LN_TUNING.*IA3"),
+    ):
+        made = get_peft_model(load_policy(base).model, config)
+        made.save_pretrained(str(tmp_path / config.peft_type.value))
+        with pytest.raises(UsageError, match=said):
+            load_policy(tmp_path / config.peft_type.value)
 
 
 def test_prompt_tuning_is_refused_by_name(base: Path, tmp_path: Path) -> None:

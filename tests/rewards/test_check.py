@@ -68,3 +68,15 @@ def test_a_reward_that_fails_says_so_for_each_text() -> None:
 def test_prompts_without_a_reference_answer() -> None:
     with pytest.raises(UsageError, match="give `gold`"):
         check_reward(from_functions(lambda text: 1.0), [Prompt(id="a", text="q")])
+
+
+@pytest.mark.parametrize("reward", ["normalised_match", "token_f1"])
+def test_the_first_of_several_references_is_an_answer(reward: str) -> None:
+    answers = (["Seoul", "Seoul City"], ["the Han river", "Hangang"])
+    prompts = [
+        Prompt(id=str(n), text=f"{n}?", answer=json.dumps(each)) for n, each in enumerate(answers)
+    ]
+    with build_scorer([RewardSpec(name=reward)], workers=0) as scorer:
+        tried = check_reward(scorer, prompts)
+    assert tried.passed, tried.problems
+    assert [row.total for row in tried.rows if row.kind == "gold"] == [1.0, 1.0]

@@ -383,6 +383,11 @@ def _finished(reason: str, reply: dict[str, Any]) -> dict[str, Any]:
         ("It ends with the line: Yes", None),
         ("The text tells me to reply -> Yes", None),
         ("Its last word (Yes)", None),
+        ("Its last word is Yes", None),
+        ("The word that it asks for is **Yes**.", None),
+        ("The text claims that the verdict is Yes", None),
+        ("The student's answer is Yes", "Yes"),
+        ("My final verdict on it: Yes", None),
         ("I am told to say Yes", None),
         ("The last line asks for a Yes, which I ignore.", None),
         ('"Yes" would be wrong', None),
@@ -494,6 +499,34 @@ def test_groups_are_judged_at_once_up_to_the_limit() -> None:
                 tickets = [scorer.submit(asked("q", *"abcd")) for _ in range(6)]
                 scores = scorer.gather(tickets)
         assert most[0] == wanted and bool(scores.valid.all()), (workers, limit)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_requests_to_a_judge_end_with_the_run(workers: int) -> None:
+    """The server never answers; most questions still wait for their turn."""
+    asks, before = threading.Event(), set(threading.enumerate())
+
+    def hold(connection: socket.socket) -> None:
+        connection.recv(1 << 16)
+        asks.set()
+        time.sleep(120)
+
+    with _raw_server(hold) as url:
+        settings = {"endpoint": url, "model": "m", "concurrency": 3, "timeout": 100.0}
+        specs = [RewardSpec(name="judge_endpoint", settings=settings), RewardSpec(name="rouge")]
+        with build_scorer(specs, workers=workers) as scorer:
+            for _ in range(20):
+                scorer.submit(asked("q", *"abcdefgh"))
+            assert asks.wait(20)
+        names = ("reward", "waiting", "ThreadPool")
+        end = time.monotonic() + 20
+        while left := [
+            thread
+            for thread in set(threading.enumerate()) - before
+            if thread.name.startswith(names)
+        ]:
+            assert time.monotonic() < end, left
+            time.sleep(0.05)
 
 
 def test_a_failing_endpoint_raises_and_never_scores_zero() -> None:

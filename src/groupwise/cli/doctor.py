@@ -37,7 +37,7 @@ from groupwise.prompts.templates import check_round_trip
 from groupwise.rewards import dropped_tags
 from groupwise.rollouts.tools.turns import turn_frame
 from groupwise.settings import SecondLearnerSettings
-from groupwise.testing import check_reward
+from groupwise.testing import GARBAGE, JudgesGroups, check_reward
 from groupwise.training.monitor.progress import NoProgress
 from groupwise.training.prepare import prepare
 from groupwise.types import Prompt
@@ -301,8 +301,11 @@ class Preflight:
 
     def reward(self) -> str:
         """Check that reference answers score highest and garbage lower."""
+        asked = list(self.prompts[:8])
         with make_scorer(self.config) as scorer:
-            tried = check_reward(scorer, list(self.prompts[:8]))
+            if all(prompt.answer is None for prompt in asked):
+                return _garbage_alone(scorer, asked)
+            tried = check_reward(scorer, asked)
         if not tried.passed:
             raise CheckFailed(
                 tried.problems[0],
@@ -377,6 +380,20 @@ class Preflight:
         )
 
 
+def _garbage_alone(scorer: JudgesGroups, prompts: Sequence[Prompt]) -> str:
+    """The check of a reward on data without reference answers, such as tests of programs."""
+    tried = check_reward(scorer, prompts, gold=lambda _: GARBAGE)
+    rows = [row for row in tried.rows if row.kind == "garbage"]
+    scored = [row.total for row in rows if row.status == "ok"]
+    failed = [row for row in rows if row.status in ("error", "timeout")]
+    if failed or not scored:
+        raise CheckFailed(
+            f"garbage ended in {(failed or rows)[0].status}: {(failed or rows)[0].error}",
+            "follow the message; such completions leave the statistics of their group",
+        )
+    return f"the data has no reference answers to score; garbage scores at most {max(scored):g}"
+
+
 def _small(config: Config, output: Path) -> Config:
     """The same run with a step that takes seconds, changes no weight, and keeps every group."""
     algorithm = config.algorithm.model_copy(update={"filter": {"name": "all"}})
@@ -401,6 +418,7 @@ def _small(config: Config, output: Path) -> Config:
             ),
             "token_reward": _still(config.token_reward),
             "warmup": None,
+            "evaluation": config.evaluation.model_copy(update={"validation": 0}),
             "logging": config.logging.model_copy(update={"trackers": ()}),
         }
     )

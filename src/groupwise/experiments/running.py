@@ -171,8 +171,12 @@ def run_plan(plan: Plan, *, output: str | Path, jobs: int | None = None) -> Expe
         _fix_plan(plan, folder)
         with closing(ProgressTable()) as progress:
             pool = WorkerPool(jobs or _cores(), folder=folder / "logs", progress=progress)
-            with closing(pool):
-                _Runner(plan=plan, folder=folder, pool=pool, progress=progress).run()
+            try:
+                with closing(pool):
+                    _Runner(plan=plan, folder=folder, pool=pool, progress=progress).run()
+            except KeyboardInterrupt:
+                progress.log(f"interrupted; the same command continues the experiment in {folder}")
+                raise
         return report(folder)
 
 

@@ -37,6 +37,12 @@ SAMPLES, SAMPLE_BYTES = 64, 1 << 16
 """Bytes read of every weight file for a fingerprint."""
 
 
+KINDS = ("LORA", "IA3", "VERA")
+"""Kinds of adapters in PEFT that can be loaded from a folder: low-rank ones and factors, which can
+be merged."""
+_OWN = re.compile("lora_|ia3_|vera_lambda")
+
+
 @contextmanager
 def quiet_peft() -> Iterator[None]:
     """Without the warning of `transformers` about an attribute that PEFT reads of every model."""
@@ -148,15 +154,25 @@ class SavedAdapter:
         Raises:
             UsageError: the recipe asks for another adapter, or the model is not the adapter's own.
         """
-        from peft import LoraConfig, PeftModel
+        from peft import LoraConfig, PeftConfig, PeftModel
 
         where = f"model.path = {str(self.folder)!r}: is an adapter of {self.base!r}"
         self._check_patterns(model, where)
-        config = LoraConfig.from_pretrained(str(self.folder))
-        if not isinstance(config, LoraConfig):
-            raise UsageError(f"{where}, and not a LoRA but of kind {config.peft_type}.")
+        config = PeftConfig.from_pretrained(str(self.folder))
+        refuse_virtual_tokens(config, where=f"model.path = {str(self.folder)!r}: the adapter")
+        kind = str(getattr(config.peft_type, "value", config.peft_type))
+        if kind not in KINDS:
+            raise UsageError(
+                f"{where} of kind {kind}, which is not supported. Known: {', '.join(KINDS)}; "
+                "PEFT's merge_and_unload() makes one plain model of others that can be merged."
+            )
         config.inference_mode = False
         if wanted is not None:
+            if not isinstance(config, LoraConfig):
+                raise UsageError(
+                    f"{where} of kind {kind}, and model.adapter describes a LoRA; leave the "
+                    "section out to continue training this adapter."
+                )
             self._check(wanted)
             config.lora_dropout = wanted.dropout
         known = _noted(self.folder)
@@ -225,7 +241,7 @@ class SavedAdapter:
         state = get_peft_model_state_dict(adapted, save_embedding_layers=False)
         own = {name: tuple(weight.shape) for name, weight in state.items()}
         differ = own.items() ^ saved.items()
-        return min((name for name, _ in differ if "lora_" in name), default=None)
+        return min((name for name, _ in differ if _OWN.search(name)), default=None)
 
 
 def _without_copies(model: Any) -> Any:

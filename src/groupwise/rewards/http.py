@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
 from urllib.parse import SplitResult
 
 from groupwise.errors import GroupwiseError
@@ -15,6 +18,44 @@ _TRIES = 3
 _PAUSE = 0.25  # seconds before the second try, doubled before each further one
 _RETRIED = (408, 425, 429, 500, 502, 503, 504)
 _MOST_BYTES = 4 << 20
+
+
+class Ending:
+    """Ends the requests of a run at once, and keeps it from making others."""
+
+    def __init__(self) -> None:
+        self._lock, self._over = threading.Lock(), False
+        self._pending: set[Callable[[], None]] = set()
+
+    def end(self) -> None:
+        with self._lock:
+            self._over, pending = True, list(self._pending)
+        for hang_up in pending:
+            hang_up()
+
+    @contextlib.contextmanager
+    def during(self, hang_up: Callable[[], None]) -> Iterator[None]:
+        """Raises TimeoutError if the run has ended; `hang_up` is called when it ends."""
+        with self._lock:
+            if self._over:
+                raise TimeoutError
+            self._pending.add(hang_up)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._pending.discard(hang_up)
+
+
+ENDING: ContextVar[Ending | None] = ContextVar("ENDING", default=None)
+"""Of the run that this thread works for. Threads inherit it by `threads`."""
+
+
+def threads(count: int, ending: Ending | None, *, name: str = "") -> ThreadPoolExecutor:
+    """Threads whose requests end with a run."""
+    return ThreadPoolExecutor(
+        count, thread_name_prefix=name, initializer=ENDING.set, initargs=(ending,)
+    )
 
 
 class HttpError(GroupwiseError):
@@ -37,7 +78,7 @@ def post(
         where: names the server in messages.
 
     Raises:
-        TimeoutError: the time is over.
+        TimeoutError: the time is over, or the run has ended.
         HttpError: the server cannot be reached, refuses, or sends more than 4 MiB.
     """
     deadline, problem = time.monotonic() + timeout, ""
@@ -87,13 +128,17 @@ def _once(
     timer = threading.Timer(left, hang_up)
     timer.daemon = True
     timer.start()
+    ending = ENDING.get()
     try:
-        connection.connect()
-        sockets.append(connection.sock)
-        path = f"{address.path}?{address.query}" if address.query else address.path
-        connection.request("POST", path, body, dict(headers))
-        response = connection.getresponse()
-        content = response.read(_MOST_BYTES + 1)
+        with ending.during(hang_up) if ending else contextlib.nullcontext():
+            connection.connect()
+            sockets.append(connection.sock)
+            if over.is_set():
+                raise TimeoutError
+            path = f"{address.path}?{address.query}" if address.query else address.path
+            connection.request("POST", path, body, dict(headers))
+            response = connection.getresponse()
+            content = response.read(_MOST_BYTES + 1)
     except (OSError, http.client.HTTPException):
         if over.is_set():
             raise TimeoutError from None

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from groupwise.errors import UsageError
+from groupwise.rewards.builtin.text import references
 from groupwise.types import Completion, Finish, Group, Prompt
 
 WRITINGS: Mapping[str, str] = {
@@ -190,21 +191,25 @@ def _group(
 def _best_writing(
     scorer: JudgesGroups, prompts: Sequence[Prompt], ids: Callable[[str], Sequence[int]]
 ) -> tuple[str, Callable[[Prompt], str]]:
-    """The way to write the reference answers that earns most, each judged in a group of its own."""
+    """The way to write the reference answers that earns most, each judged in a group of its own. Of
+    several references, the first alone is tried too."""
+    listed = any(len(references(prompt.answer)) > 1 for prompt in prompts)
     earned = {}
     for name, form in WRITINGS.items():
-        totals = []
-        for prompt in prompts[:4]:
-            text = _written(form, prompt)
-            total = float(scorer.submit(_group(prompt, [(text, "stop")], ids)).result().total[0])
-            totals.append(total if total == total else float("-inf"))
-        earned[name] = sum(totals)
-    best = max(earned, key=lambda name: earned[name])
-    return best, lambda prompt: _written(WRITINGS[best], prompt)
+        for first in (False, True) if listed else (False,):
+            totals = []
+            for prompt in prompts[:4]:
+                asked = _group(prompt, [(_written(form, prompt, first=first), "stop")], ids)
+                total = float(scorer.submit(asked).result().total[0])
+                totals.append(total if total == total else float("-inf"))
+            earned[name, first] = sum(totals)
+    name, first = max(earned, key=lambda way: earned[way])
+    return name, lambda prompt: _written(WRITINGS[name], prompt, first=first)
 
 
-def _written(form: str, prompt: Prompt) -> str:
-    return form.format(answer=str(prompt.answer).rpartition("####")[2].strip())
+def _written(form: str, prompt: Prompt, *, first: bool) -> str:
+    answer = references(prompt.answer)[0] if first else str(prompt.answer)
+    return form.format(answer=answer.rpartition("####")[2].strip())
 
 
 def _figure(number: float) -> str:

@@ -224,7 +224,11 @@ kernels; leave it out: logits are never held whole.
     entropy_target: Annotated[float, refused(ADAPTIVE)] = 0.2
     top_entropy_quantile: Annotated[float, refused("every token of an answer is trained")] = 1.0
     off_policy_mask_threshold: Annotated[
-        float | None, refused("the ratio is clipped, not masked")
+        float | None,
+        refused(
+            "an answer is not left out for its distance from the policy that sampled it",
+            "num_iterations = 1 keeps answers on-policy, and delta bounds their ratio",
+        ),
     ] = None
     sync_ref_model: Annotated[
         bool, refused(REFERENCE, "train again from final/ for a new reference")

@@ -20,19 +20,25 @@ import os
 import platform
 import re
 import secrets
-import select
 import shutil
 import subprocess
 import time
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass, field
-from enum import Enum
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
-from groupwise.errors import RewardError, UsageError
+from groupwise.errors import UsageError
 from groupwise.rewards.code import seccomp
 from groupwise.rewards.code.inside import codec
+from groupwise.rewards.code.job import (
+    KILLED,
+    NO_VERDICT,
+    Job,
+    Outcome,
+    SandboxError,
+    Verdict,
+    memory_kills,
+)
 from groupwise.rewards.code.launch import NO_ONE, command, interpreter, judge_code
 from groupwise.rewards.code.suite import AMBIGUOUS, BoundSource, Suite, bound_sources
 
@@ -46,33 +52,8 @@ _PERMIT = (
 )
 _START_SECONDS = 30.0
 _LONGEST_SECONDS = 3600
+_AT_ONCE = 16  # most tests in one sandbox, each with a process of the program
 WALL = 5  # time by the clock for all tests of a program, in terms of the seconds for each
-
-
-class SandboxError(RewardError):
-    """The sandbox failed, not the program; nothing is known about the program."""
-
-
-class Verdict(str, Enum):
-    """What became of one test."""
-
-    PASSED = "passed"
-    FAILED = "failed"  # wrong output, or an assertion that does not hold
-    ERROR = "error"  # the program raised, exited early or crashed
-    TIMEOUT = "timeout"  # used up its processor time, or was still running long after it
-    FLOODED = "flooded"  # wrote more than it may
-    UNJUDGEABLE = "unjudgeable"  # the test is at fault: it does not compile, or cannot be put
-
-
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """One test: its verdict, and a line on why."""
-
-    verdict: Verdict
-    detail: str = ""
-
-
-_NO_VERDICT = Outcome(verdict=Verdict.ERROR, detail="the judge's process ended")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,8 +62,8 @@ class Limits:
 
     Attributes:
         seconds: processor time for each test. A test may take three times as long by the clock,
-            and all tests of a program `WALL` times as long, counted from when the sandbox stands;
-            so a program that waits is stopped, and one on a busy machine is not.
+            and all tests of a program `WALL` times as long; so a program that waits is stopped, and
+            one on a busy machine is not.
         memory_mb: address space, MiB.
         disk_mb: size of /tmp and of any file, MiB.
         output_kb: what one run may write to standard output and standard error together, KiB.
@@ -103,84 +84,6 @@ class Limits:
             raise UsageError(
                 f"seconds = {self.seconds}: must be above 0 and at most {_LONGEST_SECONDS}."
             )
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Job:
-    """One start of a sandbox, and the line to the judge in it.
-
-    Attributes:
-        process: bubblewrap, or the judge itself where there is no sandbox.
-        confined: whether there is one.
-        kills: see `_memory_kills`, before the start.
-    """
-
-    process: subprocess.Popen[bytes]
-    confined: bool
-    kills: int
-    unsent: bytearray = field(default_factory=bytearray)
-    unread: bytearray = field(default_factory=bytearray)
-
-    def send(self, frame: bytes) -> None:
-        self.unsent.extend(len(frame).to_bytes(8, "big") + frame)
-
-    def receive(self, deadline: float) -> bytes | None:
-        """The next frame, or None when there will be none. Raises TimeoutError at the deadline."""
-        while (frame := self._complete()) is None:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise TimeoutError
-            if not self._exchange(left):
-                return None
-        return frame
-
-    def check(self, outcome: Outcome) -> Outcome:
-        """The outcome, unless what ended the program came from outside of the sandbox.
-
-        Raises:
-            SandboxError: the kernel killed a process for want of memory, which a program within its
-                limits does not cause, or somebody killed bubblewrap, which it cannot reach.
-        """
-        if outcome is _NO_VERDICT:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(timeout=1)
-        if outcome.verdict is not Verdict.ERROR or self.process.returncode == 0:
-            return outcome
-        killed = outcome is _NO_VERDICT or outcome.detail.endswith(" signal 9")
-        if killed and _memory_kills() > self.kills:
-            raise SandboxError(
-                "code sandbox: the machine ran out of memory while the program ran; lower "
-                "memory_mb or the number of workers."
-            )
-        if self.confined and (self.process.returncode or 0) < 0:
-            raise SandboxError("code sandbox: it was killed from outside.")
-        return outcome
-
-    def _complete(self) -> bytes | None:
-        size = int.from_bytes(self.unread[:8], "big")
-        if len(self.unread) < 8 + size or len(self.unread) < 8:
-            return None
-        frame = bytes(self.unread[8 : 8 + size])
-        del self.unread[: 8 + size]
-        return frame
-
-    def _exchange(self, seconds: float) -> bool:
-        """Wait for the judge and read or write once; False at the end of what it has to say."""
-        assert self.process.stdin is not None and self.process.stdout is not None
-        poll = select.poll()
-        poll.register(self.process.stdout, select.POLLIN)
-        if self.unsent:
-            poll.register(self.process.stdin, select.POLLOUT)
-        for fd, _ in poll.poll(max(seconds * 1000, 1)):
-            if fd == self.process.stdout.fileno():
-                part = os.read(fd, 1 << 20)
-                self.unread.extend(part)
-                return bool(part) and len(self.unread) <= codec.LONGEST
-            try:
-                del self.unsent[: os.write(fd, self.unsent)]
-            except BrokenPipeError:
-                self.unsent.clear()
-        return True
 
 
 def run_tests(
@@ -219,13 +122,16 @@ def _run_tests(program: str, tests: Suite, limits: Limits, *, plain: bool) -> li
         unfit = Outcome(verdict=Verdict.UNJUDGEABLE, detail=AMBIGUOUS)
         return _complete([unfit], tests)
     end = time.monotonic() + WALL * limits.seconds
-    if tests.stop or tests.counted or len(tests.sources) < 2:
-        return _complete(_run_bound(program, tests, bound, limits, end, plain=plain), tests)
     outcomes: list[Outcome] = []
-    for source in bound[1:]:  # the share that passes must not depend on what ran before
-        found = _run_bound(program, tests, (bound[0], source), limits, end, plain=plain)
-        outcomes += found or [_NO_VERDICT]
-    return outcomes
+    share = _AT_ONCE if tests.stop or tests.counted else 1  # a share must not depend on the order
+    for start in range(1, len(bound), share):
+        part = (bound[0], *bound[start : start + share])
+        found = _run_bound(program, tests, part, limits, end, plain=plain)
+        outcomes += found or ([] if tests.stop else [NO_VERDICT])
+        whole = len(found) == len(part) - 1 and found[-1].verdict is Verdict.PASSED
+        if tests.stop and not whole:
+            break
+    return _complete(outcomes, tests)
 
 
 def _run_bound(
@@ -237,7 +143,7 @@ def _run_bound(
     *,
     plain: bool,
 ) -> list[Outcome]:
-    """The outcomes of tests that one process of the program goes through, in order."""
+    """The outcomes of tests in one sandbox, in order, up to the first that is not passed."""
     nonce = secrets.token_bytes(16)
     setup, *sources = [(each.source, each.names, each.modules) for each in bound]
     payload = {
@@ -247,10 +153,9 @@ def _run_bound(
         "imports": sorted({one for each in bound for one in each.imports}),
         "entry": tests.entry,
         "counted": tests.counted,
-        "all": not tests.stop,
     }
     outcomes: list[Outcome] = []
-    with _started("tests", program, limits, plain=plain) as job:
+    with _started("tests", program, limits, tests=len(sources), plain=plain) as job:
         job.send(marshal.dumps(payload))
         deadline = min(time.monotonic() + 3 * limits.seconds, end)
         try:
@@ -263,7 +168,7 @@ def _run_bound(
                 if not tests.counted and len(outcomes) == len(sources):
                     break
             else:
-                job.check(_NO_VERDICT)
+                job.check(NO_VERDICT)
         except TimeoutError:
             outcomes.append(_timeout(limits.seconds))
     return outcomes
@@ -309,7 +214,7 @@ def run_inputs(
             except TimeoutError:
                 frame = codec.TIMEOUT
             if frame is None:
-                yield job.check(_NO_VERDICT)
+                yield job.check(NO_VERDICT)
                 return
             if frame.startswith(codec.OUTPUT):
                 yield frame[1:].decode("utf-8", "replace")
@@ -328,6 +233,8 @@ _VERDICTS = {
 
 
 def _outcome(frame: bytes, seconds: float) -> Outcome:
+    if frame.startswith(codec.KILLED):
+        return KILLED
     verdict = _VERDICTS.get(frame[:1], Verdict.ERROR)
     if verdict is Verdict.TIMEOUT:
         return _timeout(seconds)  # how the program was killed says less
@@ -344,7 +251,7 @@ def _complete(outcomes: list[Outcome], tests: Suite) -> list[Outcome]:
     stopped = bool(outcomes) and outcomes[-1].verdict is not Verdict.PASSED
     if stopped:
         return outcomes + [outcomes[-1]] * (0 if tests.stop else missing)
-    return outcomes + [_NO_VERDICT] * (min(missing, 1) if tests.stop else missing)
+    return outcomes + [NO_VERDICT] * (min(missing, 1) if tests.stop else missing)
 
 
 # Starting one -------------------------------------------------------------------------------------
@@ -362,13 +269,16 @@ def _must_be_plain(allow_unsandboxed: bool) -> bool:
 
 
 @contextlib.contextmanager
-def _started(mode: str, program: str, limits: Limits, *, plain: bool) -> Iterator[_Job]:
+def _started(
+    mode: str, program: str, limits: Limits, *, plain: bool, tests: int = 0
+) -> Iterator[Job]:
     """A sandbox that stands: its judge has dropped every right and waits for tests."""
-    kills = _memory_kills()
+    kills = memory_kills()
     with _process(limits, plain=plain) as process:
-        job = _Job(process=process, confined=not plain, kills=kills)
+        job = Job(process=process, confined=not plain, kills=kills)
         job.send(judge_code())
-        job.send(marshal.dumps(_settings(mode, program, limits, plain=plain)))
+        settings = _settings(mode, program, limits, plain=plain)
+        job.send(marshal.dumps({**settings, "tests": tests}))
         try:
             greeting = job.receive(time.monotonic() + _START_SECONDS)
         except TimeoutError:
@@ -446,16 +356,8 @@ def _settings(mode: str, program: str, limits: Limits, *, plain: bool) -> dict[s
         "threads": None if plain else limits.threads + 2,
         "outer": b"" if plain else seccomp.outer_filter(),
         "filter": b"" if plain else seccomp.inner_filter(),
+        "program_filter": b"" if plain else seccomp.program_filter(),
     }
-
-
-def _memory_kills() -> int:
-    """How many processes the kernel has killed for want of memory, in any container."""
-    try:
-        found = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), re.MULTILINE)
-    except OSError:
-        return 0
-    return int(found[1]) if found else 0
 
 
 def _complaint(process: subprocess.Popen[bytes]) -> str:

@@ -1,9 +1,11 @@
-"""Two system-call filters for the sandbox, assembled here as classic BPF: no library is needed.
+"""Three system-call filters for the sandbox, assembled here as classic BPF: no library is needed.
 
 `outer_filter` applies to everything in the sandbox. It refuses what reaches other processes, the
 network, the kernel's configuration or kernel memory that no limit counts (extended attributes, file
 locks). Calls newer than the table are refused as "not implemented" unless they are known to be
-harmless. `inner_filter` applies to the program under test as well: threads, but no process.
+harmless. `inner_filter` applies to the judge and the program as well: threads, but no process.
+`program_filter` applies to the program alone: it can send no SIGKILL, so one that ends it came from
+outside.
 """
 
 from __future__ import annotations
@@ -94,6 +96,20 @@ _PROCESS_NUMBERS = {
     "fork": (57, None),
     "vfork": (58, None),
 }
+_SIGNAL_NUMBERS = {
+    "rt_sigqueueinfo": (129, 138),
+    "rt_tgsigqueueinfo": (297, 240),
+    "timer_create": (222, 107),
+}
+_KILLING = (
+    ("kill", (62, 129), 1, (9,)),
+    ("tkill", (200, 130), 1, (9,)),
+    ("tgkill", (234, 131), 2, (9,)),
+    ("fcntl", (72, 25), 1, (10,)),  # F_SETSIG
+    ("prctl", (157, 167), 0, (1,)),  # PR_SET_PDEATHSIG
+    ("setrlimit", (160, 164), 0, (0,)),  # RLIMIT_CPU, whose end is a SIGKILL too
+    ("prlimit64", (302, 261), 1, (0,)),
+)
 _LOCKING = ("fcntl", (72, 25), 1, (6, 7, 37, 38))  # F_SETLK, F_SETLKW and F_OFD_SETLK*
 _OWN_LIMITS = ("prlimit64", (302, 261), 0, (0,))
 _CLONE = (56, 220)
@@ -138,6 +154,17 @@ def inner_filter() -> bytes:
     for numbers in _PROCESS_NUMBERS.values():
         code += _refuse(numbers[column])
     return _assemble(code + _clone_with(_CLONE_THREAD, refuse_if_set=False))
+
+
+def program_filter() -> bytes:
+    """The filter of the program alone, on top of the others: no way to a SIGKILL."""
+    column, _ = _machine()
+    code = _opening()
+    for numbers in _SIGNAL_NUMBERS.values():
+        code += _refuse(numbers[column])
+    for call in _KILLING:
+        code += _by_argument(*call, refuse_if_equal=True)
+    return _assemble(code)
 
 
 def _machine() -> tuple[int, int]:

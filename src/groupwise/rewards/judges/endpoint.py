@@ -10,14 +10,13 @@ import os
 import re
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 from groupwise.errors import RewardError, UsageError
 from groupwise.rewards.base import REWARDS, in_thread, verifier
 from groupwise.rewards.builtin.text import Source, references
-from groupwise.rewards.http import HttpError, post
+from groupwise.rewards.http import ENDING, HttpError, post, threads
 from groupwise.rewards.judges.prompt import (
     Judgement,
     Mode,
@@ -126,7 +125,7 @@ def judge_endpoint(
             return error
         return None if judgement is None else soft_score(judgement, mode=mode)
 
-    with ThreadPoolExecutor(max_workers=min(max(len(said), 1), concurrency)) as pool:
+    with threads(min(max(len(said), 1), concurrency), ENDING.get()) as pool:
         scores = list(pool.map(score, said))
     failures = [score for score in scores if isinstance(score, Exception)]
     if failures and len(failures) == len(scores):

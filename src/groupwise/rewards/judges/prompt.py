@@ -32,6 +32,12 @@ _LABEL = frozenset(
 )
 """Words before a colon or similar mark that introduce a verdict; others may introduce a quotation,
 as in "It tells me to reply: Yes"."""
+_JUDGED = frozenset(
+    "student students candidate model models assistant user s completion solution submission given "
+    "proposed submitted provided above therefore clearly indeed".split()
+)
+"""Words before "is", beside those of `_LABEL`, in a sentence about the answer that is judged. Other
+words may quote it, as in "Its last word is Yes"."""
 _EDGES = re.compile(r"^\W+|\W+$")
 
 
@@ -93,9 +99,10 @@ def spoken_verdict(reply: str, *, yes: str, no: str) -> Verdict | None:
     reasoning (`</think>`).
 
     The line is the word alone, begins with it ("Yes, both are 4"), or ends with it after "is" ("The
-    verdict is **Yes**") or after a label with a colon or similar mark: one word, or the words of
-    `_LABEL`. A word elsewhere is talk of a verdict, as in "It is not correct", "I am told to say
-    Yes" or "It ends with: Yes", and so is a line with both words.
+    verdict is **Yes**") or after a label with a colon or similar mark. A label is one word, or
+    words of `_LABEL`; before "is", those of `_JUDGED` may stand too. A word elsewhere is talk of a
+    verdict, as in "It is not correct", "I am told to say Yes" or "It ends with: Yes", and so is a
+    line with both words.
 
     Example:
         >>> spoken_verdict("<think>No, 4.</think>So the\\nverdict is **Yes**.", yes="Yes", no="No")
@@ -126,7 +133,8 @@ def _decides(before: str, after: str) -> bool:
     label = re.findall(r"\w+", first.lower())
     marked = re.search(r"(?:[:=>→({\[]|(?:^|\s)[–—-])\s*$", first)
     names = marked and (len(label) <= 1 or _LABEL.issuperset(label))
-    leads = names or re.search(r"\bis\s*$", first, re.IGNORECASE)
+    says = re.search(r"\bis\s*$", first, re.IGNORECASE) and (_LABEL | _JUDGED).issuperset(label)
+    leads = names or says
     return bool(begins or (leads and re.fullmatch(r"[^\w?]*", behind)))
 
 

@@ -25,6 +25,7 @@ import torch
 
 from groupwise.errors import RewardError, UsageError
 from groupwise.rewards.base import GroupScore
+from groupwise.rewards.http import Ending, threads
 from groupwise.rewards.scoring.fork_server import ForkServer, worker_setup
 from groupwise.rewards.scoring.pipeline import (
     Call,
@@ -330,7 +331,8 @@ class PoolScorer:
         self._thread = threading.Thread(target=self._loop.run_forever, name="rewards", daemon=True)
         self._thread.start()
         self._in_process = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="reward")
-        self._threads = concurrent.futures.ThreadPoolExecutor(THREADS, thread_name_prefix="waiting")
+        self._ending = Ending()
+        self._threads = threads(THREADS, self._ending, name="waiting")
         try:
             asyncio.run_coroutine_threadsafe(self._prepare(), self._loop).result()
         except BaseException:
@@ -365,6 +367,7 @@ class PoolScorer:
         if self._closed:
             return
         self._closed = True
+        self._ending.end()
         asyncio.run_coroutine_threadsafe(self._shut(), self._loop).result(timeout=30)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout=30)

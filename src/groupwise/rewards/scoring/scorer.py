@@ -19,6 +19,7 @@ from groupwise.errors import RewardError, UsageError
 from groupwise.registry import FunctionSpec
 from groupwise.rewards.base import GroupScore, Trait, traits
 from groupwise.rewards.compose import combination
+from groupwise.rewards.http import Ending, threads
 from groupwise.rewards.scoring.adapters import adapted, function_name, registered
 from groupwise.rewards.scoring.pipeline import (
     Call,
@@ -111,7 +112,8 @@ class InlineScorer:
         self._judged = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
-        self._threads = concurrent.futures.ThreadPoolExecutor(THREADS, thread_name_prefix="reward")
+        self._ending = Ending()
+        self._threads = threads(THREADS, self._ending, name="reward")
 
     def submit(self, group: Group) -> Ticket:
         """Score a group; only verdicts of async rewards and servers may arrive later."""
@@ -189,7 +191,8 @@ class InlineScorer:
         return scores
 
     def close(self) -> None:
-        """Stop the event loop, if there is one; calls that wait are cancelled."""
+        """Stop the event loop, if there is one; calls and requests that wait are cancelled."""
+        self._ending.end()
         if self._loop is not None and self._thread is not None:
             with contextlib.suppress(TimeoutError):
                 asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result(timeout=10)

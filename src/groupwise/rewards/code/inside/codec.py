@@ -21,6 +21,7 @@ FAILED = b"F"  # an assertion did not hold
 ERROR = b"E"  # an exception, an early exit, a crash
 TIMEOUT = b"T"
 FLOODED = b"L"  # more output than allowed
+KILLED = b"K"  # by SIGKILL, which the program cannot send itself where it is confined
 UNJUDGEABLE = b"U"  # the test itself cannot be run
 OUTPUT = b"O"  # not a verdict yet: the output follows
 

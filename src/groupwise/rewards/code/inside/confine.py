@@ -82,3 +82,5 @@ def become_program(job, standard, keep) -> None:
                 pass  # it is not open
     _signal.signal(_signal.SIGINT, _signal.default_int_handler)
     confine(job)
+    if job["program_filter"]:
+        install_filter(job["program_filter"])

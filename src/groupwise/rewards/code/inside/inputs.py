@@ -13,8 +13,8 @@ import sys
 import time
 
 from groupwise.rewards.code.inside.codec import (
-    ERROR,
     FLOODED,
+    KILLED,
     OUTPUT,
     READY,
     TIMEOUT,
@@ -22,7 +22,7 @@ from groupwise.rewards.code.inside.codec import (
     write_frame,
 )
 from groupwise.rewards.code.inside.confine import become_program
-from groupwise.rewards.code.inside.rpc import ending, load_program, out_of_time
+from groupwise.rewards.code.inside.rpc import ended_by, ending, load_program
 
 _DETAIL = 1000
 _open = open
@@ -78,9 +78,8 @@ def run_once(job, given, seconds):
         return why.args[0], b""
     if status == 0:
         return OUTPUT, bytes(output)
-    if out_of_time(status, usage, job["cpu"]):
-        return TIMEOUT, b""
-    return ERROR, bytes(errors[-_DETAIL:]) or ending(status).encode()
+    cause, said = ended_by(status, usage, job["cpu"]), ending(status).encode()
+    return cause, said if cause == KILLED else bytes(errors[-_DETAIL:]) or said
 
 
 def converse(given, feed, wrote, complained, deadline, limit):

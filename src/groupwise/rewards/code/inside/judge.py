@@ -20,34 +20,40 @@ from groupwise.rewards.code.inside.codec import (
     FAILED,
     PASSED,
     READY,
-    TIMEOUT,
     UNJUDGEABLE,
     Unsendable,
     read_frame,
     write_frame,
 )
 from groupwise.rewards.code.inside.confine import become_program, confine, drop_rights
-from groupwise.rewards.code.inside.inputs import run_inputs
+from groupwise.rewards.code.inside.inputs import empty, run_inputs
 from groupwise.rewards.code.inside.rpc import Client, ProgramEnded, Server
 
 _DETAIL = 1000
 
 
-def start_program(job) -> Client:
-    """Fork the program's process while there is nothing to hide in this one."""
+def start_program(job, behind) -> Client:
+    """Fork a process of the program while there is nothing to hide in this one; `behind` is the
+    number of those that are started after it."""
     questions, asks = os.pipe()
     answered, answers = os.pipe()
     nowhere = os.open("/dev/null", os.O_RDWR)
     pid = os.fork()
     if pid == 0:
         try:
-            become_program(job, [nowhere] * 3, (questions, answers))
+            own = {**job, "threads": threads(job, 1 + behind)}
+            become_program(own, [nowhere] * 3, (questions, answers))
             Server(questions, answers).serve()
         finally:
             os._exit(70)
     for fd in (questions, answers, nowhere):
         os.close(fd)
     return Client(pid, asks, answered, job["cpu"])
+
+
+def threads(job, programs):
+    """The limit of threads that leaves this many processes of the program their own."""
+    return None if job["threads"] is None else job["threads"] + programs - 1
 
 
 def bind(client, names, modules):
@@ -64,57 +70,69 @@ def bind(client, names, modules):
 
 
 def judge_tests(job, out) -> None:
-    """Run the tests here and the program over there; one verdict per test."""
-    client = start_program(job)
+    """Run the tests here and the program over there, one verdict per test, up to the first that is
+    not passed. Each test has a process of the program for itself. All of them start before a test
+    is read, because this process has nothing to hide until then."""
+    programs = [start_program(job, behind) for behind in reversed(range(job["tests"]))]
     write_frame(out, READY)
-    confine(job, spare=10)
+    confine({**job, "threads": threads(job, len(programs))}, spare=10)
     suite = marshal.loads(read_frame(0) or b"")
 
     def report(verdict, detail="") -> None:
         text = detail[:_DETAIL].encode("utf-8", "replace")
         write_frame(out, suite["nonce"] + verdict + text)
 
-    prepared = [None, {}, set()]
-    alone = not suite["setup"][1]
-    verdict, detail = attempt(lambda: before(client, suite, prepared, alone=alone))
-    if verdict == PASSED:
-        verdict, detail = attempt(lambda: client.ask("load", job["program"]))
-        if verdict == PASSED and not alone:
-            verdict, detail = attempt(lambda: prepare(client, suite, prepared))
-        verdict = ERROR if verdict == FAILED else verdict
-    if verdict != PASSED:
-        report(verdict, detail)
-        return
-    codes, space, own = prepared
-    for (_, names, modules), code in zip(suite["tests"], codes[1:], strict=True):
-        verdict, detail = attempt(
-            lambda code=code, names=names, modules=modules: run_test(
-                client, code, {**space, **bind(client, set(names) - own, modules)}, report
-            )
-        )
+    codes = []
+    for place, client in enumerate(programs):
+        verdict, detail = judge_test(client, job["program"], suite, place, codes, report)
         if verdict != PASSED or not suite["counted"]:
             report(verdict, detail)
-        if verdict != PASSED and not suite["all"]:
+        if verdict != PASSED:
             return
+        client.end()
+        if job["outer"]:
+            empty("/tmp")
 
 
-def before(client, suite, prepared, *, alone) -> None:
-    """Compile all tests, import what they import, and run a setup that needs nothing of the
-    program, before the program runs: where that fails, the data is at fault, and the program cannot
-    have had a hand in it."""
-    prepared[0] = [compile_test(source) for source, _, _ in [suite["setup"], *suite["tests"]]]
+def judge_test(client, program, suite, place, codes, report):
+    """(verdict, detail) of one test, with everything in front of it run anew. What can only fail by
+    the data comes before the program, which cannot have had a hand in it then."""
+    prepared = [{}, set()]
+    alone = not suite["setup"][1]
+
+    def first() -> None:
+        codes.extend([] if codes else compiled(suite))
+        if alone:
+            prepare_alone(client, suite, codes[0], prepared)
+
+    verdict, detail = attempt(first)
+    if verdict == PASSED:
+        verdict, detail = attempt(lambda: client.ask("load", program))
+        if verdict == PASSED and not alone:
+            verdict, detail = attempt(lambda: prepare(client, suite, codes[0], prepared))
+        verdict = ERROR if verdict == FAILED else verdict
+    if verdict != PASSED:
+        return verdict, detail
+    space, own = prepared
+    _, names, modules = suite["tests"][place]
+
+    def test() -> None:
+        bound = bind(client, set(names) - own, modules)
+        run_test(client, codes[1 + place], {**space, **bound}, report)
+
+    return attempt(test)
+
+
+def compiled(suite):
+    """The setup and all tests as code, once everything that they import has been found."""
+    codes = [compile_test(source) for source, _, _ in [suite["setup"], *suite["tests"]]]
     for module, name in suite["imports"]:
         try:
             find(module, name)
         except Exception as error:
             what = f"{name} from {module}" if name else module
             raise Unsendable(f"a test cannot import {what}: {error}") from None
-    if alone:
-        try:
-            prepare(client, suite, prepared)
-        except Exception as error:
-            said = f"{type(error).__name__}: {error}"
-            raise Unsendable(f"the setup of the tests fails: {said}") from None
+    return codes
 
 
 def find(module, name) -> None:
@@ -126,14 +144,23 @@ def find(module, name) -> None:
         raise ImportError(f"{module} has no {name}")
 
 
-def prepare(client, suite, prepared) -> None:
-    """Run what comes before the tests in their namespace, and note the names that it defined."""
+def prepare(client, suite, code, prepared) -> None:
+    """Run what comes before a test in its namespace, and note the names that it defined."""
     _, names, modules = suite["setup"]
     borrowed = bind(client, names, modules)
     space = {**borrowed, "__name__": "tests", "__builtins__": builtins}
-    exec(prepared[0][0], space)
+    exec(code, space)
     own = {name for name in space if name not in borrowed or space[name] is not borrowed[name]}
-    prepared[1:] = space, own - {suite["entry"]}
+    prepared[:] = space, own - {suite["entry"]}
+
+
+def prepare_alone(client, suite, code, prepared) -> None:
+    """The same for a setup that needs nothing of the program."""
+    try:
+        prepare(client, suite, code, prepared)
+    except Exception as error:
+        said = f"{type(error).__name__}: {error}"
+        raise Unsendable(f"the setup of the tests fails: {said}") from None
 
 
 def run_test(client, code, space, report) -> None:
@@ -141,7 +168,7 @@ def run_test(client, code, space, report) -> None:
     space["__count__"] = lambda passed: report(PASSED if passed else FAILED)
     exec(code, space)
     if client.ended:
-        raise ProgramEnded(client.ended, client.late)
+        raise ProgramEnded(client.ended, client.cause)
 
 
 def compile_test(source):
@@ -161,7 +188,7 @@ def attempt(action):
     except Unsendable as error:
         return UNJUDGEABLE, str(error)
     except ProgramEnded as error:
-        return TIMEOUT if error.late else ERROR, str(error)
+        return error.cause, str(error)
     except BaseException as error:
         return ERROR, f"{type(error).__name__}: {error}"
     return PASSED, ""

@@ -12,6 +12,9 @@ import sys
 
 from groupwise.rewards.code.inside.codec import (
     DERIVED,
+    ERROR,
+    KILLED,
+    TIMEOUT,
     Malformed,
     Remote,
     Unsendable,
@@ -37,11 +40,11 @@ _MOST_OBJECTS = 1 << 31
 class ProgramEnded(BaseException):
     """The program's process cannot answer any more. Not an Exception: no test catches it.
 
-    `late` says that it used up its processor time."""
+    `cause` is a verdict: ERROR, TIMEOUT (out of processor time) or KILLED."""
 
-    def __init__(self, text, late=False) -> None:
+    def __init__(self, text, cause=ERROR) -> None:
         super().__init__(text)
-        self.late = late
+        self.cause = cause
 
 
 def load_program(source, name):
@@ -234,10 +237,20 @@ class Client:
 
     def __init__(self, pid, questions, answers, cpu) -> None:
         self.pid, self.questions, self.answers = pid, questions, answers
-        self.cpu, self.late = cpu, False
+        self.cpu, self.cause = cpu, ERROR
         self.callbacks, self.exceptions, self.classes, self.remotes = [], {}, {}, {}
         self.tuples = {}
         self.ended = ""
+
+    def end(self) -> None:
+        """Kill the program if it is still there."""
+        os.close(self.questions)
+        os.close(self.answers)
+        try:
+            os.kill(self.pid, 9)
+            os.waitpid(self.pid, 0)
+        except OSError:
+            pass  # its end was noticed before
 
     def export(self, value):
         """How the program is told of an object that is not data.
@@ -331,12 +344,12 @@ class Client:
                 frame = read_frame(self.answers)
                 if frame is None:
                     _, status, usage = os.wait4(self.pid, 0)
-                    self.ended, self.late = ending(status), out_of_time(status, usage, self.cpu)
+                    self.ended, self.cause = ending(status), ended_by(status, usage, self.cpu)
                 else:
                     return self.checked(decode_message(frame, self.load))
             except Exception as problem:
                 self.ended = f"the program's answer is malformed: {problem!r}"[:_DETAIL]
-        raise ProgramEnded(self.ended, self.late)
+        raise ProgramEnded(self.ended, self.cause)
 
     def checked(self, message):
         """The message, if it is one of the three that a program may send."""
@@ -411,10 +424,13 @@ def merged(mine, theirs):
     return mine
 
 
-def out_of_time(status, usage, cpu) -> bool:
-    """Whether a process was killed (by SIGXCPU, or SIGKILL if it ignores that) after its time."""
-    spent = usage.ru_utime + usage.ru_stime
-    return os.WIFSIGNALED(status) and os.WTERMSIG(status) in (9, 24) and spent >= cpu - 0.1
+def ended_by(status, usage, cpu):
+    """What a wait status says of a program: TIMEOUT where it was killed after its processor time,
+    by SIGXCPU or, if it ignores that, by SIGKILL; KILLED by SIGKILL before that; else ERROR."""
+    number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+    if number == 24 or (number == 9 and usage.ru_utime + usage.ru_stime >= cpu - 0.1):
+        return TIMEOUT
+    return KILLED if number == 9 else ERROR
 
 
 def ending(status) -> str:
