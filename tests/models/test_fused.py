@@ -96,8 +96,7 @@ def test_in_16_bits_what_layers_store_is_rounded_as_theirs(name: str, tokens: in
 
 @narrow
 def test_in_16_bits_another_rotation_is_found_under_small_weights() -> None:
-    """It turns pairs of neighbours. Rounding to 16 bits changes more than that does where queries and
-    keys are small."""
+    """It turns pairs of neighbours. Where queries and keys are small, rounding changes more."""
     model = model_of(HeliumConfig(**SHAPE, head_dim=8), dtype=torch.bfloat16)  # pyright: ignore[reportArgumentType]
     with torch.no_grad():
         for name, parameter in model.named_parameters():
