@@ -118,15 +118,3 @@ def test_the_page_links_the_settings_that_a_message_names(reader: ModuleType) ->
         r"lower \[optimizer\.learning_rate\]\(\.\./settings/optimizer\.md#learning_rate\)", text
     )
     assert all(f"](errors/{name}.md)" in pages.errors() for name in ("training", "config"))
-
-
-def test_headings_that_quote_a_message_are_those_of_the_source(reader: ModuleType) -> None:
-    """On the page for troubleshooting; `…` stands for what a message fills in."""
-    page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
-    headings = re.findall(r"^### (`.+`)$", page, flags=re.M)
-    quoted = [phrase for heading in headings for phrase in re.findall(r"`([^`]+)`", heading)]
-    known, _ = reader.messages()
-    texts = "\n".join(message.text for message in known)
-    patterns = {phrase: re.escape(phrase).replace("…", ".*") for phrase in quoted}
-    assert len(quoted) > 5
-    assert [phrase for phrase, pattern in patterns.items() if not re.search(pattern, texts)] == []
