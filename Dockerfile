@@ -15,9 +15,9 @@ RUN pip install --no-cache-dir --index-url https://download.pytorch.org/whl/cpu 
 COPY pyproject.toml README.md LICENSE /groupwise/
 COPY src /groupwise/src
 RUN pip install --no-cache-dir --constraint /groupwise/constraints.txt '/groupwise[trackers]' \
-    && mkdir -m 777 /home/groupwise
+    && mkdir -m 1777 /home/groupwise
 
-# A home that every user of `docker run --user` may write to.
+# A home that every user of `docker run --user` may write to; sticky, or its caches would not be trusted.
 ENV HOME=/home/groupwise
 WORKDIR /home/groupwise
 ENTRYPOINT ["groupwise"]

@@ -385,7 +385,8 @@ def recipes() -> str:
                 lambda line: line.startswith("#"), path.read_text(encoding="utf-8").splitlines()
             )
             text = "\n".join(line.removeprefix("#").removeprefix(" ") for line in head)
-            sentences = re.sub(r"\.\n(?=[A-Z])", ".\n\n", text)  # one that starts a line
+            # A sentence that starts a line is a paragraph, and so is an item of a list.
+            sentences = re.sub(r"\.\n(?=[A-Z]|\d+\. )", ".\n\n", text)
             lines += ["", f"### {name}", "", *prose(sentences)]
     return "\n".join(lines) + "\n"
 

@@ -40,6 +40,17 @@ def test_a_run_that_can_start_passes_every_check_and_leaves_nothing(
     assert "no parameter changed" in checks["a step at learning rate 0"].found
 
 
+def test_checks_are_wrapped_by_words_on_a_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "50")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    main(["doctor"])
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 50
+    assert {line[:6].strip() for line in lines} == {"ok", ""}, "the rest of a line is indented"
+
+
 def test_the_command_prints_the_checks_and_fails_with_them(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

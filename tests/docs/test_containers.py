@@ -56,3 +56,10 @@ def test_the_commands_mount_the_folder_that_runs_are_written_to(name: str) -> No
     texts = [(ROOT / file).read_text(encoding="utf-8") for file in (name, "docs/install.md")]
     mounted = [folder for text in texts for folder in re.findall(r'\$PWD/runs:(\S+)"', text)]
     assert len(mounted) == 2 and {*mounted} == {f"{found['WORKDIR']}/runs"}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_kernels_are_cached_in_a_home_that_every_user_may_write_to(name: str) -> None:
+    """A folder open to all is trusted only if it is sticky, as `/tmp` is."""
+    found = dict(instructions(name))
+    assert f"mkdir -m 1777 {found['WORKDIR']}" in found["RUN"]

@@ -77,6 +77,13 @@ def test_every_setting_says_what_it_takes_and_which_recipes_set_it(site: Path) -
     assert "[dapo](../algorithms/dapo.md) (`0.28`)" in found["algorithm.surrogate.high"]
 
 
+def test_commands_and_lists_in_comments_of_recipes_are_no_prose(site: Path) -> None:
+    page = (site / "reference" / "recipes.md").read_text(encoding="utf-8")
+    prose = re.sub(r"^```.*?^```$|`[^`\n]*`", "", page, flags=re.DOTALL | re.M)
+    assert re.findall(r"^.*\bgroupwise (?:train|prefer|sft|reward-model) .*$", prose, re.M) == []
+    assert re.findall(r"^1\. .* 2\. .*$", prose, re.M) == []
+
+
 def test_the_search_ranks_settings_of_every_run_above_others(site: Path) -> None:
     def boost(name: str) -> float:
         page = (site / "reference" / "settings" / f"{name}.md").read_text(encoding="utf-8")

@@ -84,8 +84,10 @@ def test_a_cache_that_cannot_be_written_is_done_without(
     """Permissions do not hold for everybody, a file in its place does."""
     (fresh / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(fresh / "file"))
-    with pytest.warns(UserWarning, match="cannot be used as a cache"):
+    with pytest.warns(UserWarning, match="cannot be used as a cache") as warned:
         assert compiled() is not None
+        assert build._loaded(build._kernels()) is not None
+    assert len(warned) == 1, "once for a reason, however many programs are compiled"
 
 
 @needs_kernels

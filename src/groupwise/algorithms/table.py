@@ -62,8 +62,8 @@ ROWS = (
             "the authors' code inherits 0.04.",
             "Advantages are about K times smaller than those of grpo, so KL, entropy bonus and "
             "gradient clipping weigh more at equal settings.",
-            "With 0/1 rewards only correct answers get an advantage, and all of a group that is "
-            "right throughout do.",
+            "With 0/1 rewards, only correct answers have a nonzero advantage; in a group of right "
+            "answers, all do.",
         ),
     ),
     Algorithm(

@@ -18,7 +18,7 @@ from groupwise.cli.options import (
     algorithm_names,
     write_json,
 )
-from groupwise.cli.output import print_table, visible
+from groupwise.cli.output import print_table, visible, wrapped
 
 
 def algorithms(
@@ -113,6 +113,7 @@ def doctor(
 
     checks = examine(config, fit_gb=fit)
     for check in checks:
-        print(printable(str(check)))
+        for line in printable(str(check)).splitlines():
+            print(wrapped(line, indent=6))
     write_json(json_file, [dataclasses.asdict(check) for check in checks])
     return 0 if passed(checks) else 1

@@ -20,15 +20,21 @@ def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print aligned columns; the last one may be of any length, and is wrapped on a terminal."""
     widths = [max(len(row[i]) for row in (headings, *rows)) for i in range(len(headings) - 1)]
     indent = sum(widths) + 2 * len(widths)
-    room = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
-    if room - indent < 20:  # too narrow for a column of words: indent what does not fit
-        indent = 4
     for row in (headings, *rows):
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
-        line = visible("  ".join([*cells, row[-1]]).rstrip())
-        if len(line) > room > 0:
-            line = textwrap.fill(line, room, subsequent_indent=" " * indent, drop_whitespace=True)
-        print(line)
+        print(wrapped(visible("  ".join([*cells, row[-1]]).rstrip()), indent=indent))
+
+
+def wrapped(line: str, *, indent: int) -> str:
+    """A line that is wrapped between words on a terminal, with the rest indented.
+
+    A column of fewer than 20 characters is too narrow for words; the rest then begins at 4.
+    """
+    room = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+    if not len(line) > room > 0:
+        return line
+    rest = " " * (indent if room - indent >= 20 else 4)
+    return textwrap.fill(line, room, subsequent_indent=rest, break_on_hyphens=False)
 
 
 def visible(text: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 import types
 import typing
 from collections.abc import Iterator
@@ -111,8 +112,8 @@ def accepted(annotation: Any) -> str:
     """The values that a type allows, in words.
 
     Example:
-        >>> accepted(typing.Literal["a", "b"]), accepted(float | None)
-        ('"a" or "b"', 'number or null')
+        >>> accepted(typing.Literal["a", "b"]), accepted(float | None), accepted(list[float])
+        ('"a" or "b"', 'number or null', 'list of numbers')
     """
     origin, inside = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is typing.Literal:
@@ -124,7 +125,9 @@ def accepted(annotation: Any) -> str:
     if origin in (typing.Union, types.UnionType):
         return " or ".join("null" if each is type(None) else accepted(each) for each in inside)
     if origin in (tuple, list):
-        return f"list of {accepted(inside[0])}" if inside else "list"
+        if not inside:
+            return "list"
+        return "list of " + re.sub(r"^(list|integer|number|text)\b", r"\1s", accepted(inside[0]))
     if origin is dict:
         return "table"
     return _NAMES.get(annotation, "any value")

@@ -145,12 +145,18 @@ def _loaded(program: _Program) -> ctypes.CDLL:
     with tempfile.TemporaryDirectory(prefix="groupwise-") as own:
         # A mapped file may be deleted.
         found = ctypes.CDLL(str(_built(compiler, Path(own), program)))
-    warnings.warn(
-        f"{cache_folder()}: cannot be used as a cache of CPU kernels ({reason}); they are compiled "
-        "anew by every process.",
-        stacklevel=2,
-    )
+    _warn_of_cache(cache_folder(), reason)
     return found
+
+
+@cache
+def _warn_of_cache(folder: Path, reason: str) -> None:
+    """Once for a reason, however many programs are compiled."""
+    warnings.warn(
+        f"{folder}: cannot be used as a cache of CPU kernels ({reason}); every process compiles "
+        "them again.",
+        stacklevel=3,
+    )
 
 
 def _reason(error: Exception) -> str:

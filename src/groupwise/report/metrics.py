@@ -27,7 +27,8 @@ METRICS: dict[str, Metric] = {
     "reward": Metric("Reward", "Mean total reward of the judged completions."),
     "signal_share": Metric(
         "Groups with signal",
-        "Share of groups whose completions earned different rewards; only these give a gradient.",
+        "Share of groups whose completions earned different rewards; with a baseline, only these "
+        "give a gradient.",
     ),
     "valid_share": Metric("Judged completions", "Share of completions that could be judged."),
     "positive_share": Metric(

@@ -67,7 +67,7 @@ class ModelSettings(Section):
     """Frozen reference model of the KL term: kept if the algorithm needs it ("auto"), always
     ("frozen"), or never ("none")."""
     reference_every: Whole = 0
-    """Interval in steps at which the current policy replaces the reference; 0 never replaces it."""
+    """Steps between replacements of the reference by the current policy; 0 never replaces it."""
     adapter: AdapterSettings | None = None
     """Train a low-rank adapter; None trains every weight."""
     quantization: Literal["nf4"] | None = None
@@ -300,7 +300,7 @@ class OptimizerSettings(Section):
     final_fraction: Share = 0.0
     """Final learning rate of "linear" and "cosine", as a fraction of the peak."""
     reset_every: Whole = 0
-    """Interval in steps at which the moments of AdamW are reset; 0 never resets them."""
+    """Steps between resets of AdamW's moments; 0 never resets them."""
 
 
 class UpdateSettings(Section):
@@ -336,7 +336,7 @@ class CheckpointSettings(Section):
     """Number of recent checkpoints to keep; the best one is kept too with
     `evaluation.keep_best`."""
     keep_every: Whole = 0
-    """Keep every checkpoint whose step is a multiple of this number; 0 disables this."""
+    """Never delete checkpoints at multiples of this number of steps; 0 disables this."""
 
 
 class EvaluationSettings(Section):
