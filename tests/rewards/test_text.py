@@ -212,9 +212,9 @@ def test_r1searcher_first_stage(text: str, paper: float, code: float) -> None:
 def test_r1searcher_in_other_tags_and_without_reasoning(
     text: str, called: float, answered: float
 ) -> None:
-    own = {"tags": "research", "think": False}
-    assert r1searcher_call(text, **own) == called
-    assert r1searcher_answer(text, "Rome", **own) == pytest.approx(answered)
+    assert r1searcher_call(text, tags="research", think=False) == called
+    found = r1searcher_answer(text, "Rome", tags="research", think=False)
+    assert found == pytest.approx(answered)
 
 
 def test_cover_match_needs_every_word() -> None:

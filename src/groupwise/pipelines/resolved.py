@@ -10,6 +10,7 @@ from groupwise.errors import UsageError
 from groupwise.pipelines.plan import Pipeline, Stage, references
 from groupwise.pipelines.stages import OUTPUTS, TAKES, Work
 
+
 def resolved(stage: Stage, pipeline: Pipeline) -> dict[str, Any]:
     """The settings with paths in place of "@stage"."""
 

@@ -17,7 +17,7 @@ from groupwise.models.loading import BUNDLED
 from groupwise.pipelines.checks import check_models, check_overlap, check_settings
 from groupwise.pipelines.plan import Pipeline, Stage
 from groupwise.pipelines.resolved import configured, resolved, work_of
-from groupwise.pipelines.stages import OUTPUTS, STAGES, TAKES, Kind, Work, clear
+from groupwise.pipelines.stages import OUTPUTS, STAGES, TAKES, Kind, clear
 from groupwise.pipelines.summary import write_report
 from groupwise.prompts.sources import generator_of
 from groupwise.registry import FunctionSpec
