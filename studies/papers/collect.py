@@ -32,7 +32,7 @@ PAGE = HERE.parents[1] / "docs" / "papers.md"
 SEEDS = 3
 SHOWN = (
     *("greedy", "sampled", "length", "length_right", "length_wrong", "truncated"),
-    *("length_deviation", "length_rmse", "reward"),
+    *("length_deviation", "length_rmse", "calls", "reward"),
 )
 """Figures of the page; the results hold all."""
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
 
+from groupwise.config import load
+from groupwise.evaluation.evaluate import evaluate
 from groupwise.evaluation.reflection import (
     TRIGGERS,
     corrupted_items,
     corrupted_solution,
+    own_errors,
     recovery,
     reflects,
 )
@@ -131,4 +135,31 @@ def test_recovery_counts_items():
     # Wilson for 2 of 5: z² = 3.841, centre (.4 + .3841)/1.768 = .4434, half-width
     # 1.96·√(.048 + .0384)/1.768 = .3258.
     assert found["said_so"].low == pytest.approx(0.1176, abs=1e-3)
-    assert list(TRIGGERS) == ["reflection", "reflection_after_wait"]
+    assert list(TRIGGERS) == ["", "_after_wait"]
+
+
+def test_own_errors_are_continued_before_their_answer():
+    prompts, tokenizer = word_problems(4), tiny().tokenizer
+    wrong = ["<reasoning>1+1=3</reasoning><answer>3</answer>", None, "3", "so \\boxed{3}"]
+    found = own_errors(prompts, [(1, 2)] * 4, tokenizer, wrong, trigger=" Wait, ", limit=400)
+    assert [(item.prompt, item.prefix) for item in found] == [
+        (prompts[0], "<reasoning>1+1=3 Wait, "),
+        (prompts[3], "so Wait, "),
+    ]
+    assert found[0].tokens[:2] == (1, 2)
+    assert tokenizer.decode(found[0].tokens[2:]) == found[0].prefix
+    assert own_errors(prompts, [(1, 2)] * 4, tokenizer, wrong, limit=3) == []
+
+
+def test_every_model_continues_its_own_wrong_answers(tmp_path):
+    rows = [{"prompt": p.messages[-1]["content"], "answer": p.answer} for p in word_problems(24)]
+    for name, part in (("train", rows[:12]), ("eval", rows[12:])):
+        (tmp_path / name).with_suffix(".jsonl").write_text("\n".join(map(json.dumps, part)))
+    data = [f"data.{name}={tmp_path / name}.jsonl" for name in ("train", "eval")]
+    config = load("word-problems", [*data, "evaluation.prompts=12", "evaluation.samples=2"])
+    (figures,) = evaluate(config, ["bundled"], reflection=True).figures.values()
+    assert "reflection" not in figures, "the file has no worked solutions"
+    for name in ("own_errors", "own_errors_after_wait"):
+        parts = {key: each.value for key, each in figures[name].items()}
+        both = parts["corrected_and_said_so"] + parts["corrected_silently"]
+        assert parts["corrected"] == pytest.approx(both) and 0 <= parts["corrected"] <= 1

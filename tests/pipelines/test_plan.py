@@ -108,6 +108,14 @@ UNPLANNED = {
         "takes a model, and answers leaves rows",
     ),
     "a rule that is not there": (SAMPLE + SELECT.replace("correct", "corect"), "did you mean"),
+    "bounds of a rule that leave nothing": (
+        SAMPLE + SELECT.replace("correct", "pass_rate(above=0.9, below=0.1)"),
+        "kept: above, below = 0.9, 0.1: must be",
+    ),
+    "a rule with an unknown language": (
+        SAMPLE + SELECT.replace("correct", "language(language='klingon')"),
+        "kept: .*language = 'klingon'",
+    ),
     "a recipe's setting": (SAMPLE + 'set = ["samplign.top_p=0.5"]\n', "no such setting"),
     "weights that do not fit": (
         SAMPLE + '[[stages]]\nname="m"\nstage="average"\nmodels=["bundled", "b"]\nweights=[1.0]\n',

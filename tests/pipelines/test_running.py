@@ -22,6 +22,7 @@ from groupwise.pipelines import (
     read_pipeline,
     run_pipeline,
 )
+from groupwise.pipelines.checks import check_overlap
 from groupwise.pipelines.over_seeds import run_seeds
 from groupwise.pipelines.running import LOG, RECORD, _has_model
 from small_runs import Quiet, tiny
@@ -228,6 +229,95 @@ def test_held_out_prompts_that_are_trained_on_are_refused(file: Path, tmp_path: 
     own = [f"trained.data.train={data}", f"trained.data.eval={data}"]
     with pytest.raises(UsageError, match="1 of 1 held-out prompts are training prompts"):
         run_pipeline(at(file, tmp_path / "out", *own), progress=Quiet())
+    assert not (tmp_path / "out").exists()
+
+
+MEASURED = """
+[[stages]]
+name = "learnt"
+stage = "KIND"
+recipe = "word-problems"
+MODEL
+set = ["data.train=DATA", "warmup.steps=1"]
+
+[[stages]]
+name = "tuned"
+stage = "sft"
+recipe = "word-problems"
+model = "bundled"
+TAKES
+set = ["data.train=OTHER", "warmup.steps=1"]
+
+[[stages]]
+name = "table"
+stage = "eval"
+recipe = "word-problems"
+models = ["@tuned"]
+set = ["data.train=DATA", "data.eval=DATA"]
+"""
+
+
+@pytest.mark.parametrize(
+    "kind, model, takes",
+    [
+        ("sft", "", 'model = "@learnt"'),
+        ("sample", 'model = "bundled"', 'rows = "@learnt"'),
+        ("sample", 'model = "bundled"\nsplit = "eval"', 'rows = "@learnt"'),
+    ],
+)
+def test_an_evaluation_on_prompts_that_an_earlier_stage_learnt_is_refused(
+    kind: str, model: str, takes: str, tmp_path: Path
+) -> None:
+    for name, prompt in (("one", "1+1?"), ("two", "2+2?")):
+        (tmp_path / f"{name}.jsonl").write_text(f'{{"prompt": "{prompt}", "answer": "2"}}\n')
+    text = MEASURED.replace("KIND", kind).replace("MODEL", model).replace("TAKES", takes)
+    if "split" in model:
+        text = text.replace('DATA"', 'DATA", "data.eval=DATA"', 1)
+    text = text.replace('model = "bundled"\nmodel', "model")
+    text = text.replace("DATA", str(tmp_path / "one.jsonl"))
+    (tmp_path / "p.toml").write_text(text.replace("OTHER", str(tmp_path / "two.jsonl")))
+    said = "table: 1 of 1 held-out prompts are training prompts of learnt"
+    with pytest.raises(UsageError, match=said):
+        run_pipeline(at(tmp_path / "p.toml", tmp_path / "out"), progress=Quiet())
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", [n for n in packaged_pipelines() if n.endswith("-small")])
+def test_packaged_pipelines_evaluate_on_prompts_that_no_stage_learns(name: str) -> None:
+    pipeline = read_pipeline(name)
+    for stage in pipeline.stages:
+        check_overlap(stage, pipeline)
+
+
+UNLIKE = """
+[[stages]]
+name = "tuned"
+stage = "sft"
+recipe = "word-problems-sft"
+model = "bundled"
+SET
+
+[[stages]]
+name = "mean"
+stage = "average"
+models = ["@tuned", "OTHER"]
+"""
+
+
+@pytest.mark.parametrize(
+    "other, change, said",
+    [
+        ("bundled:search", "", "mean: bundled:search: its parameter .*one architecture"),
+        ("bundled", 'set = ["model.adapter.rank=4"]', "mean: @tuned: is an adapter"),
+    ],
+)
+def test_models_that_cannot_be_averaged_are_refused_before_the_first_stage(
+    other: str, change: str, said: str, tmp_path: Path
+) -> None:
+    text = UNLIKE.replace("OTHER", other).replace("SET", change)
+    (tmp_path / "p.toml").write_text(text, encoding="utf-8")
+    with pytest.raises(UsageError, match=said):
+        run_pipeline(at(tmp_path / "p.toml", tmp_path / "out"), progress=Quiet())
     assert not (tmp_path / "out").exists()
 
 

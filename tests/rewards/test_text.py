@@ -199,6 +199,24 @@ def test_r1searcher_first_stage(text: str, paper: float, code: float) -> None:
     assert r1searcher_call(text, "Barack Obama", answer_weight=1.0) == code
 
 
+@pytest.mark.parametrize(
+    "text, called, answered",
+    [
+        ("<search>q</search><result>r</result> <answer>Rome</answer>", 1.0, 1.0),
+        ("<answer>Rome</answer>", 0.5, 1.0),
+        ("<search>q</search> <answer>Rome</answer>", 0.0, -1.0),
+        ("</think><answer>Rome</answer>", 0.0, -1.0),
+        ("<answer><search>q</search><result>r</result> Rome</answer>", 1.0, 0.25 - 2),
+    ],
+)
+def test_r1searcher_in_other_tags_and_without_reasoning(
+    text: str, called: float, answered: float
+) -> None:
+    assert r1searcher_call(text, tags="research", think=False) == called
+    found = r1searcher_answer(text, "Rome", tags="research", think=False)
+    assert found == pytest.approx(answered)
+
+
 def test_cover_match_needs_every_word() -> None:
     assert covers("It was Barack, the Obama", "Barack Obama")
     assert not covers("Obama", "Barack Obama")

@@ -42,7 +42,10 @@ Templates = Annotated[
 ]
 Reflection = Annotated[
     bool,
-    typer.Option("--reflection", help="Measure recovery from solutions with an injected error."),
+    typer.Option(
+        "--reflection",
+        help="Measure recovery from solutions with an injected error, and from the model's own.",
+    ),
 ]
 Picture = Annotated[
     Path | None,

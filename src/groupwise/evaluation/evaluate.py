@@ -29,7 +29,7 @@ from groupwise.evaluation import (
 )
 from groupwise.evaluation.details import by_difficulty, details
 from groupwise.evaluation.measure import Measurement, measure
-from groupwise.evaluation.reflection import TRIGGERS, corrupted_items, recovery
+from groupwise.evaluation.reflection import TRIGGERS, corrupted_items, own_errors, recovery
 from groupwise.models import Policy, load_policy
 from groupwise.prompts.contamination import contamination_warning, shared_prompts
 from groupwise.prompts.templates import Rendered, fix_variables
@@ -96,7 +96,8 @@ def evaluate(
         config: of the recipe; its `evaluation` section sets the number of prompts and samples.
         models: folders, hub names or "bundled"; the others are compared with the last one.
         seeds: number of sampling seeds, counted up from the recipe's.
-        reflection: also measure recovery from worked solutions with a planted error.
+        reflection: also measure recovery from worked solutions with a planted error and from wrong
+            answers of the model itself.
         names: what to call the models; None takes the ends of their paths.
 
     Raises:
@@ -180,7 +181,7 @@ def _measured(
         for level, places in by_difficulty(ready.prompts).items():
             sections[level] = _brief_figures(measured.part(places))
         if reflection:
-            sections |= _reflection_figures(config, policy, ready, engine, scorer)
+            sections |= _reflection_figures(config, policy, ready, measured, engine, scorer)
         return measured, sections
 
 
@@ -191,32 +192,51 @@ def _brief_figures(measured: Measurement) -> dict[str, Estimate]:
 
 
 def _reflection_figures(
-    config: Config, policy: Policy, ready: Rendered, engine: Engine, scorer: Scorer
+    config: Config,
+    policy: Policy,
+    ready: Rendered,
+    measured: Measurement,
+    engine: Engine,
+    scorer: Scorer,
 ) -> dict[str, dict[str, Estimate]]:
-    """Recovery from corrupted solutions, directly and after "Wait".
+    """Recovery from corrupted solutions and from own errors, directly and after "Wait".
 
     Raises:
-        UsageError: the data has no worked solutions.
+        UsageError: the data has no worked solutions, and the model made no error.
     """
     found = {}
-    for name, trigger in TRIGGERS.items():
-        items = corrupted_items(
-            ready.prompts,
-            ready.tokens,
-            policy.tokenizer,
+    limit = policy.context - config.sampling.max_tokens
+    given = (ready.prompts, ready.tokens, policy.tokenizer)
+    wrong = _wrong_answers(measured)
+    for end, trigger in TRIGGERS.items():
+        planted = corrupted_items(
+            *given,
             column=config.data.answer_column,
             tagged=answer_style(config) == "answer_tag",
             trigger=trigger,
-            limit=policy.context - config.sampling.max_tokens,
+            limit=limit,
         )
-        if not items:
-            raise UsageError(
-                "--reflection: needs worked solutions with equations in a column `solution` or in "
-                f"data.answer_column = {config.data.answer_column!r}; the data has none."
-            )
-        sampling = config.sampling
-        found[name] = recovery(engine, scorer, items, sampling=sampling, seed=config.seed)
-    return found
+        own = own_errors(*given, wrong, trigger=trigger, limit=limit)
+        for name, items in (("reflection", planted), ("own_errors", own)):
+            if items:
+                found[name + end] = recovery(
+                    engine, scorer, items, sampling=config.sampling, seed=config.seed
+                )
+    if not found:
+        raise UsageError(
+            "--reflection: needs worked solutions with equations in a column `solution` or in "
+            f"data.answer_column = {config.data.answer_column!r}, or wrong answers of the model "
+            "with a mark such as </think> or \\boxed before the answer; there are none."
+        )
+    return dict(sorted(found.items(), key=lambda item: item[0].startswith("own")))
+
+
+def _wrong_answers(measured: Measurement) -> list[str | None]:
+    """The first wrong sample of every prompt."""
+    return [
+        next((c.text for c, ok in zip(g.completions, right, strict=True) if ok < 0.5), None)
+        for g, right in zip(measured.groups, measured.sampled, strict=True)
+    ]
 
 
 def answer_style(config: Config) -> Style | None:

@@ -1,8 +1,8 @@
-"""Reflection: does a model recover from an error planted in its reasoning?
+"""Reflection: does a model recover from an error in its reasoning?
 
 The model continues a worked solution in which one result is wrong and everything after it follows
-from that. It has corrected itself if its answer is right nevertheless: explicitly if it says so,
-implicitly otherwise.
+from that, or the reasoning of a wrong answer of its own. It has corrected itself if its answer is
+right nevertheless: explicitly if it says so, implicitly otherwise.
 
 No language model decides what is explicit: words and restated equations do, with the same result on
 every machine.
@@ -26,8 +26,8 @@ from groupwise.rewards import Scorer
 from groupwise.rewards.builtin.countdown import evaluate
 from groupwise.types import Engine, Prompt, Sampling
 
-TRIGGERS: Mapping[str, str] = {"reflection": "", "reflection_after_wait": " Wait, "}
-"""What the wrong solution ends with, by the name of the figures."""
+TRIGGERS: Mapping[str, str] = {"": "", "_after_wait": " Wait, "}
+"""What the wrong solution ends with, by the end of the name of the figures."""
 
 OFFSETS = (1, -1, 2, -2, 10)
 """How far a wrong result is from the right one; the first that leaves a positive number."""
@@ -77,8 +77,8 @@ def corrupted_solution(solution: str, answer: str, *, key: str = "") -> str | No
     Source: adversarial chains of thought of "Rethinking reflection in pre-training" (2504.04022),
     there written by language models.
     """
-    ends = [place for mark in _ENDS if (place := solution.find(mark)) > 0]
-    text = solution[: min(ends, default=len(solution))].rstrip()
+    found = _reasoning(solution)
+    text = solution.rstrip() if found is None else found
     equations = list(_EQUATION.finditer(text))
     digest = hashlib.blake2b(f"{key}\n{text}".encode(), digest_size=8).digest()
     generator = np.random.default_rng(int.from_bytes(digest, "big"))
@@ -87,10 +87,10 @@ def corrupted_solution(solution: str, answer: str, *, key: str = "") -> str | No
         for offset in generator.permutation(np.array(OFFSETS)):
             if not right.isdigit() or int(right) + int(offset) < 1:
                 continue
-            found = _propagated(text, equations[place], str(int(right) + int(offset)))
-            last = _NUMBER.findall(found)[-1].rstrip(",").replace(",", "")
+            made = _propagated(text, equations[place], str(int(right) + int(offset)))
+            last = _NUMBER.findall(made)[-1].rstrip(",").replace(",", "")
             if last != answer.replace(",", ""):
-                return found
+                return made
     return None
 
 
@@ -159,6 +159,40 @@ def corrupted_items(
         if len(whole) <= limit:
             found.append(CorruptedItem(prompt=prompt, tokens=whole, prefix=prefix))
     return found
+
+
+def own_errors(
+    prompts: Sequence[Prompt],
+    tokens: Sequence[Sequence[int]],
+    tokenizer: Any,
+    wrong: Sequence[str | None],
+    *,
+    trigger: str = "",
+    limit: int,
+) -> list[CorruptedItem]:
+    """The prompts to which the model itself gave a wrong answer, with its reasoning.
+
+    Args:
+        prompts, tokens, tokenizer, trigger, limit: as in `corrupted_items`.
+        wrong: a wrong answer to each prompt; None where there is none. One without a mark between
+            reasoning and answer, such as `</think>` or `\\boxed`, is left out.
+    """
+    found = []
+    for prompt, ids, text in zip(prompts, tokens, wrong, strict=True):
+        prefix = None if text is None else _reasoning(text)
+        if not prefix:
+            continue
+        prefix += trigger
+        whole = (*ids, *tokenizer(prefix, add_special_tokens=False).input_ids)
+        if len(whole) <= limit:
+            found.append(CorruptedItem(prompt=prompt, tokens=whole, prefix=prefix))
+    return found
+
+
+def _reasoning(text: str) -> str | None:
+    """The text before its answer; None where nothing marks the answer."""
+    ends = [place for mark in _ENDS if (place := text.find(mark)) > 0]
+    return text[: min(ends)].rstrip() if ends else None
 
 
 def recovery(

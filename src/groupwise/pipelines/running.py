@@ -11,21 +11,20 @@ from pathlib import Path
 from typing import Any, Literal
 
 from groupwise.config import Config
-from groupwise.config.data import load_eval, load_train
 from groupwise.errors import UsageError
 from groupwise.models.hub import check_on_hub
 from groupwise.models.loading import BUNDLED
-from groupwise.pipelines.plan import Pipeline, Stage, references
-from groupwise.pipelines.stages import OUTPUTS, STAGES, TAKES, Kind, Work, clear
+from groupwise.pipelines.checks import check_models, check_overlap, check_settings
+from groupwise.pipelines.plan import Pipeline, Stage
+from groupwise.pipelines.resolved import configured, resolved, work_of
+from groupwise.pipelines.stages import OUTPUTS, STAGES, TAKES, Kind, clear
 from groupwise.pipelines.summary import write_report
-from groupwise.prompts.contamination import shared_prompts
 from groupwise.prompts.sources import generator_of
 from groupwise.registry import FunctionSpec
 from groupwise.rundir.files import append_text, replace_text
 from groupwise.rundir.lock import RunLock
 from groupwise.rundir.provenance import digest, fingerprint
 from groupwise.training.monitor.progress import Progress, show_progress
-from groupwise.training.stages.select import rules_of
 
 RECORD = "stage.json"
 DRAFT = f".{RECORD}.new"
@@ -67,9 +66,9 @@ def plan_table(pipeline: Pipeline) -> list[StageState]:
     """
     found: dict[str, StageState] = {}
     for stage in pipeline.stages:
-        given = _resolved(stage, pipeline)
-        configs = _configured(stage, given, pipeline)
-        _check_settings(stage, given)
+        given = resolved(stage, pipeline)
+        configs = configured(stage, given, pipeline)
+        check_settings(stage, given)
         outside, missing = _outside(stage, given, configs, pipeline)
         key = digest(
             {
@@ -110,14 +109,16 @@ def run_pipeline(
 
     Raises:
         UsageError: before the first stage: an input that is missing or was made by other settings,
-            settings that cannot work, held-out prompts that are training prompts.
+            settings that cannot work, models that cannot be averaged, held-out prompts that are
+            training prompts.
     """
     states = plan_table(pipeline)
     wanted = _wanted(pipeline, states, first=first, only=only)
     _refuse(states, wanted, again=first, only=only)
     for state in states:
         if state in wanted:
-            _check_overlap(state.stage, pipeline)
+            check_models(state.stage, pipeline)
+            check_overlap(state.stage, pipeline)
     pipeline.output.mkdir(parents=True, exist_ok=True)
     begun = any(state.state != "to do" for state in states)
     lock = RunLock(pipeline.output, names=() if begun else REPORTS)
@@ -139,69 +140,6 @@ def run_pipeline(
 def _place(pipeline: Pipeline, stage: Stage) -> str:
     number = pipeline.stages.index(stage) + 1
     return f"[{number}/{len(pipeline.stages)}] {stage.name}"
-
-
-def _resolved(stage: Stage, pipeline: Pipeline) -> dict[str, Any]:
-    """The settings with paths in place of "@stage"."""
-
-    def path(value: Any) -> Any:
-        if isinstance(value, str) and value.startswith("@"):
-            taken = pipeline.stage(stage.takes[value[1:]])
-            return str(pipeline.output / taken.name / OUTPUTS[taken.kind.output])
-        if isinstance(value, list):
-            return [path(each) for each in value]
-        return value
-
-    settings = {key: path(value) for key, value in stage.settings.items()}
-    for key, value in stage.settings.items():
-        for reference in references(value):
-            taken = pipeline.stage(stage.takes[reference])
-            if key not in TAKES or TAKES[key] != taken.kind.output:
-                wants = f"takes a {TAKES[key]}" if key in TAKES else "takes no stage"
-                raise UsageError(
-                    f"{stage.name}.{key} = '@{reference}': {wants}, and {taken.name} leaves "
-                    f"{taken.kind.output}."
-                )
-    return settings
-
-
-def _work(stage: Stage, pipeline: Pipeline) -> Work:
-    names = {
-        str(pipeline.output / each.name / OUTPUTS[each.kind.output]): each.name
-        for each in pipeline.stages
-    }
-    return Work(folder=pipeline.output / stage.name, seed=pipeline.seed, names=names)
-
-
-def _configured(stage: Stage, given: Mapping[str, Any], pipeline: Pipeline) -> Mapping[str, Config]:
-    """The configurations of a stage by the name of the recipe, checked; "" for the only one."""
-    if stage.kind.configured is None:
-        return {}
-    try:
-        found = stage.kind.configured(_work(stage, pipeline), **given)
-    except UsageError as error:
-        raise UsageError(f"{stage.name}: {error}") from error.__cause__
-    if isinstance(found, Mapping) and len(found) > 1:
-        return found
-    return {"": next(iter(found.values())) if isinstance(found, Mapping) else found}
-
-
-def _check_settings(stage: Stage, given: Mapping[str, Any]) -> None:
-    """Refuse what a stage's function would refuse after the stages before it have run."""
-    try:
-        if stage.kind.name == "select":
-            rules_of(given.get("keep", ()))
-            if given.get("ratio", 1.5) <= 1:
-                raise UsageError(f"ratio = {given['ratio']!r}: must be greater than 1.")
-        for name in ("count", "seeds", "prompts", "most"):
-            if (number := given.get(name)) is not None and number < 1:
-                raise UsageError(f"{name} = {number!r}: must be at least 1.")
-        if stage.kind.name == "average":
-            from groupwise.training.stages.average import shares
-
-            shares(given["models"], given.get("weights"))
-    except UsageError as error:
-        raise UsageError(f"{stage.name}: {error}") from None
 
 
 def _identity(configs: Mapping[str, Config], stage: Stage, output: Path) -> dict[str, Any]:
@@ -373,29 +311,11 @@ def _in_words(state: State) -> str:
     return {"to do": "not there", "begun": "not finished"}.get(state, "of other settings")
 
 
-def _check_overlap(stage: Stage, pipeline: Pipeline) -> None:
-    """Refuse a training stage whose held-out prompts are among its training prompts.
-
-    Raises:
-        UsageError: they are, or the data cannot be loaded.
-    """
-    if stage.kind.name != "train" or "rows" in stage.settings:
-        return
-    (config,) = _configured(stage, _resolved(stage, pipeline), pipeline).values()
-    held_out = load_eval(config)
-    shared = shared_prompts(load_train(config), held_out) if held_out else 0
-    if shared:
-        raise UsageError(
-            f"{stage.name}: {shared} of {len(held_out)} held-out prompts are training prompts; "
-            "choose others by data.eval or data.eval_split."
-        )
-
-
 def _run(pipeline: Pipeline, state: StageState) -> None:
     """Run one stage and record it."""
     stage = state.stage
-    work = _work(stage, pipeline)
-    given = _resolved(stage, pipeline)
+    work = work_of(stage, pipeline)
+    given = resolved(stage, pipeline)
     about = {
         "stage": stage.name,
         "kind": stage.kind.shown,

@@ -4,11 +4,13 @@ R1-Searcher."""
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, Literal
 
 from groupwise.rewards.base import REWARDS
 from groupwise.rewards.builtin.text import between, f1, normalise, references
 from groupwise.rewards.extract import boxes
+
+Tags = Literal["r1-searcher", "research"]
 
 _QUERY = ("<|begin_of_query|>", "<|end_of_query|>")
 _DOCUMENTS = ("<|begin_of_documents|>", "<|end_of_documents|>")
@@ -21,6 +23,11 @@ _CALLS = (
 )
 """Seven strings that occur equally often where every query was answered by one well-formed block of
 documents."""
+_MARKS = {
+    "r1-searcher": (_DOCUMENTS, _CALLS),
+    "research": (("<result>", "</result>"), ("<search>", "</search>", "<result>", "</result>")),
+}
+"""By the name of the tags: what encloses documents, and strings that occur once a call."""
 _CHINESE = re.compile("[\u4e00-\u9fff]")
 _LONGEST_ANSWER = 10
 """Words that the strict format allows in an answer."""
@@ -40,9 +47,9 @@ def _answers(text: str) -> list[str]:
     return between(text, "<answer>", "</answer>")
 
 
-def _own_words(text: str) -> str:
+def _own_words(text: str, tags: Tags) -> str:
     """The text without the documents that were put into it."""
-    for document in between(text, *_DOCUMENTS):
+    for document in between(text, *_MARKS[tags][0]):
         text = text.replace(document, "", 1)
     return text
 
@@ -101,22 +108,22 @@ def research(
     return best if best > 0 else format_only
 
 
-def _searches(text: str) -> int | None:
-    """How many well-formed searches a text holds; None where the seven counts disagree."""
-    counts = {text.count(mark) for mark in _CALLS}
+def _searches(text: str, tags: Tags) -> int | None:
+    """How many well-formed searches a text holds; None where the counts of its marks disagree."""
+    counts = {text.count(mark) for mark in _MARKS[tags][1]}
     return counts.pop() if len(counts) == 1 else None
 
 
-def _searcher_format(text: str, *, strict: bool) -> bool:
+def _searcher_format(text: str, *, strict: bool, tags: Tags, think: bool) -> bool:
     """One closed block of reasoning (its opening tag is pre-filled by the prompt) and one
     answer."""
     answers = _answers(text)
     one_answer = text.count("<answer>") == 1 == text.count("</answer>") and len(answers) == 1
     if (
-        "<think>" in text
-        or text.count("</think>") != 1
+        _searches(text, tags) is None
+        or "<think>" in text
+        or text.count("</think>") != think
         or not one_answer
-        or _searches(text) is None
     ):
         return False
     if not strict:
@@ -124,9 +131,9 @@ def _searcher_format(text: str, *, strict: bool) -> bool:
     said = answers[0]
     return (
         "assistant" not in text.lower()
-        and not any(mark in said for mark in (*_QUERY, *_DOCUMENTS))
+        and not any(mark.strip() in said for mark in _MARKS[tags][1])
         and len(said.split()) <= _LONGEST_ANSWER
-        and not _CHINESE.search(_own_words(text))
+        and not _CHINESE.search(_own_words(text, tags))
     )
 
 
@@ -142,7 +149,14 @@ def covers(answer: str, reference: str) -> bool:
 
 
 @REWARDS.register
-def r1searcher_call(whole: str, answer: Any = None, *, answer_weight: float = 0.0) -> float | None:
+def r1searcher_call(
+    whole: str,
+    answer: Any = None,
+    *,
+    answer_weight: float = 0.0,
+    tags: Tags = "r1-searcher",
+    think: bool = True,
+) -> float | None:
     """R1-Searcher, stage 1 (learn to call): ½ for at least one search, ½ for the format, plus
     ±`answer_weight`.
 
@@ -152,6 +166,8 @@ def r1searcher_call(whole: str, answer: Any = None, *, answer_weight: float = 0.
         answer_weight: 0 as in the paper; 1 as in the released code, which adds 1 where every word
             of a reference occurs in the answer and takes 1 away where not, so that totals lie in
             {-1, -½, 0, 1, 1½, 2}.
+        tags: how searches are written, as in `environment.tags`.
+        think: whether the format has a block of reasoning, which ends with `</think>`.
 
     Example:
         >>> r1searcher_call("I know.</think><answer>Rome</answer>")
@@ -159,7 +175,8 @@ def r1searcher_call(whole: str, answer: Any = None, *, answer_weight: float = 0.
 
     Source: R1-Searcher (2503.05592), section 3.3; its code, `reward_server_llama_stage1.py`.
     """
-    score = 0.5 * ((_searches(whole) or 0) >= 1) + 0.5 * _searcher_format(whole, strict=False)
+    formed = _searcher_format(whole, strict=False, tags=tags, think=think)
+    score = 0.5 * ((_searches(whole, tags) or 0) >= 1) + 0.5 * formed
     if answer_weight == 0:
         return score
     golds = references(answer)
@@ -171,7 +188,13 @@ def r1searcher_call(whole: str, answer: Any = None, *, answer_weight: float = 0.
 
 @REWARDS.register
 def r1searcher_answer(
-    whole: str, answer: Any, *, penalty: float = -2.0, strict: bool = True
+    whole: str,
+    answer: Any,
+    *,
+    penalty: float = -2.0,
+    strict: bool = True,
+    tags: Tags = "r1-searcher",
+    think: bool = True,
 ) -> float | None:
     """R1-Searcher, stage 2 (learn to use): F1 of the answer, plus `penalty` where the format is
     wrong.
@@ -197,4 +220,5 @@ def r1searcher_answer(
         return None
     said = _answers(whole)[-1:]
     score = max(f1(said[0], gold, rules="r1searcher") for gold in golds) if said else 0.0
-    return score + (0.0 if _searcher_format(whole, strict=strict) else penalty)
+    formed = _searcher_format(whole, strict=strict, tags=tags, think=think)
+    return score + (0.0 if formed else penalty)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
+from transformers import AutoModelForCausalLM
 
 from groupwise.errors import UsageError
-from groupwise.models import Policy, load_policy, save_policy
+from groupwise.models import load_policy, save_policy
 from groupwise.models.adapters import SavedAdapter
+from groupwise.models.loading import ModelSource, configuration
 
 
 def average(
@@ -38,14 +41,11 @@ def average(
     folder = Path(output).expanduser()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"--output = {str(folder)!r}: is in use; choose another folder.")
-    for path in models:
-        if SavedAdapter.at(Path(path)) is not None:
-            raise UsageError(f"{path}: is an adapter; merge it into its base first.")
+    check_alike(models)
     first = load_policy(models[0])
     total = {name: share[0] * p.detach().float() for name, p in first.model.named_parameters()}
     for path, weight in zip(models[1:], share[1:], strict=True):
         other = load_policy(path)
-        _check_alike(first, other, str(path))
         for name, parameter in other.model.named_parameters():
             total[name].add_(parameter.detach().float(), alpha=weight)
     with torch.no_grad():
@@ -72,16 +72,33 @@ def shares(models: Sequence[str | Path], weights: Sequence[float] | None) -> lis
     return [w / sum(weights) for w in weights]
 
 
-def _check_alike(first: Policy, other: Policy, path: str) -> None:
-    """Refuse a model whose parameters or tokens mean something else."""
-    mine = {name: tuple(p.shape) for name, p in first.model.named_parameters()}
-    its = {name: tuple(p.shape) for name, p in other.model.named_parameters()}
-    if mine != its:
-        name = next(iter(sorted(set(mine.items()) ^ set(its.items()))))[0]
-        raise UsageError(
-            f"{path}: its parameter {name!r} is {its.get(name, 'missing')}, and "
-            f"{mine.get(name, 'missing')} in the first model; only models of one architecture "
-            "and size can be averaged."
-        )
-    if first.tokenizer.get_vocab() != other.tokenizer.get_vocab():
-        raise UsageError(f"{path}: has another vocabulary than the first model.")
+def check_alike(models: Sequence[str | Path]) -> None:
+    """Refuse models whose parameters or tokens mean something else than the first model's, by
+    their configurations: no weights are read.
+
+    Raises:
+        UsageError: an adapter, other parameters or another vocabulary.
+    """
+    for path in models:
+        if SavedAdapter.at(Path(path)) is not None:
+            raise UsageError(f"{path}: is an adapter; merge it into its base first.")
+    mine, words = _parts(models[0])
+    for path in dict.fromkeys(models[1:]):
+        its, others = _parts(path)
+        if mine != its:
+            name = next(iter(sorted(set(mine.items()) ^ set(its.items()))))[0]
+            raise UsageError(
+                f"{path}: its parameter {name!r} is {its.get(name, 'missing')}, and "
+                f"{mine.get(name, 'missing')} in the first model; only models of one architecture "
+                "and size can be averaged."
+            )
+        if words != others:
+            raise UsageError(f"{path}: has another vocabulary than the first model.")
+
+
+def _parts(path: str | Path) -> tuple[dict[str, tuple[int, ...]], dict[str, int]]:
+    """Shapes of the parameters by name, and the vocabulary."""
+    with torch.device("meta"):
+        model: Any = AutoModelForCausalLM.from_config(configuration(path))
+    tokenizer = ModelSource.at(path).tokenizer(trust_remote_code=False)
+    return {name: tuple(p.shape) for name, p in model.named_parameters()}, tokenizer.get_vocab()

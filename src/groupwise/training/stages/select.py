@@ -38,13 +38,16 @@ def rules_of(texts: Sequence[str]) -> list[BoundFunction]:
     """Parse rules such as `correct`, `pass_rate(above=0.1, below=0.9)`.
 
     Raises:
-        UsageError: no such rule or setting, or one that cannot be read.
+        UsageError: no such rule or setting, one that cannot be read, or an impossible value.
 
     Example:
         >>> [str(rule.spec) for rule in rules_of(["correct", "at_most(count=2)"])]
         ['correct', 'at_most(count=2)']
     """
-    return [SELECTIONS.bind(parse_spec(text, where="selection")) for text in texts]
+    rules = [SELECTIONS.bind(parse_spec(text, where="selection")) for text in texts]
+    for rule in rules:
+        rule({"rows": []})  # refuses impossible values, which no row is needed for
+    return rules
 
 
 def select(rows: Iterable[Row], rules: Sequence[BoundFunction]) -> Selected:
@@ -160,6 +163,7 @@ def language(rows: Sequence[Row], *, language: str = "korean", share: float = 0.
     """
     if not 0 <= share <= 1:
         raise UsageError(f"share = {share!r}: must be 0 to 1.")
+    language_consistency("", language=language)
     return [
         row for row in rows if language_consistency(row["completion"], language=language) >= share
     ]
