@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -283,6 +284,14 @@ ROW = {"prompt": "1+1=", "completions": ["2", "3"], "labels": [True, False]}
 def test_rows_without_a_label_for_each_step_are_refused(change: dict, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         read_steps([{**ROW, **change}])
+
+
+def test_refused_rows_name_the_file_that_holds_them(tmp_path: Path) -> None:
+    (tmp_path / "labels.jsonl").write_text(json.dumps({**ROW, "labels": [True]}))
+    with pytest.raises(
+        UsageError, match=r"^labels\.jsonl, row 1: labels: there are 1, and 2 steps"
+    ):
+        read_steps(str(tmp_path / "labels.jsonl"))
 
 
 def test_a_step_that_holds_the_separator_is_refused() -> None:
