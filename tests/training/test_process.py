@@ -31,7 +31,12 @@ from groupwise.training.offline.process_reward_model import (
 )
 from groupwise.training.offline.reward_model import train_reward_model
 from groupwise.training.prepare import prepare
-from groupwise.training.process import ProcessTrainer, StepScorer, written_steps
+from groupwise.training.process import (
+    ProcessTrainer,
+    StepScorer,
+    make_step_scorer,
+    written_steps,
+)
 from groupwise.types import Completion, Group, Prompt, Status
 from groupwise.updates import Score, TorchLearner, sequences
 from small_runs import Quiet, settings, tiny
@@ -266,6 +271,14 @@ def test_a_step_leaves_out_what_the_function_cannot_judge(tmp_path: Path) -> Non
 def test_what_cannot_work_is_refused(more: list[str], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         load("word-problems", more)
+
+
+def test_a_model_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
+    config = load(
+        "word-problems", ["algorithm.name=grpo_process", f"process={{model={str(tmp_path)!r}}}"]
+    )
+    with pytest.raises(UsageError, match=r"^process\.model = "):
+        make_step_scorer(config, tiny())
 
 
 ROW = {"prompt": "1+1=", "completions": ["2", "3"], "labels": [True, False]}
