@@ -34,6 +34,16 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["reward"]) == 0 and "try" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("name", ["train", "prefer", "reward-model", "sft"])
+def test_runs_are_resumed_without_their_recipe(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([name]) == 2
+    assert capsys.readouterr().err.startswith("error: RECIPE: must be given, or --resume DIR")
+    assert main([name, "--resume", str(tmp_path / "gone")]) == 2
+    assert str(tmp_path / "gone") in capsys.readouterr().err
+
+
 def test_rewards_are_listed_with_their_settings(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["reward", "list"]) == 0
     shown = capsys.readouterr().out

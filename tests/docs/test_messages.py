@@ -18,6 +18,8 @@ PASSED_ON = {
     "cli/doctor.py",
     "config/checks.py",
     "config/connect.py",
+    "training/distillation.py",
+    "training/process.py",
     "config/data.py",
     "distributed/connection.py",
     "distributed/learner.py",

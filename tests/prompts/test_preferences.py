@@ -91,6 +91,10 @@ def test_labelled_answers_to_one_prompt_are_kept_apart_from_pairs() -> None:
         ({"prompt": "p", "completion": "a", "label": "yes"}, "must be true or false"),
         ({"prompt": "p", "chosen": "a", "rejected": "b", "margin": "big"}, "margin = 'big'"),
         ({"question": "p"}, "must have the columns chosen and rejected"),
+        (
+            {"prompt": "p", "completions": ["a", "b"], "labels": [1, 0]},
+            "reward_model.step_separator",
+        ),
     ],
 )
 def test_a_row_that_cannot_be_used_is_refused_with_its_number(row: Any, message: str) -> None:
@@ -106,3 +110,20 @@ def test_rows_that_say_nothing_are_counted_where_they_may_be_dropped() -> None:
     assert found.dropped == {"chosen and rejected are equal": 2}
     with pytest.raises(UsageError, match="no row is left of 1"):
         read(same, bad_rows="drop")
+
+
+def test_a_completion_with_both_labels_is_refused_or_counted() -> None:
+    wanted = {"prompt": "p", "completion": "a", "label": True}
+    with pytest.raises(UsageError, match="row 2: an earlier row gives the same completion the oth"):
+        read(wanted, {**wanted, "label": False})
+    found = read_comparisons([wanted, {**wanted, "label": False}, wanted], bad_rows="drop")
+    assert found.items[0].labels == (True,)
+    assert found.dropped == {"an earlier row gives the same completion the other label": 1}
+
+
+def test_an_answer_may_be_chosen_in_one_pair_and_rejected_in_another() -> None:
+    (found,) = read(
+        {"prompt": "p", "chosen": "a", "rejected": "b"},
+        {"prompt": "p", "chosen": "c", "rejected": "a"},
+    )
+    assert [ranking.pairs for ranking in found.rankings] == [[(0, 1)], [(2, 0)]]

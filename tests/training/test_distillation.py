@@ -115,3 +115,9 @@ def test_a_teacher_with_another_tokenizer_is_refused(tmp_path: Path) -> None:
     save_policy(other, tmp_path / "other")
     with pytest.raises(UsageError, match="both models must read the same tokens"):
         made(tmp_path, f"distillation.teacher={tmp_path / 'other'}")
+
+
+def test_a_teacher_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UsageError, match=r"^distillation\.teacher = .*empty'"):
+        made(tmp_path, f"distillation.teacher={tmp_path / 'empty'}")

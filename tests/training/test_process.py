@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +31,12 @@ from groupwise.training.offline.process_reward_model import (
 )
 from groupwise.training.offline.reward_model import train_reward_model
 from groupwise.training.prepare import prepare
-from groupwise.training.process import ProcessTrainer, StepScorer, written_steps
+from groupwise.training.process import (
+    ProcessTrainer,
+    StepScorer,
+    make_step_scorer,
+    written_steps,
+)
 from groupwise.types import Completion, Group, Prompt, Status
 from groupwise.updates import Score, TorchLearner, sequences
 from small_runs import Quiet, settings, tiny
@@ -267,6 +273,14 @@ def test_what_cannot_work_is_refused(more: list[str], message: str) -> None:
         load("word-problems", more)
 
 
+def test_a_model_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
+    config = load(
+        "word-problems", ["algorithm.name=grpo_process", f"process={{model={str(tmp_path)!r}}}"]
+    )
+    with pytest.raises(UsageError, match=r"^process\.model = "):
+        make_step_scorer(config, tiny())
+
+
 ROW = {"prompt": "1+1=", "completions": ["2", "3"], "labels": [True, False]}
 
 
@@ -283,6 +297,14 @@ ROW = {"prompt": "1+1=", "completions": ["2", "3"], "labels": [True, False]}
 def test_rows_without_a_label_for_each_step_are_refused(change: dict, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         read_steps([{**ROW, **change}])
+
+
+def test_refused_rows_name_the_file_that_holds_them(tmp_path: Path) -> None:
+    (tmp_path / "labels.jsonl").write_text(json.dumps({**ROW, "labels": [True]}))
+    with pytest.raises(
+        UsageError, match=r"^labels\.jsonl, row 1: labels: there are 1, and 2 steps"
+    ):
+        read_steps(str(tmp_path / "labels.jsonl"))
 
 
 def test_a_step_that_holds_the_separator_is_refused() -> None:

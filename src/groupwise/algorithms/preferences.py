@@ -76,6 +76,7 @@ def hinge(margin: Float[Tensor, "pair"], *, beta: float = 0.1) -> Float[Tensor, 
         tensor([1.0000, 0.5000, 0.0000])
 
     Source: SLiC-HF (2305.10425); RSO (2309.06657).
+    Elsewhere: HALOs' SLiC has no reference and reads beta as the margin to reach.
     """
     require_positive("beta", beta)
     return torch.relu(1 - beta * margin)
@@ -98,7 +99,8 @@ def square(margin: Float[Tensor, "pair"], *, beta: float = 0.1) -> Float[Tensor,
         tensor([25.,  0.])
 
     Source: IPO (2310.12036), equation 17.
-    Elsewhere: TRL's "ipo" takes Δ per token, so its beta means another margin.
+    Elsewhere: TRL's and HALOs' "ipo" take Δ per token, so their beta means another margin;
+    OpenRLHF takes sums.
     """
     require_positive("beta", beta)
     return (margin - 1 / (2 * beta)) ** 2
@@ -204,6 +206,7 @@ def sppo(
         tensor([50.,  0.])
 
     Source: SPPO (2405.00675), equation 4.7 with probabilities 0 and 1.
+    Elsewhere: TRL's "sppo_hard"; the authors' code divides by 2.
     """
     require_positive("beta", beta)
     target = 1 / (2 * beta)
@@ -237,6 +240,8 @@ def kto(
         tensor([0.5000, 0.7311])
 
     Source: KTO (2402.01306), equation 8.
+    Elsewhere: TRL's z is a mean over mismatched answers; HALOs' leaves those with a log-ratio of 0
+    out of the mean.
     """
     require_positive("beta", beta)
     z = 0.0 if kl is None else kl.detach().clamp(min=0)
@@ -267,7 +272,7 @@ def simpo(
         tensor([0.6931])
 
     Source: SimPO (2405.14734), equation 6.
-    Elsewhere: TRL's CPO trainer with loss "simpo".
+    Elsewhere: TRL's CPO trainer with loss "simpo"; the authors and HALOs set gap / beta.
     """
     require_positive("beta", beta)
     return -F.logsigmoid(beta * (chosen_mean - rejected_mean) - gap)
@@ -294,6 +299,7 @@ def orpo(
         tensor([1.0693])
 
     Source: ORPO (2403.07691), equations 6 and 7.
+    Elsewhere: TRL's likelihood is a mean over all tokens of prompts and chosen answers.
     """
     require_positive("beta", beta)
     odds = _log_odds(chosen_mean) - _log_odds(rejected_mean)

@@ -84,6 +84,7 @@ def plackett_luce(
         tensor([0.3133])
 
     Source: Plackett 1975; Luce 1959; for preferences: 2306.17492.
+    Elsewhere: allRank's listMLE is the sum over the places and breaks ties at random.
     """
     there = torch.ones_like(scores, dtype=torch.bool) if valid is None else valid
     rest = (ranks[:, :, None] <= ranks[:, None, :]) & there[:, None, :]

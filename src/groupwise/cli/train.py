@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from groupwise.cli.options import MaybeRecipe, Overrides, Recipe, TrustRecipe
+from groupwise.cli.options import MaybeRecipe, Overrides, TrustRecipe
 from groupwise.cli.output import command_name, drop_output
 from groupwise.errors import UsageError
 
@@ -97,7 +97,7 @@ def _follow() -> None:
 
 
 def reward_model(
-    recipe: Recipe,
+    recipe: MaybeRecipe = None,
     overrides: Overrides = None,
     resume: Resume = None,
     trust_recipe: TrustRecipe = False,
@@ -120,7 +120,7 @@ def reward_model(
 
 
 def sft(
-    recipe: Recipe,
+    recipe: MaybeRecipe = None,
     overrides: Overrides = None,
     output: Annotated[
         str | None,
@@ -141,8 +141,7 @@ def sft(
     """
     from groupwise.config import read
 
-    values = read(recipe)
-    if "phases" not in values and output is None:
+    if recipe is None or ("phases" not in read(recipe) and output is None):
         config = _loaded(recipe, overrides, resume, trust_recipe=trust_recipe)
         if config.sft is not None:
             from groupwise.training.offline.supervised import fine_tune
@@ -151,6 +150,8 @@ def sft(
                 config, resume=resume is not None, allow_changes=allow_changes, restart=restart
             )
             return _print_results(folder, config)
+    if recipe is None:
+        raise UsageError(f"--resume = {resume!r}: is not a run of `groupwise sft`.")
     from groupwise.training.stages.recipe import supervise
 
     print(supervise(recipe, overrides or [], output=output, trust_recipe=trust_recipe))

@@ -106,6 +106,8 @@ def read_comparisons(
     for number, row in enumerate(rows, start=1):
         try:
             found = _comparison_of(row)
+            known = merged.get(found.prompt.id)
+            merged[found.prompt.id] = found if known is None else _joined(known, found)
         except UsageError as error:
             raise UsageError(f"{name}, row {number}: {error}") from None
         except _SaysNothing as error:
@@ -115,9 +117,6 @@ def read_comparisons(
                     "with bad_rows = 'drop'."
                 ) from None
             dropped[str(error)] = dropped.get(str(error), 0) + 1
-            continue
-        known = merged.get(found.prompt.id)
-        merged[found.prompt.id] = found if known is None else _joined(known, found)
     if not merged:
         raise UsageError(f"{name}: no row is left of {len(rows)}.")
     return Comparisons(items=tuple(merged.values()), dropped=dropped)
@@ -196,6 +195,11 @@ def _single(row: Row) -> Comparison:
 def _ranking(row: Row) -> Comparison:
     prompt = _prompt(_given(row, "prompt"), row)
     given = row["completions"]
+    if "labels" in row and row.get("ranks") is None and row.get("scores") is None:
+        raise UsageError(
+            "labels: belong to steps; set reward_model.step_separator to the text that joins the "
+            "steps, or add a column ranks or scores."
+        )
     if not isinstance(given, list | tuple) or len(given) < 2:
         raise UsageError("completions: must be a list of at least two answers.")
     answers = tuple(
@@ -240,6 +244,8 @@ def _joined(known: Comparison, more: Comparison) -> Comparison:
             answers.append(answer)
             labels.append(more.labels[place])
             scores.append(more.scores[place])
+        elif not more.rankings and {labels[at], more.labels[place]} == {True, False}:
+            raise _SaysNothing("an earlier row gives the same completion the other label")
     rankings = [
         replace(ranking, answers=tuple(moved[a] for a in ranking.answers))
         for ranking in more.rankings

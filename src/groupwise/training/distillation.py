@@ -135,12 +135,15 @@ def make_teacher(config: Config, policy: Policy) -> Teacher:
             context=policy.context,
             vocab=vocab,
         )
-    found = load_policy(
-        settings.teacher,
-        dtype=config.model.dtype,
-        trust_remote_code=config.model.trust_remote_code,
-        attention=config.model.attention,
-    )
+    try:
+        found = load_policy(
+            settings.teacher,
+            dtype=config.model.dtype,
+            trust_remote_code=config.model.trust_remote_code,
+            attention=config.model.attention,
+        )
+    except UsageError as error:
+        raise UsageError(str(error).replace("model.path", "distillation.teacher", 1)) from None
     where = f"distillation.teacher = {settings.teacher!r}"
     check_same_tokenizer(policy.tokenizer, found.tokenizer, where=where)
     known = vocabulary(found)

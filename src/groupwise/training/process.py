@@ -174,13 +174,16 @@ def make_step_scorer(config: Config, policy: Policy) -> StepScorer:
             raise UsageError(f"process.function = {settings.function!r}: must name a function.")
         return StepScorer(function=cast(StepFunction, function), **shared)
     assert settings.model is not None
-    found = load_scorer(
-        settings.model,
-        kind="token",
-        dtype=config.model.dtype,
-        trust_remote_code=config.model.trust_remote_code,
-        attention=config.model.attention,
-    )
+    try:
+        found = load_scorer(
+            settings.model,
+            kind="token",
+            dtype=config.model.dtype,
+            trust_remote_code=config.model.trust_remote_code,
+            attention=config.model.attention,
+        )
+    except UsageError as error:
+        raise UsageError(str(error).replace("model.path", "process.model", 1)) from None
     where = f"process.model = {settings.model!r}"
     check_same_tokenizer(policy.tokenizer, found.tokenizer, where=where)
     found.model.to(best_device())

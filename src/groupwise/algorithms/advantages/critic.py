@@ -69,8 +69,9 @@ def gae(
 
     Source: Schulman et al. 2016 (1506.02438), equations 11 to 16; `length_alpha`: VAPO
     (2504.05118), equation 9.
-    Elsewhere: verl carries values over masked tokens as here; OpenRLHF and Open-Reasoner-Zero take
-    them for 0, which puts an error of ±V at each tool reply: injected="zero".
+    Elsewhere: verl and NeMo RL carry values over masked tokens as here; OpenRLHF and
+    Open-Reasoner-Zero take them for 0, which puts an error of ±V at each tool reply:
+    injected="zero". OpenRLHF whitens without Bessel's correction.
     """
     _require_share("gamma", gamma)
     _require_share("lam", lam)

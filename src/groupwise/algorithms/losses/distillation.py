@@ -52,8 +52,9 @@ def generalized_jsd(
         [0.3681, 0.1017, 0.5108]
 
     Source: GKD (2306.13649), equation 1.
-    Elsewhere: TRL's `generalized_jsd_loss`, the same. The paper writes D_β with the ends as limits
-    of D_β / β.
+    Elsewhere: TRL's `generalized_jsd_loss`, the same. DistiLLM's weight is 1 − β, and its and
+    torchtune's forward KL leaves out the teacher's entropy, which has no gradient. The paper writes
+    D_β with the ends as limits of D_β / β.
     """
     if not 0 <= beta <= 1:
         raise UsageError(f"beta = {beta!r}: must lie in [0, 1].")
@@ -109,7 +110,8 @@ class DistillationObjective:
         beta: see `generalized_jsd`.
 
     Source: GKD (2306.13649) on the student's samples.
-    Elsewhere: TRL's DistillationTrainer and verl too add an outcome for the rest of the vocabulary.
+    Elsewhere: TRL's DistillationTrainer and verl too add an outcome for the rest of the vocabulary;
+    NeMo RL leaves the rest out, so that its sum can be negative.
     """
 
     policy: PolicyObjective

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -85,14 +86,15 @@ def read_steps(source: str | Sequence[Row], *, split: str = "train") -> list[Ste
         (('2',), (1.0,))
     """
     rows = read_rows(source, split=split) if isinstance(source, str) else source
+    name = os.path.basename(source) if isinstance(source, str) else "steps"
     found = []
     for number, row in enumerate(rows, start=1):
         try:
             found.append(_stepwise(row, f"row {number}"))
         except UsageError as error:
-            raise UsageError(f"steps, row {number}: {error}") from None
+            raise UsageError(f"{name}, row {number}: {error}") from None
     if not found:
-        raise UsageError("steps: the data has no rows.")
+        raise UsageError(f"{name}: holds no rows.")
     return found
 
 
