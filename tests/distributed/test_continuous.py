@@ -145,6 +145,7 @@ def test_a_new_replica_is_given_nothing_before_it_has_its_weights() -> None:
         ),
         compare=lambda _: None,
         get=lambda refs: refs,
+        answer=lambda name, call: call,
         lost=(LookupError,),
         asked=lambda actor: object(),
     )

@@ -80,6 +80,9 @@ class Mortal:
 
     def asked(self, actor: Any) -> Any: ...
 
+    def answer(self, name: str, call: Any) -> Any:
+        return call()
+
     def get(self, refs: Any) -> Any:
         return [ref() for ref in refs] if isinstance(refs, list) else refs()
 
@@ -106,8 +109,34 @@ def answers_of(dies: Callable[[int], bool]) -> list[str]:
 def test_a_long_run_may_lose_many_replicas_but_not_one_after_the_other() -> None:
     """One stream of requests lasts as long as a run that samples ahead."""
     assert answers_of(lambda number: number % 2 == 0) == [str(n) for n in range(30)]
-    with pytest.raises(RunError, match="11 replicas were lost one after the other"):
+    with pytest.raises(RunError, match="replica 0: was lost 11 times in a row"):
         answers_of(lambda number: number > 5)
+
+
+def test_a_replica_that_always_dies_ends_the_run_though_another_answers() -> None:
+    cluster = Mortal(lambda number: False)
+    cluster.settings.replicas = 2
+    made, actor = 0, cluster.actor
+
+    def every_second_one_dies(kind: type, **given: Any) -> Any:
+        nonlocal made
+        made += 1
+        one = actor(kind, **given)
+        if made >= 2:  # the second replica, and all that replace it
+            one.generate.remote = Later(dies)
+        return one
+
+    def dies(*_: Any) -> Any:
+        raise Died
+
+    cluster.actor = every_second_one_dies
+    engine = ClusterEngine(cluster, Stored(0, None))
+    asked = (
+        Request(prompt=Prompt(id=str(n), text="?"), tokens=[1], group=1, stream=Stream(0, n))
+        for n in range(10_000)
+    )
+    with pytest.raises(RunError, match="replica 1: was lost 11 times in a row"):
+        list(engine.generate(asked, Sampling()))
 
 
 class Loaded(Mortal):

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from groupwise.distributed.connection import WRITING
-from groupwise.distributed.replicas import LOOK_S, PAUSE_S, REPLACEMENTS, ClusterEngine
-from groupwise.errors import RunError
+from groupwise.distributed.replicas import LOOK_S, PAUSE_S, ClusterEngine
 from groupwise.types import Group, Limits, Metrics, Request, Requests, Sampling, WeightsRef
 
 
@@ -26,7 +25,6 @@ class ContinuousEngine:
         self.engine, self.cluster = engine, engine.cluster
         self._running: dict[Any, tuple[int, Any, Request, float]] = {}
         self._ready: dict[int, tuple[Any, list[Any]]] = {}
-        self._lost = 0
 
     @property
     def exact_continuation(self) -> bool:
@@ -59,11 +57,11 @@ class ContinuousEngine:
                 place, actor, request, start = self._running.pop(ref)
                 try:
                     group = self.cluster.get(ref)
-                except self.cluster.lost as error:
+                except self.cluster.lost:
                     waiting.appendleft(request)
-                    self._replace(place, actor, error)
+                    self.engine.replace(place, actor)
                     continue
-                self._lost = 0
+                self.engine.losses.pop(place, None)
                 self.engine.spans.add(f"replica {place}", "sampling", start)
                 yield group
 
@@ -93,25 +91,11 @@ class ContinuousEngine:
             return False
         try:
             self.cluster.get(renewed)
-        except self.cluster.lost as error:
-            self._replace(place, actor, error)
+        except self.cluster.lost:
+            self.engine.replace(place, actor)
             return False
         self._ready[place] = actor, []
         return True
-
-    def _replace(self, place: int, actor: Any, error: BaseException) -> None:
-        """A new replica, if it has not been made yet.
-
-        Raises:
-            RunError: too many were lost one after the other.
-        """
-        if self.engine.replicas[place] is actor:
-            self._lost += 1
-        if self._lost > REPLACEMENTS:
-            raise RunError(
-                f"replica {place}: {self._lost} replicas were lost one after the other."
-            ) from error
-        self.engine.replace(place, actor)
 
     def publish(self, weights: WeightsRef) -> Metrics:
         """Have every replica take over new weights between two tokens."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import warnings
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -25,7 +25,7 @@ LOOK_S = 0.05
 CHECK_S = 2.0
 """Seconds between checks of what starts, and of what gives no answer."""
 REPLACEMENTS = 10
-"""Replicas that may be lost in a row without an answer in between."""
+"""How often a replica may be lost without completions in between."""
 
 
 class Stored:
@@ -190,6 +190,7 @@ class ClusterEngine:
         self.holds: list[tuple[Stored, Any] | None] = [None] * count
         self.idle, self.lock = Idle(count), threading.Lock()
         self.starting = Starting(cluster, count)
+        self.losses: Counter[int] = Counter()  # of each place, since its last completions
         self.spans = Spans(apart=True)
         cluster.compare({f"replica {i}": actor for i, actor in enumerate(self.replicas)})
         begun = [self.renew(place, weights) for place in range(count)]
@@ -237,7 +238,7 @@ class ClusterEngine:
         waiting: deque[Request] = deque()
         running: dict[Any, _Call] = {}
         asked: dict[int, Any] = {}
-        lost, ray = 0, self.cluster.ray
+        ray = self.cluster.ray
         try:
             while not over or waiting or running:
                 self.admit()
@@ -257,17 +258,11 @@ class ClusterEngine:
                     self.spans.add(f"replica {call.place}", "sampling", call.begun)
                     try:
                         *_, groups = self.cluster.get([*call.renewed, call.ref])
-                    except self.cluster.lost as error:
-                        lost += 1
-                        if lost > REPLACEMENTS:
-                            raise RunError(
-                                f"replica {call.place}: {lost} replicas were lost one after the "
-                                "other."
-                            ) from error
+                    except self.cluster.lost:
                         self.replace(call.place, call.actor)
                         waiting.extendleft(reversed(call.given))
                         continue
-                    lost = 0
+                    self.losses.pop(call.place, None)
                     self.idle.give_back([call.place])
                     yield from groups
         finally:
@@ -306,9 +301,19 @@ class ClusterEngine:
 
     def replace(self, place: int, lost: Any) -> None:
         """A new replica for a lost one, unless another thread has made it already. It gets requests
-        once it has started (`admit`), and takes over weights with the first of them."""
+        once it has started (`admit`), and takes over weights with the first of them.
+
+        Raises:
+            RunError: the replica in this place was lost too often.
+        """
         with self.lock:
             if self.replicas[place] is lost:
+                self.losses[place] += 1
+                if self.losses[place] > REPLACEMENTS:
+                    raise RunError(
+                        f"replica {place}: was lost {self.losses[place]} times in a row without "
+                        "completions in between."
+                    )
                 self.cluster.ray.kill(lost)  # Ray may take one for lost that still has its room.
                 self.idle.leave(place)
                 self.replicas[place], self.holds[place] = self._new(), None
