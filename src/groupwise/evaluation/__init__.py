@@ -3,6 +3,7 @@
 from groupwise.evaluation.curves import CurveSummary, smooth, summarise, summarise_arm
 from groupwise.evaluation.intervals import Estimate, coverage_note, prompt_mean, seed_mean, wilson
 from groupwise.evaluation.paired import (
+    Equivalence,
     SeedDifference,
     equivalence,
     holm,
@@ -37,6 +38,7 @@ __all__ = [
     "Comparison",
     "Contrast",
     "CurveSummary",
+    "Equivalence",
     "Estimate",
     "Figure",
     "FigureTable",
