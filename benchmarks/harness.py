@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,13 @@ QUIET = {
     "WANDB_DISABLED": "true",
     "TOKENIZERS_PARALLELISM": "false",
 }
+
+
+@cache
+def waiting() -> dict[str, str]:
+    """How the threads of our sides wait. Looked up before the first side starts: the second one
+    would take the first for another program."""
+    return wait_policy()
 
 
 class WorkerError(Exception):
@@ -78,7 +86,7 @@ class Worker:
         environment = {
             **os.environ,
             **QUIET,
-            **(wait_policy() if own else {}),
+            **(waiting() if own else {}),
             "PYTHONPATH": os.pathsep.join(filter(None, paths)),
             "OMP_NUM_THREADS": str(spec["threads"]),
         }
