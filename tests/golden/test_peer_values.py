@@ -36,7 +36,7 @@ def tensor(*values: object) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float64)
 
 
-def close(found: torch.Tensor, wanted: object) -> None:
+def assert_agrees(found: torch.Tensor, wanted: object) -> None:
     wanted = torch.as_tensor(wanted, dtype=torch.float64)
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-6)
 
@@ -49,11 +49,11 @@ def test_gae_whitens_and_shortens_lambda_by_length_as_nemo_does() -> None:
     values = tensor([[0.2, 0.5, 9.0, 0.7, 0.1], [0.3, -0.4, 0.8, 0.6, 7.0]])
     mask = torch.tensor([[[1, 1, 0, 1, 1], [1, 0, 0, 1, 0]]], dtype=torch.bool)
     gae = ADVANTAGES.get("gae")
-    close(
+    assert_agrees(
         gae(rewards, values, mask, gamma=0.9, lam=0.8, whitened=True)[mask],
         [0.56198228, 0.26937154, 0.09977770, 1.32455890, -0.73852961, -1.51716081],
     )
-    close(
+    assert_agrees(
         gae(rewards, values, mask, length_alpha=0.5)[mask], [0.3625, 0.125, -0.15, 0.9, 0.3, -1.1]
     )
 
@@ -67,7 +67,7 @@ def test_openrlhf_whitens_by_the_population_variance() -> None:
     plain = gae(rewards, values, mask, gamma=0.9, lam=0.8)
     theirs = (plain - plain.mean()) / plain.var(correction=0).sqrt()
     ours = gae(rewards, values, mask, gamma=0.9, lam=0.8, whitened=True)
-    close(ours * (10 / 9) ** 0.5, theirs)
+    assert_agrees(ours * (10 / 9) ** 0.5, theirs)
 
 
 def test_value_losses_are_those_of_verl_openrlhf_and_nemo() -> None:
@@ -79,8 +79,10 @@ def test_value_losses_are_those_of_verl_openrlhf_and_nemo() -> None:
     values, old, returns = data
     mask = torch.tensor([[1, 1, 1, 0], [1, 1, 1, 0]], dtype=torch.bool)
     clipped = VALUE_LOSSES.get("clipped")(values, old, returns, mask, clip=0.2)
-    close(clipped[mask].mean(), 0.18770833333333334)
-    close(VALUE_LOSSES.get("squared")(values, returns, mask)[mask].mean(), 0.17854166666666668)
+    assert_agrees(clipped[mask].mean(), 0.18770833333333334)
+    assert_agrees(
+        VALUE_LOSSES.get("squared")(values, returns, mask)[mask].mean(), 0.17854166666666668
+    )
 
 
 # ---- reward models
@@ -101,20 +103,22 @@ def test_bradley_terry_is_that_of_trl_openrlhf_and_nemo(margin, center, expected
     scores = torch.stack([CHOSEN, REJECTED], 1)
     by = None if margin is None else margin[:, None, None].expand(3, 2, 2)
     ranks = tensor(1, 2).expand(3, 2)
-    close(RANKINGS.get("bradley_terry")(scores, ranks, None, by, center=center).mean(), expected)
+    assert_agrees(
+        RANKINGS.get("bradley_terry")(scores, ranks, None, by, center=center).mean(), expected
+    )
 
 
 def test_all_pairs_of_a_ranking_are_what_trl_openrlhf_and_nemo_give_pair_by_pair() -> None:
-    close(RANKINGS.get("bradley_terry")(FIVE, tensor([2, 1, 4, 3, 5])), [0.527855980069346])
+    assert_agrees(RANKINGS.get("bradley_terry")(FIVE, tensor([2, 1, 4, 3, 5])), [0.527855980069346])
 
 
 def test_plackett_luce_is_a_partial_likelihood_and_list_mle() -> None:
     loss = RANKINGS.get("plackett_luce")
     # statsmodels, divided by the places but the last
-    close(loss(FIVE, tensor([2, 1, 4, 3, 5])), [1.0281451054062223])
-    close(loss(FIVE, tensor([1, 1, 2, 2, 3])), [1.3422092358838302])
+    assert_agrees(loss(FIVE, tensor([2, 1, 4, 3, 5])), [1.0281451054062223])
+    assert_agrees(loss(FIVE, tensor([1, 1, 2, 2, 3])), [1.3422092358838302])
     # allRank sums over the places
-    close(4 * loss(FIVE, tensor([2, 1, 4, 3, 5])), [4.112580421063922])
+    assert_agrees(4 * loss(FIVE, tensor([2, 1, 4, 3, 5])), [4.112580421063922])
 
 
 # ---- preferences: log-probabilities of four pairs, and the tokens of each answer
@@ -158,7 +162,7 @@ PEERS: list[tuple[str, dict, list[float]]] = [
 
 @pytest.mark.parametrize(("name", "settings", "expected"), PEERS)
 def test_preferences_are_those_of_two_other_projects(name, settings, expected) -> None:
-    close(PREFERENCES.bind(spec(name, **settings))(PAIR), expected)
+    assert_agrees(PREFERENCES.bind(spec(name, **settings))(PAIR), expected)
 
 
 def test_every_preference_was_compared() -> None:
@@ -171,15 +175,15 @@ def test_kto_is_that_of_trl_and_halos() -> None:
     weights = {"desirable_weight": 1.5, "undesirable_weight": 0.5}
     # log-ratios .4, .1, .3 and 0 of mismatched answers: TRL's z is their mean
     loss = PREFERENCES.get("kto")(delta, wanted, torch.tensor(0.2, dtype=torch.float64), **weights)
-    close(loss, [0.7387508437, 0.7762392865, 0.2350179741, 0.2164535475])
+    assert_agrees(loss, [0.7387508437, 0.7762392865, 0.2350179741, 0.2164535475])
 
 
 def test_named_differences_of_preferences() -> None:
     # TRL's IPO takes Δ per token
     means = (DELTA / TOKENS)[0] - (DELTA / TOKENS)[1]
-    close(PREFERENCES.get("square")(means).mean(), 21.992984339569162)
+    assert_agrees(PREFERENCES.get("square")(means).mean(), 21.992984339569162)
     # HALOs' SLiC has no reference, and its beta is the margin to reach
-    close(PREFERENCES.get("hinge")(POLICY[0] - POLICY[1], beta=1.0), [0.0, 2.5, 0.0, 1.5])
+    assert_agrees(PREFERENCES.get("hinge")(POLICY[0] - POLICY[1], beta=1.0), [0.0, 2.5, 0.0, 1.5])
 
 
 # ---- distillation
@@ -217,7 +221,7 @@ LEARNED = torch.tensor([True, True, True, False, True])
 )
 def test_the_divergence_from_a_teacher_is_that_of_trl_and_others(beta, expected) -> None:
     student, teacher = STUDENT.log_softmax(-1), TEACHER.log_softmax(-1)
-    close(generalized_jsd(student, teacher, beta=beta)[LEARNED].mean(), expected)
+    assert_agrees(generalized_jsd(student, teacher, beta=beta)[LEARNED].mean(), expected)
 
 
 @pytest.mark.parametrize(
@@ -227,10 +231,10 @@ def test_the_divergence_from_a_teacher_is_that_of_trl_and_others(beta, expected)
 def test_nemo_leaves_the_rest_of_the_vocabulary_out_of_the_top_k(beta, ours, nemo) -> None:
     ids = TEACHER.topk(3).indices
     student, teacher = top_outcomes(STUDENT, ids), top_outcomes(TEACHER, ids)
-    close(generalized_jsd(student, teacher, beta=beta).mean(), ours)
+    assert_agrees(generalized_jsd(student, teacher, beta=beta).mean(), ours)
     first, second = (teacher, student) if beta == 0 else (student, teacher)
     kept = (first.exp() * (first - second))[:, :3]
-    close(kept.sum(-1).mean(), nemo)
+    assert_agrees(kept.sum(-1).mean(), nemo)
 
 
 # ---- token reward model
@@ -245,5 +249,5 @@ def test_nemo_leaves_the_rest_of_the_vocabulary_out_of_the_top_k(beta, ours, nem
 )
 def test_token_weights_and_outcome_loss_are_those_of_oreal(right, weights, loss) -> None:
     scores, mask = tensor([1.0, -0.5, 2.0, -3.0, 0.25]), torch.ones(1, 5, dtype=torch.bool)
-    close(token_weights(scores, mask, torch.tensor([right])), [weights])
-    close(outcome_cross_entropy(scores, tensor(float(right)), mask), [loss])
+    assert_agrees(token_weights(scores, mask, torch.tensor([right])), [weights])
+    assert_agrees(outcome_cross_entropy(scores, tensor(float(right)), mask), [loss])
