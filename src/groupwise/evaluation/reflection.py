@@ -154,10 +154,9 @@ def corrupted_items(
         prefix = corrupted_solution(solution, prompt.answer, key=prompt.id)
         if prefix is None:
             continue
-        prefix += trigger
-        whole = (*ids, *tokenizer(prefix, add_special_tokens=False).input_ids)
-        if len(whole) <= limit:
-            found.append(CorruptedItem(prompt=prompt, tokens=whole, prefix=prefix))
+        item = _begun(prompt, ids, prefix + trigger, tokenizer)
+        if len(item.tokens) <= limit:
+            found.append(item)
     return found
 
 
@@ -182,11 +181,16 @@ def own_errors(
         prefix = None if text is None else _reasoning(text)
         if not prefix:
             continue
-        prefix += trigger
-        whole = (*ids, *tokenizer(prefix, add_special_tokens=False).input_ids)
-        if len(whole) <= limit:
-            found.append(CorruptedItem(prompt=prompt, tokens=whole, prefix=prefix))
+        item = _begun(prompt, ids, prefix + trigger, tokenizer)
+        if len(item.tokens) <= limit:
+            found.append(item)
     return found
+
+
+def _begun(prompt: Prompt, ids: Sequence[int], prefix: str, tokenizer: Any) -> CorruptedItem:
+    """A prompt whose answer begins with the prefix."""
+    written = tokenizer(prefix, add_special_tokens=False).input_ids
+    return CorruptedItem(prompt=prompt, tokens=(*ids, *written), prefix=prefix)
 
 
 def _reasoning(text: str) -> str | None:

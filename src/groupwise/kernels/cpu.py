@@ -76,11 +76,11 @@ class PackedLinear:
         require(self.dtype == torch.float32 or self.depth % 2 == 0, "inputs must be even")
         parts = [(weight, bias)] if gate is None else [gate, (weight, bias)]
         size = PANEL // len(parts)
-        panels, words = -(-self.columns // size), weight[:1].detach().view(torch.float32).shape[1]
-        self.weight = torch.zeros(panels, words, PANEL)
+        panels = -(-self.columns // size)
+        # Two numbers of 16 bits, which are multiplied together, are moved as one of 32.
+        self.weight = torch.zeros(panels, self.depth * weight.element_size() // 4, PANEL)
         self.bias = torch.zeros(panels, PANEL)
         for first, (each, of_each) in zip(range(0, PANEL, size), parts, strict=True):
-            # Two numbers of 16 bits, which are multiplied together, are moved as one of 32.
             words = each.detach().contiguous().view(torch.float32)
             _pack(words, self.weight[..., first : first + size])
             if of_each is not None:
