@@ -44,6 +44,9 @@ def _cases() -> dict[str, Case]:
     bf16 = {"dtype": "bfloat16"}
     qlora = {"model": {**lora, **bf16, "quantization": "nf4"}}
     card = Case(shape="qwen2.5-3b", prompt=256, group=8, completion=512)
+    half = Case(shape="qwen2.5-0.5b", prompts=2, prompt=256, group=8, completion=64)
+    plain = {"algorithm": {"name": "dr_grpo"}}  # without a reference, as in step.py
+    low = {"optimizer": {"name": "adamw_8bit"}}
     return {
         "full-fp32": base,
         "full-bf16": replace(base, settings={"model": bf16}),
@@ -52,6 +55,11 @@ def _cases() -> dict[str, Case]:
         "checkpointing": replace(base, settings={"update": {"gradient_checkpointing": True}}),
         "one-microbatch": replace(base, settings={"update": {"tokens_per_microbatch": 4096}}),
         "adamw-8bit": replace(base, settings={"optimizer": {"name": "adamw_8bit"}}),
+        "cpu-0.5b-fp32": replace(half, settings=plain),
+        "cpu-0.5b-recommended": replace(half, settings={**plain, "model": bf16}),
+        "cpu-0.5b-8bit": replace(half, settings={**plain, "model": bf16, **low}),
+        "cpu-0.5b-lora": replace(half, settings={**plain, "model": {**lora, **bf16}}),
+        "cpu-0.5b-nf4": replace(half, settings={**plain, **qlora}),
         "gpu-qlora-3b": replace(
             card, settings={**qlora, "update": {"gradient_checkpointing": True}}
         ),
@@ -67,7 +75,7 @@ def shrunk(case: Case) -> Case:
 
 
 def main() -> None:
-    default = [name for name in CASES if not name.startswith("gpu-")]
+    default = [name for name in CASES if not name.startswith(("cpu-", "gpu-"))]
     parser = harness.arguments(__doc__ or "", list(CASES))
     parser.set_defaults(repeats=1)
     options = parser.parse_args()

@@ -68,7 +68,7 @@ def held(learner: TorchLearner) -> int:
     tensors = [
         *learner.model.parameters(),
         *learner.model.buffers(),
-        *learner.optimizer.masters.values(),
+        *(tensor for master in learner.optimizer.masters.values() for tensor in master.held),
         *learner.first.values(),
         *([] if learner.frozen is None else learner.frozen.parameters()),
         *(value for value in moments if isinstance(value, torch.Tensor)),

@@ -43,6 +43,7 @@ from groupwise.settings import SELF, SecondLearnerSettings
 from groupwise.types import Limits
 from groupwise.updates import MasterOptimizer
 from groupwise.updates.learner import recompute_activations
+from groupwise.updates.masters import master_of
 
 GIB = 2**30
 PROMPT = 256
@@ -146,8 +147,12 @@ def memory_plan(config: Config, *, sizes: PretrainedConfig | None = None) -> Mem
                 rollout = rollout_bytes(config, model, limits=limits, device=device)
             for laid, several in candidates:
                 found = update_bytes(model, laid, several=several, mode=mode, device=device)
-                update = max(update, found, key=lambda parts: sum(parts.values()))
-                optimizer.adam.zero_grad(set_to_none=True)
+                step = {
+                    "gradients": sum(m.gradient_bytes for m in optimizer.masters.values()),
+                    "weights and gradients of a step": optimizer.step_bytes,
+                }
+                update = max(update, found, step, key=lambda parts: sum(parts.values()))
+                optimizer.clear()
     if rollout and config.engine.name == "group":
         rollout["laid-out weights"] = _laid_out(config, model)
         if update and config.streaming is not None and config.cluster is None:
@@ -161,7 +166,7 @@ def memory_plan(config: Config, *, sizes: PretrainedConfig | None = None) -> Mem
         update=update,
         prompt=prompt,
         parameters=model.num_parameters(),
-        trained=sum(master.numel() for master in optimizer.masters.values()),
+        trained=sum(p.numel() for p in optimizer.parameters.values()),
     )
 
 
@@ -262,13 +267,13 @@ def _held(
     if config.model.quantization is not None:
         small = _four_bit(model)
         weights += sum(math.ceil(p.numel() * NF4_BYTES) - p.nbytes for p in small)
-    own = [m for n, m in optimizer.masters.items() if m is not optimizer.parameters[n]]
-    trained = sum(master.numel() for master in optimizer.masters.values())
+    masters = [tensor for master in optimizer.masters.values() for tensor in master.held]
+    trained = sum(p.numel() for p in optimizer.parameters.values())
     here = not config.optimizer.offload or best_device().type == "cpu"
     held = {
         "weights": weights,
         "adapter": sum(p.nbytes for p in adapter.values()),
-        "float32 masters": here * sum(master.nbytes for master in own),
+        "float32 masters": here * sum(tensor.nbytes for tensor in masters),
         "moments": here * trained * MOMENT_BYTES[config.optimizer.name],
         "reference": 0,
     }
@@ -294,7 +299,7 @@ def _second_bytes(config: Config, own: SecondLearnerSettings, sizes: PretrainedC
         if own.adapter is not None:
             model = new_adapter(model, own.adapter, task="TOKEN_CLS")
     trained = [p for p in model.parameters() if p.requires_grad]
-    masters = sum(4 * p.numel() for p in trained if p.element_size() < 4)
+    masters = sum(t.nbytes for p in trained for t in master_of(p, offload=False).held)
     moments = sum(p.numel() for p in trained) * MOMENT_BYTES[own.optimizer.name]
     return sum(p.nbytes for p in model.parameters()) + masters + moments
 

@@ -173,21 +173,20 @@ class DistributedLearner(TorchLearner):
     def _sum_gradients(self, name: str) -> None:
         """Sum the gradients of all masters over ranks; where no rank has one, none is made."""
         masters = list(self.optimizer.masters.values())
-        has = torch.tensor([master.grad is not None for master in masters], dtype=torch.long)
+        has = torch.tensor([master.has_gradient for master in masters], dtype=torch.long)
         used = self.world.add(has, name) > 0
         bucket: list[Tensor] = []
         for master, wanted in zip(masters, used.tolist(), strict=True):
             if not wanted:
                 continue
-            if master.grad is None:
-                master.grad = torch.zeros_like(master)
+            gradient = master.gradient_or_zeros()
             if bucket and (
-                sum(grad.numel() for grad in bucket) + master.numel() > BUCKET
-                or (bucket[0].dtype, bucket[0].device) != (master.dtype, master.device)
+                sum(grad.numel() for grad in bucket) + gradient.numel() > BUCKET
+                or (bucket[0].dtype, bucket[0].device) != (gradient.dtype, gradient.device)
             ):
                 self._sum_together(bucket, name)
                 bucket = []
-            bucket.append(master.grad)
+            bucket.append(gradient)
         if bucket:
             self._sum_together(bucket, name)
 
@@ -204,8 +203,7 @@ class DistributedLearner(TorchLearner):
         for part in self.parts(batch, objective):
             self.add(part)
         self.complete()
-        masters = self.optimizer.masters.values()
-        grads = [torch.zeros_like(m) if m.grad is None else m.grad for m in masters]
+        grads = [master.gradient_or_zeros() for master in self.optimizer.masters.values()]
         flat = torch.cat([whole(grad).flatten() for grad in grads]) / self.optimizer.scale
         self.optimizer.clear()
         return flat
@@ -224,7 +222,7 @@ class DistributedLearner(TorchLearner):
         """As `TorchLearner.moments`, over the shards of all ranks, which all have to ask."""
         if self.sharding == "none":
             return super().moments()
-        own = moments(map(own_shard, self.optimizer.masters.values()))
+        own = moments(own_shard(master.value()) for master in self.optimizer.masters.values())
         return self.world.add(own, "sums of the weights")
 
     def trained(self) -> dict[str, Tensor]:
@@ -275,13 +273,13 @@ class DistributedLearner(TorchLearner):
         flat: dict[str, Tensor] = {}
         tree = _taken_apart(state, flat) if self.world.leads else None
         tree = self.world.gather(tree, "the state of the checkpoint")[0]
-        masters, names = self.optimizer.masters, list(self.optimizer.masters)
+        parameters, names = self.optimizer.parameters, list(self.optimizer.parameters)
         found: dict[str, Tensor] = {}
         given = flat if self.world.leads else None
         for key, tensor in self.world.send(given, "the state of the checkpoint"):
             kind, *path = key.split("\n")  # "reference", name; or "optimizer", …, name, …
             owner = path[0] if kind == "reference" else path[1]
-            like = masters.get(names[int(owner)] if owner.isdecimal() else owner)
+            like = parameters.get(names[int(owner)] if owner.isdecimal() else owner)
             fits = like is not None and like.shape == tensor.shape
             found[key] = own_part(tensor, like) if like is not None and fits else tensor
         whole_state = _put_together(tree, found)

@@ -3,8 +3,8 @@
 `assemble.py` turns scored groups into weighted batches. `packing.py` lays out the completions of a
 prompt as branches of one row, so that the prompt is computed once; `unpacked.py` pads models that
 do not allow it. `reader.py` is the module that reads the weights, `heads.py` what it computes from
-hidden states, `logprobs.py` log-probabilities without [tokens, vocab] in memory. `optimizer.py`
-keeps float32 master weights and the schedule; `learner.py` joins them.
+hidden states, `logprobs.py` log-probabilities without [tokens, vocab] in memory. `masters.py` holds
+float32 master weights, `optimizer.py` steps them and has the schedule; `learner.py` joins them.
 """
 
 from groupwise.settings import OptimizerSettings

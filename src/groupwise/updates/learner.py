@@ -347,7 +347,7 @@ class TorchLearner:
 
     def moments(self) -> Float64[Tensor, "parameters 2"]:
         """Two sums of every trained parameter."""
-        return moments(self.optimizer.masters.values())
+        return moments(master.value() for master in self.optimizer.masters.values())
 
     def publish(self) -> PublishedWeights:
         """The present version of the weights, by reference."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -12,9 +12,13 @@ from torch import Tensor, nn
 
 from groupwise.errors import RunError, UsageError, install_command
 from groupwise.settings import OptimizerSettings
+from groupwise.updates.masters import SplitMaster, WideMaster, master_of
 
 PIECE = 1 << 22
 """Numbers of a weight that are summed in float64 at once."""
+
+STEPPED = 1 << 24
+"""Split weights that are whole at one time during a step, unless one parameter has more."""
 
 SCALE = 1024.0
 """Initial loss scale of an fp16 model; a power of 4, so that its square root is exact."""
@@ -47,9 +51,9 @@ class MasterOptimizer:
     """AdamW whose weights and gradients are float32 whatever the model computes in.
 
     bf16 has 8 bits of mantissa: a weight of 1 cannot take a step of 1e-6. So parameters in bf16 or
-    fp16 get float32 master weights, to which the gradients of each microbatch are added as its
-    backward pass produces them; the model's copy is refreshed after the step. A float32 or float64
-    parameter is its own master.
+    fp16 get float32 master weights (`masters.py`), and the gradients of microbatches are added in
+    float32 as the backward pass produces them; the parameter is refreshed after the step. A float32
+    or float64 parameter is its own master.
 
     Args:
         named: all parameters of the model by name; those that require a gradient are trained.
@@ -57,7 +61,7 @@ class MasterOptimizer:
         total_steps: optimizer steps of the run, where a decaying schedule ends.
 
     Attributes:
-        parameters, masters: trained parameters and their master weights, by name.
+        parameters, masters: trained parameters and what holds their master weights, by name.
         scale: factor to multiply the loss by before the backward pass; divided out again here.
             The smallest number of fp16 is 6e-8, where the gradients of large batches begin.
     """
@@ -72,14 +76,10 @@ class MasterOptimizer:
         self.settings, self.total_steps = settings, total_steps
         self.parameters = {name: p for name, p in named.items() if p.requires_grad}
         self.masters = {
-            name: _master(p, offload=settings.offload) for name, p in self.parameters.items()
+            name: master_of(p, offload=settings.offload) for name, p in self.parameters.items()
         }
-        self._separate = {n: m for n, m in self.masters.items() if m is not self.parameters[n]}
-        self._hooks = [
-            self.parameters[name].register_post_accumulate_grad_hook(_into(master))
-            for name, master in self._separate.items()
-        ]
-        self.adam = _adam(list(self.masters.values()), settings)
+        self._separate = {name: master for name, master in self.masters.items() if master.held}
+        self.adam = self._adam()
         self.steps = 0
         # Gradients of a float32 adapter come through the fp16 layers above it.
         self.scale = SCALE if any(p.dtype == torch.float16 for p in named.values()) else 1.0
@@ -91,33 +91,62 @@ class MasterOptimizer:
         without a gradient were computed or left out must not decide whether the momentum of earlier
         steps moves the weights.
         """
-        limit = self.settings.max_grad_norm
         self._unscale()
-        norm = float(
-            nn.utils.clip_grad_norm_(self.masters.values(), math.inf if limit is None else limit)
-        )
+        total = self._total_norm()
+        norm = float(total)
         rate = learning_rate(self.steps, self.settings, total_steps=self.total_steps)
         if not math.isfinite(norm):
             self.scale = max(1.0, self.scale / SCALE**0.5)
         elif norm > 0:
             for group in self.adam.param_groups:
                 group["lr"] = rate
-            self.adam.step()
-            self._refresh()
+            self._take_step(total)
         self.steps += 1
         self.clear()
         return norm, rate
 
+    def _total_norm(self) -> Tensor:
+        """The norm of the gradient. A 16-bit gradient contributes its norm, computed in float32."""
+        held = [m for m in self.masters.values() if m.has_gradient]
+        return nn.utils.get_total_norm([master.norm_input() for master in held])
+
+    @torch.no_grad()
+    def _take_step(self, norm: Tensor) -> None:
+        """Clip and step: first the masters that are whole, then the split ones, some at a time."""
+        limit = math.inf if self.settings.max_grad_norm is None else self.settings.max_grad_norm
+        if whole := [m.stepped for m in self.masters.values() if m.stepped.grad is not None]:
+            nn.utils.clip_grads_with_norm_(whole, limit, norm)
+            self.adam.step()
+            self.adam.zero_grad(set_to_none=True)
+        for master in self.masters.values():
+            if isinstance(master, WideMaster):
+                master.refresh()
+        for some in _by_size([master for master in self._split() if master.has_gradient]):
+            for master in some:
+                master.open((limit / (norm + 1e-6)).clamp(max=1.0))
+            self.adam.step()
+            for master in some:
+                master.close()
+
+    def _split(self) -> list[SplitMaster]:
+        return [master for master in self.masters.values() if isinstance(master, SplitMaster)]
+
+    @property
+    def step_bytes(self) -> int:
+        """The most that float32 weights and gradients of split masters take during a step."""
+        sizes = [sum(m.parameter.numel() for m in some) for some in _by_size(self._split())]
+        return 8 * max(sizes, default=0)
+
     def clear(self) -> None:
         """Discard all gradients."""
-        self.adam.zero_grad(set_to_none=True)
+        for master in self.masters.values():
+            master.gradient = None
 
     @torch.no_grad()
     def pop_gradient(self) -> Tensor:
         """The gradient of all masters as one vector, 0 where there is none; discards it."""
         self._unscale()
-        masters = self.masters.values()
-        grads = [torch.zeros_like(m) if m.grad is None else m.grad for m in masters]
+        grads = [master.gradient_or_zeros() for master in self.masters.values()]
         self.clear()
         return torch.cat([grad.flatten() for grad in grads])
 
@@ -125,27 +154,18 @@ class MasterOptimizer:
     def _unscale(self) -> None:
         if self.scale != 1.0:
             for master in self.masters.values():
-                if master.grad is not None:
-                    master.grad.div_(self.scale)
+                if (gradient := master.gradient) is not None:
+                    gradient.div_(self.scale)
 
     def remove_hooks(self) -> None:
         """Remove the hooks, so that another optimizer can train the parameters."""
-        for hook in self._hooks:
-            hook.remove()
-
-    @torch.no_grad()
-    def _refresh(self) -> None:
-        for name, master in self._separate.items():
-            parameter = self.parameters[name]
-            if parameter.device == master.device:
-                parameter.copy_(master)
-            else:
-                parameter.copy_(_pinned(master, parameter.dtype), non_blocking=True)
+        for master in self.masters.values():
+            master.remove_hook()
 
     def reset(self) -> None:
         """Reset the running means of AdamW; the learning rate keeps its schedule."""
         rates = [group["lr"] for group in self.adam.param_groups]
-        self.adam = _adam(list(self.masters.values()), self.settings)
+        self.adam = self._adam()
         for group, rate in zip(self.adam.param_groups, rates, strict=True):
             group["lr"] = rate
 
@@ -154,7 +174,7 @@ class MasterOptimizer:
         moments = self.adam.state_dict()["state"]
         return {
             "moments": {n: moments[i] for i, n in enumerate(self.masters) if i in moments},
-            "masters": {name: master.detach() for name, master in self._separate.items()},
+            "masters": {name: master.value() for name, master in self._separate.items()},
             "steps": self.steps,
             "scale": self.scale,
         }
@@ -176,9 +196,11 @@ class MasterOptimizer:
         found = {i: moments[name] for i, name in enumerate(self.masters) if name in moments}
         self.adam.load_state_dict({**self.adam.state_dict(), "state": found})
         for name, saved in masters.items():
-            self._separate[name].copy_(saved)
+            self._separate[name].set_value(saved)
         self.steps, self.scale = state["steps"], state.get("scale", self.scale)
-        self._refresh()
+
+    def _adam(self) -> torch.optim.Optimizer:
+        return _adam([master.stepped for master in self.masters.values()], self.settings)
 
 
 def _by_name(saved: Mapping[Any, Any], names: list[str]) -> dict[str, Any]:
@@ -204,15 +226,16 @@ def _moments(weight: Tensor) -> Float64[Tensor, "2"]:
     return total.cpu()
 
 
-def _master(parameter: nn.Parameter, *, offload: bool) -> nn.Parameter:
-    """The tensor that the optimizer steps: the parameter itself, if it is float32 or wider and in
-    place, or a float32 copy."""
-    away = offload and parameter.device.type != "cpu"
-    low = parameter.dtype in (torch.bfloat16, torch.float16)
-    if not low and not away:
-        return parameter
-    wide = parameter.detach().to(torch.float32) if low else parameter.detach()
-    return nn.Parameter(wide.cpu().pin_memory() if away else wide)
+def _by_size(masters: list[SplitMaster]) -> Iterator[list[SplitMaster]]:
+    """Masters in turn, as many at a time as have `STEPPED` weights, and at least one."""
+    some: list[SplitMaster] = []
+    for master in masters:
+        if some and sum(m.parameter.numel() for m in (*some, master)) > STEPPED:
+            yield some
+            some = []
+        some.append(master)
+    if some:
+        yield some
 
 
 def _adam(masters: list[nn.Parameter], settings: OptimizerSettings) -> torch.optim.Optimizer:
@@ -233,25 +256,3 @@ def _adam(masters: list[nn.Parameter], settings: OptimizerSettings) -> torch.opt
             f"{install_command('quant')}."
         ) from error
     return PiecewiseAdamW8bit(masters, **given)
-
-
-def _pinned(value: Tensor, dtype: torch.dtype) -> Tensor:
-    """A copy in pinned memory of the host, of which a card reads and writes at full speed. PyTorch
-    changes the dtype of what crosses over on the CPU, in memory that is not pinned, so it must be
-    the same on both sides. Freed blocks are used again once the card has read them."""
-    return torch.empty(value.shape, dtype=dtype, pin_memory=True).copy_(value)
-
-
-def _into(master: nn.Parameter) -> Any:
-    """A hook that adds the finished gradient of a parameter to that of its master."""
-
-    def move(parameter: Tensor) -> None:
-        if parameter.grad is not None:
-            grad = parameter.grad
-            if grad.device != master.device:
-                grad = _pinned(grad, grad.dtype)
-            wide = grad.to(master.dtype)
-            master.grad = wide if master.grad is None else master.grad.add_(wide)
-            parameter.grad = None
-
-    return move

@@ -1,0 +1,150 @@
+"""Master weights: float32 behind parameters of 16 bits."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from groupwise.settings import OptimizerSettings
+from groupwise.updates import MasterOptimizer, optimizer
+from groupwise.updates.masters import SplitMaster, WideMaster, master_of
+
+
+def bits(value: Tensor) -> Tensor:
+    return value.view(torch.int32)
+
+
+def values(*shape: int, seed: int = 0) -> Tensor:
+    """Float32 numbers of every size, either sign, and both zeros."""
+    generator = torch.Generator().manual_seed(seed)
+    found = torch.randn(*shape, generator=generator)
+    found *= torch.logspace(-37, 37, shape[-1])
+    found[0, 0], found[0, 1] = 0.0, -0.0
+    return found
+
+
+def test_a_split_master_holds_every_float32_in_two_halves() -> None:
+    master = SplitMaster(nn.Parameter(torch.zeros(300, 200, dtype=torch.bfloat16)))
+    wanted = values(300, 200)
+    master.set_value(wanted)
+    assert torch.equal(bits(master.value()), bits(wanted))
+    tie = (bits(wanted) & 0xFFFF) == 0x8000
+    assert torch.equal(master.parameter[~tie], wanted.to(torch.bfloat16)[~tie])
+    assert sum(t.nbytes for t in master.held) == 2 * wanted.numel()
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_a_split_master_rounds_ties_away_from_zero(sign: float) -> None:
+    """Of 1 + k/256, bfloat16 holds those with even k; half a step up or down is a tie."""
+    master = SplitMaster(nn.Parameter(torch.zeros(4, dtype=torch.bfloat16)))
+    tie = sign * torch.tensor(
+        [1 + 1 / 256, 1 + 3 / 256, 1 + 1 / 256 - 2**-23, 1 + 1 / 256 + 2**-23]
+    )
+    master.set_value(tie)
+    assert (sign * master.parameter.float()).tolist() == [1 + 2 / 256, 1 + 4 / 256, 1, 1 + 2 / 256]
+    assert torch.equal(bits(master.value()), bits(tie))
+
+
+def test_the_last_numbers_round_to_infinity_as_they_do_elsewhere() -> None:
+    master = SplitMaster(nn.Parameter(torch.zeros(2, dtype=torch.bfloat16)))
+    most = torch.finfo(torch.float32).max
+    master.set_value(torch.tensor([most, -most]))
+    assert master.parameter.tolist() == [math.inf, -math.inf]
+    assert master.value().tolist() == [most, -most]
+
+
+def stepped(kind: type, name: Any, monkeypatch: pytest.MonkeyPatch, **given: Any) -> list[Tensor]:
+    """The masters and norms of five steps, each of two microbatches, of three parameters."""
+
+    def made(parameter: nn.Parameter, *, offload: bool) -> Any:
+        return (
+            SplitMaster(parameter) if kind is SplitMaster else WideMaster(parameter, away=offload)
+        )
+
+    monkeypatch.setattr(optimizer, "master_of", made)
+    generator = torch.Generator().manual_seed(0)
+    named = {
+        key: nn.Parameter(torch.randn(*shape, generator=generator).to(torch.bfloat16))
+        for key, shape in (("a", (70, 100)), ("b", (33,)), ("c", (5, 7, 300)))
+    }
+    settings = OptimizerSettings(name=name, learning_rate=1e-3, **given)
+    adam, norms = MasterOptimizer(named, settings), []
+    for step in range(5):
+        for _ in range(1 + step % 2):
+            for parameter in named.values():
+                noise = torch.randn(parameter.shape, generator=generator)
+                (parameter * noise.to(torch.bfloat16)).sum().backward()
+        norms.append(adam.step()[0])
+    return [*(m.value() for m in adam.masters.values()), *named.values(), torch.tensor(norms)]
+
+
+@pytest.mark.parametrize("limit", [None, 0.5])
+@pytest.mark.parametrize("name", ["adamw", "adamw_8bit"])
+def test_a_split_master_steps_as_a_float32_copy_does(
+    name: str, limit: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the bit, with one microbatch and with two, whatever fits into one piece of the step."""
+    if name == "adamw_8bit":
+        pytest.importorskip("bitsandbytes", reason="needs bitsandbytes (extra quant)")
+    copies = stepped(WideMaster, name, monkeypatch, max_grad_norm=limit, weight_decay=0.1)
+    for most in (1 << 24, 8000, 1):
+        monkeypatch.setattr(optimizer, "STEPPED", most)
+        halves = stepped(SplitMaster, name, monkeypatch, max_grad_norm=limit, weight_decay=0.1)
+        assert all(torch.equal(*pair) for pair in zip(halves, copies, strict=True))
+
+
+def test_gradients_are_kept_in_16_bits_until_there_are_two() -> None:
+    weight = nn.Parameter(torch.ones(64, 64, dtype=torch.bfloat16))
+    master = master_of(weight, offload=False)
+    large, small = torch.tensor(256.0).bfloat16(), torch.tensor(1 / 256).bfloat16()
+    (weight * large).sum().backward()
+    assert master.gradient_bytes == 2 * weight.numel()
+    (weight * small).sum().backward()
+    assert master.gradient_bytes == 4 * weight.numel()
+    assert weight.grad is None and master.gradient is not None
+    assert float(master.gradient[0, 0]) == 256 + 1 / 256
+
+
+def test_a_state_of_float32_masters_resumes_to_the_bit() -> None:
+    """As an unbroken run, in a new model whose parameters are still those of the start."""
+    results = []
+    for break_after in (None, 3):
+        torch.manual_seed(0)
+        named = {"w": nn.Parameter(torch.randn(40, 50).to(torch.bfloat16))}
+        adam = MasterOptimizer(named, OptimizerSettings(learning_rate=1e-3))
+        for step in range(6):
+            if step == break_after:
+                state = adam.state()
+                assert state["masters"]["w"].dtype == torch.float32
+                named = {"w": nn.Parameter(torch.zeros(40, 50, dtype=torch.bfloat16))}
+                adam = MasterOptimizer(named, OptimizerSettings(learning_rate=1e-3))
+                adam.restore(state)
+            named["w"].square().sum().backward()
+            adam.step()
+        results.append(adam.masters["w"].value())
+    assert torch.equal(*results)
+
+
+@pytest.mark.parametrize(
+    ("parameter", "kind"),
+    [
+        (torch.ones(3, 4, dtype=torch.bfloat16), SplitMaster),
+        (torch.ones(3, 4, dtype=torch.bfloat16).t(), WideMaster),
+        (torch.ones((), dtype=torch.bfloat16), WideMaster),
+        (torch.ones(3, 4, dtype=torch.float16), WideMaster),
+    ],
+    ids=["bfloat16", "not contiguous", "a number", "float16"],
+)
+def test_bfloat16_is_split_where_its_halves_can_be_seen(parameter: Tensor, kind: type) -> None:
+    weight = nn.Parameter(parameter)
+    adam = MasterOptimizer({"w": weight}, OptimizerSettings(learning_rate=1e-4))
+    assert isinstance(adam.masters["w"], kind)
+    for _ in range(20):
+        weight.sum().backward()
+        adam.step()
+    assert abs(float(adam.masters["w"].value().mean()) - (1 - 20e-4)) < 1e-5
+    assert torch.equal(weight, adam.masters["w"].value().to(weight.dtype))
