@@ -60,6 +60,9 @@ def _cases() -> dict[str, Case]:
         "cpu-0.5b-8bit": replace(half, settings={**plain, "model": bf16, **low}),
         "cpu-0.5b-lora": replace(half, settings={**plain, "model": {**lora, **bf16}}),
         "cpu-0.5b-nf4": replace(half, settings={**plain, **qlora}),
+        "cpu-0.5b-nf4@768": replace(
+            half, settings={**plain, **qlora, "update": {"tokens_per_microbatch": 768}}
+        ),
         "gpu-qlora-3b": replace(
             card, settings={**qlora, "update": {"gradient_checkpointing": True}}
         ),
