@@ -305,7 +305,8 @@ def of_seeds(seeds: Mapping[str, Any]) -> list[str]:
     """The figures of all models over seeds, a table per section."""
     minutes = [run["minutes"] for run in seeds.values()]
     lines = [
-        f"{len(seeds)} seeds; {min(minutes):g} to {max(minutes):g} minutes each on a shared machine."
+        f"{len(seeds)} seeds; {min(minutes):g} to {max(minutes):g} minutes each, on a shared "
+        "machine."
     ]
     sections = next(iter(seeds.values()))["figures"]
     for section, models in sections.items():
