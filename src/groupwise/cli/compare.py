@@ -32,7 +32,7 @@ ExperimentFile = Annotated[
 
 
 Seeds = Annotated[int, typer.Option(min=1, help="Number of paired runs of each algorithm.")]
-Match = Annotated[str, typer.Option(help="Give each run the same samples, tokens or seconds.")]
+Match = Annotated[str, typer.Option(help="Budget that all runs share: samples, tokens or seconds.")]
 Tune = Annotated[
     bool, typer.Option("--tune-lr", help="Tune each learning rate on two separate seeds.")
 ]

@@ -157,7 +157,7 @@ def _refuse_in_suites(options: dict[str, str | bool | None]) -> None:
             raise UsageError(
                 f"{option}: works with one model and one task, without --k, --budgets, "
                 "--target-lengths and --templates. "
-                "Several models are listed: eval BASE OTHER."
+                "To compare several models, list them: eval BASE OTHER."
             )
 
 
@@ -170,7 +170,9 @@ def _check_picture(picture: Path | None, *, suite: bool) -> None:
 
     picture_path(picture, where="--png")
     if not suite:
-        raise UsageError("--png: plots several models, tasks, budgets, lengths or templates.")
+        raise UsageError(
+            "--png: needs several models, tasks, budgets, target lengths or templates to plot."
+        )
 
 
 def _draw(curve: Curve, picture: Path) -> None:
