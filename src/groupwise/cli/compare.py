@@ -14,6 +14,7 @@ from groupwise.cli.options import (
     Overrides,
     Recipe,
     TrustRecipe,
+    algorithm_names,
     write_json,
 )
 from groupwise.errors import UsageError
@@ -23,6 +24,7 @@ Rows = Annotated[
     typer.Option(
         metavar="A,B",
         help="Algorithms, separated by commas; NAME=ROW renames one, NAME=@MODEL is a model.",
+        autocompletion=algorithm_names,
     ),
 ]
 ExperimentFile = Annotated[

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from groupwise.cli.options import JsonFile, Overrides, TrustRecipe, write_json
+from groupwise.cli.options import JsonFile, Overrides, TrustRecipe, recipe_names, write_json
 from groupwise.cli.output import command_name
 from groupwise.errors import UsageError
 
@@ -71,6 +71,7 @@ def evaluate(
             "--task",
             "--recipe",
             help="Recipe with the prompts, rewards and sampling to use, or several: x,y,z.",
+            autocompletion=recipe_names,
         ),
     ] = "word-problems",
     against: Annotated[

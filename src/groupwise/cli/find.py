@@ -33,7 +33,8 @@ def show(
     name: Annotated[
         str,
         typer.Argument(
-            help="A recipe, algorithm, advantage, reward, environment, setting or metric."
+            help="A recipe, algorithm, advantage, reward, environment, setting or metric.",
+            autocompletion=lambda incomplete: [n for n in _names() if n.startswith(incomplete)],
         ),
     ],
     json_file: JsonFile = None,
