@@ -47,7 +47,7 @@ class LivePage:
         self.folder = Path(run_dir)
         if not self.folder.is_dir():
             raise UsageError(
-                f"run = {str(run_dir)!r}: must be a run directory; there is no such folder."
+                f"run = {str(run_dir)!r}: must be a run directory; the folder does not exist."
             )
         self._lock = Lock()
         self._made: tuple[str, str] = ("", "")
