@@ -360,5 +360,6 @@ def check_four_bits(model: Any, path: str | Path) -> None:
             raise UsageError(
                 f"model.quantization = 'nf4': on a CPU, bitsandbytes computes wrong results for "
                 f"matrices whose row length is not a multiple of {BLOCK}, and {name} of "
-                f"{str(path)!r} has rows of {layer.in_features}; remove the setting, or use another model."
+                f"{str(path)!r} has rows of {layer.in_features}; remove the setting, or use "
+                "another model."
             )
