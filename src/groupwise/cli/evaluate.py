@@ -17,6 +17,15 @@ if TYPE_CHECKING:
 OWN_PROMPT = "recipe"
 """Name of the recipe's own prompt among the templates of files."""
 
+Tasks = Annotated[
+    str,
+    typer.Option(
+        "--task",
+        "--recipe",
+        help="Recipe with the prompts, rewards and sampling to use, or several: x,y,z.",
+        autocompletion=recipe_names,
+    ),
+]
 Ks = Annotated[
     str | None,
     typer.Option("--k", metavar="N,N", help="Values of k for pass@k and maj@k: 1,2,4,8."),
@@ -65,15 +74,7 @@ def evaluate(
             help='Model folders, hub names, or "bundled"; the first is the base.',
         ),
     ],
-    task: Annotated[
-        str,
-        typer.Option(
-            "--task",
-            "--recipe",
-            help="Recipe with the prompts, rewards and sampling to use, or several: x,y,z.",
-            autocompletion=recipe_names,
-        ),
-    ] = "word-problems",
+    task: Tasks = "word-problems",
     against: Annotated[
         str | None,
         typer.Option(metavar="MODEL", help="Compare with this model on the same prompts."),

@@ -64,7 +64,7 @@ kernels; leave it out; logits are computed in chunks.
     ] = None
     per_device_train_batch_size: Annotated[
         int,
-        honoured("`prompts_per_step`", "× gradient_accumulation_steps / num_generations prompts"),
+        honoured("`prompts_per_step`", "times the accumulation steps, divided by num_generations"),
     ] = 8
     gradient_accumulation_steps: Annotated[
         int,
