@@ -61,11 +61,11 @@ def write(folder: Path) -> list[Path]:
             shutil.copyfile(page, target)
         else:
             text = page.read_text(encoding="utf-8")
-            target.write_text(_links(text, page, known), encoding="utf-8")
+            target.write_text(_whole(_links(text, page, known)), encoding="utf-8")
     for name, text in {**reference_pages(), **indexes()}.items():
         page = folder / "reference" / f"{name}.md"
         page.parent.mkdir(parents=True, exist_ok=True)
-        page.write_text(text, encoding="utf-8")
+        page.write_text(_whole(text), encoding="utf-8")
     return sorted(folder.rglob("*.md"))
 
 
@@ -453,6 +453,15 @@ def _parameter(parameter: Any) -> Iterator[str]:
     yield f"## {title} {{ #{anchor(parameter.name or '')} }}"
     yield ""
     yield f"{plain(getattr(parameter, 'help', None) or '')} {notes}".strip()
+
+
+def _whole(text: str) -> str:
+    """A page whose short options in backticks are marked, so that no line ends after their "--"."""
+    fenced = r"(^```.*?^```|^ {4}[^\n]*$)"
+    pieces = re.split(fenced, text, flags=re.DOTALL | re.MULTILINE)
+    option = r"(?<!`)`([^`\n]{0,32}--[a-z][^`\n]{0,24})`(?!`)"
+    pieces[::2] = [re.sub(option, r"`\1`{ .whole }", piece) for piece in pieces[::2]]
+    return "".join(pieces)
 
 
 def _links(text: str, page: Path, known: Iterable[Path]) -> str:
