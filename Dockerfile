@@ -1,5 +1,5 @@
 # groupwise on CPUs: docker build -t groupwise .
-# docker run --rm -v "$PWD/runs:/home/groupwise/runs" groupwise demo
+# mkdir -p runs && docker run --rm --user "$(id -u)" -v "$PWD/runs:/home/groupwise/runs" groupwise demo
 FROM python:3.11-slim
 
 # g++ compiles the kernels on first use; bubblewrap confines rewards that run programs.

@@ -20,10 +20,10 @@ def errors() -> str:
     lines = [
         "# Error messages",
         "",
-        "A message says where it belongs, what must hold, and what to type instead; `…` stands "
-        "for values of the run. Search this site for a part of the message without values. A value "
-        "of the wrong type or beyond its range is refused as `setting = value: must be …`; "
-        "[the settings](settings.md) say what each one takes.",
+        "A message says which setting is wrong, what must hold, and what to type instead; `…` "
+        "stands for values of the run. To find a message, search this site for a part of it "
+        "without values. A value with the wrong type or out of range raises "
+        "`setting = value: must be …`; [the settings](settings.md) list the values of each.",
         "",
         "| part of the package | messages | what it is |",
         "|---|---|---|",

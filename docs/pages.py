@@ -61,11 +61,11 @@ def write(folder: Path) -> list[Path]:
             shutil.copyfile(page, target)
         else:
             text = page.read_text(encoding="utf-8")
-            target.write_text(_links(text, page, known), encoding="utf-8")
+            target.write_text(_whole(_links(text, page, known)), encoding="utf-8")
     for name, text in {**reference_pages(), **indexes()}.items():
         page = folder / "reference" / f"{name}.md"
         page.parent.mkdir(parents=True, exist_ok=True)
-        page.write_text(text, encoding="utf-8")
+        page.write_text(_whole(text), encoding="utf-8")
     return sorted(folder.rglob("*.md"))
 
 
@@ -75,9 +75,11 @@ def indexes() -> dict[str, str]:
         "settings": settings(),
         "algorithms": algorithms(),
         "functions": parts(),
-        "rewards": functions(REWARDS, "Rewards", "What a recipe may name under `[[rewards]]`."),
+        "rewards": functions(REWARDS, "Rewards", "The values of `name` under `[[rewards]]`."),
         "environments": functions(
-            ENVIRONMENTS, "Environments", "What answers a model that calls a tool."
+            ENVIRONMENTS,
+            "Environments",
+            "The values of `environment.name`: tools that reply to the model.",
         ),
         "commands": commands(),
         "recipes": recipes(),
@@ -109,8 +111,8 @@ def settings() -> str:
     lines = [
         "# Settings",
         "",
-        "Every setting that a recipe may have. `groupwise show NAME` prints the same; "
-        "`--set SECTION.NAME=VALUE` overrides one.",
+        "All settings of a recipe, by section. `groupwise show NAME` prints the same text, and "
+        "`--set SECTION.NAME=VALUE` overrides a setting.",
     ]
     about = sections()
     for name, inside in _by_section().items():
@@ -165,9 +167,9 @@ def _described(setting: Setting) -> Iterator[str]:
     yield f"* Default: `{setting.default}`"
     yield f"* Command line: `--set {setting.path.replace('.N', '.0')}=…`"
     if setting.may_change:
-        yield "* A resumed run may change it."
+        yield "* Can be changed when a run is resumed."
     if setting.trust:
-        yield f"* It {setting.trust}: a recipe file may set it only with `--trust-recipe`."
+        yield f"* {setting.trust.capitalize()}: a recipe file needs `--trust-recipe` to set it."
 
 
 def _of_slot(settings: Sequence[SlotSetting]) -> Iterator[str]:
@@ -222,8 +224,8 @@ def algorithms() -> str:
     lines = [
         "# Algorithms",
         "",
-        "`groupwise algorithms` prints the table, `groupwise algorithms NAME` a row. Every row "
-        "says where it differs from its paper.",
+        "The values of `algorithm.name`. `groupwise algorithms` prints this table, and "
+        "`groupwise algorithms NAME` one algorithm with its differences from the paper.",
         "",
         "| name | advantage | paper |",
         "|---|---|---|",
@@ -262,8 +264,8 @@ def parts() -> str:
     lines = [
         "# Functions of the slots",
         "",
-        "What an algorithm consists of. A recipe changes a slot of its algorithm by "
-        "`--set algorithm.SLOT.name=NAME`.",
+        "The functions that fill the slots of an algorithm. "
+        "`--set algorithm.SLOT.name=NAME` puts another function into a slot.",
     ]
     for slot, registry in SLOTS.items():
         lines += [
@@ -354,7 +356,7 @@ HEADINGS = {"Args:": "Arguments", "Returns:": "Returns", "Raises:": "Errors"}
 def commands() -> str:
     """Every command with its first sentence."""
     lines = ["# Commands", "", "`groupwise COMMAND --help` prints the same as the pages below.", ""]
-    lines += ["| command | does |", "|---|---|"]
+    lines += ["| command | what it does |", "|---|---|"]
     for name, each in _commands(typer.main.get_command(app), "groupwise"):
         said = " ".join((each.help or "").partition("\n\n")[0].split())
         lines.append(f"| [{name}](commands/{file_name(name)}.md) | {cell(said)} |")
@@ -398,7 +400,7 @@ def metrics() -> str:
     lines += [f"| `{key}` | {cell(m.title)} | {cell(m.meaning)} |" for key, m in METRICS.items()]
     for key in ("seconds.rollout", "tool_found", "reward_exact_answer", "critic.loss"):
         if known := metric(key):
-            lines.append(f"| as `{key}` | {cell(known.title)} | {cell(known.meaning)} |")
+            lines.append(f"| like `{key}` | {cell(known.title)} | {cell(known.meaning)} |")
     lines += ["", "## Figures of evaluations", "", "Names in `evaluations.jsonl` and tables.", ""]
     lines += ["| figure | meaning |", "|---|---|"]
     for name, meaning in FIGURES.items():
@@ -412,8 +414,8 @@ def alerts() -> str:
     lines = [
         "# Alerts",
         "",
-        "What a run says about itself, in the terminal, the report and `alarms.jsonl`. "
-        "A threshold is the setting `alerts.NAME`; `null` switches an alert off.",
+        "Messages about metrics that look wrong, in the terminal, the report and `alarms.jsonl`. "
+        "The setting `alerts.NAME` is the threshold; `null` switches the alert off.",
     ]
     for rule in ALERT_RULES:
         side = "below" if rule.below else "above"
@@ -451,6 +453,15 @@ def _parameter(parameter: Any) -> Iterator[str]:
     yield f"## {title} {{ #{anchor(parameter.name or '')} }}"
     yield ""
     yield f"{plain(getattr(parameter, 'help', None) or '')} {notes}".strip()
+
+
+def _whole(text: str) -> str:
+    """A page whose short options in backticks are marked, so that no line ends after their "--"."""
+    fenced = r"(^```.*?^```|^ {4}[^\n]*$)"
+    pieces = re.split(fenced, text, flags=re.DOTALL | re.MULTILINE)
+    option = r"(?<!`)`([^`\n]{0,32}--[a-z][^`\n]{0,24})`(?!`)"
+    pieces[::2] = [re.sub(option, r"`\1`{ .whole }", piece) for piece in pieces[::2]]
+    return "".join(pieces)
 
 
 def _links(text: str, page: Path, known: Iterable[Path]) -> str:

@@ -236,19 +236,19 @@ def page(known: Mapping[str, Twin], results: Mapping[str, Mapping[str, Any] | No
     lines = [
         "# Claims of papers on small models",
         "",
-        f"`make papers` runs every pipeline of this page over {SEEDS} seeds and writes the page. "
-        "It can be interrupted, and skips pipelines whose results are up to date. Each pipeline "
-        f"is one command, `groupwise pipeline NAME --seeds {SEEDS}`, and starts from the bundled "
-        "model of 0.7 million parameters or from a model that its first stage trains.",
+        "Each pipeline on this page tests claims of a paper on a model that trains in minutes on "
+        f"two cores. `groupwise pipeline NAME --seeds {SEEDS}` runs one of them; it starts from "
+        "the bundled model with 0.7 million parameters or from a model that its first stage "
+        f"trains. `make papers` runs all of them over {SEEDS} seeds and writes this page. It can "
+        "be interrupted, and skips pipelines whose results are up to date.",
         "",
-        "Differences are means over seeds, paired, with 95 % intervals by Student's t. All seeds "
-        "answer the same held-out prompts, so the intervals are about training and sampling, not "
-        "about the choice of prompts. Three seeds make wide intervals: an effect is **shown** "
-        "where the whole interval has the expected sign, and *not shown* does not mean that there "
-        "is none. Intervals are not corrected for the number of effects on this page.",
+        "Differences are means over paired seeds with 95 % Student t intervals. All seeds answer "
+        "the same held-out prompts, so the intervals describe training and sampling, not the "
+        "choice of prompts. An effect is **shown** if the whole interval has the expected sign. "
+        f"*Not shown* does not mean that there is no effect: intervals over {SEEDS} seeds are "
+        "wide. They are not corrected for the number of effects on this page.",
         "",
-        "| pipeline | row of [the coverage](coverage.md) | what the paper says | measured | "
-        "difference | result |",
+        "| pipeline | row in [coverage](coverage.md) | claim | measured | difference | result |",
         "|---|---|---|---|---|---|",
     ]
     for name, twin in known.items():
@@ -298,14 +298,15 @@ def shown(effect: Effect, difference: Estimate, seeds: Mapping[str, Any]) -> str
     interval = ""
     if difference.known:
         interval = f" [{scale * difference.low:+.3g}, {scale * difference.high:+.3g}]"
-    return f"{scale * difference.value:+.3g}{interval}{unit}"
+    return f"{scale * difference.value:+.3g}{interval}{unit}".replace("-", "−")
 
 
 def of_seeds(seeds: Mapping[str, Any]) -> list[str]:
     """The figures of all models over seeds, a table per section."""
     minutes = [run["minutes"] for run in seeds.values()]
     lines = [
-        f"{len(seeds)} seeds; {min(minutes):g} to {max(minutes):g} minutes each, beside other work."
+        f"{len(seeds)} seeds; {min(minutes):g} to {max(minutes):g} minutes each, on a shared "
+        "machine."
     ]
     sections = next(iter(seeds.values()))["figures"]
     for section, models in sections.items():

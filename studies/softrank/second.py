@@ -279,13 +279,13 @@ def power_table() -> str:
 
 
 def abstract(tasks: Mapping[str, Task], contrasts: Mapping[str, Contrast]) -> str:
-    """What the results say, in one paragraph."""
+    """What the results say: a point for each task, and one for the mechanism."""
     if not tasks:
         return "No run has finished yet."
     told = [f"On {spoken(name)}, {verdict(name, tasks[name], contrasts[name])}." for name in tasks]
     missing = [spoken(name) for name in SETTINGS if name not in tasks]
     rest = [f"{listed(missing).capitalize()}: not run."] if missing else []
-    return " ".join(["**In short.**", *told, *why(), *rest])
+    return "**In short.**\n\n" + bullets([*told, *why(), *rest])
 
 
 def why() -> list[str]:

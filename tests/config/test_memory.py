@@ -249,7 +249,7 @@ def test_the_doctor_says_what_fits_a_card(
     words = [w for setting in given for w in ("--set", setting)]
     main(["doctor", "word-problems", *words, "--fit", "0.1"])
     shown = capsys.readouterr().out
-    assert "FAIL  memory: 0.0 M parameters" in shown and "0.1 GiB are given" in shown
+    assert "FAIL  memory: 0.0 M parameters" in shown and "limit 0.1 GiB" in shown
     assert "→ set, cumulatively: update.gradient_checkpointing = true" in shown
 
 

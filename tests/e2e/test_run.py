@@ -264,7 +264,7 @@ def test_train_returns_the_model_and_its_metrics(tmp_path: Path) -> None:
     assert (run.folder / "final" / "model.safetensors").exists()
     card = (run.folder / "final" / "README.md").read_text(encoding="utf-8")
     assert "Qwen2ForCausalLM, trained on prompts at hand" in card
-    assert "Not evaluated" in card and "functions given in Python" in card
+    assert "Not evaluated" in card and "Python functions" in card
     assert run.report().exists()
 
 

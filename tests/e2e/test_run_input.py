@@ -105,7 +105,7 @@ def test_what_cannot_work_is_refused_before_anything_starts(
 @pytest.mark.parametrize(
     "content, says",
     [
-        ("", "holds no rows"),
+        ("", "contains no rows"),
         ('{"question": "1?"}\n{broken\n', "data.jsonl:2: is not JSON"),
         ('{"question": "1?"}\n[1]\n', "data.jsonl:2: must be an object"),
         ('{"question": "  "}\n', "row 1: 'question' is empty"),

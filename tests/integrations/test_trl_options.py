@@ -48,7 +48,7 @@ def test_experts_are_balanced_by_the_coefficient_of_the_model(
 
 def test_a_coefficient_needs_experts(tmp_path: Path, model: str) -> None:
     assert not GRPOTrainer(**arguments(tmp_path, model)).aux_loss_enabled
-    with pytest.raises(UsageError, match="router_aux_loss_coef = 0.1: the model is no mixture"):
+    with pytest.raises(UsageError, match="router_aux_loss_coef = 0.1: the model is not a mixture"):
         GRPOTrainer(**arguments(tmp_path, model, router_aux_loss_coef=0.1))
 
 

@@ -149,7 +149,7 @@ def test_a_model_of_another_format_is_refused(tmp_path: Path) -> None:
 
 def test_resuming_needs_a_checkpoint_and_the_newest(tmp_path: Path, model: str) -> None:
     trainer = GRPOTrainer(**arguments(tmp_path, model, save_steps=1))
-    with pytest.raises(UsageError, match="holds no checkpoint"):
+    with pytest.raises(UsageError, match="contains no checkpoint"):
         trainer.train(resume_from_checkpoint=True)
     trainer.train()
     folder = tmp_path / "run" / "checkpoints"

@@ -213,7 +213,7 @@ def test_a_pattern_that_takes_exponential_time_is_refused(
 def test_what_cannot_be_merged_or_pushed(
     base: Path, adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(UsageError, match="holds no adapter"):
+    with pytest.raises(UsageError, match="contains no adapter"):
         merge(base, tmp_path / "out")
     with pytest.raises(UsageError, match="is in use"):
         merge(adapter, base)

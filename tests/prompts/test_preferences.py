@@ -77,7 +77,7 @@ def test_labelled_answers_to_one_prompt_are_kept_apart_from_pairs() -> None:
     [
         ({"prompt": "p", "chosen": "a"}, "row 1: rejected: is missing"),
         ({"prompt": "p", "chosen": "a", "rejected": " "}, "rejected: is empty"),
-        ({"chosen": "abc", "rejected": "xyz"}, "begin differently"),
+        ({"chosen": "abc", "rejected": "xyz"}, "must begin with the same text"),
         ({"chosen": "abc", "rejected": "abcd"}, "chosen: is the beginning of the other"),
         ({"prompt": "p", "chosen": "a", "rejected": "a"}, "chosen and rejected are equal"),
         ({"prompt": [GREEN], "chosen": [USER, BLUE], "rejected": [USER, GREEN]}, "not the begin"),

@@ -16,7 +16,7 @@ def test_missing_answers_repeated_rows_and_a_missing_template_are_said() -> None
     prompts = load_prompts(rows)
     assert remarks(prompts, CHAT, per_step=4) == [
         "data.train: 1 of 4 rows have no answer; rewards that need one cannot judge them",
-        "data.train: 2 of 4 rows repeat another one",
+        "data.train: 2 of 4 rows are duplicates",
     ]
     first, second, *_ = remarks(prompts, PLAIN, per_step=5)
     assert "has 4 prompts and a step draws 5 (prompts_per_step)" in first

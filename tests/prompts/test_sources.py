@@ -167,8 +167,8 @@ def test_wrong_settings_say_what_to_type_instead(settings: dict, text: str) -> N
     [
         ("a.jsonl", '{"prompt": "a"}\n{"prompt": \n', r"a.jsonl:2: is not JSON"),
         ("a.jsonl", '{"prompt": "a"}\n\n[1]\n', r"a.jsonl:3: must be an object"),
-        ("a.jsonl", "\n\n", "holds no rows"),
-        ("a.jsonl", "", "holds no rows"),
+        ("a.jsonl", "\n\n", "contains no rows"),
+        ("a.jsonl", "", "contains no rows"),
         ("a.jsonl", '{"prompt": "a"}\n{"pompt": "b"}\n', "row 2: has no column 'prompt'"),
         ("a.jsonl", '{"prompt": " "}\n', "row 1: 'prompt' is empty"),
         ("a.jsonl", '{"prompt": [{"role": "user"}]}\n', "role and content"),
@@ -177,7 +177,7 @@ def test_wrong_settings_say_what_to_type_instead(settings: dict, text: str) -> N
         ("a.json", '{"prompt": "a"}\n{"prompt": "b"}', "is a .jsonl file"),
         ("a.json", '{"prompt": "a"}', "must be a list of objects"),
         ("a.csv", "prompt,answer\na,1\nb\n", r"a.csv:3: must have 2 fields"),
-        ("a.csv", "prompt,answer\n", "holds no rows"),
+        ("a.csv", "prompt,answer\n", "contains no rows"),
         ("a.parquet", "PAR0", "is not a parquet file"),
         ("a.txt", "a", r"cannot read files that end in '.txt'; known: .csv, .json"),
     ],
@@ -218,7 +218,7 @@ def test_the_current_folder_is_called_this_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UsageError, match="no such file; this folder holds no data files"):
+    with pytest.raises(UsageError, match="no such file; this folder contains no data files"):
         load_prompts("train.jsonl")
 
 

@@ -70,7 +70,7 @@ def test_the_page_is_renewed_after_every_step(address: str, tmp_path: Path) -> N
 
 
 def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="must be a run directory; there is no such folder"):
+    with pytest.raises(UsageError, match="must be a run directory; the folder does not exist"):
         LivePage(tmp_path / "nowhere")
 
 

@@ -46,9 +46,9 @@ def test_a_card_names_data_algorithm_figures_and_versions() -> None:
     }
     assert "| held-out | greedy | 50.0 [40.0, 60.0] | 75.0 [70.0, 80.0] |" in text
     assert "Up to 1319 held-out prompts of test.jsonl" in text and "secret" not in card
-    assert '- changed in it: {"advantage": {"tau": 0.5}}\n' in text
+    assert '- algorithm settings: {"advantage": {"tau": 0.5}}\n' in text
     assert "- rewards: exact_answer × 2, format × 1\n" in text
-    assert "- adapter: LoRA, rank 64\n" in text and "- supervised first: 100 steps\n" in text
+    assert "- adapter: LoRA, rank 64\n" in text and "- supervised warm-up: 100 steps\n" in text
     assert "- per step: 8 prompts × 8 completions\n" in text
     assert "- commit of groupwise: abc123\n" in text
 

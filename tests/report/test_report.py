@@ -157,7 +157,7 @@ def test_reading_skips_and_counts_damaged_lines(tmp_path):
 
 
 def test_reading_says_what_is_missing(tmp_path):
-    with pytest.raises(UsageError, match="there is no such folder"):
+    with pytest.raises(UsageError, match="the folder does not exist"):
         RunData.read(tmp_path / "nowhere")
     with pytest.raises(UsageError, match="has neither"):
         RunData.read(tmp_path)

@@ -490,4 +490,4 @@ def test_an_own_function_sees_the_answer_in_the_type_that_it_names() -> None:
                 found.append((ticket.result().total, ticket.result().errors))
     assert seen == [[1, 2], "so", "[1, 2]", "so", [1.0, 2.0]]
     assert found[4][0] == [3.0]
-    assert "the answer 'so' is no list[float]" in str(found[5][1])
+    assert "the answer 'so' is not list[float]" in str(found[5][1])

@@ -73,7 +73,7 @@ def test_candidates_by_perplexity_hold_the_known_rule(folder: Path) -> None:
 def test_rules_are_distinct_lines(folder: Path) -> None:
     assert read_rules(folder / "rules.txt") == ["된소리 깍두기", "구개음화 해돋이", "띄어쓰기"]
     (folder / "empty.txt").write_text("\n")
-    with pytest.raises(UsageError, match="holds no rules"):
+    with pytest.raises(UsageError, match="contains no rules"):
         read_rules(folder / "empty.txt")
     with pytest.raises(UsageError, match="name no reasons"):
         find_contexts(config(folder), None, folder / "n.jsonl", by="search", progress=Quiet())

@@ -16,6 +16,7 @@ from rich.console import Console
 
 from groupwise.errors import RunError, UsageError
 from groupwise.rundir.files import RunLog, printable, read_lines
+from groupwise.training.monitor.monitor import Monitor
 from groupwise.training.monitor.progress import (
     LiveProgress,
     Pace,
@@ -201,6 +202,20 @@ def test_a_terminal_gets_a_live_table(monkeypatch: pytest.MonkeyPatch) -> None:
     progress.close()
     assert "2/4" in stream.getvalue() and "0.250" in stream.getvalue()
     assert "\x1b[2J" not in stream.getvalue() and "[bold]" in stream.getvalue()
+
+
+def test_the_live_table_shows_an_evaluation_after_the_last_step() -> None:
+    progress = LiveProgress({"grpo": 2}, stream=io.StringIO())
+    monitor = Monitor(progress=progress, name="grpo")
+    for step, greedy in ((1, 0.25), (2, 0.75)):
+        progress.step("grpo", step, {"reward": 0.5})
+        row = {"split": "held_out", "figures": {"greedy": {"value": greedy}}}
+        monitor.write_evaluation(step, row)
+    progress.close()
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(progress.table())
+    head, line = console.export_text().splitlines()
+    assert "held-out" in head and "0.750" in line and "2/2" in line
 
 
 def test_the_live_table_keeps_one_line_per_run_in_80_columns() -> None:

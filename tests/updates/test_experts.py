@@ -116,5 +116,5 @@ def test_nothing_is_added_unless_asked_for() -> None:
 
 
 def test_a_model_without_experts_is_refused() -> None:
-    with pytest.raises(UsageError, match="LlamaForCausalLM is no mixture of experts"):
+    with pytest.raises(UsageError, match="LlamaForCausalLM is not a mixture of experts"):
         TorchLearner(tiny_policy(tiny_model("llama")), optimizer=STILL, router_aux_loss=0.1)

@@ -25,7 +25,7 @@ def chat(
     max_tokens: Annotated[
         int, typer.Option(min=1, help="Maximum length of an answer in tokens.")
     ] = 256,
-    seed: Annotated[int, typer.Option(min=0)] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0,
     trust_remote_code: Annotated[
         bool, typer.Option(help="Run Python code that comes with the model.")
     ] = False,

@@ -14,6 +14,7 @@ from groupwise.cli.options import (
     Overrides,
     Recipe,
     TrustRecipe,
+    algorithm_names,
     write_json,
 )
 from groupwise.errors import UsageError
@@ -23,6 +24,7 @@ Rows = Annotated[
     typer.Option(
         metavar="A,B",
         help="Algorithms, separated by commas; NAME=ROW renames one, NAME=@MODEL is a model.",
+        autocompletion=algorithm_names,
     ),
 ]
 ExperimentFile = Annotated[
@@ -32,7 +34,7 @@ ExperimentFile = Annotated[
 
 
 Seeds = Annotated[int, typer.Option(min=1, help="Number of paired runs of each algorithm.")]
-Match = Annotated[str, typer.Option(help="Give each run the same samples, tokens or seconds.")]
+Match = Annotated[str, typer.Option(help="Budget that all runs share: samples, tokens or seconds.")]
 Tune = Annotated[
     bool, typer.Option("--tune-lr", help="Tune each learning rate on two separate seeds.")
 ]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from groupwise.cli.options import JsonFile, Overrides, TrustRecipe, write_json
+from groupwise.cli.options import JsonFile, Overrides, TrustRecipe, recipe_names, write_json
 from groupwise.cli.output import print_table
 from groupwise.errors import UsageError
 
@@ -31,7 +31,12 @@ def sample(
     model: Annotated[str, typer.Argument(help='Model folder, hub name, or "bundled".')],
     recipe: Annotated[
         str,
-        typer.Option("--task", "--recipe", help="Recipe with the prompts, rewards and sampling."),
+        typer.Option(
+            "--task",
+            "--recipe",
+            help="Recipe with the prompts, rewards and sampling.",
+            autocompletion=recipe_names,
+        ),
     ] = "word-problems",
     output: Annotated[
         Path, typer.Option(metavar="FILE", help="Output file: JSON lines, one per answer.")

@@ -99,7 +99,7 @@ def examine(config: Config | None = None, *, fit_gb: float | None = None) -> lis
         fit_gb: memory limit of the run in GiB; None uses the free memory of this machine.
 
     Returns:
-        The checks in order; those that an earlier failure makes impossible are marked as not tried.
+        The checks in order; those that an earlier failure makes impossible are marked as skipped.
     """
     work: dict[str, Callable[[], str]] = {"versions": _versions, "device": _device}
     if config is not None:
@@ -130,9 +130,9 @@ def _looked(name: str, look: Callable[[], str], before: Sequence[CheckResult]) -
     except GroupwiseError as error:
         if any(check.found == str(error) for check in before):
             return CheckResult(
-                name=name, passed=None, found="not tried, because of the failure above"
+                name=name, passed=None, found="skipped, because of the failure above"
             )
-        advice = "follow the message; the run would stop with the same error"
+        advice = "do what the message says; the run would stop with the same error"
         return CheckResult(name=name, passed=False, found=str(error), advice=advice)
     except Exception as error:
         said = first_line(error)
@@ -220,9 +220,9 @@ class Preflight:
         else:
             room, free = ROOM_ON_CPU, psutil.virtual_memory().available
         said = (
-            f"{plan.parameters / 1e6:,.1f} M parameters, of which {plan.trained / 1e6:,.1f} M "
-            f"learn; {plan}, with prompts of {plan.prompt} tokens; {free / 2**30:.1f} GiB are "
-            f"{'free' if self.fit_gb is None else 'given'}"
+            f"{plan.parameters / 1e6:,.1f} M parameters, {plan.trained / 1e6:,.1f} M of them "
+            f"trained; {plan}, with prompts of {plan.prompt} tokens; "
+            f"{'free memory' if self.fit_gb is None else 'limit'} {free / 2**30:.1f} GiB"
         )
         if plan.peak <= room * free:
             return said
@@ -263,8 +263,8 @@ class Preflight:
         held_out = load_eval(self.config)
         shared = shared_prompts(prompts, held_out)
         said = (
-            f"{len(prompts)} prompts; of the first {len(ready.prompts)} the longest has {longest} "
-            f"tokens and {answered} have an answer; {len(held_out)} held out"
+            f"{len(prompts)} prompts, {len(held_out)} held-out prompts; of the first "
+            f"{len(ready.prompts)}, the longest has {longest} tokens and {answered} have an answer"
         )
         if shared:
             raise CheckFailed(
@@ -388,8 +388,8 @@ def _garbage_alone(scorer: JudgesGroups, prompts: Sequence[Prompt]) -> str:
     failed = [row for row in rows if row.status in ("error", "timeout")]
     if failed or not scored:
         raise CheckFailed(
-            f"garbage ended in {(failed or rows)[0].status}: {(failed or rows)[0].error}",
-            "follow the message; such completions leave the statistics of their group",
+            f"garbage was not scored ({(failed or rows)[0].status}): {(failed or rows)[0].error}",
+            "do what the message says; such completions are excluded from their group's statistics",
         )
     return f"the data has no reference answers to score; garbage scores at most {max(scored):g}"
 

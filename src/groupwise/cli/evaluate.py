@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from groupwise.cli.options import JsonFile, Overrides, TrustRecipe, write_json
+from groupwise.cli.options import JsonFile, Overrides, TrustRecipe, recipe_names, write_json
 from groupwise.cli.output import command_name
 from groupwise.errors import UsageError
 
@@ -17,6 +17,15 @@ if TYPE_CHECKING:
 OWN_PROMPT = "recipe"
 """Name of the recipe's own prompt among the templates of files."""
 
+Tasks = Annotated[
+    str,
+    typer.Option(
+        "--task",
+        "--recipe",
+        help="Recipe with the prompts, rewards and sampling to use, or several: x,y,z.",
+        autocompletion=recipe_names,
+    ),
+]
 Ks = Annotated[
     str | None,
     typer.Option("--k", metavar="N,N", help="Values of k for pass@k and maj@k: 1,2,4,8."),
@@ -65,14 +74,7 @@ def evaluate(
             help='Model folders, hub names, or "bundled"; the first is the base.',
         ),
     ],
-    task: Annotated[
-        str,
-        typer.Option(
-            "--task",
-            "--recipe",
-            help="Recipe with the prompts, rewards and sampling to use, or several: x,y,z.",
-        ),
-    ] = "word-problems",
+    task: Tasks = "word-problems",
     against: Annotated[
         str | None,
         typer.Option(metavar="MODEL", help="Compare with this model on the same prompts."),
@@ -157,7 +159,7 @@ def _refuse_in_suites(options: dict[str, str | bool | None]) -> None:
             raise UsageError(
                 f"{option}: works with one model and one task, without --k, --budgets, "
                 "--target-lengths and --templates. "
-                "Several models are listed: eval BASE OTHER."
+                "To compare several models, list them: eval BASE OTHER."
             )
 
 
@@ -170,7 +172,9 @@ def _check_picture(picture: Path | None, *, suite: bool) -> None:
 
     picture_path(picture, where="--png")
     if not suite:
-        raise UsageError("--png: plots several models, tasks, budgets, lengths or templates.")
+        raise UsageError(
+            "--png: needs several models, tasks, budgets, target lengths or templates to plot."
+        )
 
 
 def _draw(curve: Curve, picture: Path) -> None:

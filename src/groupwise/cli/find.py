@@ -33,7 +33,8 @@ def show(
     name: Annotated[
         str,
         typer.Argument(
-            help="A recipe, algorithm, advantage, reward, environment, setting or metric."
+            help="A recipe, algorithm, advantage, reward, environment, setting or metric.",
+            autocompletion=lambda incomplete: [n for n in _names() if n.startswith(incomplete)],
         ),
     ],
     json_file: JsonFile = None,
@@ -46,9 +47,9 @@ def show(
         near = paths_of(name) or difflib.get_close_matches(name, _names(), n=3, cutoff=0.5)
         hint = f"; did you mean {' or '.join(near)}?" if near else "."
         raise UsageError(
-            f"name = {name!r}: is no recipe, algorithm, reward, environment, setting or metric"
-            f"{hint} Known: groupwise recipes, groupwise algorithms, groupwise reward list, "
-            "groupwise config RECIPE --explain."
+            f"name = {name!r}: no recipe, algorithm, reward, environment, setting or metric has "
+            f"this name{hint} Lists: groupwise recipes, groupwise algorithms, "
+            "groupwise reward list, groupwise config RECIPE --explain."
         )
     for place, (kind, text) in enumerate(found.items()):
         print("\n" if place else "", f"{kind} {name}\n\n{text}", sep="")
@@ -194,8 +195,8 @@ def explained(setting: Any, *, path: bool = False) -> Iterator[str]:
     indent = "    " if path else ""
     yield from textwrap.wrap(setting.about, WIDTH, initial_indent=indent, subsequent_indent=indent)
     notes = [f"values: {setting.legal}", f"default: {setting.default}"]
-    notes += ["a resumed run may change it"] if setting.may_change else []
-    notes += ["a recipe file must be trusted to set it"] if setting.trust else []
+    notes += ["can be changed when a run is resumed"] if setting.may_change else []
+    notes += ["needs --trust-recipe in a recipe file"] if setting.trust else []
     yield from textwrap.wrap(
         "; ".join(notes), WIDTH, initial_indent=indent, subsequent_indent=indent
     )

@@ -16,6 +16,7 @@ from groupwise.cli.options import (
     Recipe,
     TrustRecipe,
     algorithm_names,
+    recipe_names,
     write_json,
 )
 from groupwise.cli.output import print_table, visible, wrapped
@@ -87,7 +88,10 @@ def config(
 
 def doctor(
     recipe: Annotated[
-        str | None, typer.Argument(help="A recipe; default: check only the installation.")
+        str | None,
+        typer.Argument(
+            help="A recipe; default: check only the installation.", autocompletion=recipe_names
+        ),
     ] = None,
     overrides: Overrides = None,
     trust_recipe: TrustRecipe = False,

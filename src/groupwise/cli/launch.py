@@ -16,10 +16,10 @@ def launch(
     on: Annotated[
         System, typer.Option("--on", help="A script for each machine, SLURM, or Kubernetes.")
     ] = "script",
-    nodes: Annotated[int, typer.Option("--nodes", min=1, help="Machines.")] = 1,
+    nodes: Annotated[int, typer.Option("--nodes", min=1, help="Number of machines.")] = 1,
     per_node: Annotated[
         int,
-        typer.Option("--per-node", min=1, help="Processes per machine, without [cluster]."),
+        typer.Option("--per-node", min=1, help="Processes per machine, for torchrun."),
     ] = 1,
     image: Annotated[
         str, typer.Option("--image", help="Container image (Kubernetes).")

@@ -19,10 +19,25 @@ def recipe_names(incomplete: str) -> list[str]:
 
 
 def algorithm_names(incomplete: str) -> list[str]:
-    """Completions from the names of algorithms."""
+    """Completions from the names of algorithms, of the last one in a list with commas."""
     from groupwise.algorithms import ALGORITHMS
 
-    return [name for name in ALGORITHMS if name.startswith(incomplete)]
+    before, comma, last = incomplete.rpartition(",")
+    return [f"{before}{comma}{name}" for name in ALGORITHMS if name.startswith(last)]
+
+
+def pipeline_names(incomplete: str) -> list[str]:
+    """Completions from the packaged pipelines; the shell completes files."""
+    from groupwise.pipelines.plan import packaged_pipelines
+
+    return [name for name in packaged_pipelines() if name.startswith(incomplete)]
+
+
+def setting_names(incomplete: str) -> list[str]:
+    """Completions from the settings of recipes, as `KEY=`."""
+    from groupwise.config.reference import reference
+
+    return [f"{path}=" for path in reference() if path.startswith(incomplete)]
 
 
 Recipe = Annotated[
@@ -42,7 +57,10 @@ MaybeRecipe = Annotated[
 Overrides = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", metavar="KEY=VALUE", help="Override a setting: section.field=value; repeatable."
+        "--set",
+        metavar="KEY=VALUE",
+        help="Override a setting: section.field=value; repeatable.",
+        autocompletion=setting_names,
     ),
 ]
 TrustRecipe = Annotated[

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from groupwise.cli.options import pipeline_names
 from groupwise.cli.output import print_table
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ def pipeline(
         typer.Argument(
             metavar="[FILE|NAME]",
             help="A pipeline file (TOML) or the name of a packaged one; default: list them.",
+            autocompletion=pipeline_names,
         ),
     ] = None,
     overrides: Annotated[

@@ -61,23 +61,23 @@ def plan(
     state = STATE_BYTES * parameters / cost.learning
     rows = [
         ("parameters", f"{parameters:,.0f}"),
-        ("tokens of a prompt", f"{work.prompt:g}"),
-        ("of a completion, mean and longest", f"{work.mean:g}, {longest:g}"),
-        ("cards that sample, that learn", f"{cost.sampling}, {cost.learning}"),
-        ("completions at a time on a card", f"{cost.rows:.0f}"),
-        ("sampling, if all cards are busy", _time(cost.bulk)),
-        ("the longest completion", _time(cost.tail)),
+        ("prompt length, tokens", f"{work.prompt:g}"),
+        ("completion length, mean and maximum", f"{work.mean:g}, {longest:g}"),
+        ("GPUs for sampling, for learning", f"{cost.sampling}, {cost.learning}"),
+        ("concurrent completions per GPU", f"{cost.rows:.0f}"),
+        ("sampling, all GPUs busy", _time(cost.bulk)),
+        ("sampling, longest completion", _time(cost.tail)),
         ("update", _time(cost.train)),
         ("transfer of weights", _time(cost.weights)),
-        ("step, stages one after the other", _time(cost.synchronous)),
-        ("step, stages at the same time", _time(cost.asynchronous)),
-        ("age of a batch then", f"{cost.age:.1f} steps"),
-        ("optimizer and weights on a card that learns", f"{state / 1e9:.1f} GB"),
-        ("checkpoint every", _time(cost.checkpoint)),
+        ("step, stages in sequence", _time(cost.synchronous)),
+        ("step, stages in parallel", _time(cost.asynchronous)),
+        ("age of a batch, stages in parallel", f"{cost.age:.1f} steps"),
+        ("optimizer and weights per learning GPU", f"{state / 1e9:.1f} GB"),
+        ("checkpoint interval", _time(cost.checkpoint)),
     ]
     print_table(("estimate", f"{gpus} × {kind}"), rows)
     if state > CARDS[kind].memory:
-        print("\nWeights and optimizer do not fit into the cards that learn; take more of them.")
+        print("\nWeights and optimizer do not fit into the learning GPUs; use more GPUs.")
     write_json(json_file, {**dataclasses.asdict(work), **dataclasses.asdict(cost)})
 
 

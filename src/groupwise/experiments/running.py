@@ -163,7 +163,7 @@ def run_plan(plan: Plan, *, output: str | Path, jobs: int | None = None) -> Expe
     """
     if len(plan.seeds) < MIN_SEEDS:
         warnings.warn(
-            f"seeds = {list(plan.seeds)}: fewer than {MIN_SEEDS} support no verdict.", stacklevel=2
+            f"seeds = {list(plan.seeds)}: a verdict needs at least {MIN_SEEDS} seeds.", stacklevel=2
         )
     folder = Path(output)
     refuse_foreign_files(folder, (*RUN_FILES, *EXPERIMENT_FILES))

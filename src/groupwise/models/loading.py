@@ -327,7 +327,7 @@ def four_bits(compute: torch.dtype) -> Any:
     except Exception as error:  # Its library is loaded here and may raise any error.
         raise UsageError(
             f"model.quantization = 'nf4': bitsandbytes does not work on this machine "
-            f"({first_line(error)}); leave the setting out and set model.dtype = 'bfloat16'."
+            f"({first_line(error)}); remove the setting and set model.dtype = 'bfloat16'."
         ) from error
     return BitsAndBytesConfig(
         load_in_4bit=True,
@@ -358,7 +358,8 @@ def check_four_bits(model: Any, path: str | Path) -> None:
         # If rows share a block of 64, its CPU kernel silently uses a wrong scale.
         if layer.weight.device.type == "cpu" and layer.in_features % BLOCK:
             raise UsageError(
-                f"model.quantization = 'nf4': on a CPU, bitsandbytes computes wrong numbers from "
-                f"matrices whose rows are no multiple of {BLOCK}, and {name} of {str(path)!r} has "
-                f"rows of {layer.in_features}; leave the setting out, or take another model."
+                f"model.quantization = 'nf4': on a CPU, bitsandbytes computes wrong results for "
+                f"matrices whose row length is not a multiple of {BLOCK}, and {name} of "
+                f"{str(path)!r} has rows of {layer.in_features}; remove the setting, or use "
+                "another model."
             )

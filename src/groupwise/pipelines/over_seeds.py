@@ -126,5 +126,5 @@ def _sections(path: Path, stage: str) -> Mapping[str, Any]:
     except (OSError, ValueError, KeyError):
         found = {}
     if not found:
-        raise UsageError(f"{path}: holds no finished evaluation.")
+        raise UsageError(f"{path}: contains no finished evaluation.")
     return found

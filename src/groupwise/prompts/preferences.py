@@ -180,7 +180,9 @@ def _single(row: Row) -> Comparison:
     answer = _without(prompt, _side(row, "completion"))
     label = row.get("label")
     if label is None and row.get("score") is None:
-        raise UsageError("label: is missing; it says whether the completion is wanted.")
+        raise UsageError(
+            "label: is missing; true marks a desirable completion, false an undesirable one."
+        )
     if label is not None and label not in (True, False):
         raise UsageError(f"label = {label!r}: must be true or false.")
     return Comparison(
@@ -295,7 +297,9 @@ def _shared(first: Any, second: Any) -> Any:
     if isinstance(first, str) and first[:same].endswith(" "):
         same -= 1  # The space belongs to the first word of the answers.
     if not same:
-        raise UsageError("chosen and rejected: begin differently, and there is no column prompt.")
+        raise UsageError(
+            "chosen and rejected: must begin with the same text, or the row needs a column prompt."
+        )
     return first[:same]
 
 

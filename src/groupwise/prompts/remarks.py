@@ -48,5 +48,5 @@ def remarks(prompts: Sequence[Prompt], tokenizer: Any, *, per_step: int) -> list
         )
     rows = Counter((str(prompt), prompt.answer) for prompt in prompts)
     if repeated := count - len(rows):
-        found.append(f"data.train: {repeated} of {count} rows repeat another one")
+        found.append(f"data.train: {repeated} of {count} rows are duplicates")
     return found

@@ -59,12 +59,12 @@ def read_rows(
         if path.parent.is_dir():
             near = [p.name for p in path.parent.iterdir() if _READERS.keys() & {*p.suffixes}]
             place = "this folder" if path.parent == Path() else str(path.parent)
-            hint = suggest(path.name, near) if near else f"{place} holds no data files."
+            hint = suggest(path.name, near) if near else f"{place} contains no data files."
         raise UsageError(f"data = {source!r}: no such file; {hint}")
     else:
         rows = _from_hub(source, split, subset, revision=revision)
     if not rows:
-        raise UsageError(f"data = {source!r}: holds no rows.")
+        raise UsageError(f"data = {source!r}: contains no rows.")
     return rows
 
 

@@ -70,7 +70,7 @@ class RunData:
         folder = Path(run_dir)
         if not folder.is_dir():
             raise UsageError(
-                f"run = {str(run_dir)!r}: must be a run directory; there is no such folder."
+                f"run = {str(run_dir)!r}: must be a run directory; the folder does not exist."
             )
         files = sorted((folder / "rollouts").glob("step-*.jsonl"))
         if not files and not (folder / "metrics.jsonl").exists():

@@ -31,6 +31,17 @@ FOLLOW = """
   }, %d);
 })();
 """
+WAITING = """<!doctype html>
+<html lang="en"><meta charset="utf-8"><title>{name}</title>
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<style>
+  body {{ font: 1rem/1.5 system-ui; margin: 4rem auto; max-width: 36rem; padding: 0 1rem }}
+</style>
+<h1>{name}</h1><p>Nothing to show yet. This page becomes the report after the first step.</p>
+<p><small>{said}</small></p>
+"""
+"""The page of a run without a step."""
 
 
 class LivePage:
@@ -47,7 +58,7 @@ class LivePage:
         self.folder = Path(run_dir)
         if not self.folder.is_dir():
             raise UsageError(
-                f"run = {str(run_dir)!r}: must be a run directory; there is no such folder."
+                f"run = {str(run_dir)!r}: must be a run directory; the folder does not exist."
             )
         self._lock = Lock()
         self._made: tuple[str, str] = ("", "")
@@ -76,8 +87,8 @@ class LivePage:
             try:
                 path = write_run_report(self.folder, Path(folder) / "report.html")
             except GroupwiseError as error:
-                said = html.escape(f"Nothing to show yet: {error}")
-                return f"<!doctype html><meta charset=utf-8><p>{said}</p>{follow}"
+                name, said = (html.escape(str(each)) for each in (self.folder.name, error))
+                return WAITING.format(name=name, said=said) + follow
             text = path.read_text(encoding="utf-8")
         # The report's content security policy allows its own script alone, and no connections.
         allowed = f"connect-src 'self'; script-src '{content_hash(code)}' '"

@@ -136,12 +136,12 @@ METRICS: dict[str, Metric] = {
     ),
     "token_age_max": Metric(
         "Oldest token (optimizer steps)",
-        "Largest number of optimizer steps between these "
-        "weights over the tokens that are learned from.",
+        "Largest number of optimizer steps between the weights that sampled a token and those "
+        "that learn from it.",
     ),
     "old_share": Metric(
         "Tokens of earlier weights",
-        "Share of the tokens learned from that older weights sampled.",
+        "Share of the tokens in the update that older weights sampled.",
     ),
     "duplicate_share": Metric(
         "Duplicates",
@@ -172,29 +172,31 @@ METRICS: dict[str, Metric] = {
         "1 − Var(R − V) / Var(R) over all tokens, with the values before the critic's update.",
     ),
     "explained_variance_last": Metric(
-        "Explained variance, last token", "The same over the last token of each completion."
+        "Explained variance, last token",
+        "1 − Var(R − V) / Var(R) over the last token of each completion.",
     ),
     "pooled_r2": Metric(
         "R² of the critic, 20 steps",
         "1 − Σ (R − V)² / Σ (R − mean R)² over the tokens of the last 20 steps.",
     ),
     "pooled_r2_last": Metric(
-        "R² of the critic, 20 steps, last token", "The same over the last token of each completion."
+        "R² of the critic, 20 steps, last token",
+        "1 − Σ (R − V)² / Σ (R − mean R)² over the last tokens of the completions of 20 steps.",
     ),
     "returns": Metric("Returns", "Mean return over the tokens of the policy."),
     "value_loss": Metric("Value loss", "Mean loss of the critic over its updates of the step."),
     "value_clip_share": Metric(
-        "Clipped values", "Share of tokens whose value had moved beyond the clip."
+        "Clipped values", "Share of tokens whose value moved beyond the clip."
     ),
     "token_reward_right": Metric(
         "Token reward: right answers",
-        "Mean probability of being right that the token reward model gives right completions, "
-        "before its update.",
+        "Mean probability of correctness that the token reward model assigns to correct "
+        "completions, before its update.",
     ),
     "token_reward_wrong": Metric(
         "Token reward: wrong answers",
-        "Mean probability of being right that the token reward model gives wrong completions, "
-        "before its update.",
+        "Mean probability of correctness that the token reward model assigns to incorrect "
+        "completions, before its update.",
     ),
     "token_weight": Metric(
         "Token weight", "Mean weight ω of the tokens, from the token reward model."
@@ -245,20 +247,20 @@ FIGURES: dict[str, str] = {
     "calls": "Mean number of tool calls of a sampled answer.",
     "well_formed": "Share of greedy answers in which the reward finds an answer.",
     "right_if_formed": "Share of correct answers among those in which the reward finds an answer.",
-    "greedy_lenient": "As greedy, with the answer looked for in any form.",
-    "sampled_lenient": "As sampled, with the answer looked for in any form.",
+    "greedy_lenient": "Like greedy, but the answer may have any form.",
+    "sampled_lenient": "Like sampled, but the answer may have any form.",
     "seed_deviation": "Standard deviation of the sampled accuracy over the sampling seeds.",
     "pair_accuracy": "Share of held-out pairs in which the better answer scores higher.",
     "calibration_error": "Mean gap between predicted probabilities and the share that is right.",
     "loss": "Mean loss of the held-out rows.",
     "perplexity": "exp of the mean loss per token of the held-out rows.",
     "score_length": "Correlation of score and length within prompts.",
-    "better_length": "Correlation of length and the order that the data states, within prompts.",
+    "better_length": "Correlation of length and the order given by the data, within prompts.",
     "score_target": "Correlation of the scores with those given in the data.",
     "squared_error": "Mean squared distance between the scores and those given in the data.",
-    "step_accuracy": "Share of steps whose probability is on the right side of 0.5.",
+    "step_accuracy": "Share of steps whose probability is on the correct side of 0.5.",
     "first_error": "Share of answers with an error whose first wrong step is found.",
-    "answer_accuracy": "Share of answers whose smallest probability says whether all is right.",
+    "answer_accuracy": "Share of answers that their lowest step probability classifies correctly.",
 }
 """What the figures of evaluations mean; {0} is k."""
 

@@ -36,9 +36,10 @@ def timeline(run: RunData) -> str:
     first, last = (f"{number(row.get('step')) or 0:g}" for row in (rows[1], rows[-1]))
     steps = f"step {first}" if first == last else f"steps {first} to {last}"
     return (
-        f'<section id="timeline"><h2>Who does what</h2><p class="note">{steps.capitalize()}, '
-        f"{end - begin:.3g} s; a vertical line is the end of a step. Right: the share of the time "
-        f"in which the process did nothing.</p>{lines}"
+        '<section id="timeline"><h2>What each process does</h2>'
+        f'<p class="note">{steps.capitalize()}, {end - begin:.3g} s. A vertical line marks the '
+        "end of a step. The number on the right is the share of time in which the process was "
+        f"idle.</p>{lines}"
         f'<div class="stage scale"><span></span><p><span>0 s</span><span>{end - begin:.3g} s'
         f'</span></p><span>idle</span></div><p class="stages">{keys}</p>{_queue(run, rows[-1])}'
         "</section>"

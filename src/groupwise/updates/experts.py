@@ -31,8 +31,8 @@ def check_routers(model: nn.Module) -> None:
     """
     if not routers(model):
         raise UsageError(
-            f"update.router_aux_loss: {type(model).__name__} is no mixture of experts whose router "
-            "logits can be read; leave it out."
+            f"update.router_aux_loss: {type(model).__name__} is not a mixture of experts with "
+            "readable router logits; remove the setting."
         )
 
 

@@ -50,7 +50,7 @@ def read_corpus(source: str) -> list[Passage]:
         found = [_of_row(row, f"corpus = {source!r}, row {number}") for number, row in rows]
     passages = list(dict.fromkeys(found))
     if not passages:
-        raise UsageError(f"corpus = {source!r}: holds no passages.")
+        raise UsageError(f"corpus = {source!r}: contains no passages.")
     return passages
 
 

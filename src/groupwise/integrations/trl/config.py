@@ -20,21 +20,22 @@ from groupwise.integrations.trl.settings import (
     check_configuration,
 )
 
-OWN = "rollouts are made by groupwise's own engine, or by vLLM"
-OTHER = "it would sample from another distribution than the one that is trained"
+OWN = "groupwise's own engine or vLLM generates completions"
+OTHER = "completions would come from a distribution that is not the trained one"
 SERVER, COLOCATED = "with vllm_mode = 'server'", "with vllm_mode = 'colocate'"
-CORRECTS, MASKS = "`algorithm.correction`", "of the modes that mask"
-CLUSTER = "a run of this trainer is one process on one device"
+CORRECTS, MASKS = "`algorithm.correction`", "only in the modes that mask"
+CLUSTER = "this trainer runs in one process on one device"
 LOADER = "there is no data loader: the prompts are in memory"
-NO_LOADER = honoured("nothing", "changes no result: the prompts are in memory")
+NO_LOADER = honoured("no effect", "the prompts are in memory")
 HUB = "nothing is uploaded"
 TO_HUB = "call trainer.model.push_to_hub(name) after training"
-EVAL = "an evaluation samples and scores; there are no batches of logits to collect"
+LOGS = "when metrics reach `on_log` and `log_history`"
+EVAL = "evaluations sample and score completions; they collect no logits"
 GLOBAL = "it is a setting of torch for the whole process"
 KERNELS = "groupwise has its own kernels"
 ADAPTIVE = "the entropy bonus is constant"
-PLAIN_LOG = "completions are written to output_dir/rollouts"
-REFERENCE = "the reference is the model as it was before the first step"
+PLAIN_LOG = "completions are in output_dir/rollouts"
+REFERENCE = "the reference is the model before the first step"
 BEST = "the last model is kept"
 SCRIPT = "no effect: your script may read it, as in TRL"
 
@@ -54,7 +55,7 @@ class GRPOConfig:
         Traceback (most recent call last):
         ...
         groupwise.errors.UsageError: GRPOConfig.use_liger_kernel = True: groupwise has its own \
-kernels; leave it out: logits are never held whole.
+kernels; leave it out; logits are computed in chunks.
     """
 
     # Batches and steps
@@ -63,7 +64,7 @@ kernels; leave it out: logits are never held whole.
     ] = None
     per_device_train_batch_size: Annotated[
         int,
-        honoured("`prompts_per_step`", "× gradient_accumulation_steps / num_generations prompts"),
+        honoured("`prompts_per_step`", "times the accumulation steps, divided by num_generations"),
     ] = 8
     gradient_accumulation_steps: Annotated[
         int,
@@ -81,21 +82,21 @@ kernels; leave it out: logits are never held whole.
     ] = None
     num_generations: Annotated[int | None, honoured("`group_size`")] = 8
     num_iterations: Annotated[int, honoured("`update.epochs`")] = 1
-    num_train_epochs: Annotated[float, honoured("`steps`", "counted as TRL counts")] = 3.0
+    num_train_epochs: Annotated[float, honoured("`steps`", "counted as in TRL")] = 3.0
     max_steps: Annotated[
         int,
         honoured(
-            "`steps`", "optimiser steps; must be a multiple of those that one batch of rollouts has"
+            "`steps`", "optimiser steps; a multiple of the number of steps per batch of rollouts"
         ),
     ] = -1
-    shuffle_dataset: Annotated[
-        bool | None, refused("prompts are drawn in an order that follows from the seed")
-    ] = True
+    shuffle_dataset: Annotated[bool | None, refused("the seed determines the order of prompts")] = (
+        True
+    )
     remove_unused_columns: Annotated[
-        bool | None, honoured("columns that rewards see", "True leaves the prompt alone")
+        bool | None, honoured("columns that rewards receive", "True: only the prompt")
     ] = False
     seed: Annotated[int, honoured("`seed`")] = 42
-    data_seed: Annotated[int | None, honoured("`seed`", "must be the seed itself")] = None
+    data_seed: Annotated[int | None, honoured("`seed`", "must equal seed")] = None
 
     # Sampling
     max_completion_length: Annotated[int | None, honoured("`sampling.max_tokens`")] = 512
@@ -103,24 +104,25 @@ kernels; leave it out: logits are never held whole.
     top_p: Annotated[
         float,
         honoured(
-            "`sampling.top_p`", "the learner sees the truncated distribution too, TRL's does not"
+            "`sampling.top_p`",
+            "the learner also uses the truncated distribution; TRL's does not",
         ),
     ] = 1.0
-    top_k: Annotated[int, honoured("`sampling.top_k`", "as top_p")] = 0
-    min_p: Annotated[float | None, honoured("`sampling.min_p`", "as top_p")] = None
+    top_k: Annotated[int, honoured("`sampling.top_k`", "like top_p")] = 0
+    min_p: Annotated[float | None, honoured("`sampling.min_p`", "like top_p")] = None
     generation_kwargs: Annotated[
-        dict[str, Any] | str | None, honoured("`sampling.stop`", "takes stop or stop_strings only")
+        dict[str, Any] | str | None, honoured("`sampling.stop`", "only stop or stop_strings")
     ] = None
-    repetition_penalty: Annotated[float, refused(OTHER, "punish repetition by a reward")] = 1.0
+    repetition_penalty: Annotated[float, refused(OTHER, "penalise repetition in a reward")] = 1.0
     chat_template_kwargs: Annotated[
         dict[str, Any] | str | None,
         honoured(
             "`data.chat_template_kwargs`",
-            "fixed in the template itself, which is saved with the model",
+            "stored in the chat template that is saved with the model",
         ),
     ] = None
-    cache_implementation: Annotated[str | None, refused("the engine has a cache of its own")] = None
-    use_vllm: Annotated[bool, honoured("`engine.name`", "vLLM; the other fields need it")] = False
+    cache_implementation: Annotated[str | None, refused("the engine has its own cache")] = None
+    use_vllm: Annotated[bool, honoured("`engine.name`", "the other vllm_ fields need it")] = False
     vllm_mode: Annotated[str, honoured("`engine.server`, or vLLM in this process")] = "colocate"
     vllm_model_impl: Annotated[str, honoured("`engine.arguments`", COLOCATED)] = "vllm"
     vllm_enable_sleep_mode: Annotated[bool, honoured("`engine.sleep`", COLOCATED)] = False
@@ -129,7 +131,7 @@ kernels; leave it out: logits are never held whole.
     vllm_server_host: Annotated[str, honoured("`engine.server`", SERVER)] = "0.0.0.0"
     vllm_server_port: Annotated[int, honoured("`engine.server`", SERVER)] = 8000
     vllm_server_timeout: Annotated[float, honoured("`engine.patience_minutes`", SERVER)] = 240.0
-    vllm_group_port: Annotated[int, refused("new weights go over as files")] = 51216
+    vllm_group_port: Annotated[int, refused("new weights are sent as files")] = 51216
     vllm_gpu_memory_utilization: Annotated[float, honoured("`engine.memory_share`", COLOCATED)] = (
         0.3
     )
@@ -140,21 +142,19 @@ kernels; leave it out: logits are never held whole.
     vllm_importance_sampling_clip_max: Annotated[float | None, honoured(CORRECTS)] = 3.0
     vllm_importance_sampling_clip_min: Annotated[float | None, honoured(CORRECTS, MASKS)] = None
     vllm_importance_sampling_cap: Annotated[
-        float | None, refused("is deprecated", "set vllm_importance_sampling_clip_max")
+        float | None, refused("deprecated in TRL", "set vllm_importance_sampling_clip_max")
     ] = None
     use_transformers_continuous_batching: Annotated[
         bool,
-        refused(OWN, "leave it out: waiting prompts take the place of finished ones here too"),
+        refused(OWN, "leave it out; waiting prompts replace finished ones here too"),
     ] = False
     transformers_continuous_batching_config: Annotated[
         dict[str, Any] | str | None, refused(OWN)
     ] = None
     use_transformers_paged: Annotated[bool, refused(OWN)] = False
     ds3_gather_for_generation: Annotated[bool, refused(CLUSTER)] = True
-    max_tool_calling_iterations: Annotated[int | None, honoured("calls of a completion")] = None
-    pad_to_multiple_of: Annotated[int | str | None, honoured("nothing", "there is no padding")] = (
-        "auto"
-    )
+    max_tool_calling_iterations: Annotated[int | None, honoured("calls per completion")] = None
+    pad_to_multiple_of: Annotated[int | str | None, honoured("no effect", "no padding")] = "auto"
 
     # The algorithm
     loss_type: Annotated[str, honoured("`algorithm.surrogate`, `algorithm.weighting`")] = "dapo"
@@ -167,7 +167,7 @@ kernels; leave it out: logits are never held whole.
         float | None,
         honoured(
             "`algorithm.surrogate.high`, or `cap` with cispo",
-            "cispo needs 1 or more: TRL's default multiplies every gradient by 0.2",
+            "at least 1 with cispo, where TRL's default multiplies every gradient by 0.2",
             of=(*CLIPPED, "cispo"),
         ),
     ] = None
@@ -198,36 +198,36 @@ kernels; leave it out: logits are never held whole.
         str,
         honoured(
             "`algorithm.advantage`: zscore, batch_zscore or centered",
-            "groups of equal rewards get exactly 0",
+            "the advantage of a group with equal rewards is exactly 0",
         ),
     ] = "group"
     reward_weights: Annotated[list[float] | None, honoured("weights of the rewards")] = None
     multi_objective_aggregation: Annotated[
         str,
-        honoured("`algorithm.advantage`: parts_zscore", "whitens without TRL's second 1e-4"),
+        honoured("`algorithm.advantage`: parts_zscore", "whitens without a second 1e-4"),
     ] = "sum_then_normalize"
     mask_truncated_completions: Annotated[
         bool,
         honoured(
             "`algorithm.filter`: not_truncated",
-            "a prompt with no finished answer at all is drawn again",
+            "a prompt without a finished completion is drawn again",
         ),
     ] = False
     entropy_coef: Annotated[
         float,
-        honoured("`algorithm.entropy`", "times the mean entropy of the tokens of a step"),
+        honoured("`algorithm.entropy`", "multiplies the mean token entropy of a step"),
     ] = 0.0
     use_adaptive_entropy: Annotated[bool, refused(ADAPTIVE, "set entropy_coef")] = False
     entropy_coef_min: Annotated[float, refused(ADAPTIVE)] = 0.0
     entropy_coef_max: Annotated[float, refused(ADAPTIVE)] = 1.0
     entropy_coef_delta: Annotated[float, refused(ADAPTIVE)] = 0.005
     entropy_target: Annotated[float, refused(ADAPTIVE)] = 0.2
-    top_entropy_quantile: Annotated[float, refused("every token of an answer is trained")] = 1.0
+    top_entropy_quantile: Annotated[float, refused("every token of a completion is trained")] = 1.0
     off_policy_mask_threshold: Annotated[
         float | None,
         refused(
-            "an answer is not left out for its distance from the policy that sampled it",
-            "num_iterations = 1 keeps answers on-policy, and delta bounds their ratio",
+            "completions are not masked by their distance from the policy that sampled them",
+            "num_iterations = 1 keeps completions on-policy; delta bounds their ratio",
         ),
     ] = None
     sync_ref_model: Annotated[
@@ -239,7 +239,7 @@ kernels; leave it out: logits are never held whole.
         float | None,
         honoured(
             "`update.router_aux_loss`",
-            "None: that of the model; over the tokens of an update, where a prompt counts once",
+            "None: the model's; over the tokens of an update, in which a prompt counts once",
         ),
     ] = None
 
@@ -253,15 +253,17 @@ kernels; leave it out: logits are never held whole.
         bool | None,
         honoured(
             "`model.dtype`",
-            "weights in bfloat16 with float32 masters; None: on a card that has it, unless fp16",
+            "bfloat16 weights with float32 masters; None: on GPUs with bfloat16, unless fp16",
         ),
     ] = None
     fp16: Annotated[
-        bool, refused("there is no loss scaling", "use bf16, or float32 by bf16=False")
+        bool,
+        refused("only recipes support float16", "use bf16, or bf16=False for float32"),
     ] = False
     disable_dropout: Annotated[bool, honoured("dropout of the model set to 0")] = False
     cast_lm_head_to_fp32: Annotated[
-        bool, honoured("nothing in float32", "refused with bfloat16, where the head stays in it")
+        bool,
+        honoured("no effect in float32", "not with bfloat16, where the head stays in bfloat16"),
     ] = False
     gradient_checkpointing: Annotated[bool, honoured("`update.gradient_checkpointing`")] = True
     gradient_checkpointing_kwargs: Annotated[
@@ -279,7 +281,7 @@ kernels; leave it out: logits are never held whole.
     torch_compile_backend: Annotated[str | None, refused(KERNELS)] = None
     torch_compile_mode: Annotated[str | None, refused(KERNELS)] = None
     use_liger_kernel: Annotated[
-        bool, refused(KERNELS, "leave it out: logits are never held whole")
+        bool, refused(KERNELS, "leave it out; logits are computed in chunks")
     ] = False
     liger_kernel_config: Annotated[dict[str, bool] | None, refused(KERNELS)] = None
     use_cache: Annotated[bool, refused("training needs no cache")] = False
@@ -287,7 +289,7 @@ kernels; leave it out: logits are never held whole.
     use_cpu: Annotated[
         bool,
         honoured(
-            "nothing: a run takes a card where there is one", "hide it: CUDA_VISIBLE_DEVICES=''"
+            "no effect: a run uses a GPU if there is one", "hide the GPU: CUDA_VISIBLE_DEVICES=''"
         ),
     ] = False
     tf32: Annotated[
@@ -313,59 +315,59 @@ kernels; leave it out: logits are never held whole.
     warmup_steps: Annotated[
         float,
         honoured(
-            "`optimizer.warmup_steps`", "the first step has 1/warmup_steps of the rate, TRL's has 0"
+            "`optimizer.warmup_steps`",
+            "the first step uses 1/warmup_steps of the rate; TRL's uses 0",
         ),
     ] = 0
-    optim: Annotated[str, honoured("`optimizer.name`", "adamw_torch is the same")] = (
+    optim: Annotated[str, honoured("`optimizer.name`", "adamw_torch has the same effect")] = (
         "adamw_torch_fused"
     )
-    optim_args: Annotated[str | None, refused("AdamW takes no more settings")] = None
+    optim_args: Annotated[str | None, refused("AdamW has no further settings")] = None
     optim_target_modules: Annotated[
         None | str | list[str], refused("AdamW trains every weight")
     ] = None
     weight_decay: Annotated[
         float,
-        honoured("`optimizer.weight_decay`", "decays biases and norms too, TRL leaves them out"),
+        honoured("`optimizer.weight_decay`", "also decays biases and norms; TRL does not"),
     ] = 0.0
     adam_beta1: Annotated[float, honoured("`optimizer.betas`")] = 0.9
     adam_beta2: Annotated[float, honoured("`optimizer.betas`")] = 0.999
     adam_epsilon: Annotated[float, honoured("`optimizer.eps`")] = 1e-8
-    max_grad_norm: Annotated[float, honoured("`optimizer.max_grad_norm`", "0 clips nothing")] = 1.0
+    max_grad_norm: Annotated[float, honoured("`optimizer.max_grad_norm`", "0: no clipping")] = 1.0
     label_smoothing_factor: Annotated[float, refused("there are no labels")] = 0.0
     average_tokens_across_devices: Annotated[bool, refused(CLUSTER)] = True
     torch_empty_cache_steps: Annotated[
-        int | None, refused("memory is given back by torch", "lower per_device_train_batch_size")
+        int | None, refused("torch manages its memory", "lower per_device_train_batch_size")
     ] = None
     auto_find_batch_size: Annotated[
         bool,
-        refused("groups must stay whole (TRL refuses it too)", "lower per_device_train_batch_size"),
+        refused(
+            "groups must stay whole (as in TRL)",
+            "lower per_device_train_batch_size",
+        ),
     ] = False
 
     # Logging
-    logging_strategy: Annotated[
-        str, honoured("when `on_log` and `log_history` get the figures")
-    ] = "steps"
-    logging_steps: Annotated[float, honoured("when `on_log` and `log_history` get the figures")] = (
-        10
-    )
-    logging_first_step: Annotated[
-        bool, honoured("when `on_log` and `log_history` get the figures")
-    ] = False
+    logging_strategy: Annotated[str, honoured(LOGS)] = "steps"
+    logging_steps: Annotated[float, honoured(LOGS)] = 10
+    logging_first_step: Annotated[bool, honoured(LOGS)] = False
     log_completions: Annotated[
         bool,
         honoured("`logging.rollouts_every`", "every logging_steps, as JSON lines in rollouts/"),
     ] = False
     report_to: Annotated[
         None | str | list[str],
-        honoured("`logging.trackers`", "tensorboard, wandb, mlflow; figures by groupwise's names"),
+        honoured(
+            "`logging.trackers`", "tensorboard, wandb, mlflow; metrics have groupwise's names"
+        ),
     ] = "none"
-    disable_tqdm: Annotated[bool | None, honoured("True shows no progress")] = None
+    disable_tqdm: Annotated[bool | None, honoured("True hides the progress display")] = None
     logging_nan_inf_filter: Annotated[
-        bool, refused("a step without a finite gradient is left out")
+        bool, refused("a step without a finite gradient is skipped")
     ] = True
-    log_level: Annotated[str, refused("there is one level", "filter the logger of your script")] = (
-        "passive"
-    )
+    log_level: Annotated[
+        str, refused("there is a single log level", "filter the logger of your script")
+    ] = "passive"
     log_level_replica: Annotated[str, refused(CLUSTER)] = "warning"
     log_on_each_node: Annotated[bool, refused(CLUSTER)] = True
     include_num_input_tokens_seen: Annotated[
@@ -375,24 +377,24 @@ kernels; leave it out: logits are never held whole.
     num_completions_to_print: Annotated[int | None, refused(PLAIN_LOG)] = None
     log_unique_prompts: Annotated[bool, refused(PLAIN_LOG)] = False
     log_completions_hub_repo: Annotated[str | None, refused(HUB, PLAIN_LOG)] = None
-    run_name: Annotated[str | None, honoured("nothing", "must be the last part of output_dir")] = (
-        None
-    )
-    project: Annotated[str, refused("trackers take their project from their own variables")] = (
-        "huggingface"
-    )
-    trackio_space_id: Annotated[str | None, refused("there is no such tracker")] = None
-    trackio_bucket_id: Annotated[str | None, refused("there is no such tracker")] = None
-    trackio_static_space_id: Annotated[str | None, refused("there is no such tracker")] = None
+    run_name: Annotated[
+        str | None, honoured("no effect", "must be the last part of output_dir")
+    ] = None
+    project: Annotated[
+        str, refused("trackers read their project from their environment variables")
+    ] = "huggingface"
+    trackio_space_id: Annotated[str | None, refused("trackio is not supported")] = None
+    trackio_bucket_id: Annotated[str | None, refused("trackio is not supported")] = None
+    trackio_static_space_id: Annotated[str | None, refused("trackio is not supported")] = None
     skip_memory_metrics: Annotated[bool, refused("memory_mb is in output_dir/metrics.jsonl")] = True
     debug: Annotated[
-        str | list[str], refused("a step that is not finite is in suspects/", same=(None,))
+        str | list[str], refused("steps that are not finite are stored in suspects/", same=(None,))
     ] = ""
 
     # Evaluation
     eval_strategy: Annotated[str, honoured("when `evaluate` runs")] = "no"
     eval_steps: Annotated[
-        float | None, honoured("when `evaluate` runs", "None: as logging_steps")
+        float | None, honoured("when `evaluate` runs", "None: like logging_steps")
     ] = None
     eval_delay: Annotated[float, honoured("when `evaluate` runs")] = 0
     eval_on_start: Annotated[bool, honoured("when `evaluate` runs")] = False
@@ -400,7 +402,7 @@ kernels; leave it out: logits are never held whole.
         int | None, honoured("completions per prompt of an evaluation")
     ] = None
     per_device_eval_batch_size: Annotated[
-        int, honoured("completions written at once in an evaluation")
+        int, honoured("completions generated at once in an evaluation")
     ] = 8
     prediction_loss_only: Annotated[bool, refused(EVAL)] = False
     eval_do_concat_batches: Annotated[bool, refused(EVAL)] = True
@@ -410,8 +412,8 @@ kernels; leave it out: logits are never held whole.
         list[str] | None, refused(EVAL, "use a callback's on_evaluate")
     ] = None
     batch_eval_metrics: Annotated[bool, refused(EVAL)] = False
-    bf16_full_eval: Annotated[bool, refused("an evaluation computes as training does")] = False
-    fp16_full_eval: Annotated[bool, refused("an evaluation computes as training does")] = False
+    bf16_full_eval: Annotated[bool, refused("evaluations use the dtype of training")] = False
+    fp16_full_eval: Annotated[bool, refused("evaluations use the dtype of training")] = False
     label_names: Annotated[list[str] | None, refused("there are no labels")] = None
 
     # Checkpoints
@@ -428,12 +430,12 @@ kernels; leave it out: logits are never held whole.
     do_eval: Annotated[bool, honoured(SCRIPT)] = False
     do_predict: Annotated[bool, honoured(SCRIPT)] = False
     save_only_model: Annotated[
-        bool, refused("a checkpoint is for resuming", "final/ holds the model alone")
+        bool, refused("checkpoints are for resuming", "final/ contains only the model")
     ] = False
     save_on_each_node: Annotated[bool, refused(CLUSTER)] = False
-    enable_jit_checkpoint: Annotated[bool, refused("a signal always leaves a checkpoint")] = False
+    enable_jit_checkpoint: Annotated[bool, refused("every signal writes a checkpoint")] = False
     load_best_model_at_end: Annotated[
-        bool, refused(BEST, "evaluate in a callback and save_model()")
+        bool, refused(BEST, "evaluate in a callback, and call save_model()")
     ] = False
     metric_for_best_model: Annotated[str | None, refused(BEST)] = None
     greater_is_better: Annotated[bool | None, refused(BEST)] = None

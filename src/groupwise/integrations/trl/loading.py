@@ -117,7 +117,7 @@ def router_aux_loss(model: Any, args: GRPOConfig) -> float:
     """
     text, asked = model.config.get_text_config(), args.router_aux_loss_coef
     if asked and not hasattr(text, "output_router_logits"):
-        raise wrong(args, "router_aux_loss_coef", "the model is no mixture of experts")
+        raise wrong(args, "router_aux_loss_coef", "the model is not a mixture of experts")
     return getattr(text, "router_aux_loss_coef", 0.0) if asked is None else asked
 
 

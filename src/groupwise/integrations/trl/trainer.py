@@ -341,7 +341,7 @@ class GRPOTrainer:
         found, _ = newest(folder / "checkpoints")
         if found is None:
             raise UsageError(
-                f"resume_from_checkpoint = {asked!r}: {folder}/checkpoints holds no checkpoint."
+                f"resume_from_checkpoint = {asked!r}: {folder}/checkpoints contains no checkpoint."
             )
         last = folder / "checkpoints" / f"step-{found.step:06d}"
         places = {path.resolve() for path in (folder, folder / "checkpoints", last)}

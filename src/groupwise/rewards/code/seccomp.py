@@ -171,7 +171,7 @@ def _machine() -> tuple[int, int]:
     machine = platform.machine()
     if machine not in _MACHINES:
         raise UsageError(
-            f"sandbox: machine = {machine!r}: there is no table of system calls for it; "
+            f"sandbox: machine = {machine!r}: this architecture is not supported; "
             f"Known: {', '.join(_MACHINES)}."
         )
     return _MACHINES[machine]

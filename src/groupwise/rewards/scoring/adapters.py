@@ -125,7 +125,7 @@ def typed_answer(value: Any, kind: Any) -> Any:
             with suppress(ValidationError):
                 return adapter.validate_json(value)
         said = error.errors()[0]["msg"]
-        raise MissingData(f"the answer {str(value)[:40]!r} is no {kind} ({said})") from None
+        raise MissingData(f"the answer {str(value)[:40]!r} is not {kind} ({said})") from None
 
 
 @functools.lru_cache

@@ -13,7 +13,7 @@ from groupwise.rundir.files import RunLog
 from groupwise.training.monitor.alerts import Alert, Alerts
 from groupwise.training.monitor.divergence_guard import DivergenceGuard, Verdict, suspects
 from groupwise.training.monitor.metrics import Clipping, step_costs, step_metrics
-from groupwise.training.monitor.progress import Progress
+from groupwise.training.monitor.progress import Progress, ShowsFigures
 from groupwise.training.monitor.trackers import Tracker, completion_rows
 from groupwise.types import Learner, Metrics, StepResult
 
@@ -145,6 +145,8 @@ class Monitor:
             tracker.log(step, {f"{split}/{name}": value for name, value in figures.items()})
         if "greedy" in figures and split == "held_out":
             self._held_out = figures["greedy"]
+            if isinstance(self.progress, ShowsFigures):
+                self.progress.update(self.name, {"held_out": self._held_out})
         accuracies = {k: figures[k] for k in ("greedy", "sampled") if k in figures}
         told = ", ".join(f"{name} {100 * value:.1f} %" for name, value in accuracies.items())
         if told:

@@ -65,6 +65,15 @@ class Progress(Protocol):
         ...
 
 
+@runtime_checkable
+class ShowsFigures(Protocol):
+    """Progress that shows figures measured between steps, such as held-out accuracy."""
+
+    def update(self, run: str, metrics: Mapping[str, float]) -> None:
+        """Show newer values of some metrics of a run."""
+        ...
+
+
 class NoProgress:
     """Progress that shows nothing."""
 
@@ -165,6 +174,10 @@ class LiveProgress:
         """Show the newest metrics of a run."""
         self.runs.step(run, step, metrics)
 
+    def update(self, run: str, metrics: Mapping[str, float]) -> None:
+        """Show newer values of some metrics of a run."""
+        self.runs.update(run, metrics)
+
     def table(self) -> Table:
         """The table in the width of the terminal."""
         return self.runs.table(self.console.width)
@@ -196,6 +209,11 @@ class NotebookProgress:
     def step(self, run: str, step: int, metrics: Mapping[str, float]) -> None:
         """Show the newest metrics of a run."""
         self.runs.step(run, step, metrics)
+        self._show(at_once=False)
+
+    def update(self, run: str, metrics: Mapping[str, float]) -> None:
+        """Show newer values of some metrics of a run."""
+        self.runs.update(run, metrics)
         self._show(at_once=False)
 
     def log(self, text: str) -> None:
@@ -242,6 +260,10 @@ class RunTable:
         """Take the newest metrics of a run."""
         self.paces[run].step(step)
         self.metrics[run] = dict(metrics)
+
+    def update(self, run: str, metrics: Mapping[str, float]) -> None:
+        """Take newer values of some metrics of a run."""
+        self.metrics[run] = {**self.metrics[run], **metrics}
 
     def table(self, width: int) -> Table:
         """The table with the newest metrics, in rows of at most `width` characters."""

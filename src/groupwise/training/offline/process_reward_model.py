@@ -94,7 +94,7 @@ def read_steps(source: str | Sequence[Row], *, split: str = "train") -> list[Ste
         except UsageError as error:
             raise UsageError(f"{name}, row {number}: {error}") from None
     if not found:
-        raise UsageError(f"{name}: holds no rows.")
+        raise UsageError(f"{name}: contains no rows.")
     return found
 
 

@@ -117,7 +117,7 @@ def read_rules(source: str | Path) -> list[str]:
         raise UsageError(f"rules = {str(source)!r}: cannot be read ({error}).") from None
     found = list(dict.fromkeys(text for text in lines if text))
     if not found:
-        raise UsageError(f"rules = {str(source)!r}: holds no rules.")
+        raise UsageError(f"rules = {str(source)!r}: contains no rules.")
     return found
 
 

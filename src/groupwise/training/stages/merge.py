@@ -46,7 +46,7 @@ def merge(
         raise UsageError(f"--dtype = {dtype!r}: no such type. Known: {', '.join(DTYPES)}.")
     saved = SavedAdapter.at(source)
     if saved is None:
-        raise UsageError(f"{source}: holds no adapter, so there is nothing to merge.")
+        raise UsageError(f"{source}: contains no adapter to merge.")
     policy = load_policy(source, trust_remote_code=trust_remote_code)
     base = AutoConfig.from_pretrained(resolve(saved.base), trust_remote_code=trust_remote_code)
     merged = policy.model.merge_and_unload().to(DTYPES[dtype] if dtype else base.dtype)

@@ -115,7 +115,9 @@ def select_programs(
     problems = _problems(read_samples(rows, columns=columns))
     found = [_tests(problem, chosen) for problem in problems]
     if not any(map(len, found)):
-        raise UsageError(f"--tests = {chosen.tests!r}: holds no tests in any of {len(found)} rows.")
+        raise UsageError(
+            f"--tests = {chosen.tests!r}: none of the {len(found)} rows has tests in this column."
+        )
     settings = _settings(rows, chosen, columns or {})
     finished = begun(path, settings)
     kept = whole_blocks(path, [len(problem) for problem in problems])

@@ -183,8 +183,8 @@ class OpenRequests:
         if written.finish == "stop":
             raise RunError(
                 f"engine.name = 'vllm': ended a completion after token {written.tokens[-1:]}, "
-                "which is no end token of the model and completes no stop string; start the "
-                "server with --generation-config vllm."
+                "which is not an end token of the model and does not complete a stop string; start "
+                "the server with --generation-config vllm."
             )
         if written.finish != "length":
             raise EngineUnavailable(
