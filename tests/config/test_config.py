@@ -111,7 +111,7 @@ def test_settings_of_a_second_learner_that_the_algorithm_lacks_are_said(
 
 
 def test_every_packaged_recipe_uses_its_second_learner(recwarn: pytest.WarningsRecorder) -> None:
-    for name in packaged():
+    for name in (name for name in packaged() if not name.endswith("-base")):
         load(name)
     assert not [str(one.message) for one in recwarn if "not used" in str(one.message)]
 
