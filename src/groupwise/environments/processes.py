@@ -69,7 +69,7 @@ def sendable(function: Callable[..., Any]) -> bool:
     return getattr(function, "__module__", None) != "__main__"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class FunctionJob:
     """What a worker does: it calls functions."""
 
@@ -138,7 +138,7 @@ class FunctionProcesses:
                 return self._idle.pop()
             try:
                 if self._server is None:
-                    job = pickle.dumps(FunctionJob(dict(self.functions)))
+                    job = pickle.dumps(FunctionJob(functions=dict(self.functions)))
                     setup = {"job": job, "modules": (), "memory": None}
                     self._server = ForkServer(setup, runs="tool")
                     weakref.finalize(self, self._server.close)
