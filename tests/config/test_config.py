@@ -87,6 +87,35 @@ def test_an_empty_value_goes_back_to_the_default(recipe: Path) -> None:
     assert len(load(recipe, ["rewards.0="]).rewards) == 1
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "override", "said"),
+    [
+        ("grpo", "critic.lam=0.9", "critic.lam: not used, because algorithm 'grpo' has no critic"),
+        ("ppo", "token_reward.model=here", "token_reward.model: not used, because algorithm 'ppo'"),
+        ("oreal_token", "critic.epochs=2", "critic.epochs: not used, because"),
+        ("ppo", "critic.lam=0.9", None),
+        ("oreal_token", "token_reward.model=here", None),
+        ("grpo", "critic.lam=1.0", None),
+    ],
+)
+def test_settings_of_a_second_learner_that_the_algorithm_lacks_are_said(
+    recipe: Path,
+    algorithm: str,
+    override: str,
+    said: str | None,
+    recwarn: pytest.WarningsRecorder,
+) -> None:
+    load(recipe, [f"algorithm={{name='{algorithm}'}}", override])
+    lines = [str(one.message) for one in recwarn]
+    assert [line.startswith(str(said)) for line in lines] == ([] if said is None else [True])
+
+
+def test_every_packaged_recipe_uses_its_second_learner(recwarn: pytest.WarningsRecorder) -> None:
+    for name in (name for name in packaged() if not name.endswith("-base")):
+        load(name)
+    assert not [str(one.message) for one in recwarn if "not used" in str(one.message)]
+
+
 def test_the_last_of_two_equal_settings_wins(recipe: Path) -> None:
     assert load(recipe, ["seed=1", "seed=2"]).seed == 2
 

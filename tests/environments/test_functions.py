@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import ctypes
+import importlib
 import json
+import os
+import signal
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from groupwise.environments import FunctionEnvironment
+from groupwise.environments import FunctionEnvironment, Reply
 from groupwise.errors import UsageError
-from groupwise.types import Prompt, Stream
+from groupwise.types import Prompt, Status, Stream
 
 
 def multiply(a: float, b: float = 2) -> float:
@@ -24,12 +32,15 @@ def broken() -> None:
     raise ConnectionError("gone")
 
 
-def said(call: Any) -> str:
-    environment = FunctionEnvironment([multiply, lookup, broken])
+@pytest.fixture(scope="module")
+def environment() -> FunctionEnvironment:
+    return FunctionEnvironment([multiply, lookup, broken])
+
+
+def answered(environment: FunctionEnvironment, call: Any) -> Reply:
     state = environment.begin(Prompt(id="a"), stream=Stream())
     text = call if isinstance(call, str) else json.dumps(call)
-    reply = environment.reply(state, f"<tool_call>{text}</tool_call>")
-    return reply.text.removeprefix("<tool_response>").removesuffix("</tool_response>")
+    return environment.reply(state, f"<tool_call>{text}</tool_call>")
 
 
 @pytest.mark.parametrize(
@@ -47,13 +58,13 @@ def said(call: Any) -> str:
         ("[" * 5000, "error: a call must be JSON"),
     ],
 )
-def test_calls_are_answered(call: Any, reply: str) -> None:
-    assert said(call).startswith(reply)
+def test_calls_are_answered(environment: FunctionEnvironment, call: Any, reply: str) -> None:
+    assert answered(environment, call).text.startswith(f"<tool_response>{reply}")
 
 
-def test_a_function_that_fails_is_a_failed_tool() -> None:
-    with pytest.raises(ConnectionError):
-        said({"name": "broken"})
+def test_a_function_that_fails_is_a_failed_tool(environment: FunctionEnvironment) -> None:
+    found = answered(environment, {"name": "broken"})
+    assert (found.status, found.text) == (Status.ERROR, "ConnectionError: gone")
 
 
 def test_functions_of_one_name_are_refused() -> None:
@@ -61,3 +72,79 @@ def test_functions_of_one_name_are_refused() -> None:
         FunctionEnvironment([multiply, multiply])
     with pytest.raises(UsageError, match="one or more"):
         FunctionEnvironment([])
+    with pytest.raises(UsageError, match=r"seconds = 0: must be greater than 0\."):
+        FunctionEnvironment([multiply], seconds=0)
+
+
+def ends_the_process(how: str) -> str:
+    if how == "exit":
+        os._exit(3)
+    if how == "system exit":
+        sys.exit("enough")
+    if how == "segmentation fault":
+        ctypes.string_at(0)
+    if how == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if how == "hang":
+        time.sleep(60)
+    if how == "timeout":
+        raise TimeoutError("the world is slow")
+    return f"process {os.getpid()}"
+
+
+@pytest.fixture(scope="module")
+def deadly() -> FunctionEnvironment:
+    return FunctionEnvironment([ends_the_process], seconds=1.0)
+
+
+def asked(environment: FunctionEnvironment, **arguments: str) -> Reply:
+    (name,) = environment.functions
+    return answered(environment, {"name": name, "arguments": arguments})
+
+
+@pytest.mark.parametrize(
+    ("how", "status", "said"),
+    [
+        ("exit", Status.ERROR, "ends_the_process: its process died (exit code 3)"),
+        ("system exit", Status.ERROR, "SystemExit: enough"),
+        ("segmentation fault", Status.ERROR, "ends_the_process: its process died (SIGSEGV)"),
+        ("kill", Status.ERROR, "ends_the_process: its process died (SIGKILL)"),
+        ("hang", Status.TIMEOUT, "ends_the_process: no result within 1 s"),
+        ("timeout", Status.TIMEOUT, "TimeoutError: the world is slow"),
+    ],
+)
+def test_a_function_that_ends_its_process_is_a_failed_call(
+    deadly: FunctionEnvironment, how: str, status: Status, said: str
+) -> None:
+    found = asked(deadly, how=how)
+    assert (found.status, found.text) == (status, said)
+    alive = asked(deadly, how="not at all")
+    assert alive.status is Status.OK and f"process {os.getpid()}" not in alive.text
+
+
+def test_calls_at_the_same_time_have_a_process_each(deadly: FunctionEnvironment) -> None:
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(lambda how: asked(deadly, how=how), ["fine", "kill"] * 4))
+    assert [reply.status for reply in found] == [Status.OK, Status.ERROR] * 4
+
+
+def test_a_closure_runs_in_this_process() -> None:
+    own = os.getpid()
+
+    def here() -> bool:
+        return os.getpid() == own
+
+    assert asked(FunctionEnvironment([here])).text == "<tool_response>true</tool_response>"
+
+
+def test_functions_that_no_process_can_load_fail_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "only_here.py").write_text(
+        f"import os\nif os.getpid() != {os.getpid()}: raise ImportError('not here')\n"
+        "def tool() -> str: return 'ok'\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    found = asked(FunctionEnvironment([importlib.import_module("only_here").tool]))
+    assert found.status is Status.ERROR
+    assert "tool workers could not load the tool: ImportError: not here" in found.text

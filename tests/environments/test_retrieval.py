@@ -80,13 +80,18 @@ def test_published_forms_of_corpora_are_read(tmp_path, name, content, expected) 
         (b'{"text": "x"}\n{"text": "\xff"}\n', ":2: is not UTF-8 text"),
         (b'{"title": "x"}\n', "row 1: must have a text"),
         (b'{"text": 7}\n', "row 1: must have a text"),
-        (b"", "no rows|no passages"),
+        (b"", r"corpus = .*: holds no rows"),
     ],
 )
 def test_broken_corpora_are_refused_with_their_row(tmp_path, content, message) -> None:
     (tmp_path / "a.jsonl").write_bytes(content)
     with pytest.raises(UsageError, match=message):
         read_corpus(str(tmp_path / "a.jsonl"))
+
+
+def test_a_corpus_that_is_missing_is_named_by_its_setting(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"corpus = .*none.jsonl': no such file"):
+        read_corpus(str(tmp_path / "none.jsonl"))
 
 
 def test_one_hop_questions_find_the_page_that_answers_them() -> None:

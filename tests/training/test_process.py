@@ -292,6 +292,9 @@ ROW = {"prompt": "1+1=", "completions": ["2", "3"], "labels": [True, False]}
         ({"completions": "2"}, "must be a list of texts"),
         ({"completions": ["2", " "]}, "none empty"),
         ({"labels": None}, "has no 'labels'"),
+        ({"labels": True}, "labels = True: must be a list"),
+        ({"completions": 2}, "must be a list of texts"),
+        ({"prompt": 2}, "prompt: must be a text or messages"),
     ],
 )
 def test_rows_without_a_label_for_each_step_are_refused(change: dict, message: str) -> None:

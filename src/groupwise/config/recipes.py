@@ -17,6 +17,7 @@ from typing import Any
 from groupwise import extensions
 from groupwise.config.building import build
 from groupwise.config.schema import Config, needs_trust
+from groupwise.config.unused import unused_settings
 from groupwise.errors import UsageError, suggest
 from groupwise.settings.base import CODE
 
@@ -143,6 +144,8 @@ def _resolved(
             _refuse_untrusted(setting, value, CODE, trusted=trust_recipe)
     given |= _import(values)
     config = build(values)
+    for line in unused_settings(config):
+        warnings.warn(line, stacklevel=3)
     origins = {path: given.get(path, DEFAULT) for path in _leaves(config.model_dump())}
     return Resolved(config=config, recipe=str(recipe), origins=origins, derived=derived(config))
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from groupwise.environments.base import Reply, TagEnvironment, Tags
+from groupwise.environments.processes import CallFailed, FunctionProcesses, call, sendable
 from groupwise.errors import UsageError, suggest
 
 CALL_TAGS = Tags(
@@ -23,15 +24,22 @@ class FunctionEnvironment(TagEnvironment):
 
     A call that names no function, or whose arguments do not fit, is answered in words; so is a
     ValueError, TypeError, ArithmeticError or LookupError that a function raises. Any other
-    exception is a failed tool, which takes the completion out of its group's statistics.
+    exception is a failed tool, which takes the completion out of its group's statistics. So is a
+    call that takes too long, or whose process dies.
+
+    Functions at the top level of a module run in worker processes, which are killed if they take
+    too long; each has its own copy of what the functions keep. Functions that cannot be sent to a
+    process, such as closures and those of the script itself, run in this one: what ends it ends
+    the run.
 
     Args:
         functions: with names that differ; they must not take positional-only arguments.
         tags: where calls and results stand.
+        seconds: wall-clock time of a call in a worker process.
         max_result_chars, max_calls: of a result, and of a completion.
 
     Raises:
-        UsageError: no functions, or two of one name.
+        UsageError: no functions, two of one name, or a time that is not greater than 0.
 
     Example:
         >>> def multiply(a: int, b: int) -> int: return a * b
@@ -46,6 +54,7 @@ class FunctionEnvironment(TagEnvironment):
         functions: Sequence[Callable[..., Any]],
         *,
         tags: Tags = CALL_TAGS,
+        seconds: float = 30.0,
         max_result_chars: int = 2000,
         max_calls: int = 8,
     ) -> None:
@@ -56,23 +65,35 @@ class FunctionEnvironment(TagEnvironment):
         if not functions or len(self.functions) < len(functions):
             names = [function.__name__ for function in functions]
             raise UsageError(f"functions = {names}: must be one or more, with different names.")
+        if not seconds > 0:
+            raise UsageError(f"seconds = {seconds!r}: must be greater than 0.")
+        sent = {name: each for name, each in self.functions.items() if sendable(each)}
+        self.processes = FunctionProcesses(sent, seconds=seconds)
 
-    def _called(self, call: str) -> Reply:
+    def _called(self, said: str) -> Reply:
         try:
-            function, arguments = self._parsed(call)
-            returned = function(**arguments)
-        except (ValueError, TypeError, ArithmeticError, LookupError) as error:
+            name, arguments = self._parsed(said)
+        except ValueError as error:
             return Reply(text=f"error: {error}", values={"malformed": 1.0})
-        return Reply(text=returned if isinstance(returned, str) else _written(returned))
+        try:
+            if name in self.processes.functions:
+                found = self.processes.call(name, arguments)
+            else:
+                found = call(self.functions[name], arguments)
+        except CallFailed as error:
+            return Reply(text=str(error), status=error.status)
+        if found.mistaken:
+            return Reply(text=f"error: {found.text}", values={"malformed": 1.0})
+        return Reply(text=found.text)
 
-    def _parsed(self, call: str) -> tuple[Callable[..., Any], Mapping[str, Any]]:
-        """The function of a call and its arguments.
+    def _parsed(self, said: str) -> tuple[str, Mapping[str, Any]]:
+        """The name of the function of a call, and its arguments.
 
         Raises:
             ValueError: no such call is possible; the message is for the model.
         """
         try:
-            asked = json.loads(call)
+            asked = json.loads(said)
             name, arguments = asked["name"], asked.get("arguments") or {}
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise ValueError('a call must be JSON with "name" and "arguments"') from None
@@ -80,17 +101,8 @@ class FunctionEnvironment(TagEnvironment):
             raise ValueError(f"no tool {name!r}; {suggest(str(name), self.functions)}")
         if not isinstance(arguments, Mapping):
             raise ValueError("arguments must be a JSON object")
-        function = self.functions[name]
         try:
-            inspect.signature(function).bind(**arguments)
+            inspect.signature(self.functions[name]).bind(**arguments)
         except TypeError as error:
             raise ValueError(f"{name}: {error}") from None
-        return function, arguments
-
-
-def _written(value: Any) -> str:
-    """A value as JSON where it has that form, else as text."""
-    try:
-        return json.dumps(value, ensure_ascii=False)
-    except (TypeError, ValueError):
-        return str(value)
+        return name, arguments

@@ -277,10 +277,15 @@ def _as_answer(value: Any, name: str) -> Answer:
         if not value.strip():
             raise UsageError(f"{name}: is empty.")
         return value
-    return _messages(value, name)
+    return messages_of(value, name)
 
 
-def _messages(value: Any, name: str) -> tuple[Mapping[str, str], ...]:
+def messages_of(value: Any, name: str) -> tuple[Mapping[str, str], ...]:
+    """The messages that a column holds.
+
+    Raises:
+        UsageError: it holds something else.
+    """
     whole = isinstance(value, list | tuple) and value
     if not whole or not all(
         isinstance(m, Mapping) and isinstance(m.get("role"), str) and "content" in m for m in value
@@ -323,7 +328,7 @@ def _prompt(value: Any, row: Row) -> Prompt:
             raise UsageError("prompt: is empty.")
         text, messages = value, ()
     else:
-        text, messages = None, _messages(value, "prompt")
+        text, messages = None, messages_of(value, "prompt")
     return Prompt(
         id=_key(messages or text),
         text=text,

@@ -46,8 +46,12 @@ def read_corpus(source: str) -> list[Passage]:
     if whole is not None:
         found = _of_object(whole, source)
     else:
-        rows = enumerate(read_rows(source), start=1)
-        found = [_of_row(row, f"corpus = {source!r}, row {number}") for number, row in rows]
+        try:
+            rows = read_rows(source)
+        except UsageError as error:
+            raise UsageError(str(error).replace("data = ", "corpus = ", 1)) from None
+        numbered = enumerate(rows, start=1)
+        found = [_of_row(row, f"corpus = {source!r}, row {number}") for number, row in numbered]
     passages = list(dict.fromkeys(found))
     if not passages:
         raise UsageError(f"corpus = {source!r}: contains no passages.")

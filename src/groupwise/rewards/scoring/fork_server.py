@@ -1,4 +1,4 @@
-"""The process that forks the workers of rewards, so that none inherits the trainer's threads."""
+"""The process that forks workers, so that none inherits the trainer's threads."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from groupwise.errors import RewardError, UsageError
-from groupwise.rewards.scoring.adapters import Place, inner
-from groupwise.rewards.scoring.pipeline import Composition, RewardComponent
+from groupwise.errors import RewardError
 from groupwise.rewards.scoring.worker import HEADER
 
 START_SECONDS = 120.0
@@ -25,12 +23,14 @@ class ForkServer:
     is forked by a new one.
 
     Args:
-        setup: what its workers run, made by `worker_setup`.
+        setup: what its workers run: a pickled `Job` ("job"), modules to import before
+            ("modules"), and their limit of memory in MiB or None ("memory").
         threads: of numerical libraries in a worker.
+        runs: what its workers run, for messages.
     """
 
-    def __init__(self, setup: Mapping[str, Any], *, threads: int = 1) -> None:
-        self._threads = threads
+    def __init__(self, setup: Mapping[str, Any], *, threads: int = 1, runs: str = "reward") -> None:
+        self._threads, self._runs = threads, runs
         self._setup = pickle.dumps({"path": sys.path, **setup})
         self._start()
 
@@ -53,7 +53,7 @@ class ForkServer:
                 start_new_session=True,
             )
         except OSError as error:
-            raise RewardError(f"no reward worker could be started: {error}") from None
+            raise RewardError(f"no {self._runs} worker could be started: {error}") from None
         finally:
             theirs.close()
         self.control.settimeout(START_SECONDS)
@@ -63,10 +63,12 @@ class ForkServer:
             problem = self._exactly(length).decode()
         except (OSError, EOFError) as error:
             self.close()
-            raise RewardError(f"the reward workers did not start: {error}") from None
+            raise RewardError(f"the {self._runs} workers did not start: {error}") from None
         if problem:
             self.close()
-            raise RewardError(f"the reward workers could not load the reward: {problem}")
+            raise RewardError(
+                f"the {self._runs} workers could not load the {self._runs}: {problem}"
+            )
 
     def _exactly(self, count: int) -> bytes:
         data = b""
@@ -97,7 +99,7 @@ class ForkServer:
             return HEADER.unpack(self._exactly(HEADER.size))[0], ours
         except (OSError, EOFError) as error:
             ours.close()
-            raise RewardError(f"no reward worker could be started: {error}") from None
+            raise RewardError(f"no {self._runs} worker could be started: {error}") from None
         finally:
             theirs.close()
 
@@ -125,74 +127,3 @@ def _is_open(descriptor: int) -> bool:
     except OSError:
         return False
     return True
-
-
-def _parts(composition: Composition, *, place: Place, stage: int | None) -> list[RewardComponent]:
-    chosen = [p for n, parts in enumerate(composition.stages) if stage in (None, n) for p in parts]
-    return [part for part in chosen if part.place == place]
-
-
-def _modules(composition: Composition, *, place: Place, stage: int | None) -> list[str]:
-    """What is imported before any worker is forked."""
-    parts = _parts(composition, place=place, stage=stage)
-    asked = [name for part in parts for name in getattr(inner(part.reward), "imports", ())]
-    return [*(["groupwise.types"] if any("group" in p.reward.names for p in parts) else []), *asked]
-
-
-def worker_setup(
-    composition: Composition,
-    *,
-    place: Place = "anywhere",
-    stage: int | None = None,
-    memory_mb: int | None = None,
-) -> dict[str, Any]:
-    """What some workers run, in a form that can be sent to another process.
-
-    Args:
-        composition: the reward.
-        place: of the parts that they run.
-        stage: only the parts of this stage; None for those of all stages.
-        memory_mb: address space that a worker may use beyond what it needs to start.
-
-    Raises:
-        UsageError: a function that another process cannot import.
-    """
-    return {
-        "stages": picklable(composition, place=place, stage=stage),
-        "modules": _modules(composition, place=place, stage=stage),
-        "memory": memory_mb,
-        "first": composition.combination.stops_at_first,
-        "prepare": stage,
-    }
-
-
-def picklable(
-    composition: Composition, *, place: Place = "anywhere", stage: int | None = None
-) -> bytes:
-    """The stages for some workers; parts that run elsewhere are left out.
-
-    Args:
-        place: of the parts that they run.
-        stage: only the parts of this stage; None for those of all stages.
-
-    Raises:
-        UsageError: a function that another process cannot import.
-    """
-    chosen = _parts(composition, place=place, stage=stage)
-    for part in chosen:
-        function = getattr(part.reward, "function", part.reward)
-        try:
-            pickle.dumps(part)
-            reachable = getattr(function, "__module__", "") != "__main__"
-        except Exception as error:
-            raise UsageError(
-                f"reward {part.label}: cannot be sent to worker processes ({error}); define it at "
-                "the top level of a module, or score in this process with workers = 0."
-            ) from None
-        if not reachable:
-            raise UsageError(
-                f"reward {part.label}: is defined in the script itself, which worker processes "
-                "cannot import; move it to a module, or score in this process with workers = 0."
-            )
-    stages = [tuple(part for part in parts if part in chosen) for parts in composition.stages]
-    return pickle.dumps(tuple(stages))

@@ -26,7 +26,8 @@ import torch
 from groupwise.errors import RewardError, UsageError
 from groupwise.rewards.base import GroupScore
 from groupwise.rewards.http import Ending, threads
-from groupwise.rewards.scoring.fork_server import ForkServer, worker_setup
+from groupwise.rewards.scoring.fork_server import ForkServer
+from groupwise.rewards.scoring.job import worker_setup
 from groupwise.rewards.scoring.pipeline import (
     Call,
     CallResult,

@@ -1,6 +1,6 @@
-"""The other side of `PoolScorer`: a small process that forks workers, and what a worker does.
+"""The other side of `ForkServer`: a small process that forks workers, and what a worker does.
 
-Started as `python -m groupwise.rewards.scoring.worker FD`. It imports the rewards once; every
+Started as `python -m groupwise.rewards.scoring.worker FD`. It loads the job once; every
 worker is then a fork of it, which takes milliseconds, so that killing one is cheap. It ends, and
 all workers with it, when the connection to the trainer closes, however the trainer died.
 """
@@ -12,7 +12,6 @@ import contextlib
 import ctypes
 import faulthandler
 import gc
-import json
 import os
 import pickle
 import resource
@@ -22,12 +21,21 @@ import socket
 import struct
 import sys
 import time
-from typing import Any
-
-from groupwise.rewards.scoring.adapters import make_ready
-from groupwise.rewards.scoring.pipeline import RewardComponent, run
+from typing import Any, Protocol
 
 HEADER = struct.Struct("!I")
+
+
+class Job(Protocol):
+    """What a worker does; it is sent to the forking process pickled."""
+
+    def begin(self) -> bytes | None:
+        """Called once in a new worker; what the trainer is told, or None."""
+        ...
+
+    def answer(self, message: bytes) -> bytes:
+        """The answer to a message of the trainer."""
+        ...
 
 
 def send(connection: socket.socket, message: bytes) -> None:
@@ -52,7 +60,7 @@ def _exactly(connection: socket.socket, count: int) -> bytes | None:
 
 
 def main(control: socket.socket) -> None:
-    """Load the rewards, then fork and end workers as the trainer asks."""
+    """Load the job, then fork and end workers as the trainer asks."""
     _adopt_orphans()
     message = receive(control)
     if message is None:
@@ -60,7 +68,7 @@ def main(control: socket.socket) -> None:
     setup = pickle.loads(message)
     sys.path[:] = setup["path"]
     try:
-        stages = pickle.loads(setup["stages"])
+        job = pickle.loads(setup["job"])
         for name in setup["modules"]:
             __import__(name)
     except Exception as error:
@@ -70,7 +78,7 @@ def main(control: socket.socket) -> None:
     gc.freeze()
     workers: set[int] = set()
     try:
-        _obey(control, setup | {"stages": stages}, workers)
+        _obey(control, setup | {"job": job}, workers)
     finally:
         for worker in workers:
             _end(worker)
@@ -131,17 +139,14 @@ def _work(
     connection: socket.socket,
     *,
     parent: int,
-    stages: tuple[tuple[RewardComponent, ...], ...],
+    job: Job,
     memory: int | None,
-    first: bool,
-    prepare: int | None,
     **_: Any,
 ) -> None:
     """A worker: one call after the other until the connection closes. Never returns.
 
     Args:
         parent: the process that forked it.
-        prepare: the stage whose reward is made ready first; the trainer is told how that went.
     """
     status = 1
     try:
@@ -151,29 +156,13 @@ def _work(
         faulthandler.register(signal.SIGUSR2)  # the trainer asks for stacks when it waits too long
         if memory is not None:
             _limit_memory(memory)
-        if prepare is not None:
-            send(connection, _prepared(stages[prepare]))
+        if (told := job.begin()) is not None:
+            send(connection, told)
         while (message := receive(connection)) is not None:
-            call = pickle.loads(message)
-            send(connection, _reply(run(stages[call.stage], call, first=first)))
-            call = None
+            send(connection, job.answer(message))
         status = 0
     finally:
         os._exit(status)
-
-
-def _prepared(parts: tuple[RewardComponent, ...]) -> bytes:
-    """Make rewards ready; [None, ""], or the kind of error and its message."""
-    for part in parts:
-        try:
-            make_ready(part.reward)
-        except Exception as error:
-            return json.dumps([type(error).__name__, f"{part.label}: {error}"]).encode()
-    return json.dumps([None, ""]).encode()
-
-
-def _reply(result: Any) -> bytes:
-    return json.dumps([result.values, result.seconds, result.failure, result.failures]).encode()
 
 
 def _die_with_parent(parent: int) -> None:

@@ -20,7 +20,7 @@ from groupwise.errors import UsageError
 from groupwise.evaluation import Estimate, prompt_mean
 from groupwise.models import Policy
 from groupwise.prompts.generators import word_problem_rankings
-from groupwise.prompts.preferences import Comparison
+from groupwise.prompts.preferences import Comparison, messages_of
 from groupwise.prompts.rows import Row, read_rows
 from groupwise.rewards.steps import step_ends
 from groupwise.settings import RewardModelSettings
@@ -106,10 +106,13 @@ def _stepwise(row: Row, name: str) -> Stepwise:
                 "completions (the steps) and labels (one for each)."
             )
     steps, labels, prompt = row["completions"], row["labels"], row["prompt"]
-    if isinstance(steps, str) or not all(isinstance(s, str) and s.strip() for s in steps):
+    listed = isinstance(steps, list | tuple) and steps
+    if not listed or not all(isinstance(s, str) and s.strip() for s in steps):
         raise UsageError("completions: must be a list of texts, one for each step, none empty.")
-    if isinstance(labels, str) or len(labels) != len(steps) or not steps:
-        count = 1 if isinstance(labels, str) else len(labels)
+    if not isinstance(labels, list | tuple):
+        raise UsageError(f"labels = {labels!r}: must be a list, with one label for each step.")
+    if len(labels) != len(steps):
+        count = len(labels)
         raise UsageError(f"labels: there are {count}, and {len(steps)} steps; each step needs one.")
     for label in labels:
         if not isinstance(label, bool | int | float) or not 0 <= label <= 1:
@@ -117,7 +120,7 @@ def _stepwise(row: Row, name: str) -> Stepwise:
     if isinstance(prompt, str):
         asked = Prompt(id=name, text=prompt, answer=None)
     else:
-        asked = Prompt(id=name, messages=tuple(dict(m) for m in prompt), answer=None)
+        asked = Prompt(id=name, messages=messages_of(prompt, "prompt"), answer=None)
     return Stepwise(prompt=asked, steps=tuple(steps), labels=tuple(float(x) for x in labels))
 
 
