@@ -25,7 +25,7 @@ WORDS = (
 """Half of them end in a consonant; six of those in ㄹ."""
 ASKED = " 가운데 바른 것을 고르고, 그 까닭을 설명하시오."
 HELD_OUT_EVERY = 8
-"""One pair of word and particle in so many is held out."""
+"""One in eight pairs of word and particle is held out."""
 
 
 @dataclass(frozen=True, kw_only=True)
