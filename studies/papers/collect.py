@@ -33,6 +33,7 @@ SEEDS = 3
 SHOWN = (
     *("greedy", "sampled", "length", "length_right", "length_wrong", "truncated"),
     *("length_deviation", "length_rmse", "calls", "reward"),
+    *("korean_exact", "korean_reason", "korean_score", "context_pick"),
 )
 """Figures of the page; the results hold all."""
 
@@ -43,8 +44,9 @@ class Effect:
 
     Attributes:
         claim: in words.
-        figure: of an evaluation, or a metric of a training stage, averaged over its steps.
-        of: the model, or the training stage of a metric.
+        figure: of an evaluation, or of a stage: a metric, averaged over the steps of training, or
+            one of its own figures.
+        of: the model, or the stage.
         against: the same to compare with; None compares with `bound`.
         bound: a number.
         expected: the sign of the difference.
@@ -212,7 +214,10 @@ def collect(name: str, folder: Path, twin: Twin) -> dict[str, Any]:
 
 
 def mean_metric(stage: Path, metric: str) -> float:
-    """The mean of a metric over the steps of a training stage."""
+    """The mean of a metric over the steps of a training stage; a figure of another stage."""
+    record = json.loads((stage / "stage.json").read_text(encoding="utf-8"))
+    if metric in record["figures"]:
+        return float(record["figures"][metric])
     lines = (stage / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     values = [row[metric] for row in map(json.loads, lines) if row.get(metric) is not None]
     if not values:

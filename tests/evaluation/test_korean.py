@@ -47,3 +47,10 @@ def test_without_all_similarities_the_score_is_not_the_official_one() -> None:
     assert found["korean_score"] == pytest.approx((0.75 + 0.75) / 2)
     assert "official_score" not in found
     assert figures(korean_exact_match=[1, 1, 0, 1]) == {}
+
+
+def test_picks_count_where_the_right_candidate_is_known() -> None:
+    nan = float("nan")
+    given = {"korean_exact_match": [1, 1, 0, 1], "korean_reason": [1.0, 0.0, 0.5, 0.0]}
+    assert figures(**given, context_pick=[1, 0, nan, 1])["context_pick"] == pytest.approx(2 / 3)
+    assert "context_pick" not in figures(**given, context_pick=[nan] * 4)

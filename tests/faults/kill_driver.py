@@ -37,6 +37,7 @@ def run(folder: Path, more: list[str]) -> None:
         "logging.rollouts_every=1",
         "update.minibatches=2",
         "evaluation.every_steps=3",
+        "evaluation.keep_best=true",
         *more,
         progress=Quiet(),
         resume=True,

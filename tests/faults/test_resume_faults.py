@@ -17,7 +17,10 @@ from groupwise.rundir.files import read_lines
 from groupwise.training.prepare import Prepared
 from small_runs import Quiet, letters, prepared, timeless
 
-EVALUATED = ("steps=6", "evaluation.every_steps=2", "checkpoint.every_steps=4")
+EVALUATED = (
+    *("steps=6", "evaluation.every_steps=2", "evaluation.keep_best=true"),
+    "checkpoint.every_steps=4",
+)
 
 
 def failing(call: Callable[..., Any], error: BaseException, *, at: int) -> Callable[..., Any]:

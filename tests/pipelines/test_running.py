@@ -120,6 +120,16 @@ def test_a_pipeline_may_be_moved(name: str, tmp_path: Path) -> None:
     assert keys[0] == keys[1]
 
 
+def test_whether_the_best_model_is_kept_makes_no_stage_run_again(
+    file: Path, tmp_path: Path
+) -> None:
+    keys = [
+        [state.key for state in plan_table(at(file, tmp_path, f"trained.evaluation.{setting}"))]
+        for setting in ("keep_best=true", "keep_best=false", "samples=3")
+    ]
+    assert keys[0] == keys[1] != keys[2]
+
+
 def test_what_is_up_to_date_is_not_run_again(file: Path, finished: Path) -> None:
     before = (finished / LOG).read_text(encoding="utf-8")
     assert {state.state for state in plan_table(at(file, finished))} == {"done"}

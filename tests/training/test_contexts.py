@@ -10,7 +10,7 @@ import pytest
 from groupwise.config import load
 from groupwise.errors import UsageError
 from groupwise.models import save_policy
-from groupwise.pipelines import plan_table, read_pipeline
+from groupwise.pipelines import plan_table, read_pipeline, run_pipeline
 from groupwise.prompts.rows import read_rows
 from groupwise.rewards.builtin.contexts import context_pick
 from groupwise.training.stages.contexts import find_contexts, read_rules
@@ -52,6 +52,9 @@ def test_candidates_by_search_need_no_answer(folder: Path) -> None:
             f"{row['gold']}. {item['rule']}" in row["prompt"] and item["question"] in row["prompt"]
         )
     assert (rows[2]["candidates"], rows[2]["gold"]) == ([], None)
+    assert "completion" not in rows[2]
+    answered = f"<context>{rows[0]['gold']}</context><answer>깍두기</answer>"
+    assert rows[0]["completion"] == answered
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) - 30])
     find_contexts(config(folder), rules, path, by="search", count=2, progress=Quiet())
@@ -68,6 +71,46 @@ def test_candidates_by_perplexity_hold_the_known_rule(folder: Path) -> None:
     assert [row["candidates"] for row in rows[:2]] == [[item["rule"]] for item in ITEMS[:2]]
     assert [row["gold"] for row in rows[:2]] == [1, 1]
     assert rows[2]["gold"] == (1 if rows[2]["candidates"] else None)
+
+
+def test_a_pipeline_learns_to_pick_the_candidates_by_perplexity(folder: Path) -> None:
+    save_policy(tiny(), folder / "model")
+    data = f"data.train='{folder / 'data.jsonl'}'"
+    columns = ("prompt_column='question'", "id_column='id'", "answer_column='answer'")
+    given = f"recipe = 'word-problems'\nmodel = '{folder / 'model'}'\n"
+    (folder / "pipeline.toml").write_text(
+        f"""
+[[stages]]
+name = "candidates"
+stage = "contexts"
+{given}
+rules = '{folder / "rules.txt"}'
+count = 2
+set = {json.dumps([data, *(f"data.{each}" for each in columns)])}
+
+[[stages]]
+name = "started"
+stage = "sft"
+{given}
+rows = "@candidates"
+set = ["warmup.steps=2", "warmup.batch_size=2", "sampling.max_tokens=200"]
+"""
+    )
+    run_pipeline(read_pipeline(folder / "pipeline.toml", output=folder / "out"), progress=Quiet())
+    record = json.loads((folder / "out" / "candidates" / "stage.json").read_text())
+    figures = record["figures"]
+    rows = list(read_rows(str(folder / "out" / "candidates" / "rows.jsonl")))[:2]
+    first = 0
+    for row in rows:
+        ranked = {
+            score: text
+            for score, text in zip(row["scores"], row["candidates"], strict=True)
+            if score
+        }
+        first += row["rule"] == (ranked[max(ranked)] if ranked else row["candidates"][0])
+    share = first / 2
+    assert figures["questions"] == 3 and figures["rule_first"] == share
+    assert json.loads((folder / "out" / "started" / "stage.json").read_text())["finished"]
 
 
 def test_rules_are_distinct_lines(folder: Path) -> None:

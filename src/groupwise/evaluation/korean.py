@@ -12,6 +12,7 @@ from groupwise.rewards.builtin.text import final_answer
 from groupwise.types import Group, Prompt
 
 EXACT = "korean_exact_match"
+PICK = "context_pick"
 SIMILARITIES = {
     "korean_reason": "ROUGE-1",
     "korean_reason_bertscore": "BERTScore",
@@ -69,4 +70,7 @@ def korean_figures(
     score = prompt_mean((exact[judged] + scale * similarity[judged]) / 2)
     whole = len(known) == len(SIMILARITIES)
     figures["official_score" if whole else "korean_score"] = score
-    return figures | {"reasons_given": prompt_mean(given[judged].astype(float))}
+    figures["reasons_given"] = prompt_mean(given[judged].astype(float))
+    if PICK in parts and (known_rule := ~np.isnan(parts[PICK][:, 0])).any():
+        figures[PICK] = prompt_mean(parts[PICK][known_rule, 0])
+    return figures

@@ -48,18 +48,21 @@ def check_models(stage: Stage, pipeline: Pipeline) -> None:
     from groupwise.training.stages.average import check_alike
 
     try:
-        check_alike([_origin(model, stage, pipeline) for model in stage.settings["models"]])
+        origins = [_origin(model, stage, pipeline) for model in stage.settings["models"]]
+        check_alike([each for each in origins if each is not None])
     except UsageError as error:
         raise UsageError(f"{stage.name}: {error}") from None
 
 
-def _origin(model: str, stage: Stage, pipeline: Pipeline) -> str:
-    """The model from outside that a model descends from."""
+def _origin(model: str, stage: Stage, pipeline: Pipeline) -> str | None:
+    """The model from outside that a model descends from; None where a stage makes the first one."""
     if not model.startswith("@"):
         return model
     maker = pipeline.stage(stage.takes[model[1:]])
     if maker.kind.name == "merge":
         return _origin(maker.settings["adapter"], maker, pipeline)
+    if maker.kind.name == "base":
+        return None
     if maker.kind.name == "average":
         return _origin(maker.settings["models"][0], maker, pipeline)
     (config,) = configured(maker, resolved(maker, pipeline), pipeline).values()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from groupwise.config import Config
@@ -117,7 +118,20 @@ def contexts(
     rows = read_rows(str(work.rows))
     found = sum(len(row["candidates"]) for row in rows)
     known = sum(row["gold"] is not None for row in rows)
-    return {"questions": len(rows), "candidates": found, "gold_known": known}
+    told = {"questions": len(rows), "candidates": found, "gold_known": known}
+    return told | _rank_figures([row for row in rows if row.get("rule")])
+
+
+def _rank_figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Of questions whose rule is known, the share for which it is the best candidate."""
+    if not rows:
+        return {}
+    first = 0
+    for row in rows:
+        scores = [-math.inf if score is None else score for score in row["scores"]]
+        best = row["candidates"][scores.index(max(scores))] if scores else None
+        first += best == row["rule"]
+    return {"rule_first": round(first / len(rows), 4)}
 
 
 def _listed(value: str | Sequence[str]) -> list[str]:

@@ -25,13 +25,15 @@ from groupwise.rundir.files import append_text, replace_text
 from groupwise.rundir.lock import RunLock
 from groupwise.rundir.provenance import digest, fingerprint
 from groupwise.training.monitor.progress import Progress, show_progress
+from groupwise.training.stages.recipe import base_phases
 
 RECORD = "stage.json"
 DRAFT = f".{RECORD}.new"
 """What a kill may leave of a record."""
 LOG = "log.jsonl"
 UNTOUCHED = {"output", "logging", "checkpoint", "watchdog", "threads"}
-"""Sections of a configuration that change no result."""
+"""Sections of a configuration that change no result. Nor does `evaluation.keep_best`: stages take
+the last model."""
 
 REPORTS = ("report.md", "report.json", LOG)
 """What a pipeline writes into its folder beside those of its stages."""
@@ -70,6 +72,8 @@ def plan_table(pipeline: Pipeline) -> list[StageState]:
         configs = configured(stage, given, pipeline)
         check_settings(stage, given)
         outside, missing = _outside(stage, given, configs, pipeline)
+        if stage.kind.name == "base":
+            outside["phases"] = digest(base_phases(given["phases"], seed=pipeline.seed))
         key = digest(
             {
                 "kind": stage.kind.name,
@@ -162,7 +166,8 @@ def _without_folder(values: Any, folder: Path) -> Any:
 
 
 def _identity_of(config: Config, stage: Stage) -> dict[str, Any]:
-    values = config.model_dump(mode="json", exclude_defaults=True, exclude=UNTOUCHED)
+    excluded = dict.fromkeys(UNTOUCHED, True) | {"evaluation": {"keep_best"}}
+    values = config.model_dump(mode="json", exclude_defaults=True, exclude=excluded)
     if "model" in stage.settings:
         values.get("model", {}).pop("path", None)
     if "rows" in stage.settings:

@@ -314,6 +314,20 @@ def _section_config(
     return config
 
 
+@stage("model")
+def base(work: Any, *, phases: str) -> Figures:
+    """Make a small model from nothing: `groupwise sft` with a recipe that has phases.
+
+    Args:
+        phases: that recipe, name or path; the seed of the pipeline is added to its seeds.
+    """
+    from groupwise.training.stages.recipe import base_phases, make_base
+
+    plan = base_phases(phases, seed=work.seed)
+    make_base(plan, work.final)
+    return {"steps": sum(phase["steps"] for phase in plan["phases"])}
+
+
 _prefer_config = partial(_section_config, section="preference")
 
 

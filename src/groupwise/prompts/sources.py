@@ -18,6 +18,7 @@ from groupwise.errors import UsageError, suggest
 from groupwise.prompts.answers import ANSWERS
 from groupwise.prompts.generators.closed_world import closed_world
 from groupwise.prompts.generators.korean_norms import korean_norms
+from groupwise.prompts.generators.korean_particles import korean_particles
 from groupwise.prompts.generators.puzzles import countdown, knights_knaves, reasoning_gym
 from groupwise.prompts.generators.word_problems import Split, word_problems
 from groupwise.prompts.lazy import LazySequence, lazy_prompts
@@ -28,7 +29,8 @@ from groupwise.types import Prompt
 GENERATORS = Registry("generator", data=("count",))
 """Functions from a count to a list of `Prompt`, with `split` and `seed` as settings."""
 for _generator in (
-    word_problems, knights_knaves, countdown, korean_norms, reasoning_gym, closed_world
+    word_problems, knights_knaves, countdown, korean_norms, korean_particles, reasoning_gym,
+    closed_world,
 ):  # fmt: skip
     GENERATORS.register(_generator)
 

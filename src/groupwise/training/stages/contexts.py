@@ -51,9 +51,10 @@ def find_contexts(
     """Write the questions of a recipe with the rules that may decide each.
 
     A row has the columns of its prompt, `id`, `question`, `answer`, `candidates` (texts, in an
-    order drawn from the id), `scores`, `gold` (the number of the right candidate, from 1) and
-    `prompt`: the question with the numbered candidates. An interrupted call continues after its
-    last row.
+    order drawn from the id), `scores`, `gold` (the number of the right candidate, from 1),
+    `prompt`: the question with the numbered candidates, and, where candidate and answer are known,
+    `completion`, which supervised training learns. An interrupted call continues after its last
+    row.
 
     Args:
         config: of the recipe: its data, and how its model is loaded.
@@ -185,7 +186,8 @@ def _row(
         gold = gold if gold is not None or not chosen else chosen[0]
     random.Random(prompt.id).shuffle(chosen)
     texts = [rules[place] for place in chosen]
-    listed = "\n".join(f"{number}. {text}" for number, text in enumerate(texts, start=1))
+    number = chosen.index(gold) + 1 if gold in chosen else None
+    right = {"completion": picked(number, prompt.answer)} if number and prompt.answer else {}
     return {
         **prompt.columns,
         "id": prompt.id,
@@ -193,9 +195,31 @@ def _row(
         "answer": prompt.answer,
         "candidates": texts,
         "scores": [round(scores[place], 6) if place in scores else None for place in chosen],
-        "gold": chosen.index(gold) + 1 if gold in chosen else None,
-        "prompt": wording.replace("{contexts}", listed).replace("{question}", question),
+        "gold": number,
+        "prompt": numbered(question, texts, wording),
+        **right,
     }
+
+
+def numbered(question: str, contexts: Sequence[str], wording: str = WORDING) -> str:
+    """A question with numbered candidates.
+
+    Example:
+        >>> numbered("Which?", ["this", "that"], "{question} {contexts}")
+        'Which? 1. this\\n2. that'
+    """
+    listed = "\n".join(f"{number}. {text}" for number, text in enumerate(contexts, start=1))
+    return wording.replace("{contexts}", listed).replace("{question}", question)
+
+
+def picked(number: int, answer: str) -> str:
+    """A completion that names a candidate and answers.
+
+    Example:
+        >>> picked(2, "yes")
+        '<context>2</context><answer>yes</answer>'
+    """
+    return f"<context>{number}</context><answer>{answer}</answer>"
 
 
 def question_of(prompt: Prompt) -> str:

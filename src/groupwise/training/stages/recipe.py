@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 from groupwise.config import Config, load, read
 from groupwise.config.connect import best_device, load_configured
@@ -12,12 +13,17 @@ from groupwise.errors import UsageError, suggest
 from groupwise.training.checkpoint.files import replace_folder
 from groupwise.training.monitor.progress import show_progress
 from groupwise.training.stages.base_model import make_word_problems_base
+from groupwise.training.stages.korean_base import make_korean_base
 from groupwise.training.stages.search_base import make_search_base
 from groupwise.training.stages.sft import save
 from groupwise.training.stages.warmup import warm_up
 from groupwise.types import Update
 
-BASES = {"word_problems": make_word_problems_base, "closed_world": make_search_base}
+BASES = {
+    "word_problems": make_word_problems_base,
+    "closed_world": make_search_base,
+    "korean_particles": make_korean_base,
+}
 """Functions that make a base model, by the name in the recipe's `base`."""
 
 
@@ -55,23 +61,59 @@ def supervise(
         return folder
     if overrides:
         raise UsageError(f"--set = {overrides[0]!r}: {recipe} takes no settings; copy and edit it.")
-    phases = values["phases"]
     folder = _unused(Path(output or f"runs/{Path(recipe).stem}"))
-    totals = {f"phase {n}": phase["steps"] for n, phase in enumerate(phases, start=1)}
-    progress = show_progress(totals)
-
-    def on_step(phase: int, step: int, update: Update) -> None:
-        shown = {"supervised_loss": update.loss, "grad_norm": update.grad_norm}
-        progress.step(f"phase {phase}", step, shown)
-
-    make = BASES.get(values.get("base", "word_problems"))
-    if make is None:
-        raise UsageError(
-            f"base = {values['base']!r}: no such base; {suggest(values['base'], BASES)}"
-        )
-    make(folder, recipe=values, on_step=on_step)
-    progress.close()
+    make_base(values, folder)
     return folder
+
+
+def base_phases(recipe: str, *, seed: int | None = None) -> Mapping[str, Any]:
+    """The recipe of a base model.
+
+    Args:
+        recipe: path or name.
+        seed: added to the seeds of the recipe and of its phases; None leaves them.
+
+    Raises:
+        UsageError: the recipe has no phases, or names no known base.
+    """
+    values = read(recipe)
+    if "phases" not in values:
+        raise UsageError(f"phases = {recipe!r}: must have [[phases]], as korean-base has.")
+    _maker(values)
+    if seed is None:
+        return values
+    phases = [_shifted(phase, seed) for phase in values["phases"]]
+    return _shifted(values, seed) | {"phases": phases}
+
+
+def _shifted(table: Mapping[str, Any], by: int) -> dict[str, Any]:
+    return {key: each + by if key == "seed" else each for key, each in table.items()}
+
+
+def _maker(values: Mapping[str, Any]) -> Callable[..., object]:
+    name = values.get("base", "word_problems")
+    if name not in BASES:
+        raise UsageError(f"base = {name!r}: no such base; {suggest(name, BASES)}")
+    return BASES[name]
+
+
+def make_base(values: Mapping[str, Any], folder: str | Path) -> None:
+    """Train a base model from nothing by the phases of a recipe, and save it.
+
+    The folder appears when it is complete.
+
+    Raises:
+        UsageError: no such base, or a setting that the recipe lacks or that is not known.
+    """
+    make = _maker(values)
+    totals = {f"phase {n}": phase["steps"] for n, phase in enumerate(values["phases"], start=1)}
+    with closing(show_progress(totals)) as progress:
+
+        def on_step(phase: int, step: int, update: Update) -> None:
+            shown = {"supervised_loss": update.loss, "grad_norm": update.grad_norm}
+            progress.step(f"phase {phase}", step, shown)
+
+        replace_folder(Path(folder), lambda place: make(place, recipe=values, on_step=on_step))
 
 
 def supervise_config(config: Config, folder: str | Path) -> float:
