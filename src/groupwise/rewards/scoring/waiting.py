@@ -35,7 +35,7 @@ class Waiting:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._ending = Ending()
-        self._threads = threads(THREADS, self._ending, name="waiting")
+        self._threads = threads(THREADS, self._ending, name="reward")
 
     def start(self, work: Coroutine[Any, Any, Any]) -> concurrent.futures.Future[Any]:
         """Start work on the event loop."""
