@@ -3,10 +3,7 @@ the PyTorch reference in place of the kernels where GROUPWISE_TEST_KERNELS=torch
 
 from __future__ import annotations
 
-import gc
 import os
-from collections.abc import Generator
-from pathlib import Path
 
 # ruff: noqa: E402 - the libraries read these when they are imported; programs of tests inherit them.
 for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "HF_HUB_OFFLINE"):
@@ -15,7 +12,6 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import pytest
 import torch
-from _pytest.doctest import DoctestModule
 
 from groupwise.kernels import Reference
 from groupwise.kernels.interface import BACKENDS
@@ -25,22 +21,6 @@ def pytest_configure(config: pytest.Config) -> None:
     torch.set_num_threads(1)
     if os.environ.get("GROUPWISE_TEST_KERNELS") == "torch":
         BACKENDS["auto"] = Reference
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_collect_file(
-    file_path: Path,
-) -> Generator[None, list[pytest.Collector], list[pytest.Collector]]:
-    """Look for examples in the source alone: tests have none, and searching them takes long."""
-    found = yield
-    return [each for each in found if not isinstance(each, DoctestModule)]
-
-
-def pytest_collection_finish() -> None:
-    """Keep the collector of garbage from searching what lives as long as the session: the modules
-    of torch, transformers and sympy are a million objects."""
-    gc.collect()
-    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
