@@ -54,7 +54,7 @@ def test_every_command_that_reads_a_recipe_can_be_told_to_trust_it(
     for command in (
         ["sft", recipe],
         ["reward", "try", recipe],
-        ["compare", recipe],
+        ["compare", recipe, "--jobs", "1"],
         ["train", recipe],
     ):
         assert main(command) == 2

@@ -13,8 +13,11 @@ from typing import Any
 
 import pytest
 
+from groupwise.cli import main
+
 RECIPE = [
     "steps=3",
+    "threads=1",
     "prompts_per_step=4",
     "group_size=4",
     "data.limit=40",
@@ -28,18 +31,20 @@ SAME = ("reward", "grad_norm", "value_loss", "explained_variance", "critic.grad_
 
 
 def trained(output: Path, *arguments: str, ranks: int = 1) -> list[dict[str, Any]]:
-    """The metrics of a run."""
-    module = ["-m", "groupwise", "train", *arguments]
-    if ranks > 1:
-        module = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks), *module]
-    ended = subprocess.run(
-        [sys.executable, *module],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert ended.returncode == 0, ended.stderr[-3000:]
+    """The metrics of a run; of a single rank in this process."""
+    command = ["train", *arguments]
+    if ranks == 1:
+        assert main(command) == 0
+    else:
+        launch = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "-m", "groupwise"]
+        ended = subprocess.run(
+            [sys.executable, *launch, *command],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            timeout=240,
+        )
+        assert ended.returncode == 0, ended.stderr[-3000:]
     lines = (output / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     return [json.loads(line) for line in lines]
 

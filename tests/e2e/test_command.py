@@ -28,6 +28,7 @@ def settings(model: str, output: Path, *more: str) -> list[str]:
     chosen = [
         f"model.path={model}",
         f"output={output}",
+        "data.limit=40",
         "prompts_per_step=2",
         "group_size=2",
         "sampling.max_tokens=24",

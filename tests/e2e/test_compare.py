@@ -20,6 +20,7 @@ pytestmark = pytest.mark.slow
 
 SMALL = [
     "steps=3",
+    "data.limit=40",
     "prompts_per_step=3",
     "group_size=4",
     "sampling.max_tokens=24",

@@ -23,6 +23,7 @@ def test_the_reward_rises_within_a_dozen_steps(algorithm: str, tmp_path: Path) -
         f"output={tmp_path}",
         "steps=12",
         "prompts_per_step=32",
+        "data.limit=384",
         "optimizer.warmup_steps=0",
         "optimizer.learning_rate=3e-4",
         "threads=1",

@@ -221,6 +221,7 @@ def test_mutant_is_noticed(
     assert not survives(file, before, after, tests, tmp_path), f"{before!r} -> {after!r}"
 
 
+@pytest.mark.verify
 @pytest.mark.parametrize("tests", [ADVANTAGE_TESTS, LOSS_TESTS, TABLE_TESTS, FIGURE_TESTS])
 def test_the_unchanged_package_passes(tests: tuple[str, ...], tmp_path: Path) -> None:
     assert survives("errors.py", "import difflib", "import difflib", tests, tmp_path)

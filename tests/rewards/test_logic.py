@@ -22,7 +22,8 @@ from groupwise.rewards.builtin import (
 )
 from groupwise.rewards.builtin.algebra import read_formula
 from groupwise.rewards.builtin.countdown import countdown, evaluate, solves
-from groupwise.rewards.builtin.logic import in_order, knights_knaves, logic_rl, read_roles
+from groupwise.rewards.builtin.format import ordered_tags
+from groupwise.rewards.builtin.logic import knights_knaves, logic_rl, read_roles
 
 ROW = {"names": ("Zoey", "Oliver"), "solution": (True, False)}
 RIGHT = "<think>t</think><answer>(1) Zoey is a knight (2) Oliver is a knave</answer>"
@@ -63,7 +64,7 @@ def test_knights_knaves_reads_the_answer_in_words_too() -> None:
     assert knights_knaves(RIGHT, {}, "Zoey is a knave, Oliver is a knave") == 0.0
     assert knights_knaves(RIGHT, {}) is None
     assert knights_knaves("Zoey is a knight, Oliver is a knave", ROW) == 0.0
-    assert in_order(RIGHT) and not in_order(RIGHT + "</answer>")
+    assert ordered_tags(RIGHT) == 1.0 and ordered_tags(RIGHT + "</answer>") == -1.0
 
 
 def test_names_are_whole_words() -> None:

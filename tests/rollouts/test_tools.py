@@ -278,7 +278,8 @@ def test_an_interrupted_rollout_asks_nothing_again(tmp_path: Path) -> None:
     journal("a").files.forget(3)
     silent = Talker(seed=9)
     again = tools(silent, journal=journal("a"))
-    assert by_prompt(again.generate(requests, SAMPLING)) == first
+    found = by_prompt(again.generate(requests, SAMPLING))
+    assert found == first if again.exact_continuation else written(found) == written(first)
     assert silent.asked == []
     other = Talker(seed=9)
     list(tools(other, journal=journal("b")).generate(requests, SAMPLING))

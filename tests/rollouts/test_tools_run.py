@@ -131,6 +131,9 @@ def test_a_resumed_run_asks_nothing_again_and_is_the_same_to_the_bit(
     more: tuple[str, ...], tmp_path: Path, mortal: Mortal
 ) -> None:
     run = started(tmp_path, mortal, *more)
+    if not run.engine.exact_continuation:
+        run.close()
+        pytest.skip("needs the compiled kernels: which rows share a step depends on the replies")
     for _ in range(2):
         run.trainer.advance()
     run.trainer.save(wait=True)

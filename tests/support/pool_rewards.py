@@ -17,6 +17,11 @@ if TYPE_CHECKING:
     from groupwise.types import Group
 
 
+def letters(text: str) -> float:
+    """A reward that a model made of noise earns now and then: the share of digits and blanks."""
+    return sum(c.isdigit() or c.isspace() for c in text) / 12
+
+
 @verifier
 def obedient(text: str, answer: str) -> float:
     """Does what the text says: hang, crash, eat memory, raise … or compare with the answer."""

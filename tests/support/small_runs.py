@@ -14,6 +14,7 @@ from groupwise.models import Policy, save_policy
 from groupwise.rundir.files import read_lines
 from groupwise.training.prepare import Prepared, prepare
 from groupwise.training.stages.base_model import small_policy
+from pool_rewards import letters
 
 CLOCK = ("seconds", "tokens_per_second", "memory_mb")
 """Beginnings of the names of metrics that no two runs share."""
@@ -77,11 +78,6 @@ def noisy(*, ends: Sequence[int]) -> Policy:
             if parameter.ndim > 1:
                 parameter.mul_(6)
     return replace(policy, end_tokens=frozenset({*policy.end_tokens, *ends}))
-
-
-def letters(text: str) -> float:
-    """A reward that a model made of noise earns now and then: the share of digits and blanks."""
-    return sum(c.isdigit() or c.isspace() for c in text) / 12
 
 
 def settings(output: Path, *more: str) -> list[str]:

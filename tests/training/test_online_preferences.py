@@ -112,6 +112,7 @@ def made(folder: Path, *more: str, resume: bool = False) -> Prepared:
     given = [
         f"output={folder}",
         "steps=4",
+        "data.limit=100",
         "prompts_per_step=4",
         "group_size=4",
         "evaluation.every_steps=0",
@@ -154,7 +155,7 @@ def test_a_run_from_the_command_line_is_named_by_its_loss(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given = [f"output={tmp_path / 'run'}", "steps=1", "prompts_per_step=4", "group_size=4"]
-    given += ["evaluation.prompts=2", "evaluation.samples=2"]
+    given += ["evaluation.prompts=2", "evaluation.samples=2", "data.limit=100"]
     run = train_config(load("word-problems-online-dpo", given))
     assert "logistic  step 1/1" in capsys.readouterr().err
     assert repr(run).startswith("Run(logistic, 1 steps")

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy import integrate
 
 from groupwise.errors import UsageError
 from groupwise.evaluation.intervals import Numbers
@@ -94,7 +93,7 @@ def summarise(
     smoothed = smooth(y, window=window)
     above = np.flatnonzero(smoothed >= threshold)
     return CurveSummary(
-        area=float(integrate.trapezoid(y, x) / (x[-1] - x[0])) if x.size > 1 else float(y[0]),
+        area=float(np.trapezoid(y, x) / (x[-1] - x[0])) if x.size > 1 else float(y[0]),
         steps_to_threshold=float(x[above[0]] if above.size else x[-1]),
         reached=bool(above.size),
         final=float(y[-max(1, y.size // 10) :].mean()),

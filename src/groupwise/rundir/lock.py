@@ -1,4 +1,8 @@
-"""One run per directory: a lock that names its owner and is released when the owner ends."""
+"""One run per directory: a lock that names its owner and is released when the owner ends.
+
+`filelock` is not used: it empties the file before it has the lock, so a second run could not name
+the owner.
+"""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ parameters can show that reinforcement learning works without them.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -262,16 +263,24 @@ def word_problems(
         raise UsageError(f"count = {count}: must be at least 1.")
     if not 0 <= careless <= 1:
         raise UsageError(f"careless = {careless}: must be a share between 0 and 1.")
+    _check(split, levels)
     made = []
     for index in range(start, start + count):
-        solved = problem(index, seed=seed, split=split, levels=levels)
-        prompt = solved.prompt()
-        if np.random.default_rng([seed, index, 8]).random() < careless:
+        solved, prompt = _made(index, seed, split, tuple(levels))
+        if careless and np.random.default_rng([seed, index, 8]).random() < careless:
             reasoning, _ = demonstration(solved).split("<answer>")
             told = f"{reasoning}<answer>{solved.answer + 1}</answer>"
             prompt = replace(prompt, columns={**prompt.columns, "solution": told})
         made.append(prompt)
     return made
+
+
+@functools.lru_cache(maxsize=8192)
+def _made(index: int, seed: int, split: Split, levels: tuple[int, ...]) -> tuple[Problem, Prompt]:
+    """A problem and its prompt. Stages of a pipeline and runs of an experiment share theirs, and
+    4,096 take half a second to make."""
+    solved = problem(index, seed=seed, split=split, levels=levels)
+    return solved, solved.prompt()
 
 
 def demonstration(solved: Problem, *, slip: bool = False) -> str:

@@ -7,28 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from groupwise.rewards.base import REWARDS, verifier
+from groupwise.rewards.builtin.format import ordered_tags
 from groupwise.rewards.builtin.text import between
 
-TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 _KNIGHT, _KNAVE = ("true", "1", "1.0", "knight"), ("false", "0", "0.0", "knave")
 _ROLE = re.compile(r"knight|knave", re.IGNORECASE)
-
-
-def in_order(text: str) -> bool:
-    """Whether `<think>`, `</think>`, `<answer>` and `</answer>` occur exactly once each and in this
-    order.
-
-    Text before, between and behind them is allowed.
-
-    Example:
-        >>> in_order("<think>a</think> so <answer>b</answer>.")
-        True
-        >>> in_order("<think>a<answer>b</answer>")
-        False
-    """
-    return all(text.count(tag) == 1 for tag in TAGS) and text.index(TAGS[0]) < text.index(
-        TAGS[1]
-    ) < text.index(TAGS[2]) < text.index(TAGS[3])
 
 
 def read_roles(text: str, names: Sequence[str]) -> dict[str, bool] | None:
@@ -148,7 +131,7 @@ def logic_rl(
     wanted = _wanted(answer, columns)
     if wanted is None:
         return None
-    if not in_order(prefix + text):
+    if ordered_tags(text, prefix=prefix) < 0:
         return -format + unreadable
     said = _said(text, list(wanted))
     if said is None:

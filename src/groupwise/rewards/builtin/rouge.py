@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from groupwise.errors import UsageError
 from groupwise.rewards.base import REWARDS
-from groupwise.rewards.builtin.text import Source, final_answer, references
+from groupwise.rewards.builtin.text import Source, best_score
 
 Tokens = Literal["auto", "words", "characters", "kiwi", "mecab"]
 RougeKind = Literal["1", "2", "L"]
@@ -168,10 +168,5 @@ def rouge(
     Source: Lin 2004, ROUGE.
     Elsewhere: see `rouge_score`.
     """
-    golds = references(answer)
-    if not golds:
-        return None
-    said = final_answer(text, source=source)
-    if said is None:
-        return 0.0
-    return max(rouge_score(said, gold, kind=kind, measure=measure, tokens=tokens) for gold in golds)
+    score = functools.partial(rouge_score, kind=kind, measure=measure, tokens=tokens)
+    return best_score(text, answer, source, score)

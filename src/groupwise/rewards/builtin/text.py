@@ -156,7 +156,7 @@ def f1(answer: str, reference: str, *, rules: Rules = "squad") -> float:
     return 2 * precision * recall / (precision + recall)
 
 
-def _best(
+def best_score(
     text: str, answer: Any, source: Source, score: Callable[[str, str], float]
 ) -> float | None:
     """The best score over all references: None without a reference, 0 without an answer."""
@@ -182,7 +182,7 @@ def exact_match(text: str, answer: Any, *, source: Source = "final") -> float | 
         >>> exact_match("<answer>Paris</answer>", "Paris"), exact_match("paris", "Paris")
         (1.0, 0.0)
     """
-    return _best(text, answer, source, lambda said, gold: float(said.strip() == gold.strip()))
+    return best_score(text, answer, source, lambda said, gold: float(said.strip() == gold.strip()))
 
 
 @verifier
@@ -216,7 +216,7 @@ def normalised_match(
             normalise(said, rules=rules) == wanted if wanted else said.strip() == gold.strip()
         )
 
-    return _best(text, answer, source, equal)
+    return best_score(text, answer, source, equal)
 
 
 @REWARDS.register
@@ -241,4 +241,4 @@ def token_f1(
     Source: SQuAD evaluation script.
     Elsewhere: see `f1` for what `rules` change.
     """
-    return _best(text, answer, source, lambda said, gold: f1(said, gold, rules=rules))
+    return best_score(text, answer, source, lambda said, gold: f1(said, gold, rules=rules))

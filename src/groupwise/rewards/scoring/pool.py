@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import functools
 import json
 import os
 import pickle
@@ -25,7 +26,6 @@ import torch
 
 from groupwise.errors import RewardError, UsageError
 from groupwise.rewards.base import GroupScore
-from groupwise.rewards.http import Ending, threads
 from groupwise.rewards.scoring.fork_server import ForkServer
 from groupwise.rewards.scoring.job import worker_setup
 from groupwise.rewards.scoring.pipeline import (
@@ -35,9 +35,9 @@ from groupwise.rewards.scoring.pipeline import (
     RewardComponent,
     judge_group,
     run,
-    run_async,
 )
-from groupwise.rewards.scoring.scorer import THREADS, Ticket, gathered
+from groupwise.rewards.scoring.scorer import Ticket, gathered
+from groupwise.rewards.scoring.waiting import WAITING, Waiting, late
 from groupwise.rewards.scoring.worker import HEADER
 
 if TYPE_CHECKING:
@@ -257,11 +257,6 @@ async def _received(worker: _Worker) -> list[Any]:
     return json.loads(await worker.reader.readexactly(size))
 
 
-def late(names: str, timeout_s: float) -> CallResult:
-    """The result of a call that took too long."""
-    return CallResult(failure=("timeout", f"{names}: no verdict within {timeout_s:g} s"))
-
-
 class AnyWorkers(Protocol):
     """What a scorer asks of its workers, wherever they are; `Workers` says what it means."""
 
@@ -328,14 +323,11 @@ class PoolScorer:
         self._judged = False
         setups = _setups(composition, memory_mb=memory_mb, shared=workers > 0)
         self._workers = (start or local_workers)(setups, workers)
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="rewards", daemon=True)
-        self._thread.start()
+        first = composition.combination.stops_at_first
+        self._waiting = Waiting(timeout_s=timeout_s, first=first)
         self._in_process = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="reward")
-        self._ending = Ending()
-        self._threads = threads(THREADS, self._ending, name="waiting")
         try:
-            asyncio.run_coroutine_threadsafe(self._prepare(), self._loop).result()
+            self._waiting.start(self._prepare()).result()
         except BaseException:
             self.close()
             raise
@@ -345,7 +337,7 @@ class PoolScorer:
         if self._closed:
             raise RewardError("this scorer is closed.")
         self._slots.acquire()
-        ticket = asyncio.run_coroutine_threadsafe(self._judge(group), self._loop)
+        ticket = self._waiting.start(self._judge(group))
         ticket.add_done_callback(lambda _: self._slots.release())
         return ticket
 
@@ -368,15 +360,10 @@ class PoolScorer:
         if self._closed:
             return
         self._closed = True
-        self._ending.end()
-        asyncio.run_coroutine_threadsafe(self._shut(), self._loop).result(timeout=30)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(timeout=30)
-        self._loop.close()
+        self._waiting.close(self._end_workers)
         for workers in self._workers.values():
             workers.close()
         self._in_process.shutdown(wait=False, cancel_futures=True)
-        self._threads.shutdown(wait=False, cancel_futures=True)
 
     def __enter__(self) -> PoolScorer:
         return self
@@ -390,11 +377,7 @@ class PoolScorer:
         own = [workers for stage, workers in self._workers.items() if stage is not None]
         await asyncio.gather(*(workers.prepare() for workers in own))
 
-    async def _shut(self) -> None:
-        tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    def _end_workers(self) -> None:
         for workers in self._workers.values():
             workers.end()
 
@@ -415,20 +398,13 @@ class PoolScorer:
         if workers is not None and parts[0].place in ("anywhere", "own_worker"):
             names = ", ".join(part.label for part in parts)
             return await workers.ask(names, calls, timeout_s=self._timeout)
-        return list(await asyncio.gather(*(self._call(parts, call) for call in calls)))
+        if parts[0].place in WAITING:
+            return await self._waiting.results(parts[0], calls)
+        return list(await asyncio.gather(*(self._here(parts, call) for call in calls)))
 
-    async def _call(self, parts: tuple[RewardComponent, ...], call: Call) -> CallResult:
-        """The result of a call in this process."""
-        first = self.composition.combination.stops_at_first
-        if parts[0].place == "async":
-            try:
-                async with asyncio.timeout(self._timeout):
-                    return await run_async(parts[0], call, first=first)
-            except TimeoutError:
-                return late(parts[0].label, self._timeout)
-        work = lambda: run(parts, call, first=first)  # noqa: E731
-        executor = self._threads if parts[0].place == "in_thread" else self._in_process
-        return await self._loop.run_in_executor(executor, work)
+    async def _here(self, parts: tuple[RewardComponent, ...], call: Call) -> CallResult:
+        work = functools.partial(run, parts, call, first=self._waiting.first)
+        return await asyncio.get_running_loop().run_in_executor(self._in_process, work)
 
 
 def _setups(composition: Composition, *, memory_mb: int | None, shared: bool) -> Setups:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import concurrent.futures
-import contextlib
 import math
-import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
@@ -19,29 +15,22 @@ from groupwise.errors import RewardError, UsageError
 from groupwise.registry import FunctionSpec
 from groupwise.rewards.base import GroupScore, Trait, traits
 from groupwise.rewards.compose import combination
-from groupwise.rewards.http import Ending, threads
 from groupwise.rewards.scoring.adapters import adapted, function_name, registered
 from groupwise.rewards.scoring.pipeline import (
-    Call,
     CallResult,
     Composition,
     RewardComponent,
     judge_group,
     run,
-    run_async,
 )
+from groupwise.rewards.scoring.waiting import WAITING, Waiting
 from groupwise.types import Group, Scores, Status
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
-
     from groupwise.rewards.scoring.pool import Start
 
 Ticket = concurrent.futures.Future[GroupScore]
 """A group being scored; handed to `gather` of the scorer that gave it."""
-
-THREADS = 16
-"""Calls of rewards that wait for a server, at once."""
 
 
 @runtime_checkable
@@ -108,12 +97,9 @@ class InlineScorer:
 
     def __init__(self, composition: Composition, *, timeout_s: float = 60.0) -> None:
         self.composition = composition
-        self._timeout = timeout_s
         self._judged = False
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
-        self._ending = Ending()
-        self._threads = threads(THREADS, self._ending, name="reward")
+        first = composition.combination.stops_at_first
+        self._waiting = Waiting(timeout_s=timeout_s, first=first)
 
     def submit(self, group: Group) -> Ticket:
         """Score a group; only verdicts of async rewards and servers may arrive later."""
@@ -123,18 +109,14 @@ class InlineScorer:
         return ticket
 
     def _advance(self, ticket: Ticket, steps: Any, results: list[CallResult] | None) -> None:
-        first = self.composition.combination.stops_at_first
         try:
             while True:
                 parts, calls = steps.send(results)
-                if parts[0].place in ("async", "in_thread"):
-                    waits = self._awaited if parts[0].place == "async" else self._threaded
-                    waiting = waits(parts[0], calls, first=first)
-                    self._start(waiting).add_done_callback(
-                        lambda done: self._resume(ticket, steps, done)
-                    )
+                if parts[0].place in WAITING:
+                    waiting = self._waiting.start(self._waiting.results(parts[0], calls))
+                    waiting.add_done_callback(lambda done: self._resume(ticket, steps, done))
                     return
-                results = [run(parts, call, first=first) for call in calls]
+                results = [run(parts, call, first=self._waiting.first) for call in calls]
         except StopIteration as end:
             ticket.set_result(end.value)
         except Exception as error:
@@ -150,37 +132,6 @@ class InlineScorer:
         else:
             self._advance(ticket, steps, done.result())
 
-    async def _awaited(
-        self, part: RewardComponent, calls: list[Call], *, first: bool
-    ) -> list[CallResult]:
-        async def one(call: Call) -> CallResult:
-            try:
-                async with asyncio.timeout(self._timeout):
-                    return await run_async(part, call, first=first)
-            except TimeoutError:
-                message = f"{part.label}: no verdict within {self._timeout:g} s"
-                return CallResult(failure=("timeout", message))
-
-        return list(await asyncio.gather(*map(one, calls)))
-
-    async def _threaded(
-        self, part: RewardComponent, calls: list[Call], *, first: bool
-    ) -> list[CallResult]:
-        loop = asyncio.get_running_loop()
-        works = [partial(run, (part,), call, first=first) for call in calls]
-        return list(
-            await asyncio.gather(*(loop.run_in_executor(self._threads, work) for work in works))
-        )
-
-    def _start(self, work: Coroutine[Any, Any, Any]) -> concurrent.futures.Future[Any]:
-        if self._loop is None:
-            self._loop = asyncio.new_event_loop()
-            self._thread = threading.Thread(
-                target=self._loop.run_forever, name="rewards", daemon=True
-            )
-            self._thread.start()
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
-
     def gather(self, tickets: Sequence[Ticket]) -> Scores:
         """The scores of the groups in the order of the tickets.
 
@@ -192,29 +143,13 @@ class InlineScorer:
 
     def close(self) -> None:
         """Stop the event loop, if there is one; calls and requests that wait are cancelled."""
-        self._ending.end()
-        if self._loop is not None and self._thread is not None:
-            with contextlib.suppress(TimeoutError):
-                asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result(timeout=10)
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(timeout=10)
-            self._loop.close()
-            self._loop = self._thread = None
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._waiting.close()
 
     def __enter__(self) -> InlineScorer:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-async def _cancel_others() -> None:
-    """Cancel the other tasks of this event loop, and wait for them."""
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in others:
-        task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
 
 
 def gathered(tickets: Sequence[Ticket], *, judged: bool) -> tuple[Scores, bool]:

@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from groupwise.errors import UsageError
 from groupwise.models import Policy
 from groupwise.prompts.examples import Example
@@ -16,6 +14,7 @@ from groupwise.prompts.rows import Row, read_rows
 from groupwise.prompts.templates import render, template_text
 from groupwise.settings import SftSettings
 from groupwise.training.offline.encoding import answer_tokens
+from groupwise.training.stages.sft import learned_batch
 from groupwise.types import Batch, Prompt
 
 
@@ -219,17 +218,8 @@ def _joined(pieces: Sequence[tuple[str, bool]], policy: Policy) -> Conversation:
 
 def conversation_batch(items: Sequence[Conversation]) -> Batch:
     """Conversations as a batch whose token losses sum to the mean over all learned tokens."""
-    length = torch.tensor([len(item.tokens) for item in items])
-    there = torch.arange(int(length.max())) < length[:, None]
-    tokens, mask = torch.zeros(there.shape, dtype=torch.long), torch.zeros_like(there)
-    tokens[there] = torch.tensor([token for item in items for token in item.tokens])
-    mask[there] = torch.tensor([learned for item in items for learned in item.mask])
-    return Batch(
-        prompts=tuple(torch.tensor(item.prompt) for item in items),
-        group=torch.arange(len(items)),
-        tokens=tokens,
-        length=length,
-        mask=mask,
-        advantage=torch.zeros(mask.shape),
-        weight=mask / mask.sum(),
+    return learned_batch(
+        [item.prompt for item in items],
+        [item.tokens for item in items],
+        [item.mask for item in items],
     )

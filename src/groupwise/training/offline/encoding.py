@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from groupwise.models import Policy
 from groupwise.prompts.preferences import Answer, Comparison
 from groupwise.prompts.templates import render, template_text
 from groupwise.settings import DatasetSettings
+from groupwise.training.stages.sft import learned_batch
 from groupwise.types import Batch, Prompt
 
 
@@ -217,18 +218,10 @@ def batch_of(
     prompts = [item.prompt for item in items]
     answers = [answer for item in items for answer in item.answers]
     sizes = torch.tensor([len(item.answers) for item in items])
-    length = torch.tensor([len(tokens) for tokens in answers])
-    mask = torch.arange(int(length.max())) < length[:, None]
-    tokens = torch.zeros(mask.shape, dtype=torch.long)
-    tokens[mask] = torch.tensor([token for row in answers for token in row])
-    return Batch(
-        prompts=tuple(torch.tensor(list(prompt)) for prompt in prompts),
-        group=torch.arange(len(prompts)).repeat_interleave(sizes),
-        tokens=tokens,
-        length=length,
-        mask=mask,
-        advantage=torch.zeros(mask.shape),
-        weight=mask / mask.sum(),
+    group = torch.arange(len(prompts)).repeat_interleave(sizes)
+    learned = [[True] * len(answer) for answer in answers]
+    return replace(
+        learned_batch(prompts, answers, learned, group=group),
         row_weight=torch.full((len(answers),), 1 / max(1, count or len(answers))),
         columns={"row": torch.arange(len(answers)).float(), **(columns or {})},
     )

@@ -6,6 +6,7 @@ import json
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -29,102 +30,81 @@ CHUNK = 32
 """Number of prompts between two lines of progress."""
 
 
-def own_pairs(
-    engine: Engine,
-    scorer: Scorer,
-    ready: Rendered,
-    folder: Path,
-    *,
-    sampling: Sampling,
-    group: int,
-    pairs: Literal["best_worst", "all"],
-    seed: int,
-    progress: Progress,
-) -> list[dict[str, Any]]:
-    """Sample answers, score them, and write pairs of them to `pairs.jsonl` in TRL's format.
+@dataclass(frozen=True, kw_only=True)
+class OwnAnswers:
+    """Samples a model's own answers to prompts, scores them and writes them to the run directory.
+    Answers that were cut off, repeat another one or could not be judged are left out.
 
-    Answers that were cut off, repeat another one or could not be judged make no pair.
-
-    Raises:
-        UsageError: no two answers to any prompt differ in their reward.
+    Attributes:
+        engine, scorer: make the answers and their rewards.
+        ready: the prompts.
+        folder: the run directory.
+        sampling, group, seed: of the answers.
+        progress: shows how far they are.
     """
-    rows = [
-        _pair_row(made, better, worse)
-        for made, ranked in _ranked(
-            engine, scorer, ready, sampling=sampling, group=group, seed=seed, progress=progress
-        )
-        for better, worse in pairs_of_ranked([(pair, pair[1]) for pair in ranked], pairs)
-    ]
-    return _written(rows, folder / PAIRS, group, "preference")
 
+    engine: Engine
+    scorer: Scorer
+    ready: Rendered
+    folder: Path
+    sampling: Sampling
+    group: int
+    seed: int
+    progress: Progress
 
-def own_rankings(
-    engine: Engine,
-    scorer: Scorer,
-    ready: Rendered,
-    folder: Path,
-    *,
-    sampling: Sampling,
-    group: int,
-    seed: int,
-    progress: Progress,
-) -> list[dict[str, Any]]:
-    """Sample answers, score them, and write those of every prompt as a ranking to
-    `rankings.jsonl`; otherwise as `own_pairs`."""
-    rows = [
-        _ranking_row(made, ranked)
-        for made, ranked in _ranked(
-            engine, scorer, ready, sampling=sampling, group=group, seed=seed, progress=progress
-        )
-    ]
-    return _written(rows, folder / RANKINGS, group, "reward_model")
+    def pairs(self, how: Literal["best_worst", "all"]) -> list[dict[str, Any]]:
+        """Pairs of answers, written to `pairs.jsonl` in TRL's format.
 
+        Raises:
+            UsageError: no two answers to any prompt differ in their reward.
+        """
+        rows = [
+            _pair_row(made, better, worse)
+            for made, ranked in self._ranked()
+            for better, worse in pairs_of_ranked([(pair, pair[1]) for pair in ranked], how)
+        ]
+        return self._written(rows, PAIRS, "preference")
 
-def _written(
-    rows: list[dict[str, Any]], path: Path, group: int, section: str
-) -> list[dict[str, Any]]:
-    if not rows:
-        raise UsageError(
-            f"{section}.data: is not set, and no two of {group} answers to any prompt differ in "
-            f"their reward; raise group_size or {section}.prompts, or give data."
-        )
-    replace_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
-    return rows
+    def rankings(self) -> list[dict[str, Any]]:
+        """The answers to every prompt as a ranking, written to `rankings.jsonl`; errors as in
+        `pairs`."""
+        rows = [_ranking_row(made, ranked) for made, ranked in self._ranked()]
+        return self._written(rows, RANKINGS, "reward_model")
 
+    def _written(self, rows: list[dict[str, Any]], name: str, section: str) -> list[dict[str, Any]]:
+        if not rows:
+            raise UsageError(
+                f"{section}.data: is not set, and no two of {self.group} answers to any prompt "
+                f"differ in their reward; raise group_size or {section}.prompts, or give data."
+            )
+        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        replace_text(self.folder / name, text)
+        return rows
 
-def _ranked(
-    engine: Engine,
-    scorer: Scorer,
-    ready: Rendered,
-    *,
-    sampling: Sampling,
-    group: int,
-    seed: int,
-    progress: Progress,
-) -> Iterator[tuple[Group, list[tuple[str, float]]]]:
-    """The groups with answers that differ in reward, and their answers, best first."""
-    start, count, used = time.monotonic(), len(ready.prompts), 0
-    for first in range(0, count, CHUNK):
-        part = slice(first, first + CHUNK)
-        groups, scores = generate_and_score(
-            engine,
-            scorer,
-            ready.prompts[part],
-            ready.tokens[part],
-            sampling,
-            group=group,
-            seed=seed,
-        )
-        for made, rewards in zip(groups, scores.total.tolist(), strict=True):
-            if ranked := ranked_answers(made.completions, rewards):
-                used += 1
-                yield made, [(made.completions[place].text, reward) for place, reward in ranked]
-        done = min(first + CHUNK, count)
-        left = (time.monotonic() - start) / done * (count - done)
-        progress.log(
-            f"own answers: {done}/{count} prompts, {used} with answers that differ in reward, "
-            f"left {duration(left)}"
-        )
+    def _ranked(self) -> Iterator[tuple[Group, list[tuple[str, float]]]]:
+        """The groups with answers that differ in reward, and their answers, best first."""
+        start, count, used = time.monotonic(), len(self.ready.prompts), 0
+        for first in range(0, count, CHUNK):
+            part = slice(first, first + CHUNK)
+            groups, scores = generate_and_score(
+                self.engine,
+                self.scorer,
+                self.ready.prompts[part],
+                self.ready.tokens[part],
+                self.sampling,
+                group=self.group,
+                seed=self.seed,
+            )
+            for made, rewards in zip(groups, scores.total.tolist(), strict=True):
+                if ranked := ranked_answers(made.completions, rewards):
+                    used += 1
+                    yield made, [(made.completions[place].text, reward) for place, reward in ranked]
+            done = min(first + CHUNK, count)
+            left = (time.monotonic() - start) / done * (count - done)
+            self.progress.log(
+                f"own answers: {done}/{count} prompts, {used} with answers that differ in reward, "
+                f"left {duration(left)}"
+            )
 
 
 def ranked_answers(

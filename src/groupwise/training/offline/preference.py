@@ -22,7 +22,7 @@ from groupwise.prompts.preferences import Comparisons, read_comparisons
 from groupwise.registry import BoundFunction
 from groupwise.settings import PreferenceSettings
 from groupwise.training.offline.encoding import Encoded, batch_of, encode
-from groupwise.training.offline.own_answers import own_pairs
+from groupwise.training.offline.own_answers import OwnAnswers
 from groupwise.training.offline.reference import (
     Reference,
     model_digest,
@@ -38,6 +38,7 @@ from groupwise.training.offline.run import (
     make_learner,
     run_on_data,
 )
+from groupwise.training.offline.trainer import evaluation_row
 from groupwise.types import Batch, Metrics, Objective, Outputs, Update
 from groupwise.updates import TorchLearner
 
@@ -109,15 +110,9 @@ class PreferenceTask:
         rows = [] if self.generate is None else [dict(self.generate())]
         if self.held_out:
             figures = self._held_out_figures()
-            score = figures["pair_accuracy" if "pair_accuracy" in figures else "loss"].value
-            sign = 1 if "pair_accuracy" in figures else -1
-            rows.append(
-                {
-                    "split": "preferences",
-                    "figures": {name: value.as_dict() for name, value in figures.items()},
-                    "score": sign * score,
-                }
-            )
+            accuracy = figures.get("pair_accuracy")
+            score = accuracy.value if accuracy else -figures["loss"].value
+            rows.append(evaluation_row("preferences", figures, score=score))
         return rows
 
     def _held_out_figures(self) -> dict[str, Estimate]:
@@ -265,17 +260,17 @@ def _own_pairs(workplace: Workplace, settings: PreferenceSettings) -> list[dict[
     config, scorer, engine = workplace.config, workplace.scorer, workplace.engine
     assert scorer is not None and engine is not None
     prompts = load_train(config)[: settings.prompts]
-    return own_pairs(
-        engine,
-        scorer,
-        rendered(config, workplace.policy, prompts),
-        workplace.run_log.folder,
+    answers = OwnAnswers(
+        engine=engine,
+        scorer=scorer,
+        ready=rendered(config, workplace.policy, prompts),
+        folder=workplace.run_log.folder,
         sampling=config.sampling,
         group=config.group_size,
-        pairs=settings.pairs,
         seed=config.seed,
         progress=workplace.progress,
     )
+    return answers.pairs(settings.pairs)
 
 
 def check_data(items: Sequence[Encoded], function: BoundFunction) -> None:

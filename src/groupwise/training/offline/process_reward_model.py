@@ -33,6 +33,7 @@ from groupwise.training.offline.run import (
     make_learner,
     run_on_data,
 )
+from groupwise.training.offline.trainer import evaluation_row
 from groupwise.types import Batch, Metrics, Objective, Outputs, Prompt, Update
 from groupwise.updates import Score, TorchLearner
 
@@ -206,8 +207,7 @@ class ProcessRewardTask:
         if not self.held_out:
             return []
         figures = step_figures(self.held_out, self.chances(self.held_out))
-        shown = {name: value.as_dict() for name, value in figures.items()}
-        return [{"split": "steps", "figures": shown, "score": figures["step_accuracy"].value}]
+        return [evaluation_row("steps", figures, score=figures["step_accuracy"].value)]
 
     def chances(self, items: Sequence[Labelled]) -> list[list[list[float]]]:
         """The probability that each step of each answer to some prompts is right."""

@@ -27,7 +27,7 @@ from groupwise.registry import BoundFunction, FunctionSpec
 from groupwise.settings import RewardModelSettings
 from groupwise.training.monitor.progress import Progress
 from groupwise.training.offline.encoding import Encoded, batch_of, encode
-from groupwise.training.offline.own_answers import own_rankings
+from groupwise.training.offline.own_answers import OwnAnswers
 from groupwise.training.offline.ranking_figures import ranking_figures
 from groupwise.training.offline.run import (
     Job,
@@ -37,6 +37,7 @@ from groupwise.training.offline.run import (
     make_learner,
     run_on_data,
 )
+from groupwise.training.offline.trainer import evaluation_row
 from groupwise.training.stages.warmup import warm_up
 from groupwise.types import Batch, Metrics, Objective, Update
 from groupwise.updates import Score, TorchLearner
@@ -136,11 +137,7 @@ class RewardModelTask:
 def _row(split: str, figures: Mapping[str, Estimate]) -> dict[str, Any]:
     decides = figures.get("pair_accuracy")
     score = decides.value if decides else -figures["squared_error"].value
-    return {
-        "split": split,
-        "figures": {name: value.as_dict() for name, value in figures.items()},
-        "score": score,
-    }
+    return evaluation_row(split, figures, score=score)
 
 
 def _padded(rows: Sequence[Sequence[float]], longest: int, value: float) -> Tensor:
@@ -295,13 +292,14 @@ def _own_rankings(workplace: Workplace, settings: RewardModelSettings) -> list[d
     policy = load_configured(config)
     prompts = load_train(config)[: settings.prompts]
     with closing(configured_engine(config, policy)) as engine:
-        return own_rankings(
-            engine,
-            scorer,
-            rendered(config, policy, prompts),
-            workplace.run_log.folder,
+        answers = OwnAnswers(
+            engine=engine,
+            scorer=scorer,
+            ready=rendered(config, policy, prompts),
+            folder=workplace.run_log.folder,
             sampling=config.sampling,
             group=config.group_size,
             seed=config.seed,
             progress=workplace.progress,
         )
+        return answers.rankings()

@@ -89,7 +89,7 @@ class Job:
         task: what is learned.
         learner: takes the steps.
         items: how many prompts are trained on.
-        patience: as in `OfflineSettings`.
+        patience: as in `Evaluation`.
     """
 
     task: Task
@@ -247,7 +247,6 @@ def _trainer(
             steps=steps,
             items=min(config.prompts_per_step, job.items),
             max_bad_steps=config.guards.max_bad_steps,
-            patience=job.patience,
         ),
         task=job.task,
         learner=job.learner,
@@ -259,6 +258,7 @@ def _trainer(
             evaluate=lambda step: {},
             every_steps=evaluation.every_steps,
             keep_best=evaluation.keep_best,
+            patience=job.patience,
         ),
         name=name,
         learner_name=learner,

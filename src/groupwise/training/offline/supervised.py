@@ -30,6 +30,7 @@ from groupwise.training.offline.run import (
     make_learner,
     run_on_data,
 )
+from groupwise.training.offline.trainer import evaluation_row
 from groupwise.training.stages.sft import NEGATIVE_LOG_LIKELIHOOD
 from groupwise.training.stages.warmup import worked_examples
 from groupwise.types import Batch, Metrics, Objective, Update
@@ -73,13 +74,7 @@ class SupervisedTask:
         rows = []
         if self.held_out:
             figures = self._held_out_figures()
-            rows.append(
-                {
-                    "split": "conversations",
-                    "figures": {name: value.as_dict() for name, value in figures.items()},
-                    "score": -figures["loss"].value,
-                }
-            )
+            rows.append(evaluation_row("conversations", figures, score=-figures["loss"].value))
         return rows if self.generate is None else [*rows, dict(self.generate())]
 
     def _held_out_figures(self) -> dict[str, Estimate]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from groupwise.errors import RunError
+from groupwise.evaluation import Estimate
 from groupwise.prompts.order import PromptOrder
 from groupwise.rundir.files import RunLog
 from groupwise.training.checkpoint.files import Checkpoint, replace_folder
@@ -47,13 +48,11 @@ class OfflineSettings:
         steps: optimizer steps.
         items: items of a step.
         max_bad_steps: stop after this many consecutive steps without a finite gradient.
-        patience: stop after this many evaluations that are no better than the best; 0 never does.
     """
 
     steps: int
     items: int
     max_bad_steps: int = 3
-    patience: int = 0
 
 
 @dataclass(kw_only=True)
@@ -64,10 +63,10 @@ class OfflineTrainer:
         task: makes batches of items and measures the model.
         learner: takes the steps.
         order: of the items.
-        evaluation: when the model is evaluated.
+        evaluation: when the model is evaluated, and how many evaluations in a row without a better
+            score end the run.
         done: steps finished.
         bad_steps: consecutive steps without a finite gradient.
-        since_best: consecutive evaluations without a better score.
     """
 
     settings: OfflineSettings
@@ -84,7 +83,6 @@ class OfflineTrainer:
     watch: Watch = field(default=unwatched)
     done: int = 0
     bad_steps: int = 0
-    since_best: int = 0
 
     def run(self) -> None:
         """Train until the last step; whatever ends the run earlier, a checkpoint is written first.
@@ -97,25 +95,21 @@ class OfflineTrainer:
         with requests() as asked:
             if self.done == 0 or self._evaluation_due():
                 self._evaluate()
-            while self.done < self.settings.steps and not self.stopped_early:
+            while self.done < self.settings.steps and not self.evaluation.exhausted:
                 before = self.done, self.learner.version, self.order.state()
                 try:
                     self.advance()
                 except BaseException:
                     self._rescue(*before)
                     raise
-                if asked.stop or self.done == self.settings.steps or self.stopped_early:
+                ended = self.done == self.settings.steps or self.evaluation.exhausted
+                if asked.stop or ended:
                     self.save(wait=True)
                 elif self.checkpoints.due(self.done, asked):
                     self.save()
                 if asked.stop:
                     self._log(f"interrupted; saved, continue with --resume {self.run_log.folder}")
                     raise KeyboardInterrupt
-
-    @property
-    def stopped_early(self) -> bool:
-        """Whether evaluations have stopped improving."""
-        return 0 < self.settings.patience <= self.since_best
 
     def advance(self) -> None:
         """Take a step, log it, and evaluate where that is due."""
@@ -167,13 +161,10 @@ class OfflineTrainer:
             for tracker in self.trackers:
                 tracker.log(self.done, {k: v for k, v in values.items() if v is not None})
         score = float(rows[0]["score"]) if rows else float("nan")
-        better = score > self.evaluation.best
-        self.since_best = 0 if better else self.since_best + 1
-        if better and self.evaluation.keep_best and self.done:
+        if score > self.evaluation.best and self.evaluation.keep_best and self.done:
             replace_folder(self.run_log.folder / "best", self.learner.save)
             self.evaluation.best_step = self.done
-        self.evaluation.best = max(self.evaluation.best, score)
-        self.evaluation.last = self.done
+        self.evaluation.record(self.done, score)
 
     def _log(self, text: str) -> None:
         self.progress.log(f"{self.name}, step {self.done}: {text}")
@@ -184,7 +175,7 @@ class OfflineTrainer:
             "learners": {self.learner_name: self.learner.state()},
             "order": self.order.state(),
             "evaluation": self.evaluation.state(),
-            "loop": {"bad_steps": self.bad_steps, "since_best": self.since_best},
+            "loop": {"bad_steps": self.bad_steps},
         }
         weights = {self.learner_name: self.learner.trained()}
         self.checkpoints.write(
@@ -213,7 +204,6 @@ class OfflineTrainer:
         self.order.restore(saved.state["order"])
         self.evaluation.restore(saved.state["evaluation"])
         self.bad_steps = int(saved.state["loop"]["bad_steps"])
-        self.since_best = int(saved.state["loop"]["since_best"])
         self.done = saved.step
         self.checkpoints.resume(saved.step, best=self.evaluation.best_step)
 
@@ -229,6 +219,12 @@ class OfflineTrainer:
 
         replace_folder(final, write)
         return final
+
+
+def evaluation_row(split: str, figures: Mapping[str, Estimate], *, score: float) -> dict[str, Any]:
+    """A row of `Task.evaluate`."""
+    shown = {name: value.as_dict() for name, value in figures.items()}
+    return {"split": split, "figures": shown, "score": score}
 
 
 def _shown(figures: Mapping[str, Mapping[str, float | None]]) -> str:

@@ -103,7 +103,7 @@ def best(rows: Sequence[Row], *, count: int = 1, column: str = "reward") -> list
     _at_least_one("count", count)
     chosen = {
         id(row)
-        for group in _groups([row for row in rows if row[column] is not None])
+        for group in by_prompt([row for row in rows if row[column] is not None])
         for row in sorted(group, key=lambda row: -row[column])[:count]
     }
     return [row for row in rows if id(row) in chosen]
@@ -120,7 +120,7 @@ def pass_rate(rows: Sequence[Row], *, above: float = 0.0, below: float = 1.0) ->
         raise UsageError(f"above, below = {above}, {below}: must be 0 ≤ above < below ≤ 1.")
     kept = {
         group[0]["id"]
-        for group in _groups(rows)
+        for group in by_prompt(rows)
         if above < sum(map(_right, group)) / len(group) < below
     }
     return [row for row in rows if row["id"] in kept]
@@ -208,7 +208,7 @@ def preference_pairs(
         raise UsageError(f"ratio = {ratio!r}: must be greater than 1.")
     _at_least_one("most", most)
     pairs = []
-    for group in _groups(rows):
+    for group in by_prompt(rows):
         chosen = shortest_correct(group)
         if not chosen:
             continue
@@ -221,13 +221,13 @@ def preference_pairs(
             pairs.append({k: v for k, v in row.items() if k not in own} | pair | {"reason": reason})
     if not pairs:
         raise UsageError(
-            f"pairs: none of {len(_groups(rows))} prompts has a right answer beside a wrong or a "
+            f"pairs: none of {len(by_prompt(rows))} prompts has a right answer beside a wrong or a "
             f"{ratio:g} times longer one."
         )
     return pairs
 
 
-def _groups(rows: Iterable[Row]) -> list[list[Row]]:
+def by_prompt(rows: Iterable[Row]) -> list[list[Row]]:
     """The rows of every prompt, in order of first appearance."""
     found: dict[Any, list[Row]] = {}
     for row in rows:
@@ -236,7 +236,7 @@ def _groups(rows: Iterable[Row]) -> list[list[Row]]:
 
 
 def _one_a_prompt(rows: Sequence[Row], *, key: Callable[[Row], Any]) -> list[Row]:
-    return [min(group, key=key) for group in _groups(rows)]
+    return [min(group, key=key) for group in by_prompt(rows)]
 
 
 def _right(row: Row) -> bool:

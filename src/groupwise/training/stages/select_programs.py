@@ -32,6 +32,7 @@ from groupwise.rundir.provenance import digest, fingerprint, write_origin
 from groupwise.training.monitor.progress import Progress, show_progress
 from groupwise.training.stages.blocks import begun, whole_blocks
 from groupwise.training.stages.rows import line, read_samples
+from groupwise.training.stages.select import by_prompt
 
 Row = Mapping[str, Any]
 
@@ -112,7 +113,7 @@ def select_programs(
     """
     chosen = selection or Selection()
     path = Path(output)
-    problems = _problems(read_samples(rows, columns=columns))
+    problems = by_prompt(read_samples(rows, columns=columns))
     found = [_tests(problem, chosen) for problem in problems]
     if not any(map(len, found)):
         raise UsageError(
@@ -182,14 +183,6 @@ def rank_programs(
         for number, row in enumerate(rows)
     ]
     return sorted(made, key=lambda row: row["submission"])
-
-
-def _problems(rows: Sequence[Row]) -> list[list[Row]]:
-    """The programs of every problem, in order of first appearance."""
-    found: dict[Any, list[Row]] = {}
-    for row in rows:
-        found.setdefault(row["id"], []).append(row)
-    return list(found.values())
 
 
 def _tests(problem: Sequence[Row], selection: Selection) -> Tests:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from groupwise.algorithms.losses import FunctionObjective
@@ -48,14 +49,36 @@ def supervised_batch(examples: Sequence[Example], tokenizer: PreTrainedTokenizer
     if not isinstance(end, int):
         raise UsageError("tokenizer.eos_token: is not set, so no completion could learn to end.")
     completions = [[*_tokens_of(example, tokenizer), (end, True)] for example in examples]
-    length = torch.tensor([len(tokens) for tokens in completions])
-    written = torch.arange(int(length.max())) < length[:, None]
-    tokens, mask = torch.zeros(written.shape, dtype=torch.long), written.clone()
-    tokens[written] = torch.tensor([token for row in completions for token, _ in row])
-    mask[written] = torch.tensor([own for row in completions for _, own in row])
+    return learned_batch(
+        [render(example.prompt, tokenizer) for example in examples],
+        [[token for token, _ in row] for row in completions],
+        [[own for _, own in row] for row in completions],
+    )
+
+
+def learned_batch(
+    prompts: Sequence[Sequence[int]],
+    rows: Sequence[Sequence[int]],
+    masks: Sequence[Sequence[bool]],
+    *,
+    group: Tensor | None = None,
+) -> Batch:
+    """Rows of tokens as a batch whose token losses sum to the mean over all learned tokens.
+
+    Args:
+        prompts: each once.
+        rows: what follows the prompts.
+        masks: True for the tokens of a row that are learned.
+        group: place of each row's prompt; None where every row has its own.
+    """
+    length = torch.tensor([len(row) for row in rows])
+    there = torch.arange(int(length.max())) < length[:, None]
+    tokens, mask = torch.zeros(there.shape, dtype=torch.long), torch.zeros_like(there)
+    tokens[there] = torch.tensor([token for row in rows for token in row])
+    mask[there] = torch.tensor([learned for row in masks for learned in row])
     return Batch(
-        prompts=tuple(torch.tensor(render(example.prompt, tokenizer)) for example in examples),
-        group=torch.arange(len(examples)),
+        prompts=tuple(torch.tensor(list(prompt)) for prompt in prompts),
+        group=torch.arange(len(prompts)) if group is None else group,
         tokens=tokens,
         length=length,
         mask=mask,
