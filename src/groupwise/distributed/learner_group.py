@@ -50,7 +50,7 @@ class LearnerGroup:
             if not self.cluster.answer("rank 0", self.ranks[0].sees.remote(mark.name)):
                 raise UsageError(
                     f"output = {str(folder)!r}: rank 0 of the learner does not see this folder; "
-                    "take one that all machines share."
+                    "choose one that all machines share, with --set output=FOLDER."
                 )
 
     def _all(self, method: str, given: list[tuple[Any, ...]]) -> Any:
