@@ -128,10 +128,6 @@ def register() -> None:
         def shutdown(self) -> None:
             pass
 
-        @staticmethod
-        def trainer_send_weights(iterator: Any, trainer_args: Any) -> None:
-            raise NotImplementedError  # The trainer has no vLLM.
-
     WeightTransferEngineFactory.register_engine(BACKEND, SharedMemoryEngine)
 
 
