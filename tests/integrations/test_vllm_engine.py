@@ -176,23 +176,29 @@ def test_fifty_updates_through_shared_memory(policy: Policy) -> None:
     assert max(gaps) < 2 * usual
 
 
-@pytest.mark.parametrize("fault", ["bytes", "missing", "unknown", "shape", "unfinished"])
+@pytest.mark.parametrize("fault", ["bytes", "missing", "unset", "unknown", "shape", "unfinished"])
 def test_a_faulty_transfer_through_shared_memory_is_refused_by_vllm(
     policy: Policy, fault: str
 ) -> None:
     said = {
         "bytes": "weights of version 1: model.* arrived with other bytes than were sent",
-        "missing": "weights of version 1: .* did not arrive",
+        "missing": "weights of version 1: model.layers.1.self_attn.k_proj.weight did not arrive",
+        "unset": "weights of version 1: model.norm.weight got no value",
         "unknown": "no_such_layer",
         "shape": "size|shape",
         "unfinished": "already active",
     }
     engine = engine_of(policy, weights="shared_memory")
     try:
-        engine.publish(contract.published(policy, version=0))
+        if fault == "unset":  # By the first update, before any was complete.
+            engine.sampler.start(engine.files.write(engine.weights))
+        else:
+            engine.publish(contract.published(policy, version=0))
         tensors = dict(policy.model.state_dict())
         if fault == "missing":
             del tensors["model.layers.1.self_attn.k_proj.weight"]
+        elif fault == "unset":
+            del tensors["model.norm.weight"]
         elif fault == "unknown":
             tensors["model.no_such_layer.weight"] = torch.zeros(3)
         elif fault == "shape":
