@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from cluster_runs import train_command
@@ -93,15 +94,19 @@ def test_a_second_driver_on_the_same_folder_is_refused(tmp_path: Path, own: TwoM
     folder = tmp_path / "run"
     own.start_ray(3, 3)
     first = own.first.run(run_of(own, folder, "steps=8"), tmp_path / "first.log")
+    driver = psutil.Process(first.pid)
     try:
         end = time.monotonic() + 240
         while not steps_done(folder) and time.monotonic() < end:
             time.sleep(0.1)
+        driver.suspend()  # Otherwise, the run may end before the second one begins.
         log = tmp_path / "second.log"
         second = own.second.run(run_of(own, folder, "steps=8"), log)
         assert second.wait(240) == 2
         text = " ".join(log.read_text().split())
-        assert f"output = '{folder}': is in use by process" in text and "Traceback" not in text
+        assert f"output = '{folder}': is in use by process {first.pid}" in text, text
+        assert "Traceback" not in text
+        driver.resume()
         assert first.wait(240) == 0, (tmp_path / "first.log").read_text()[-2000:]
         assert steps_done(folder) == 8
     finally:

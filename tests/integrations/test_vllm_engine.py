@@ -185,7 +185,7 @@ def test_a_faulty_transfer_through_shared_memory_is_refused_by_vllm(
         "missing": "weights of version 1: model.layers.1.self_attn.k_proj.weight did not arrive",
         "unset": "weights of version 1: model.norm.weight got no value",
         "unknown": "no_such_layer",
-        "shape": "size|shape",
+        "shape": "Worker failed",
         "unfinished": "already active",
     }
     engine = engine_of(policy, weights="shared_memory")
