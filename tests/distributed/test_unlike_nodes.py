@@ -12,7 +12,7 @@ import pytest
 
 from cluster_runs import train_command
 from groupwise.training.stages.base_model import small_policy
-from kills import steps_done
+from kills import run_settings, steps_done
 from namespaces import TwoMachines
 from small_runs import settings
 
@@ -93,7 +93,9 @@ def test_a_second_driver_on_the_same_folder_is_refused(tmp_path: Path, own: TwoM
     """Also from another machine; the first run goes on."""
     folder = tmp_path / "run"
     own.start_ray(3, 3)
-    first = own.first.run(run_of(own, folder, "steps=8"), tmp_path / "first.log")
+    given = run_settings(folder, f"cluster.address={own.address}", steps=8)
+    command = train_command("word-problems-ray", given)
+    first = own.first.run(command, tmp_path / "first.log")
     driver = psutil.Process(first.pid)
     try:
         end = time.monotonic() + 240
@@ -101,7 +103,7 @@ def test_a_second_driver_on_the_same_folder_is_refused(tmp_path: Path, own: TwoM
             time.sleep(0.1)
         driver.suspend()  # Otherwise, the run may end before the second one begins.
         log = tmp_path / "second.log"
-        second = own.second.run(run_of(own, folder, "steps=8"), log)
+        second = own.second.run(command, log)
         assert second.wait(240) == 2
         text = " ".join(log.read_text().split())
         assert f"output = '{folder}': is in use by process {first.pid}" in text, text

@@ -90,7 +90,7 @@ def check(problem: str, names: list[str], update: SharedUpdate) -> None:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Nothing:
     """The body of `/init_weight_transfer_engine`: shared memory needs no connection."""
 
