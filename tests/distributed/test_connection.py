@@ -18,7 +18,8 @@ from groupwise.algorithms.binding import POLICY
 from groupwise.config import Config, load
 from groupwise.config.connect import load_configured
 from groupwise.distributed import connection
-from groupwise.distributed.cluster import ClusterLearner, connect_cluster
+from groupwise.distributed.asked import AskedLearner
+from groupwise.distributed.cluster import cluster_learner, connect_cluster
 from groupwise.distributed.connection import Cluster
 from groupwise.distributed.learner_group import LearnerGroup
 from groupwise.distributed.lost import RankLost
@@ -169,10 +170,10 @@ def test_a_probe_stands_where_each_process_will_be(tmp_path: Path) -> None:
     assert min(found.bandwidths.values()) > 0
 
 
-def started(cluster: Cluster) -> ClusterLearner:
+def started(cluster: Cluster) -> tuple[LearnerGroup, AskedLearner]:
     policy = load_configured(cluster.config)
     group = LearnerGroup(cluster, dict(policy.model.named_parameters()))
-    return ClusterLearner(group, POLICY)
+    return group, cluster_learner(group, POLICY)
 
 
 def test_a_lost_rank_is_named_wherever_it_is_lost(tmp_path: Path) -> None:
@@ -181,11 +182,11 @@ def test_a_lost_rank_is_named_wherever_it_is_lost(tmp_path: Path) -> None:
     patient = config_of(tmp_path, "cluster.ranks=2")
     cluster = Cluster(patient)
     try:
-        learner = started(cluster)
-        ray.kill(learner.group.ranks[1])
+        group, learner = started(cluster)
+        ray.kill(group.ranks[1])
         with pytest.raises(RankLost, match="lost rank 1 in 'ship'"):
             learner.publish()
-        learner = started(cluster)
+        group, learner = started(cluster)
         cluster.config = config_of(tmp_path, "cluster.ranks=2", "distributed.timeout_minutes=0.1")
         children = psutil.Process().children(recursive=True)
         os.kill(
@@ -195,9 +196,9 @@ def test_a_lost_rank_is_named_wherever_it_is_lost(tmp_path: Path) -> None:
         with pytest.raises(RankLost, match="lost rank [01] in 'trained'"):
             learner.trained()
         cluster.config = patient
-        learner = started(cluster)
+        group, learner = started(cluster)
         with pytest.raises(RunError, match="no_such_method"):
-            learner.group.ask("no_such_method")
+            group.ask("no_such_method")
         with pytest.raises(RunError, match="the learner ended .* in 'no_such_method'"):
             learner.state()
     finally:

@@ -18,6 +18,7 @@ from groupwise.config import Config, load
 from groupwise.config.connect import load_configured
 from groupwise.distributed import connection
 from groupwise.distributed.cluster import connect_cluster
+from groupwise.distributed.lost import RankLost
 from groupwise.distributed.replicas import ClusterEngine
 from groupwise.errors import RunError
 from groupwise.training.run import train_config
@@ -163,6 +164,23 @@ def test_a_run_without_any_replica_ends_and_says_what_is_missing(
     said = str(writing.error)
     assert "replica 0: lost, and the cluster has no room for another (1 CPU, 0 GPU; " in said
     assert "no replica is left" in said and "--resume" in said
+
+
+def test_weights_that_are_lost_with_the_rank_and_every_replica_end_the_attempt(
+    tmp_path: Path, machines: Callable[..., Machines]
+) -> None:
+    """Another node has room for a replica, but nobody has weights for it: the run has to continue
+    from its checkpoint, as after the loss of a rank."""
+    own = machines(0, 2, 2)
+    config = config_of(tmp_path, own, "cluster.replicas=1")
+    engine = connected(config)
+    writing = Writing(engine, config)
+    writing.until(lambda: writing.written > 5)
+    own.nodes.remove_node(own.node_of("ray::LearnerRank"), allow_graceful=False)
+    writing.thread.join(90)
+    engine.close()
+    assert isinstance(writing.error, RankLost), writing.error
+    assert str(writing.error) == "lost the weights with the node of rank 0."
 
 
 def test_a_node_that_is_cut_off_and_comes_back_loses_no_completion(

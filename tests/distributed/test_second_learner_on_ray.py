@@ -64,7 +64,7 @@ def test_a_critic_on_ray_is_that_of_one_process(
     with monkeypatch.context() as watched:
         watched.setattr(Prepared, "close", closed)
         cluster = trained(tmp_path / "cluster", "cluster.replicas=1")
-    assert set(devices) == {"meta", "ClusterLearner"}
+    assert set(devices) == {"meta", "AskedLearner"}
     assert timeless(cluster) == timeless(alone) or len(timeless(cluster)) == 3
     assert differing(alone, cluster) == []
     sharded = trained(

@@ -125,7 +125,7 @@ def test_a_head_that_keeps_its_old_weights_is_found(policy: Policy) -> None:
     server = OwnServer(policy, settings(), max_rows=64)
     files = WeightFiles(policy, untied=False)
     try:
-        server.start(files.write(version=0))
+        server.start(files.write(contract.published(policy, version=0)))
         assert server.server is not None
         url = server.server.client.url
         engine = VllmEngine(policy, settings=EngineSettings(server=url))
@@ -150,6 +150,69 @@ def test_what_does_not_reload_is_started_again(policy: Policy) -> None:
         move(policy, seed=1)
         assert engine.publish(contract.published(policy, version=2))["canary_gap"] < 1e-3
         contract.check_logprobs(engine, policy)
+    finally:
+        engine.close()
+
+
+def test_fifty_updates_through_shared_memory(policy: Policy) -> None:
+    """vLLM's weight-transfer protocol, with the receiver of this package in vLLM's registry; both
+    sides differ as little as after a reload from files."""
+    engine, gaps = engine_of(policy, weights="shared_memory"), []
+    try:
+        for version in range(1, 51):
+            move(policy, seed=version)
+            figures = engine.publish(contract.published(policy, version=version))
+            gaps.append(figures["canary_gap"])
+        assert engine.way == "shared_memory" and engine.files._count == 1
+        contract.check_logprobs(engine, policy)
+    finally:
+        engine.close()
+    by_files = engine_of(policy, weights="reload")
+    try:
+        usual = by_files.publish(contract.published(policy, version=51))["canary_gap"]
+    finally:
+        by_files.close()
+    print(f"largest canary gaps: {max(gaps):.2g} of {len(gaps)} updates, {usual:.2g} by files")
+    assert max(gaps) < 2 * usual
+
+
+@pytest.mark.parametrize("fault", ["bytes", "missing", "unset", "unknown", "shape", "unfinished"])
+def test_a_faulty_transfer_through_shared_memory_is_refused_by_vllm(
+    policy: Policy, fault: str
+) -> None:
+    said = {
+        "bytes": "weights of version 1: model.* arrived with other bytes than were sent",
+        "missing": "weights of version 1: model.layers.1.self_attn.k_proj.weight did not arrive",
+        "unset": "weights of version 1: model.norm.weight got no value",
+        "unknown": "no_such_layer",
+        "shape": "Worker failed",
+        "unfinished": "already active",
+    }
+    engine = engine_of(policy, weights="shared_memory")
+    try:
+        if fault == "unset":  # By the first update, before any was complete.
+            engine.sampler.start(engine.files.write(engine.weights))
+        else:
+            engine.publish(contract.published(policy, version=0))
+        tensors = dict(policy.model.state_dict())
+        if fault == "missing":
+            del tensors["model.layers.1.self_attn.k_proj.weight"]
+        elif fault == "unset":
+            del tensors["model.norm.weight"]
+        elif fault == "unknown":
+            tensors["model.no_such_layer.weight"] = torch.zeros(3)
+        elif fault == "shape":
+            name = "model.layers.0.mlp.up_proj.weight"
+            tensors[name] = tensors[name][:, :-1].contiguous()
+        assert engine.memory is not None and isinstance(engine.sampler, OwnServer)
+        update = engine.memory.write(tensors, version=1)
+        if fault == "bytes":
+            engine.memory._memory[update.offsets[2]] ^= 1
+        elif fault == "unfinished":
+            assert engine.sampler.server is not None
+            engine.sampler.server.client.post("/start_weight_update", {})
+        with pytest.raises(RunError, match=said[fault]):
+            engine.sampler.transfer(update)
     finally:
         engine.close()
 
@@ -185,7 +248,7 @@ def test_adapters_are_brought_over_under_new_names(policy: Policy) -> None:
         engine.close()
 
 
-@pytest.mark.parametrize("weights, steps", [("reload", 12), ("restart", 2)])
+@pytest.mark.parametrize("weights, steps", [("reload", 12), ("restart", 2), ("shared_memory", 12)])
 def test_training_with_an_update_after_every_step(tmp_path: Path, weights: str, steps: int) -> None:
     ready = prepared(
         tmp_path / "run",

@@ -31,6 +31,8 @@ from groupwise.rundir.files import read_lines
 from small_runs import settings
 
 KILLS_PER_RUN = 4
+LONG_STEPS, KILLS_PER_LONG_RUN = 30, 10
+"""Of the runs of this script: a cluster takes longer to start than ten processes to be replaced."""
 PAUSE_S = 2.0
 """Longest time between a recovery and the next kill."""
 MODELS = ("ray::Replica", "ray::LearnerRank", "ray::ScorerProcess", "scoring.worker")
@@ -61,9 +63,9 @@ def steps_done(folder: Path) -> int:
     return len(list(read_lines(path))) if path.exists() else 0
 
 
-def undisturbed_run(folder: Path) -> Path:
+def undisturbed_run(folder: Path, *, steps: int = 12) -> Path:
     """The run in one process."""
-    given = run_settings(folder, "reward_pool.workers=1")
+    given = run_settings(folder, "reward_pool.workers=1", steps=steps)
     subprocess.run(train_command("word-problems", given), check=True, capture_output=True)
     return folder
 
@@ -80,7 +82,9 @@ def victims(run: int, kind: str) -> list[psutil.Process]:
     return [psutil.Process(run)] if kind == "driver" else processes(run, kind)
 
 
-def kills_of(folder: Path, kind: str, chance: random.Random, *, at_most: int) -> dict[str, Any]:
+def kills_of(
+    folder: Path, kind: str, chance: random.Random, *, at_most: int, steps: int = 12
+) -> dict[str, Any]:
     """Kill processes of a run until it ends.
 
     Returns:
@@ -88,13 +92,16 @@ def kills_of(folder: Path, kind: str, chance: random.Random, *, at_most: int) ->
         outlived the run by a minute.
     """
     scorers = f"cluster.scorers={int('Scorer' in kind)}"
-    given = run_settings(folder, "reward_pool.workers=1", "cluster.restarts=10", scorers)
+    given = run_settings(
+        folder, "reward_pool.workers=1", "cluster.restarts=10", scorers, steps=steps
+    )
     recovered: list[float] = []
     log, every = folder.with_suffix(".err"), set[psutil.Process]()
 
     def start(given: list[str], *more: str) -> subprocess.Popen[str]:
         line = train_command("word-problems-ray", given, *more)
-        return subprocess.Popen(line, stderr=log.open("a"), text=True)
+        file = log.open("a")
+        return subprocess.Popen(line, stdout=file, stderr=file, text=True)
 
     run = start(given)
     while run.poll() is None:
@@ -120,7 +127,8 @@ def kills_of(folder: Path, kind: str, chance: random.Random, *, at_most: int) ->
 
 def logged(path: Path, kind: str) -> list[dict[str, Any]]:
     """The finished runs of a kind."""
-    return [row for row in read_lines(path) if row["kind"] == kind] if path.exists() else []
+    rows = map(json.loads, path.read_text().splitlines() if path.exists() else ())
+    return [row for row in rows if row["kind"] == kind]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -133,7 +141,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     asked = ["git", "-C", str(root), "rev-parse", "--short", "HEAD"]
     commit = subprocess.run(asked, check=True, capture_output=True, text=True).stdout.strip()
     folder = Path(tempfile.mkdtemp(prefix="kills-"))
-    undisturbed = undisturbed_run(folder / "undisturbed")
+    undisturbed = undisturbed_run(folder / "undisturbed", steps=LONG_STEPS)
     open_kinds = set(KINDS)
     while open_kinds:
         for kind in [each for each in KINDS if each in open_kinds]:
@@ -144,8 +152,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 continue
             run = folder / f"run-{len(before)}"
             chance = random.Random(f"{kind} {len(before)}")
-            at_most = min(KILLS_PER_RUN, options.kills - count)
-            found = kills_of(run, kind, chance, at_most=at_most)
+            at_most = min(KILLS_PER_LONG_RUN, options.kills - count)
+            found = kills_of(run, kind, chance, at_most=at_most, steps=LONG_STEPS)
             row = {
                 "commit": commit,
                 "kind": kind,

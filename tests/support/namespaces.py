@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -68,13 +69,20 @@ class Machine:
         """Cut the cable (`down`), or repair it (`up`)."""
         _ip("-n", self.name, "link", "set", self.cable, state)
 
-    def start(self, cpus: int, *more: str) -> None:
-        """Start a Ray node."""
-        line = self.command(sys.executable, "-m", "ray.scripts.scripts", "start")
+    def start(self, cpus: int, *more: str, hidden: Path | None = None, **known: str) -> None:
+        """Start a Ray node.
+
+        Args:
+            hidden: a folder that is empty for its processes.
+            known: variables of its environment.
+        """
+        hides = ["sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"', str(hidden)]
+        line = self.command(*(hides if hidden else []), sys.executable)
+        line += ["-m", "ray.scripts.scripts", "start"]
         line += [f"--num-cpus={cpus}", f"--node-ip-address={self.address}"]
         line += ["--object-store-memory=100000000", "--disable-usage-stats", *more]
-        known = {**os.environ, **OPEN}
-        done = subprocess.run(line, capture_output=True, text=True, timeout=120, env=known)
+        every = {**os.environ, **OPEN, **known}
+        done = subprocess.run(line, capture_output=True, text=True, timeout=120, env=every)
         assert done.returncode == 0, done.stdout + done.stderr
 
     def processes(self, title: str = "") -> list[psutil.Process]:
@@ -114,21 +122,25 @@ class TwoMachines:
         self.cpus = 0, 0
         self.folder = Path(tempfile.mkdtemp(prefix="gw"))  # Paths of sockets have to be short.
 
-    def start_ray(self, *cpus: int) -> None:
-        """Start a cluster with so many CPUs on each machine."""
+    def start_ray(self, *cpus: int, **second: Any) -> None:
+        """Start a cluster with so many CPUs on each machine.
+
+        Args:
+            second: what else `Machine.start` is told about the second one.
+        """
         self.cpus = cpus
         head = [f"--port={PORT}", "--include-dashboard=false", f"--temp-dir={self.folder}"]
         self.first.start(cpus[0], "--head", f"--system-config={json.dumps(PATIENCE)}", *head)
-        self.join()
+        self.join(**second)
 
     @property
     def address(self) -> str:
         """Of the cluster."""
         return f"{self.first.address}:{PORT}"
 
-    def join(self) -> None:
+    def join(self, **more: Any) -> None:
         """Start the second node."""
-        self.second.start(self.cpus[1], f"--address={self.address}")
+        self.second.start(self.cpus[1], f"--address={self.address}", **more)
 
     def remove(self) -> None:
         """End everything."""

@@ -7,6 +7,7 @@ given.
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import socket
@@ -16,6 +17,8 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib import import_module
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Literal
 
@@ -62,6 +65,8 @@ class Server:
         context: its --max-model-len.
         skew: added to every log-probability that it reports, as other kernels add noise.
         uds: path of the Unix socket to listen on; None takes a free port.
+        breaks: the number of a transfer that fails, counted from 1.
+        plugin: receives weights by the weight-transfer protocol; None if not started for it.
     """
 
     def __init__(
@@ -75,12 +80,16 @@ class Server:
         context: int = 256,
         skew: float = 0.0,
         uds: str | None = None,
+        breaks: int = 0,
+        plugin: Any = None,
     ) -> None:
         self.root, self.reload, self.raw, self.developer = folder, reload, raw, developer
         self.version, self.context, self.skew = version, context, skew
         self.model: Any = AutoModelForCausalLM.from_pretrained(folder).eval()
         self.tokenizer: Any = AutoTokenizer.from_pretrained(folder)
         self.cached: Any = None
+        self.breaks, self.plugin = breaks, plugin
+        self.transfers, self.updating = 0, False
         self.said: list[str] = []
         self.lock = threading.Lock()
         self.dies_after: int | None = None
@@ -175,8 +184,16 @@ class Server:
             return 404, {"detail": "Not Found"}
         if path == "/collective_rpc":
             assert body["method"] == "reload_weights"
-            self.take_over(body["kwargs"]["weights_path"])
+            self.take_over(AutoModelForCausalLM.from_pretrained(body["kwargs"]["weights_path"]))
             return 200, {"results": [None]}
+        if self.plugin is not None and path.endswith(("weight_update", "update_weights")):
+            try:
+                self.transfer(path, body)
+            except (RuntimeError, ValueError) as error:
+                return 500, {"error": {"message": str(error)}}
+            return 200, {"message": "done"}
+        if path == "/init_weight_transfer_engine":
+            return 200, {"message": "Weight transfer initialized"}
         if path == "/reset_prefix_cache":
             if self.reload != "stale_cache":
                 self.cached = None
@@ -185,8 +202,24 @@ class Server:
             return 200, {}
         return 404, {"detail": "Not Found"}
 
-    def take_over(self, folder: str) -> None:
-        fresh = AutoModelForCausalLM.from_pretrained(folder).eval()
+    def transfer(self, path: str, body: Mapping[str, Any]) -> None:
+        """A phase of the weight-transfer protocol."""
+        if (path == "/start_weight_update") == self.updating:
+            found = "a" if self.updating else "no"
+            raise RuntimeError(f"{path[1:]}: {found} weight update is active")
+        if path != "/update_weights":
+            self.updating = path == "/start_weight_update"
+            return
+        update = self.plugin.SharedUpdate(**body["update_info"])
+        self.transfers += 1
+        if self.transfers == self.breaks:
+            update.digests[3] = "that of other bytes"
+        fresh = copy.deepcopy(self.model)
+        fresh.load_state_dict(dict(self.plugin.read(update)))
+        self.take_over(fresh)
+
+    def take_over(self, fresh: Any) -> None:
+        fresh.eval()
         if self.reload == "ignored":
             return
         with torch.no_grad():
@@ -264,13 +297,25 @@ def interpreter(folder: Path) -> Path:
     python = folder / "python"
     python.write_text(
         f"#!/bin/sh\n[ $1 = -c ] && exec echo 0.32.0\n"
-        f"PYTHONPATH={os.pathsep.join(sys.path)} exec {sys.executable} {__file__} $@\n"
+        f"PYTHONPATH=$PYTHONPATH:{os.pathsep.join(sys.path)} exec {sys.executable} {__file__} $@\n"
     )
     python.chmod(0o755)
     return python
 
 
+def installed_plugin() -> Any:
+    """The module of the plugin on the path, if there is one."""
+    found = [each.module for each in entry_points(group="vllm.general_plugins")]
+    return import_module(*found) if found else None
+
+
 if __name__ == "__main__":
     given = dict(zip(sys.argv[1:-1], sys.argv[2:], strict=True))
-    Server(given["--model"], uds=given["--uds"])
+    Server(
+        given["--model"],
+        uds=given["--uds"],
+        reload=given.get("--reload", "right"),  # pyright: ignore[reportArgumentType]
+        breaks=int(given.get("--breaks", 0)),
+        plugin=installed_plugin() if "--weight-transfer-config" in given else None,
+    )
     time.sleep(600)

@@ -173,11 +173,17 @@ class Cluster:
         return made.remote(self.config.to_json(), os.getcwd(), *given)
 
     def get(self, refs: Any) -> Any:
-        """Results, or the error of the library itself where one was raised."""
+        """Results, or the error of the library itself where one was raised.
+
+        Raises:
+            RankLost: a process was given weights that were lost with their node.
+        """
         try:
             return self.ray.get(refs)
         except self.ray.exceptions.RayTaskError as error:
             cause = error.cause
+            if isinstance(cause, self.ray.exceptions.ObjectLostError):
+                raise RankLost("lost the weights with the node of rank 0.") from error
             if isinstance(cause, GroupwiseError):
                 raise cause from error
             raise RunError(f"{type(cause).__name__}: {str(cause)[:300]}") from error

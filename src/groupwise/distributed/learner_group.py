@@ -50,7 +50,7 @@ class LearnerGroup:
             if not self.cluster.answer("rank 0", self.ranks[0].sees.remote(mark.name)):
                 raise UsageError(
                     f"output = {str(folder)!r}: rank 0 of the learner does not see this folder; "
-                    "take one that all machines share."
+                    "choose one that all machines share, with --set output=FOLDER."
                 )
 
     def _all(self, method: str, given: list[tuple[Any, ...]]) -> Any:
@@ -76,7 +76,7 @@ class LearnerGroup:
             while waiting:
                 done, _ = ray.wait(list(waiting.values()), num_returns=1, timeout=LOOK_S)
                 for rank in [rank for rank, call in waiting.items() if call in done]:
-                    result = self.cluster.get(waiting.pop(rank))
+                    result = self._result(rank, waiting.pop(rank))
                     found = result if rank == 0 else found
                 if not done:
                     self._check_alive({rank: self.ranks[rank] for rank in waiting}, asked)
@@ -88,6 +88,17 @@ class LearnerGroup:
             if not lost or not isinstance(error, Exception):
                 raise
             raise RankLost(self.broken) from error
+
+    def _result(self, rank: int, call: Any) -> Any:
+        """The result of one rank.
+
+        Raises:
+            UsageError: what the rank needs is missing on its machine; the message names the rank.
+        """
+        try:
+            return self.cluster.get(call)
+        except UsageError as error:
+            raise UsageError(f"rank {rank}: {error}") from error
 
     def _check_alive(self, actors: Mapping[int, Any], asked: dict[int, Any]) -> None:
         if lost := self.cluster.silent(actors, asked):

@@ -22,10 +22,11 @@ from groupwise.config.connect import (
     second_model,
     select_device,
 )
+from groupwise.distributed.asked import AskedLearner
 from groupwise.distributed.engine import SpreadEngine
 from groupwise.distributed.learner import DistributedLearner, Sharding
 from groupwise.distributed.surroundings import compare, received, surroundings
-from groupwise.distributed.team import Leader, LedLearner, Member, follow
+from groupwise.distributed.team import Leader, Member, follow
 from groupwise.distributed.world import World
 from groupwise.models import Policy, is_adapted
 
@@ -51,7 +52,7 @@ def lead(config: Config, algorithm: BoundAlgorithm, *, policy: Policy) -> Connec
     engine = SpreadEngine(leader, member.engine, spreads=_spreads(config))
     name = algorithm.second_learner
 
-    def second(config: Config, model: Policy, **settings: Any) -> LedLearner:
+    def second(config: Config, model: Policy, **settings: Any) -> AskedLearner:
         assert name is not None, "the algorithm has no second learner"
         member.second_model = model
         return leader.second(name, **settings)

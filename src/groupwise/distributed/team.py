@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 
 from groupwise.algorithms.binding import POLICY
+from groupwise.distributed.asked import AskedLearner
 from groupwise.distributed.learner import DistributedLearner
-from groupwise.distributed.objectives import NamedObjective, built, named
+from groupwise.distributed.objectives import NamedObjective, built
 from groupwise.distributed.weights import some, take_over
 from groupwise.distributed.world import World
 from groupwise.errors import RunError
@@ -25,7 +27,6 @@ from groupwise.types import (
     Group,
     Limits,
     Metrics,
-    Objective,
     Request,
     Sampling,
     Update,
@@ -211,94 +212,6 @@ def follow(member: Member) -> None:
         member.close()
 
 
-class LedLearner:
-    """A `Learner` on rank 0 that performs each operation on all ranks.
-
-    Args:
-        name: of the learner.
-    """
-
-    def __init__(self, leader: Leader, name: str) -> None:
-        self.leader, self.name = leader, name
-
-    @property
-    def _own(self) -> DistributedLearner:
-        """Rank 0's part."""
-        return self.leader.member.learners[self.name]
-
-    @property
-    def _whole(self) -> bool:
-        """Whether rank 0 holds all weights and their state itself."""
-        return self._own.sharding == "none"
-
-    @property
-    def version(self) -> int:
-        """As `Learner.version`."""
-        return self._own.version
-
-    def restart(self, optimizer: OptimizerSettings, *, total_steps: int) -> None:
-        """As `TorchLearner.restart`."""
-        self._ask("restart", {"optimizer": optimizer, "total_steps": total_steps})
-
-    def evaluate(self, batch: Batch, names: Collection[str]) -> Mapping[str, Tensor]:
-        """As `Learner.evaluate`."""
-        return self._ask("evaluate", {"batch": batch, "names": set(names)}) if names else {}
-
-    def update(self, batch: Batch, objective: Objective) -> Update:
-        """As `Learner.update`.
-
-        Raises:
-            UsageError: the objective does not consist of registered functions.
-        """
-        return self._ask("update", {"batch": batch, "objective": named(objective)})
-
-    def replace_reference(self) -> None:
-        """As `TorchLearner.replace_reference`."""
-        self._ask("replace_reference")
-
-    def reset_optimizer(self) -> None:
-        """As `TorchLearner.reset_optimizer`."""
-        self._ask("reset_optimizer")
-
-    def publish(self) -> WeightsRef:
-        """As `Learner.publish`; engines sample from the policy alone."""
-        assert self.name == POLICY, f"{self.name!r} is not what engines sample from"
-        return self.leader.member.publish() if self._whole else self.leader.ask("publish")
-
-    def trained(self) -> Mapping[str, Tensor]:
-        """As `Learner.trained`."""
-        return self._own.trained() if self._whole else self._ask("trained")
-
-    def set_trained(self, weights: Mapping[str, Tensor]) -> None:
-        """As `Learner.set_trained`."""
-        self._ask("set_trained", weights=weights)
-
-    def state(self) -> dict[str, Any]:
-        """As `Learner.state`."""
-        return self._own.state() if self._whole else self._ask("state")
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """As `Learner.restore`."""
-        self._ask("restore", state=state)
-
-    def movement(self) -> Callable[[], float]:
-        """As `Learner.movement`."""
-        if self._whole:
-            return self._own.movement()
-        self._ask("watch_movement")
-        return lambda: self._ask("moved")
-
-    def save(self, path: str) -> None:
-        """As `Learner.save`."""
-        if self._whole:
-            self._own.save(path)
-        else:
-            self._ask("save", {"path": path})
-
-    def _ask(self, method: str, given: Mapping[str, Any] | None = None, /, **local: Any) -> Any:
-        return self.leader.ask(method, {**(given or {}), "of": self.name}, **local)
-
-
 class Leader:
     """Rank 0's side of the group.
 
@@ -311,7 +224,7 @@ class Leader:
 
     def __init__(self, member: Member) -> None:
         self.member, self.world = member, member.world
-        self.policy = LedLearner(self, POLICY)
+        self.policy = self._learner(POLICY)
         self._broken: str | None = None
 
     def ask(self, name: str, given: Mapping[str, Any] | None = None, /, **local: Any) -> Any:
@@ -347,14 +260,20 @@ class Leader:
         finally:
             self.world.close()
 
-    def second(self, name: str, **settings: Any) -> LedLearner:
+    def second(self, name: str, **settings: Any) -> AskedLearner:
         """Make the second learner on all ranks.
 
         Args:
             settings: as for `second_learner`.
         """
         self.ask("make", {"name": name, **settings})
-        return LedLearner(self, name)
+        return self._learner(name)
+
+    def _learner(self, name: str) -> AskedLearner:
+        own = self.member.learners[name]
+        whole = own.sharding == "none"
+        publish = self.member.publish if whole else partial(self.ask, "publish")
+        return AskedLearner(name, ask=self.ask, publish=publish, own=own if whole else None)
 
 
 class _Together:

@@ -186,9 +186,11 @@ class EngineSettings(Section):
     python: Annotated[Location | None, RUNS_CODE] = None
     """Python interpreter of another environment from which to start a vLLM server, such as
     ".venv-vllm/bin/python". Without it and without `server`, vLLM runs in this process."""
-    weights: Annotated[Literal["auto", "adapter", "reload", "restart"], FREE] = "auto"
+    weights: Annotated[Literal["auto", "adapter", "reload", "restart", "shared_memory"], FREE] = (
+        "auto"
+    )
     """How vLLM loads new weights: as an adapter, by reloading, or by a restart; "auto" takes the
-    first that passes a trial."""
+    first that passes a trial. "shared_memory" writes no files; it needs `python`."""
     arguments: Annotated[Names, FREE] = ()
     """Further arguments of `vllm serve`, such as ["--tensor-parallel-size", "2"]."""
     memory_share: Annotated[Annotated[float, Field(gt=0, le=1)], FREE] = 0.3

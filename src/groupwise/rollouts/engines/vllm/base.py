@@ -9,9 +9,9 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from groupwise.errors import RunError
 
-WeightSync = Literal["adapter", "reload", "restart"]
+WeightSync = Literal["adapter", "reload", "restart", "shared_memory"]
 """How new weights reach the sampler: an adapter under a new name, a folder loaded into the running
-model, or a restart from a folder."""
+model, a restart from a folder, or memory of this machine loaded into the running model."""
 
 
 UNTRUNCATED: Mapping[str, Any] = {

@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Iterator
 
 import torch
+from transformers.core_model_loading import revert_weight_conversion
 
 from groupwise.errors import RunError, UsageError
 from groupwise.models import Policy
@@ -23,11 +24,12 @@ from groupwise.rollouts.engines.vllm.base import (
     WeightSync,
 )
 from groupwise.rollouts.engines.vllm.canary import NEWEST, Canary
-from groupwise.rollouts.engines.vllm.files import WeightFiles, disturbed
+from groupwise.rollouts.engines.vllm.files import WeightFiles, disturbed, model_state
 from groupwise.rollouts.engines.vllm.in_process import InProcess
 from groupwise.rollouts.engines.vllm.process import OwnServer
 from groupwise.rollouts.engines.vllm.requests import OpenRequests
 from groupwise.rollouts.engines.vllm.server import VllmServer
+from groupwise.rollouts.engines.vllm.shared_memory import SharedWeights
 from groupwise.rollouts.limits import RequestQueue
 from groupwise.settings import EngineSettings
 from groupwise.types import Group, Limits, Metrics, Requests, Sampling, WeightsRef
@@ -71,6 +73,8 @@ class VllmEngine:
         self.way: WeightSync | None = None
         self.ready = self.asleep = False
         self._check_way()
+        shares = self.settings.weights == "shared_memory"
+        self.memory = SharedWeights() if shares else None
         if isinstance(self.sampler, VllmServer):
             self._meet(self.sampler)
 
@@ -164,6 +168,8 @@ class VllmEngine:
         """Stop what this engine started, and delete its files."""
         self.sampler.close()
         self.files.close()
+        if self.memory is not None:
+            self.memory.close()
 
     def _begin(self) -> None:
         """The first completions are wanted: a sampler with the weights as they are now. A server
@@ -176,12 +182,24 @@ class VllmEngine:
 
     def _bring(self, way: WeightSync) -> None:
         """The weights as they are now; a sampler that does not run is started with them."""
-        weights, runs = self.files.write(self.weights), self.ready
-        if not runs:
-            self.sampler.start(weights)
+        started = None
+        if not self.ready:
+            started = self.files.write(self.weights)
+            self.sampler.start(started)
             self.ready = True
-        if runs or way != "restart":
-            self.sampler.renew(weights, way)
+        if way == "shared_memory":
+            self._transfer()
+        elif started is None or way != "restart":
+            self.sampler.renew(started or self.files.write(self.weights), way)
+
+    def _transfer(self) -> None:
+        """The same through shared memory, under the names of a checkpoint."""
+        assert isinstance(self.sampler, OwnServer) and self.memory is not None
+        model = self.policy.model
+        with torch.no_grad():
+            tensors = revert_weight_conversion(model, model_state(model, self.weights))
+            update = self.memory.write(tensors, version=self.weights.version)
+        self.sampler.transfer(update)
 
     def _settle(self) -> WeightSync:
         """How new weights will be transferred. A way that keeps the sampler running is tested
@@ -289,7 +307,8 @@ class VllmEngine:
             raise UsageError(
                 f"engine.weights = {way!r}: not possible here; use 'auto' or one of "
                 f"{', '.join(map(repr, ways))}. Only a server that the run starts can be "
-                "restarted (engine.python); with an adapter, only the adapter is transferred."
+                "restarted, or read shared memory (engine.python); with an adapter, only the "
+                "adapter is transferred."
             )
 
 

@@ -45,7 +45,7 @@ class WeightFiles:
         self._count += 1
         folder = Path(self._place.name) / f"{weights.version:06}-{self._count}"
         model = self.policy.model
-        state = _state(model, weights)
+        state = model_state(model, weights)
         with without_bars():
             if self.untied and self._base is None and model.config.tie_word_embeddings:
                 _save_untied(model, folder, state)
@@ -69,7 +69,7 @@ class WeightFiles:
         self._place.cleanup()
 
 
-def _state(model: Any, weights: WeightsRef) -> dict[str, Tensor]:
+def model_state(model: Any, weights: WeightsRef) -> dict[str, Tensor]:
     """The model's state with published parameters in place of its own, tied ones included.
 
     Raises:

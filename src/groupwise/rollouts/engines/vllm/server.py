@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
+from dataclasses import asdict
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -23,6 +24,7 @@ from groupwise.rollouts.engines.vllm.base import (
     Weights,
     WeightSync,
 )
+from groupwise.rollouts.engines.vllm.receiver import SharedUpdate
 from groupwise.rollouts.engines.vllm.versions import check_version
 
 SHORT_S = 60.0
@@ -164,6 +166,7 @@ class VllmServer:
         self.model, self.root, self.context = "", "", 0
         self._adapter: str | None = None
         self._adapters = 0
+        self._transfers = False
 
     @property
     def ways(self) -> tuple[WeightSync, ...]:
@@ -277,6 +280,18 @@ class VllmServer:
             "/collective_rpc",
             {"method": "reload_weights", "kwargs": {"weights_path": str(weights.folder)}},
             timeout=None,
+        )
+        self.flush()
+
+    def transfer(self, update: SharedUpdate) -> None:
+        """vLLM's weight-transfer protocol."""
+        if not self._transfers:
+            self._developer("/init_weight_transfer_engine", {"init_info": {}})
+            self._transfers = True
+        self._developer("/start_weight_update", {}, timeout=None)
+        self._developer("/update_weights", {"update_info": asdict(update)}, timeout=None)
+        self._developer(
+            "/finish_weight_update", {"weight_version": str(update.version)}, timeout=None
         )
         self.flush()
 

@@ -8,13 +8,15 @@ from groupwise.errors import UsageError
 
 OLDEST = (0, 15)
 """The oldest version that the extra `vllm` allows."""
+OLDEST_RECEIVER = (0, 32)
+"""The oldest version whose weight-transfer protocol was tested."""
 
 
-def check_version(version: str, *, where: str) -> None:
+def check_version(version: str, *, where: str, oldest: tuple[int, int] = OLDEST) -> None:
     """Refuse a vLLM that is too old; a version that is not a number (a branch build) passes.
 
     Raises:
-        UsageError: older than `OLDEST`.
+        UsageError: older than `oldest`.
 
     Example:
         >>> check_version("0.8.2", where="engine.python")
@@ -23,6 +25,6 @@ def check_version(version: str, *, where: str) -> None:
         groupwise.errors.UsageError: engine.python: is vLLM 0.8.2; at least 0.15 is needed.
     """
     found = re.match(r"(\d+)\.(\d+)", version)
-    if found and (int(found[1]), int(found[2])) < OLDEST:
-        oldest = ".".join(map(str, OLDEST))
-        raise UsageError(f"{where}: is vLLM {version}; at least {oldest} is needed.")
+    if found and (int(found[1]), int(found[2])) < oldest:
+        needed = ".".join(map(str, oldest))
+        raise UsageError(f"{where}: is vLLM {version}; at least {needed} is needed.")
