@@ -22,7 +22,7 @@ from groupwise.pipelines import (
     read_pipeline,
     run_pipeline,
 )
-from groupwise.pipelines.checks import check_overlap
+from groupwise.pipelines.checks import check_models, check_overlap
 from groupwise.pipelines.over_seeds import run_seeds
 from groupwise.pipelines.running import LOG, RECORD, _has_model
 from groupwise.settings import EvaluationSettings
@@ -340,6 +340,25 @@ def test_models_that_cannot_be_averaged_are_refused_before_the_first_stage(
     with pytest.raises(UsageError, match=said):
         run_pipeline(at(tmp_path / "p.toml", tmp_path / "out"), progress=Quiet())
     assert not (tmp_path / "out").exists()
+
+
+FROM_NOTHING = """
+[[stages]]
+name = "small"
+stage = "base"
+phases = "korean-base"
+
+[[stages]]
+name = "mean"
+stage = "average"
+models = ["@small", "@small"]
+"""
+
+
+def test_models_that_a_stage_makes_from_nothing_may_be_averaged(tmp_path: Path) -> None:
+    (tmp_path / "p.toml").write_text(FROM_NOTHING, encoding="utf-8")
+    pipeline = at(tmp_path / "p.toml", tmp_path / "out")
+    check_models(pipeline.stage("mean"), pipeline)
 
 
 SEVERAL = """

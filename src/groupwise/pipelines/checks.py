@@ -49,7 +49,8 @@ def check_models(stage: Stage, pipeline: Pipeline) -> None:
 
     try:
         origins = [_origin(model, stage, pipeline) for model in stage.settings["models"]]
-        check_alike([each for each in origins if each is not None])
+        if known := [each for each in origins if each is not None]:
+            check_alike(known)
     except UsageError as error:
         raise UsageError(f"{stage.name}: {error}") from None
 
