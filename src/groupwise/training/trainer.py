@@ -275,8 +275,8 @@ class Trainer:
         """Make this step the last one if held-out accuracy has stopped rising."""
         if self.evaluation.exhausted and self.done < self.settings.steps:
             self.monitor.log(
-                f"no better evaluation since step {self.evaluation.best_step or 0}; the run ends "
-                f"at step {self.done} of {self.settings.steps}"
+                f"evaluation.patience = {self.evaluation.patience}: the score has stopped rising; "
+                f"the run ends at step {self.done} of {self.settings.steps}"
             )
             self.settings = replace(self.settings, steps=self.done)
 
