@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from groupwise.algorithms import ALGORITHMS, bind
-from groupwise.algorithms.binding import SECOND_LEARNERS
 from groupwise.config.schema import Config
 
 
@@ -20,6 +18,9 @@ def unused_settings(config: Config) -> list[str]:
         >>> [line.partition(", ")[0] for line in unused_settings(config)]
         ['token_reward.model: not used']
     """
+    from groupwise.algorithms import ALGORITHMS, bind
+    from groupwise.algorithms.binding import SECOND_LEARNERS
+
     algorithm = bind(config.algorithm.name, config.algorithm.overrides())
     chosen, correction, said = algorithm.second_learner, algorithm.row.correction.name, []
     if config.update.proximal == "sampler" and correction != "none":
