@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
 import weakref
 from typing import Any
 
@@ -177,7 +179,21 @@ def test_overwritten_parameters_are_trained_on_from_what_they_hold(dtype: torch.
     assert not adam.masters["w"].value().any()
     weight.sum().backward()
     adam.step()
-    assert float(weight.abs().max()) < 2e-3
+    assert float(weight.detach().abs().max()) < 2e-3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
+def test_copies_of_an_optimizer_train_as_it_does(dtype: torch.dtype, copied: Any) -> None:
+    weight = nn.Parameter(torch.ones(8, 8, dtype=dtype))
+    adam = MasterOptimizer({"w": weight}, OptimizerSettings(learning_rate=1e-3))
+    weight.square().sum().backward()
+    adam.step()
+    other = copied(adam)
+    for each in (adam, other):
+        each.parameters["w"].square().sum().backward()
+        assert each.step()[0] > 0
+    assert torch.equal(adam.masters["w"].value(), other.masters["w"].value())
 
 
 def test_a_step_that_was_interrupted_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:

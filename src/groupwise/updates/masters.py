@@ -74,7 +74,45 @@ class Master:
         """Leave the gradients of the parameter where autograd puts them."""
 
 
-class WideMaster(Master):
+class _Beside(Master):
+    """A master that takes over the gradients of its parameter.
+
+    The parameter owns the hook, and the garbage collector finds no cycle through it, so the hook
+    must not own the master: it would keep model and master in memory for good.
+    """
+
+    def __init__(self, parameter: nn.Parameter) -> None:
+        self.parameter = parameter
+        self._add_hook()
+
+    def take(self, grad: Tensor) -> None:
+        """Add the gradient of a microbatch."""
+        raise NotImplementedError
+
+    def _add_hook(self) -> None:
+        reference = weakref.ref(self)
+
+        def hand_over(parameter: Tensor) -> None:
+            if (master := reference()) is not None and (grad := parameter.grad) is not None:
+                parameter.grad = None
+                master.take(grad)
+
+        self._hook = self.parameter.register_post_accumulate_grad_hook(hand_over)
+
+    def remove_hook(self) -> None:
+        """As `Master.remove_hook`."""
+        self._hook.remove()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_hook"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """PyTorch copies and pickles a parameter without its hooks."""
+        vars(self).update(state)
+        self._add_hook()
+
+
+class WideMaster(_Beside):
     """A float32 copy of a parameter in fp16, or of one that stays on a card while the optimizer
     works on the CPU.
 
@@ -83,11 +121,10 @@ class WideMaster(Master):
     """
 
     def __init__(self, parameter: nn.Parameter, *, away: bool) -> None:
-        self.parameter = parameter
+        super().__init__(parameter)
         low = parameter.dtype in (torch.bfloat16, torch.float16)
         wide = parameter.detach().to(torch.float32) if low else parameter.detach()
         self.stepped = nn.Parameter(wide.cpu().pin_memory() if away else wide)
-        self._hook = _hook(self)
 
     @property
     def held(self) -> tuple[Tensor, ...]:
@@ -118,7 +155,7 @@ class WideMaster(Master):
             self.parameter.copy_(_pinned(self.stepped, self.parameter.dtype), non_blocking=True)
 
     def take(self, grad: Tensor) -> None:
-        """Add the gradient of a microbatch."""
+        """As `_Beside.take`."""
         if grad.device != self.stepped.device:
             grad = _pinned(grad, grad.dtype)
         if self.stepped.grad is None:
@@ -126,12 +163,8 @@ class WideMaster(Master):
         else:
             self.stepped.grad.add_(grad)
 
-    def remove_hook(self) -> None:
-        """As `Master.remove_hook`."""
-        self._hook.remove()
 
-
-class SplitMaster(Master):
+class SplitMaster(_Beside):
     """Float32 weights in two halves of 16 bits: a bfloat16 parameter, and what it rounds off.
 
     bfloat16 is the upper half of float32, so the parameter and the lower half are the float32
@@ -145,11 +178,10 @@ class SplitMaster(Master):
     grad: Tensor | None = None  # pyright: ignore[reportIncompatibleMethodOverride, reportAssignmentType]
 
     def __init__(self, parameter: nn.Parameter) -> None:
-        self.parameter = parameter
+        super().__init__(parameter)
         self.lower = torch.zeros_like(parameter, dtype=torch.int16, requires_grad=False)
         self.stepped = nn.Parameter(self._nothing())
         self.widened = parameter.numel()
-        self._hook = _hook(self)
 
     @property
     def held(self) -> tuple[Tensor, ...]:
@@ -207,12 +239,8 @@ class SplitMaster(Master):
         self.stepped.data = self._nothing()
 
     def take(self, grad: Tensor) -> None:
-        """Add the gradient of a microbatch."""
+        """As `_Beside.take`."""
         self.grad = grad if self.grad is None else self.full_grad().add_(grad)
-
-    def remove_hook(self) -> None:
-        """As `Master.remove_hook`."""
-        self._hook.remove()
 
 
 def master_of(parameter: nn.Parameter, *, offload: bool) -> Master:
@@ -222,23 +250,9 @@ def master_of(parameter: nn.Parameter, *, offload: bool) -> Master:
         return WideMaster(parameter, away=away)
     if parameter.dtype != torch.bfloat16:
         return Master(parameter)
-    return SplitMaster(parameter) if parameter.is_contiguous() else WideMaster(parameter, away=False)
-
-
-def _hook(master: WideMaster | SplitMaster) -> Any:
-    """Hand finished gradients of a parameter to its master, while there is one.
-
-    The parameter holds the hook, and the garbage collector does not see cycles through it: a hook
-    that held the master would keep model and master in memory for good.
-    """
-    reference = weakref.ref(master)
-
-    def hand_over(parameter: Tensor) -> None:
-        if (found := reference()) is not None and (grad := parameter.grad) is not None:
-            parameter.grad = None
-            found.take(grad)
-
-    return master.parameter.register_post_accumulate_grad_hook(hand_over)
+    return (
+        SplitMaster(parameter) if parameter.is_contiguous() else WideMaster(parameter, away=False)
+    )
 
 
 def _halves(whole: Tensor) -> tuple[Tensor, Tensor]:
