@@ -227,7 +227,9 @@ def test_gradients_of_fp16_do_not_vanish_below_its_smallest_number() -> None:
         step, optimizer = learner.optimizer.adam.step, learner.optimizer
         seen: list[torch.Tensor] = []
         optimizer.adam.step = lambda seen=seen, optimizer=optimizer: seen.extend(  # type: ignore[method-assign]
-            m.gradient.flatten().clone() for m in optimizer.masters.values() if m.has_gradient
+            m.full_grad().flatten().clone()
+            for m in optimizer.masters.values()
+            if m.grad is not None
         )
         learner.update(batch, BONUS)
         optimizer.adam.step = step  # type: ignore[method-assign]

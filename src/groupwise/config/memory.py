@@ -145,10 +145,11 @@ def memory_plan(config: Config, *, sizes: PretrainedConfig | None = None) -> Mem
             if config.engine.name != "vllm":  # That has memory of its own.
                 limits = rollout_limits(config, prompt=prompt)
                 rollout = rollout_bytes(config, model, limits=limits, device=device)
+            masters = optimizer.masters.values()
             for laid, several in candidates:
                 found = update_bytes(model, laid, several=several, mode=mode, device=device)
                 step = {
-                    "gradients": sum(m.gradient_bytes for m in optimizer.masters.values()),
+                    "gradients": sum(0 if m.grad is None else m.grad.nbytes for m in masters),
                     "weights and gradients of a step": optimizer.step_bytes,
                 }
                 update = max(update, found, step, key=lambda parts: sum(parts.values()))

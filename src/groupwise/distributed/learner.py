@@ -173,13 +173,13 @@ class DistributedLearner(TorchLearner):
     def _sum_gradients(self, name: str) -> None:
         """Sum the gradients of all masters over ranks; where no rank has one, none is made."""
         masters = list(self.optimizer.masters.values())
-        has = torch.tensor([master.has_gradient for master in masters], dtype=torch.long)
+        has = torch.tensor([master.grad is not None for master in masters], dtype=torch.long)
         used = self.world.add(has, name) > 0
         bucket: list[Tensor] = []
         for master, wanted in zip(masters, used.tolist(), strict=True):
             if not wanted:
                 continue
-            gradient = master.gradient_or_zeros()
+            gradient = master.full_grad()
             if bucket and (
                 sum(grad.numel() for grad in bucket) + gradient.numel() > BUCKET
                 or (bucket[0].dtype, bucket[0].device) != (gradient.dtype, gradient.device)
@@ -203,7 +203,7 @@ class DistributedLearner(TorchLearner):
         for part in self.parts(batch, objective):
             self.add(part)
         self.complete()
-        grads = [master.gradient_or_zeros() for master in self.optimizer.masters.values()]
+        grads = [master.full_grad() for master in self.optimizer.masters.values()]
         flat = torch.cat([whole(grad).flatten() for grad in grads]) / self.optimizer.scale
         self.optimizer.clear()
         return flat
@@ -255,6 +255,7 @@ class DistributedLearner(TorchLearner):
         own = self._trainable()
         sent = self.world.send(weights, "the weights of the checkpoint")
         self._set_values({name: own_part(tensor, own[name]) for name, tensor in sent})
+        self.optimizer.reread()
 
     def state(self) -> dict[str, Any]:
         """What a resumed run needs besides the weights, with whole tensors: a checkpoint does not
@@ -274,12 +275,15 @@ class DistributedLearner(TorchLearner):
         tree = _taken_apart(state, flat) if self.world.leads else None
         tree = self.world.gather(tree, "the state of the checkpoint")[0]
         parameters, names = self.optimizer.parameters, list(self.optimizer.parameters)
+        # Offloaded masters stay on the CPU, and so do moments of split ones until they are set.
+        stepped = {name: master.stepped for name, master in self.optimizer.masters.items()}
         found: dict[str, Tensor] = {}
         given = flat if self.world.leads else None
         for key, tensor in self.world.send(given, "the state of the checkpoint"):
             kind, *path = key.split("\n")  # "reference", name; or "optimizer", …, name, …
             owner = path[0] if kind == "reference" else path[1]
-            like = parameters.get(names[int(owner)] if owner.isdecimal() else owner)
+            owned = parameters if kind == "reference" else stepped
+            like = owned.get(names[int(owner)] if owner.isdecimal() else owner)
             fits = like is not None and like.shape == tensor.shape
             found[key] = own_part(tensor, like) if like is not None and fits else tensor
         whole_state = _put_together(tree, found)

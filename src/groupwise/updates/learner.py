@@ -370,6 +370,7 @@ class TorchLearner:
                 "run's config.json."
             )
         self._set_values(weights)
+        self.optimizer.reread()
 
     def _values(self) -> dict[str, Tensor]:
         """A copy of the trained weights as this process holds them."""

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import weakref
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 
 class Master:
-    """A parameter that the optimizer steps itself: float32 or float64, and in place.
+    """Weights and gradient of a parameter in full precision, and how the optimizer steps them.
+
+    This one is of a parameter that is stepped itself: float32 or float64, and in place.
 
     Attributes:
         parameter: the model's.
         stepped: the tensor that AdamW steps, and the key of its moments.
+        widened: the number of weights that are float32 only between `open` and `close`.
     """
+
+    widened = 0
 
     def __init__(self, parameter: nn.Parameter) -> None:
         self.parameter = self.stepped = parameter
@@ -31,43 +39,80 @@ class Master:
         """Replace the weights, and the parameter with them."""
         self.stepped.copy_(value)
 
+    def reread(self) -> None:
+        """Take the weights from the parameter, which was overwritten."""
+
     @property
-    def gradient(self) -> Tensor | None:
-        """The gradient in full precision, which may be changed in place, or None."""
+    def grad(self) -> Tensor | None:
+        """The gradient as it is kept, in 16 bits or more."""
         return self.stepped.grad
 
-    @gradient.setter
-    def gradient(self, value: Tensor | None) -> None:
+    @grad.setter
+    def grad(self, value: Tensor | None) -> None:
         self.stepped.grad = value
 
-    def gradient_or_zeros(self) -> Tensor:
-        """The gradient in full precision, which from now on there is."""
-        if (gradient := self.gradient) is None:
-            gradient = torch.zeros_like(self.parameter, dtype=self.stepped.dtype)
-            gradient = gradient.to(self.stepped.device)
-            self.gradient = gradient
-        return gradient
+    def full_grad(self) -> Tensor:
+        """The gradient in full precision, from now on kept in it; zeros if there was none."""
+        if (grad := self.grad) is None:
+            grad = torch.zeros_like(self.parameter, dtype=self.stepped.dtype)
+        self.grad = grad = grad.to(self.stepped.device, self.stepped.dtype)
+        return grad
 
-    @property
-    def has_gradient(self) -> bool:
-        """Whether there is a gradient."""
-        return self.stepped.grad is not None
+    def open(self, factor: float) -> None:
+        """Give `stepped` the weights, and the gradient times a factor."""
+        self.full_grad().mul_(factor)
 
-    @property
-    def gradient_bytes(self) -> int:
-        """What the gradient takes now."""
-        return 0 if self.stepped.grad is None else self.stepped.grad.nbytes
+    def close(self) -> None:
+        """Take what the optimizer has made of them."""
+        self.clear()
 
-    def norm_input(self) -> Tensor:
-        """What a norm over several gradients is computed from: the gradient, or its own norm."""
-        assert self.stepped.grad is not None
-        return self.stepped.grad
+    def clear(self) -> None:
+        """Discard the gradient."""
+        self.grad = None
 
     def remove_hook(self) -> None:
         """Leave the gradients of the parameter where autograd puts them."""
 
 
-class WideMaster(Master):
+class _Beside(Master):
+    """A master that takes over the gradients of its parameter.
+
+    The parameter owns the hook, and the garbage collector finds no cycle through it, so the hook
+    must not own the master: it would keep model and master in memory for good.
+    """
+
+    def __init__(self, parameter: nn.Parameter) -> None:
+        self.parameter = parameter
+        self._add_hook()
+
+    def take(self, grad: Tensor) -> None:
+        """Add the gradient of a microbatch."""
+        raise NotImplementedError
+
+    def _add_hook(self) -> None:
+        reference = weakref.ref(self)
+
+        def hand_over(parameter: Tensor) -> None:
+            if (master := reference()) is not None and (grad := parameter.grad) is not None:
+                parameter.grad = None
+                master.take(grad)
+
+        self._hook = self.parameter.register_post_accumulate_grad_hook(hand_over)
+
+    def remove_hook(self) -> None:
+        """As `Master.remove_hook`."""
+        self._hook.remove()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_hook"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """PyTorch copies and pickles a parameter without its hooks."""
+        vars(self).update(state)
+        self._add_hook()
+
+
+class WideMaster(_Beside):
     """A float32 copy of a parameter in fp16, or of one that stays on a card while the optimizer
     works on the CPU.
 
@@ -76,11 +121,10 @@ class WideMaster(Master):
     """
 
     def __init__(self, parameter: nn.Parameter, *, away: bool) -> None:
-        self.parameter = parameter
+        super().__init__(parameter)
         low = parameter.dtype in (torch.bfloat16, torch.float16)
         wide = parameter.detach().to(torch.float32) if low else parameter.detach()
         self.stepped = nn.Parameter(wide.cpu().pin_memory() if away else wide)
-        self._hook = parameter.register_post_accumulate_grad_hook(self._take)
 
     @property
     def held(self) -> tuple[Tensor, ...]:
@@ -90,34 +134,37 @@ class WideMaster(Master):
     def set_value(self, value: Tensor) -> None:
         """As `Master.set_value`."""
         super().set_value(value)
-        self.refresh()
+        self._refresh()
 
     @torch.no_grad()
-    def refresh(self) -> None:
+    def reread(self) -> None:
+        """As `Master.reread`."""
+        self.stepped.copy_(self.parameter)
+
+    def close(self) -> None:
+        """As `Master.close`."""
+        self._refresh()
+        self.clear()
+
+    @torch.no_grad()
+    def _refresh(self) -> None:
         """Round the weights to the parameter."""
         if self.parameter.device == self.stepped.device:
             self.parameter.copy_(self.stepped)
         else:
             self.parameter.copy_(_pinned(self.stepped, self.parameter.dtype), non_blocking=True)
 
-    def _take(self, parameter: Tensor) -> None:
-        """Add the finished gradient of the parameter to that of the copy."""
-        if (grad := parameter.grad) is None:
-            return
+    def take(self, grad: Tensor) -> None:
+        """As `_Beside.take`."""
         if grad.device != self.stepped.device:
             grad = _pinned(grad, grad.dtype)
         if self.stepped.grad is None:
             self.stepped.grad = grad.to(self.stepped.dtype)
         else:
             self.stepped.grad.add_(grad)
-        parameter.grad = None
-
-    def remove_hook(self) -> None:
-        """As `Master.remove_hook`."""
-        self._hook.remove()
 
 
-class SplitMaster(Master):
+class SplitMaster(_Beside):
     """Float32 weights in two halves of 16 bits: a bfloat16 parameter, and what it rounds off.
 
     bfloat16 is the upper half of float32, so the parameter and the lower half are the float32
@@ -128,12 +175,13 @@ class SplitMaster(Master):
     `stepped` is empty except between `open` and `close`.
     """
 
+    grad: Tensor | None = None  # pyright: ignore[reportIncompatibleMethodOverride, reportAssignmentType]
+
     def __init__(self, parameter: nn.Parameter) -> None:
-        self.parameter = parameter
+        super().__init__(parameter)
         self.lower = torch.zeros_like(parameter, dtype=torch.int16, requires_grad=False)
         self.stepped = nn.Parameter(self._nothing())
-        self._gradient: Tensor | None = None
-        self._hook = parameter.register_post_accumulate_grad_hook(self._take)
+        self.widened = parameter.numel()
 
     @property
     def held(self) -> tuple[Tensor, ...]:
@@ -143,19 +191,26 @@ class SplitMaster(Master):
     def _nothing(self) -> Tensor:
         return torch.empty(0, dtype=torch.float32, device=self.parameter.device)
 
+    def _whole(self) -> Tensor:
+        """Memory for the float32 weights."""
+        return torch.empty(self.parameter.shape, dtype=torch.float32, device=self.parameter.device)
+
     @torch.no_grad()
     def value(self) -> Tensor:
         """As `Master.value`, in a new tensor."""
-        upper, whole = self._upper(), torch.empty_like(self.parameter, dtype=torch.float32)
+        whole = self._whole()
         lower_half, upper_half = _halves(whole)
         lower_half.copy_(self.lower)
-        torch.add(upper, self.lower >> 15, out=upper_half)
+        torch.add(self._upper(), self.lower >> 15, out=upper_half)
         return whole
 
     @torch.no_grad()
     def set_value(self, value: Tensor) -> None:
         """As `Master.set_value`."""
-        lower_half, upper_half = _halves(value.to(self.parameter.device).contiguous())
+        self._split(self._whole().copy_(value))
+
+    def _split(self, whole: Tensor) -> None:
+        lower_half, upper_half = _halves(whole)
         self.lower.copy_(lower_half)
         # A lower half from 2¹⁵ on, which is negative as int16, rounds up: to the upper half + 1.
         torch.sub(upper_half, self.lower >> 15, out=self._upper())
@@ -163,58 +218,29 @@ class SplitMaster(Master):
     def _upper(self) -> Tensor:
         return self.parameter.detach().view(torch.int16)
 
-    @property
-    def gradient(self) -> Tensor | None:
-        """As `Master.gradient`."""
-        if self._gradient is not None:
-            self._gradient = self._gradient.float()
-        return self._gradient
+    def reread(self) -> None:
+        """As `Master.reread`. The old lower half would make a weight of 0 a NaN."""
+        self.lower.zero_()
 
-    @gradient.setter
-    def gradient(self, value: Tensor | None) -> None:
-        self._gradient = value
-
-    @property
-    def has_gradient(self) -> bool:
-        """As `Master.has_gradient`."""
-        return self._gradient is not None
-
-    @property
-    def gradient_bytes(self) -> int:
-        """As `Master.gradient_bytes`."""
-        return 0 if self._gradient is None else self._gradient.nbytes
-
-    def norm_input(self) -> Tensor:
-        """As `Master.norm_input`."""
-        assert self._gradient is not None
-        return torch.linalg.vector_norm(self._gradient, dtype=torch.float32)
-
-    def open(self, factor: Tensor) -> None:
-        """Give `stepped` the weights, and the gradient times a factor."""
-        gradient = self.gradient
-        self._gradient = None
+    def open(self, factor: float) -> None:
+        """As `Master.open`."""
+        grad = self.full_grad().mul_(factor)
         self.stepped.data = self.value()
-        self.stepped.grad = None if gradient is None else gradient.mul_(factor)
+        self.stepped.grad, self.grad = grad, None
 
     def close(self) -> None:
-        """Take what the optimizer has made of them."""
-        self.set_value(self.stepped.detach())
-        self.stepped.grad = None
+        """As `Master.close`."""
+        self._split(self.stepped.detach())
+        self.clear()
+
+    def clear(self) -> None:
+        """As `Master.clear`."""
+        self.grad = self.stepped.grad = None
         self.stepped.data = self._nothing()
 
-    def _take(self, parameter: Tensor) -> None:
-        """Add the finished gradient of the parameter."""
-        if parameter.grad is None:
-            return
-        if self._gradient is None:
-            self._gradient = parameter.grad
-        else:
-            self._gradient = self._gradient.float().add_(parameter.grad)
-        parameter.grad = None
-
-    def remove_hook(self) -> None:
-        """As `Master.remove_hook`."""
-        self._hook.remove()
+    def take(self, grad: Tensor) -> None:
+        """As `_Beside.take`."""
+        self.grad = grad if self.grad is None else self.full_grad().add_(grad)
 
 
 def master_of(parameter: nn.Parameter, *, offload: bool) -> Master:
@@ -224,13 +250,14 @@ def master_of(parameter: nn.Parameter, *, offload: bool) -> Master:
         return WideMaster(parameter, away=away)
     if parameter.dtype != torch.bfloat16:
         return Master(parameter)
-    halves = parameter.dim() > 0 and parameter.is_contiguous()
-    return SplitMaster(parameter) if halves else WideMaster(parameter, away=False)
+    return (
+        SplitMaster(parameter) if parameter.is_contiguous() else WideMaster(parameter, away=False)
+    )
 
 
 def _halves(whole: Tensor) -> tuple[Tensor, Tensor]:
     """The lower and the upper 16 bits of float32 numbers, as views."""
-    pair = whole.view(torch.int16).view(*whole.shape, 2)
+    pair = whole.view(-1).view(torch.int16).view(*whole.shape, 2)
     return pair[..., 0], pair[..., 1]
 
 

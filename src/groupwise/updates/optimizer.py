@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from groupwise.errors import RunError, UsageError, install_command
 from groupwise.settings import OptimizerSettings
-from groupwise.updates.masters import SplitMaster, WideMaster, master_of
+from groupwise.updates.masters import Master, master_of
 
 PIECE = 1 << 22
 """Numbers of a weight that are summed in float64 at once."""
 
 STEPPED = 1 << 24
-"""Split weights that are whole at one time during a step, unless one parameter has more."""
+"""16-bit weights that are float32 at one time during a step, unless one parameter has more."""
 
 SCALE = 1024.0
 """Initial loss scale of an fp16 model; a power of 4, so that its square root is exact."""
@@ -100,53 +100,49 @@ class MasterOptimizer:
         elif norm > 0:
             for group in self.adam.param_groups:
                 group["lr"] = rate
-            self._take_step(total)
+            limit = self.settings.max_grad_norm
+            limit = math.inf if limit is None else limit
+            self._take_step(float((limit / (total + 1e-6)).clamp(max=1.0)))
         self.steps += 1
         self.clear()
         return norm, rate
 
     def _total_norm(self) -> Tensor:
         """The norm of the gradient. A 16-bit gradient contributes its norm, computed in float32."""
-        held = [m for m in self.masters.values() if m.has_gradient]
-        return nn.utils.get_total_norm([master.norm_input() for master in held])
+        grads = [m.grad for m in self.masters.values() if m.grad is not None]
+        return nn.utils.get_total_norm(
+            [
+                torch.linalg.vector_norm(grad, dtype=torch.float32) if grad.itemsize < 4 else grad
+                for grad in grads
+            ]
+        )
 
     @torch.no_grad()
-    def _take_step(self, norm: Tensor) -> None:
-        """Clip and step: first the masters that are whole, then the split ones, some at a time."""
-        limit = math.inf if self.settings.max_grad_norm is None else self.settings.max_grad_norm
-        if whole := [m.stepped for m in self.masters.values() if m.stepped.grad is not None]:
-            nn.utils.clip_grads_with_norm_(whole, limit, norm)
-            self.adam.step()
-            self.adam.zero_grad(set_to_none=True)
-        for master in self.masters.values():
-            if isinstance(master, WideMaster):
-                master.refresh()
-        for some in _by_size([master for master in self._split() if master.has_gradient]):
+    def _take_step(self, factor: float) -> None:
+        """Step on the gradient times a factor, some masters at a time."""
+        for some in _by_size([m for m in self.masters.values() if m.grad is not None]):
             for master in some:
-                master.open((limit / (norm + 1e-6)).clamp(max=1.0))
+                master.open(factor)
             self.adam.step()
             for master in some:
                 master.close()
 
-    def _split(self) -> list[SplitMaster]:
-        return [master for master in self.masters.values() if isinstance(master, SplitMaster)]
-
     @property
     def step_bytes(self) -> int:
-        """The most that float32 weights and gradients of split masters take during a step."""
-        sizes = [sum(m.parameter.numel() for m in some) for some in _by_size(self._split())]
+        """The most that weights and gradients that are float32 only during a step take."""
+        sizes = [sum(m.widened for m in some) for some in _by_size(list(self.masters.values()))]
         return 8 * max(sizes, default=0)
 
     def clear(self) -> None:
         """Discard all gradients."""
         for master in self.masters.values():
-            master.gradient = None
+            master.clear()
 
     @torch.no_grad()
     def pop_gradient(self) -> Tensor:
         """The gradient of all masters as one vector, 0 where there is none; discards it."""
         self._unscale()
-        grads = [master.gradient_or_zeros() for master in self.masters.values()]
+        grads = [master.full_grad() for master in self.masters.values()]
         self.clear()
         return torch.cat([grad.flatten() for grad in grads])
 
@@ -154,13 +150,18 @@ class MasterOptimizer:
     def _unscale(self) -> None:
         if self.scale != 1.0:
             for master in self.masters.values():
-                if (gradient := master.gradient) is not None:
-                    gradient.div_(self.scale)
+                if master.grad is not None:
+                    master.full_grad().div_(self.scale)
 
     def remove_hooks(self) -> None:
         """Remove the hooks, so that another optimizer can train the parameters."""
         for master in self.masters.values():
             master.remove_hook()
+
+    def reread(self) -> None:
+        """Take the weights from the parameters, which were overwritten."""
+        for master in self.masters.values():
+            master.reread()
 
     def reset(self) -> None:
         """Reset the running means of AdamW; the learning rate keeps its schedule."""
@@ -172,9 +173,11 @@ class MasterOptimizer:
     def state(self) -> dict[str, Any]:
         """Everything a resumed run needs, as tensors and plain numbers."""
         moments = self.adam.state_dict()["state"]
+        # Split masters are put together here: on a card, one at a time.
+        masters = {name: master.value().cpu() for name, master in self._separate.items()}
         return {
             "moments": {n: moments[i] for i, n in enumerate(self.masters) if i in moments},
-            "masters": {name: master.value() for name, master in self._separate.items()},
+            "masters": masters,
             "steps": self.steps,
             "scale": self.scale,
         }
@@ -226,11 +229,11 @@ def _moments(weight: Tensor) -> Float64[Tensor, "2"]:
     return total.cpu()
 
 
-def _by_size(masters: list[SplitMaster]) -> Iterator[list[SplitMaster]]:
-    """Masters in turn, as many at a time as have `STEPPED` weights, and at least one."""
-    some: list[SplitMaster] = []
+def _by_size(masters: list[Master]) -> Iterator[list[Master]]:
+    """Masters in turn, as many at a time as widen `STEPPED` weights, and at least one."""
+    some: list[Master] = []
     for master in masters:
-        if some and sum(m.parameter.numel() for m in (*some, master)) > STEPPED:
+        if some and sum(m.widened for m in (*some, master)) > STEPPED:
             yield some
             some = []
         some.append(master)
