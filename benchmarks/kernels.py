@@ -13,6 +13,7 @@ from __future__ import annotations
 import statistics
 import tempfile
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import harness
@@ -23,8 +24,12 @@ COLUMNS = (
     "case", "without", "with_seconds", "without_seconds", "gain", "rollout_gain", "update_gain",
 )  # fmt: skip
 EVERY = "every kernel"
-STEPS = ("embedded", "medium-fp32", "medium-recommended", "long-prompt-fp32", "cpu-0.5b-fp32",
-         "cpu-0.5b-recommended")  # fmt: skip
+STEPS = {
+    **{name: CASES[name] for name in ("embedded", "medium-fp32", "medium-recommended",
+                                      "long-prompt-fp32", "cpu-0.5b-fp32", "cpu-0.5b-recommended")},
+    **{f"{name}@32-tokens": replace(CASES[name], completion=32)
+       for name in ("medium-fp32", "medium-recommended")},
+}  # fmt: skip
 
 
 def kernels_of(case: Case) -> dict[str, frozenset[str]]:
@@ -87,10 +92,11 @@ def _ratio(above: float, below: float) -> float:
 
 def main() -> None:
     options = harness.arguments(__doc__ or "", list(STEPS)).parse_args()
-    names = harness.chosen(options, list(STEPS), ["embedded", "medium-fp32", "medium-recommended"])
+    default = ["embedded", "medium-fp32@32-tokens", "medium-recommended@32-tokens"]
+    names = harness.chosen(options, list(STEPS), default)
     report = Report("kernels", options)
     for name in names:
-        measure(name, shrunk(CASES[name]) if options.quick else CASES[name], options, report)
+        measure(name, shrunk(STEPS[name]) if options.quick else STEPS[name], options, report)
     report.close(COLUMNS)
 
 

@@ -110,6 +110,11 @@ def test_settings_of_a_second_learner_that_the_algorithm_lacks_are_said(
     assert [line.startswith(str(said)) for line in lines] == ([] if said is None else [True])
 
 
+def test_a_correction_of_ratios_that_start_from_the_sampler_is_said(recipe: Path) -> None:
+    with pytest.warns(UserWarning, match="correction.name = 'tis': not used, because update.prox"):
+        load(recipe, ["algorithm.correction.name=tis", "update.proximal=sampler"])
+
+
 def test_every_packaged_recipe_uses_its_second_learner(recwarn: pytest.WarningsRecorder) -> None:
     for name in (name for name in packaged() if not name.endswith("-base")):
         load(name)

@@ -6,8 +6,10 @@ import ctypes
 import importlib
 import json
 import os
+import select
 import signal
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -135,6 +137,44 @@ def test_a_closure_runs_in_this_process() -> None:
         return os.getpid() == own
 
     assert asked(FunctionEnvironment([here])).text == "<tool_response>true</tool_response>"
+
+
+class Shelf:
+    def __init__(self) -> None:
+        self.kept: list[str] = []
+
+    def put(self, what: str) -> str:
+        self.kept.append(what)
+        return "kept"
+
+
+def test_a_method_changes_its_own_object_and_no_copy() -> None:
+    shelf = Shelf()
+    assert asked(FunctionEnvironment([shelf.put]), what="salt").status is Status.OK
+    assert shelf.kept == ["salt"]
+
+
+def ends_later() -> str:
+    threading.Timer(0.1, os._exit, [3]).start()
+    return "soon"
+
+
+def process() -> int:
+    return os.getpid()
+
+
+@pytest.mark.parametrize("dies", ["worker", "all workers"])
+def test_a_worker_that_died_between_two_calls_costs_none(dies: str) -> None:
+    environment = FunctionEnvironment([ends_later, process])
+    assert answered(environment, {"name": "process"}).status is Status.OK
+    (_, connection), server = environment.processes._idle[0], environment.processes._server
+    assert server is not None
+    if dies == "worker":
+        assert answered(environment, {"name": "ends_later"}).status is Status.OK
+    else:
+        server.process.kill()
+    assert select.select([connection], [], [], 30)[0], "the worker has not died"
+    assert answered(environment, {"name": "process"}).status is Status.OK
 
 
 def test_functions_that_no_process_can_load_fail_with_the_reason(

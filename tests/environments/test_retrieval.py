@@ -80,7 +80,7 @@ def test_published_forms_of_corpora_are_read(tmp_path, name, content, expected) 
         (b'{"text": "x"}\n{"text": "\xff"}\n', ":2: is not UTF-8 text"),
         (b'{"title": "x"}\n', "row 1: must have a text"),
         (b'{"text": 7}\n', "row 1: must have a text"),
-        (b"", r"corpus = .*: holds no rows"),
+        (b"", r"corpus = .*: contains no rows"),
     ],
 )
 def test_broken_corpora_are_refused_with_their_row(tmp_path, content, message) -> None:

@@ -25,6 +25,7 @@ from groupwise.pipelines import (
 from groupwise.pipelines.checks import check_overlap
 from groupwise.pipelines.over_seeds import run_seeds
 from groupwise.pipelines.running import LOG, RECORD, _has_model
+from groupwise.settings import EvaluationSettings
 from small_runs import Quiet, tiny
 
 TEXT = """
@@ -128,6 +129,16 @@ def test_whether_the_best_model_is_kept_makes_no_stage_run_again(
         for setting in ("keep_best=true", "keep_best=false", "samples=3")
     ]
     assert keys[0] == keys[1] != keys[2]
+
+
+def test_nor_does_it_where_nothing_else_of_evaluations_is_set(file: Path, tmp_path: Path) -> None:
+    defaults = EvaluationSettings().model_dump(exclude={"keep_best"})
+    plain = [f"trained.evaluation.{name}={str(value).lower()}" for name, value in defaults.items()]
+    keys = [
+        [state.key for state in plan_table(at(file, tmp_path, *plain, setting))]
+        for setting in ("trained.evaluation.keep_best=true", "trained.evaluation.keep_best=false")
+    ]
+    assert keys[0] == keys[1]
 
 
 def test_what_is_up_to_date_is_not_run_again(file: Path, finished: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 
 import pytest
@@ -87,6 +88,13 @@ def test_a_longer_series_starts_with_the_shorter_one() -> None:
     assert demonstrations(size=3)[-1] == demonstrations(size=3)[2]
     with pytest.raises(IndexError):
         demonstrations(size=3)[3]
+
+
+def test_what_a_caller_changes_reaches_no_other_caller() -> None:
+    (mine,) = word_problems(1)
+    before = copy.deepcopy(mine)
+    mine.columns["solution"] = mine.messages[0]["content"] = "changed"  # pyright: ignore
+    assert word_problems(1) == [before]
 
 
 def test_problems_depend_on_seed_split_and_index_alone() -> None:

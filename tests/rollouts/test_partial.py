@@ -195,6 +195,37 @@ def test_old_tokens_keep_what_they_were_drawn_with_and_are_corrected_or_masked(
     assert not any("versions" in one for line in lines for one in line["completions"])
 
 
+def test_ratios_start_from_the_probabilities_of_the_sampler_where_it_is_the_proximal_policy(
+    tmp_path: Path,
+) -> None:
+    """Old tokens then need no correction: their ratio is that of the weights that drew them."""
+    some = [each for each in PARTLY if not each.startswith("algorithm.correction")]
+    assert len(some) < len(PARTLY)
+    run = prepared(tmp_path, *some, "update.proximal=sampler")
+    steps(run, 2)
+    result = run.trainer.advance()
+    run.close()
+    [batch], [update] = result.batches, result.updates["policy"]
+    old = (batch.columns["age"] > 0) & batch.mask & ~update.logp.isnan()
+    assert batch.old_logp is not None and batch.sampler_logp is not None
+    assert torch.equal(batch.old_logp, batch.sampler_logp)
+    assert float((update.logp - batch.old_logp)[old].abs().max()) > 1e-4
+
+
+def test_with_fresh_tokens_either_proximal_policy_gives_the_same_run(tmp_path: Path) -> None:
+    found = []
+    for proximal in ("learner", "sampler"):
+        more = ("steps=2", "update.epochs=2", f"update.proximal={proximal}")
+        run = prepared(tmp_path / proximal, *more)
+        found.append((steps(run, 2), weights(run)))
+        run.close()
+    (one, first), (other, second) = found
+    for key, weight in first.items():
+        torch.testing.assert_close(weight, second[key], atol=1e-5, rtol=1e-4)
+    for key in ("reward", "clip_low", "clip_high"):
+        assert [row[key] for row in one] == pytest.approx([row[key] for row in other], abs=1e-6)
+
+
 @pytest.mark.parametrize(
     ("more", "said"),
     [

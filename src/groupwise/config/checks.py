@@ -130,11 +130,13 @@ def check_ahead(config: Config, algorithm: BoundAlgorithm) -> None:
 
 
 def _check_correction(config: Config, algorithm: BoundAlgorithm, age: str) -> None:
+    if config.update.proximal == "sampler":
+        return
     if algorithm.row.correction.name == "none" and "name" not in config.algorithm.correction:
         raise UsageError(
             f"{age} steps older than the weights that learn from them, and algorithm "
             f"{config.algorithm.name!r} has no correction; set algorithm.correction.name = 'tis', "
-            "or 'none' to train without one."
+            "'none' to train without one, or update.proximal = 'sampler'."
         )
 
 
@@ -394,11 +396,12 @@ def check_partial_rollouts(config: Config, algorithm: BoundAlgorithm) -> None:
     settings = config.partial_rollouts
     if settings is None or settings.tokens_per_step >= config.sampling.max_tokens:
         return
-    if settings.old_tokens == "correct" and algorithm.row.correction.name == "none":
+    corrects = algorithm.row.correction.name != "none" or config.update.proximal == "sampler"
+    if settings.old_tokens == "correct" and not corrects:
         raise UsageError(
             f"partial_rollouts.old_tokens = 'correct': algorithm {config.algorithm.name!r} does "
             "not correct for tokens of earlier policies; set algorithm.correction.name = 'tis', "
-            "or partial_rollouts.old_tokens = 'mask'."
+            "update.proximal = 'sampler', or partial_rollouts.old_tokens = 'mask'."
         )
     if settings.old_tokens == "mask" and algorithm.second_learner is not None:
         raise UsageError(

@@ -1,17 +1,16 @@
-"""Settings of second learners that the algorithm does not train."""
+"""Settings that nothing reads beside the others of a run."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
-from groupwise.algorithms import ALGORITHMS, bind
-from groupwise.algorithms.binding import SECOND_LEARNERS
 from groupwise.config.schema import Config
 
 
 def unused_settings(config: Config) -> list[str]:
-    """A line for each second learner that has settings although the algorithm does not train it.
+    """A line for each second learner that has settings although the algorithm does not train it,
+    and for a correction of ratios that are 1.
 
     Example:
         >>> from groupwise.config import build
@@ -19,8 +18,16 @@ def unused_settings(config: Config) -> list[str]:
         >>> [line.partition(", ")[0] for line in unused_settings(config)]
         ['token_reward.model: not used']
     """
-    chosen = bind(config.algorithm.name, config.algorithm.overrides()).second_learner
-    said = []
+    from groupwise.algorithms import ALGORITHMS, bind
+    from groupwise.algorithms.binding import SECOND_LEARNERS
+
+    algorithm = bind(config.algorithm.name, config.algorithm.overrides())
+    chosen, correction, said = algorithm.second_learner, algorithm.row.correction.name, []
+    if config.update.proximal == "sampler" and correction != "none":
+        said.append(
+            f"algorithm.correction.name = {correction!r}: not used, because update.proximal = "
+            "'sampler' clips against the sampler's probabilities, which need no correction."
+        )
     for section in SECOND_LEARNERS.values():
         own = getattr(config, section)
         changed = list(_changed(own.model_dump(), type(own)().model_dump(), section))

@@ -28,9 +28,8 @@ class FunctionEnvironment(TagEnvironment):
     call that takes too long, or whose process dies.
 
     Functions at the top level of a module run in worker processes, which are killed if they take
-    too long; each has its own copy of what the functions keep. Functions that cannot be sent to a
-    process, such as closures and those of the script itself, run in this one: what ends it ends
-    the run.
+    too long; each has its own copy of the module's variables. Closures, methods of an object and
+    functions of the script itself run in this process: what ends it ends the run.
 
     Args:
         functions: with names that differ; they must not take positional-only arguments.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import json
 import os
 import pickle
@@ -12,6 +13,7 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any, NamedTuple
 
 from groupwise.errors import RewardError
@@ -56,12 +58,16 @@ def _written(value: Any) -> str:
 
 
 def sendable(function: Callable[..., Any]) -> bool:
-    """Whether another process can import a function.
+    """Whether another process can import a function. A method of an object is not sent: workers
+    would change copies of the object.
 
     Example:
-        >>> sendable(json.dumps), sendable(lambda: 1)
-        (True, False)
+        >>> sendable(json.dumps), sendable(lambda: 1), sendable([].append)
+        (True, False, False)
     """
+    owner = getattr(function, "__self__", None)
+    if not inspect.isroutine(function) or not isinstance(owner, ModuleType | type | None):
+        return False
     try:
         pickle.dumps(function)
     except Exception:
@@ -134,8 +140,13 @@ class FunctionProcesses:
     def _worker(self) -> tuple[int, socket.socket]:
         """A free worker and the connection to it."""
         with self._lock:
-            if self._idle:
-                return self._idle.pop()
+            while self._idle:
+                worker, connection = self._idle.pop()
+                if _silent(connection):
+                    return worker, connection
+                connection.close()
+                assert self._server is not None, "it forked the worker"
+                self._server.end(worker)
             try:
                 if self._server is None:
                     job = pickle.dumps(FunctionJob(functions=dict(self.functions)))
@@ -156,3 +167,15 @@ class FunctionProcesses:
             with contextlib.suppress(ValueError):
                 return signal.Signals(os.WTERMSIG(status)).name
         return f"exit code {os.waitstatus_to_exitcode(status)}"
+
+
+def _silent(connection: socket.socket) -> bool:
+    """Whether a worker waits for a call: it has not died and sends nothing unasked."""
+    connection.setblocking(False)
+    try:
+        connection.recv(1, socket.MSG_PEEK)
+    except BlockingIOError:
+        return True
+    except OSError:
+        pass
+    return False

@@ -39,7 +39,8 @@ def korean_figures(
         `official_score` where all three similarities are there. As published, a similarity is a
         mean over the answers that give a reason where the reference has one, so that leaving out
         hard reasons raises it; `reasons_given` says how many do. Intervals are a bootstrap over
-        questions in which the number of such answers is fixed.
+        questions in which the number of such answers is fixed. With the reward `context_pick`, its
+        mean over the questions whose right candidate is known.
 
     Source: the competition's `evaluation.py`.
     """

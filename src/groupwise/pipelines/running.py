@@ -166,8 +166,10 @@ def _without_folder(values: Any, folder: Path) -> Any:
 
 
 def _identity_of(config: Config, stage: Stage) -> dict[str, Any]:
-    excluded = dict.fromkeys(UNTOUCHED, True) | {"evaluation": {"keep_best"}}
-    values = config.model_dump(mode="json", exclude_defaults=True, exclude=excluded)
+    values = config.model_dump(mode="json", exclude_defaults=True, exclude=UNTOUCHED)
+    evaluation = values.pop("evaluation", {})
+    if kept := {key: value for key, value in evaluation.items() if key != "keep_best"}:
+        values["evaluation"] = kept
     if "model" in stage.settings:
         values.get("model", {}).pop("path", None)
     if "rows" in stage.settings:

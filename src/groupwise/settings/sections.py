@@ -316,6 +316,10 @@ class UpdateSettings(Section):
     """Passes over each batch of rollouts."""
     minibatches: Count = 1
     """Optimizer steps per pass."""
+    proximal: Literal["learner", "sampler"] = "learner"
+    """Probabilities against which ratios are clipped: the learner's at the start of the update
+    (`algorithm.correction` then weights tokens by what separates them from the sampler's), or those
+    of the sampler, which saves a pass over the batch where it has several optimizer steps."""
     gradient_checkpointing: Annotated[bool, FREE] = False
     """Recompute activations in the backward pass to save memory."""
     skip_zero_rows: Annotated[bool, FREE] = True

@@ -495,5 +495,6 @@ def _settings(config: Config) -> TrainerSettings:
         seed=config.seed,
         epochs=config.update.epochs,
         minibatches=config.update.minibatches,
+        proximal=config.update.proximal,
         masks_old_tokens=partly is not None and partly.old_tokens == "mask",
     )

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -48,6 +48,7 @@ class TrainerSettings:
 
     Attributes:
         masks_old_tokens: leave tokens of earlier policies out of the loss.
+        proximal: whose log-probabilities `old_logp` are.
     """
 
     steps: int
@@ -56,6 +57,7 @@ class TrainerSettings:
     epochs: int = 1
     minibatches: int = 1
     masks_old_tokens: bool = False
+    proximal: Literal["learner", "sampler"] = "learner"
 
 
 @dataclass(kw_only=True)
@@ -135,7 +137,8 @@ class Trainer:
 
         With a single optimizer step the update begins where the sampler stood, so `old_logp` stays
         None: the learner takes its own log-probabilities, detached, and every ratio is exactly 1.
-        Tokens of earlier policies are weighted by the algorithm's correction, or masked.
+        Tokens of earlier policies are weighted by the algorithm's correction, or masked, or their
+        ratios start from the sampler's log-probabilities (`proximal`).
         """
         algorithm = self.algorithm
         batch = sequences(scored, excluded=algorithm.kl_in_reward != 0, version=self.policy.version)
@@ -143,10 +146,13 @@ class Trainer:
             batch = replace(batch, mask=batch.mask & (batch.columns["age"] == 0))
         with self.watch("log-probabilities"):
             names = algorithm.needs & {"ref_logp"}
-            if self.settings.epochs * self.settings.minibatches > 1 or algorithm.kl_in_reward:
+            several = self.settings.epochs * self.settings.minibatches > 1
+            if self.settings.proximal == "learner" and (several or algorithm.kl_in_reward):
                 names |= {"logp"}
             found = self.policy.evaluate(batch, names)
-        return replace(batch, old_logp=found.get("logp"), ref_logp=found.get("ref_logp"))
+        by_sampler = self.settings.proximal == "sampler"
+        old = batch.sampler_logp if by_sampler else found.get("logp")
+        return replace(batch, old_logp=old, ref_logp=found.get("ref_logp"))
 
     def assembled(
         self,
@@ -269,8 +275,8 @@ class Trainer:
         """Make this step the last one if held-out accuracy has stopped rising."""
         if self.evaluation.exhausted and self.done < self.settings.steps:
             self.monitor.log(
-                f"no better evaluation since step {self.evaluation.best_step or 0}; the run ends "
-                f"at step {self.done} of {self.settings.steps}"
+                f"evaluation.patience = {self.evaluation.patience}: the score has stopped rising; "
+                f"the run ends at step {self.done} of {self.settings.steps}"
             )
             self.settings = replace(self.settings, steps=self.done)
 

@@ -139,7 +139,7 @@ def korean_particles(
 
     Example:
         >>> korean_particles(1, seed=1)[0].columns["question"]
-        '"{우유이랑/우유랑} 싸웠다." 가운데 바른 것을 고르고, 그 까닭을 설명하시오.'
+        '"{지도와/지도과} 좋다." 가운데 바른 것을 고르고, 그 까닭을 설명하시오.'
     """
     if count < 1:
         raise UsageError(f"count = {count}: must be at least 1.")

@@ -267,11 +267,12 @@ def word_problems(
     made = []
     for index in range(start, start + count):
         solved, prompt = _made(index, seed, split, tuple(levels))
+        columns = dict(prompt.columns)  # A reward may change them.
         if careless and np.random.default_rng([seed, index, 8]).random() < careless:
             reasoning, _ = demonstration(solved).split("<answer>")
-            told = f"{reasoning}<answer>{solved.answer + 1}</answer>"
-            prompt = replace(prompt, columns={**prompt.columns, "solution": told})
-        made.append(prompt)
+            columns["solution"] = f"{reasoning}<answer>{solved.answer + 1}</answer>"
+        messages = tuple(map(dict, prompt.messages))
+        made.append(replace(prompt, messages=messages, columns=columns))
     return made
 
 

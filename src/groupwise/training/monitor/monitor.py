@@ -144,9 +144,9 @@ class Monitor:
         for tracker in self.trackers:
             tracker.log(step, {f"{split}/{name}": value for name, value in figures.items()})
         if "greedy" in figures and split == "held_out":
-            self._held_out = figures["greedy"]
+            self._held_out = greedy = figures["greedy"]
             if isinstance(self.progress, ShowsFigures):
-                self.progress.update(self.name, {"held_out": self._held_out})
+                self.progress.update(self.name, {"held_out": greedy})
         accuracies = {k: figures[k] for k in ("greedy", "sampled") if k in figures}
         told = ", ".join(f"{name} {100 * value:.1f} %" for name, value in accuracies.items())
         if told:

@@ -113,7 +113,10 @@ def make_base(values: Mapping[str, Any], folder: str | Path) -> None:
             shown = {"supervised_loss": update.loss, "grad_norm": update.grad_norm}
             progress.step(f"phase {phase}", step, shown)
 
-        replace_folder(Path(folder), lambda place: make(place, recipe=values, on_step=on_step))
+        def write(place: str) -> None:
+            make(place, recipe=values, on_step=on_step)
+
+        replace_folder(Path(folder), write)
 
 
 def supervise_config(config: Config, folder: str | Path) -> float:

@@ -46,7 +46,7 @@ class SharedUpdate:
 
 def digest(data: Tensor) -> str:
     """SHA-256 of a row of bytes."""
-    return hashlib.sha256(memoryview(data.numpy())).hexdigest()
+    return hashlib.sha256(data.numpy().data).hexdigest()
 
 
 def digests(rows: list[Tensor]) -> list[str]:
