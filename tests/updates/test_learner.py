@@ -183,6 +183,24 @@ def test_masters_take_steps_that_bf16_cannot() -> None:
     assert torch.equal(norm, learner.optimizer.masters[place].value().to(torch.bfloat16))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_weights_that_are_set_are_trained_on_from_there(dtype: torch.dtype) -> None:
+    """Masters of the weights before would undo the change, or make a NaN of a weight of 0."""
+    model, batch = tiny_model("qwen2", dtype=dtype), make_batch()
+    learner = TorchLearner(tiny_policy(model), optimizer=OptimizerSettings(learning_rate=1e-3))
+    for _ in range(2):
+        learner.update(batch, BONUS)
+    wanted = {
+        n: torch.zeros_like(w) if w.dim() == 1 else w / 2 for n, w in learner.trained().items()
+    }
+    learner.set_trained(wanted)
+    for name, master in learner.optimizer.masters.items():
+        assert torch.equal(master.value(), wanted[name].float())
+    learner.update(batch, BONUS)
+    for name, weight in learner.trained().items():
+        assert float((weight.float() - wanted[name].float()).abs().max()) < 0.01
+
+
 def test_a_gradient_that_is_not_finite_moves_nothing() -> None:
     model, batch = tiny_model("llama"), make_batch()
     learner = TorchLearner(tiny_policy(model), optimizer=OptimizerSettings(learning_rate=1e-2))

@@ -152,7 +152,8 @@ def memory_plan(config: Config, *, sizes: PretrainedConfig | None = None) -> Mem
                     "gradients": sum(0 if m.grad is None else m.grad.nbytes for m in masters),
                     "weights and gradients of a step": optimizer.step_bytes,
                 }
-                update = max(update, found, step, key=lambda parts: sum(parts.values()))
+                both = (found, step) if _steps_here(config) else (found,)
+                update = max(update, *both, key=lambda parts: sum(parts.values()))
                 optimizer.clear()
     if rollout and config.engine.name == "group":
         rollout["laid-out weights"] = _laid_out(config, model)
@@ -270,7 +271,7 @@ def _held(
         weights += sum(math.ceil(p.numel() * NF4_BYTES) - p.nbytes for p in small)
     masters = [tensor for master in optimizer.masters.values() for tensor in master.held]
     trained = sum(p.numel() for p in optimizer.parameters.values())
-    here = not config.optimizer.offload or best_device().type == "cpu"
+    here = _steps_here(config)
     held = {
         "weights": weights,
         "adapter": sum(p.nbytes for p in adapter.values()),
@@ -282,6 +283,11 @@ def _held(
     if kind != "none":
         held["reference"] = weights if kind == "frozen" else held["adapter"]
     return held
+
+
+def _steps_here(config: Config) -> bool:
+    """Whether the optimizer works in the memory of the model."""
+    return not config.optimizer.offload or best_device().type == "cpu"
 
 
 def _second_bytes(config: Config, own: SecondLearnerSettings, sizes: PretrainedConfig) -> int:

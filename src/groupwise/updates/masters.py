@@ -175,12 +175,11 @@ class SplitMaster(_Beside):
     `stepped` is empty except between `open` and `close`.
     """
 
-    grad: Tensor | None = None  # pyright: ignore[reportIncompatibleMethodOverride, reportAssignmentType]
-
     def __init__(self, parameter: nn.Parameter) -> None:
         super().__init__(parameter)
         self.lower = torch.zeros_like(parameter, dtype=torch.int16, requires_grad=False)
         self.stepped = nn.Parameter(self._nothing())
+        self._grad: Tensor | None = None
         self.widened = parameter.numel()
 
     @property
@@ -221,6 +220,15 @@ class SplitMaster(_Beside):
     def reread(self) -> None:
         """As `Master.reread`. The old lower half would make a weight of 0 a NaN."""
         self.lower.zero_()
+
+    @property
+    def grad(self) -> Tensor | None:
+        """As `Master.grad`."""
+        return self._grad
+
+    @grad.setter
+    def grad(self, value: Tensor | None) -> None:
+        self._grad = value
 
     def open(self, factor: float) -> None:
         """As `Master.open`."""
