@@ -28,7 +28,7 @@ def algorithm_names(incomplete: str) -> list[str]:
 
 def pipeline_names(incomplete: str) -> list[str]:
     """Completions from the packaged pipelines; the shell completes files."""
-    from groupwise.pipelines.plan import packaged_pipelines
+    from groupwise.config.recipes import packaged_pipelines
 
     return [name for name in packaged_pipelines() if name.startswith(incomplete)]
 

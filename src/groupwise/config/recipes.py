@@ -208,6 +208,17 @@ def packaged() -> dict[str, Path]:
     return {path.stem: path for path in sorted(folder.glob("*.toml"))}
 
 
+def packaged_pipelines() -> dict[str, Path]:
+    """The pipelines that ship with the package, by name.
+
+    Example:
+        >>> "long2short-small" in packaged_pipelines()
+        True
+    """
+    folder = Path(str(importlib.resources.files("groupwise") / "recipes" / "pipelines"))
+    return {path.stem: path for path in sorted(folder.glob("*.toml"))}
+
+
 def read(recipe: str | Path) -> dict[str, Any]:
     """The plain values of a recipe file, TOML or (`.yaml`, `.yml`) YAML.
 

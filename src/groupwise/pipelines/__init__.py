@@ -1,8 +1,9 @@
 """Pipelines: stages in a TOML file, each of which runs a command, in order and resumable."""
 
+from groupwise.config.recipes import packaged_pipelines
 from groupwise.pipelines import eval_stage as eval_stage
 from groupwise.pipelines import row_stages as row_stages
-from groupwise.pipelines.plan import Pipeline, Stage, packaged_pipelines, read_pipeline
+from groupwise.pipelines.plan import Pipeline, Stage, read_pipeline
 from groupwise.pipelines.running import StageState, plan_table, run_pipeline
 
 __all__ = [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.resources
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -10,7 +9,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from groupwise.config.recipes import distrusted, holds_code, parse_override, strings_in
+from groupwise.config.recipes import (
+    distrusted,
+    holds_code,
+    packaged_pipelines,
+    parse_override,
+    strings_in,
+)
 from groupwise.errors import UsageError, suggest
 from groupwise.pipelines.stages import STAGES, Kind, kind_of
 from groupwise.registry import FunctionSpec
@@ -66,17 +71,6 @@ class Pipeline:
                 return stage
         names = [stage.name for stage in self.stages]
         raise UsageError(f"stage = {name!r}: no such stage; {suggest(name, names)}")
-
-
-def packaged_pipelines() -> dict[str, Path]:
-    """The pipelines that ship with the package, by name.
-
-    Example:
-        >>> "long2short-small" in packaged_pipelines()
-        True
-    """
-    folder = Path(str(importlib.resources.files("groupwise") / "recipes" / "pipelines"))
-    return {path.stem: path for path in sorted(folder.glob("*.toml"))}
 
 
 def read_pipeline(
