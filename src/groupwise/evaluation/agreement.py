@@ -103,7 +103,7 @@ def kappa(said: np.ndarray, right: np.ndarray) -> float:
 
 
 def _auc(scores: np.ndarray, right: np.ndarray) -> float:
-    from scipy import stats  # which takes a third of a second to import
+    from scipy import stats  # slow to import
 
     positive, count = int(right.sum()), len(right)
     if positive in (0, count):

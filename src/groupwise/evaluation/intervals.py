@@ -76,7 +76,7 @@ def wilson(successes: int, trials: int, *, level: float = 0.95) -> Estimate:
 
     Source: Wilson 1927, "Probable inference, the law of succession, and statistical inference".
     """
-    from scipy import stats  # which takes a third of a second to import
+    from scipy import stats  # slow to import
 
     if not 0 <= successes <= trials or trials < 1:
         raise UsageError(
@@ -108,7 +108,7 @@ def seed_mean(values: Numbers, *, level: float = 0.95) -> Estimate:
     .022361 = .050583.
     Elsewhere: percentile bootstraps over five seeds cover 84 to 90 % instead of 95 %.
     """
-    from scipy import stats  # which takes a third of a second to import
+    from scipy import stats  # slow to import
 
     sample = _finite(values, "values")
     mean, deviation = float(sample.mean()), _deviation(sample)
@@ -185,7 +185,7 @@ def bootstrap(sample: np.ndarray, *, level: float, resamples: int, seed: int) ->
     BCa is undefined where the mean lies outside the resampled means; the percentile interval is the
     fallback.
     """
-    from scipy import stats  # which takes a third of a second to import
+    from scipy import stats  # slow to import
 
     ends = (math.nan, math.nan)
     for method in ("BCa", "percentile"):

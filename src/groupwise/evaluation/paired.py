@@ -103,7 +103,7 @@ def paired_seeds(first: Numbers, second: Numbers, *, level: float = 0.95) -> See
     Source: Student 1908. Here d = (.03, .01, .01, .03, .02), s = .01, t = .02/(.01/√5) = 4.4721.
     Elsewhere: unpaired tests ignore the common random numbers and need far more seeds.
     """
-    from scipy import stats  # which takes a third of a second to import
+    from scipy import stats  # slow to import
 
     a, b = _aligned(first, second)
     differences = a - b
@@ -142,7 +142,7 @@ def equivalence(
     approach". Here d = (.01, 0, −.01, .01, 0), s = .0083666, t = (.02 − .002)/(.0083666/√5) =
     4.8107 with 4 degrees of freedom.
     """
-    from scipy import stats  # which takes a third of a second to import
+    from scipy import stats  # slow to import
 
     if not margin > 0:
         raise UsageError(f"margin = {margin}: must be positive.")
@@ -217,7 +217,7 @@ def mcnemar(first_only: int, second_only: int) -> float:
     Source: McNemar 1947.
     Elsewhere: the χ² approximation with continuity correction fails for few flips.
     """
-    from scipy import stats  # which takes a third of a second to import
+    from scipy import stats  # slow to import
 
     if first_only < 0 or second_only < 0:
         raise UsageError(f"flips = ({first_only}, {second_only}): must not be negative.")
