@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
@@ -74,7 +75,7 @@ class Master:
         """Leave the gradients of the parameter where autograd puts them."""
 
 
-class _Beside(Master):
+class _Beside(Master, ABC):
     """A master that takes over the gradients of its parameter.
 
     The parameter owns the hook, and the garbage collector finds no cycle through it, so the hook
@@ -85,9 +86,9 @@ class _Beside(Master):
         self.parameter = parameter
         self._add_hook()
 
+    @abstractmethod
     def take(self, grad: Tensor) -> None:
         """Add the gradient of a microbatch."""
-        raise NotImplementedError
 
     def _add_hook(self) -> None:
         reference = weakref.ref(self)
