@@ -175,7 +175,7 @@ class ScoredGroups:
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """All sequences of an optimiser step: completions padded on the right, each prompt once.
+    """All sequences of an optimizer step: completions padded on the right, each prompt once.
 
     Attributes:
         prompts: tokens of each distinct prompt.
@@ -235,10 +235,10 @@ class Batch:
 
 @dataclass(frozen=True, kw_only=True)
 class Update:
-    """What an optimiser step did; all tensors detached and aligned with the batch that was given.
+    """What an optimizer step did; all tensors detached and aligned with the batch that was given.
 
     Attributes:
-        version: counts the optimiser steps of the run; stamps the weights.
+        version: counts the optimizer steps of the run; stamps the weights.
         logp, entropy: of each token before the step, NaN where not computed.
         values: of a critic before the step, NaN where not computed; None of other models.
         computed: rows that went through the model (rows without a gradient may be skipped).
@@ -433,7 +433,7 @@ class Learner(Protocol):
 
     @property
     def version(self) -> int:
-        """Optimiser steps taken since the start of the run."""
+        """Optimizer steps taken since the start of the run."""
         ...
 
     def evaluate(self, batch: Batch, names: Collection[str]) -> Mapping[str, Tensor]:
@@ -445,7 +445,7 @@ class Learner(Protocol):
         ...
 
     def update(self, batch: Batch, objective: Objective) -> Update:
-        """One optimiser step on Σ weight · loss."""
+        """One optimizer step on Σ weight · loss."""
         ...
 
     def publish(self) -> WeightsRef:

@@ -132,7 +132,7 @@ def test_a_model_folder_without_tokenizer(
     bare = tmp_path / "bare"
     shutil.copytree(model, bare, ignore=shutil.ignore_patterns("tokenizer*", "chat_template*"))
     given = command(bare, tmp_path / "run", f"data.train={data}")
-    assert_refused(capsys, given, code=2, says=("model.path", "no tokenizer is there"))
+    assert_refused(capsys, given, code=2, says=("model.path", "has no tokenizer"))
 
 
 def test_a_run_directory_in_place_of_its_model(

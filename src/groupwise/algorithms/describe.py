@@ -17,14 +17,14 @@ WIDTH = 100
 INDENT = " " * 13
 
 _CLIPPED = (
-    "At the first optimiser step of a batch every ratio is 1, so the bounds of the surrogate act "
+    "At the first optimizer step of a batch every ratio is 1, so the bounds of the surrogate act "
     "only with several steps: update.minibatches or update.epochs."
 )
 ONE_STEP = dict.fromkeys(("ppo_clip", "dual_clip", "cispo", "gmpo", "sapo", "dppo"), _CLIPPED) | {
-    "mirror_descent": "With one optimiser step per batch x is 0, and the row is REINFORCE with a "
+    "mirror_descent": "With one optimizer step per batch x is 0, and the row is REINFORCE with a "
     "centred reward: update.minibatches makes several, and tau acts."
 }
-"""By surrogate: what of it does not act with one optimiser step per batch."""
+"""By surrogate: what of it does not act with one optimizer step per batch."""
 
 
 def formula(function: Callable[..., Any]) -> str:

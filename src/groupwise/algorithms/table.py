@@ -274,7 +274,7 @@ ROWS = (
         differs=(
             "tau is not published: 0.5 here.",
             "The mean of the group stands for tau·log Z, as in the system; soft_centered is exact.",
-            "The optimiser is reset with every batch only where optimizer.reset_every = 1.",
+            "The optimizer is reset with every batch only where optimizer.reset_every = 1.",
         ),
     ),
     Algorithm(
@@ -361,7 +361,7 @@ ROWS = (
         surrogate=spec("ppo_clip", low=0.2, high=0.2),
         weighting=spec("batch_token_mean"),
         differs=(
-            "The paper takes 12 optimiser steps of the critic for one of the policy: "
+            "The paper takes 12 optimizer steps of the critic for one of the policy: "
             "critic.minibatches = 12.",
             "Its code takes the mean of the whitening over padding as well, and rounds the result "
             "to bfloat16; here mean and deviation are over the tokens that the policy wrote.",

@@ -183,4 +183,4 @@ def _refuse_beside_plan(context: typer.Context) -> None:
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
             option = {"overrides": "set"}.get(name, name).replace("_", "-")
-            raise UsageError(f"--{option}: is set by the experiment file; leave it out.")
+            raise UsageError(f"--{option}: is set by the experiment file; remove the option.")

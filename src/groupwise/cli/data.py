@@ -268,7 +268,7 @@ def _shard(text: str) -> tuple[int, int]:
     """`2/4` as (1, 4)."""
     place, slash, parts = text.partition("/")
     if not slash or not (place.isdecimal() and parts.isdecimal()):
-        raise UsageError(f"--shard = {text!r}: must read I/N, such as 1/4.")
+        raise UsageError(f"--shard = {text!r}: must have the form I/N, such as 1/4.")
     if not 1 <= int(place) <= int(parts):
         raise UsageError(f"--shard = {text!r}: must be from 1/{parts} to {parts}/{parts}.")
     return int(place) - 1, int(parts)
@@ -278,5 +278,5 @@ def _columns(text: str) -> dict[str, str]:
     """`completion=code,correct=score` as a mapping."""
     pairs = [pair.partition("=") for pair in text.split(",") if pair.strip()]
     if bad := [name for name, equals, value in pairs if not (name.strip() and equals and value)]:
-        raise UsageError(f"--columns = {text!r}: {bad[0]!r} must read name=column.")
+        raise UsageError(f"--columns = {text!r}: {bad[0]!r} must have the form name=column.")
     return {name.strip(): value.strip() for name, _, value in pairs}

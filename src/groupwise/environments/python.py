@@ -47,8 +47,8 @@ class PythonEnvironment(TagEnvironment):
         self.limits = limits
         if reason := unavailable():
             raise UsageError(
-                f"environment.name = 'python': {reason}; programs of a model are not run without "
-                "a sandbox."
+                f"environment.name = 'python': {reason}; programs written by a model "
+                "run only in a sandbox."
             )
 
     def begin(self, *_: object, **__: object) -> _State:

@@ -50,7 +50,7 @@ def search(
         )
     if server and encoder:
         raise UsageError(
-            f"environment.encoder = {encoder!r}: goes with a corpus; a server has its own index."
+            f"environment.encoder = {encoder!r}: needs a corpus; a server has its own index."
         )
     if server:
         found: Finder = Client(server)

@@ -48,7 +48,7 @@ def compare_runs(
         UsageError: no runs, an unknown label, or a label and seed given twice.
     """
     if not runs:
-        raise UsageError("runs: must hold at least one run.")
+        raise UsageError("runs: must contain at least one run.")
     labels = labels_of(runs)
     points: dict[str, dict[int, Points]] = {label: {} for label in labels}
     finals: dict[str, dict[str, dict[int, float]]] = {}

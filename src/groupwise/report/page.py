@@ -83,7 +83,7 @@ def write_comparison_report(
         RunError: the file cannot be written.
     """
     if not runs:
-        raise UsageError("runs: must hold at least one run.")
+        raise UsageError("runs: must contain at least one run.")
     found = compare_runs(runs).as_dict() if comparison is None else comparison
     page = _page(
         runs,

@@ -105,7 +105,7 @@ def rank_contexts(
     Elsewhere: `log` is the default here because it is free of scale and adds over tokens.
     """
     if "{context}" not in template or "{question}" not in template:
-        raise UsageError(f"template = {template!r}: must hold {{context}} and {{question}}.")
+        raise UsageError(f"template = {template!r}: must contain {{context}} and {{question}}.")
     bare = template.replace("{context}", "").lstrip().replace("{question}", question)
     without = perplexity(score(bare, answer))
     gains = []

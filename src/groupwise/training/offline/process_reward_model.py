@@ -289,7 +289,7 @@ def train_process_reward_model(
         if getattr(settings, name) != type(settings).model_fields[name].default:
             raise UsageError(
                 f"reward_model.{name} = {getattr(settings, name)!r}: applies to rankings only; "
-                "leave it out with reward_model.step_separator."
+                "remove it, or reward_model.step_separator."
             )
     if settings.data == word_problem_rankings.STEPS:
         rows = read_steps(list(word_problem_rankings.step_rows(settings.prompts, seed=config.seed)))
