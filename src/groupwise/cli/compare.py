@@ -23,7 +23,8 @@ Rows = Annotated[
     str,
     typer.Option(
         metavar="A,B",
-        help="Algorithms, separated by commas; NAME=ROW renames one, NAME=@MODEL is a model.",
+        help="Algorithms, separated by commas; NAME=ROW renames one, NAME=@MODEL adds a model "
+        "that is only evaluated.",
         autocompletion=algorithm_names,
     ),
 ]
