@@ -29,7 +29,7 @@ def check_place(args: GRPOConfig) -> None:
             "WORLD_SIZE: this trainer runs in one process; start the script with python."
         )
     if args.use_cpu and torch.cuda.is_available():
-        raise wrong(args, "use_cpu", "hide the card from this process with CUDA_VISIBLE_DEVICES=''")
+        raise wrong(args, "use_cpu", "hide the GPU from this process with CUDA_VISIBLE_DEVICES=''")
 
 
 def computes_in_bf16() -> bool:
