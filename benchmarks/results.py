@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,8 @@ AGAINST = {
     "step": "TRL", "preferences": "TRL", "critic_step": "no critic", "tools": "see below",
     "cluster": "one process",
 }  # fmt: skip
+WIDEST = 7
+"""Most columns of a table that a page of the site shows without scrolling."""
 HALF_MB = {"fp32": 9500.0, "recommended": 9500.0, "lora": 3000.0}
 """Memory of half a billion parameters, by case."""
 
@@ -197,8 +200,28 @@ def _run(name: str, content: dict[str, Any]) -> str:
     columns = COLUMNS.get(name) or tuple(key for key in cases[0] if key != "repeats")
     lines = ["```", content["command"], "```", ""] if "command" in content else []
     lines += [f"- {line}" for line in _surroundings(content)]
-    lines += ["", table(cases, columns)]
+    lines += ["", _figures(cases, columns)]
     return "\n".join(lines)
+
+
+def _figures(cases: list[dict[str, Any]], columns: Sequence[str]) -> str:
+    """The figures of the cases: one row each, or, where that is wider than a page, one column."""
+    columns = [name for name in columns if any(case.get(name) is not None for case in cases)]
+    if len(columns) <= WIDEST:
+        return table(cases, columns)
+    named = {
+        f"{case['case']}, {case['peer']}" if "peer" in case else case["case"]: case
+        for case in cases
+    }
+    figures = [name for name in columns if name not in ("case", "peer")]
+    turned = [
+        {"figure": key.replace("_", " "), **{name: case.get(key) for name, case in named.items()}}
+        for key in figures
+    ]
+    names = [*named]
+    starts = range(0, len(names), WIDEST - 2)
+    parts = [("figure", *names[start : start + WIDEST - 2]) for start in starts]
+    return "\n\n".join(table(turned, part) for part in parts)
 
 
 def _prose(doc: str) -> str:
