@@ -186,7 +186,7 @@ ROWS = (
         divergence_in="reward",
         weighting=spec("sequence_sum"),
         differs=(
-            "The KL penalty of the reward is off, as rewards here are verified, not learnt; TRL "
+            "The KL penalty of the reward is off, as rewards here are verified, not learned; TRL "
             "uses 0.05: set algorithm.divergence.coefficient.",
             "No ratio, as in the paper; TRL clips the ratio of the whole sequence.",
             _STRICT,

@@ -45,7 +45,7 @@ STREAM = -1
 
 
 class GRPOTrainer:
-    """Trains by TRL's arguments.
+    """Trains with TRL's arguments.
 
     Args:
         model: a name or folder, or a model of transformers, with an adapter or without.

@@ -230,7 +230,7 @@ def repetition(text: str, *, ngram: int = 3, max_penalty: float = -1.0) -> float
 
 @REWARDS.register
 def token_repetition(tokens: Sequence[int], *, ngram: int = 3, max_penalty: float = -1.0) -> float:
-    """`repetition` over token ids, which needs no idea of words in any language.
+    """`repetition` over token ids, for text without word boundaries.
 
     Args:
         tokens: ids of the completion.

@@ -1,4 +1,4 @@
-"""Rewards that compare texts by a neural network: BERTScore, and a metric learnt by regression."""
+"""Rewards that compare texts by a neural network: BERTScore, and a metric learned by regression."""
 
 from __future__ import annotations
 
