@@ -17,12 +17,12 @@ WIDTH = 100
 INDENT = " " * 13
 
 _CLIPPED = (
-    "At the first optimizer step of a batch every ratio is 1, so the bounds of the surrogate act "
-    "only with several steps: update.minibatches or update.epochs."
+    "At the first optimizer step of a batch, every ratio is 1, so the bounds of the surrogate "
+    "act only with several steps (update.minibatches, update.epochs)."
 )
 ONE_STEP = dict.fromkeys(("ppo_clip", "dual_clip", "cispo", "gmpo", "sapo", "dppo"), _CLIPPED) | {
-    "mirror_descent": "With one optimizer step per batch x is 0, and the row is REINFORCE with a "
-    "centred reward: update.minibatches makes several, and tau acts."
+    "mirror_descent": "With one optimizer step per batch, x is 0 and the row is REINFORCE with "
+    "a centred reward; tau acts with several steps (update.minibatches)."
 }
 """By surrogate: what of it does not act with one optimizer step per batch."""
 

@@ -283,8 +283,8 @@ def language_consistency(
 ) -> float:
     """Share of the words of the chain of thought that are in the target language.
 
-    A word is a run of non-space characters with a letter of some script in it; formulas, LaTeX,
-    code, tags and numbers are no words. It is in the language if it holds a letter of its script.
+    A word is a run of non-space characters with a letter of any script; formulas, LaTeX, code,
+    tags and numbers are not words. It is in the language if it contains a letter of its script.
 
     Args:
         text: the completion.

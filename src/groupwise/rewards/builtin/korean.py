@@ -180,9 +180,8 @@ def korean_format(
         text: the completion.
         strict: the whole answer must have the form, with a reason, and the particle must fit the
             sentence's last letter (both are accepted after a word whose reading is unknown).
-            Otherwise
-            the team's pattern: the answer begins with it, the particle is not checked and no reason
-            is needed.
+            Otherwise the team's pattern applies: the answer begins with it, the particle is not
+            checked, and no reason is needed.
         form: "quoted" wants quotes around the sentence. "literal" is what the announcement of the
             task prints, `"{sentence}이/가 옳다. {reason}"`: no quotes around the sentence, and
             quotes around the whole answer or none.

@@ -185,8 +185,8 @@ def concise(
     """Outcome reward for a second phase on a few sometimes solved problems, which shortens answers.
 
     `right` for a correct answer, `wrong` for another answer in a box, `unboxed` for none. With a
-    negative reward for failure only, the per-token loss favours long wrong answers; problems with
-    occasional success turn this round.
+    negative reward for failure only, the per-token loss favours long wrong answers; problems that
+    are sometimes solved reverse this.
 
     Source: Concise Reasoning via RL (2504.05185); its code is not public, so the values are
     settings.

@@ -57,7 +57,7 @@ def judge(
 ) -> list[float | Exception | None]:
     """The judgement of a local language model on every completion of a group.
 
-    How it is gamed: by what the judge likes to hear (confident tone, the reference's vocabulary,
+    How it is gamed: by what the judge prefers (a confident tone, the reference's vocabulary,
     claims of being right); compare the judge with an exact verifier on samples of the policy from
     time to time.
 

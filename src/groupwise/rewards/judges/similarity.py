@@ -86,8 +86,8 @@ def learned_metric(
         device: where it runs.
 
     Returns:
-        Whatever the head says: for BLEURT about 0 to 1, not bounded. None without a reference, 0
-            for an empty answer.
+        The output of the head; for BLEURT about 0 to 1, but not bounded. None without a reference,
+        0 for an empty answer.
 
     Source: Sellam et al. 2020, BLEURT.
     """
