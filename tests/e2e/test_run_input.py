@@ -318,7 +318,7 @@ def test_an_interrupted_run_writes_a_checkpoint(
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130
     assert said.splitlines()[-1] == "error: interrupted." and "Traceback" not in said
-    assert f"interrupted; saved, continue with --resume {output}" in said
+    assert f"interrupted and saved; continue with --resume {output}" in said
     steps = [json.loads(line)["step"] for line in (output / "metrics.jsonl").open()]
     assert (output / "checkpoints" / f"step-{steps[-1]:06d}").exists()
 

@@ -162,8 +162,8 @@ def encode_steps(
             if len(own) != len(given):
                 raise UsageError(
                     f"reward_model.step_separator = {separator!r}: an answer of {name} has "
-                    f"{len(given)} labels, and the separator makes {len(own)} steps of it; no "
-                    "step may hold the separator, and no answer may be cut."
+                    f"{len(given)} labels, but the separator makes {len(own)} steps of it; no "
+                    "step may contain the separator, and no answer may be cut."
                 )
         found.append(Labelled(item=item, ends=ends, labels=labels))
     return found, data.dropped
