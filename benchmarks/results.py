@@ -198,7 +198,10 @@ def _run(name: str, content: dict[str, Any]) -> str:
         figures = [{"figure": key, "value": value} for key, value in content.items()]
         return table(figures, ("figure", "value"))
     columns = COLUMNS.get(name) or tuple(key for key in cases[0] if key != "repeats")
-    lines = ["```", content["command"], "```", ""] if "command" in content else []
+    command = content.get("command", "")
+    if len(command) > 88:
+        command = command.replace(" --json", " \\\n    --json")
+    lines = ["```", command, "```", ""] if command else []
     lines += [f"- {line}" for line in _surroundings(content)]
     lines += ["", _figures(cases, columns)]
     return "\n".join(lines)
