@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
 import textwrap
 from collections.abc import Callable, Mapping
@@ -115,6 +116,12 @@ class SlotSetting:
     default: Any
     about: str
     rows: Mapping[str, Any]
+
+    @property
+    def default_text(self) -> str:
+        """The default as JSON."""
+        required = self.default is inspect.Parameter.empty
+        return "required" if required else json.dumps(self.default, default=str)
 
 
 def slot_settings() -> dict[str, list[SlotSetting]]:

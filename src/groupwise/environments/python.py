@@ -82,7 +82,7 @@ def python(
     """Runs programs in the sandbox of code rewards: no network, no files, limits on everything.
 
     Args:
-        opening, closing: tags around a program; a fence of ``` inside them is left out.
+        opening, closing: tags around a program; a Markdown fence inside them is removed.
         seconds: wall-clock time of a call.
         memory_mb: address space of a program, in MiB.
         max_result_chars: characters of a result; the middle of a longer one is left out.
