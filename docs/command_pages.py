@@ -65,24 +65,30 @@ def _is_option(parameter: Any) -> bool:
 def _shown(parameter: Any) -> str:
     """A parameter as the usage of its command shows it."""
     if not _is_option(parameter):
-        name = parameter.metavar or (parameter.name or "").upper()
-        return name if parameter.required or name.startswith("[") else f"[{name}]"
+        name = _argument(parameter)
+        several = "..." if parameter.nargs < 0 and not name.endswith("...") else ""
+        return f"{name}{several}" if parameter.required or name[0] == "[" else f"[{name}{several}]"
     return f"{parameter.opts[0]} {_value(parameter)}".strip()
+
+
+def _argument(parameter: Any) -> str:
+    return parameter.metavar or (parameter.name or "").upper()
 
 
 def _value(parameter: Any) -> str:
     """What stands behind an option: its placeholder, its choices, or a number."""
     if getattr(parameter, "is_flag", False):
         return ""
-    choices = getattr(parameter.type, "choices", ())
-    kind = parameter.type.name.split()[0]
-    number = {"integer": "N", "float": "X"}.get(kind, kind.upper())
-    return parameter.metavar or "|".join(map(str, choices)) or number
+    described = parameter.type_descriptor
+    choices = "|".join(map(str, described.choices or ())) if described.is_choice else ""
+    kind = "path" if described.is_path else parameter.bare_type()
+    placeholder = {"int": "N", "float": "X", "str": "TEXT"}.get(kind, kind.upper())
+    return parameter.metavar or choices or placeholder
 
 
 def _parameter(parameter: Any) -> Iterator[str]:
     value = _value(parameter) if _is_option(parameter) else ""
-    names = parameter.opts if _is_option(parameter) else [_shown(parameter)]
+    names = parameter.opts if _is_option(parameter) else [_argument(parameter)]
     title = ", ".join(f"`{name}{' ' + value if value else ''}`" for name in names)
     known = parameter.default not in (None, False, (), "") and not callable(parameter.default)
     notes = (

@@ -414,7 +414,7 @@ def _whole(text: str) -> str:
     """A page whose short options in backticks are marked, so that no line ends after their "--"."""
     fenced = r"(^```.*?^```|^ {4}[^\n]*$)"
     pieces = re.split(fenced, text, flags=re.DOTALL | re.MULTILINE)
-    option = r"(?<!`)`([^`\n]{0,32}--[a-z][^`\n]{0,24})`(?!`)"
+    option = r"(?<!`)`([^`\n]{0,20}--[a-z][^`\n]{0,18})`(?!`)"
     pieces[::2] = [re.sub(option, r"`\1`{ .whole }", piece) for piece in pieces[::2]]
     return "".join(pieces)
 
