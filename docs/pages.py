@@ -342,7 +342,7 @@ def prose(docstring: str) -> Iterator[str]:
             yield from (f"```{language}", textwrap.dedent(paragraph), "```")
         else:
             label, colon, rest = " ".join(paragraph.split()).partition(": ")
-            labelled = colon and label in ("Source", "Elsewhere", "How it is gamed")
+            labelled = colon and label in ("Source", "Elsewhere", "How it is gamed", "Warns")
             yield f"**{label}.** {plain(rest)}" if labelled else plain(" ".join(paragraph.split()))
         yield ""
 

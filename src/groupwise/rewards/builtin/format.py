@@ -47,7 +47,7 @@ def reasoning_answer(
 
     Args:
         text: the completion.
-        form: see above.
+        form: "strict", "soft" or "tags".
         prefix: what the prompt pre-filled; it is put before the text.
 
     Example:

@@ -48,7 +48,8 @@ def bertscore(
         answer: one or several references, encoded once.
         model: folder of an encoder.
         layer: of its hidden states; -1 is the last one.
-        source: what counts as the answer, see `groupwise.rewards.builtin.text`.
+        source: what counts as the answer: "final", the last `<answer>` block after `</think>`, or
+            all of that text without such a block; "tag", only such a block; "all", everything.
         device: where the encoder runs.
 
     Returns:
@@ -82,7 +83,8 @@ def learned_metric(
         texts: the completions of a group, which are scored together; equal ones once.
         answer: one or several references.
         model: folder of a sequence classifier with a regression head.
-        source: what counts as the answer, see `groupwise.rewards.builtin.text`.
+        source: what counts as the answer: "final", the last `<answer>` block after `</think>`, or
+            all of that text without such a block; "tag", only such a block; "all", everything.
         device: where it runs.
 
     Returns:
@@ -117,7 +119,8 @@ def korean_reason_bertscore(
         texts: the completions of a group, which are encoded together; equal ones once.
         answer: the reference, in the form of an answer.
         model, layer, device: see `bertscore`.
-        source: what counts as the answer, see `groupwise.rewards.builtin.text`.
+        source: what counts as the answer: "final", the last `<answer>` block after `</think>`, or
+            all of that text without such a block; "tag", only such a block; "all", everything.
 
     Returns:
         About 0 to 1; None where the reference has no reason.
@@ -145,7 +148,8 @@ def korean_reason_bleurt(
         texts: the completions of a group, which are scored together; equal ones once.
         answer: the reference, in the form of an answer.
         model: folder of a sequence classifier with a regression head that transformers can load.
-        source: what counts as the answer, see `groupwise.rewards.builtin.text`.
+        source: what counts as the answer: "final", the last `<answer>` block after `</think>`, or
+            all of that text without such a block; "tag", only such a block; "all", everything.
         device: where it runs.
 
     Returns:
