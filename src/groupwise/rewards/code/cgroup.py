@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import re
 import secrets
 import time
 from collections.abc import Iterator
@@ -22,7 +21,6 @@ import psutil
 
 _ENTER = 'echo $$ > "$0" && exec "$@"'
 _LIMITS = ("memory.max", "memory.limit_in_bytes")  # cgroup v2, v1
-_KILLS = ("memory.events", "memory.oom_control")
 _NAME = "groupwise-{pid}-{random}"
 
 
@@ -36,14 +34,21 @@ class MemoryGroup:
         """A command that enters the group before anything else, so all it starts is in it."""
         return ["/bin/sh", "-c", _ENTER, str(self.folder / "cgroup.procs"), *command]
 
-    def kills(self) -> int:
-        """How many of its processes the kernel has killed because the group was full."""
-        for name in _KILLS:
-            with contextlib.suppress(OSError):
-                text = (self.folder / name).read_text()
-                found = re.search(r"^oom_kill (\d+)$", text, re.MULTILINE)
-                return int(found[1]) if found else 0
-        return 0
+    @property
+    def overflowed(self) -> bool:
+        """Whether the kernel has killed a process because this group was full, and not because the
+        machine, or a group around this one, was."""
+        if events := self._counts("memory.events"):
+            return events.get("oom", 0) > 0
+        refused = (self.folder / "memory.failcnt").read_text() != "0\n"
+        return refused and self._counts("memory.oom_control").get("oom_kill", 0) > 0
+
+    def _counts(self, name: str) -> dict[str, int]:
+        """A file of the kernel with a name and a number on each line; empty if there is none."""
+        with contextlib.suppress(FileNotFoundError):
+            lines = (self.folder / name).read_text().splitlines()
+            return {key: int(count) for key, count in map(str.split, lines)}
+        return {}
 
     def remove(self) -> None:
         """Remove the group; its last process may still be ending."""

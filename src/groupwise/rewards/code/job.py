@@ -91,7 +91,7 @@ class Job:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 status = self.process.wait(timeout=1)
         killed = outcome is KILLED or status in (-9, 128 + 9)
-        if killed and self.group is not None and self.group.kills():
+        if killed and self.group is not None and self.group.overflowed:
             return TOO_LARGE
         if killed and memory_kills() > self.kills:
             raise SandboxError(
