@@ -67,7 +67,7 @@ def parse_spec(text: str, *, where: str) -> FunctionSpec:
                 return FunctionSpec(name=found.func.id, settings=settings)
     except (SyntaxError, ValueError, RecursionError):
         pass
-    raise UsageError(f"{where} = {text!r}: must read name or name(key=value, …).")
+    raise UsageError(f"{where} = {text!r}: must have the form name or name(key=value, …).")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +112,7 @@ class Registry:
         """Register a function under its own name; usable as a decorator."""
         name = function.__name__
         if name in self._functions:
-            raise UsageError(f"{self.kind} {name!r} is registered already; choose another name.")
+            raise UsageError(f"{self.kind} {name!r} is already registered; choose another name.")
         for parameter in inspect.signature(function).parameters.values():
             if parameter.kind is parameter.KEYWORD_ONLY or parameter.name in self.data:
                 continue

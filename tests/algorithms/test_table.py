@@ -225,5 +225,5 @@ def test_public_names_load_on_first_use() -> None:
 @pytest.mark.parametrize(
     "name, said", [("dapo", True), ("kimi", True), ("gspo", True), ("rloo", False)]
 )
-def test_a_row_says_what_does_not_act_with_one_optimiser_step(name: str, said: bool) -> None:
+def test_a_row_says_what_does_not_act_with_one_optimizer_step(name: str, said: bool) -> None:
     assert ("update.minibatches" in " ".join(describe(name).split())) == said

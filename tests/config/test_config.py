@@ -156,8 +156,8 @@ def test_the_last_of_two_equal_settings_wins(recipe: Path) -> None:
         ("rewards.x=2", "--set rewards.x: 'x' must be a number from 0 to 1, a place in a list."),
         ("combine=wieghted_sum", "combination = 'wieghted_sum': not registered; did you mean"),
         ('combine=["weighted_sum", {name="clip", lo=1}]', "combine.lo = 1: clip has no such"),
-        ("=3", "--set = '=3': must read section.field=value."),
-        ("steps", "--set = 'steps': must read section.field=value."),
+        ("=3", "--set = '=3': must have the form section.field=value."),
+        ("steps", "--set = 'steps': must have the form section.field=value."),
         (
             "rewards.0.name=exact_mach",
             "rewards.0.name = 'exact_mach': no such reward; did you mean",
@@ -213,11 +213,11 @@ def test_every_setting_says_where_it_comes_from(recipe: Path) -> None:
 
 
 def test_what_follows_from_the_settings_is_computed(recipe: Path) -> None:
-    """6 prompts · 4 completions = 24 per step; 80 steps · 2 epochs · 3 = 480 optimiser steps."""
+    """6 prompts · 4 completions = 24 per step; 80 steps · 2 epochs · 3 = 480 optimizer steps."""
     resolved = resolve(recipe, ["update.epochs=2", "update.minibatches=3"])
     assert resolved.derived["completions per step"].startswith("24 = ")
-    assert resolved.derived["completions per optimiser step"].startswith("8 = ")
-    assert resolved.derived["optimiser steps"].startswith("480 = ")
+    assert resolved.derived["completions per optimizer step"].startswith("8 = ")
+    assert resolved.derived["optimizer steps"].startswith("480 = ")
     assert resolved.derived["completions of the run"].startswith("1920 = ")
 
 

@@ -226,7 +226,7 @@ def test_a_callback_can_stop_a_run(tmp_path: Path, model: str) -> None:
     assert notebook.told[-1] == "over"
 
 
-def test_several_optimiser_steps_per_generation(tmp_path: Path, model: str) -> None:
+def test_several_optimizer_steps_per_generation(tmp_path: Path, model: str) -> None:
     notebook = Notebook()
     given = arguments(tmp_path, model, steps_per_generation=2, num_iterations=2, max_steps=8)
     trainer = GRPOTrainer(**given, callbacks=[notebook])
@@ -411,7 +411,7 @@ def test_a_model_at_hand_and_an_evaluation(tmp_path: Path) -> None:
     [
         ({"tools": [print]}, "tools: print: cannot be described"),
         ({"rollout_func": print}, "rollout_func: is not taken"),
-        ({"optimizers": (1, None)}, "optimizers: is not taken; the optimiser is AdamW"),
+        ({"optimizers": (1, None)}, "optimizers: is not taken; the optimizer is AdamW"),
         ({"environment_factory": list}, "list has no method reset"),
         ({"train_dataset": None}, "`train_dataset` is required"),
         ({"train_dataset": [{"question": "?"}]}, "has no column 'prompt'"),

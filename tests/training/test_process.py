@@ -313,7 +313,7 @@ def test_refused_rows_name_the_file_that_holds_them(tmp_path: Path) -> None:
 def test_a_step_that_holds_the_separator_is_refused() -> None:
     given = RewardModelSettings(data="here", step_separator="; ")
     rows = read_steps([{**ROW, "completions": ["1; 2", "3"]}])
-    with pytest.raises(UsageError, match="has 2 labels, and the separator makes 3 steps"):
+    with pytest.raises(UsageError, match="has 2 labels, but the separator makes 3 steps"):
         encode_steps(rows, tiny(), given)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from groupwise.cli.options import JsonFile, Overrides, TrustRecipe, recipe_names, write_json
+from groupwise.cli.options import JsonFile, Overrides, TrustRecipe, task_names, write_json
 from groupwise.cli.output import command_name
 from groupwise.errors import UsageError
 
@@ -22,8 +22,8 @@ Tasks = Annotated[
     typer.Option(
         "--task",
         "--recipe",
-        help="Recipe with the prompts, rewards and sampling to use, or several: x,y,z.",
-        autocompletion=recipe_names,
+        help="Recipe with the prompts, rewards and sampling to use, or several: A,B.",
+        autocompletion=task_names,
     ),
 ]
 Ks = Annotated[
@@ -244,11 +244,11 @@ def watch(
         int, typer.Option(min=0, max=65535, help="Port on this machine; 0 chooses a free one.")
     ] = 0,
 ) -> None:
-    """Follow a run: its report as a local page, refreshed after every step."""
+    """Serve the report of a run as a local page that is refreshed after every step."""
     from groupwise.report.live import LivePage, serve
 
     page = LivePage(run)
-    serve(page, port=port, started=lambda url: print(f"{url}  (Ctrl-C ends it)", flush=True))
+    serve(page, port=port, started=lambda url: print(f"{url}  (stop with Ctrl-C)", flush=True))
 
 
 def demo(

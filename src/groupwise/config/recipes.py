@@ -345,7 +345,7 @@ def parse_override(text: str) -> tuple[list[str], Any]:
     path, equals, value = text.partition("=")
     steps = path.strip().split(".")
     if not equals or not all(re.fullmatch(r"[\w-]+", step) for step in steps):
-        raise UsageError(f"--set = {text!r}: must read section.field=value.")
+        raise UsageError(f"--set = {text!r}: must have the form section.field=value.")
     value = value.strip()
     if not value:
         return steps, RESET
@@ -370,9 +370,9 @@ def derived(config: Config) -> dict[str, str]:
     )
     return {
         "completions per step": f"{completions} = prompts_per_step · group_size",
-        "completions per optimiser step": f"{completions // config.update.minibatches}"
+        "completions per optimizer step": f"{completions // config.update.minibatches}"
         " = completions per step / update.minibatches",
-        "optimiser steps": f"{config.steps * updates} = steps · update.epochs · update.minibatches",
+        "optimizer steps": f"{config.steps * updates} = steps · update.epochs · update.minibatches",
         "completions of the run": f"{config.steps * completions} = steps · completions per step",
         "longest sequence in tokens": longest,
     }

@@ -208,7 +208,7 @@ class Cluster:
             raise RunError(f"{name}: did not start: {said[-1]}") from error
         except ray.exceptions.GetTimeoutError as error:
             raise RunError(
-                f"{name}: gave no answer within {limit:.0f} s (distributed.timeout_minutes) while "
+                f"{name}: did not respond within {limit:.0f} s (distributed.timeout_minutes) while "
                 "the run started."
             ) from error
 

@@ -47,8 +47,8 @@ class PythonEnvironment(TagEnvironment):
         self.limits = limits
         if reason := unavailable():
             raise UsageError(
-                f"environment.name = 'python': {reason}; programs of a model are not run without "
-                "a sandbox."
+                f"environment.name = 'python': {reason}; programs written by a model "
+                "run only in a sandbox."
             )
 
     def begin(self, *_: object, **__: object) -> _State:
@@ -82,7 +82,7 @@ def python(
     """Runs programs in the sandbox of code rewards: no network, no files, limits on everything.
 
     Args:
-        opening, closing: tags around a program; a fence of ``` inside them is left out.
+        opening, closing: tags around a program; a Markdown fence inside them is removed.
         seconds: wall-clock time of a call.
         memory_mb: address space of a program, in MiB.
         max_result_chars: characters of a result; the middle of a longer one is left out.

@@ -27,10 +27,10 @@ def search(
 
     Args:
         corpus: file of passages, or "closed_world" for the pages of that generator.
-        server: address of a retrieval server that speaks /retrieve, in place of a corpus.
+        server: address of a retrieval server with /retrieve, instead of a corpus.
         top_k: passages per query.
         tags: whose tags: "search-r1", "research" or "r1-searcher".
-        encoder: model folder whose vectors are compared exactly; empty searches by BM25.
+        encoder: model folder whose vectors are compared exactly; if empty, BM25.
         index_folder: keeps the index of a corpus between runs; empty builds it in memory.
         max_result_chars: characters of a result; the rest is cut inside its tags.
         max_calls: queries of one completion.
@@ -50,7 +50,7 @@ def search(
         )
     if server and encoder:
         raise UsageError(
-            f"environment.encoder = {encoder!r}: goes with a corpus; a server has its own index."
+            f"environment.encoder = {encoder!r}: needs a corpus; a server has its own index."
         )
     if server:
         found: Finder = Client(server)
@@ -65,7 +65,7 @@ def search(
 
 @ENVIRONMENTS.register
 def no_search(*, tags: str = "search-r1", max_calls: int = 4) -> TagEnvironment:
-    """A search that never finds anything: what a model answers without its tool.
+    """A search that never finds anything, to measure what a model answers without its tool.
 
     Args:
         tags: as of `search`.

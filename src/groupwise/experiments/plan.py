@@ -210,13 +210,13 @@ def make_plan(values: Mapping[str, Any]) -> Plan:
     for label in labels:
         if label == "base":
             raise UsageError(
-                "arms: label = 'base': is what results call the model before training; choose "
-                "another name."
+                "arms: label = 'base': is reserved for the model before training; "
+                "choose another name."
             )
         if labels.count(label) > 1:
             raise UsageError(
-                f"arms: two have the label {label!r}; give them names of their own, as "
-                f"label = … in the file or NAME={label} on the command line."
+                f"arms: two have the label {label!r}; rename one with label = … in the file, or "
+                f"with NAME={label} on the command line."
             )
     for place, arm in enumerate(plan.arms):
         if arm.model is None and arm.algorithm not in ALGORITHMS:
@@ -274,8 +274,8 @@ def _check_seeds(plan: Plan) -> None:
             raise UsageError(f"{where} = {list(seeds)}: every seed must occur once.")
     if shared := sorted({*plan.seeds} & {*_tuning_seeds(plan)}):
         raise UsageError(
-            f"tuning.seeds: {', '.join(map(str, shared))} must not be among the seeds of the "
-            "comparison, on which a rate chosen on them would look better than it is."
+            f"tuning.seeds: {', '.join(map(str, shared))} must not be seeds of the comparison, "
+            "because a learning rate looks better than it is on the seeds it was chosen on."
         )
     if plan.tuning is None:
         return
@@ -291,8 +291,8 @@ def _check_seeds(plan: Plan) -> None:
     for place, arm in enumerate(plan.arms):
         if arm.learning_rate is not None:
             raise UsageError(
-                f"arms.{place}.learning_rate = {arm.learning_rate}: is fixed, but [tuning] is to "
-                "find it; leave out one of the two."
+                f"arms.{place}.learning_rate = {arm.learning_rate}: is fixed, but [tuning] "
+                "searches for it; remove one of the two."
             )
 
 
@@ -306,9 +306,9 @@ def _check_matching(plan: Plan, arm: Arm, config: Config) -> None:
         raise UsageError(f"steps = {config.steps}: a learning curve needs at least 2.")
     if plan.match != "samples" and config.optimizer.schedule != "constant":
         raise UsageError(
-            f"match = {plan.match!r}: the number of steps is then not known beforehand, which "
-            f"optimizer.schedule = {config.optimizer.schedule!r} needs ({arm.label}); set it to "
-            "'constant', or match = 'samples'."
+            f"match = {plan.match!r}: the number of steps is not known in advance, but "
+            f"optimizer.schedule = {config.optimizer.schedule!r} needs it ({arm.label}); set the "
+            "schedule to 'constant', or match = 'samples'."
         )
     for text in chain(plan.set, arm.set):
         key = text.partition("=")[0].strip()
@@ -322,5 +322,5 @@ def _check_matching(plan: Plan, arm: Arm, config: Config) -> None:
     for text in arm.set:
         if text.startswith("optimizer.learning_rate"):
             raise UsageError(
-                f"arms: set = {text!r}: an arm says this as learning_rate = … ({arm.label})."
+                f"arms: set = {text!r}: use learning_rate = … of the arm instead ({arm.label})."
             )

@@ -367,15 +367,12 @@ def _finished(job: Job) -> bool:
 def _check(result: Result, job: Job) -> None:
     """Refuse a result of another plan or other settings."""
     if result.experiment != job.result.experiment:
-        changed = "by another plan than experiment.toml has now; take the plan"
+        changed = "with a plan that has changed since; restore experiment.toml"
     elif result.config_hash != hash_of(load(job.recipe, job.overrides)):
-        changed = f"with other settings than {job.recipe} has now; take the recipe"
+        changed = f"with settings that have changed since; restore {job.recipe}"
     else:
         return
-    raise UsageError(
-        f"{job.place}: was run {changed} back to what it was, or choose another folder "
-        "with --output."
-    )
+    raise UsageError(f"{job.place}: was run {changed}, or choose another folder with --output.")
 
 
 def _fix_plan(plan: Plan, folder: Path) -> None:
@@ -391,7 +388,7 @@ def _fix_plan(plan: Plan, folder: Path) -> None:
     before, now = read_plan(path, trusted=True).model_dump(), plan.model_dump()
     if changed := [key for key in now if now[key] != before[key]]:
         raise UsageError(
-            f"output = {str(folder)!r}: holds an experiment that was fixed with other "
+            f"output = {str(folder)!r}: contains an experiment with a different "
             f"{' and '.join(changed)}; choose another folder with --output, or continue it "
             f"with --plan {path}."
         )

@@ -75,7 +75,9 @@ def resolve(name: str, *, kind: str) -> Any:
     """
     match = _PATH.fullmatch(name)
     if match is None:
-        raise UsageError(f"{kind} = {name!r}: must read path.py:function or module:function.")
+        raise UsageError(
+            f"{kind} = {name!r}: must have the form path.py:function or module:function."
+        )
     module = _load(match["place"])
     found = getattr(module, match["name"], None)
     if found is None:

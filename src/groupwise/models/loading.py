@@ -233,7 +233,7 @@ def _check_place(path: str | Path, place: str, revision: str | None) -> None:
     elif revision is not None:
         raise UsageError(
             f"model.revision = {revision!r}: {str(path)!r} is a folder, and only models of the hub "
-            "have revisions; leave it out."
+            "have revisions; remove it."
         )
 
 
@@ -251,7 +251,7 @@ def _check_folder(path: str | Path, place: str, revision: str | None) -> None:
     if folder.is_dir() and not _has_tokenizer(folder):
         # transformers would make an empty tokenizer of the model's kind.
         raise UsageError(
-            f"model.path = {str(path)!r}: no tokenizer is there; the folder must hold the "
+            f"model.path = {str(path)!r}: has no tokenizer; the folder must contain the "
             "tokenizer's files beside the weights."
         )
 
@@ -292,8 +292,8 @@ def _check_attention(name: str) -> None:
     if name == "flash_attention_2" and not is_flash_attn_2_available():
         raise UsageError(
             f"model.attention = {name!r}: the package flash-attn is not installed, or does not "
-            "work on this machine; pip install flash-attn, or leave 'auto'. What groupwise attends "
-            "itself uses the fused kernels of torch either way."
+            "work on this machine; pip install flash-attn, or keep 'auto'. Grouped attention "
+            "uses PyTorch's fused kernels either way."
         )
 
 

@@ -37,7 +37,9 @@ def tasks_of(
     recipes = [recipe] if isinstance(recipe, str) else list(recipe)
     names = [Path(each).stem for each in recipes]
     if not names or len(names) > len(dict.fromkeys(names)):
-        raise UsageError(f"recipe = {recipes!r}: must be one recipe, or several with other names.")
+        raise UsageError(
+            f"recipe = {recipes!r}: must be one recipe, or several with different names."
+        )
     if rows is not None and len(names) > 1:
         raise UsageError(f"rows = {rows!r}: replace the prompts of one recipe, not of several.")
     found = {

@@ -44,7 +44,7 @@ def read_rows(
     if revision is not None and path.exists():
         raise UsageError(
             f"data.revision = {revision!r}: {source!r} is on this machine, and only data sets of "
-            "the hub have revisions; leave it out."
+            "the hub have revisions; remove it."
         )
     if path.is_file():
         reader = _reader(path)

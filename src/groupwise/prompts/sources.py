@@ -111,7 +111,7 @@ def load_prompts(
     else:
         where, given = "prompts", in_memory(source, split=split, limit=limit)
         if not given:
-            raise UsageError("prompts = []: must hold at least one prompt.")
+            raise UsageError("prompts = []: must contain at least one prompt.")
     given = given[:limit]
     rows: Sequence[Row]
     if isinstance(given, LazySequence):

@@ -331,7 +331,7 @@ class RolloutSource:
 
 def sound(group: Group) -> Group:
     """The group with completions whose probabilities are not finite marked as failed: the model
-    was broken when it wrote them, and nothing may be learnt from them."""
+    was broken when it wrote them, and nothing may be learned from them."""
     if all(math.isfinite(sum(c.logprobs)) for c in group.completions):
         return group
     completions = tuple(

@@ -192,8 +192,8 @@ def refuse_foreign_files(folder: Path, names: Sequence[str] = RUN_FILES) -> None
     ours = any(folder.glob(f"{SAVED}/step-*/manifest.json")) or _is_plan(folder / EXPERIMENT)
     if found and not ours and not _is_run_config(folder / "config.json"):
         raise UsageError(
-            f"output = {str(folder)!r}: contains {', '.join(found)}, and no run made it; a run "
-            "would replace or delete these. Choose another folder (train: --set output=FOLDER; "
+            f"output = {str(folder)!r}: contains {', '.join(found)}, which no run made; "
+            "a run would replace or delete it. Choose another folder (train: --set output=FOLDER; "
             "other commands: --output)."
         )
 

@@ -61,7 +61,7 @@ def overview(folder: str | Path) -> list[RunOverview]:
     """
     root = Path(folder)
     if not root.is_dir():
-        raise UsageError(f"folder = {str(folder)!r}: must be a folder; there is none.")
+        raise UsageError(f"folder = {str(folder)!r}: must be a folder; it does not exist.")
     places = sorted({path.parent for path in root.rglob("metrics.jsonl")})
     return [_read(place, name=str(place.relative_to(root))) for place in places]
 

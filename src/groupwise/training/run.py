@@ -246,7 +246,7 @@ def _connector(config: Config, *, fewer: bool = False) -> Connector:
         if launched():
             raise UsageError(
                 "[cluster]: cannot be combined with torchrun, because Ray starts the processes; "
-                "run `groupwise train` directly, or leave the section out."
+                "run `groupwise train` directly, or remove the section."
             )
         from groupwise.distributed.cluster import connect_cluster
 
@@ -256,7 +256,7 @@ def _connector(config: Config, *, fewer: bool = False) -> Connector:
     if config.streaming is not None:
         raise UsageError(
             "streaming: cannot be combined with torchrun, whose ranks alternate sampling and "
-            "updates; leave it out, or use the replicas of [cluster]."
+            "updates; remove it, or use the replicas of [cluster]."
         )
     if (setting := bound_to_one_process(config)) is not None:
         raise UsageError(

@@ -227,7 +227,7 @@ class Trainer:
     def _log_interruption(self) -> None:
         if self.checkpoints is not None:
             folder = self.checkpoints.folder.parent
-            self.monitor.log(f"interrupted; saved, continue with --resume {folder}")
+            self.monitor.log(f"interrupted and saved; continue with --resume {folder}")
 
     def advance(self) -> StepResult:
         """Take a step, log it, and act on what the monitor and the callbacks say."""

@@ -55,7 +55,7 @@ class GRPOConfig:
         Traceback (most recent call last):
         ...
         groupwise.errors.UsageError: GRPOConfig.use_liger_kernel = True: groupwise has its own \
-kernels; leave it out; logits are computed in chunks.
+kernels; remove it; logits are computed in chunks.
     """
 
     # Batches and steps
@@ -69,7 +69,7 @@ kernels; leave it out; logits are computed in chunks.
     gradient_accumulation_steps: Annotated[
         int,
         honoured(
-            "`prompts_per_step`", "an optimiser step is normalised as a whole, however it is split"
+            "`prompts_per_step`", "an optimizer step is normalised as a whole, however it is split"
         ),
     ] = 1
     generation_batch_size: Annotated[
@@ -86,7 +86,7 @@ kernels; leave it out; logits are computed in chunks.
     max_steps: Annotated[
         int,
         honoured(
-            "`steps`", "optimiser steps; a multiple of the number of steps per batch of rollouts"
+            "`steps`", "optimizer steps; a multiple of the number of steps per batch of rollouts"
         ),
     ] = -1
     shuffle_dataset: Annotated[bool | None, refused("the seed determines the order of prompts")] = (
@@ -146,7 +146,7 @@ kernels; leave it out; logits are computed in chunks.
     ] = None
     use_transformers_continuous_batching: Annotated[
         bool,
-        refused(OWN, "leave it out; waiting prompts replace finished ones here too"),
+        refused(OWN, "remove it; waiting prompts replace finished ones here too"),
     ] = False
     transformers_continuous_batching_config: Annotated[
         dict[str, Any] | str | None, refused(OWN)
@@ -281,7 +281,7 @@ kernels; leave it out; logits are computed in chunks.
     torch_compile_backend: Annotated[str | None, refused(KERNELS)] = None
     torch_compile_mode: Annotated[str | None, refused(KERNELS)] = None
     use_liger_kernel: Annotated[
-        bool, refused(KERNELS, "leave it out; logits are computed in chunks")
+        bool, refused(KERNELS, "remove it; logits are computed in chunks")
     ] = False
     liger_kernel_config: Annotated[dict[str, bool] | None, refused(KERNELS)] = None
     use_cache: Annotated[bool, refused("training needs no cache")] = False
@@ -299,7 +299,7 @@ kernels; leave it out; logits are computed in chunks.
         bool, refused(GLOBAL, "call torch.use_deterministic_algorithms(True) yourself")
     ] = False
 
-    # The optimiser
+    # The optimizer
     learning_rate: Annotated[float, honoured("`optimizer.learning_rate`")] = 1e-6
     lr_scheduler_type: Annotated[
         str,

@@ -77,7 +77,7 @@ def check(config: Any, *, loss_type: str) -> None:
         if treatment.of is not None and loss_type not in treatment.of:
             losses = ", ".join(treatment.of)
             raise UsageError(
-                f"{where}: loss_type = {loss_type!r} does not read it; leave it out. Read by: "
+                f"{where}: loss_type = {loss_type!r} does not read it; remove it. Read by: "
                 f"{losses}."
             )
 

@@ -188,7 +188,7 @@ def call_frame(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:
 
 def _refused(problem: str) -> UsageError:
     return UsageError(
-        f"tools: not possible with this chat template: {problem}; take a model whose template has "
+        f"tools: not possible with this chat template: {problem}; use a model whose template has "
         f"{OPENING}, such as Qwen3."
     )
 

@@ -180,13 +180,13 @@ def korean_format(
         text: the completion.
         strict: the whole answer must have the form, with a reason, and the particle must fit the
             sentence's last letter (both are accepted after a word whose reading is unknown).
-            Otherwise
-            the team's pattern: the answer begins with it, the particle is not checked and no reason
-            is needed.
+            Otherwise the team's pattern applies: the answer begins with it, the particle is not
+            checked, and no reason is needed.
         form: "quoted" wants quotes around the sentence. "literal" is what the announcement of the
             task prints, `"{sentence}이/가 옳다. {reason}"`: no quotes around the sentence, and
             quotes around the whole answer or none.
-        source: what counts as the answer, see `groupwise.rewards.builtin.text`.
+        source: what counts as the answer: "final", the last `<answer>` block after `</think>`, or
+            all of that text without such a block; "tag", only such a block; "all", everything.
 
     How it is gamed: any quoted sentence earns it, right or wrong, and one letter is reason enough;
         give it a small weight.
@@ -221,14 +221,16 @@ def korean_exact_match(
     """1 if the first part of the answer equals that of the reference, or one of its alternatives
     between `#`.
 
-    How it is gamed: hardly; but see the top of this module for right answers that the published
-        rules call wrong.
+    How it is gamed: hardly, but the published rules call some right answers wrong, such as those
+        with curly quotes.
 
     Args:
         text: the completion.
         answer: the reference, in the form of an answer.
-        rules: see `normalise_answer`.
-        source: what counts as the answer, see `groupwise.rewards.builtin.text`.
+        rules: "official" deletes ASCII quotes before comparing; "team" applies NFKC, deletes all
+            quotes, and joins white space.
+        source: what counts as the answer: "final", the last `<answer>` block after `</think>`, or
+            all of that text without such a block; "tag", only such a block; "all", everything.
 
     Example:
         >>> korean_exact_match('"가을"이 옳다. 다른 까닭', '"가을"이 옳다. 까닭')
@@ -262,8 +264,10 @@ def korean_reason(
     Args:
         text: the completion.
         answer: the reference, in the form of an answer.
-        kind, tokens: see `groupwise.rewards.builtin.rouge`.
-        source: what counts as the answer, see `groupwise.rewards.builtin.text`.
+        kind: "1" or "2" for n-grams, "L" for the longest common subsequence.
+        tokens: "characters", "words", or Korean morphemes by "kiwi" or "mecab".
+        source: what counts as the answer: "final", the last `<answer>` block after `</think>`, or
+            all of that text without such a block; "tag", only such a block; "all", everything.
 
     Returns:
         From 0 to 1; None where the reference has no reason.

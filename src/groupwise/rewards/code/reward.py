@@ -138,7 +138,7 @@ def _function(
     if tree is None or not defined(row[tests], "check"):
         raise Unjudgeable(f"the tests in column {tests!r} do not compile or define no check()")
     if not any(map(_may_fail, ast.walk(tree))):
-        raise Unjudgeable("check() has no assert, so it passes whatever the program is")
+        raise Unjudgeable("check() has no assert, so every program passes")
     return _Function(stub=row[stub], source=row[tests], name=row[entry])
 
 

@@ -176,7 +176,9 @@ def _key(address: SplitResult, endpoint: str, variable: str) -> str | None:
         )
     key = (os.environ.get(variable) or "").strip() if variable else ""
     if not (key.isascii() and key.isprintable()):
-        raise UsageError(f"key_variable = {variable!r}: must hold printable ASCII characters only.")
+        raise UsageError(
+            f"key_variable = {variable!r}: must contain printable ASCII characters only."
+        )
     if key and address.scheme != "https" and not here:
         raise UsageError(
             f"endpoint = {endpoint!r}: must begin with https://, or the key in {variable} would be "

@@ -224,7 +224,9 @@ def _step_chances(
     while len(tokens) > begun + 1 and tokens[-1] != loaded.tokenizer.eos_token_id:
         tokens = tokens[:-1]  # What the template writes after the end of a turn.
     if len(tokens) > loaded.limit:
-        return ModelError(f"process reward: {len(tokens)} tokens, but it reads {loaded.limit}.")
+        return ModelError(
+            f"process reward: the text has {len(tokens)} tokens; the limit is {loaded.limit}."
+        )
     ids = torch.tensor([tokens], device=loaded.model.device)
     with torch.inference_mode():
         logits = loaded.model(ids, attention_mask=torch.ones_like(ids)).logits[0, :, 0].float()
@@ -265,7 +267,9 @@ def _reward_score(loaded: Loaded, tokens: Sequence[int]) -> float | Exception:
     """Without padding: a model that looks for its last token by the padding id would otherwise skip
     a closing end-of-sequence token where the two ids are the same."""
     if len(tokens) > loaded.limit:
-        return ModelError(f"reward model: {len(tokens)} tokens, but it reads {loaded.limit}.")
+        return ModelError(
+            f"reward model: the text has {len(tokens)} tokens; the limit is {loaded.limit}."
+        )
     ids = torch.tensor([list(tokens)], device=loaded.model.device)
     with torch.inference_mode():
         head = getattr(loaded.model, "score", None)

@@ -28,7 +28,7 @@ def process_reward(
     step_separator: str = "\n\n",
     device: str = "cpu",
 ) -> list[float | Exception]:
-    """One number of the probabilities that a model gives each step of an answer to be right.
+    """The probabilities of the steps of an answer to be right, by a model, as one number.
 
     How it is gamed: by fewer and vaguer steps; "product" and "min" favour short answers, "last"
         ignores how the answer came about.

@@ -25,12 +25,12 @@ def load(model: str, device: str = "cpu") -> None:
 def reward_model(
     group: Group, *, model: str, part: Part = "all", device: str = "cpu"
 ) -> list[float | Exception]:
-    """The score of a learnt reward model for prompt and completion, read at the last token.
+    """The score of a learned reward model for prompt and completion, read at the last token.
 
     The model reads what it was trained on: the prompt through its chat template with the completion
     as the assistant's turn, or, for a prompt without messages, the texts and the end token.
 
-    How it is gamed: like every learnt model, out of its training range; watch length and
+    How it is gamed: like every learned model, out of its training range; watch length and
         repetition, and keep a KL term.
 
     Args:

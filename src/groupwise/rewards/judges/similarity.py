@@ -1,4 +1,4 @@
-"""Rewards that compare texts by a neural network: BERTScore, and a metric learnt by regression."""
+"""Rewards that compare texts by a neural network: BERTScore, and a metric learned by regression."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ def bertscore(
         answer: one or several references, encoded once.
         model: folder of an encoder.
         layer: of its hidden states; -1 is the last one.
-        source: what counts as the answer, see `groupwise.rewards.builtin.text`.
+        source: what counts as the answer: "final", the last `<answer>` block after `</think>`, or
+            all of that text without such a block; "tag", only such a block; "all", everything.
         device: where the encoder runs.
 
     Returns:
@@ -82,12 +83,13 @@ def learned_metric(
         texts: the completions of a group, which are scored together; equal ones once.
         answer: one or several references.
         model: folder of a sequence classifier with a regression head.
-        source: what counts as the answer, see `groupwise.rewards.builtin.text`.
+        source: what counts as the answer: "final", the last `<answer>` block after `</think>`, or
+            all of that text without such a block; "tag", only such a block; "all", everything.
         device: where it runs.
 
     Returns:
-        Whatever the head says: for BLEURT about 0 to 1, not bounded. None without a reference, 0
-            for an empty answer.
+        The output of the head; for BLEURT about 0 to 1, but not bounded. None without a reference,
+        0 for an empty answer.
 
     Source: Sellam et al. 2020, BLEURT.
     """
@@ -117,7 +119,8 @@ def korean_reason_bertscore(
         texts: the completions of a group, which are encoded together; equal ones once.
         answer: the reference, in the form of an answer.
         model, layer, device: see `bertscore`.
-        source: what counts as the answer, see `groupwise.rewards.builtin.text`.
+        source: what counts as the answer: "final", the last `<answer>` block after `</think>`, or
+            all of that text without such a block; "tag", only such a block; "all", everything.
 
     Returns:
         About 0 to 1; None where the reference has no reason.
@@ -145,7 +148,8 @@ def korean_reason_bleurt(
         texts: the completions of a group, which are scored together; equal ones once.
         answer: the reference, in the form of an answer.
         model: folder of a sequence classifier with a regression head that transformers can load.
-        source: what counts as the answer, see `groupwise.rewards.builtin.text`.
+        source: what counts as the answer: "final", the last `<answer>` block after `</think>`, or
+            all of that text without such a block; "tag", only such a block; "all", everything.
         device: where it runs.
 
     Returns:

@@ -181,7 +181,8 @@ def exact_answer(
         text: the completion.
         answer: the reference, or a list of references of which one must be met; of a GSM8K
             solution the part after `####`.
-        style: where the answer stands; see `extract_answer`.
+        style: where the answer is: "answer_tag", "boxed", "gsm8k" (after ####), "last_number",
+            "choice" (a letter), or "auto", which tries them.
         after: only what follows the last occurrence of this string counts, such as "</think>";
             a completion without it earns 0.
 

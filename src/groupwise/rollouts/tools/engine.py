@@ -76,8 +76,7 @@ class ToolEngine:
     ) -> None:
         if not environment.stops or not all(environment.stops):
             raise UsageError(
-                f"environment.name = {settings.name!r}: names no strings at which the model hands "
-                "over (stops)."
+                f"environment.name = {settings.name!r}: defines no stop strings (stops)."
             )
         self.engine, self.environment, self.policy = engine, environment, policy
         self.settings, self.max_rows, self.journal = settings, max_rows, journal

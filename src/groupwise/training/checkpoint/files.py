@@ -241,7 +241,7 @@ def load(path: Path) -> Checkpoint:
         if version < 3 and "config" in about:
             about["config"] = _settings_of_format_2(about["config"])
         if path.name != f"step-{step:06d}" or not isinstance(state, dict):
-            raise RunError(f"{path}: holds step {step} or a state that is not one.")
+            raise RunError(f"{path}: contains step {step} or a state that is not one.")
     except RunError:
         raise
     except Exception as error:  # The readers may raise anything on damaged bytes.

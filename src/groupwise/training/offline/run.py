@@ -185,8 +185,8 @@ def _reported(config: Config) -> Path:
 def _check_hub(config: Config) -> None:
     if config.hub is not None and config.hub.every_steps:
         raise UsageError(
-            f"hub.every_steps = {config.hub.every_steps}: runs on data upload only final/; leave "
-            "it out."
+            f"hub.every_steps = {config.hub.every_steps}: runs on data upload only "
+            "final/; remove it."
         )
     check_login(config.hub)
 

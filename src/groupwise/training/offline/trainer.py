@@ -108,7 +108,8 @@ class OfflineTrainer:
                 elif self.checkpoints.due(self.done, asked):
                     self.save()
                 if asked.stop:
-                    self._log(f"interrupted; saved, continue with --resume {self.run_log.folder}")
+                    folder = self.run_log.folder
+                    self._log(f"interrupted and saved; continue with --resume {folder}")
                     raise KeyboardInterrupt
 
     def advance(self) -> None:

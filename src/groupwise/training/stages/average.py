@@ -62,7 +62,7 @@ def shares(models: Sequence[str | Path], weights: Sequence[float] | None) -> lis
         UsageError: fewer than two models, or weights that do not fit.
     """
     if len(models) < 2:
-        raise UsageError(f"models = {len(models)}: averaging takes at least two.")
+        raise UsageError(f"models = {len(models)}: averaging needs at least two.")
     if weights is None:
         return [1 / len(models)] * len(models)
     if len(weights) != len(models):
@@ -93,7 +93,7 @@ def check_alike(models: Sequence[str | Path]) -> None:
                 "and size can be averaged."
             )
         if words != others:
-            raise UsageError(f"{path}: has another vocabulary than the first model.")
+            raise UsageError(f"{path}: has a different vocabulary from the first model.")
 
 
 def _parts(path: str | Path) -> tuple[dict[str, tuple[int, ...]], dict[str, int]]:

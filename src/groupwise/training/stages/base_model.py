@@ -86,7 +86,7 @@ def make_word_problems_base(
     Args:
         output: the folder.
         recipe: seed, model and phases; None takes the packaged recipe.
-        on_step: called after each optimiser step with the phase and the step in it, both from 1.
+        on_step: called after each optimizer step with the phase and the step in it, both from 1.
 
     Returns:
         The trained policy.

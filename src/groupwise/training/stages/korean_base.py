@@ -118,7 +118,7 @@ def make_korean_base(
     Args:
         output: the folder.
         recipe: seed, model and phases, as in the packaged recipe "korean-base".
-        on_step: called after each optimiser step with the phase and the step in it, both from 1.
+        on_step: called after each optimizer step with the phase and the step in it, both from 1.
 
     Raises:
         UsageError: a setting that the recipe lacks or that is not known.

@@ -323,8 +323,8 @@ class VllmServer:
                 return
             time.sleep(0.1)
         raise RunError(
-            f"engine.server = {self.client.url!r}: will not reset its prefix cache; does anybody "
-            "else use this server? It must serve this run alone."
+            f"engine.server = {self.client.url!r}: does not reset its prefix cache; is anything "
+            "else using this server? It must serve this run alone."
         )
 
     def _developer(
