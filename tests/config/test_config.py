@@ -111,8 +111,10 @@ def test_settings_of_a_second_learner_that_the_algorithm_lacks_are_said(
 
 
 def test_a_correction_of_ratios_that_start_from_the_sampler_is_said(recipe: Path) -> None:
-    with pytest.warns(UserWarning, match="correction.name = 'tis': not used, because update.prox"):
+    about = "correction.name = 'tis': not used, because update.prox"
+    with pytest.warns(UserWarning, match=about) as warned:
         load(recipe, ["algorithm.correction.name=tis", "update.proximal=sampler"])
+    assert warned[0].filename == __file__, "it names the caller's line"
 
 
 def test_every_packaged_recipe_uses_its_second_learner(recwarn: pytest.WarningsRecorder) -> None:

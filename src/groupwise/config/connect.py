@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -14,7 +13,7 @@ from groupwise.algorithms.binding import SecondLearner
 from groupwise.config import Config
 from groupwise.config.preferences import compares_with_reference
 from groupwise.environments import ENVIRONMENTS, Environment
-from groupwise.errors import UsageError
+from groupwise.errors import UsageError, warn
 from groupwise.kernels import keep_freed_memory, select
 from groupwise.models import (
     Policy,
@@ -159,10 +158,9 @@ def select_device(config: Config, policy: Policy) -> None:
     if best_device().type == "cpu":
         keep_freed_memory()
         if config.optimizer.offload:
-            warnings.warn(
+            warn(
                 "optimizer.offload = true: needs a CUDA GPU; on this machine everything is in CPU "
-                "memory already. Remove it.",
-                stacklevel=3,
+                "memory already. Remove it."
             )
     if config.model.quantization is None:
         policy.model.to(best_device())

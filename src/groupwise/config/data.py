@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any, Literal
 
 from groupwise.config import Config
 from groupwise.environments import by_column, check_column
-from groupwise.errors import UsageError
+from groupwise.errors import UsageError, warn
 from groupwise.models import Policy
 from groupwise.prompts.contamination import question
 from groupwise.prompts.lazy import LazySequence
@@ -150,10 +149,9 @@ def rendered(config: Config, policy: Policy, prompts: Sequence[Prompt]) -> Rende
     if problems:
         raise UsageError(f"tokenizer: {problems[0]}")
     if tags := dropped_tags(policy.tokenizer):
-        warnings.warn(
+        warn(
             f"{', '.join(tags)} are special tokens of this tokenizer: rewards see them, but "
-            "programs that skip special tokens when decoding will not; prefer ordinary tokens.",
-            stacklevel=2,
+            "programs that skip special tokens when decoding will not; prefer ordinary tokens."
         )
     limit = min(room, config.data.max_prompt_tokens or room)
     return render_all(prompts, policy.tokenizer, limit=limit, too_long=config.data.too_long)

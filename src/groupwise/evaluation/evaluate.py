@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ import numpy as np
 from groupwise.config import Config
 from groupwise.config.connect import best_device, configured_engine, make_scorer
 from groupwise.config.data import load_eval, load_train, rendered
-from groupwise.errors import UsageError
+from groupwise.errors import UsageError, warn
 from groupwise.evaluation import (
     Estimate,
     Figure,
@@ -112,7 +111,7 @@ def evaluate(
         )
     shared = _shared(config, prompts)
     if shared:
-        warnings.warn(contamination_warning(shared, len(prompts)), stacklevel=2)
+        warn(contamination_warning(shared, len(prompts)))
     measurements: dict[str, Measurement] = {}
     figures: dict[str, Mapping[str, Mapping[str, Estimate]]] = {}
     for name, model in zip(names or short_names(models), models, strict=True):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from groupwise.config import load
-from groupwise.errors import UsageError
+from groupwise.errors import UsageError, warn
 from groupwise.evaluation.verdicts import MIN_SEEDS
 from groupwise.experiments.analysis import Analysis, analyse, choices
 from groupwise.experiments.jobs import Job
@@ -162,9 +161,7 @@ def run_plan(plan: Plan, *, output: str | Path, jobs: int | None = None) -> Expe
         KeyboardInterrupt: after Ctrl-C; the same call continues.
     """
     if len(plan.seeds) < MIN_SEEDS:
-        warnings.warn(
-            f"seeds = {list(plan.seeds)}: a verdict needs at least {MIN_SEEDS} seeds.", stacklevel=2
-        )
+        warn(f"seeds = {list(plan.seeds)}: a verdict needs at least {MIN_SEEDS} seeds.")
     folder = Path(output)
     refuse_foreign_files(folder, (*RUN_FILES, *EXPERIMENT_FILES))
     with closing(RunLock(folder)):
