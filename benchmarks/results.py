@@ -215,7 +215,10 @@ def _figures(cases: list[dict[str, Any]], columns: Sequence[str]) -> str:
     }
     figures = [name for name in columns if name not in ("case", "peer")]
     turned = [
-        {"figure": key.replace("_", " "), **{name: case.get(key) for name, case in named.items()}}
+        {
+            "figure": key.replace("_", "\N{NO-BREAK SPACE}"),
+            **{name: case.get(key) for name, case in named.items()},
+        }
         for key in figures
     ]
     names = [*named]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -57,7 +58,10 @@ _HOME = {
 
 def __getattr__(name: str) -> Any:
     if name in _HOME:
-        return getattr(import_module(_HOME[name]), name)
+        with warnings.catch_warnings():
+            # tqdm, which transformers imports, asks for ipywidgets in a notebook.
+            warnings.filterwarnings("ignore", message="IProgress not found")
+            return getattr(import_module(_HOME[name]), name)
     raise AttributeError(f"module 'groupwise' has no attribute {name!r}")
 
 
