@@ -57,11 +57,12 @@ _HOME = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        with warnings.catch_warnings():
-            # tqdm, which transformers imports, asks for ipywidgets in a notebook.
+    if name == "train":
+        with warnings.catch_warnings():  # transformers imports it; it asks for ipywidgets
             warnings.filterwarnings("ignore", message="IProgress not found")
-            return getattr(import_module(_HOME[name]), name)
+            import_module("tqdm.auto")
+    if name in _HOME:
+        return getattr(import_module(_HOME[name]), name)
     raise AttributeError(f"module 'groupwise' has no attribute {name!r}")
 
 
