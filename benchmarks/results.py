@@ -198,10 +198,7 @@ def _run(name: str, content: dict[str, Any]) -> str:
         figures = [{"figure": key, "value": value} for key, value in content.items()]
         return table(figures, ("figure", "value"))
     columns = COLUMNS.get(name) or tuple(key for key in cases[0] if key != "repeats")
-    command = content.get("command", "")
-    if len(command) > 88:
-        command = command.replace(" --json", " \\\n    --json")
-    lines = ["```", command, "```", ""] if command else []
+    lines = ["```text", content["command"], "```", ""] if "command" in content else []
     lines += [f"- {line}" for line in _surroundings(content)]
     lines += ["", _figures(cases, columns)]
     return "\n".join(lines)
@@ -218,7 +215,10 @@ def _figures(cases: list[dict[str, Any]], columns: Sequence[str]) -> str:
     }
     figures = [name for name in columns if name not in ("case", "peer")]
     turned = [
-        {"figure": key.replace("_", " "), **{name: case.get(key) for name, case in named.items()}}
+        {
+            "figure": key.replace("_", "\N{NO-BREAK SPACE}"),
+            **{name: case.get(key) for name, case in named.items()},
+        }
         for key in figures
     ]
     names = [*named]

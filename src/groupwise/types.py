@@ -345,8 +345,7 @@ class WeightsRef(Protocol):
 
 
 Requests = Iterable[Request | None]
-"""None stands for no request at the moment; an engine with nothing else to do asks
-again after a pause."""
+"""None: no request at the moment; an idle engine asks again after a pause."""
 
 
 @runtime_checkable

@@ -178,7 +178,7 @@ def test_rows_of_ones_own() -> None:
     algorithm = bind(row)
     got = algorithm.advantage({"rewards": torch.tensor([[1.0, 0.0]])})
     assert got.tolist() == [[0.5, -0.5]]
-    with pytest.raises(UsageError, match="registered already"):
+    with pytest.raises(UsageError, match="already registered"):
         ALGORITHMS.register(ALGORITHMS.get("grpo"))
     wrong = Algorithm(name="wrong", paper="none", advantage=spec("centered", tau=1.0))
     with pytest.raises(UsageError, match="wrong.advantage.tau"):

@@ -78,5 +78,5 @@ def test_a_server_answers_from_a_dense_index(encoder: Path) -> None:
 
 
 def test_an_encoder_goes_with_a_corpus_and_not_with_a_server(encoder: Path) -> None:
-    with pytest.raises(UsageError, match="goes with a corpus"):
+    with pytest.raises(UsageError, match="needs a corpus"):
         ENVIRONMENTS.get("search")(server="http://127.0.0.1:1", encoder=str(encoder))

@@ -417,7 +417,7 @@ def test_a_model_at_hand_and_an_evaluation(tmp_path: Path) -> None:
         ({"train_dataset": [{"question": "?"}]}, "has no column 'prompt'"),
         ({"train_dataset": [{"prompt": [{"role": "user"}]}]}, "row 0: the prompt must be text"),
         ({"train_dataset": {"train": []}}, "pass one of them"),
-        ({"train_dataset": [{"prompt": "a", "image": 1}]}, "read text alone"),
+        ({"train_dataset": [{"prompt": "a", "image": 1}]}, "only text is supported"),
         ({"reward_funcs": None}, "reward_funcs must be"),
         ({"reward_funcs": [3]}, "3 is neither"),
         ({"args": object()}, "import GRPOConfig from"),

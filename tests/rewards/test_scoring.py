@@ -256,7 +256,7 @@ def test_conversational_completions_for_trl_functions() -> None:
 def test_forms_that_do_not_fit() -> None:
     with pytest.raises(UsageError, match="must take `group`"):
         from_functions(lambda x, y: 1.0)
-    with pytest.raises(UsageError, match="of one completion beside data of the group"):
+    with pytest.raises(UsageError, match="of one completion with data of the group"):
         from_functions(lambda text, lengths: 1.0)
     with pytest.raises(UsageError, match="2 functions, but 1 weights"):
         from_functions([right, right], [1.0])

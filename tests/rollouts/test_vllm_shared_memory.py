@@ -109,7 +109,7 @@ def test_a_failed_transfer_says_why_and_the_server_takes_no_other(
         server = engine.sampler.server  # pyright: ignore[reportAttributeAccessIssue]
         tensors = dict(policy.model.named_parameters())
         update = engine.memory.write(tensors, version=2)  # pyright: ignore[reportOptionalMemberAccess]
-        with pytest.raises(EngineUnavailable, match=r"version 2: .* arrived with other bytes"):
+        with pytest.raises(EngineUnavailable, match=r"version 2: .* arrived with different bytes"):
             server.transfer(replace(update, digests=update.digests[::-1]))
         with pytest.raises(EngineUnavailable, match="a weight update is active"):
             server.transfer(update)

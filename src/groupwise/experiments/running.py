@@ -388,7 +388,7 @@ def _fix_plan(plan: Plan, folder: Path) -> None:
     before, now = read_plan(path, trusted=True).model_dump(), plan.model_dump()
     if changed := [key for key in now if now[key] != before[key]]:
         raise UsageError(
-            f"output = {str(folder)!r}: contains an experiment with a different "
+            f"output = {str(folder)!r}: contains an experiment that differs in "
             f"{' and '.join(changed)}; choose another folder with --output, or continue it "
             f"with --plan {path}."
         )

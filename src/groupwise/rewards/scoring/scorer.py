@@ -383,5 +383,5 @@ def reward_alert(history: Sequence[Scores], *, batches: int = 3) -> str | None:
     what = "is 0" if low == 0 else f"is {low:g}, the same for every completion"
     return (
         f"every reward of the first {batches} batches {what}, so there is nothing to learn from. "
-        "`groupwise reward try` shows what each part pays for the reference answers."
+        "`groupwise reward try` shows what each component scores for the reference answers."
     )

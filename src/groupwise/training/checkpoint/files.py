@@ -223,7 +223,7 @@ def load(path: Path) -> Checkpoint:
         version = manifest["format"]
         if version not in (FORMAT, *_UPGRADES):
             raise UnknownFormat(
-                f"{path}: has checkpoint format {version!r}, this version of groupwise reads "
+                f"{path}: has checkpoint format {version!r}; this version of groupwise reads "
                 f"{', '.join(map(str, (*_UPGRADES, FORMAT)))}; resume with the version that "
                 "wrote it."
             )
