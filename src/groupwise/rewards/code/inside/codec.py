@@ -122,12 +122,13 @@ def encode(value: "Any", export, out) -> None:
 
 def _base_of(kind) -> "Any":
     """The builtin class whose values those of a class are, such as int for an IntEnum: it derives
-    from it, and replaces none of its methods but those that make and show a value. None for any
-    other class: its objects stay handles, because its operators are the program's."""
+    from it, and its operators are that class's own or those of `enum`. None for any other class:
+    its objects stay handles, because its operators are the program's."""
     if kind not in _known_bases:
         base = next((c for c in kind.__mro__ if c in _BASES), None)
+        flags = getattr(sys.modules.get("enum"), "Flag", object).__dict__
         if base is not None and any(
-            name in c.__dict__
+            name in c.__dict__ and c.__dict__[name] is not flags.get(name)
             for c in kind.__mro__[: kind.__mro__.index(base)]
             for name in dir(base)
             if name not in _OWN
@@ -465,14 +466,34 @@ for _name in _BINARY.split():
 
 
 def _derived_class(base) -> type:
-    """Values of a builtin class that show themselves, and have attributes, as their object does."""
+    """Values of a builtin class whose object shows them, and has their attributes and flags."""
     shown = {name: lambda self, *a, name=name: getattr(self._remote, name)(*a) for name in _SHOWN}
     own = {
         "__getattr__": lambda self, name: getattr(self._remote, name),
         "__copy__": lambda self: self,
         "__deepcopy__": lambda self, _: self,
     }
-    return type(base.__name__, (base,), {**shown, **own})
+    flags = {"__iter__": lambda self: iter(self._remote), "__len__": lambda self: len(self._remote)}
+    flags |= {f"__{name}__": _between_flags(f"__{name}__") for name in ("or", "and", "xor")}
+    flags["__invert__"] = _inverted
+    return type(base.__name__, (base,), {**shown, **own, **(flags if base is int else {})})
+
+
+def _between_flags(name):
+    """An operator of int; its result is an object of the program if that has the same value."""
+
+    def method(self, other):
+        value, both = getattr(int, name)(self, other), type(other) is type(self)
+        answer = getattr(self._remote, name)(other._remote) if both else value
+        return answer if type(answer) is type(self) and answer == value else value
+
+    return method
+
+
+def _inverted(self):
+    """The flags that are not set: what the program answers, if it shares no bit with these."""
+    answer = self._remote._ask("invert", self._remote)
+    return answer if type(answer) is type(self) and not int.__and__(answer, self) else ~int(self)
 
 
 DERIVED = {base: _derived_class(base) for base in _BASES}
