@@ -248,6 +248,24 @@ def load_configured(config: Config) -> Policy:
     return policy
 
 
+def load_to_answer(config: Config, model: str | Path) -> Policy:
+    """A model that answers the prompts of a recipe without being trained, on its device.
+
+    Args:
+        model: folder, hub name or "bundled"; the revision of the recipe is that of its own model.
+    """
+    section = config.model
+    policy = load_policy(
+        model,
+        revision=section.revision if str(model) == section.path else None,
+        dtype=section.dtype,
+        trust_remote_code=section.trust_remote_code,
+    )
+    fix_variables(policy.tokenizer, config.data.chat_template_kwargs)
+    policy.model.to(best_device())
+    return policy
+
+
 def best_device() -> torch.device:
     """The CUDA GPU if there is one, else the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -10,19 +10,18 @@ from pathlib import Path
 from typing import Any, TypedDict, TypeVar
 
 import numpy as np
-import torch
 
 from groupwise.config import Config
 from groupwise.config.connect import (
-    best_device,
     configured_engine,
     load_configured,
     make_scorer,
+    select_device,
 )
 from groupwise.config.data import load_eval, rendered
 from groupwise.errors import UsageError
 from groupwise.evaluation.measure import measure
-from groupwise.kernels import keep_freed_memory, select
+from groupwise.kernels import select
 from groupwise.models import Policy
 from groupwise.models.seeds import own_random_numbers
 from groupwise.prompts.order import PromptOrder
@@ -205,16 +204,10 @@ def _policy(
     progress: Progress,
 ) -> Policy:
     """The model as it is before the first step."""
-    select(config.model.kernels)
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
-    if best_device().type == "cpu":
-        keep_freed_memory()
     with own_random_numbers(config.seed):  # An adapter begins with random numbers.
         policy = load_configured(config) if load is None else load(config, progress)
     check_fingerprints(found.saved, config, policy, allow_changes=allow_changes, log=progress.log)
-    if config.model.quantization is None:
-        policy.model.to(best_device())
+    select_device(config, policy)
     return policy
 
 
