@@ -58,11 +58,11 @@ def open_memories() -> int:
 def test_a_server_writes_with_the_weights_of_the_memory(policy: Policy, tmp_path: Path) -> None:
     """Until a transfer fails, after which it starts again from files."""
     before = open_memories()
-    engine = engine_of(policy, tmp_path, "--breaks", "7")
+    engine = engine_of(policy, tmp_path, "--breaks", "6")
     sampler: Any = engine.sampler
     try:
         contract.check_logprobs(engine, policy)
-        for version in (1, 2, 3):  # With the trial, six transfers.
+        for version in (1, 2, 3):  # With the trial, five transfers.
             move(policy)
             figures = engine.publish(contract.published(policy, version=version))
             assert figures["canary_gap"] < 1e-4 and engine.way == "shared_memory"
