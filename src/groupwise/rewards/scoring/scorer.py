@@ -140,11 +140,11 @@ class InlineScorer:
             return self._waiting.start(driven(steps, self._results, stage))
         return ticket
 
-    def _run(self, parts: Sequence[RewardComponent], calls: Sequence[Call]) -> list[CallResult]:
+    def _run(self, parts: Sequence[RewardComponent], calls: list[Call]) -> list[CallResult]:
         return [run(parts, call, first=self._waiting.first) for call in calls]
 
     async def _results(
-        self, parts: Sequence[RewardComponent], calls: Sequence[Call]
+        self, parts: Sequence[RewardComponent], calls: list[Call]
     ) -> list[CallResult]:
         if parts[0].place in WAITING:
             return await self._waiting.results(parts[0], calls)

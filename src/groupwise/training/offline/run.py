@@ -18,7 +18,7 @@ from groupwise.config.connect import (
     make_scorer,
     select_device,
 )
-from groupwise.config.data import load_eval, rendered
+from groupwise.config.data import load_eval, load_train, rendered
 from groupwise.errors import UsageError
 from groupwise.evaluation.measure import measure
 from groupwise.kernels import select
@@ -36,6 +36,7 @@ from groupwise.training.hub import check_login, push_final
 from groupwise.training.monitor.progress import Progress, show_progress
 from groupwise.training.monitor.trackers import make_trackers
 from groupwise.training.monitor.watchdog import Watchdog
+from groupwise.training.offline.own_answers import OwnAnswers
 from groupwise.training.offline.trainer import OfflineSettings, OfflineTrainer, Task
 from groupwise.training.prepare import evaluation_row, make_watchdog
 from groupwise.training.resume import (
@@ -321,3 +322,26 @@ def generation(
         return evaluation_row(measured)
 
     return evaluate
+
+
+def own_answers(
+    workplace: Workplace, policy: Policy, engine: Engine, *, prompts: int
+) -> OwnAnswers:
+    """The own answers of a policy to the first training prompts of a run.
+
+    Args:
+        engine: samples from the policy.
+        prompts: how many.
+    """
+    config, scorer = workplace.config, workplace.scorer
+    assert scorer is not None
+    return OwnAnswers(
+        engine=engine,
+        scorer=scorer,
+        ready=rendered(config, policy, load_train(config)[:prompts]),
+        folder=workplace.run_log.folder,
+        sampling=config.sampling,
+        group=config.group_size,
+        seed=config.seed,
+        progress=workplace.progress,
+    )
