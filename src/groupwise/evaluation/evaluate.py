@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from groupwise.config import Config
-from groupwise.config.connect import best_device, configured_engine, make_scorer
+from groupwise.config.connect import configured_engine, load_to_answer, make_scorer
 from groupwise.config.data import load_eval, load_train, rendered
 from groupwise.errors import UsageError, warn
 from groupwise.evaluation import (
@@ -29,9 +29,9 @@ from groupwise.evaluation import (
 from groupwise.evaluation.details import by_difficulty, details
 from groupwise.evaluation.measure import Measurement, measure
 from groupwise.evaluation.reflection import TRIGGERS, corrupted_items, own_errors, recovery
-from groupwise.models import Policy, load_policy
+from groupwise.models import Policy
 from groupwise.prompts.contamination import contamination_warning, shared_prompts
-from groupwise.prompts.templates import Rendered, fix_variables
+from groupwise.prompts.templates import Rendered
 from groupwise.rewards import Scorer
 from groupwise.rewards.extract import Style
 from groupwise.rewards.scoring.rows import check_rows
@@ -151,14 +151,7 @@ def _measured(
     config: Config, model: str, prompts: Sequence[Prompt], *, seeds: int, reflection: bool
 ) -> tuple[Measurement, dict[str, dict[str, Estimate]]]:
     """The answers of a model, and their figures by section."""
-    policy = load_policy(
-        model,
-        revision=config.model.revision if model == config.model.path else None,
-        dtype=config.model.dtype,
-        trust_remote_code=config.model.trust_remote_code,
-    )
-    fix_variables(policy.tokenizer, config.data.chat_template_kwargs)
-    policy.model.to(best_device())
+    policy = load_to_answer(config, model)
     ready = rendered(config, policy, prompts)
     with (
         closing(make_scorer(config)) as scorer,
