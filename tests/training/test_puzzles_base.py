@@ -37,6 +37,16 @@ def test_demonstrations_conclude_what_all_claims_allow() -> None:
     assert seen == {2, 3, 4}
 
 
+def test_slips_conclude_what_the_first_claim_allows() -> None:
+    right = 0
+    for example in knights_knaves_demonstrations(size=300, people=SHARES, slip=1.0):
+        chain, _, said = example.completion.partition("so ")
+        claims = listed(chain)
+        assert said.partition("<")[0] in claims[0]
+        right += logic_rl(example.completion, example.prompt.columns) == 3.0
+    assert 0.15 < right / 300 < 0.4
+
+
 def test_what_claims_allow_together_is_the_solution() -> None:
     for seed in range(50):
         row = knights_knaves_puzzle(Random(seed), people=2 + seed % 3)
@@ -72,6 +82,7 @@ def test_puzzles_and_chains_are_a_few_tokens() -> None:
     ("given", "where"),
     [
         ({"size": 0, "people": SHARES}, "size = 0"),
+        ({"size": 1, "people": SHARES, "slip": 2.0}, "slip = 2.0"),
         ({"size": 1, "people": (1.0, 0.5, 0.0)}, r"people = \[1.0, 0.5, 0.0\]"),
     ],
 )

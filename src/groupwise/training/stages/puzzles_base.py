@@ -1,4 +1,4 @@
-"""The base model of the small Knights and Knaves recipe: it reasons, and often errs.
+"""The base model of the small Knights and Knaves recipe: it can reason, and often slips.
 
 Its chain of thought restates every claim with letters for the people, and lists the roles that the
 claim allows; the roles that every list has are the answer:
@@ -7,8 +7,9 @@ claim allows; the roles that every list has are the answer:
     B says A and B: kk vk
     so kk
 
-All demonstrations are right; the model errs because it has seen few of them. Held-out puzzles never
-occur.
+In the first phase all demonstrations are right. In the second most of them slip: after the same
+chain they conclude what the first claim allows, whatever the others say. Reinforcement learning then
+has to bring out what the model can do. Held-out puzzles never occur.
 """
 
 from __future__ import annotations
@@ -39,13 +40,15 @@ LETTERS = "ABCD"
 
 
 def knights_knaves_demonstrations(
-    *, size: int, people: Sequence[float], seed: int = 0
+    *, size: int, people: Sequence[float], slip: float = 0.0, seed: int = 0
 ) -> LazySequence[Example]:
     """Puzzles with chains of thought, made when they are asked for.
 
     Args:
         size: how many there are.
         people: shares of puzzles of 2, 3 and 4 people.
+        slip: share of demonstrations that conclude any of the roles that the first claim allows,
+            which may happen to be right.
         seed: another seed gives another series.
 
     Raises:
@@ -62,6 +65,8 @@ def knights_knaves_demonstrations(
         raise UsageError(f"size = {size}: must be at least 1.")
     if len(people) != len(PEOPLE) or abs(sum(people) - 1) > 1e-6 or min(people) < 0:
         raise UsageError(f"people = {list(people)}: must be three shares that sum to 1.")
+    if not 0 <= slip <= 1:
+        raise UsageError(f"slip = {slip}: must be between 0 and 1.")
 
     def made(index: int) -> Example:
         rng = random.Random(f"knights-knaves demonstration {seed} {index}")
@@ -69,14 +74,18 @@ def knights_knaves_demonstrations(
         row = knights_knaves_puzzle(rng, people=count)
         while split_of(row["statements"]) != "train":
             row = knights_knaves_puzzle(rng, people=count)
-        return Example(prompt=knights_knaves_prompt(row, id="puzzle"), completion=_reasoned(row))
+        roles = row["solution"]
+        if rng.random() < slip:
+            roles = rng.choice(allowed(row["statements"][0], 0, count))
+        completion = _reasoned(row, roles)
+        return Example(prompt=knights_knaves_prompt(row, id="puzzle"), completion=completion)
 
     return LazySequence(size, made)
 
 
-def _reasoned(row: Mapping[str, Any]) -> str:
-    """A chain of thought and its answer."""
-    names, roles = row["names"], row["solution"]
+def _reasoned(row: Mapping[str, Any], roles: Sequence[bool]) -> str:
+    """A right chain of thought, and a conclusion."""
+    names = row["names"]
     chain = "".join(
         f"{LETTERS[speaker]} says {_restated(said)}:{_listed(allowed(said, speaker, len(names)))}\n"
         for speaker, said in enumerate(row["statements"])
@@ -126,7 +135,7 @@ def _phrases() -> list[str]:
 
 KNIGHTS_KNAVES = Base(
     demonstrations=knights_knaves_demonstrations,
-    about=frozenset({"people"}),
+    about=frozenset({"people", "slip"}),
     tokenizer=lambda: puzzles_tokenizer(_phrases()),
 )
 """The base model of the recipe "knights-knaves-small"."""
