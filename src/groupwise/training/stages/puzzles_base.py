@@ -8,8 +8,8 @@ claim allows; the roles that every list has are the answer:
     so kk
 
 In the first phase all demonstrations are right. In the second most of them slip: after the same
-chain they conclude what the first claim allows, whatever the others say. Reinforcement learning then
-has to bring out what the model can do. Held-out puzzles never occur.
+chain they conclude what the first claim allows, whatever the others say. RL then has to bring out
+what the model can do. Held-out puzzles never occur.
 """
 
 from __future__ import annotations
