@@ -251,7 +251,7 @@ def load_to_answer(config: Config, model: str | Path) -> Policy:
     """A model that answers the prompts of a recipe without being trained, on its device.
 
     Args:
-        model: folder, hub name or "bundled"; the revision of the recipe is that of its own model.
+        model: folder, hub name or "bundled"; `model.revision` applies to the recipe's own model.
     """
     section = config.model
     policy = load_policy(

@@ -107,12 +107,13 @@ def check_overlap(stage: Stage, pipeline: Pipeline) -> None:
 
 
 def _learned(stage: Stage, pipeline: Pipeline) -> Iterator[tuple[Stage, Config, str]]:
-    """The stages whose prompts the measured models are trained on, with configuration and split."""
+    """The stages whose prompts the measured models are trained on, with configuration and split; of
+    several with the same prompts the first."""
     if stage.kind.name == "eval":
         names = {stage.takes[name] for name in references(stage.settings["models"])}
     else:
         names = {stage.name}
-    open_names = sorted(names)
+    open_names, known = sorted(names), list[Any]()
     while open_names:
         maker = pipeline.stage(open_names.pop())
         found = {*maker.takes.values()} - names
@@ -121,8 +122,11 @@ def _learned(stage: Stage, pipeline: Pipeline) -> Iterator[tuple[Stage, Config, 
         draws = maker.kind.name in (*LEARNING, "sample", "contexts")
         if draws and "rows" not in maker.settings:
             for config in configured(maker, resolved(maker, pipeline), pipeline).values():
-                if not _has_own_data(maker, config):
-                    yield maker, config, maker.settings.get("split", "train")
+                split = maker.settings.get("split", "train")
+                prompts = config.data, config.seed, config.evaluation.prompts, split
+                if prompts not in known and not _has_own_data(maker, config):
+                    known.append(prompts)
+                    yield maker, config, split
 
 
 def _has_own_data(stage: Stage, config: Config) -> bool:
