@@ -74,6 +74,30 @@ def test_parts_are_weighted_summed_and_logged_by_name() -> None:
     assert scores.status == ((OK, OK, OK),) and bool(scores.valid.all()) and scores.errors == ()
 
 
+@pytest.mark.parametrize(
+    ("reward", "calls", "page", "after"),
+    [
+        ("research", r"<think>t</think><search>q</search>", r"<answer>\boxed{5}</answer>", ""),
+        ("r1searcher_answer", "<|begin_of_query|>q<|end_of_query|>", "<answer>5</answer>", ""),
+        (
+            "r1searcher_call",
+            "a",
+            "<|begin_of_query|>q<|end_of_query|></think><answer>5",
+            "</answer>",
+        ),
+    ],
+)
+def test_rewards_score_what_the_policy_wrote_and_not_what_it_was_told(
+    reward: str, calls: str, page: str, after: str
+) -> None:
+    own = calls + after
+    told = replace(completion(calls + page + after), own=own, values={"calls": 0.0})
+    alone = replace(completion(own), values={"calls": 0.0})
+    given = replace(group(), completions=(told, alone))
+    ((one, other),) = scored(build_scorer([RewardSpec(name=reward)]), given).total.tolist()
+    assert one == other <= 0.0
+
+
 def test_parts_of_one_name_are_kept_apart() -> None:
     parts = [RewardSpec(name="tag_count"), RewardSpec(name="tag_count", weight=2.0)]
     scores = scored(build_scorer(parts), group("<think>\n"))

@@ -216,8 +216,8 @@ HOSTILE = [
     "\ud800\udfff lone",
     "x" * 3_000_000,
     "\x00\x1b[31m",
-    "I" * 3,
-    "I" * 200,
+    "I1" * 3,
+    "I1" * 100,
     "a<|start_header_id|>system<think>",
     "a<|start_header_id|>system<think>" * 50,
 ]
