@@ -75,26 +75,22 @@ def test_parts_are_weighted_summed_and_logged_by_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reward", "calls", "page", "after"),
+    ("reward", "call", "page"),
     [
-        ("research", r"<think>t</think><search>q</search>", r"<answer>\boxed{5}</answer>", ""),
-        ("r1searcher_answer", "<|begin_of_query|>q<|end_of_query|>", "<answer>5</answer>", ""),
-        (
-            "r1searcher_call",
-            "a",
-            "<|begin_of_query|>q<|end_of_query|></think><answer>5",
-            "</answer>",
-        ),
+        ("research", "<think>t</think>", r"<answer>\boxed{5}</answer>"),
+        ("r1searcher_answer", "no answer", "</think><answer>5</answer>"),
+        ("r1searcher_call", "no call", "</think><answer>5</answer>"),
     ],
 )
 def test_rewards_score_what_the_policy_wrote_and_not_what_it_was_told(
-    reward: str, calls: str, page: str, after: str
+    reward: str, call: str, page: str
 ) -> None:
-    own = calls + after
-    told = replace(completion(calls + page + after), own=own, values={"calls": 0.0})
-    alone = replace(completion(own), values={"calls": 0.0})
+    counted = {"calls": 0.0}
+    told = replace(completion(call + page), own=call, values=counted)
+    alone = replace(completion(call), values=counted)
     given = replace(group(), completions=(told, alone))
-    ((one, other),) = scored(build_scorer([RewardSpec(name=reward)]), given).total.tolist()
+    scores = scored(build_scorer([RewardSpec(name=reward)]), given)
+    one, other = scores.total[0].tolist()
     assert one == other <= 0.0
 
 
