@@ -74,6 +74,26 @@ def test_parts_are_weighted_summed_and_logged_by_name() -> None:
     assert scores.status == ((OK, OK, OK),) and bool(scores.valid.all()) and scores.errors == ()
 
 
+@pytest.mark.parametrize(
+    ("reward", "call", "page"),
+    [
+        ("research", "<think>t</think>", r"<answer>\boxed{5}</answer>"),
+        ("r1searcher_answer", "no answer", "</think><answer>5</answer>"),
+        ("r1searcher_call", "no call", "</think><answer>5</answer>"),
+    ],
+)
+def test_rewards_score_what_the_policy_wrote_and_not_what_it_was_told(
+    reward: str, call: str, page: str
+) -> None:
+    counted = {"calls": 0.0}
+    told = replace(completion(call + page), own=call, values=counted)
+    alone = replace(completion(call), values=counted)
+    given = replace(group(), completions=(told, alone))
+    scores = scored(build_scorer([RewardSpec(name=reward)]), given)
+    one, other = scores.total[0].tolist()
+    assert one == other <= 0.0
+
+
 def test_parts_of_one_name_are_kept_apart() -> None:
     parts = [RewardSpec(name="tag_count"), RewardSpec(name="tag_count", weight=2.0)]
     scores = scored(build_scorer(parts), group("<think>\n"))
