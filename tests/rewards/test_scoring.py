@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import math
+import subprocess
 import sys
 import threading
 import time
@@ -350,6 +351,34 @@ def test_an_async_function_that_hangs_is_a_timeout() -> None:
     composition = from_functions(hangs).composition  # type: ignore[attr-defined]
     scores = scored(InlineScorer(composition, timeout_s=0.1), group("a", "x"))
     assert scores.status == ((OK, LATE),)
+
+
+HANGS_IN_A_THREAD = """
+import threading
+from groupwise.rewards import from_functions, in_thread
+from groupwise.rewards.scoring import waiting
+from groupwise.types import Completion, Group, Prompt
+
+waiting.THREAD_SECONDS = 0.5
+waiting.THREADS = 1
+
+@in_thread
+def hangs(text: str) -> float:
+    if text == "x":
+        threading.Event().wait()
+    return 1.0
+
+made = [Completion(tokens=[1], mask=[True], logprobs=[0.0], text=t, finish="stop") for t in "xya"]
+group = Group(prompt=Prompt(id="p", text="q"), prompt_tokens=[1], completions=tuple(made))
+with from_functions(hangs) as scorer:
+    print(*[s.value for s in scorer.gather([scorer.submit(group)]).status[0]])
+"""
+
+
+def test_a_call_that_hangs_in_a_thread_delays_neither_the_others_nor_the_end() -> None:
+    line = [sys.executable, "-c", HANGS_IN_A_THREAD]
+    ended = subprocess.run(line, capture_output=True, text=True, timeout=120)
+    assert ended.stdout.split() == ["timeout", "ok", "ok"], ended.stderr
 
 
 def test_order_is_that_of_the_tickets() -> None:
