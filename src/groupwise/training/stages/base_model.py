@@ -31,6 +31,7 @@ def small_policy(
     key_value_heads: int = 2,
     feed_forward: int = 384,
     context: int = 1024,
+    spread: float = 0.02,
     seed: int = 0,
     tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> Policy:
@@ -40,6 +41,7 @@ def small_policy(
         hidden, feed_forward: widths of the residual stream and of the gated layer.
         heads, key_value_heads: of attention; the second must divide the first.
         context: longest sequence in tokens.
+        spread: standard deviation of the initial weights.
         seed: of the initial weights.
         tokenizer: with an end and a padding token; None takes the one of the word problems.
     """
@@ -52,7 +54,7 @@ def small_policy(
         num_attention_heads=heads,
         num_key_value_heads=key_value_heads,
         max_position_embeddings=context,
-        initializer_range=0.02,
+        initializer_range=spread,
         tie_word_embeddings=True,
         bos_token_id=None,
         eos_token_id=tokenizer.convert_tokens_to_ids(END),  # pyright: ignore[reportArgumentType]
