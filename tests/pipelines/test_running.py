@@ -68,6 +68,12 @@ set = ["steps=3", "prompts_per_step=2", "group_size=2", "sampling.max_tokens=6",
 name = "mean"
 stage = "average"
 models = ["@tuned", "@trained"]
+
+[[stages]]
+name = "shown"
+stage = "report"
+models = ["@trained"]
+figure = "reward"
 """
 VOLATILE = {LOG, ".lock", "config.json", "metrics.jsonl", "report.html"}
 """Files that name times."""
@@ -110,6 +116,8 @@ def test_every_stage_leaves_its_output_and_what_made_it(finished: Path) -> None:
         assert (finished / stage / "final" / "model.safetensors").is_file()
     record = json.loads((finished / "mean" / RECORD).read_text(encoding="utf-8"))
     assert set(record["inputs"]) == {"tuned", "trained"} and all(record["inputs"].values())
+    assert "reward" in (finished / "shown" / "report.html").read_text(encoding="utf-8")
+    assert (finished / "shown" / "figure-reward.png").is_file()
     assert "| kept | select | answers |" in (finished / "report.md").read_text(encoding="utf-8")
 
 
