@@ -214,6 +214,12 @@ def report(
             '"paper" draws figure 1 and table 1 of the SoftRank-GRPO paper.',
         ),
     ] = None,
+    trust_recipe: Annotated[
+        bool,
+        typer.Option(
+            "--trust-recipe", help="Accept settings of the comparison's plan that run code."
+        ),
+    ] = False,
 ) -> None:
     """Write the report of a run or a comparison as one self-contained HTML file, or a figure."""
     from groupwise import experiments
@@ -221,12 +227,16 @@ def report(
 
     compared = len(runs) == 1 and (Path(runs[0]) / "experiment.toml").is_file()
     if figure is not None:
-        data = experiments.analysis_of(runs[0]).runs if compared else read_runs(runs)
+        data = (
+            experiments.analysis_of(runs[0], trusted=trust_recipe).runs
+            if compared
+            else read_runs(runs)
+        )
         place = output or Path(runs[0]) / f"figure-{figure}.png"
         print(write_png(data, place, figure=figure))
         return
     if compared and output is None:
-        print(experiments.report(runs[0]).folder / "report.html")
+        print(experiments.report(runs[0], trusted=trust_recipe).folder / "report.html")
         return
     if compared:
         raise UsageError("--output: the report of a comparison is written to its own folder.")

@@ -164,17 +164,37 @@ def read_plan(path: str | Path, *, trusted: bool = False) -> Plan:
     Raises:
         UsageError: no such file, not TOML, or a setting that cannot be used.
     """
+    values = _values(path)
+    if not trusted:
+        _refuse_code(checked(Plan, values))
+    return make_plan(values)
+
+
+def differing(path: str | Path, plan: Plan) -> list[str]:
+    """The settings in which an experiment file differs from a plan. Nothing that the file names is
+    looked up, since the file may come from elsewhere.
+
+    Raises:
+        UsageError: no such file, not TOML, or a setting that cannot be used.
+    """
+    file = checked(Plan, _values(path))
+    filled = {name: getattr(file, name) or getattr(plan, name) for name in ("against", "splits")}
+    if file.tuning is not None and plan.tuning is not None:
+        rates = file.tuning.learning_rates or plan.tuning.learning_rates
+        filled["tuning"] = file.tuning.model_copy(update={"learning_rates": rates})
+    before, now = file.model_copy(update=filled).model_dump(), plan.model_dump()
+    return [key for key in now if now[key] != before[key]]
+
+
+def _values(path: str | Path) -> dict[str, Any]:
     try:
-        values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"plan = {str(path)!r}: is not valid TOML: {error}.") from None
     except OSError as error:
         raise UsageError(f"plan = {str(path)!r}: cannot be read ({error.strerror}).") from None
     except UnicodeDecodeError:
         raise UsageError(f"plan = {str(path)!r}: must be a text file in UTF-8.") from None
-    if not trusted:
-        _refuse_code(checked(Plan, values))
-    return make_plan(values)
 
 
 def _refuse_code(plan: Plan) -> None:
@@ -183,13 +203,15 @@ def _refuse_code(plan: Plan) -> None:
         if why := distrusted(override):
             raise UsageError(
                 f"set = {override!r}: {why}, so an experiment file may not set it; use "
-                "compare RECIPE --set instead."
+                "compare RECIPE --set instead, or report --trust-recipe for an experiment of "
+                "your own."
             )
     for place, arm in enumerate(plan.arms):
         if names_code(arm.algorithm):
             raise UsageError(
                 f"arms.{place}.algorithm = {arm.algorithm!r}: names code, so an experiment file "
-                "may not set it; import the file with --import and name the row."
+                "may not set it; import the file with --import and name the row, or use report "
+                "--trust-recipe for an experiment of your own."
             )
 
 
