@@ -352,8 +352,7 @@ OWN_FAULT = {
     "a coroutine": "async def f(x): return x\ndef g(x): return 1",
     "a coroutine from a callback": "async def c(): pass\ndef f(x): return x(c())\n"
     "def g(x): return 1",
-    "a coroutine in an argument": "async def c(): pass\ndef f(x): x[:] = [c()]\n"
-    "def g(x): return 1",
+    "a coroutine in an argument": "async def c(): pass\ndef f(x): x[:] = [c()]\ndef g(x): return 1",
 }
 
 
