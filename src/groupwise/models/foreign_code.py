@@ -14,22 +14,28 @@ COMPUTING = ("sampling", "reward")
 """How the names of threads begin that sample or judge, and need memory at any time."""
 
 
+class _Late(BaseException):
+    """Ends code that handles every `Exception`, too."""
+
+
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
     """A context that raises TimeoutError after a time limit; without effect outside the main
-    thread.
+    thread. Compiled code is interrupted when it returns to Python.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def stop(*_: object) -> None:
-        raise TimeoutError(f"it runs for more than {seconds:g} s")
+        raise _Late
 
     handler, start = signal.signal(signal.SIGALRM, stop), time.monotonic()
     left, interval = signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield
+    except _Late:
+        raise TimeoutError(f"it runs for more than {seconds:g} s") from None
     finally:
         remaining = max(left - (time.monotonic() - start), 1e-3) if left else 0.0
         signal.setitimer(signal.ITIMER_REAL, 0)
