@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from groupwise.environments.base import ENVIRONMENTS, Reply, TagEnvironment, Tags, TagState
 from groupwise.errors import UsageError
+from groupwise.registry import checked_by
 from groupwise.rewards.code.sandbox import Limits, Outcome, Verdict, run_inputs, unavailable
 
 _MARK = "\x1e\x1e\x1e"
@@ -69,6 +70,7 @@ class PythonEnvironment(TagEnvironment):
         return Reply(text=_shortened(ran.rpartition(_MARK)[2].strip(), self.max_result_chars))
 
 
+@checked_by(Limits)
 @ENVIRONMENTS.register
 def python(
     *,
