@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import resource
 import signal
 import threading
@@ -16,11 +17,12 @@ COMPUTING = ("sampling", "reward")
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """A context that raises TimeoutError after a time limit; without effect outside the main
-    thread.
+    """A context that raises TimeoutError after a time limit. Outside the main thread, it stops
+    Python code only, not a search with a regular expression.
     """
     if threading.current_thread() is not threading.main_thread():
-        yield
+        with _limit_of_thread(seconds):
+            yield
         return
 
     def stop(*_: object) -> None:
@@ -35,6 +37,39 @@ def time_limit(seconds: float) -> Iterator[None]:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, handler or signal.SIG_DFL)
         signal.setitimer(signal.ITIMER_REAL, remaining, interval)
+
+
+@contextmanager
+def _limit_of_thread(seconds: float) -> Iterator[None]:
+    """`time_limit` without signals, which only the main thread receives."""
+
+    class TooLong(TimeoutError):
+        """Made by the interpreter, without arguments."""
+
+        def __str__(self) -> str:
+            return f"it runs for more than {seconds:g} s"
+
+    thread, lock = ctypes.c_ulong(threading.get_ident()), threading.Lock()
+    over, thrown = threading.Event(), threading.Event()
+    throw = ctypes.pythonapi.PyThreadState_SetAsyncExc
+
+    def stop() -> None:
+        with lock:
+            if not over.is_set():
+                thrown.set()
+                throw(thread, ctypes.py_object(TooLong))
+
+    timer = threading.Timer(seconds, stop)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        with lock:
+            over.set()
+            if thrown.is_set():
+                throw(thread, None)  # It may not have arrived yet.
+        timer.cancel()
 
 
 @contextmanager
