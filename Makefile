@@ -3,7 +3,8 @@ PYTHON ?= python3
 JOBS   ?= 2
 BIN    := .venv/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
-PYTEST := $(BIN)/python -m pytest
+# Compiled modules are kept, also where the environment says otherwise: the suite starts many programs.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 
 # torch goes in first and is pinned by the constraints, so that no later requirement replaces it.
 TORCH  := $(shell sed -n 's/^\(torch==[^ ]*\).*/\1/p' constraints.txt)

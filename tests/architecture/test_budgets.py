@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -40,6 +41,9 @@ MARKERS = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")
 BARE_IGNORE = re.compile(r"#.*?\b(type: ignore(?!\[)|pyright: ignore(?!\[)|noqa(?!: [A-Z]))")
 
 
+parsed = functools.cache(ast.parse)
+
+
 def docstring_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     if ast.get_docstring(node, clean=False) is None:
         return 0
@@ -51,7 +55,7 @@ def long_functions(source: str) -> list[str]:
     """Functions whose lines, without their docstring, exceed the budget."""
     return [
         f"{node.name}: {lines} lines"
-        for node in ast.walk(ast.parse(source))
+        for node in ast.walk(parsed(source))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and (lines := (node.end_lineno or 0) - node.lineno + 1 - docstring_lines(node))
         > FUNCTION_LINES
@@ -61,7 +65,7 @@ def long_functions(source: str) -> list[str]:
 def loose_dataclasses(source: str) -> list[str]:
     """Public dataclasses that are not frozen, or take their fields by position."""
     loose = []
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(source)):
         if not isinstance(node, ast.ClassDef) or node.name.startswith("_"):
             continue
         for decorator in node.decorator_list:
@@ -81,7 +85,7 @@ def empty_names(source: str) -> list[str]:
     """Functions and classes whose name says nothing."""
     return [
         node.name
-        for node in ast.walk(ast.parse(source))
+        for node in ast.walk(parsed(source))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
         and node.name.lower().strip("_") in EMPTY_NAMES
     ]
@@ -114,7 +118,7 @@ def bare_ignores(source: str) -> list[str]:
 
 def missing_docstrings(source: str) -> list[str]:
     """The module and its public definitions that have no docstring."""
-    tree = ast.parse(source)
+    tree = parsed(source)
     missing = [] if ast.get_docstring(tree) else ["the module"]
     return missing + [
         node.name

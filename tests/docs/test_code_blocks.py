@@ -7,6 +7,7 @@ others would need a GPU, a network or hours.
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import re
 import shlex
@@ -62,9 +63,15 @@ def commands_of(block: str) -> Iterator[list[str]]:
     assert not open_lines.startswith("groupwise"), f"no closing quotation: {open_lines}"
 
 
+@functools.cache
+def whole_command() -> Any:
+    """The command with all of its subcommands."""
+    return typer.main.get_command(app)
+
+
 def fault(words: list[str]) -> str | None:
     """What is wrong with a command, or None."""
-    command: Any = typer.main.get_command(app)
+    command = whole_command()
     while words and words[0] in getattr(command, "commands", {}):
         command = command.commands[words[0]]
         words = words[1:]

@@ -19,6 +19,7 @@ import pytest
 from groupwise import train as train_function
 from groupwise.cli import main
 from groupwise.errors import GroupwiseError, RewardError, UsageError
+from groupwise.rundir.files import read_lines
 from groupwise.training.stages.sft import save
 from small_runs import Quiet, prepared, settings, timeless, tiny
 
@@ -308,13 +309,12 @@ def started(model: Path, data: Path, output: Path, **given: Any) -> subprocess.P
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_run_writes_a_checkpoint(
-    number: int, model: Path, data: Path, tmp_path: Path
+def test_a_run_that_is_told_to_end_writes_a_checkpoint(
+    model: Path, data: Path, tmp_path: Path
 ) -> None:
     output = tmp_path / "run"
     process = started(model, data, output)
-    process.send_signal(number)
+    process.send_signal(signal.SIGTERM)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130
     assert said.splitlines()[-1] == "error: interrupted." and "Traceback" not in said
@@ -327,8 +327,8 @@ def test_an_interrupted_run_writes_a_checkpoint(
 def test_a_run_outlives_its_terminal_and_writes_checkpoints_when_asked(
     model: Path, data: Path, tmp_path: Path
 ) -> None:
-    """SIGHUP and SIGUSR1 save and go on; standard error that nobody reads any more is no reason
-    to stop."""
+    """SIGHUP and SIGUSR1 save and go on, and SIGINT saves and ends; standard error that nobody
+    reads any more is no reason to stop."""
     output = tmp_path / "run"
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
@@ -347,6 +347,9 @@ def test_a_run_outlives_its_terminal_and_writes_checkpoints_when_asked(
             while newest_step(output) == before:
                 assert process.poll() is None and time.monotonic() < deadline
                 time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=60) == 130
+        assert newest_step(output) == [r["step"] for r in read_lines(output / "metrics.jsonl")][-1]
     finally:
         process.kill()
         process.communicate()

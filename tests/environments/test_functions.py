@@ -118,8 +118,10 @@ def asked(environment: FunctionEnvironment, **arguments: str) -> Reply:
 def test_a_function_that_ends_its_process_is_a_failed_call(
     deadly: FunctionEnvironment, how: str, status: Status, said: str
 ) -> None:
+    start = time.monotonic()
     found = asked(deadly, how=how)
     assert (found.status, found.text) == (status, said)
+    assert time.monotonic() - start < 15, "the limit is 1 s"
     alive = asked(deadly, how="not at all")
     assert alive.status is Status.OK and f"process {os.getpid()}" not in alive.text
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from groupwise.errors import UsageError
-from groupwise.evaluation.details import by_difficulty, details
+from groupwise.evaluation.details import by_difficulty, details, reordered
 from groupwise.evaluation.measure import Measurement, measure
 from groupwise.models import load_policy
 from groupwise.models.hub import check_on_hub
@@ -163,6 +163,17 @@ def test_the_spread_over_seeds():
     second's 0 of 4; the deviation of .75 and 0 is .75/√2."""
     found = details(by_hand([[1, 1, 0, 0], [1, 0, 0, 0]], seeds=2), PROMPTS[:2])
     assert found["seed_deviation"].value == pytest.approx(0.75 / math.sqrt(2))
+
+
+def test_how_often_a_seed_puts_models_in_the_other_order():
+    """Accuracies by seed are 1, 1, 0 and ½, ½, ½ and 1, 1, 1, so the first model is above the
+    second over all seeds (⅔ and ½), and below it in the third. The last is below none in any."""
+    first = by_hand([[1, 1, 0], [1, 1, 0]], seeds=3)
+    second = by_hand([[1, 1, 1], [0, 0, 0]], seeds=3)
+    always = by_hand([[1, 1, 1], [1, 1, 1]], seeds=3)
+    assert reordered([first, second, always]) == pytest.approx(1 / 3)
+    assert reordered([first, always]) == 0
+    assert reordered([first]) is None and reordered([by_hand([[1]]), by_hand([[0]])]) is None
 
 
 def test_what_was_not_judged_is_not_wrong():

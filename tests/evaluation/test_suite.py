@@ -160,6 +160,6 @@ def test_bad_suites_are_refused_before_a_model_is_loaded(
     def loaded(*_: object, **__: object) -> None:
         raise AssertionError("a model was loaded")
 
-    monkeypatch.setattr("groupwise.evaluation.evaluate.load_policy", loaded)
+    monkeypatch.setattr("groupwise.evaluation.evaluate.load_to_answer", loaded)
     assert main(["eval", *words, *LESS]) == 2
     assert said in " ".join(capsys.readouterr().err.split())

@@ -113,7 +113,7 @@ def test_a_recipe_of_a_hundred_thousand_keys_is_refused_in_seconds(tmp_path: Pat
     start = time.process_time()
     with pytest.raises(UsageError, match="k0 = 1: no such setting") as refusal:
         load(file)
-    assert time.process_time() - start < 20 and len(str(refusal.value)) < 2000
+    assert time.process_time() - start < 5 and len(str(refusal.value)) < 2000
 
 
 @pytest.mark.parametrize(
@@ -177,11 +177,11 @@ def test_half_a_character_in_the_data(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("piece", ["a", "<answer>", "<think>", "\\boxed{", "9", " ", "1,", "\n\n"])
-def test_a_completion_of_many_megabytes_is_judged_in_seconds(piece: str) -> None:
-    text = piece * (4 * 2**20 // len(piece))
+def test_a_completion_of_a_megabyte_is_judged_in_seconds(piece: str) -> None:
+    text = piece * (2**20 // len(piece))
     start = time.process_time()
     for style in ("auto", "answer_tag", "boxed", "gsm8k", "last_number", "choice"):
         extract_answer(text, style=style)
     for reward in (ordered_tags, repetition, tag_count):
         reward(text)
-    assert time.process_time() - start < 20
+    assert time.process_time() - start < 5

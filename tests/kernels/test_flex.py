@@ -100,8 +100,8 @@ def test_the_number_of_tokens_is_compiled_for_but_twice(monkeypatch: pytest.Monk
 
 def test_every_kind_of_pack_of_a_model_finds_its_kernel() -> None:
     """More of them than are compiled for where nobody says how many there may be."""
-    for tokens in (300, 500, 40, 128, 700):
-        for window in (None, 30, 70, 200):
+    for tokens in (300, 40):
+        for window in (None, 30):
             for trained in (True, False):
                 given = [x.requires_grad_(trained) for x in tensors(4, 2, 16, tokens)[:3]]
                 spans = torch.tensor([[0], [tokens], [-1]])

@@ -13,7 +13,7 @@ from small_runs import Quiet, timeless
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("algorithm", ["softrank", "grpo"])
+@pytest.mark.parametrize("algorithm", ["softrank", pytest.param("grpo", marks=pytest.mark.verify)])
 def test_the_reward_rises_within_a_dozen_steps(algorithm: str, tmp_path: Path) -> None:
     """Without warm-up of the learning rate. Each mean is over 4 batches of 32 prompts × 8 answers;
     over prompts alone its standard error is at most √(0.25 / 128) = 0.044, so that of a difference

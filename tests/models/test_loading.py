@@ -11,6 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from groupwise.config import load
+from groupwise.config.connect import load_to_answer
 from groupwise.errors import UsageError
 from groupwise.models import base_fingerprint, load_policy, make_policy, save_policy
 from groupwise.models.loading import resolve
@@ -49,15 +51,19 @@ def test_weights_that_are_not_the_models_are_refused(
         load_policy(folder)
 
 
-def test_a_revision_of_the_hub_is_loaded_and_a_folder_has_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The cache of the hub with two revisions of a model: seed 0 as main, seed 1 as v2."""
     hub = tmp_path / "models--somebody--tiny"
     for seed, (commit, name) in enumerate([("a" * 40, "main"), ("b" * 40, "v2")]):
         save_policy(tiny(seed=seed), hub / "snapshots" / commit)
         (hub / "refs").mkdir(exist_ok=True)
         (hub / "refs" / name).write_text(commit)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    return hub
+
+
+def test_a_revision_of_the_hub_is_loaded_and_a_folder_has_none(hub: Path) -> None:
     default, second = (load_policy("somebody/tiny", revision=r) for r in (None, "v2"))
     assert base_fingerprint(default.model) == f"commit:{'a' * 40}"
     assert base_fingerprint(second.model) == f"commit:{'b' * 40}"
@@ -68,6 +74,13 @@ def test_a_revision_of_the_hub_is_loaded_and_a_folder_has_none(
         load_policy("somebody/tiny", revision="v3")
     with pytest.raises(UsageError, match=r"model.revision = 'v2': .* is a folder"):
         load_policy(hub / "snapshots" / ("a" * 40), revision="v2")
+
+
+def test_the_revision_of_a_recipe_is_that_of_its_own_model(hub: Path) -> None:
+    config = load("word-problems", ["model.path=somebody/tiny", "model.revision=v2"])
+    own = load_to_answer(config, "somebody/tiny")
+    assert base_fingerprint(own.model) == f"commit:{'b' * 40}"
+    load_to_answer(config, hub / "snapshots" / ("a" * 40))
 
 
 def test_a_long_rope_model_is_used_within_its_original_context() -> None:

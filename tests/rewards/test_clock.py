@@ -93,3 +93,33 @@ def test_patience_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(TimeoutError):
         Clock(2.0).receive(Computing(now))
     assert now[0] == PATIENCE * TEST * 2.0, "for one"
+
+
+@sandboxed
+def test_a_share_does_not_depend_on_the_order_of_tests_that_wait() -> None:
+    limits = Limits(seconds=0.2)
+    program = "import time\ndef f(x): time.sleep(x)\n"
+    waits, returns = ["f(60)"] * 2, ["f(0)"] * 2
+    for order in (waits + returns, returns + waits):
+        found = run_tests(program, Suite(sources=order, stop=False), limits=limits)
+        wanted = [Verdict.TIMEOUT if each in waits else Verdict.PASSED for each in order]
+        assert [outcome.verdict for outcome in found] == wanted
+
+
+def test_every_counted_test_has_the_same_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    for tests, seconds, limit in ((1, 2.0, TEST * 2.0), (2, 2.0, 5.0), (9, 2.0, 2.0), (9, 0.1, 1.0)):
+        clock = Clock(seconds, counted=tests)
+        for _ in range(tests):
+            begun = now[0]
+            with pytest.raises(TimeoutError):
+                clock.receive(Waits(now))
+            assert now[0] - begun == pytest.approx(limit)
+
+
+class Waits(Computing):
+    """A sandbox whose program waits."""
+
+    def processor_time(self) -> float:
+        return 0.0

@@ -349,6 +349,11 @@ OWN_FAULT = {
     "a class": "class A: pass\ndef f(x): return A\ndef g(x): return 1",
     "an exception": "def f(x): raise ValueError(x)\ndef g(x): return 1",
     "itself": "def f(x): return f\ndef g(x): return 1",
+    "a coroutine": "async def f(x): return x\ndef g(x): return 1",
+    "a coroutine from a callback": "async def c(): pass\ndef f(x): return x(c())\n"
+    "def g(x): return 1",
+    "a coroutine in an argument": "async def c(): pass\ndef f(x): x[:] = [c()]\n"
+    "def g(x): return 1",
 }
 
 
@@ -364,6 +369,67 @@ def test_a_program_cannot_make_itself_unjudgeable(name: str) -> None:
     )
     outcomes = run_tests(OWN_FAULT[name], Suite(sources=tests, stop=False))
     assert {o.verdict.value for o in outcomes} <= {"failed", "error"}, outcomes
+
+
+LOOPS = (
+    "assert all(a == b for a, b in zip(map(f, [1, 2]), [3, 4]))",
+    "for a, b in zip(map(f, [1, 2]), [3, 4]):\n    assert a == b",
+    "assert list(map(f, [])) == [*map(f, [1])][:1]",
+    "for a in iter(lambda: f(1), None):\n    assert a == 2",
+    "class Each:\n    n = 0\n    def __iter__(self): return self\n    def __next__(self):\n"
+    "        self.n += 1\n        return f(self.n)\nassert all(a == 3 for a in Each())",
+    "assert next(map(f, [1]), 3) == 3",
+    "import asyncio\nclass Each:\n    def __aiter__(self): return self\n"
+    "    async def __anext__(self): return f(1)\nasync def run():\n"
+    "    async for a in Each():\n        assert a == 3\nasyncio.run(run())",
+)
+ENDS = (
+    "raise StopIteration",
+    "raise type('E', (StopIteration,), {})(x)",
+    "raise StopAsyncIteration",
+    "raise GeneratorExit",
+    "raise AssertionError",
+    "raise SystemExit(0)",
+    "return next(iter([]))",
+)
+
+
+@sandboxed
+@pytest.mark.parametrize("end", ENDS)
+def test_an_exception_of_the_program_ends_no_loop_of_a_test(end: str) -> None:
+    outcomes = run_tests(f"def f(x): {end}", Suite(sources=LOOPS, stop=False))
+    assert [o.verdict.value for o in outcomes if o.verdict.value not in ("failed", "error")] == []
+
+
+@sandboxed
+def test_a_program_ends_its_own_iterators() -> None:
+    program = (
+        "def up(n):\n    yield from range(n)\nclass Up:\n    n = 0\n"
+        "    def __iter__(self): return self\n    def __next__(self):\n"
+        "        if self.n == 2: raise StopIteration\n        self.n += 1\n        return self.n\n"
+    )
+    tests = (
+        "assert list(up(3)) == [0, 1, 2] and [*Up()] == [1, 2] and next(up(0), 5) == 5",
+        "it = up(1)\nnext(it)\ntry:\n    next(it)\n    assert False\n"
+        "except StopIteration:\n    pass",
+    )
+    outcomes = run_tests(program, Suite(sources=tests, stop=False))
+    assert [o.verdict.value for o in outcomes] == ["passed", "passed"], outcomes
+
+
+@sandboxed
+def test_a_coroutine_of_the_program_can_be_given_back_to_it() -> None:
+    program = (
+        "import asyncio\nasync def enc(x): return x\ndef dec(c): return asyncio.run(c)\n"
+        "def swap(f): return f(enc(4))\n"
+    )
+    tests = (
+        "assert dec(enc(3)) == 3",
+        "assert dec(swap(lambda c: c)) == 4",
+        "import asyncio\nc = enc(3)\nassert asyncio.run(c) == 3\ndec(c)",
+    )
+    outcomes = run_tests(program, Suite(sources=tests, stop=False))
+    assert [o.verdict.value for o in outcomes] == ["passed", "passed", "error"], outcomes
 
 
 @sandboxed

@@ -298,6 +298,15 @@ def test_endpoint_without_probabilities() -> None:
         assert judge_endpoint(["x"], "r", "q", endpoint=url, model="m") == [0.0]
 
 
+@pytest.mark.parametrize("mode", ["soft", "binary"])
+@pytest.mark.parametrize("content", ["", None])
+def test_an_end_token_of_a_judge_is_not_a_verdict(mode: Any, content: str | None) -> None:
+    [choice] = _choice(**{"<|im_end|>": 0.9, "No": 0.08, "Yes": 0.01})["choices"]
+    reply = {"choices": [choice | {"message": {"content": content}}]}
+    with _endpoint(lambda body: reply) as url:
+        assert judge_endpoint(["x"], "r", "q", endpoint=url, model="m", mode=mode) == [None]
+
+
 def _reasoning(*said: str | tuple[str, dict[str, float]]) -> dict[str, Any]:
     """A reply of several tokens, each a text or a text with the chances in its place."""
     entries = []

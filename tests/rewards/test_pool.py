@@ -44,8 +44,18 @@ def pool(*functions, workers: int = 2, timeout_s: float = 0.5, memory_mb: int = 
     )
 
 
-def family() -> list[psutil.Process]:
-    return psutil.Process().children(recursive=True)
+OTHERS: set[psutil.Process] = set()
+"""Processes that other tests have left behind."""
+
+
+@pytest.fixture(autouse=True)
+def processes_of_other_tests() -> None:
+    OTHERS.clear()
+    OTHERS.update(psutil.Process().children(recursive=True))
+
+
+def family(*, recursive: bool = True) -> list[psutil.Process]:
+    return [each for each in psutil.Process().children(recursive=recursive) if each not in OTHERS]
 
 
 def settled(count: int) -> int:
@@ -296,7 +306,7 @@ def test_workers_die_with_a_trainer_that_is_killed() -> None:
 
 def next_worker(last: psutil.Process | None = None) -> psutil.Process:
     """The only worker, once it is another one than `last`."""
-    (server,) = psutil.Process().children()
+    (server,) = family(recursive=False)
     for _ in range(600):
         if (found := server.children()) and found[0] != last:
             return found[0]
@@ -337,7 +347,7 @@ def test_the_process_that_forks_workers_is_replaced() -> None:
         for _ in range(pool_module.ATTEMPTS):
             while len(workers := family()) < 3:
                 time.sleep(0.05)
-            (forker,) = psutil.Process().children()
+            (forker,) = family(recursive=False)
             forker.kill()
             assert psutil.wait_procs([w for w in workers if w != forker], timeout=10)[1] == []
         with pytest.raises(RewardError, match="none of 2 .* the worker process died .* 3 times"):

@@ -56,11 +56,13 @@ def open_memories() -> int:
 
 
 def test_a_server_writes_with_the_weights_of_the_memory(policy: Policy, tmp_path: Path) -> None:
+    """Until a transfer fails, after which it starts again from files."""
     before = open_memories()
-    engine = engine_of(policy, tmp_path)
+    engine = engine_of(policy, tmp_path, "--breaks", "6")
+    sampler: Any = engine.sampler
     try:
         contract.check_logprobs(engine, policy)
-        for version in (1, 2, 3):
+        for version in (1, 2, 3):  # With the trial, five transfers.
             move(policy)
             figures = engine.publish(contract.published(policy, version=version))
             assert figures["canary_gap"] < 1e-4 and engine.way == "shared_memory"
@@ -68,12 +70,28 @@ def test_a_server_writes_with_the_weights_of_the_memory(policy: Policy, tmp_path
         assert engine.files._count == 1, "files are for the start of the server alone"
         group = next(iter(engine.generate(contract.make_requests(1), Sampling(max_tokens=4))))
         assert {one.versions for one in group.completions} == {((0, 3),)}
+
+        first = sampler.process.pid
+        move(policy)
+        assert engine.publish(contract.published(policy, version=4))["canary_gap"] < 1e-4
+        assert sampler.process.pid != first
+        contract.check_logprobs(engine, policy)
+
+        tensors = dict(policy.model.named_parameters())
+        update = engine.memory.write(tensors, version=5)  # pyright: ignore[reportOptionalMemberAccess]
+        with pytest.raises(EngineUnavailable, match=r"version 5: .* arrived with different bytes"):
+            sampler.server.transfer(replace(update, digests=update.digests[::-1]))
+        with pytest.raises(EngineUnavailable, match="a weight update is active"):
+            sampler.server.transfer(update)
     finally:
         engine.close()
     assert open_memories() == before
 
 
-@pytest.mark.parametrize("fault", ["ignored", "scrambled", "stale_cache"])
+@pytest.mark.parametrize(
+    "fault",
+    ["scrambled", *(pytest.param(f, marks=pytest.mark.verify) for f in ("ignored", "stale_cache"))],
+)
 def test_a_server_that_does_not_take_them_over_is_found(
     policy: Policy, tmp_path: Path, fault: str
 ) -> None:
@@ -81,38 +99,6 @@ def test_a_server_that_does_not_take_them_over_is_found(
     try:
         with pytest.raises(RunError, match="does not take over new weights by 'shared_memory'"):
             engine.publish(contract.published(policy, version=1))
-    finally:
-        engine.close()
-
-
-def test_after_a_failed_transfer_the_server_starts_again_from_files(
-    policy: Policy, tmp_path: Path
-) -> None:
-    engine = engine_of(policy, tmp_path, "--breaks", "5")
-    try:
-        engine.publish(contract.published(policy, version=1))  # With the trial, four transfers.
-        first = engine.sampler.process.pid  # pyright: ignore[reportAttributeAccessIssue]
-        move(policy)
-        assert engine.publish(contract.published(policy, version=2))["canary_gap"] < 1e-4
-        assert engine.sampler.process.pid != first  # pyright: ignore[reportAttributeAccessIssue]
-        contract.check_logprobs(engine, policy)
-    finally:
-        engine.close()
-
-
-def test_a_failed_transfer_says_why_and_the_server_takes_no_other(
-    policy: Policy, tmp_path: Path
-) -> None:
-    engine = engine_of(policy, tmp_path)
-    try:
-        engine.publish(contract.published(policy, version=1))
-        server = engine.sampler.server  # pyright: ignore[reportAttributeAccessIssue]
-        tensors = dict(policy.model.named_parameters())
-        update = engine.memory.write(tensors, version=2)  # pyright: ignore[reportOptionalMemberAccess]
-        with pytest.raises(EngineUnavailable, match=r"version 2: .* arrived with different bytes"):
-            server.transfer(replace(update, digests=update.digests[::-1]))
-        with pytest.raises(EngineUnavailable, match="a weight update is active"):
-            server.transfer(update)
     finally:
         engine.close()
 

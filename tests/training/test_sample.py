@@ -3,31 +3,43 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from groupwise.errors import UsageError
+from groupwise.models import save_policy
 from groupwise.rundir.provenance import origin_path
 from groupwise.training.stages.rows import read_samples
-from groupwise.training.stages.sample import BLOCK, sample
+from groupwise.training.stages.sample import BLOCK, Sampled, sample
 from small_runs import Quiet, config, tiny
 
 PROMPTS = BLOCK + 8
 
 
+Taken = Callable[..., Sampled]
+
+
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def taken(tmp_path_factory: pytest.TempPathFactory) -> Taken:
+    """Samples of a tiny model."""
+    model = tmp_path_factory.mktemp("model")
+    save_policy(tiny(), model)
+
+    def take(path: Path, **more: Any) -> Sampled:
+        settings = config(path.parent, f"data.limit={PROMPTS}", "sampling.max_tokens=4")
+        return sample(settings, model, path, **{"count": 2, "progress": Quiet(), **more})
+
+    return take
+
+
+@pytest.fixture(scope="module")
+def whole(taken: Taken, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("samples") / "rows.jsonl"
     taken(path)
     return path
-
-
-def taken(path: Path, **more: object):
-    settings = config(path.parent, f"data.limit={PROMPTS}", "sampling.max_tokens=4")
-    given = {"policy": tiny(), "count": 2, "progress": Quiet()} | more
-    return sample(settings, "bundled", path, **given)  # pyright: ignore[reportArgumentType]
 
 
 def rows(path: Path) -> list[dict]:
@@ -54,7 +66,9 @@ def cuts(path: Path) -> Iterator[bytes]:
     yield content
 
 
-def test_an_interrupted_file_goes_on_to_the_same_bytes(whole: Path, tmp_path: Path) -> None:
+def test_an_interrupted_file_goes_on_to_the_same_bytes(
+    taken: Taken, whole: Path, tmp_path: Path
+) -> None:
     origin = json.loads(origin_path(whole).read_text(encoding="utf-8"))
     del origin["finished"], origin["rows"]
     for number, left in enumerate(cuts(whole)):
@@ -67,7 +81,7 @@ def test_an_interrupted_file_goes_on_to_the_same_bytes(whole: Path, tmp_path: Pa
         assert origin_path(path).read_bytes() == origin_path(whole).read_bytes()
 
 
-def test_shards_together_are_the_whole(whole: Path, tmp_path: Path) -> None:
+def test_shards_together_are_the_whole(taken: Taken, whole: Path, tmp_path: Path) -> None:
     for place in range(3):
         taken(tmp_path / f"{place}.jsonl", shard=(place, 3))
     shards = [rows(tmp_path / f"{place}.jsonl") for place in range(3)]
@@ -76,7 +90,7 @@ def test_shards_together_are_the_whole(whole: Path, tmp_path: Path) -> None:
     )
 
 
-def test_a_file_of_other_settings_is_refused(whole: Path, tmp_path: Path) -> None:
+def test_a_file_of_other_settings_is_refused(taken: Taken, whole: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"was made with count = 2, not 3"):
         taken(whole, count=3)
     unknown = tmp_path / "mine.jsonl"
@@ -87,7 +101,7 @@ def test_a_file_of_other_settings_is_refused(whole: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("wrong", [{"count": 0}, {"split": "tset"}, {"shard": (2, 2)}])
-def test_impossible_requests_are_refused(tmp_path: Path, wrong: dict) -> None:
+def test_impossible_requests_are_refused(taken: Taken, tmp_path: Path, wrong: dict) -> None:
     with pytest.raises(UsageError):
         taken(tmp_path / "rows.jsonl", **wrong)
     assert not (tmp_path / "rows.jsonl").exists()

@@ -176,10 +176,16 @@ app.add_typer(rewards.app, name="reward")
 
 
 def _failed(message: str, code: int, *, debug: bool) -> int:
-    """Print an error as one line to standard error and return the exit code."""
+    """Print an error as one line to standard error and return the exit code. A reader that has
+    stopped or gone does not hold up the end of the process."""
+    from groupwise.training.monitor.non_blocking import NonBlockingStream, non_blocking
+
     if debug and sys.exc_info()[1] is not None:
         traceback.print_exc()
-    print(f"error: {visible(message)}", file=sys.stderr)
+    stream = non_blocking(sys.stderr)
+    print(f"error: {visible(message)}", file=stream)
+    if isinstance(stream, NonBlockingStream):
+        stream.close()
     return code
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -244,6 +245,24 @@ def load_configured(config: Config) -> Policy:
         head_dtype=model.head_dtype,
     )
     fix_variables(policy.tokenizer, config.data.chat_template_kwargs)
+    return policy
+
+
+def load_to_answer(config: Config, model: str | Path) -> Policy:
+    """A model that answers the prompts of a recipe without being trained, on its device.
+
+    Args:
+        model: folder, hub name or "bundled"; `model.revision` applies to the recipe's own model.
+    """
+    section = config.model
+    policy = load_policy(
+        model,
+        revision=section.revision if str(model) == section.path else None,
+        dtype=section.dtype,
+        trust_remote_code=section.trust_remote_code,
+    )
+    fix_variables(policy.tokenizer, config.data.chat_template_kwargs)
+    policy.model.to(best_device())
     return policy
 
 

@@ -108,9 +108,9 @@ class LearnerRank:
         self.member.make(name, **settings)
 
     def call(self, name: str, given: Mapping[str, Any]) -> Any:
-        """Call a method of `Member`; only rank 0 returns its result."""
+        """As `Member.perform`; only rank 0 returns its result."""
         assert self.member is not None
-        result = getattr(self.member, name)(**given)
+        result = self.member.perform(name, given)
         return result if self.rank == 0 else None
 
     def ship(self) -> tuple[int, Shipment | None]:

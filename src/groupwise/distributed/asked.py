@@ -20,7 +20,7 @@ class AskedLearner:
 
     Args:
         name: of the learner among those that the ranks train.
-        ask: has all ranks call a method of `Member` with arguments that all of them are sent, and
+        ask: has all ranks perform an operation with arguments that all of them are sent, and
             with keyword arguments for rank 0 alone; returns what rank 0's returns.
         publish: as `Learner.publish`.
         own: rank 0's part, if it is in this process and holds all weights; the other ranks are

@@ -125,7 +125,7 @@ class LearnerGroup:
             self.cluster.ray.kill(actor)
 
     def ask(self, name: str, given: Mapping[str, Any] | None = None, /, **local: Any) -> Any:
-        """Call a method of `Member` on all ranks; `local` arguments go to rank 0 alone."""
+        """As `Member.perform`, on all ranks; `local` arguments go to rank 0 alone."""
         own = dict(given or {})
         first = (name, {**own, **local})
         others = (name, {**own, **dict.fromkeys(local, {})})

@@ -1,16 +1,14 @@
 """Rank 0 leads: it runs the loop, and the other ranks do their share of each operation.
 
-Rank 0 sends the name of a method of `Member` and its arguments, then all ranks call it.
+Rank 0 sends the name and the arguments of an operation, then all ranks perform it.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
-
-from torch import Tensor
 
 from groupwise.algorithms.binding import POLICY
 from groupwise.distributed.asked import AskedLearner
@@ -20,7 +18,6 @@ from groupwise.distributed.weights import some, take_over
 from groupwise.distributed.world import World
 from groupwise.errors import RunError
 from groupwise.models import Policy
-from groupwise.settings import OptimizerSettings
 from groupwise.types import (
     Batch,
     Engine,
@@ -75,53 +72,24 @@ class Member:
         assert self.second is not None and self.second_model is not None
         self.learners[name] = self.second(self.second_model, **settings)
 
-    def restart(self, optimizer: OptimizerSettings, total_steps: int, of: str = POLICY) -> None:
-        """As `TorchLearner.restart`."""
-        self.learners[of].restart(optimizer, total_steps=total_steps)
+    def perform(self, name: str, given: Mapping[str, Any]) -> Any:
+        """Call a method of this class, or else of the learner that `given` names as `of`."""
+        if hasattr(self, name):
+            return getattr(self, name)(**given)
+        own = dict(given)
+        return getattr(self.learners[own.pop("of")], name)(**own)
 
-    def evaluate(self, batch: Batch, names: Collection[str], of: str = POLICY) -> dict[str, Tensor]:
-        """As `Learner.evaluate`."""
-        return self.learners[of].evaluate(batch, names)
-
-    def update(self, batch: Batch, objective: NamedObjective, of: str = POLICY) -> Update:
+    def update(self, batch: Batch, objective: NamedObjective, of: str) -> Update:
         """As `Learner.update`."""
         return self.learners[of].update(batch, built(objective))
 
-    def replace_reference(self, of: str = POLICY) -> None:
-        """As `TorchLearner.replace_reference`."""
-        self.learners[of].replace_reference()
-
-    def reset_optimizer(self, of: str = POLICY) -> None:
-        """As `TorchLearner.reset_optimizer`."""
-        self.learners[of].reset_optimizer()
-
-    def trained(self, of: str = POLICY) -> dict[str, Tensor]:
-        """As `Learner.trained`."""
-        return self.learners[of].trained()
-
-    def set_trained(self, weights: Mapping[str, Tensor], of: str = POLICY) -> None:
-        """As `Learner.set_trained`; rank 0 has the weights."""
-        self.learners[of].set_trained(weights)
-
-    def state(self, of: str = POLICY) -> dict[str, Any]:
-        """As `Learner.state`."""
-        return self.learners[of].state()
-
-    def restore(self, state: Mapping[str, Any], of: str = POLICY) -> None:
-        """As `Learner.restore`; rank 0 has the state."""
-        self.learners[of].restore(state)
-
-    def watch_movement(self, of: str = POLICY) -> None:
+    def watch_movement(self, of: str) -> None:
         """Begin to watch the weights."""
         self._moved[of] = self.learners[of].movement()
 
-    def moved(self, of: str = POLICY) -> float:
+    def moved(self, of: str) -> float:
         """The share of parameters that have not changed since."""
         return self._moved[of]()
-
-    def save(self, path: str, of: str = POLICY) -> None:
-        """As `Learner.save`."""
-        self.learners[of].save(path)
 
     def publish(self) -> WeightsRef:
         """The present weights, whole on every rank."""
@@ -202,7 +170,7 @@ def follow(member: Member) -> None:
             name, given = command
             world.meet(f"all ranks to begin {name!r}")
             with world.waiting(f"the other ranks in {name!r}"):
-                result = getattr(member, name)(**given)
+                result = member.perform(name, given)
                 if isinstance(result, Iterator):
                     deque(result, maxlen=0)
     except BaseException as error:
@@ -228,7 +196,7 @@ class Leader:
         self._broken: str | None = None
 
     def ask(self, name: str, given: Mapping[str, Any] | None = None, /, **local: Any) -> Any:
-        """Have all ranks call a method of `Member`; returns what rank 0's returns.
+        """Have all ranks perform an operation (`Member.perform`); returns what rank 0's returns.
 
         Args:
             given: arguments that are sent to all ranks.
@@ -242,7 +210,7 @@ class Leader:
             self.world.command((name, {**own, **dict.fromkeys(local, {})}))
             self.world.meet(f"all ranks to begin {name!r}")
             with self.world.waiting(f"the other ranks in {name!r}"):
-                return getattr(self.member, name)(**own, **local)
+                return self.member.perform(name, {**own, **local})
 
     def together(self) -> _Together:
         """A context for operations of all ranks. After an error in it the ranks are out of sync, so

@@ -72,12 +72,34 @@ def details(
             figures[f"length_{name}"] = prompt_mean(lengths)
     figures["truncated"] = prompt_mean(measured.truncations)
     if measured.seeds > 1 and "sampled" in plain:
-        by_seed = np.nanmean(measured.sampled.reshape(-1, measured.seeds, k), axis=(0, 2))
         unknown = float("nan")
         figures["seed_deviation"] = Estimate(
-            value=float(by_seed.std(ddof=1)), low=unknown, high=unknown
+            value=float(_by_seed(measured).std(ddof=1)), low=unknown, high=unknown
         )
     return figures
+
+
+def _by_seed(measured: Measurement) -> np.ndarray:
+    """The sampled accuracy of every sampling seed."""
+    shape = (-1, measured.seeds, measured.samples)
+    return np.nanmean(measured.sampled.reshape(shape), axis=(0, 2))
+
+
+def reordered(models: Sequence[Measurement]) -> float | None:
+    """The share of sampling seeds in which a model is below another that it is above over all
+    seeds, by sampled accuracy.
+
+    Returns:
+        None for a single model or seed, and where a model was not judged.
+
+    Source: "A sober look at progress in language model reasoning" (2504.07086).
+    """
+    if len(models) < 2 or models[0].seeds < 2 or any(np.isnan(m.sampled).all() for m in models):
+        return None
+    by_seed = np.stack([_by_seed(each) for each in models])
+    signs = np.sign(by_seed[:, None] - by_seed[None])
+    over_all = np.sign(by_seed.mean(1)[:, None] - by_seed.mean(1)[None])
+    return float((signs * over_all[..., None] < 0).any((0, 1)).mean())
 
 
 def curve_over_k(

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from groupwise.config import Config
-from groupwise.config.connect import best_device, configured_engine, make_scorer
+from groupwise.config.connect import configured_engine, load_to_answer, make_scorer
 from groupwise.config.data import load_eval, load_train, rendered
 from groupwise.errors import UsageError, warn
 from groupwise.evaluation import (
@@ -26,12 +26,12 @@ from groupwise.evaluation import (
     prompt_mean,
     title_of,
 )
-from groupwise.evaluation.details import by_difficulty, details
+from groupwise.evaluation.details import by_difficulty, details, reordered
 from groupwise.evaluation.measure import Measurement, measure
 from groupwise.evaluation.reflection import TRIGGERS, corrupted_items, own_errors, recovery
-from groupwise.models import Policy, load_policy
+from groupwise.models import Policy
 from groupwise.prompts.contamination import contamination_warning, shared_prompts
-from groupwise.prompts.templates import Rendered, fix_variables
+from groupwise.prompts.templates import Rendered
 from groupwise.rewards import Scorer
 from groupwise.rewards.extract import Style
 from groupwise.rewards.scoring.rows import check_rows
@@ -49,6 +49,8 @@ class EvaluationResult:
         split: the evaluated split of the data.
         verdicts: how each model compares with the last one.
         shared: number of prompts that are training prompts too; None where that is unknown.
+        reordered: share of the sampling seeds that put two models in the other order than all seeds
+            together do; None for a single seed or model.
     """
 
     measurements: Mapping[str, Measurement]
@@ -56,6 +58,7 @@ class EvaluationResult:
     split: str
     verdicts: tuple[str, ...]
     shared: int | None
+    reordered: float | None = None
 
     def table(self) -> FigureTable:
         """All figures with intervals."""
@@ -76,6 +79,7 @@ class EvaluationResult:
             "sections": values,
             "verdicts": list(self.verdicts),
             "shared_prompts": self.shared,
+            "reordered": self.reordered,
         }
 
 
@@ -119,15 +123,26 @@ def evaluate(
             config, model, prompts, seeds=seeds, reflection=reflection
         )
     *others, last = measurements
+    swapped = reordered([*measurements.values()])
     return EvaluationResult(
         measurements=measurements,
         figures=figures,
         split=config.data.eval_split,
         verdicts=(
             *(text for model in others for text in _verdicts(model, last, measurements)),
+            *([] if swapped is None else [_order_note(swapped, seeds)]),
             *filter(None, [coverage_note(min(len(m.greedy) for m in measurements.values()))]),
         ),
         shared=shared,
+        reordered=swapped,
+    )
+
+
+def _order_note(share: float, seeds: int) -> str:
+    """How often a single seed would have ranked the models otherwise."""
+    return (
+        f"In {round(share * seeds)} of {seeds} sampling seeds, sampled accuracy puts two models in "
+        "the other order than over all seeds."
     )
 
 
@@ -151,14 +166,7 @@ def _measured(
     config: Config, model: str, prompts: Sequence[Prompt], *, seeds: int, reflection: bool
 ) -> tuple[Measurement, dict[str, dict[str, Estimate]]]:
     """The answers of a model, and their figures by section."""
-    policy = load_policy(
-        model,
-        revision=config.model.revision if model == config.model.path else None,
-        dtype=config.model.dtype,
-        trust_remote_code=config.model.trust_remote_code,
-    )
-    fix_variables(policy.tokenizer, config.data.chat_template_kwargs)
-    policy.model.to(best_device())
+    policy = load_to_answer(config, model)
     ready = rendered(config, policy, prompts)
     with (
         closing(make_scorer(config)) as scorer,

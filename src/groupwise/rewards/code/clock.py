@@ -24,7 +24,7 @@ class Watched(Protocol):
 
 
 class Clock:
-    """The wall clock for all tests of a program.
+    """The wall clock for the tests of a program.
 
     Processor time decides whether a program is too slow, and the kernel enforces it; the clock
     stops what only waits. On a busy machine a program may be computing and still be late. So it
@@ -33,16 +33,20 @@ class Clock:
 
     Args:
         seconds: processor time for each test.
+        counted: number of tests if a share of them counts. Each then has the same limit, whatever
+            came before it: an equal part of the time for all, and at least one window.
     """
 
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
+    def __init__(self, seconds: float, *, counted: int = 0) -> None:
+        self.seconds, self.counted = seconds, counted
         self.begun = time.monotonic()
         self.granted = 0.0
 
     @property
     def longest(self) -> float:
         """Seconds after which the next test is stopped in any case."""
+        if self.counted:
+            return PATIENCE * TEST * self.seconds
         left = self.begun + PATIENCE * PROGRAM * self.seconds - time.monotonic()
         return max(min(PATIENCE * TEST * self.seconds, left), 0.0)
 
@@ -54,10 +58,13 @@ class Clock:
         """
         now = time.monotonic()
         last = now + self.longest
-        deadline = min(
-            now + TEST * self.seconds, self.begun + PROGRAM * self.seconds + self.granted
-        )
         window = max(self.seconds, _WINDOW_SECONDS)
+        if self.counted:
+            part = min(TEST, PROGRAM / self.counted) * self.seconds
+            deadline = now + max(part, window)
+        else:
+            left = self.begun + PROGRAM * self.seconds + self.granted - now
+            deadline = now + min(TEST * self.seconds, left)
         used: float | None = None
         while True:
             try:

@@ -300,6 +300,7 @@ def code_stdio(
     runs = run_inputs(
         extract_code(text),
         [case.given for case in cases],
+        stop=not partial,
         limits=limits,
         allow_unsandboxed=allow_unsandboxed,
     )

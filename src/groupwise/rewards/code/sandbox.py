@@ -122,9 +122,10 @@ def _run_tests(program: str, tests: Suite, limits: Limits, *, plain: bool) -> li
     if bound is None:
         unfit = Outcome(verdict=Verdict.UNJUDGEABLE, detail=AMBIGUOUS)
         return _complete([unfit], tests)
-    clock = Clock(limits.seconds)
+    whole_only = tests.stop or tests.counted  # else a share counts: it must not depend on the order
+    clock = Clock(limits.seconds, counted=0 if whole_only else len(tests.sources))
     outcomes: list[Outcome] = []
-    share = _AT_ONCE if tests.stop or tests.counted else 1  # a share must not depend on the order
+    share = _AT_ONCE if whole_only else 1
     for start in range(1, len(bound), share):
         part = (bound[0], *bound[start : start + share])
         found = _run_bound(program, tests, part, limits, clock, plain=plain)
@@ -177,6 +178,7 @@ def run_inputs(
     program: str,
     inputs: Sequence[str],
     *,
+    stop: bool = True,
     limits: Limits | None = None,
     allow_unsandboxed: bool = False,
 ) -> Generator[str | Outcome]:
@@ -185,6 +187,8 @@ def run_inputs(
     Args:
         program: Python source, run as a main program.
         inputs: text for standard input.
+        stop: the caller stops at the first wrong output. Otherwise the time limit of an input does
+            not depend on the inputs before it.
         limits: see `Limits`.
         allow_unsandboxed: where there is no sandbox, run the program with the rights of this one.
 
@@ -203,7 +207,7 @@ def run_inputs(
     limits = limits or Limits()
     plain = _must_be_plain(allow_unsandboxed)
     with _started("inputs", program, limits, plain=plain) as job:
-        clock = Clock(limits.seconds)
+        clock = Clock(limits.seconds, counted=0 if stop else len(inputs))
         for given in inputs:
             # The judge inside stops the program when this clock no longer runs.
             most = clock.longest + _START_SECONDS

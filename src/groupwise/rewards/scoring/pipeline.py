@@ -13,7 +13,7 @@ import math
 import sysconfig
 import time
 import traceback
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -259,9 +259,33 @@ def _items(part: RewardComponent, returned: Any, count: int) -> Sequence[Any]:
     return list(returned)
 
 
+Stage = tuple[tuple[RewardComponent, ...], list[Call]]
+"""The parts of a stage, and their calls."""
+
+
+async def driven(
+    steps: Generator[Stage, list[CallResult], GroupScore],
+    results: Callable[[tuple[RewardComponent, ...], list[Call]], Awaitable[list[CallResult]]],
+    stage: Stage | None = None,
+) -> GroupScore:
+    """Drive `judge_group` to its end.
+
+    Args:
+        steps: of `judge_group`.
+        results: awaits the results of a stage.
+        stage: the one that `steps` has reached; None before its start.
+    """
+    try:
+        stage = stage or next(steps)
+        while True:
+            stage = steps.send(await results(*stage))
+    except StopIteration as end:
+        return end.value
+
+
 def judge_group(
     composition: Composition, group: Group
-) -> Generator[tuple[tuple[RewardComponent, ...], list[Call]], list[CallResult], GroupScore]:
+) -> Generator[Stage, list[CallResult], GroupScore]:
     """Judge a group: yields (parts, calls) of a stage and is sent the results in that order."""
     from groupwise.types import Status
 

@@ -25,7 +25,6 @@ import psutil
 import torch
 
 from groupwise.errors import RewardError, UsageError
-from groupwise.rewards.base import GroupScore
 from groupwise.rewards.scoring.fork_server import ForkServer
 from groupwise.rewards.scoring.job import worker_setup
 from groupwise.rewards.scoring.pipeline import (
@@ -33,6 +32,7 @@ from groupwise.rewards.scoring.pipeline import (
     CallResult,
     Composition,
     RewardComponent,
+    driven,
     judge_group,
     run,
 )
@@ -337,7 +337,7 @@ class PoolScorer:
         if self._closed:
             raise RewardError("this scorer is closed.")
         self._slots.acquire()
-        ticket = self._waiting.start(self._judge(group))
+        ticket = self._waiting.start(driven(judge_group(self.composition, group), self._results))
         ticket.add_done_callback(lambda _: self._slots.release())
         return ticket
 
@@ -380,16 +380,6 @@ class PoolScorer:
     def _end_workers(self) -> None:
         for workers in self._workers.values():
             workers.end()
-
-    async def _judge(self, group: Group) -> GroupScore:
-        steps = judge_group(self.composition, group)
-        try:
-            parts, calls = next(steps)
-            while True:
-                results = await self._results(parts, calls)
-                parts, calls = steps.send(results)
-        except StopIteration as end:
-            return end.value
 
     async def _results(
         self, parts: tuple[RewardComponent, ...], calls: list[Call]

@@ -6,8 +6,8 @@ import concurrent.futures
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict, Unpack, runtime_checkable
 
 import torch
 
@@ -17,9 +17,11 @@ from groupwise.rewards.base import GroupScore, Trait, traits
 from groupwise.rewards.compose import combination
 from groupwise.rewards.scoring.adapters import adapted, function_name, registered
 from groupwise.rewards.scoring.pipeline import (
+    Call,
     CallResult,
     Composition,
     RewardComponent,
+    driven,
     judge_group,
     run,
 )
@@ -83,6 +85,27 @@ class RewardSpecLike(Protocol):
     def settings(self) -> Mapping[str, Any]: ...
 
 
+class ScorerOptions(TypedDict, total=False):
+    """How the parts of a reward are combined and where they run.
+
+    Attributes:
+        combine: see `groupwise.rewards.compose.combination`.
+        workers: worker processes; 0 scores in this process, without limits. Parts that hold a
+            model (`own_worker`) have a process each either way.
+        timeout_s: wall-clock limit for judging one completion.
+        memory_mb: memory a worker may use on top of what it starts with.
+        max_tokens: the budget of the sampler, for length rewards.
+        start: starts the workers; on this machine by default.
+    """
+
+    combine: Any
+    workers: int
+    timeout_s: float
+    memory_mb: int | None
+    max_tokens: int | None
+    start: Start | None
+
+
 class InlineScorer:
     """Scores groups in this process, in the thread that submits them.
 
@@ -105,32 +128,27 @@ class InlineScorer:
         """Score a group; only verdicts of async rewards and servers may arrive later."""
         ticket: Ticket = concurrent.futures.Future()
         steps = judge_group(self.composition, group)
-        self._advance(ticket, steps, None)
-        return ticket
-
-    def _advance(self, ticket: Ticket, steps: Any, results: list[CallResult] | None) -> None:
         try:
-            while True:
-                parts, calls = steps.send(results)
-                if parts[0].place in WAITING:
-                    waiting = self._waiting.start(self._waiting.results(parts[0], calls))
-                    waiting.add_done_callback(lambda done: self._resume(ticket, steps, done))
-                    return
-                results = [run(parts, call, first=self._waiting.first) for call in calls]
+            stage = next(steps)
+            while stage[0][0].place not in WAITING:
+                stage = steps.send(self._run(*stage))
         except StopIteration as end:
             ticket.set_result(end.value)
         except Exception as error:
             ticket.set_exception(error)
-
-    def _resume(self, ticket: Ticket, steps: Any, done: concurrent.futures.Future[Any]) -> None:
-        if done.cancelled():  # the scorer is closed
-            ticket.cancel()
-            return
-        error = done.exception()
-        if error is not None:
-            ticket.set_exception(error)
         else:
-            self._advance(ticket, steps, done.result())
+            return self._waiting.start(driven(steps, self._results, stage))
+        return ticket
+
+    def _run(self, parts: Sequence[RewardComponent], calls: list[Call]) -> list[CallResult]:
+        return [run(parts, call, first=self._waiting.first) for call in calls]
+
+    async def _results(
+        self, parts: Sequence[RewardComponent], calls: list[Call]
+    ) -> list[CallResult]:
+        if parts[0].place in WAITING:
+            return await self._waiting.results(parts[0], calls)
+        return self._run(parts, calls)
 
     def gather(self, tickets: Sequence[Ticket]) -> Scores:
         """The scores of the groups in the order of the tickets.
@@ -197,26 +215,14 @@ def stack(groups: Sequence[GroupScore]) -> Scores:
 
 def build_scorer(
     parts: Sequence[RewardSpecLike],
-    *,
-    combine: Any = "weighted_sum",
-    workers: int = 0,
-    timeout_s: float = 10.0,
-    memory_mb: int | None = 1024,
-    max_tokens: int | None = None,
-    start: Start | None = None,
+    **options: Unpack[ScorerOptions],
 ) -> Scorer:
     """The scorer of a recipe.
 
     Args:
         parts: rewards of the registry with weights and settings (a `RewardSpec`, or anything with
             its first three attributes); length rewards see what a verifier before them found.
-        combine: see `groupwise.rewards.compose.combination`.
-        workers: worker processes; 0 scores in this process, without limits. Parts that hold a
-            model (`own_worker`) have a process each either way.
-        timeout_s: wall-clock limit for judging one completion.
-        memory_mb: memory a worker may use on top of what it starts with.
-        max_tokens: the budget of the sampler, for length rewards.
-        start: starts the workers; on this machine by default.
+        options: see `ScorerOptions`.
 
     Raises:
         UsageError: unknown rewards or settings, or correctness asked for before it is known.
@@ -239,28 +245,13 @@ def build_scorer(
             )
         )
         chosen.append(explicit)
-    return _scorer(
-        components,
-        chosen,
-        combine=combine,
-        workers=workers,
-        timeout_s=timeout_s,
-        memory_mb=memory_mb,
-        max_tokens=max_tokens,
-        start=start,
-    )
+    return _scorer(components, chosen, **options)
 
 
 def from_functions(
     functions: Callable[..., Any] | str | Sequence[Callable[..., Any] | str],
     weights: Sequence[float] | None = None,
-    *,
-    combine: Any = "weighted_sum",
-    workers: int = 0,
-    timeout_s: float = 10.0,
-    memory_mb: int | None = 1024,
-    max_tokens: int | None = None,
-    start: Start | None = None,
+    **options: Unpack[ScorerOptions],
 ) -> Scorer:
     """The scorer of Python functions.
 
@@ -271,7 +262,7 @@ def from_functions(
             your own with `groupwise.rewards.verifier`) is the raw correctness; of a single
             unmarked function the raw correctness is not known.
         weights: one per function; default 1.
-        combine, workers, timeout_s, memory_mb, max_tokens, start: see `build_scorer`.
+        options: see `ScorerOptions`.
 
     Raises:
         UsageError: a function of no accepted form, or a wrong number of weights.
@@ -289,28 +280,19 @@ def from_functions(
         components.append(
             RewardComponent(label=label, reward=reward, weight=weight, verifies=verifies)
         )
-    return _scorer(
-        components,
-        [None] * len(components),
-        combine=combine,
-        workers=workers,
-        timeout_s=timeout_s,
-        memory_mb=memory_mb,
-        max_tokens=max_tokens,
-        start=start,
-    )
+    return _scorer(components, [None] * len(components), **options)
 
 
 def _scorer(
     parts: Sequence[RewardComponent],
     chosen: Sequence[bool | None],
     *,
-    combine: Any,
-    workers: int,
-    timeout_s: float,
-    memory_mb: int | None,
-    max_tokens: int | None,
-    start: Start | None,
+    combine: Any = "weighted_sum",
+    workers: int = 0,
+    timeout_s: float = 10.0,
+    memory_mb: int | None = 1024,
+    max_tokens: int | None = None,
+    start: Start | None = None,
 ) -> Scorer:
     composition = Composition(
         parts=tuple(_settled(parts, chosen)),
@@ -332,8 +314,6 @@ def _settled(
     """Check that labels are unique, and that at most one part defines correctness, before any part
     that needs it.
     """
-    import dataclasses
-
     if not parts:
         raise UsageError("reward.parts: must name at least one reward.")
     explicit = [i for i, flag in enumerate(chosen) if flag]
@@ -353,7 +333,7 @@ def _settled(
             )
         counts[part.label] += 1
         label = part.label if counts[part.label] == 1 else f"{part.label}_{counts[part.label]}"
-        settled.append(dataclasses.replace(part, label=label, verifies=i == source))
+        settled.append(replace(part, label=label, verifies=i == source))
     return settled
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from numbers import Real
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from groupwise.environments import Reply
@@ -148,14 +150,32 @@ def _reply(call: Callable[[], Reply]) -> Reply:
     """What a call replies; one that raises has failed."""
     try:
         reply: Any = call()
-        if not isinstance(reply, Reply) or not isinstance(reply.text, str):
-            reply = Reply(
-                text=f"environment: must reply with a Reply, got {type(reply).__name__}",
-                status=Status.ERROR,
-            )
+        if problem := _problem(reply):
+            reply = Reply(text=f"environment: {problem}", status=Status.ERROR)
+        else:
+            values = {name: float(value) for name, value in reply.values.items()}
+            reply = replace(reply, values=values)
     except BaseException as error:  # also what ends a thread: the completion must not wait
         status = Status.TIMEOUT if isinstance(error, TimeoutError) else Status.ERROR
         reply = Reply(text=f"{type(error).__name__}: {error}", status=status)
     if reply.status is not Status.OK:
         reply = replace(reply, text=reply.text[:LONGEST_MESSAGE])
     return reply
+
+
+def _problem(reply: Any) -> str | None:
+    """What is wrong with the reply of an environment, if anything is."""
+    if not isinstance(reply, Reply):
+        return f"must reply with a Reply, got {type(reply).__name__}"
+    for name, kind in (("text", str), ("done", bool), ("status", Status), ("values", Mapping)):
+        value = getattr(reply, name)
+        if not isinstance(value, kind):
+            return f"Reply.{name} must be a {kind.__name__}, got {value!r}"[:LONGEST_MESSAGE]
+    for name, value in reply.values.items():
+        if not isinstance(name, str) or not isinstance(value, Real) or not math.isfinite(value):
+            return f"Reply.values must map names to finite numbers, got {name!r}: {value!r}"
+    match reply.frame:
+        case (int(first), int(last)) if min(first, last) >= 0 and first + last <= len(reply.text):
+            return None
+    size = len(reply.text)
+    return f"Reply.frame must be two counts of characters of a text of {size}, got {reply.frame!r}"

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from groupwise.algorithms.losses import REFERENCED, PreferenceObjective, preference_figures
 from groupwise.config import Config
-from groupwise.config.data import load_train, rendered
 from groupwise.config.preferences import preference_function
 from groupwise.errors import UsageError
 from groupwise.evaluation import Estimate, prompt_mean
@@ -22,7 +21,6 @@ from groupwise.prompts.preferences import Comparisons, read_comparisons
 from groupwise.registry import BoundFunction
 from groupwise.settings import PreferenceSettings
 from groupwise.training.offline.encoding import Encoded, batch_of, encode
-from groupwise.training.offline.own_answers import OwnAnswers
 from groupwise.training.offline.reference import (
     Reference,
     model_digest,
@@ -36,6 +34,7 @@ from groupwise.training.offline.run import (
     generation,
     held_out_split,
     make_learner,
+    own_answers,
     run_on_data,
 )
 from groupwise.training.offline.trainer import evaluation_row
@@ -257,19 +256,9 @@ def _job(
 
 
 def _own_pairs(workplace: Workplace, settings: PreferenceSettings) -> list[dict[str, Any]]:
-    config, scorer, engine = workplace.config, workplace.scorer, workplace.engine
-    assert scorer is not None and engine is not None
-    prompts = load_train(config)[: settings.prompts]
-    answers = OwnAnswers(
-        engine=engine,
-        scorer=scorer,
-        ready=rendered(config, workplace.policy, prompts),
-        folder=workplace.run_log.folder,
-        sampling=config.sampling,
-        group=config.group_size,
-        seed=config.seed,
-        progress=workplace.progress,
-    )
+    policy, engine = workplace.policy, workplace.engine
+    assert engine is not None
+    answers = own_answers(workplace, policy, engine, prompts=settings.prompts)
     return answers.pairs(settings.pairs)
 
 

@@ -16,7 +16,6 @@ from groupwise.algorithms.losses import RankingObjective, final_scores
 from groupwise.algorithms.rankings import RANKINGS
 from groupwise.config import Config
 from groupwise.config.connect import configured_engine, load_configured
-from groupwise.config.data import load_train, rendered
 from groupwise.errors import UsageError
 from groupwise.evaluation import Estimate
 from groupwise.models import Policy
@@ -27,7 +26,6 @@ from groupwise.registry import BoundFunction, FunctionSpec
 from groupwise.settings import RewardModelSettings
 from groupwise.training.monitor.progress import Progress
 from groupwise.training.offline.encoding import Encoded, batch_of, encode
-from groupwise.training.offline.own_answers import OwnAnswers
 from groupwise.training.offline.ranking_figures import ranking_figures
 from groupwise.training.offline.run import (
     Job,
@@ -35,6 +33,7 @@ from groupwise.training.offline.run import (
     Workplace,
     held_out_split,
     make_learner,
+    own_answers,
     run_on_data,
 )
 from groupwise.training.offline.trainer import evaluation_row
@@ -287,19 +286,6 @@ def flips(items: Sequence[Encoded], share: float, *, seed: int) -> frozenset[tup
 
 def _own_rankings(workplace: Workplace, settings: RewardModelSettings) -> list[dict[str, Any]]:
     """Answers that the language model of the recipe samples, ranked by its rewards."""
-    config, scorer = workplace.config, workplace.scorer
-    assert scorer is not None
-    policy = load_configured(config)
-    prompts = load_train(config)[: settings.prompts]
-    with closing(configured_engine(config, policy)) as engine:
-        answers = OwnAnswers(
-            engine=engine,
-            scorer=scorer,
-            ready=rendered(config, policy, prompts),
-            folder=workplace.run_log.folder,
-            sampling=config.sampling,
-            group=config.group_size,
-            seed=config.seed,
-            progress=workplace.progress,
-        )
-        return answers.rankings()
+    policy = load_configured(workplace.config)
+    with closing(configured_engine(workplace.config, policy)) as engine:
+        return own_answers(workplace, policy, engine, prompts=settings.prompts).rankings()

@@ -10,19 +10,18 @@ from pathlib import Path
 from typing import Any, TypedDict, TypeVar
 
 import numpy as np
-import torch
 
 from groupwise.config import Config
 from groupwise.config.connect import (
-    best_device,
     configured_engine,
     load_configured,
     make_scorer,
+    select_device,
 )
-from groupwise.config.data import load_eval, rendered
+from groupwise.config.data import load_eval, load_train, rendered
 from groupwise.errors import UsageError
 from groupwise.evaluation.measure import measure
-from groupwise.kernels import keep_freed_memory, select
+from groupwise.kernels import select
 from groupwise.models import Policy
 from groupwise.models.seeds import own_random_numbers
 from groupwise.prompts.order import PromptOrder
@@ -37,6 +36,7 @@ from groupwise.training.hub import check_login, push_final
 from groupwise.training.monitor.progress import Progress, show_progress
 from groupwise.training.monitor.trackers import make_trackers
 from groupwise.training.monitor.watchdog import Watchdog
+from groupwise.training.offline.own_answers import OwnAnswers
 from groupwise.training.offline.trainer import OfflineSettings, OfflineTrainer, Task
 from groupwise.training.prepare import evaluation_row, make_watchdog
 from groupwise.training.resume import (
@@ -216,17 +216,11 @@ def _policy(
     progress: Progress,
 ) -> Policy:
     """The model as it is before the first step."""
-    select(config.model.kernels)
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
-    if best_device().type == "cpu":
-        keep_freed_memory()
     with own_random_numbers(config.seed):  # An adapter begins with random numbers.
         policy = load_configured(config) if load is None else load(config, progress)
     now = policy_fingerprints(policy)
     check_fingerprints(found.saved, now, allow_changes=allow_changes, log=progress.log)
-    if config.model.quantization is None:
-        policy.model.to(best_device())
+    select_device(config, policy)
     return policy
 
 
@@ -340,3 +334,26 @@ def generation(
         return evaluation_row(measured)
 
     return evaluate
+
+
+def own_answers(
+    workplace: Workplace, policy: Policy, engine: Engine, *, prompts: int
+) -> OwnAnswers:
+    """The own answers of a policy to the first training prompts of a run.
+
+    Args:
+        engine: samples from the policy.
+        prompts: how many.
+    """
+    config, scorer = workplace.config, workplace.scorer
+    assert scorer is not None
+    return OwnAnswers(
+        engine=engine,
+        scorer=scorer,
+        ready=rendered(config, policy, load_train(config)[:prompts]),
+        folder=workplace.run_log.folder,
+        sampling=config.sampling,
+        group=config.group_size,
+        seed=config.seed,
+        progress=workplace.progress,
+    )

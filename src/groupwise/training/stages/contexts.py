@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from groupwise.config import Config
-from groupwise.config.connect import best_device
+from groupwise.config.connect import load_to_answer
 from groupwise.config.data import load_eval, load_train
 from groupwise.environments.retrieval.corpus import Passage, read_corpus
 from groupwise.environments.retrieval.index import Index
 from groupwise.errors import UsageError, suggest
-from groupwise.models import load_policy
 from groupwise.rewards.builtin.contexts import rank_contexts, scorer_of
 from groupwise.rewards.builtin.korean import split_answer
 from groupwise.rundir.files import append_text
@@ -148,10 +147,7 @@ def _finder(config: Config, rules: Sequence[str], model: str, by: Method) -> Fin
             (places[hit.passage.text], hit.score)
             for hit in index.search(question, top_k=len(rules))
         ]
-    policy = load_policy(
-        model, dtype=config.model.dtype, trust_remote_code=config.model.trust_remote_code
-    )
-    policy.model.to(best_device())
+    policy = load_to_answer(config, model)
     score = scorer_of(policy.model, policy.tokenizer)
     return lambda question, answer: [
         (gain.index, gain.log)

@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from groupwise.config import Config
-from groupwise.config.connect import best_device, configured_engine, make_scorer
+from groupwise.config.connect import configured_engine, load_to_answer, make_scorer
 from groupwise.config.data import load_eval, load_train, rendered
 from groupwise.errors import UsageError
-from groupwise.models import Policy, load_policy
-from groupwise.prompts.templates import Rendered, fix_variables
+from groupwise.prompts.templates import Rendered
 from groupwise.rewards import Scorer
 from groupwise.rewards.scoring.rows import check_rows
 from groupwise.rundir.files import append_text
@@ -71,7 +70,6 @@ def sample(
     prompts: int | None = None,
     shard: tuple[int, int] = (0, 1),
     progress: Progress | None = None,
-    policy: Policy | None = None,
 ) -> Sampled:
     """Sample and score answers to the prompts of a recipe, and write them as JSON lines.
 
@@ -91,7 +89,6 @@ def sample(
         shard: (i, n) samples every n-th prompt from the i-th on, counted from 0.
         progress: shows the blocks under the name "sample", and is closed; None shows them on
             standard error.
-        policy: in place of loading `model`.
 
     Raises:
         UsageError: a count below 1, no such split, no prompts, or a file that other settings made.
@@ -100,11 +97,7 @@ def sample(
     settings = _settings(config, model, count=count, split=split, prompts=prompts, shard=shard)
     path = Path(output)
     finished = begun(path, settings)
-    policy = policy or load_policy(
-        model, dtype=config.model.dtype, trust_remote_code=config.model.trust_remote_code
-    )
-    fix_variables(policy.tokenizer, config.data.chat_template_kwargs)
-    policy.model.to(best_device())
+    policy = load_to_answer(config, model)
     data = load_train(config) if split == "train" else load_eval(config)
     if not data:
         raise UsageError(f"data.eval: must be set, as {config.data.train} has no split to sample.")

@@ -182,6 +182,19 @@ async def awaited(remote):
     return object.__getattribute__(remote, "_ask")("await", remote)
 
 
+def own_coroutine(value):
+    """The handle behind a coroutine of the program; a coroutine of the tests as it is.
+
+    Raises:
+        TypeError: the program's has been awaited, so that there is nothing to give back.
+    """
+    if value.cr_code is not awaited.__code__:
+        return value
+    if value.cr_frame is None:
+        raise TypeError("a coroutine of the program is given back to it after its end")
+    return value.cr_frame.f_locals["remote"]
+
+
 async def _nothing() -> None: ...
 
 
@@ -260,6 +273,7 @@ class Client:
             TypeError: it does, and the program is where that comes from.
         """
         value = getattr(value, "_remote", value) if type(value) in DERIVED.values() else value
+        value = own_coroutine(value) if type(value) is _COROUTINE else value
         if type(value) is Remote:
             return b"h", str(object.__getattribute__(value, "_number"))
         if isinstance(value, type) and value in self.classes:
@@ -314,7 +328,7 @@ class Client:
         while True:
             kind, said, changed = self.receive()
             if kind == "raised":
-                raise made_error(exception_class(self.exceptions, *said.split()), *changed)
+                raise made_error(exception_class(self.exceptions, *said.split()), op, *changed)
             if kind == "returned":
                 mine = movables(args, named)
                 if type(changed) is not tuple:
@@ -378,8 +392,12 @@ def _is_error(said) -> bool:
     return all(type(name) is str and name.isidentifier() for name in said[2])
 
 
-def made_error(kind, text, args, own):
-    """An exception of the program, with its text, arguments and attributes."""
+def made_error(kind, op, text, args, own):
+    """An exception of the program, with its text, arguments and attributes. One that ends a loop
+    does so only in answer to `next`: raised by a call, it would end the loop of the test around
+    it, such as `all(map(f, …))`, before anything is compared."""
+    if op != "next" and issubclass(kind, (StopIteration, StopAsyncIteration)):
+        kind, text = RuntimeError, f"the program raised {kind.__name__}: {text}"
     error = kind(text)
     if args:
         error.args = args
