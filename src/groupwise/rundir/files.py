@@ -101,8 +101,9 @@ class RunLog:
             # Verdicts of a run that ended in its first step; the rewards may be others by now.
             shutil.rmtree(self.folder / "journal", ignore_errors=True)
             (self.folder / "trackers.json").unlink(missing_ok=True)
-        if not resume_at:
-            (self.folder / MARK).unlink(missing_ok=True)
+        mark = self.folder / MARK
+        if not resume_at and mark.is_file() and mark.stat().st_size == 0:
+            mark.unlink()
         about = {"config": settings, **surroundings()}
         self._fresh: set[Path] = set()
         text = without_secrets(json.dumps(_plain(about), indent=2))
