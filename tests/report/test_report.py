@@ -159,7 +159,7 @@ def test_reading_skips_and_counts_damaged_lines(tmp_path):
 def test_reading_says_what_is_missing(tmp_path):
     with pytest.raises(UsageError, match="the folder does not exist"):
         RunData.read(tmp_path / "nowhere")
-    with pytest.raises(UsageError, match="has neither"):
+    with pytest.raises(UsageError, match="has none of them"):
         RunData.read(tmp_path)
     broken = write_run(tmp_path / "broken", config="{", metrics=['{"step": 1}\n'])
     assert RunData.read(broken).skipped == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import resource
 import signal
 import threading
@@ -20,11 +21,12 @@ class _Late(BaseException):
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """A context that raises TimeoutError after a time limit; without effect outside the main
-    thread. Compiled code is interrupted when it returns to Python.
+    """A context that raises TimeoutError after a time limit. Compiled code is interrupted when it
+    returns to Python; outside the main thread, a search with a regular expression is not.
     """
     if threading.current_thread() is not threading.main_thread():
-        yield
+        with _limit_of_thread(seconds):
+            yield
         return
 
     def stop(*_: object) -> None:
@@ -41,6 +43,39 @@ def time_limit(seconds: float) -> Iterator[None]:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, handler or signal.SIG_DFL)
         signal.setitimer(signal.ITIMER_REAL, remaining, interval)
+
+
+@contextmanager
+def _limit_of_thread(seconds: float) -> Iterator[None]:
+    """`time_limit` without signals, which only the main thread receives."""
+
+    class TooLong(TimeoutError):
+        """Made by the interpreter, without arguments."""
+
+        def __str__(self) -> str:
+            return f"it runs for more than {seconds:g} s"
+
+    thread, lock = ctypes.c_ulong(threading.get_ident()), threading.Lock()
+    over, thrown = threading.Event(), threading.Event()
+    throw = ctypes.pythonapi.PyThreadState_SetAsyncExc
+
+    def stop() -> None:
+        with lock:
+            if not over.is_set():
+                thrown.set()
+                throw(thread, ctypes.py_object(TooLong))
+
+    timer = threading.Timer(seconds, stop)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        with lock:
+            over.set()
+            if thrown.is_set():
+                throw(thread, None)  # It may not have arrived yet.
+        timer.cancel()
 
 
 @contextmanager

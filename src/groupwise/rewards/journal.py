@@ -143,6 +143,7 @@ def _plain(name: str, scores: Scores, row: int) -> dict[str, Any]:
         "parts": {label: numbers(part) for label, part in scores.parts.items()},
         "status": [status.value for status in scores.status[row]],
         "errors": list(scores.errors) if row == 0 else [],
+        "reasons": list(scores.reasons[row]) if scores.reasons else [],
     }
 
 
@@ -158,4 +159,5 @@ def _scores(entry: Mapping[str, Any]) -> Scores:
         status=(status,),
         valid=torch.tensor([[s is Status.OK for s in status]]),
         errors=tuple(entry["errors"]),
+        reasons=(tuple(entry["reasons"]),) if entry.get("reasons") else (),
     )
