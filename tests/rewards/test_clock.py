@@ -109,7 +109,12 @@ def test_a_share_does_not_depend_on_the_order_of_tests_that_wait() -> None:
 def test_every_counted_test_has_the_same_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    for tests, seconds, limit in ((1, 2.0, TEST * 2.0), (2, 2.0, 5.0), (9, 2.0, 2.0), (9, 0.1, 1.0)):
+    for tests, seconds, limit in (
+        (1, 2.0, TEST * 2.0),
+        (2, 2.0, 5.0),
+        (9, 2.0, 2.0),
+        (9, 0.1, 1.0),
+    ):
         clock = Clock(seconds, counted=tests)
         for _ in range(tests):
             begun = now[0]
