@@ -363,6 +363,12 @@ OWN_FAULT = {
     "a class": "class A: pass\ndef f(x): return A\ndef g(x): return 1",
     "an exception": "def f(x): raise ValueError(x)\ndef g(x): return 1",
     "itself": "def f(x): return f\ndef g(x): return 1",
+    "an enum": "import enum\nclass E(enum.IntEnum):\n A = 1\ndef f(x): return E.A\n"
+    "def g(x): return 1",
+    "a named tuple": "import collections\nP = collections.namedtuple('P', 'x')\n"
+    "def f(x): return P(x)\ndef g(x): return 1",
+    "a pattern": "import re\ndef f(x): return re.compile('x')\ndef g(x): return 1",
+    "a view": "def f(x): return {}.items()\ndef g(x): return 1",
     "a coroutine": "async def f(x): return x\ndef g(x): return 1",
     "a coroutine from a callback": "async def c(): pass\ndef f(x): return x(c())\n"
     "def g(x): return 1",
@@ -443,6 +449,17 @@ def test_a_coroutine_of_the_program_can_be_given_back_to_it() -> None:
     )
     outcomes = run_tests(program, Suite(sources=tests, stop=False))
     assert [o.verdict.value for o in outcomes] == ["passed", "passed", "error"], outcomes
+
+
+@sandboxed
+def test_a_test_s_own_class_or_object_cannot_leave_it() -> None:
+    tests = (
+        "from collections import namedtuple\nP = namedtuple('P', 'x')\nassert f(P) == 1",
+        "class A: pass\nassert f(A) == 1",
+        "class A: pass\nassert f([A()]) == 1",
+    )
+    outcomes = run_tests("def f(x): return 1", Suite(sources=tests, stop=False))
+    assert [o.verdict.value for o in outcomes] == ["unjudgeable"] * 3, outcomes
 
 
 @sandboxed

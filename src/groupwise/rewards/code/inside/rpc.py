@@ -323,6 +323,9 @@ class Client:
             return b"h", str(self.classes[value])
         if getattr(builtins, getattr(value, "__name__", ""), None) is value:
             return b"n", value.__name__
+        of_program = any(value is kind for kind in (Remote, _COROUTINE, *DERIVED.values()))
+        if of_program or isinstance(value, BaseException):
+            raise TypeError(f"a {type(value).__name__} of the program is given back to it")
         if isinstance(value, tuple) and hasattr(value, "_fields"):
             return b"t", ""  # of a named tuple of the tests with methods, the program gets a tuple
         if isinstance(value, type) and issubclass(value, tuple):
@@ -334,8 +337,6 @@ class Client:
         if hasattr(type(value), "__next__"):
             self.callbacks.append(lambda: next(value))
             return b"j", str(len(self.callbacks) - 1)
-        if value is Remote or isinstance(value, BaseException):
-            raise TypeError(f"a {type(value).__name__} of the program is given back to it")
         raise Unsendable(f"a test gives the program a {type(value).__name__}")
 
     def load(self, tag, text):
