@@ -363,7 +363,7 @@ OWN_FAULT = {
     "a class": "class A: pass\ndef f(x): return A\ndef g(x): return 1",
     "an exception": "def f(x): raise ValueError(x)\ndef g(x): return 1",
     "itself": "def f(x): return f\ndef g(x): return 1",
-    "an enum": "import enum\nclass E(enum.IntEnum):\n A = 1\ndef f(x): return E.A\n"
+    "an enum": "import enum\nclass E(enum.IntEnum):\n A = 3\ndef f(x): return E.A\n"
     "def g(x): return 1",
     "a named tuple": "import collections\nP = collections.namedtuple('P', 'x')\n"
     "def f(x): return P(x)\ndef g(x): return 1",
