@@ -238,17 +238,18 @@ LIAR = """
 class Liar(BASE):
     said = None
 
-    def _(self, *args):
-        return self
-
     def heard(self, other):
-        self.said = other
-        return self
+        type(self).said = other
+        if hasattr(self, "append"):
+            self[:] = [other]
+        elif hasattr(self, "update"):
+            self.update({other: other} if hasattr(self, "keys") else {other})
+        return RETURNED
 
     __sub__ = __rsub__ = __isub__ = __add__ = __radd__ = __mul__ = __mod__ = heard
 
     def __divmod__(self, other):
-        self.said = other
+        type(self).said = other
         return (1, 0)
 
     def zero(self, *args):
@@ -281,7 +282,9 @@ UNKNOWN = (
     "assert abs(f() - 3 + f()) == 0",
     "assert [0, 1][f() - 3] == 0",
     "assert f() - 3 == 0 or float(f()) == 3",
-    "x = f()\nassert x - 3 == 0 or float(x) == 3 or x == [3] or 3 in x",
+    "x = f()\nassert x - 3 == 0 or float(x) == 3",
+    "x = f()\nassert x - 3 == 0 or x == [3] or x == {3: 3} or x == {3}",
+    "x = f()\nx -= 3\nassert x == [3] or x == {3: 3} or x == {3}",
     "x = f()\nx -= 3\nassert abs(x) == 0",
     "assert divmod(f(), 3) == (1, 0)",
     "import math\nassert math.isclose(f() - 3, 0, abs_tol=1)",
@@ -290,9 +293,12 @@ UNKNOWN = (
 )
 
 
+@pytest.mark.parametrize("returned", ["self", "type(self)()"])
 @pytest.mark.parametrize("base", ["object", "list", "dict", "set", "tuple", "int"])
-def test_an_object_that_hears_the_expected_value_does_not_become_it(base: str) -> None:
-    program = LIAR.replace("BASE", base)
+def test_an_object_that_hears_the_expected_value_does_not_become_it(
+    base: str, returned: str
+) -> None:
+    program = LIAR.replace("BASE", base).replace("RETURNED", returned)
     outcomes = run_tests(program, Suite(sources=UNKNOWN, stop=False), limits=LIMITS)
     for test, outcome in zip(UNKNOWN, outcomes, strict=True):
         assert outcome.verdict in (Verdict.FAILED, Verdict.ERROR), (test, outcome)
