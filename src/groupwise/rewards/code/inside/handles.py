@@ -45,9 +45,9 @@ class Remote:
     __slots__ = ("_ask", "_mixed", "_number", "_plain")
 
     def __init__(self, ask, number) -> None:
-        for name, value in (("_ask", ask), ("_number", number), ("_plain", None)):
+        own = {"_ask": ask, "_number": number, "_plain": None, "_mixed": False}
+        for name, value in own.items():
             object.__setattr__(self, name, value)
-        object.__setattr__(self, "_mixed", False)
 
     def __getattr__(self, name):
         return self._ask("getattr", self, name)
