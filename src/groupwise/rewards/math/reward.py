@@ -8,6 +8,7 @@ model never reaches `eval`, `sympify` or any other function that can execute it.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 from groupwise.rewards.base import REWARDS, verifier
@@ -59,6 +60,8 @@ def math_equal(gold: str, answer: str) -> bool | None:
         return None
     if gold == answer:
         return True
+    if "\n" in answer and is_program(answer) and not is_program(gold):
+        return False if _readable(gold) else None
     (one, unit), (two, other) = counted(gold), counted(answer)
     if (unit or other) and (not (unit and other) or unit == other):
         gold, answer = one, two  # 99개 is 99, but 3시간 is not 3분
@@ -93,7 +96,8 @@ def _quick(gold: str, answer: str) -> bool | None:
     one = plain_number(_plain(gold))
     two = plain_number(_plain(answer)) if one is not None else None
     if one is not None and two is not None:
-        return same_number(one, two)
+        money = gold.count("$") % 2 == 1
+        return same_number(replace(one, bare=False) if money else one, two)
     if one is not None and not answer:
         return False
     return None
