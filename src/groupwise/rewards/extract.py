@@ -95,6 +95,7 @@ def extract_answer(text: str, *, style: Style = "auto") -> str | None:
             joined), "answer_tag" the last `<answer>…</answer>`, "gsm8k" what follows the last
             `####`, "last_number" the last number, "choice" a letter A to J; "auto" tries answer
             tag, box, `####`, the words "answer is", and last formula or number, in this order.
+            Programs are left out where the last number is looked for.
 
     Returns:
         The answer as written, trimmed (a last number without its thousands separators), or None.

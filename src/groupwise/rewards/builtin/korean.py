@@ -184,14 +184,12 @@ def korean_format(
         strict: the whole answer must have the form, with a reason, and the particle must fit the
             sentence's last letter (both are accepted after a word whose reading is unknown).
             Otherwise the team's pattern applies: the answer begins with it, the particle is not
-            checked, and no reason is needed.
+            checked, and no reason is needed. Both refuse a sentence without letters or digits.
         form: "quoted" wants quotes around the sentence. "literal" is what the announcement of the
             task prints, `"{sentence}이/가 옳다. {reason}"`: no quotes around the sentence, and
             quotes around the whole answer or none.
         source: what counts as the answer: "final", the last `<answer>` block after `</think>`, or
             all of that text without such a block; "tag", only such a block; "all", everything.
-
-    A sentence without a letter or digit earns nothing in either.
 
     How it is gamed: any quoted sentence earns it, right or wrong, and one letter is reason enough;
         give it a small weight.

@@ -34,9 +34,10 @@ _WORD = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]{2,}")
 def math_equal(gold: str, answer: str) -> bool | None:
     """Whether an answer is mathematically the same as the reference.
 
-    Integers, decimals, fractions, mixed numbers, percentages, currency and units; surds, powers,
-    factorials, complex numbers; algebraic expressions, equations (up to a factor) and
-    inequalities; tuples, lists, sets, intervals and unions; matrices; ±; choices and plain words.
+    Integers, decimals, fractions, mixed numbers, percentages, currency, units, words such as
+    "million", times of day and directions; surds, powers, factorials, complex numbers; algebraic
+    expressions, equations (up to a factor) and inequalities; tuples, lists, sets, intervals and
+    unions; matrices; ±; choices and plain words.
     Open and closed intervals, tuples and sets differ; the order of a tuple counts, that of a list
     or set does not. A decimal stands for an exact value only with at least four significant
     digits.

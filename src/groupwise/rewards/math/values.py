@@ -1,9 +1,9 @@
 """Values of expression trees: numbers and matrices at given points, within strict limits.
 
-Two expressions are the same if they agree at several points to 90 digits, or more where they hold
-large numbers. Every operation that
-could blow up (powers, factorials, series, trigonometry of huge arguments) is refused beyond a
-limit, so that evaluating an answer takes milliseconds whatever it says.
+Two expressions are the same if they agree at several points to 90 digits, or to more where they
+hold large numbers. Every operation that could blow up (powers, factorials, series, trigonometry of
+huge arguments) is refused beyond a limit, so that evaluating an answer takes milliseconds whatever
+it says.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from groupwise.rewards.math.ast import Node
 from groupwise.rewards.math.exact import rational
 
 DIGITS = 120
-MORE_DIGITS = 3_840
+MORE_DIGITS = 960  # at most, where an expression holds large numbers
 AGREE = 30  # of the digits computed, this many need not agree
 NOISE = 15  # what is smaller than a term of its sum by all digits but these is a rounding error
 MAX_STEPS = 20_000
@@ -60,8 +60,8 @@ def context(digits: int = DIGITS) -> Any:
 
 
 def needed_digits(*nodes: Node) -> int:
-    """Digits that tell these trees apart: with large numbers in them, two values may differ by as
-    little as the root of 10^100 + 1 and 10^50."""
+    """Number of digits to compute, which grows with the numbers in the trees: the root of
+    10^100 + 1 and 10^50 agree to 100 digits."""
     wanted = DIGITS + 2 * sum(map(_size, nodes)) / 3.32
     digits = DIGITS
     while digits < min(wanted - 80, MORE_DIGITS):
@@ -78,7 +78,7 @@ def _size(node: Node) -> float:
     if node.op == "pow":
         exponent = rational(node.args[1])
         return _size(node.args[0]) * max(1.0, min(abs(exponent), 1e6)) if exponent else sizes
-    return sizes * min(2.0**sizes, 1e6) if node.op in ("factorial", "binomial") else sizes
+    return sizes * 2 ** min(sizes, 20) if node.op in ("factorial", "binomial") else sizes
 
 
 def symbols(node: Node) -> frozenset[str]:
