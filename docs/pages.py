@@ -375,7 +375,13 @@ def metrics() -> str:
     lines = ["# Metrics", "", "Keys of `metrics.jsonl`, one line per step.", ""]
     lines += ["| key | title | meaning |", "|---|---|---|"]
     lines += [f"| `{key}` | {cell(m.title)} | {cell(m.meaning)} |" for key, m in METRICS.items()]
-    for key in ("seconds.rollout", "tool_found", "reward_exact_answer", "critic.loss"):
+    for key in (
+        "seconds.rollout",
+        "tool_found",
+        "accuracy_after_2_calls",
+        "reward_exact_answer",
+        "critic.loss",
+    ):
         if known := metric(key):
             lines.append(f"| like `{key}` | {cell(known.title)} | {cell(known.meaning)} |")
     lines += ["", "## Figures of evaluations", "", "Names in `evaluations.jsonl` and tables.", ""]

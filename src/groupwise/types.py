@@ -110,8 +110,7 @@ class Completion:
 class Group:
     """A prompt with its tokens, and its G completions (a failed one is masked, never missing).
 
-    `stream` and `samples` are those of the request: together with the prompt they name the
-    completions.
+    `stream` and `samples` of the request, together with the prompt, name the completions.
     """
 
     prompt: Prompt
@@ -144,6 +143,7 @@ class Scores:
         status: one of `Status` for every completion, as rows of values.
         valid: judged, so part of the group's statistics.
         errors: messages of failed calls, for the log.
+        reasons: why each completion was not judged, None where it was; empty where not known.
     """
 
     total: Float[Tensor, "prompt group"]
@@ -152,6 +152,7 @@ class Scores:
     status: tuple[tuple[Status, ...], ...]
     valid: Bool[Tensor, "prompt group"]
     errors: tuple[str, ...] = ()
+    reasons: tuple[tuple[str | None, ...], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -268,8 +269,7 @@ class StepResult:
         scored: the groups, with their scores.
         advantages: one per completion, or one per token.
         batches: of the policy's optimizer steps, in order.
-        updates: of every learner by name, in order; the policy's are aligned with `batches`. A
-            learner that was not updated is absent.
+        updates: of every updated learner by name; the policy's are aligned with `batches`.
         metrics: the metrics of the step.
     """
 

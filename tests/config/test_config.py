@@ -164,6 +164,15 @@ def test_the_last_of_two_equal_settings_wins(recipe: Path) -> None:
         ),
         ("rewards.0.sorce=all", "rewards.0.sorce = 'all': exact_match has no such setting; did"),
         ("rewards.0.source=some", "rewards.0.source = 'some': must be of type"),
+        *(
+            (f"rewards=[{{name='{name}', {value}}}]", f"rewards.0.{value}: must be ")
+            for name in ("code_asserts", "code_function", "code_stdio")
+            for value in ("seconds = 0", "seconds = -1", "memory_mb = -1")
+        ),
+        (
+            "environment={name='python', seconds=0.0}",
+            "environment.seconds = 0.0: must be above 0",
+        ),
         ("algorithm.name=gpro", "algorithm.name = 'gpro': no such row; did you mean grpo? Known"),
         ("algorithm.name=GRPO", "algorithm.name = 'GRPO': no such row; did you mean grpo? Known"),
         ("algorithm.advantage.tua=0.5", "algorithm.advantage.tua = 0.5: "),

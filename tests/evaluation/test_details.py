@@ -108,6 +108,22 @@ def test_calls_of_tools_are_among_the_figures():
     assert details(replace(plain, groups=groups), PROMPTS)["calls"].value == 1.5
 
 
+def test_accuracy_by_number_of_calls():
+    """Two prompts with two samples each: 0 and 1 calls, then 1 and 9."""
+    plain = by_hand([[1, 0], [1, 0]])
+    groups = []
+    for group, counts in zip(plain.groups, ((0, 1), (1, 9)), strict=True):
+        made = [replace(group.completions[0], values={"calls": n}) for n in counts]
+        groups.append(replace(group, completions=tuple(made)))
+    found = details(replace(plain, groups=tuple(groups)), PROMPTS[:2])
+    named = {name: figure.value for name, figure in found.items() if name.startswith("accuracy_")}
+    assert named == {
+        "accuracy_after_0_calls": 1.0,
+        "accuracy_after_1_calls": 0.5,
+        "accuracy_after_5_calls": 0.0,
+    }
+
+
 class Noting:
     """The scripted engine, last prompt first, with what it was asked for."""
 

@@ -29,6 +29,8 @@ REFUSED = [name for name, (_, treatment) in TABLE.items() if treatment.becomes i
 VLLM = {"use_vllm": True}
 SERVER = {**VLLM, "vllm_mode": "server"}
 
+IGNORED = [name for name, (_, treatment) in TABLE.items() if treatment.warned]
+
 # field, its value, what else must be set, the setting, what it is then
 BECOMES: list[tuple[str, Any, dict[str, Any], str, Any]] = [
     ("output_dir", "x", {}, "output", "x"),
@@ -148,6 +150,8 @@ ELSEWHERE = {
     *("pad_to_multiple_of", "cast_lm_head_to_fp32", "dataloader_num_workers"),
     *("dataloader_pin_memory", "dataloader_persistent_workers", "dataloader_prefetch_factor"),
     *("dataloader_multiprocessing_context", "dataloader_in_order"),
+    # of the display, ignored with a warning: below
+    *IGNORED,
     # checked only
     *("data_seed", "run_name"),
     # for the script
@@ -173,6 +177,21 @@ def test_a_supported_field_becomes_a_setting(
 
 def test_every_supported_field_is_tested() -> None:
     assert set(SUPPORTED) == {case[0] for case in BECOMES} | ELSEWHERE
+
+
+@pytest.mark.parametrize("field", IGNORED)
+def test_a_field_of_the_display_is_ignored_with_a_warning(field: str) -> None:
+    default, treatment = TABLE[field]
+    change = OTHER_VALUES.get(type(default), lambda _: "something")
+    with pytest.warns(UserWarning, match=rf"GRPOConfig\.{field} = .*: has no effect: "):
+        args = GRPOConfig(**{field: change(default)})
+    assert configuration(args, steps=24) == configuration(GRPOConfig(), steps=24)
+
+
+def test_trackio_is_no_tracker_and_the_others_stay() -> None:
+    with pytest.warns(UserWarning, match="trackio is not supported"):
+        args = GRPOConfig(report_to=["trackio", "tensorboard"])
+        assert configuration(args, steps=24).logging.trackers == ("tensorboard",)
 
 
 @pytest.mark.parametrize("field", REFUSED)

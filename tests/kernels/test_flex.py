@@ -19,20 +19,37 @@ from groupwise.kernels.reference import Reference
 from groupwise.updates import TreeAttention
 from trees import GROUPS, attended, check_attention, laid_out, tensors
 
+CACHES = (flex._kernel, flex._works)
+
+
+def forget() -> None:
+    """Drop what is compiled, and what is known of it."""
+    for each in CACHES:
+        each.cache_clear()
+    torch._dynamo.reset()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def nothing_is_left() -> Iterator[None]:
+    forget()
+    yield
+    forget()
+
 
 @pytest.fixture(autouse=True)
-def by_definition(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def by_definition(monkeypatch: pytest.MonkeyPatch) -> None:
     """Traced as for a card, but computed operation by operation, and with gradients, which on a CPU
     there are only so."""
     monkeypatch.setattr(flex, "BACKEND", "aot_eager")
     monkeypatch.setattr(library, "_validate_device", lambda *_: None)
-    caches = (flex._kernel, flex._works)
-    for each in caches:
-        each.cache_clear()
-    torch._dynamo.reset()
+
+
+@pytest.fixture
+def fresh() -> Iterator[None]:
+    """Nothing is compiled, here or for the tests after this one."""
+    forget()
     yield
-    for each in caches:
-        each.cache_clear()
+    forget()
 
 
 @pytest.mark.parametrize("softcap", [None, 2.0])
@@ -87,6 +104,7 @@ def test_a_pack_attends_by_it_where_it_works(monkeypatch: pytest.MonkeyPatch) ->
     assert attend.blocks.keys() == {None, 5}
 
 
+@pytest.mark.usefixtures("fresh")
 def test_the_number_of_tokens_is_compiled_for_but_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """No two packs have the same, and a compilation takes longer than a step."""
     compiled = CompileCounterWithBackend("aot_eager")
@@ -98,6 +116,7 @@ def test_the_number_of_tokens_is_compiled_for_but_twice(monkeypatch: pytest.Monk
     assert compiled.frame_count == 2
 
 
+@pytest.mark.usefixtures("fresh")
 def test_every_kind_of_pack_of_a_model_finds_its_kernel() -> None:
     """More of them than are compiled for where nobody says how many there may be."""
     for tokens in (300, 40):
@@ -115,6 +134,7 @@ def works() -> bool:
     return flex._works(torch.device("cpu"), torch.float32, (4, 16, 2), 0.3, 3.0)
 
 
+@pytest.mark.usefixtures("fresh")
 def test_it_is_tried_with_heads_like_those_of_the_model() -> None:
     assert works()
     with torch.inference_mode():
@@ -141,6 +161,7 @@ def silent(*given: Any, **call: Any) -> Tensor:
     raise RuntimeError
 
 
+@pytest.mark.usefixtures("fresh")
 @pytest.mark.parametrize(
     ("kernel", "reason"),
     [
@@ -160,6 +181,7 @@ def test_what_does_not_work_is_said_once_and_not_used(
     assert len(said) == 1
 
 
+@pytest.mark.usefixtures("fresh")
 def test_a_lack_of_memory_is_not_taken_for_a_kernel_that_does_not_work(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -171,6 +193,7 @@ def test_a_lack_of_memory_is_not_taken_for_a_kernel_that_does_not_work(
         works()
 
 
+@pytest.mark.usefixtures("fresh")
 def test_a_trial_is_not_the_business_of_a_checkpoint_around_it() -> None:
     """Which counts what is saved inside it, and would find less the second time."""
     saved: list[Tensor] = []

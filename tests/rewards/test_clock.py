@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from groupwise.rewards.code.clock import PATIENCE, PROGRAM, TEST, Clock
+from groupwise.rewards.code.reward import code_stdio
 from groupwise.rewards.code.sandbox import (
     Limits,
     Suite,
@@ -104,6 +105,13 @@ def test_a_share_does_not_depend_on_the_order_of_tests_that_wait() -> None:
         found = run_tests(program, Suite(sources=order, stop=False), limits=limits)
         wanted = [Verdict.TIMEOUT if each in waits else Verdict.PASSED for each in order]
         assert [outcome.verdict for outcome in found] == wanted
+
+
+@sandboxed
+def test_inputs_on_which_a_program_waits_cost_the_others_nothing() -> None:
+    program = "import time\ntime.sleep(60 * int(input()))\nprint(1)"
+    tests = [{"input": each, "output": "1"} for each in "11111000"]
+    assert code_stdio(program, {"tests": tests}, partial=True, seconds=0.2) == 3 / 8
 
 
 def test_every_counted_test_has_the_same_limit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -847,6 +847,18 @@ def test_a_model_without_all_its_weights_scores_nothing(
         reward_model(asked("a", "b"), model=str(folder))
 
 
+def test_models_of_rewards_are_on_the_card_unless_told_otherwise(
+    encoder: str, causal: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("groupwise.models.devices.best_device", lambda: torch.device("meta"))
+    assert load(encoder, kind="encoder").model.device.type == "meta"
+    assert local_judge(causal, "auto").policy.model.device.type == "meta"
+    assert load(encoder, kind="encoder", device="cpu").model.device.type == "cpu"
+    for name in REWARDS.names():
+        device = REWARDS.settings(name).get("device")
+        assert device is None or device.default == "auto", name
+
+
 def test_an_encoder_needs_no_pooler_and_no_head(encoder: str, tmp_path: Path) -> None:
     torch.manual_seed(1)
     whole = BertForMaskedLM(BertConfig(**SHAPE))

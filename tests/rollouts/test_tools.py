@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,9 @@ from transformers import AddedToken
 
 import groupwise.testing.engines as contract
 from groupwise.algorithms import bind
-from groupwise.environments import Environment, Reply
+from groupwise.environments import Environment, Reply, resume
 from groupwise.environments.by_column import ByColumn
-from groupwise.errors import UsageError
+from groupwise.errors import RunError, UsageError
 from groupwise.models import Policy
 from groupwise.rollouts import GenerateEngine, GroupEngine
 from groupwise.rollouts.partial import PartialRollouts, RowRequest
@@ -343,6 +343,73 @@ def test_an_interrupted_rollout_asks_nothing_again(tmp_path: Path) -> None:
     assert not tmp_path.exists()
 
 
+def test_several_processes_keep_replies_in_one_folder(tmp_path: Path) -> None:
+    """Each writes a file of its own, none is told the step, and all recall the replies of all."""
+    folder = tmp_path / "run" / "journal"
+    requests = [replace(r, stream=Stream(step=2, place=int(r.prompt.id))) for r in asked()]
+
+    def rollout(writer: str, talker: Talker, some: list[Request]) -> dict[str, Group]:
+        journal = ReplyJournal(folder, writer=writer)
+        return by_prompt(tools(talker, journal=journal).generate(some, SAMPLING))
+
+    rollout("gone", Talker(), requests[:1])
+    assert not folder.parent.exists(), "a machine without the run directory"
+    folder.parent.mkdir()
+    first = {
+        **rollout("one", Talker(), requests[::2]),
+        **rollout("two", Talker(), requests[1::2]),
+    }
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "replies.one-000002.jsonl",
+        "replies.two-000002.jsonl",
+    ]
+    silent = Talker(seed=9)
+    assert written(rollout("three", silent, requests)) == written(first)
+    assert silent.asked == []
+    ReplyJournal(folder).files.forget(3)
+    assert not folder.exists()
+
+
+class Remembering(Talker):
+    """Its state is that of the texts alone, so no call is needed to make it again."""
+
+    def resume(self, state: list[str], texts: Sequence[str]) -> None:
+        state.extend(texts)
+
+
+@pytest.mark.parametrize("kind", [Remembering, Talker])
+def test_a_cut_journal_repeats_calls_only_where_the_state_needs_them(
+    tmp_path: Path, kind: type[Talker]
+) -> None:
+    def rollout(talker: Talker) -> dict[str, Group]:
+        journal = ReplyJournal(tmp_path)
+        journal.begin(0)
+        return by_prompt(tools(talker, journal=journal).generate(asked(), SAMPLING))
+
+    first = rollout(kind())
+    file = tmp_path / "replies-000000.jsonl"
+    lines = file.read_text().splitlines(keepends=True)
+    kept = len(lines) // 2
+    file.write_text("".join(lines[:kept]))
+    again = kind()
+    assert written(rollout(again)) == written(first)
+    missing = len(lines) - kept
+    assert missing > 2
+    if kind is Remembering:
+        assert len(again.asked) == missing
+    else:
+        assert len(again.asked) > missing
+
+
+def test_a_repeated_call_that_fails_fails_the_new_one() -> None:
+    class Gone(Talker):
+        def reply(self, state: list[str], text: str) -> Reply:
+            return Reply(text="gone", status=Status.ERROR)
+
+    with pytest.raises(RunError, match="an earlier call failed when repeated: gone"):
+        resume(Gone(), ["p"], ["a"])
+
+
 @pytest.mark.parametrize("per_step", [5, 11])
 def test_completions_with_calls_go_on_in_the_next_step_as_if_unbroken(per_step: int) -> None:
     """The environment's state is made again of what was asked before."""
@@ -364,7 +431,8 @@ def test_completions_with_calls_go_on_in_the_next_step_as_if_unbroken(per_step: 
     for name, group in found.items():
         for one, other in zip(group.completions, whole[name].completions, strict=True):
             assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
-            assert {**one.values, "tool_seconds": 0} == {**other.values, "tool_seconds": 0}
+            timeless = {"tool_seconds": 0, "wait_seconds": 0}
+            assert {**one.values, **timeless} == {**other.values, **timeless}
 
 
 def test_a_call_that_waits_has_its_whole_time() -> None:
@@ -375,7 +443,9 @@ def test_a_call_that_waits_has_its_whole_time() -> None:
     while len(found) < 4:
         found += calls.collect()
         time.sleep(0.01)
-    assert [reply.status for _, reply, _ in found] == [Status.OK] * 4
+    assert [one.reply.status for one in found] == [Status.OK] * 4
+    queued = sorted(one.queued for one in found)
+    assert queued[0] < 0.1 and all(b - a > 0.1 for a, b in zip(queued, queued[1:], strict=False))
 
 
 def test_calls_share_a_thread_until_one_hangs_in_it() -> None:

@@ -40,6 +40,18 @@ def test_other_files_beside_a_run_are_left_alone(tmp_path: Path) -> None:
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
+def test_a_lock_file_of_another_program_is_refused_and_stays(tmp_path: Path) -> None:
+    lock = tmp_path / ".lock"
+    for text in ("1234\n", '{"process": 1}', "[]", "x" * 100_000):
+        lock.write_text(text)
+        with pytest.raises(UsageError, match="contains a file .lock that no run made"):
+            RunLock(tmp_path)
+        assert lock.read_text() == text
+    lock.write_text("\0\0")  # after a power cut
+    RunLock(tmp_path).close()
+    RunLock(tmp_path).close()
+
+
 def test_a_file_of_the_name_of_a_plan_is_not_an_experiment(tmp_path: Path) -> None:
     (tmp_path / "experiment.toml").write_text('name = "of another program"')
     (tmp_path / "final").mkdir()

@@ -211,6 +211,7 @@ def test_a_function_scores_steps_and_what_it_cannot_judge_has_no_reward(tmp_path
         status=((Status.OK,) * 5,),
         valid=torch.ones(1, 5, dtype=torch.bool),
         errors=("before",),
+        reasons=((None,) * 5,),
     )
     scored = replace(
         scored, groups=(group,), scores=scores, keep=torch.ones(1, 5, dtype=torch.bool)
@@ -229,6 +230,8 @@ def test_a_function_scores_steps_and_what_it_cannot_judge_has_no_reward(tmp_path
         "process.function: ValueError: as told",
         "process.function: a reward is not finite.",
     )
+    [reasons] = judged.scores.reasons
+    assert reasons[1] == "process.function: ValueError: as told" and reasons[0] is None
     assert not sequences(judged).mask[[1, 3, 4]].any()
 
     def wrong(prompt: str, steps: Any, answer: Any) -> list[float]:

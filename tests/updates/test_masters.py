@@ -152,6 +152,8 @@ def test_bfloat16_is_split_where_its_halves_can_be_seen(parameter: Tensor, kind:
         adam.step()
     assert abs(float(adam.masters["w"].value().mean()) - (1 - 20e-4)) < 1e-5
     assert torch.equal(weight, adam.masters["w"].value().to(weight.dtype))
+    held = 0 if kind is SplitMaster else weight.numel()
+    assert adam.masters["w"].stepped.numel() == held, "halves are put together during a step alone"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])

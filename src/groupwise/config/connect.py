@@ -25,6 +25,7 @@ from groupwise.models import (
     score_layer,
     scorer_of,
 )
+from groupwise.models.devices import best_device
 from groupwise.models.seeds import own_random_numbers
 from groupwise.prompts.templates import fix_variables
 from groupwise.registry import FunctionSpec
@@ -263,11 +264,6 @@ def load_to_answer(config: Config, model: str | Path) -> Policy:
     fix_variables(policy.tokenizer, config.data.chat_template_kwargs)
     policy.model.to(best_device())
     return policy
-
-
-def best_device() -> torch.device:
-    """The CUDA GPU if there is one, else the CPU."""
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def optimizer_steps(config: Config) -> int:

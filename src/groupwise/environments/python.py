@@ -6,6 +6,7 @@ import zlib
 
 from groupwise.environments.base import ENVIRONMENTS, Reply, TagEnvironment, Tags, TagState
 from groupwise.errors import UsageError
+from groupwise.registry import checked_by
 from groupwise.rewards.code.sandbox import Limits, Outcome, Verdict, run_inputs, unavailable
 from groupwise.types import Prompt, Stream
 
@@ -107,6 +108,7 @@ class PythonEnvironment(TagEnvironment):
         return Reply(text=_shortened(said.strip(), self.max_result_chars))
 
 
+@checked_by(Limits)
 @ENVIRONMENTS.register
 def python(
     *,

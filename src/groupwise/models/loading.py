@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from groupwise.errors import UsageError, first_line, install_command
-from groupwise.models.adapters import SavedAdapter, new_adapter
+from groupwise.models.adapters import SavedAdapter, folder_fingerprint, new_adapter
 from groupwise.models.hub import check_on_hub, commit_in_cache
 from groupwise.models.policy import Policy, make_policy, without_bars
 from groupwise.settings import AdapterSettings, ModelSettings
@@ -43,6 +43,22 @@ def resolve(path: str | Path) -> str:
     if str(path) in BUNDLED:
         return str(importlib.resources.files("groupwise") / "assets" / BUNDLED[str(path)])
     return str(Path(path).absolute()) if Path(path).exists() else str(path)
+
+
+def place_fingerprint(place: str) -> str | None:
+    """What distinguishes the weights of a folder, or of a hub name in the cache, from others of
+    that name; None where neither is there.
+
+    Args:
+        place: from `resolve`.
+    """
+    if Path(place).is_dir():
+        return folder_fingerprint(place)
+    try:
+        commit = commit_in_cache(place)
+    except ValueError:  # no name of the hub
+        return None
+    return f"commit:{commit}" if commit else None
 
 
 def load_policy(

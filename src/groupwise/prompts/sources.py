@@ -269,6 +269,25 @@ def _untexted(row: Row, columns: _Columns, where: str) -> Any:
     return None if isinstance(value, str) else value
 
 
+def worded(wording: str, question: str) -> str:
+    """A question in a wording that names a single column.
+
+    Raises:
+        UsageError: the wording names several columns, or is no template.
+
+    Example:
+        >>> worded("Question: {question}", "Who?")
+        'Question: Who?'
+    """
+    fields = set(_fields(wording))
+    if len(fields) > 1:
+        raise UsageError(
+            f"data.wording = {wording!r}: names the columns {', '.join(sorted(fields))}, but a "
+            "message is a single text; set data.wording = '{question}'."
+        )
+    return wording.format(**dict.fromkeys(fields, question))
+
+
 def _fields(wording: str) -> list[str]:
     """Names of the columns in a template."""
     try:

@@ -49,17 +49,31 @@ class Ending:
         """
         ended = latest == self.ends[0] if len(self.ends) == 1 else torch.isin(latest, self.ends)
         if self.stop and (suspects := self._suspects(latest.tolist())):
-            spans = [(int(rows[at]), int(place[at])) for at in suspects]
-            tails = [
-                tokens[row, max(since.get(row, 0), n + 1 - self.tail) : n + 1].tolist()
-                for row, n in spans
-            ]
+            tails = self._tails(suspects, tokens, rows, place, since)
             texts = decode_all(self.tokenizer, tails)
             found = [
                 at for at, text in zip(suspects, texts, strict=True) if self.stops.search(text)
             ]
             ended[found] = True
         return ended
+
+    def _tails(
+        self,
+        suspects: list[int],
+        tokens: Int[Tensor, "all time"],
+        rows: Int[Tensor, "rows"],
+        place: Int[Tensor, "rows"],
+        since: Mapping[int, int],
+    ) -> list[list[int]]:
+        """The last tokens of some rows, from the device in one copy."""
+        at = torch.tensor(suspects, device=rows.device)
+        own, last = rows[at, None], place[at, None]
+        back = torch.arange(1 - self.tail, 1, device=rows.device)
+        window = tokens[own, (last + back).clamp(min=0)]
+        found = torch.cat([own, last, window], dim=1).tolist()
+        # As many tokens of the window as lie at the beginning of the search or later.
+        sizes = [min(self.tail, n + 1 - since.get(row, 0)) for row, n, *_ in found]
+        return [tail[len(tail) - size :] for (_, _, *tail), size in zip(found, sizes, strict=True)]
 
     def _suspects(self, latest: list[int]) -> list[int]:
         """Where a token stands that may complete a stop string: only they are worth decoding."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from groupwise.errors import UsageError, suggest
-from groupwise.integrations.trl.fields import check, honoured, refused
+from groupwise.integrations.trl.fields import check, honoured, ignored, refused
 from groupwise.integrations.trl.sampler import KINDS
 from groupwise.integrations.trl.settings import (
     ADVANTAGES,
@@ -25,6 +25,7 @@ OTHER = "completions would come from a distribution that is not the trained one"
 SERVER, COLOCATED = "with vllm_mode = 'server'", "with vllm_mode = 'colocate'"
 CORRECTS, MASKS = "`algorithm.correction`", "only in the modes that mask"
 CLUSTER = "this trainer runs in one process on one device"
+TRACKERS = "tensorboard, wandb, mlflow; metrics have groupwise's names; trackio is ignored"
 LOADER = "there is no data loader: the prompts are in memory"
 NO_LOADER = honoured("no effect", "the prompts are in memory")
 HUB = "nothing is uploaded"
@@ -35,6 +36,7 @@ GLOBAL = "it is a setting of torch for the whole process"
 KERNELS = "groupwise has its own kernels"
 ADAPTIVE = "the entropy bonus is constant"
 PLAIN_LOG = "completions are in output_dir/rollouts"
+TRACKIO = "trackio is not supported; metrics are in output_dir/metrics.jsonl"
 REFERENCE = "the reference is the model before the first step"
 BEST = "the last model is kept"
 SCRIPT = "no effect: your script may read it, as in TRL"
@@ -357,9 +359,7 @@ kernels; remove it; logits are computed in chunks.
     ] = False
     report_to: Annotated[
         None | str | list[str],
-        honoured(
-            "`logging.trackers`", "tensorboard, wandb, mlflow; metrics have groupwise's names"
-        ),
+        honoured("`logging.trackers`", TRACKERS),
     ] = "none"
     disable_tqdm: Annotated[bool | None, honoured("True hides the progress display")] = None
     logging_nan_inf_filter: Annotated[
@@ -374,8 +374,8 @@ kernels; remove it; logits are computed in chunks.
         str | bool, refused("num_tokens is always logged", same=(False,))
     ] = "no"
     log_multimodal: Annotated[bool, refused("prompts are text")] = True
-    num_completions_to_print: Annotated[int | None, refused(PLAIN_LOG)] = None
-    log_unique_prompts: Annotated[bool, refused(PLAIN_LOG)] = False
+    num_completions_to_print: Annotated[int | None, ignored(PLAIN_LOG)] = None
+    log_unique_prompts: Annotated[bool, ignored(PLAIN_LOG)] = False
     log_completions_hub_repo: Annotated[str | None, refused(HUB, PLAIN_LOG)] = None
     run_name: Annotated[
         str | None, honoured("no effect", "must be the last part of output_dir")
@@ -383,9 +383,9 @@ kernels; remove it; logits are computed in chunks.
     project: Annotated[
         str, refused("trackers read their project from their environment variables")
     ] = "huggingface"
-    trackio_space_id: Annotated[str | None, refused("trackio is not supported")] = None
-    trackio_bucket_id: Annotated[str | None, refused("trackio is not supported")] = None
-    trackio_static_space_id: Annotated[str | None, refused("trackio is not supported")] = None
+    trackio_space_id: Annotated[str | None, ignored(TRACKIO)] = None
+    trackio_bucket_id: Annotated[str | None, ignored(TRACKIO)] = None
+    trackio_static_space_id: Annotated[str | None, ignored(TRACKIO)] = None
     skip_memory_metrics: Annotated[bool, refused("memory_mb is in output_dir/metrics.jsonl")] = True
     debug: Annotated[
         str | list[str], refused("steps that are not finite are stored in suspects/", same=(None,))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from groupwise.config import Config, build
 from groupwise.config.checks import check_support
-from groupwise.errors import UsageError, suggest
+from groupwise.errors import UsageError, suggest, warn
 from groupwise.integrations.trl import sampler
 from groupwise.training.monitor.trackers import TRACKERS
 
@@ -317,7 +317,12 @@ def _stop(args: GRPOConfig) -> tuple[str, ...]:
 
 def _trackers(args: GRPOConfig) -> tuple[str, ...]:
     given = [args.report_to] if isinstance(args.report_to, str) else list(args.report_to or [])
-    chosen = tuple(name for name in given if name != "none")
+    if "trackio" in given:
+        warn(
+            f"GRPOConfig.report_to = {args.report_to!r}: trackio is not supported; metrics are in "
+            "output_dir/metrics.jsonl."
+        )
+    chosen = tuple(name for name in given if name not in ("none", "trackio"))
     for name in chosen:
         if name not in TRACKERS:
             raise wrong(args, "report_to", f"no such tracker; {suggest(name, TRACKERS)[:-1]}")

@@ -452,10 +452,15 @@ class GRPOTrainer:
 
     def save_model(self, output_dir: str | None = None) -> None:
         """Write the model, or its adapter, and the tokenizer in Hugging Face form."""
+        from groupwise.report.card import remove_own_card, write_model_card
+
         folder = Path(output_dir or self.config.output)
         folder.mkdir(parents=True, exist_ok=True)
+        had_card = remove_own_card(folder)  # PEFT would extend it
         self.model.save_pretrained(folder)
         self.processing_class.save_pretrained(folder)
+        if had_card and Path(self.config.output, "config.json").is_file():
+            write_model_card(self.config.output, folder)
 
     def save_state(self) -> None:
         """Write `trainer_state.json` to the output directory."""

@@ -7,6 +7,7 @@ vocabulary are seen; `dropped_tags` tells which ones a decoder that skips specia
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
@@ -304,6 +305,7 @@ def language_consistency(
     if part == "reasoning":
         before, closed, after = text.rpartition("</think>")
         text = before if closed else after
+    text = unicodedata.normalize("NFC", text)  # Hangul syllables, not their letters
     words = [w for w in _words_only(text).split() if any(c.isalpha() for c in w)]
     if not words:
         return empty

@@ -30,15 +30,15 @@ Rules = Literal["official", "team"]
 Form = Literal["quoted", "literal"]
 
 _STRICT = re.compile(
-    r'^"(?P<sentence>[^"]*\S[^"]*)"(?P<particle>이|가) 옳다\. (?P<reason>\S.*)$', re.DOTALL
+    r'^"(?P<sentence>[^"]*[^\W_][^"]*)"(?P<particle>이|가) 옳다\. (?P<reason>\S.*)$', re.DOTALL
 )
-_LENIENT = re.compile(r'^"[^"]+"[이가] 옳다[.]?')
+_LENIENT = re.compile(r'^"[^"]*[^\W_][^"]*"[이가] 옳다[.]?')
 _LITERAL = re.compile(
-    r'^(?P<quote>"?)(?P<sentence>[^"]*?[^"\s])(?P<particle>이|가) 옳다\. '
+    r'^(?P<quote>"?)(?P<sentence>[^"]*?[^\W_](?:[^\w"]*[^\w"\s])?)(?P<particle>이|가) 옳다\. '
     r"(?P<reason>\S.*?)(?P=quote)$",
     re.DOTALL,
 )
-_LENIENT_LITERAL = re.compile(r'^"?[^"]*?[^"\s][이가] 옳다')
+_LENIENT_LITERAL = re.compile(r'^"?[^"]*?[^\W_](?:[^\w"]*[^\w"\s])?[이가] 옳다')
 _ENDINGS = ("가 옳다", "이 옳다")
 _QUOTES = str.maketrans(dict.fromkeys("\"'“”„‟«»‘’‚‛‹›"))
 _ASCII_QUOTES = str.maketrans(dict.fromkeys("\"'"))
@@ -52,6 +52,8 @@ their multiples end in one too (십, 백, 천, 만, 억), but for 조, 10^12."""
 _ENDINGS_OF_WORDS = {**dict.fromkeys("aiouyrs", 0), "l": _RIEUL, "m": 16, "n": 4}
 """Ends of foreign words that are read one way only: 카메라, 버스, 호텔."""
 _LONGEST_END = 200
+_FRACTION = re.compile(r"(?<![\d./])(\d+)/\d+(?=\W*$)")
+"""A fraction is read from below: 1/2 is 이분의 일."""
 _IN_BRACKETS = re.compile(r"\s*(?:\([^()]*\)|\[[^\[\]]*\]|（[^（）]*）)[^\w(\[（]*$")
 
 
@@ -75,6 +77,7 @@ def _final(word: str) -> int | None:
     word = unicodedata.normalize("NFC", word[-_LONGEST_END:]).strip()
     while (bracket := _IN_BRACKETS.search(word)) and re.search(r"\w", word[: bracket.start()]):
         word = word[: bracket.start()]
+    word = _FRACTION.sub(r"\1", word)
     if re.search(r"\d\s*[%％℃°]\W*$", word):
         return 0  # 퍼센트, 도
     found = re.search(r"(?P<digits>\d[\d,]*)\W*$|(?P<latin>[A-Za-z]+)\W*$|(?P<last>\w)\W*$", word)
@@ -181,7 +184,7 @@ def korean_format(
         strict: the whole answer must have the form, with a reason, and the particle must fit the
             sentence's last letter (both are accepted after a word whose reading is unknown).
             Otherwise the team's pattern applies: the answer begins with it, the particle is not
-            checked, and no reason is needed.
+            checked, and no reason is needed. Both refuse a sentence without letters or digits.
         form: "quoted" wants quotes around the sentence. "literal" is what the announcement of the
             task prints, `"{sentence}이/가 옳다. {reason}"`: no quotes around the sentence, and
             quotes around the whole answer or none.

@@ -42,7 +42,7 @@ from groupwise.rewards.code.job import (
     memory_kills,
 )
 from groupwise.rewards.code.launch import NO_ONE, command, interpreter, judge_code
-from groupwise.rewards.code.suite import AMBIGUOUS, BoundSource, Suite, bound_sources
+from groupwise.rewards.code.suite import AMBIGUOUS, BoundSource, Suite, bound_sources, unfit
 
 _INSTALL = (
     "install it (`apt-get install bubblewrap`, `dnf install bubblewrap`, `pacman -S bubblewrap`)"
@@ -119,9 +119,9 @@ def run_tests(
 
 def _run_tests(program: str, tests: Suite, limits: Limits, *, plain: bool) -> list[Outcome]:
     bound = bound_sources(tests)
-    if bound is None:
-        unfit = Outcome(verdict=Verdict.UNJUDGEABLE, detail=AMBIGUOUS)
-        return _complete([unfit], tests)
+    if bound is None or (reason := unfit(bound)):
+        detail = AMBIGUOUS if bound is None else reason
+        return _complete([Outcome(verdict=Verdict.UNJUDGEABLE, detail=detail)], tests)
     whole_only = tests.stop or tests.counted  # else a share counts: it must not depend on the order
     clock = Clock(limits.seconds, counted=0 if whole_only else len(tests.sources))
     outcomes: list[Outcome] = []

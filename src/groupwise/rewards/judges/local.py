@@ -24,7 +24,7 @@ def load(
     yes: str = "Yes",
     no: str = "No",
     max_tokens: int = 1,
-    device: str = "cpu",
+    device: str = "auto",
 ) -> None:
     """Load the judge in the worker that asks it, and read its template."""
     from groupwise.rewards.judges.models import local_judge
@@ -53,7 +53,7 @@ def judge(
     normalise: bool = False,
     source: Source = "final",
     max_tokens: int = 1,
-    device: str = "cpu",
+    device: str = "auto",
 ) -> list[float | Exception | None]:
     """The judgement of a local language model on every completion of a group.
 
@@ -75,7 +75,7 @@ def judge(
             all of that text without such a block; "tag", only such a block; "all", everything.
         max_tokens: 1 for the next token after the question; more for a judge that reasons first,
             whose verdict is the word at the end of its reply.
-        device: where the judge runs.
+        device: where the judge runs; "auto" takes the GPU if there is one.
 
     Returns:
         One score per completion; None without a reference, or where the reply ends without a

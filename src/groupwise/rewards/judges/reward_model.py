@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 Part = Literal["all", "answer"]
 
 
-def load(model: str, device: str = "cpu") -> None:
+def load(model: str, device: str = "auto") -> None:
     """Load the model of a folder in the worker that scores with it."""
     from groupwise.rewards.judges.models import reward_classifier
 
@@ -23,7 +23,7 @@ def load(model: str, device: str = "cpu") -> None:
 @own_worker(load, imports=["groupwise.rewards.judges.models"])
 @REWARDS.register
 def reward_model(
-    group: Group, *, model: str, part: Part = "all", device: str = "cpu"
+    group: Group, *, model: str, part: Part = "all", device: str = "auto"
 ) -> list[float | Exception]:
     """The score of a learned reward model for prompt and completion, read at the last token.
 
@@ -39,7 +39,7 @@ def reward_model(
         part: what of the completion it sees: "all", or the "answer" alone: without the reasoning
             before `</think>`, and of that the last `<answer>` block where there is one. Reasoning
             that was never closed leaves an empty answer.
-        device: where it runs.
+        device: where it runs; "auto" takes the GPU if there is one.
 
     Returns:
         Any real number; the scale is the model's own. An exception for a completion that is too

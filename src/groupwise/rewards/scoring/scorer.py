@@ -209,6 +209,7 @@ def stack(groups: Sequence[GroupScore]) -> Scores:
         status=status,
         valid=table([[s is Status.OK for s in row] for row in status]).bool(),
         errors=tuple(m for group in groups for m in group.errors if m is not None),
+        reasons=tuple(tuple(group.errors) for group in groups),
     )
 
 
