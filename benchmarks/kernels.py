@@ -1,6 +1,7 @@
 """What each kernel gains end to end: a step with all kernels against one without it, in turns.
 
     python benchmarks/kernels.py --json benchmarks/results/kernels.json
+    python benchmarks/kernels.py --cases cpu-0.5b-fp32@32-tokens --without embedding,softmax
 
 Both sides are groupwise with the same weights, prompts and random numbers; one is told to leave out
 a kernel, or all of them ("every kernel"), so that PyTorch computes in its place. `gain` is the time
@@ -28,7 +29,7 @@ STEPS = {
     **{name: CASES[name] for name in ("embedded", "medium-fp32", "medium-recommended",
                                       "long-prompt-fp32", "cpu-0.5b-fp32", "cpu-0.5b-recommended")},
     **{f"{name}@32-tokens": replace(CASES[name], completion=32)
-       for name in ("medium-fp32", "medium-recommended")},
+       for name in ("medium-fp32", "medium-recommended", "cpu-0.5b-fp32", "cpu-0.5b-recommended")},
 }  # fmt: skip
 
 
@@ -47,7 +48,8 @@ def measure(name: str, case: Case, options: Any, report: Report) -> None:
     """A case with every one of its kernels left out in turn; a line for each."""
     with tempfile.TemporaryDirectory() as folder:
         spec = {**specification(case, folder, threads=options.threads), "settings": case.ours}
-        for kernel, without in kernels_of(case).items():
+        asked = options.without and {options.without: frozenset(options.without.split(","))}
+        for kernel, without in (asked or kernels_of(case)).items():
             say(f"{name} without {kernel}")
             report.add({"case": name, "without": kernel, **_pair(spec, without, options, report)})
 
@@ -91,7 +93,9 @@ def _ratio(above: float, below: float) -> float:
 
 
 def main() -> None:
-    options = harness.arguments(__doc__ or "", list(STEPS)).parse_args()
+    parser = harness.arguments(__doc__ or "", list(STEPS))
+    parser.add_argument("--without", help="leave out these kernels together, separated by commas")
+    options = parser.parse_args()
     default = ["embedded", "medium-fp32@32-tokens", "medium-recommended@32-tokens"]
     names = harness.chosen(options, list(STEPS), default)
     report = Report("kernels", options)

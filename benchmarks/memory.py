@@ -5,7 +5,7 @@
 `tensors` is the most that torch's allocator had given out at one time: the quantity that is
 planned. `resident` is, on a CPU, the most memory of the process above what it held after a step of
 a model of 1 M parameters, which loads what libraries load when they are first used; it has the gaps
-of the heap as well. The first step makes the optimiser's moments, the second has them from its
+of the heap as well. The first step makes the optimizer's moments, the second has them from its
 start; both are in `resident`, and a third one is traced. Every case is a fresh process.
 """
 

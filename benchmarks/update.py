@@ -6,7 +6,7 @@ The bound of an update is the time of its matrix products: 6 FLOP per weight of 
 unique token (each prompt once), and 6 per weight of the head and predicted token, at the rate of
 the best large matrix product in the same precision, threads and process. The bound of a decoding
 step is the larger of its matrix products at that rate and of reading the weights once at the rate
-of a large copy; the sum of the two stands beside it. Attention, norms, sampling, the optimiser and
+of a large copy; the sum of the two stands beside it. Attention, norms, sampling, the optimizer and
 the reading of cached keys and values are in the time and not in the bound. The rates are measured
 anew before every repeat.
 """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import re
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -27,12 +28,12 @@ Names on this page change only with an entry in the changelog. Everything else i
 """
 
 MODULES = {
-    "groupwise": "Training, and the registries of the mathematics.",
+    "groupwise": "Training, and the registries of functions that algorithms consist of.",
     "groupwise.types": "Data classes of the stages of a step, and the protocols of the loop.",
     "groupwise.registry": "Registries, and functions with their settings.",
-    "groupwise.errors": "What is raised.",
-    "groupwise.testing": "Checks for rewards and engines of your own.",
-    "groupwise.rewards": "What a reward function of your own may use.",
+    "groupwise.errors": "Exceptions.",
+    "groupwise.testing": "Checks for your own rewards and engines.",
+    "groupwise.rewards": "Helpers for your own reward functions.",
     "groupwise.experiments": "Paired comparisons from Python.",
     "groupwise.integrations.trl": "TRL scripts on groupwise, and advantages in TRL.",
 }
@@ -87,7 +88,8 @@ def _definitions(module: ModuleType) -> Iterator[tuple[str, str]]:
 def first_sentence(text: str) -> str:
     """The first sentence of a docstring, on one line and safe inside a table."""
     paragraph = " ".join(text.strip().partition("\n\n")[0].split())
-    sentence = paragraph.partition(". ")[0].rstrip(".:") + "."
+    found = re.match(r"(?:`[^`]*`|[^`])*?\.(?= )", paragraph)  # no full stop inside code ends it
+    sentence = (found[0] if found else paragraph).rstrip(".:") + "."
     return sentence.replace("|", "\\|") if paragraph else ""
 
 

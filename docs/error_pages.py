@@ -51,8 +51,8 @@ def errors_of(package: str) -> str:
         if each.module != module:
             module = each.module
             said = _about_module(module.removesuffix(".py"))
-            lines += ["", f"## {module}", "", plain(said), ""]
-        lines.append(f"* {_with_settings(each.text)} (`{each.kind}`)")
+            lines += ["", f"## `{module}`", "", plain(said), ""]
+        lines.append(f"* {with_settings(each.text, '../settings')} (`{each.kind}`)")
     return "\n".join(lines) + "\n"
 
 
@@ -78,14 +78,14 @@ def _settings() -> set[str]:
     return {*reference(), *slot_settings()}
 
 
-def _with_settings(text: str) -> str:
-    """A message as Markdown; the settings that it names are links."""
+def with_settings(text: str, folder: str) -> str:
+    """A message as Markdown; the settings that it names are links to the pages in a folder."""
 
     def link(match: re.Match[str]) -> str:
         section, _, name = match[0].rpartition(".")
         if match[0] not in _settings():
             return plain(match[0])
-        return f"[{match[0]}](../settings/{file_name(section)}.md#{anchor(name)})"
+        return f"[{match[0]}]({folder}/{file_name(section)}.md#{anchor(name)})"
 
     pieces = re.split(r"(\b[a-z_]+(?:\.[a-z_]+)+\b)", " ".join(text.split()))
     pieces[::2] = [plain(piece) for piece in pieces[::2]]

@@ -19,15 +19,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import typer.main
-from error_pages import error_pages, errors
+from command_pages import command_pages, commands
+from error_pages import error_pages, errors, with_settings
 from markup import anchor, cell, file_name, plain
 
 from groupwise.algorithms import ALGORITHMS
 from groupwise.algorithms.binding import SLOTS, settings_of
 from groupwise.algorithms.describe import SlotSetting, formula, slot_settings, summary
 from groupwise.algorithms.describe import table as algorithm_table
-from groupwise.cli import app
 from groupwise.config import packaged, read
 from groupwise.config.reference import Setting, accepted, reference, sections
 from groupwise.config.schema import Config
@@ -101,9 +100,7 @@ def reference_pages() -> dict[str, str]:
             f"functions/{slot}-{file_name(n)}": function(registry, n, slot, "functions")
             for n in registry
         }
-    every = _commands(typer.main.get_command(app), "groupwise")
-    pages |= {f"commands/{file_name(name)}": command(name, it) for name, it in every}
-    return pages | error_pages()
+    return pages | command_pages() | error_pages()
 
 
 def settings() -> str:
@@ -175,9 +172,8 @@ def _described(setting: Setting) -> Iterator[str]:
 def _of_slot(settings: Sequence[SlotSetting]) -> Iterator[str]:
     for each in settings:
         page = f"../functions/{each.slot}-{file_name(each.function)}.md"
-        default = json.dumps(each.default, default=str)
         yield f"* [`{each.function}`]({page}): {plain(each.about)} "
-        yield f"  `{each.kind}`, default `{default}`."
+        yield f"  `{each.kind}`, default `{each.default_text}`."
         rows = [
             f"[{row}](../algorithms/{file_name(row)}.md)"
             + ("" if value == each.default else f" (`{json.dumps(value, default=str)}`)")
@@ -333,7 +329,8 @@ def prose(docstring: str) -> Iterator[str]:
         if head in ("Args:", "Returns:", "Raises:"):
             yield f"**{HEADINGS[head]}**"
             yield ""
-            for entry in re.split(r"\n(?= {4}\S)", "\n" + body):
+            each = r"\n(?= {4}\S)" if head != "Returns:" else r"\Z"
+            for entry in re.split(each, "\n" + body):
                 names, colon, about = " ".join(entry.split()).partition(": ")
                 if entry.strip():
                     listed = f"`{names}`: {plain(about)}" if colon and head != "Returns:" else ""
@@ -345,32 +342,12 @@ def prose(docstring: str) -> Iterator[str]:
             yield from (f"```{language}", textwrap.dedent(paragraph), "```")
         else:
             label, colon, rest = " ".join(paragraph.split()).partition(": ")
-            labelled = colon and label in ("Source", "Elsewhere", "How it is gamed")
+            labelled = colon and label in ("Source", "Elsewhere", "How it is gamed", "Warns")
             yield f"**{label}.** {plain(rest)}" if labelled else plain(" ".join(paragraph.split()))
         yield ""
 
 
 HEADINGS = {"Args:": "Arguments", "Returns:": "Returns", "Raises:": "Errors"}
-
-
-def commands() -> str:
-    """Every command with its first sentence."""
-    lines = ["# Commands", "", "`groupwise COMMAND --help` prints the same as the pages below.", ""]
-    lines += ["| command | what it does |", "|---|---|"]
-    for name, each in _commands(typer.main.get_command(app), "groupwise"):
-        said = " ".join((each.help or "").partition("\n\n")[0].split())
-        lines.append(f"| [{name}](commands/{file_name(name)}.md) | {cell(said)} |")
-    return "\n".join(lines) + "\n"
-
-
-def command(name: str, command: Any) -> str:
-    """A command with its arguments and options."""
-    lines = [f"# {name}", "", "[Commands](../commands.md)", ""]
-    lines += [plain(" ".join(p.split())) + "\n" for p in (command.help or "").split("\n\n")]
-    for parameter in command.params:
-        if parameter.name != "help":
-            lines += [*_parameter(parameter), ""]
-    return "\n".join(lines) + "\n"
 
 
 def recipes() -> str:
@@ -398,7 +375,13 @@ def metrics() -> str:
     lines = ["# Metrics", "", "Keys of `metrics.jsonl`, one line per step.", ""]
     lines += ["| key | title | meaning |", "|---|---|---|"]
     lines += [f"| `{key}` | {cell(m.title)} | {cell(m.meaning)} |" for key, m in METRICS.items()]
-    for key in ("seconds.rollout", "tool_found", "reward_exact_answer", "critic.loss"):
+    for key in (
+        "seconds.rollout",
+        "tool_found",
+        "accuracy_after_2_calls",
+        "reward_exact_answer",
+        "critic.loss",
+    ):
         if known := metric(key):
             lines.append(f"| like `{key}` | {cell(known.title)} | {cell(known.meaning)} |")
     lines += ["", "## Figures of evaluations", "", "Names in `evaluations.jsonl` and tables.", ""]
@@ -428,38 +411,16 @@ def alerts() -> str:
             "",
             *(f"{number}. {cause}" for number, cause in enumerate(rule.causes, start=1)),
             "",
-            f"Try {rule.attempt}.",
+            f"Try {with_settings(rule.attempt, 'settings')}.",
         ]
     return "\n".join(lines) + "\n"
-
-
-def _commands(command: Any, name: str) -> Iterator[tuple[str, Any]]:
-    inside: Mapping[str, Any] = getattr(command, "commands", {})
-    if not inside or command.params:
-        yield name, command
-    for key, each in inside.items():
-        yield from _commands(each, f"{name} {key}")
-
-
-def _parameter(parameter: Any) -> Iterator[str]:
-    option = parameter.param_type_name == "option"
-    names = parameter.opts if option else [parameter.metavar or (parameter.name or "").upper()]
-    value = "" if getattr(parameter, "is_flag", False) else parameter.metavar or ""
-    title = ", ".join(f"`{name}{' ' + value if option and value else ''}`" for name in names)
-    known = parameter.default not in (None, False, ()) and not callable(parameter.default)
-    notes = (
-        "Required." if parameter.required else f"Default: `{parameter.default}`." if known else ""
-    )
-    yield f"## {title} {{ #{anchor(parameter.name or '')} }}"
-    yield ""
-    yield f"{plain(getattr(parameter, 'help', None) or '')} {notes}".strip()
 
 
 def _whole(text: str) -> str:
     """A page whose short options in backticks are marked, so that no line ends after their "--"."""
     fenced = r"(^```.*?^```|^ {4}[^\n]*$)"
     pieces = re.split(fenced, text, flags=re.DOTALL | re.MULTILINE)
-    option = r"(?<!`)`([^`\n]{0,32}--[a-z][^`\n]{0,24})`(?!`)"
+    option = r"(?<!`)`([^`\n]{0,20}--[a-z][^`\n]{0,18})`(?!`)"
     pieces[::2] = [re.sub(option, r"`\1`{ .whole }", piece) for piece in pieces[::2]]
     return "".join(pieces)
 

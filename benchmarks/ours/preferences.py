@@ -74,7 +74,7 @@ class Steps:
             )
 
     def step(self) -> dict[str, Any]:
-        """One optimiser step on all the data."""
+        """One optimizer step on all the data."""
         self.memory.reset()
         start = time.perf_counter()
         batch, objective = self.task.batch(range(len(self.task.items)))

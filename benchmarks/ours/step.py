@@ -1,6 +1,6 @@
 """Training steps of groupwise, each one when it is asked for.
 
-A step is what a run does between two optimiser steps: generation, rewards, update, diagnostics and
+A step is what a run does between two optimizer steps: generation, rewards, update, diagnostics and
 the run's log on disk.
 """
 

@@ -98,7 +98,7 @@ class Measured:
         decode_flops = 2 · (both kinds of parameters) · rows, for one token of every row
 
         Unique tokens are those a layer must see: each prompt once, and every completion without its
-        last token. Attention itself, norms and the optimiser are not counted.
+        last token. Attention itself, norms and the optimizer are not counted.
         """
         head = self.backbone.head.weight
         layers = sum(
@@ -118,7 +118,7 @@ class Measured:
         }
 
     def update(self) -> dict[str, Any]:
-        """One optimiser step."""
+        """One optimizer step."""
         self.memory.reset()
         stages: dict[str, float] = {}
 

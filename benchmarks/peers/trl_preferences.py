@@ -86,7 +86,7 @@ class Steps:
         }
 
     def step(self) -> dict[str, Any]:
-        """One optimiser step on all the data."""
+        """One optimizer step on all the data."""
         self.memory.reset()
         start = time.perf_counter()
         pairs, size = self.pairs(), self.spec["microbatch"]

@@ -1,7 +1,7 @@
 """Training steps of TRL's GRPOTrainer, one at a time: each waits until it is asked for.
 
 A step is timed from the trainer's `on_step_begin` to its `on_step_end`: generation, rewards,
-forward and backward passes, optimiser. Loading data and logging stay outside.
+forward and backward passes, optimizer. Loading data and logging stay outside.
 """
 
 from __future__ import annotations

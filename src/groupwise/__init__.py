@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -56,6 +57,10 @@ _HOME = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "train":
+        with warnings.catch_warnings():  # transformers imports it; it asks for ipywidgets
+            warnings.filterwarnings("ignore", message="IProgress not found")
+            import_module("tqdm.auto")
     if name in _HOME:
         return getattr(import_module(_HOME[name]), name)
     raise AttributeError(f"module 'groupwise' has no attribute {name!r}")

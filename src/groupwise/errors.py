@@ -13,7 +13,10 @@ traceback to be understood; `--debug` shows one.
 from __future__ import annotations
 
 import difflib
+import os
 import shlex
+import sys
+import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -40,6 +43,19 @@ class ModelError(GroupwiseError):
 
 class RunError(GroupwiseError):
     """A run cannot continue; its last checkpoint keeps what it has learned."""
+
+
+_PACKAGE = f"{Path(__file__).parent}{os.sep}"
+
+
+def warn(message: str, category: type[Warning] = UserWarning) -> None:
+    """Issue a warning that names the line of the caller's code which led into groupwise."""
+    frame, level, outermost = sys._getframe(1), 2, 2
+    while frame is not None:
+        if frame.f_code.co_filename.startswith(_PACKAGE):
+            outermost = level
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, category, stacklevel=outermost + 1)
 
 
 def first_line(error: BaseException) -> str:

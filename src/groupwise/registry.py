@@ -67,7 +67,7 @@ def parse_spec(text: str, *, where: str) -> FunctionSpec:
                 return FunctionSpec(name=found.func.id, settings=settings)
     except (SyntaxError, ValueError, RecursionError):
         pass
-    raise UsageError(f"{where} = {text!r}: must read name or name(key=value, …).")
+    raise UsageError(f"{where} = {text!r}: must have the form name or name(key=value, …).")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +88,18 @@ class BoundFunction:
             )
         given = {name: data[name] for name in self.inputs if name in data}
         return self.function(**given, **self.spec.settings)
+
+
+def checked_by(check: Callable[..., Any]) -> Callable[[F], F]:
+    """Decorator: `check` is called with those settings of a registered function that it has
+    parameters for when they are fixed, and raises a UsageError that begins with a setting's name
+    if the value is out of range."""
+
+    def marked(function: F) -> F:
+        function.check_settings = check  # type: ignore[attr-defined]
+        return function
+
+    return marked
 
 
 class Registry:
@@ -112,7 +124,7 @@ class Registry:
         """Register a function under its own name; usable as a decorator."""
         name = function.__name__
         if name in self._functions:
-            raise UsageError(f"{self.kind} {name!r} is registered already; choose another name.")
+            raise UsageError(f"{self.kind} {name!r} is already registered; choose another name.")
         for parameter in inspect.signature(function).parameters.values():
             if parameter.kind is parameter.KEYWORD_ONLY or parameter.name in self.data:
                 continue
@@ -159,8 +171,8 @@ class Registry:
         """Check a part's settings against the function's signature and fix them.
 
         Raises:
-            UsageError: unknown setting, wrong type, or a setting without default that was not
-                given.
+            UsageError: unknown setting, wrong type, a value out of range (`checked_by`), or a
+                setting without default that was not given.
         """
         where = where or self.kind
         function = self.get(chosen.name)
@@ -179,6 +191,7 @@ class Registry:
             raise UsageError(
                 f"{where}.{unset[0]}: {chosen.name} needs this setting and it has no default."
             )
+        _check(function, chosen, where)
         parameters = inspect.signature(function).parameters.values()
         data = [p for p in parameters if p.kind is not p.KEYWORD_ONLY]
         return BoundFunction(
@@ -187,6 +200,18 @@ class Registry:
             inputs=tuple(p.name for p in data),
             required=frozenset(p.name for p in data if p.default is p.empty),
         )
+
+
+def _check(function: Callable[..., Any], chosen: FunctionSpec, where: str) -> None:
+    """Call the check of a function's settings, if it has one."""
+    check = getattr(function, "check_settings", None)
+    if check is None:
+        return
+    known = inspect.signature(check).parameters
+    try:
+        check(**{key: value for key, value in chosen.settings.items() if key in known})
+    except UsageError as error:
+        raise UsageError(f"{where}.{error}") from None
 
 
 def _hints(

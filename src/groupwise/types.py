@@ -22,7 +22,7 @@ Heartbeat = Callable[[], None]
 """Reports progress of a watched wait; its time limit counts from the last call."""
 
 Watch = Callable[[str], AbstractContextManager[Heartbeat]]
-"""From the name of a wait to a context that watches it."""
+"""Maps the name of a wait to a context manager that watches it."""
 
 Finish = Literal["stop", "length", "error"]
 """Why a completion ended."""
@@ -110,8 +110,7 @@ class Completion:
 class Group:
     """A prompt with its tokens, and its G completions (a failed one is masked, never missing).
 
-    `stream` and `samples` are those of the request: together with the prompt they name the
-    completions.
+    `stream` and `samples` of the request, together with the prompt, name the completions.
     """
 
     prompt: Prompt
@@ -125,7 +124,7 @@ class Group:
 
 
 class Status(str, Enum):
-    """What became of judging one completion. Only `ok` enters the statistics of its group."""
+    """Outcome of judging a completion. Only `ok` enters the statistics of its group."""
 
     OK = "ok"
     TIMEOUT = "timeout"
@@ -135,7 +134,7 @@ class Status(str, Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Scores:
-    """What the rewards said of P groups of G completions.
+    """Scores of P groups of G completions.
 
     Attributes:
         total: the reward that trains; NaN where not judged.
@@ -144,6 +143,7 @@ class Scores:
         status: one of `Status` for every completion, as rows of values.
         valid: judged, so part of the group's statistics.
         errors: messages of failed calls, for the log.
+        reasons: why each completion was not judged, None where it was; empty where not known.
     """
 
     total: Float[Tensor, "prompt group"]
@@ -152,6 +152,7 @@ class Scores:
     status: tuple[tuple[Status, ...], ...]
     valid: Bool[Tensor, "prompt group"]
     errors: tuple[str, ...] = ()
+    reasons: tuple[tuple[str | None, ...], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,7 +176,7 @@ class ScoredGroups:
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """All sequences of an optimiser step: completions padded on the right, each prompt once.
+    """All sequences of an optimizer step: completions padded on the right, each prompt once.
 
     Attributes:
         prompts: tokens of each distinct prompt.
@@ -235,10 +236,10 @@ class Batch:
 
 @dataclass(frozen=True, kw_only=True)
 class Update:
-    """What an optimiser step did; all tensors detached and aligned with the batch that was given.
+    """Result of an optimizer step; all tensors are detached and aligned with the given batch.
 
     Attributes:
-        version: counts the optimiser steps of the run; stamps the weights.
+        version: counts the optimizer steps of the run; stamps the weights.
         logp, entropy: of each token before the step, NaN where not computed.
         values: of a critic before the step, NaN where not computed; None of other models.
         computed: rows that went through the model (rows without a gradient may be skipped).
@@ -262,14 +263,13 @@ class Update:
 
 @dataclass(frozen=True, kw_only=True)
 class StepResult:
-    """One training step: a batch of rollouts and what was made of it.
+    """Result of a training step: rollouts, advantages, batches and updates.
 
     Attributes:
         scored: the groups, with their scores.
         advantages: one per completion, or one per token.
         batches: of the policy's optimizer steps, in order.
-        updates: of every learner by name, in order; the policy's are aligned with `batches`. A
-            learner that was not updated is absent.
+        updates: of every updated learner by name; the policy's are aligned with `batches`.
         metrics: the metrics of the step.
     """
 
@@ -282,7 +282,7 @@ class StepResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """Completions wanted of one prompt.
+    """A request for completions of a prompt.
 
     `stream` keys the random numbers together with the sample's index and the position, so what is
     sampled depends neither on the other requests nor on the engine, and a completion that is
@@ -345,7 +345,7 @@ class WeightsRef(Protocol):
 
 
 Requests = Iterable[Request | None]
-"""None: there is none at the moment; an engine with nothing else to do asks again after a pause."""
+"""None: no request at the moment; an idle engine asks again after a pause."""
 
 
 @runtime_checkable
@@ -383,7 +383,7 @@ Granularity = Literal["token", "row", "group"]
 
 @dataclass(frozen=True, kw_only=True)
 class Outputs:
-    """What a model computes for every token, with gradient; None where it was not asked for.
+    """Outputs of a model for every token, with gradients; None where not requested.
 
     Attributes:
         logp: log-probability of the token.
@@ -433,7 +433,7 @@ class Learner(Protocol):
 
     @property
     def version(self) -> int:
-        """Optimiser steps taken since the start of the run."""
+        """Optimizer steps taken since the start of the run."""
         ...
 
     def evaluate(self, batch: Batch, names: Collection[str]) -> Mapping[str, Tensor]:
@@ -445,7 +445,7 @@ class Learner(Protocol):
         ...
 
     def update(self, batch: Batch, objective: Objective) -> Update:
-        """One optimiser step on Σ weight · loss."""
+        """One optimizer step on Σ weight · loss."""
         ...
 
     def publish(self) -> WeightsRef:
@@ -486,7 +486,7 @@ class Reward(Protocol):
 
 @runtime_checkable
 class Source(Protocol):
-    """Turns prompts into scored groups and owns what has to go round again, such as redraws."""
+    """Turns prompts into scored groups, and repeats what has to be repeated, such as redraws."""
 
     def take(self, count: int, *, step: int) -> ScoredGroups: ...
 

@@ -178,7 +178,7 @@ def test_rows_of_ones_own() -> None:
     algorithm = bind(row)
     got = algorithm.advantage({"rewards": torch.tensor([[1.0, 0.0]])})
     assert got.tolist() == [[0.5, -0.5]]
-    with pytest.raises(UsageError, match="registered already"):
+    with pytest.raises(UsageError, match="already registered"):
         ALGORITHMS.register(ALGORITHMS.get("grpo"))
     wrong = Algorithm(name="wrong", paper="none", advantage=spec("centered", tau=1.0))
     with pytest.raises(UsageError, match="wrong.advantage.tau"):
@@ -225,5 +225,5 @@ def test_public_names_load_on_first_use() -> None:
 @pytest.mark.parametrize(
     "name, said", [("dapo", True), ("kimi", True), ("gspo", True), ("rloo", False)]
 )
-def test_a_row_says_what_does_not_act_with_one_optimiser_step(name: str, said: bool) -> None:
+def test_a_row_says_what_does_not_act_with_one_optimizer_step(name: str, said: bool) -> None:
     assert ("update.minibatches" in " ".join(describe(name).split())) == said

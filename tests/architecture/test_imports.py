@@ -247,3 +247,9 @@ def test_chat_templates_are_rendered_in_one_place() -> None:
     """They are programs of strangers, and only `template_text` limits them."""
     rendering = [path for path in SOURCES if ".apply_chat_template(" in path.read_text()]
     assert [module_name(path) for path in rendering] == ["groupwise.prompts.templates"]
+
+
+def test_warnings_are_issued_in_one_place() -> None:
+    """`errors.warn` names the line of the caller's code instead of one of the package."""
+    warning = [path for path in SOURCES if "warnings.warn(" in path.read_text()]
+    assert [module_name(path) for path in warning] == ["groupwise.errors"]

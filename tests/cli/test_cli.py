@@ -8,12 +8,16 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from groupwise import __version__, errors
 from groupwise.cli import main
+from groupwise.config import load
+from groupwise.prompts.templates import render
 from groupwise.rewards import REWARDS
+from groupwise.types import Prompt
 
 
 def command(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
@@ -160,6 +164,44 @@ def test_chat_forgets_the_oldest_turns_when_the_context_is_full(
     monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(["1" * 300] * 5)))
     assert main(["chat", "bundled", "--max-tokens", "4"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 5
+
+
+CHAT_TASK = ["--max-tokens", "24", "--set", "environment.corpus=closed_world"]
+
+
+@pytest.mark.parametrize("task", ["search-one-hop", "research", "search-r1"])
+def test_chat_prompts_as_the_recipe_does_and_calls_its_tools(
+    task: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("bm25s", reason="needs bm25s: pip install 'groupwise[search]'")
+    question, seen = "What is the mayor of vova?", []
+
+    def noted(prompt: Prompt, tokenizer: Any) -> list[int]:
+        seen.append(prompt)
+        return render(prompt, tokenizer)[-100:]  # the small model's context is short
+
+    monkeypatch.setattr("groupwise.rollouts.chat.render", noted)
+    monkeypatch.setattr(sys, "stdin", io.StringIO(question + "\n"))
+    assert main(["chat", "bundled:search", "--task", task, *CHAT_TASK]) == 0, capsys.readouterr()
+    data = load(task).data
+    (prompt,) = seen
+    if task == "research":
+        assert [turn["content"] for turn in prompt.messages] == [data.system, question]
+    elif task == "search-r1":
+        assert data.wording is not None
+        assert prompt.text == data.wording.replace("{question}", question)
+    else:
+        assert [turn["content"] for turn in prompt.messages] == [question]
+        assert "<result>" in capsys.readouterr().out
+
+
+def test_chat_refuses_a_wording_of_several_columns(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Who?\n"))
+    several = ["--task", "search-one-hop", "--set", "data.wording={a} {b}"]
+    assert main(["chat", "bundled:search", *several]) == 2
+    assert "names the columns a, b" in capsys.readouterr().err
 
 
 def test_chat_refuses_a_message_beyond_the_context(

@@ -58,6 +58,7 @@ def complete(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
         ("groupwise doctor gsm8k-off", {"gsm8k-offline"}),
         ("groupwise pipeline long2", {"long2short-small"}),
         ("groupwise eval bundled --task countd", {"countdown"}),
+        ("groupwise eval bundled --task countdown,korean-par", {"countdown,korean-particles"}),
         ("groupwise algorithms softrank_w", set()),
         ("groupwise compare countdown --algorithms grpo,cisp", {"grpo,cispo"}),
         ("groupwise show optimizer.learning_r", {"optimizer.learning_rate"}),

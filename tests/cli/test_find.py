@@ -104,8 +104,11 @@ def test_runs_of_a_folder_are_listed_with_their_states(
     lock = RunLock(tmp_path / "now")
     write_run(tmp_path / "now", steps=5, done=1)
     figures = {"greedy": {"value": 0.25, "low": 0.1, "high": 0.4}}
-    row = json.dumps({"step": 3, "split": "test", "figures": figures})
-    (tmp_path / "halfway" / "evaluations.jsonl").write_text(row + "\n", encoding="utf-8")
+    harder = {"greedy": {"value": 0.125, "low": 0.0, "high": 0.2}}
+    splits = {"held_out": figures, "harder": harder}
+    rows = [json.dumps({"step": 3, "split": k, "figures": v}) for k, v in splits.items()]
+    file = tmp_path / "halfway" / "evaluations.jsonl"
+    file.write_text("\n".join(rows) + "\n", encoding="utf-8")
     write_run(tmp_path / "torn", steps=5, done=0)
     (tmp_path / "torn" / "metrics.jsonl").write_text("{]\n{}\n", encoding="utf-8")
     try:

@@ -111,8 +111,10 @@ def test_settings_of_a_second_learner_that_the_algorithm_lacks_are_said(
 
 
 def test_a_correction_of_ratios_that_start_from_the_sampler_is_said(recipe: Path) -> None:
-    with pytest.warns(UserWarning, match="correction.name = 'tis': not used, because update.prox"):
+    about = "correction.name = 'tis': not used, because update.prox"
+    with pytest.warns(UserWarning, match=about) as warned:
         load(recipe, ["algorithm.correction.name=tis", "update.proximal=sampler"])
+    assert warned[0].filename == __file__, "it names the caller's line"
 
 
 def test_every_packaged_recipe_uses_its_second_learner(recwarn: pytest.WarningsRecorder) -> None:
@@ -154,14 +156,23 @@ def test_the_last_of_two_equal_settings_wins(recipe: Path) -> None:
         ("rewards.x=2", "--set rewards.x: 'x' must be a number from 0 to 1, a place in a list."),
         ("combine=wieghted_sum", "combination = 'wieghted_sum': not registered; did you mean"),
         ('combine=["weighted_sum", {name="clip", lo=1}]', "combine.lo = 1: clip has no such"),
-        ("=3", "--set = '=3': must read section.field=value."),
-        ("steps", "--set = 'steps': must read section.field=value."),
+        ("=3", "--set = '=3': must have the form section.field=value."),
+        ("steps", "--set = 'steps': must have the form section.field=value."),
         (
             "rewards.0.name=exact_mach",
             "rewards.0.name = 'exact_mach': no such reward; did you mean",
         ),
         ("rewards.0.sorce=all", "rewards.0.sorce = 'all': exact_match has no such setting; did"),
         ("rewards.0.source=some", "rewards.0.source = 'some': must be of type"),
+        *(
+            (f"rewards=[{{name='{name}', {value}}}]", f"rewards.0.{value}: must be ")
+            for name in ("code_asserts", "code_function", "code_stdio")
+            for value in ("seconds = 0", "seconds = -1", "memory_mb = -1")
+        ),
+        (
+            "environment={name='python', seconds=0.0}",
+            "environment.seconds = 0.0: must be above 0",
+        ),
         ("algorithm.name=gpro", "algorithm.name = 'gpro': no such row; did you mean grpo? Known"),
         ("algorithm.name=GRPO", "algorithm.name = 'GRPO': no such row; did you mean grpo? Known"),
         ("algorithm.advantage.tua=0.5", "algorithm.advantage.tua = 0.5: "),
@@ -211,11 +222,11 @@ def test_every_setting_says_where_it_comes_from(recipe: Path) -> None:
 
 
 def test_what_follows_from_the_settings_is_computed(recipe: Path) -> None:
-    """6 prompts · 4 completions = 24 per step; 80 steps · 2 epochs · 3 = 480 optimiser steps."""
+    """6 prompts · 4 completions = 24 per step; 80 steps · 2 epochs · 3 = 480 optimizer steps."""
     resolved = resolve(recipe, ["update.epochs=2", "update.minibatches=3"])
     assert resolved.derived["completions per step"].startswith("24 = ")
-    assert resolved.derived["completions per optimiser step"].startswith("8 = ")
-    assert resolved.derived["optimiser steps"].startswith("480 = ")
+    assert resolved.derived["completions per optimizer step"].startswith("8 = ")
+    assert resolved.derived["optimizer steps"].startswith("480 = ")
     assert resolved.derived["completions of the run"].startswith("1920 = ")
 
 

@@ -140,7 +140,9 @@ def test_a_recipe_file_cannot_import_unless_trusted(
     recipe = tmp_path / "recipe.toml"
     own.write_text("raise SystemExit('imported')", encoding="utf-8")
     recipe.write_text(text.format(own=own), encoding="utf-8")
-    with pytest.raises(UsageError, match="can run code, so a recipe file may not set it") as caught:
+    with pytest.raises(
+        UsageError, match="can run code, so a recipe or run directory may not set it"
+    ) as caught:
         load(recipe)
     assert said in str(caught.value)
 

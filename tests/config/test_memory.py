@@ -171,6 +171,7 @@ def test_an_evaluation_with_more_prompts_than_a_step_is_planned(
 
     monkeypatch.setattr(group, "GroupCache", cache)
     more = ("steps=1", "evaluation.prompts=10", "evaluation.samples=3", "engine.max_rows=8")
+    more += ("evaluation.at_start=false",)
     with closing(prepared(tmp_path, *more, eval_prompts=None)) as run:
         run.trainer.run()
         limits = rollout_limits(run.config, prompt=20)

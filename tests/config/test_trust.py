@@ -9,8 +9,8 @@ import pytest
 
 from groupwise.cli import main
 from groupwise.config import build, load, load_run, trusted_overrides
-from groupwise.errors import UsageError
-from groupwise.experiments import read_plan
+from groupwise.errors import RunError, UsageError
+from groupwise.experiments import analysis_of, make_plan, read_plan, report, write_plan
 
 PYTHON = '[engine]\nname = "vllm"\npython = "./evil"\n'
 REMOTE = "[model]\ntrust_remote_code = true\n"
@@ -27,7 +27,9 @@ def written(folder: Path, text: str) -> Path:
 @pytest.mark.parametrize("text", [PYTHON, REMOTE, "model.trust_remote_code = true\n", UNSANDBOXED])
 def test_a_recipe_file_cannot_run_code_unless_trusted(tmp_path: Path, text: str) -> None:
     recipe = written(tmp_path, text)
-    with pytest.raises(UsageError, match="can run code, so a recipe file may not set it"):
+    with pytest.raises(
+        UsageError, match="can run code, so a recipe or run directory may not set it"
+    ):
         load(recipe)
     with pytest.warns(UserWarning, match="set by the recipe, and can run code"):
         load(recipe, trust_recipe=True)
@@ -58,10 +60,12 @@ def test_every_command_that_reads_a_recipe_can_be_told_to_trust_it(
         ["train", recipe],
     ):
         assert main(command) == 2
-        assert "can run code, so a recipe file may not set it" in capsys.readouterr().err
+        assert (
+            "can run code, so a recipe or run directory may not set it" in capsys.readouterr().err
+        )
         main([*command, "--trust-recipe"])  # fails later: there is no such model
         said = capsys.readouterr().err
-        assert said.startswith(("error", "warning")) and "may not set it" not in said
+        assert "\nerror" in f"\n{said}" and "may not set it" not in said
 
 
 def test_a_trusted_recipe_hands_its_settings_to_the_plan_of_an_experiment(tmp_path: Path) -> None:
@@ -121,7 +125,9 @@ def test_a_recipe_file_cannot_send_the_model_to_the_hub_unless_trusted(
 
 def test_a_recipe_file_cannot_publish_what_the_command_line_uploads(tmp_path: Path) -> None:
     name = ["hub.name=me/mine"]
-    with pytest.raises(UsageError, match="hub.private = .*a recipe file may not set it"):
+    with pytest.raises(
+        UsageError, match="hub.private = .*a recipe or run directory may not set it"
+    ):
         load(written(tmp_path, "[hub]\nprivate = false\n"), name)
     assert load(written(tmp_path, "[hub]\nprivate = true\nevery_steps = 5\n"), name).hub.private
 
@@ -148,3 +154,42 @@ def test_experiments_upload_nothing(tmp_path: Path) -> None:
     arms = read_plan(plan)
     assert arms.config(arms.arms[0]).hub is None
     assert trusted_overrides(recipe) == []
+
+
+def test_reading_an_experiment_of_somebody_else_runs_none_of_its_code(tmp_path: Path) -> None:
+    """Its folder is reported on, drawn, and chosen as the output of another comparison."""
+    code = tmp_path / "stranger.py"
+    code.write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    folder = tmp_path / "found"
+    folder.mkdir()
+    (folder / "experiment.toml").write_text(
+        'recipe = "word-problems"\nseeds = [0, 1, 2]\nagainst = "grpo"\nsplits = ["held_out"]\n'
+        f'[[arms]]\nalgorithm = "grpo"\nset = ["imports=[{str(code)!r}]"]\n'
+    )
+    refused = "can run code, so an experiment file may not set it; .* report --trust-recipe"
+    with pytest.raises(UsageError, match=refused):
+        report(folder)
+    with pytest.raises(UsageError, match=refused):
+        analysis_of(folder)
+    other = make_plan(
+        {"recipe": "word-problems", "seeds": [0, 1, 2], "arms": [{"algorithm": "grpo"}]}
+    )
+    with pytest.raises(UsageError, match="contains an experiment that differs in arms"):
+        write_plan(other, folder)
+    assert main(["report", str(folder)]) == 2
+    assert not (tmp_path / "ran").exists()
+    with pytest.raises(RunError, match="reference arm"):
+        report(folder, trusted=True)
+    assert (tmp_path / "ran").exists()
+
+
+def test_the_output_of_an_experiment_may_hold_its_plan_as_it_was_written(tmp_path: Path) -> None:
+    """Defaults that are filled in when a plan is made are no difference."""
+    written = tmp_path / "experiment.toml"
+    written.write_text(
+        'recipe = "word-problems"\nseeds = [0, 1, 2]\n[tuning]\nseeds = [7]\n'
+        '[[arms]]\nalgorithm = "softrank"\n[[arms]]\nalgorithm = "grpo"\n'
+    )
+    plan = read_plan(written)
+    assert plan.against and plan.splits and plan.tuning and plan.tuning.learning_rates
+    assert write_plan(plan, tmp_path) == written

@@ -32,7 +32,7 @@ def test_an_engine_with_older_weights_is_found() -> None:
         for parameter in policy.model.parameters():
             parameter.add_(0.02 * torch.randn_like(parameter))
     with pytest.raises(
-        RunError, match="version 7: the sampler computes with other weights than arrived"
+        RunError, match="version 7: the sampler does not compute with the weights that arrived"
     ):
         check_canary(GroupEngine(older), policy, version=7)
 

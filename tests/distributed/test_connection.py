@@ -94,7 +94,7 @@ def test_a_process_that_does_not_become_ready_is_named(tmp_path: Path) -> None:
     cluster = Cluster(config_of(tmp_path, "distributed.timeout_minutes=0.05"))
     try:
         late = [cluster.actor(Late, cpus=1, gpus=0) for _ in range(2)]
-        with pytest.raises(RunError, match="^rank 0: gave no answer within 3 s"):
+        with pytest.raises(RunError, match="^rank 0: did not respond within 3 s"):
             cluster.compare({"rank 0": late[0]})
         starting = Starting(cluster, 2)
         starting.add(1, late[1])
@@ -123,7 +123,7 @@ def test_a_process_that_stands_still_while_the_run_starts_is_named(
 
     config = config_of(tmp_path / "run", "distributed.timeout_minutes=0.3")
     after(*((Cluster, "compare") if kind == "LearnerRank" else (ClusterEngine, "_await")))
-    with pytest.raises(RunError, match=f"^{name}: gave no answer within 18 s"):
+    with pytest.raises(RunError, match=f"^{name}: did not respond within 18 s"):
         connect_cluster(config, bind(config.algorithm.name), policy=load_configured(config))
 
 

@@ -53,7 +53,7 @@ def test_more_cards_shorten_everything_but_the_tail() -> None:
     [
         ("h10", 64, 7e9, "did you mean h100"),
         ("h100", 1, 7e9, "at least 2"),
-        ("h100", 64, 70e9, "does not hold 140 GB"),
+        ("h100", 64, 70e9, "cannot hold 140 GB"),
     ],
 )
 def test_what_cannot_run_is_refused(kind: str, cards: int, parameters: float, message: str) -> None:

@@ -107,7 +107,7 @@ def test_scorers_have_room_too() -> None:
 def test_what_a_manifest_cannot_start_is_refused() -> None:
     with pytest.raises(UsageError, match="a RayJob needs this section"):
         kuberay(launch_of("word-problems", "output=/runs/a"), image="a", claim="b")
-    with pytest.raises(UsageError, match="must lie under /runs"):
+    with pytest.raises(UsageError, match="must be under /runs"):
         kuberay(launch_of("word-problems-ray"), image="a", claim="b")
 
 

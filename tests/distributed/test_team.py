@@ -138,7 +138,7 @@ def losing(world: World, how: str) -> str | tuple[str, float]:
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ("killed", r"rank 1 \(process \d+\) has ended without a word"),
+        ("killed", r"rank 1 \(process \d+\) ended without an error message"),
         ("broken", "rank 1 failed: KeyError"),
         pytest.param("stopped", "within 2 s .* from rank 1", marks=pytest.mark.cluster),
     ],

@@ -8,9 +8,11 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from groupwise.cli import main
@@ -36,22 +38,81 @@ def trained(output: Path, *arguments: str, ranks: int = 1) -> list[dict[str, Any
     if ranks == 1:
         assert main(command) == 0
     else:
-        launch = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "-m", "groupwise"]
         ended = subprocess.run(
-            [sys.executable, *launch, *command],
+            [*launcher(ranks), *command],
             env={**os.environ, "OMP_NUM_THREADS": "1"},
             capture_output=True,
             text=True,
             timeout=240,
         )
         assert ended.returncode == 0, ended.stderr[-3000:]
-    lines = (output / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return metrics(output)
+
+
+def launcher(ranks: int) -> list[str]:
+    per_node = ["--nproc-per-node", str(ranks)]
+    return [sys.executable, "-m", "torch.distributed.run", *per_node, "-m", "groupwise"]
+
+
+def metrics(output: Path) -> list[dict[str, Any]]:
+    path = output / "metrics.jsonl"
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     return [json.loads(line) for line in lines]
 
 
 def recipe(output: Path, *more: str) -> list[str]:
     given = [*RECIPE, f"output={output}", *more]
     return ["word-problems-ppo", *(word for each in given for word in ("--set", each))]
+
+
+NOTING = """
+from groupwise.environments import ENVIRONMENTS, Reply
+
+
+class Noting:
+    stops = ("=",)
+
+    def begin(self, prompt, *, stream):
+        return stream.step
+
+    def reply(self, step, text):
+        with open(__file__ + ".asked", "a") as file:
+            file.write(f"{step}\\n")
+        return Reply(text="[ok]", frame=(1, 1))
+
+
+@ENVIRONMENTS.register
+def noting():
+    return Noting()
+"""
+
+
+@pytest.mark.cluster
+def test_two_ranks_that_are_killed_recall_the_replies_of_their_environment(tmp_path: Path) -> None:
+    """The run ends after its third step, and is resumed from its second."""
+    tool, run = tmp_path / "tool.py", tmp_path / "run"
+    tool.write_text(NOTING)
+    own = (f"imports=['{tool}']", "environment.name=noting", "steps=100", f"output={run}")
+    given = [*(each for each in RECIPE if not each.startswith(("critic.", "steps="))), *own]
+    words = [word for each in given for word in ("--set", each)]
+    first = subprocess.Popen(
+        [*launcher(2), "train", "word-problems", *words],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    try:
+        while len(metrics(run)) < 3:
+            assert first.poll() is None
+            time.sleep(0.1)
+    finally:
+        for process in [launched := psutil.Process(first.pid), *launched.children(recursive=True)]:
+            process.kill()
+        first.wait()
+    wanted, asked = metrics(run)[2], Path(f"{tool}.asked").read_text().split()
+    writers = {path.stem.rpartition("-")[0] for path in (run / "journal").glob("replies.*.jsonl")}
+    assert len(writers) == 2 and wanted["calls"] > 0 and "2" in asked
+    again = trained(run, "--resume", str(run), "--set", "steps=3", ranks=2)[2]
+    assert again["calls"] == wanted["calls"] and again["reward"] == wanted["reward"]
+    assert Path(f"{tool}.asked").read_text().split().count("2") == asked.count("2")
 
 
 @pytest.mark.parametrize("sharding", ["full", pytest.param("none", marks=pytest.mark.cluster)])

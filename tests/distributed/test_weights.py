@@ -77,10 +77,10 @@ def untied(new: Shipment, old: Shipment, model: Any) -> Shipment:
 
 FAULTS: dict[Callable[..., Shipment], str] = {
     missing: f"{DOWN} missing",
-    swapped: "other bytes",
-    stale: "other bytes",
-    stale_shard: "other bytes",
-    flipped: "other bytes",
+    swapped: "different bytes",
+    stale: "different bytes",
+    stale_shard: "different bytes",
+    flipped: "different bytes",
     sent_again: "version 1: arrived where version 2 was announced",
     wrong_type: "bfloat16",
     untied: "head is tied",

@@ -40,6 +40,8 @@ def test_notebooks_run_and_show_progress(path: Path, tmp_path: Path) -> None:
         for cell in notebook.cells
         if cell.cell_type == "code"
     ]
+    texts = [str(o.get("text", "")) for cell in notebook.cells for o in cell.get("outputs", ())]
+    assert [text for text in texts if "IProgress" in text] == []
     of_cells = [[re.sub("<[^>]+>", "", html) for html in cell if "<pre" in html] for cell in shown]
     assert max(map(len, of_cells)) == 1  # a table is redrawn in its place
     tables = [table for cell in of_cells for table in cell]

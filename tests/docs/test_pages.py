@@ -62,6 +62,12 @@ def missing_modules(text: str) -> Iterator[str]:
                 break
 
 
+def broken_lists(text: str) -> Iterator[str]:
+    """Paragraphs and tables that should continue an item: the site wants them indented by four."""
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    yield from re.findall(r"\n\n( {1,3}\S[^\n]{0,40})", prose)
+
+
 def offenders(check) -> list[str]:
     """What a check finds in the pages, each with its page."""
     return [
@@ -88,7 +94,12 @@ def test_modules_that_pages_name_exist() -> None:
     assert offenders(missing_modules) == []
 
 
+def test_items_of_lists_continue_on_the_site() -> None:
+    assert offenders(broken_lists) == []
+
+
 def test_the_checks_can_fail() -> None:
+    assert list(broken_lists("* a\n\n  b\n\n    c")) == ["  b"]
     assert list(dead_links("[a](b.md) [c](https://example.org)", ROOT)) == ["b.md"]
     assert list(missing_paths("`trainer.py` `training/trainer.py` `models/`")) == ["trainer.py"]
     assert list(missing_modules("groupwise.logs.printable and groupwise.rewards.verifier")) == [

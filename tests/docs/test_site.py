@@ -106,6 +106,17 @@ def test_every_command_has_a_page_with_its_options(site: Path) -> None:
     assert linked(index) == {path.name for path in folder.iterdir()}
     assert {"train.md", "reward-try.md", "reward-list.md", "watch.md"} <= linked(index)
     assert "## `--resume DIR`" in (folder / "train.md").read_text(encoding="utf-8")
+    page = (folder / "plan.md").read_text(encoding="utf-8")
+    assert "$ groupwise plan RECIPE --gpus N [OPTIONS]" in page and "## `--kind" in page
+
+
+def test_no_page_shows_what_python_calls_things(site: Path) -> None:
+    pages = {page: page.read_text(encoding="utf-8") for page in site.rglob("reference/**/*.md")}
+    assert [page.name for page, text in pages.items() if "inspect._empty" in text] == []
+    assert [page.name for page, text in pages.items() if "Default: ``" in text] == []
+    judge = (site / "reference" / "rewards" / "judge.md").read_text(encoding="utf-8")
+    assert len(re.findall(r"^\* .*being asked about", judge, re.MULTILINE)) == 1
+    assert re.search(r"^\* One score per completion.*being asked about", judge, re.MULTILINE)
 
 
 def test_every_page_is_in_the_menu_or_below_one_that_is(site: Path) -> None:

@@ -72,6 +72,16 @@ def test_a_run_directory_is_complete(run: Path) -> None:
     assert list(read_lines(run / "evaluations.jsonl"))[-1]["figures"]["greedy"]
 
 
+def test_a_run_ends_with_its_held_out_figures_before_and_after(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(model, tmp_path / "run", "steps=1") == 0
+    said = capsys.readouterr().out
+    assert re.search(r"^result  Greedy, held-out: .+ → .+ %\.$", said, re.MULTILINE), said
+    assert train(model, tmp_path / "other", "steps=1", "evaluation.at_start=false") == 0
+    assert "result" not in capsys.readouterr().out
+
+
 def test_a_second_run_does_not_overwrite_the_first(
     model: str, run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

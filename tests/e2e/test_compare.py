@@ -74,7 +74,7 @@ def test_an_algorithm_against_itself_is_the_same_run_twice(
     assert main(arguments(tmp_path / "x", *given)) == 0
     assert (tmp_path / "x" / "results" / "one-seed-0.json").stat().st_mtime_ns == before
     assert main(arguments(tmp_path / "x", *given, "--seeds", "4")) == 2
-    assert "was fixed with other seeds" in capsys.readouterr().err
+    assert "contains an experiment that differs in seeds" in capsys.readouterr().err
 
 
 def test_tokens_are_matched_and_a_rate_is_tuned_on_other_seeds(tmp_path: Path) -> None:

@@ -121,7 +121,7 @@ def as_prompts(rows: list[dict[str, Any]]) -> Any:
     return load_prompts(rows)
 
 
-def test_several_optimiser_steps_use_the_log_probabilities_of_the_first(
+def test_several_optimizer_steps_use_the_log_probabilities_of_the_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """μ = 2 epochs of 3 minibatches: six steps against the policy that wrote the answers."""
@@ -411,7 +411,7 @@ def test_a_run_begins_where_its_warm_up_ended_and_resumes_with_that_reference(
     moved = [
         n for n, w in first.trainer.policy.publish().named.items() if not torch.equal(w, warmed[n])
     ]
-    assert moved, "the optimiser of the warm-up must not keep the gradients"
+    assert moved, "the optimizer of the warm-up must not keep the gradients"
     first.trainer.advance()
     first.trainer.save(wait=True)
     first.close()

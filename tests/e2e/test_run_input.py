@@ -133,7 +133,7 @@ def test_a_model_folder_without_tokenizer(
     bare = tmp_path / "bare"
     shutil.copytree(model, bare, ignore=shutil.ignore_patterns("tokenizer*", "chat_template*"))
     given = command(bare, tmp_path / "run", f"data.train={data}")
-    assert_refused(capsys, given, code=2, says=("model.path", "no tokenizer is there"))
+    assert_refused(capsys, given, code=2, says=("model.path", "has no tokenizer"))
 
 
 def test_a_run_directory_in_place_of_its_model(
@@ -318,7 +318,7 @@ def test_a_run_that_is_told_to_end_writes_a_checkpoint(
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130
     assert said.splitlines()[-1] == "error: interrupted." and "Traceback" not in said
-    assert f"interrupted; saved, continue with --resume {output}" in said
+    assert f"interrupted and saved; continue with --resume {output}" in said
     steps = [json.loads(line)["step"] for line in (output / "metrics.jsonl").open()]
     assert (output / "checkpoints" / f"step-{steps[-1]:06d}").exists()
 

@@ -58,6 +58,28 @@ def test_the_ranking_is_that_of_brute_force(stored: bool, encoder: Path, tmp_pat
         assert again == found and file.stat().st_mtime_ns == before
 
 
+def test_prefixes_are_encoded_with_queries_and_passages(encoder: Path, tmp_path: Path) -> None:
+    given = {"query_prefix": "w3 ", "passage_prefix": "w4 w5 "}
+    index = make_index(PASSAGES, encoder=str(encoder), folder=tmp_path, **given)
+    query = vector("w3 w1 w2", encoder)
+    wanted = {p: float(vector(f"w4 w5 {p.text}", encoder) @ query) for p in PASSAGES}
+    found = index.search("w1 w2", top_k=80)
+    assert np.allclose([hit.score for hit in found], sorted(wanted.values())[::-1], atol=1e-5)
+    assert all(abs(wanted[hit.passage] - hit.score) < 1e-5 for hit in found)
+    make_index(PASSAGES, encoder=str(encoder), folder=tmp_path)
+    assert len(list(tmp_path.iterdir())) == 2, "vectors of other texts are other vectors"
+
+
+@pytest.mark.parametrize("name", ["query_prefix", "passage_prefix"])
+def test_prefixes_without_an_encoder_are_refused(name: str, tmp_path: Path) -> None:
+    corpus = tmp_path / "corpus.json"
+    corpus.write_text('{"Paris": "A city."}')
+    with pytest.raises(UsageError, match=f"{name} = 'query: ': needs an encoder"):
+        ENVIRONMENTS.get("search")(corpus=str(corpus), **{name: "query: "})
+    with pytest.raises(UsageError, match=f"environment.{name} = 'query: ': needs a corpus"):
+        ENVIRONMENTS.get("search")(server="http://127.0.0.1:1", **{name: "query: "})
+
+
 def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="must be a model folder"):
         make_index(PASSAGES, encoder=str(tmp_path), folder=None)
@@ -78,5 +100,5 @@ def test_a_server_answers_from_a_dense_index(encoder: Path) -> None:
 
 
 def test_an_encoder_goes_with_a_corpus_and_not_with_a_server(encoder: Path) -> None:
-    with pytest.raises(UsageError, match="goes with a corpus"):
+    with pytest.raises(UsageError, match="needs a corpus"):
         ENVIRONMENTS.get("search")(server="http://127.0.0.1:1", encoder=str(encoder))

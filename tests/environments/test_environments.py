@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -16,8 +17,10 @@ from groupwise.environments import (
     Reply,
     TagEnvironment,
     Tags,
+    TagState,
     by_column,
     check_column,
+    resume,
 )
 from groupwise.environments.calculator import compute, written
 from groupwise.errors import UsageError
@@ -50,6 +53,37 @@ def test_a_closing_tag_without_an_opening_one_is_said_and_counted() -> None:
     (reply,) = ask(echo(), "nothing opened</search>")
     assert "error: no <search>" in reply.text.replace("< search>", "<search>")
     assert reply.values["malformed"] == 1.0 and reply.status is Status.OK
+
+
+def test_earlier_calls_are_noted_without_being_made() -> None:
+    told: list[str] = []
+
+    def tool(call: str) -> Reply:
+        told.append(call)
+        return Reply(text=call)
+
+    one = TagEnvironment(tool, tags=TAGS, max_calls=2)
+    for environment in (one, by_column(environments={"a": {"name": "calculator"}})):
+        if environment is not one:
+            environment.environments["a"] = one
+        state = environment.begin(replace(PROMPT, columns={"environment": "a"}), stream=STREAM)
+        resume(environment, state, ["<search>a</search>", "</search>"])
+        assert told == []
+        assert "b" in environment.reply(state, "<search>b</search>").text
+        assert environment.reply(state, "<search>c</search>").values["refused"] == 1.0
+        assert told == ["b"]
+        told.clear()
+
+
+def test_a_subclass_that_keeps_more_of_a_completion_has_its_calls_repeated() -> None:
+    class Counting(TagEnvironment):
+        def answer(self, state: TagState, call: str) -> Reply:
+            return Reply(text=str(len(state.calls)))
+
+    environment = Counting(lambda call: Reply(text=call), tags=TAGS)
+    state = environment.begin(PROMPT, stream=STREAM)
+    resume(environment, state, ["<search>a</search>", "<search>b</search>"])
+    assert "3" in environment.reply(state, "<search>c</search>").text
 
 
 def test_calls_beyond_the_limit_are_refused_in_words() -> None:

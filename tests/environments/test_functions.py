@@ -17,9 +17,14 @@ from typing import Any
 
 import pytest
 
-from groupwise.environments import FunctionEnvironment, Reply
+from groupwise.config import load
+from groupwise.config.data import rendered
+from groupwise.environments import ENVIRONMENTS, FunctionEnvironment, Reply
 from groupwise.errors import UsageError
+from groupwise.prompts.lazy import LazySequence
 from groupwise.types import Prompt, Status, Stream
+from small_runs import noisy
+from tool_callers import TEMPLATE
 
 
 def multiply(a: float, b: float = 2) -> float:
@@ -190,3 +195,53 @@ def test_functions_that_no_process_can_load_fail_with_the_reason(
     found = asked(FunctionEnvironment([importlib.import_module("only_here").tool]))
     assert found.status is Status.ERROR
     assert "tool workers could not load the tool: ImportError: not here" in found.text
+
+
+def described(a: int, b: int) -> int:
+    """
+    Multiplies two integers.
+
+    Args:
+        a: The first integer.
+        b: The second integer.
+    """
+    return a * b
+
+
+def shown(
+    monkeypatch: pytest.MonkeyPatch, function: Any, *overrides: str, lazy: bool = False
+) -> list[str]:
+    """What a model reads of two prompts, in a run with a function."""
+    monkeypatch.setitem(ENVIRONMENTS._functions, "mine", lambda: FunctionEnvironment([function]))
+    policy = noisy()
+    policy.tokenizer.chat_template = TEMPLATE
+    columns = [{"environment": "sums"}, {"environment": "own"}]
+    prompts = [
+        Prompt(id=str(n), messages=({"role": "user", "content": "Hello"},), columns=each)
+        for n, each in enumerate(columns)
+    ]
+    given: Any = LazySequence(2, lambda index: prompts[index]) if lazy else prompts
+    config = load("word-problems", list(overrides))
+    return [policy.tokenizer.decode(t) for t in rendered(config, policy, given).tokens]
+
+
+BY_COLUMN = (
+    "environment={name='by_column', environments={sums={name='calculator'}, own={name='mine'}}}"
+)
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_the_chat_template_shows_the_functions_of_an_environment(
+    lazy: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = "described: Multiplies two integers."
+    found = shown(monkeypatch, described, "environment.name=mine", lazy=lazy)
+    assert all(told in text for text in found)
+    found = shown(monkeypatch, described, BY_COLUMN, lazy=lazy)
+    assert told not in found[0] and told in found[1]
+
+
+def test_a_function_that_cannot_be_shown_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError, match="multiply: cannot be described to the model"):
+        shown(monkeypatch, multiply, "environment.name=mine")
+    assert "Hello" in shown(monkeypatch, multiply)[0], "without the environment"

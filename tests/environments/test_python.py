@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from groupwise.environments import TagEnvironment
 from groupwise.environments.python import python
 from groupwise.rewards.code.sandbox import unavailable
 from groupwise.types import Prompt, Status, Stream
@@ -23,9 +24,53 @@ def test_names_stay_and_only_new_output_comes_back() -> None:
     assert ran("x = 41\nprint('first')") == "first"
     assert ran("```python\nprint(x + 1)\n```") == "42"
     assert ran("x = 0\n1 / 0") == "error: ZeroDivisionError: division by zero"
-    assert ran("print(x)") == "41"
+    assert ran("print(x)") == "0"
     assert ran("print('</output>')") == "< /output>"
     assert ran("open('/etc/passwd')").startswith("error: ")
+
+
+def ran_by(environment: TagEnvironment, *programs: str, stream: Stream) -> list[str]:
+    """What the programs of one completion print."""
+    state = environment.begin(Prompt(id="a"), stream=stream)
+    texts = [environment.reply(state, f"<python>{each}</python>").text for each in programs]
+    return [text.removeprefix("\n<output>\n").removesuffix("\n</output>\n") for text in texts]
+
+
+def test_random_numbers_are_kept_and_are_those_of_the_stream() -> None:
+    programs = (
+        "import random\nx = random.random()\nprint(x)",
+        "print(x)",
+        "print(random.random())",
+    )
+    environment = python(seconds=5.0)
+    first, again, next_one = ran_by(environment, *programs, stream=Stream(seed=1))
+    assert first == again != next_one
+    assert ran_by(environment, *programs, stream=Stream(seed=1)) == [first, again, next_one]
+    assert ran_by(environment, *programs, stream=Stream(seed=2))[0] != first
+
+
+@pytest.mark.parametrize(
+    ("program", "error"),
+    [
+        ("y = 5\n1 / 0", "ZeroDivisionError: division by zero"),
+        ("y = 5\nraise ValueError('two\\nlines')", "lines"),
+        ("y = 5\nassert y == 'a'", "AssertionError"),
+        ("y = 5\nimport io, sys\nsys.stdout = io.StringIO()\nz", "NameError: name 'z'"),
+    ],
+)
+def test_names_that_were_defined_before_an_exception_stay(program: str, error: str) -> None:
+    after = "import sys; print(y, file=sys.__stdout__, flush=True)"
+    told = ran_by(python(seconds=5.0), program, after, stream=Stream())
+    assert told[0].startswith(f"error: {error}")
+    assert told[1] == "5"
+
+
+def test_a_program_that_exits_keeps_its_names_and_one_that_cannot_be_compiled_harms_nothing() -> (
+    None
+):
+    programs = ("y = 5\nprint(1)\nraise SystemExit", "y = (", "print(y)")
+    told = ran_by(python(seconds=5.0), *programs, stream=Stream())
+    assert told[0] == "1" and told[1].startswith("error: SyntaxError") and told[2] == "5"
 
 
 def test_a_program_that_hangs_is_an_answer_and_no_failure() -> None:

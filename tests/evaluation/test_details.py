@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from groupwise.errors import UsageError
-from groupwise.evaluation.details import by_difficulty, details
+from groupwise.evaluation.details import by_difficulty, details, reordered
 from groupwise.evaluation.measure import Measurement, measure
 from groupwise.models import load_policy
 from groupwise.models.hub import check_on_hub
@@ -108,6 +108,22 @@ def test_calls_of_tools_are_among_the_figures():
     assert details(replace(plain, groups=groups), PROMPTS)["calls"].value == 1.5
 
 
+def test_accuracy_by_number_of_calls():
+    """Two prompts with two samples each: 0 and 1 calls, then 1 and 9."""
+    plain = by_hand([[1, 0], [1, 0]])
+    groups = []
+    for group, counts in zip(plain.groups, ((0, 1), (1, 9)), strict=True):
+        made = [replace(group.completions[0], values={"calls": n}) for n in counts]
+        groups.append(replace(group, completions=tuple(made)))
+    found = details(replace(plain, groups=tuple(groups)), PROMPTS[:2])
+    named = {name: figure.value for name, figure in found.items() if name.startswith("accuracy_")}
+    assert named == {
+        "accuracy_after_0_calls": 1.0,
+        "accuracy_after_1_calls": 0.5,
+        "accuracy_after_5_calls": 0.0,
+    }
+
+
 class Noting:
     """The scripted engine, last prompt first, with what it was asked for."""
 
@@ -165,6 +181,17 @@ def test_the_spread_over_seeds():
     assert found["seed_deviation"].value == pytest.approx(0.75 / math.sqrt(2))
 
 
+def test_how_often_a_seed_puts_models_in_the_other_order():
+    """Accuracies by seed are 1, 1, 0 and ½, ½, ½ and 1, 1, 1, so the first model is above the
+    second over all seeds (⅔ and ½), and below it in the third. The last is below none in any."""
+    first = by_hand([[1, 1, 0], [1, 1, 0]], seeds=3)
+    second = by_hand([[1, 1, 1], [0, 0, 0]], seeds=3)
+    always = by_hand([[1, 1, 1], [1, 1, 1]], seeds=3)
+    assert reordered([first, second, always]) == pytest.approx(1 / 3)
+    assert reordered([first, always]) == 0
+    assert reordered([first]) is None and reordered([by_hand([[1]]), by_hand([[0]])]) is None
+
+
 def test_what_was_not_judged_is_not_wrong():
     nan = math.nan
     found = by_hand([[1, 1], [1, nan], [nan, nan]])
@@ -213,7 +240,7 @@ def test_a_model_that_is_nowhere_is_refused_at_once(name, monkeypatch):
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     start = time.monotonic()
-    with pytest.raises(UsageError, match="no folder has this path here"):
+    with pytest.raises(UsageError, match="is not a folder"):
         load_policy(name)
     assert time.monotonic() - start < 5
 

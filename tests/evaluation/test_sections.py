@@ -39,5 +39,5 @@ def test_targets_keep_the_wording_and_templates_enclose_it() -> None:
 
 
 def test_a_template_without_a_question_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"bare must hold \{question\}"):
+    with pytest.raises(UsageError, match=r"bare must contain \{question\}"):
         sections({"x": config()}, templates={"bare": "Answer:"})

@@ -66,7 +66,7 @@ def test_what_a_plan_leaves_out_is_filled_in_and_survives_the_file(tmp_path: Pat
         ({"seeds": [1, 1]}, "seeds = [1, 1]: every seed must occur once"),
         ({"seeds": []}, "seeds = []"),
         ({"seed": 1}, "seed = 1: no such setting; did you mean seeds?"),
-        ({"tuning": {"seeds": [1, 5]}}, "tuning.seeds: 1 must not be among the seeds"),
+        ({"tuning": {"seeds": [1, 5]}}, "tuning.seeds: 1 must not be seeds of the comparison"),
         ({"tuning": {"learning_rates": [2e-4, 1e-4]}}, "in ascending order"),
         ({"tuning": {"learning_rate": [1e-4]}}, "did you mean learning_rates?"),
         (

@@ -223,7 +223,7 @@ def test_gradients_too_long_to_keep_are_projected(rollouts, monkeypatch):
 
 def test_tokens_of_different_weight_are_refused(rollouts):
     algorithm = bind("reinforce++", {"advantage": {"gamma": 0.5}})
-    with pytest.raises(UsageError, match="tokens of one completion"):
+    with pytest.raises(UsageError, match="weights the tokens of a completion differently"):
         coefficients(algorithm, rollouts[1])
 
 
@@ -316,7 +316,7 @@ def test_rewards_that_teach_nothing_are_shown_as_such(tmp_path):
     console = Console(width=80, record=True, file=Path("/dev/null").open("w"))
     console.print(variance_table(found))
     assert "nan" not in console.export_text()
-    with pytest.raises(UsageError, match="nothing to draw"):
+    with pytest.raises(UsageError, match="nothing to plot"):
         write_variance_png(found, tmp_path / "v.png")
 
 

@@ -24,7 +24,7 @@ from groupwise.errors import RunError
 from groupwise.report import write_run_report
 from groupwise.rundir.files import read_lines
 from groupwise.training.prepare import Prepared
-from groupwise.training.run import train_config
+from groupwise.training.run import _memory_named, train_config
 from small_runs import Quiet, config, letters, prepared, timeless, tiny
 
 
@@ -104,6 +104,53 @@ def test_logits_that_are_no_numbers_are_noticed_where_they_are_sampled_from(
     assert "so the weights have diverged" in report
     assert len(timeless(tmp_path)) == 1
     assert (tmp_path / "checkpoints" / "step-000001").exists()
+
+
+@pytest.mark.parametrize("place", ["the first evaluation", "an update", "a checkpoint"])
+def test_whatever_ends_a_run_is_in_its_report(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = prepared(tmp_path, "steps=3", "evaluation.at_start=true", eval_prompts=None)
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise MemoryError("no room for 8 GiB") if place == "an update" else RunError("disk full")
+
+    if place == "the first evaluation":
+        run.trainer.evaluation.evaluate = fail
+    elif place == "an update":
+        monkeypatch.setattr(run.trainer.policy, "update", fail)
+    else:
+        monkeypatch.setattr(run.trainer.checkpoints, "write", fail)
+    with pytest.raises((RunError, MemoryError)):
+        run.trainer.run()
+    run.close()
+    [row] = [row for row in read_lines(tmp_path / "alarms.jsonl") if row["alarm"] == "ended"]
+    said = "MemoryError: no room for 8 GiB" if place == "an update" else "disk full"
+    assert row["text"] == said
+    assert said in write_run_report(tmp_path).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2])
+def test_a_second_interrupt_says_how_to_go_on(
+    steps: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    progress = Quiet()
+    run = prepared(tmp_path, "steps=3", progress=progress)
+    for step in range(steps):
+        run.trainer.advance()
+        if step == 0:
+            run.trainer.save(wait=True)
+
+    def interrupted(*_: Any) -> Any:
+        run.trainer.policy.version += 1  # A half update is not saved.
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run.trainer.policy, "update", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run.trainer.run()
+    run.close()
+    how = ["before the first checkpoint; start again", "and saved; continue", "at step 1"][steps]
+    assert how in progress.said[-1] and f"--resume {tmp_path}" in progress.said[-1]
 
 
 @pytest.mark.parametrize("fault", ["raises", "nan", "inf", "none"])
@@ -357,8 +404,21 @@ raise SystemExit(main(["train", "word-problems", *(w for s in given for w in ("-
     line = done.stderr.strip().splitlines()[-1]
     assert done.returncode == 1, done.stderr
     assert line.startswith("error: out of memory (") and "engine.max_rows" in line
-    assert line.endswith("Checkpoints are intact: continue with --resume.")
+    assert "Checkpoints" not in line, "memory ended in the first step"
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_running_out_of_memory_promises_only_checkpoints_that_exist(
+    saved: bool, tmp_path: Path
+) -> None:
+    if saved:
+        (tmp_path / "checkpoints" / "step-000001").mkdir(parents=True)
+    with pytest.raises(RunError, match="out of memory") as ended:  # noqa: SIM117
+        with _memory_named(config(tmp_path), planned=False):
+            raise MemoryError
+    promised = str(ended.value).endswith("Checkpoints are intact: continue with --resume.")
+    assert promised == saved
 
 
 # -- settings on resume ----------------------------------------------------------------------------

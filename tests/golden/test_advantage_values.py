@@ -14,6 +14,7 @@ import warnings
 import pytest
 import torch
 
+from devices import ON_EVERY_DEVICE, placed
 from groupwise import ADVANTAGES
 from groupwise.algorithms.advantages import RewardRangeWarning, penalised
 from groupwise.errors import UsageError
@@ -376,11 +377,12 @@ def tensors(data: dict) -> dict:
     GOLDEN,
     ids=[f"{row[0]}-{i}" for i, row in enumerate(GOLDEN)],
 )
-def test_advantage_is_the_number_worked_by_hand(name, settings, data, expected) -> None:
-    got = ADVANTAGES.get(name)(**tensors(data), **settings)
+@ON_EVERY_DEVICE
+def test_advantage_is_the_number_worked_by_hand(name, settings, data, expected, device) -> None:
+    got = ADVANTAGES.get(name)(**placed(tensors(data), device), **settings)
     wanted = torch.tensor(expected, dtype=torch.float64)
-    assert got.dtype == torch.float64
-    torch.testing.assert_close(got, wanted, rtol=0, atol=ATOL)
+    assert got.dtype == torch.float64 and got.device.type == device
+    torch.testing.assert_close(got.cpu(), wanted, rtol=0, atol=ATOL)
 
 
 def test_every_advantage_has_a_number_worked_by_hand() -> None:

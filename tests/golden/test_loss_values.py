@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from devices import ON_EVERY_DEVICE, placed
 from groupwise import (
     ADVANTAGES,
     CORRECTIONS,
@@ -44,11 +45,16 @@ RATIO_VALUES = [
 
 
 @pytest.mark.parametrize(("name", "x", "expected"), RATIO_VALUES)
-def test_ratio_is_the_number_worked_by_hand(name, x, expected) -> None:
-    assert_row(RATIOS.get(name)(x - 1, torch.full_like(x, -1.0), YES3), *expected)
+@ON_EVERY_DEVICE
+def test_ratio_is_the_number_worked_by_hand(name, x, expected, device) -> None:
+    x = x.to(device)
+    got = RATIOS.get(name)(x - 1, torch.full_like(x, -1.0), YES3.to(device))
+    assert_row(got.cpu(), *expected)
 
 
-def surrogate(name: str, ratio: list[float], advantage: list[float], **settings) -> torch.Tensor:
+def surrogate(
+    name: str, ratio: list[float], advantage: list[float], *, device: str = "cpu", **settings
+) -> torch.Tensor:
     """Token losses at some ratios, with logp = log(ratio) − 1."""
     x = torch.tensor([ratio], dtype=torch.float64).log()
     data = {
@@ -57,7 +63,7 @@ def surrogate(name: str, ratio: list[float], advantage: list[float], **settings)
         "advantage": torch.tensor([advantage], dtype=torch.float64),
         "mask": torch.ones_like(x, dtype=torch.bool),
     }
-    return SURROGATES.bind(spec(name, **settings))(data)
+    return SURROGATES.bind(spec(name, **settings))(placed(data, device)).cpu()
 
 
 PPO_RATIOS = [0.5, 1.5, 4.0, 0.5, 0.9, 1.5, 4.0]
@@ -123,8 +129,11 @@ SURROGATE_VALUES = [
     SURROGATE_VALUES,
     ids=[f"{case[0]}-{i}" for i, case in enumerate(SURROGATE_VALUES)],
 )
-def test_surrogate_is_the_number_worked_by_hand(name, ratio, advantage, settings, expected) -> None:
-    assert_row(surrogate(name, ratio, advantage, **settings), *expected)
+@ON_EVERY_DEVICE
+def test_surrogate_is_the_number_worked_by_hand(
+    name, ratio, advantage, settings, expected, device
+) -> None:
+    assert_row(surrogate(name, ratio, advantage, device=device, **settings), *expected)
 
 
 @pytest.mark.parametrize(
@@ -248,13 +257,14 @@ CORRECTION_VALUES = [
 
 
 @pytest.mark.parametrize(("name", "settings", "expected"), CORRECTION_VALUES)
-def test_correction_is_the_number_worked_by_hand(name, settings, expected) -> None:
-    old = row(0.3, 0.5, 1, 2, 3, 6).log().requires_grad_()
+@ON_EVERY_DEVICE
+def test_correction_is_the_number_worked_by_hand(name, settings, expected, device) -> None:
+    old = row(0.3, 0.5, 1, 2, 3, 6).log().to(device).requires_grad_()
     algorithm = bind("grpo", {"correction": {"name": name, **settings}})
     data = {"old_logp": old, "sampler_logp": torch.zeros_like(old), "mask": old < 9}
     got = algorithm.objective.correction(data)
     assert not got.requires_grad
-    assert_row(got, *expected)
+    assert_row(got.cpu(), *expected)
 
 
 def test_sequence_is_kept_by_its_geometric_mean() -> None:
@@ -280,9 +290,10 @@ WEIGHTING_VALUES = [
 
 
 @pytest.mark.parametrize(("name", "settings", "group", "expected"), WEIGHTING_VALUES)
-def test_weighting_is_the_number_worked_by_hand(name, settings, group, expected) -> None:
+@ON_EVERY_DEVICE
+def test_weighting_is_the_number_worked_by_hand(name, settings, group, expected, device) -> None:
     algorithm = bind("grpo", {"weighting": {"name": name, **settings}})
-    weight = algorithm.weighting(TWO_ANSWERS, torch.tensor(group))
+    weight = algorithm.weighting(TWO_ANSWERS.to(device), torch.tensor(group, device=device)).cpu()
     assert weight.dtype == torch.float32
     assert (weight * VALUES).sum().item() == pytest.approx(expected, abs=1e-6)
     assert (weight[~TWO_ANSWERS] == 0).all()

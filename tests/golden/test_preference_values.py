@@ -8,6 +8,7 @@ import math
 import pytest
 import torch
 
+from devices import ON_EVERY_DEVICE, placed
 from groupwise import PREFERENCES, RANKINGS
 from groupwise.errors import UsageError
 from groupwise.registry import spec
@@ -55,9 +56,10 @@ GOLDEN: list[tuple[str, dict, list[float]]] = [
 
 
 @pytest.mark.parametrize(("name", "settings", "expected"), GOLDEN)
-def test_preference_is_the_number_worked_by_hand(name, settings, expected) -> None:
-    got = PREFERENCES.bind(spec(name, **settings))(PAIR)
-    torch.testing.assert_close(got, vector(*expected), rtol=0, atol=2e-6)
+@ON_EVERY_DEVICE
+def test_preference_is_the_number_worked_by_hand(name, settings, expected, device) -> None:
+    got = PREFERENCES.bind(spec(name, **settings))(placed(PAIR, device))
+    torch.testing.assert_close(got.cpu(), vector(*expected), rtol=0, atol=2e-6)
 
 
 def test_every_preference_has_a_golden_value() -> None:
@@ -147,9 +149,10 @@ RANKING_VALUES = [
 
 
 @pytest.mark.parametrize(("name", "settings", "data", "expected"), RANKING_VALUES)
-def test_ranking_loss_is_the_number_worked_by_hand(name, settings, data, expected) -> None:
-    got = RANKINGS.bind(spec(name, **settings))(data)
-    torch.testing.assert_close(got, vector(*expected), rtol=0, atol=2e-6)
+@ON_EVERY_DEVICE
+def test_ranking_loss_is_the_number_worked_by_hand(name, settings, data, expected, device) -> None:
+    got = RANKINGS.bind(spec(name, **settings))(placed(data, device))
+    torch.testing.assert_close(got.cpu(), vector(*expected), rtol=0, atol=2e-6)
 
 
 def test_every_ranking_loss_has_a_golden_value() -> None:

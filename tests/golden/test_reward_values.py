@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import unicodedata
 
 import pytest
 
@@ -224,3 +225,8 @@ def test_dropped_tags() -> None:
             return ids.replace("<think>", "") if skip_special_tokens else ids
 
     assert dropped_tags(Tokenizer()) == ["<think>"]
+
+
+def test_language_consistency_reads_syllables_written_as_letters() -> None:
+    apart = unicodedata.normalize("NFD", "답은 오 입니다 so")
+    assert language_consistency(apart, language="korean") == 3 / 4

@@ -15,7 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from transformers import AutoTokenizer, TrainerCallback
 
 from groupwise.errors import RewardError, UsageError
-from groupwise.integrations.trl import GRPOTrainer, data
+from groupwise.integrations.trl import GRPOTrainer, data, rewards
 from groupwise.prompts.templates import render
 from groupwise.rundir.files import read_lines
 from small_runs import tiny
@@ -226,7 +226,7 @@ def test_a_callback_can_stop_a_run(tmp_path: Path, model: str) -> None:
     assert notebook.told[-1] == "over"
 
 
-def test_several_optimiser_steps_per_generation(tmp_path: Path, model: str) -> None:
+def test_several_optimizer_steps_per_generation(tmp_path: Path, model: str) -> None:
     notebook = Notebook()
     given = arguments(tmp_path, model, steps_per_generation=2, num_iterations=2, max_steps=8)
     trainer = GRPOTrainer(**given, callbacks=[notebook])
@@ -377,8 +377,12 @@ def test_an_adapter_is_trained_and_saved(tmp_path: Path, model: str) -> None:
     trainer.train()
     moved = {n for n, p in trainer.model.named_parameters() if "lora_B" in n and bool(p.any())}
     assert len(moved) == 2
+    (tmp_path / "saved").mkdir()
+    card = tmp_path / "saved" / "README.md"
+    card.write_text("---\ntags:\n- groupwise\n---\n# of earlier weights")
     trainer.save_model(str(tmp_path / "saved"))
     assert (tmp_path / "saved" / "adapter_model.safetensors").exists()
+    assert "earlier weights" not in card.read_text()
     given = arguments(tmp_path, model, beta=0.1)
     given["model"] = trainer.model
     with pytest.raises(UsageError, match="trained already"):
@@ -411,13 +415,13 @@ def test_a_model_at_hand_and_an_evaluation(tmp_path: Path) -> None:
     [
         ({"tools": [print]}, "tools: print: cannot be described"),
         ({"rollout_func": print}, "rollout_func: is not taken"),
-        ({"optimizers": (1, None)}, "optimizers: is not taken; the optimiser is AdamW"),
+        ({"optimizers": (1, None)}, "optimizers: is not taken; the optimizer is AdamW"),
         ({"environment_factory": list}, "list has no method reset"),
         ({"train_dataset": None}, "`train_dataset` is required"),
         ({"train_dataset": [{"question": "?"}]}, "has no column 'prompt'"),
         ({"train_dataset": [{"prompt": [{"role": "user"}]}]}, "row 0: the prompt must be text"),
         ({"train_dataset": {"train": []}}, "pass one of them"),
-        ({"train_dataset": [{"prompt": "a", "image": 1}]}, "read text alone"),
+        ({"train_dataset": [{"prompt": "a", "image": 1}]}, "only text is supported"),
         ({"reward_funcs": None}, "reward_funcs must be"),
         ({"reward_funcs": [3]}, "3 is neither"),
         ({"args": object()}, "import GRPOConfig from"),
@@ -442,7 +446,9 @@ def test_too_few_prompts_and_weights_are_refused(tmp_path: Path, model: str) -> 
         GRPOTrainer(**arguments(tmp_path, model, eval_strategy="steps"))
 
 
-def test_a_classifier_can_be_a_reward(tmp_path: Path, model: str) -> None:
+def test_a_classifier_can_be_a_reward(
+    tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from transformers import AutoTokenizer, Qwen2Config, Qwen2ForSequenceClassification
 
     config = Qwen2Config(
@@ -458,6 +464,11 @@ def test_a_classifier_can_be_a_reward(tmp_path: Path, model: str) -> None:
     trainer = GRPOTrainer(**given)
     trainer.train()
     assert trainer.state.log_history[0]["rewards/judge/std"] > 0
+    monkeypatch.setattr(rewards, "best_device", lambda: torch.device("meta"))
+    loaded = Qwen2ForSequenceClassification.from_pretrained(tmp_path / "judge")
+    rewards._classifier(loaded, None)
+    assert loaded.device.type == "meta", "it is moved to the card"
+    monkeypatch.undo()
     judge.model.save_pretrained(tmp_path / "judge")  # without its head
     with pytest.raises(UsageError, match=r"reward_funcs = .*missing: score\.weight"):
         GRPOTrainer(**given)

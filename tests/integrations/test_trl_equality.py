@@ -1,4 +1,4 @@
-"""An optimiser step against the installed TRL: same model, completions and rewards; then loss and
+"""An optimizer step against the installed TRL: same model, completions and rewards; then loss and
 gradient of every parameter agree, for each of its losses and what changes them."""
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ MEANS_OF_ROWS = ("grpo", "dr_grpo", "dapo", "luspo", "sapo")
 
 @dataclass
 class Step:
-    """Takes the place of the optimiser: keeps the gradients, moves nothing."""
+    """Takes the place of the optimizer: keeps the gradients, moves nothing."""
 
     model: Any
     gradients: dict[str, Tensor]
@@ -132,7 +132,7 @@ def ours(
     off_policy: bool,
     sampler: Sequence[Sequence[float]] | None = None,
 ) -> tuple[float, dict[str, Tensor]]:
-    """Loss and gradients of the optimiser step of the drop-in's configuration."""
+    """Loss and gradients of the optimizer step of the drop-in's configuration."""
     args = GRPOConfig(
         **{
             "per_device_train_batch_size": len(PROMPTS) * GROUP,

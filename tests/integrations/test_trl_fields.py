@@ -17,7 +17,7 @@ from groupwise.integrations.trl.settings import (
     configuration,
     dtype,
     epoch_steps,
-    optimiser_steps,
+    optimizer_steps,
 )
 from trl_peer import require_trl
 
@@ -29,6 +29,8 @@ REFUSED = [name for name, (_, treatment) in TABLE.items() if treatment.becomes i
 VLLM = {"use_vllm": True}
 SERVER = {**VLLM, "vllm_mode": "server"}
 
+IGNORED = [name for name, (_, treatment) in TABLE.items() if treatment.warned]
+
 # field, its value, what else must be set, the setting, what it is then
 BECOMES: list[tuple[str, Any, dict[str, Any], str, Any]] = [
     ("output_dir", "x", {}, "output", "x"),
@@ -38,7 +40,7 @@ BECOMES: list[tuple[str, Any, dict[str, Any], str, Any]] = [
     ("generation_batch_size", 32, {}, "prompts_per_step", 4),
     ("generation_batch_size", 32, {}, "update.minibatches", 4),
     ("steps_per_generation", 2, {}, "update.minibatches", 2),
-    # one generation per microbatch, four of them to an optimiser step
+    # one generation per microbatch, four of them to an optimizer step
     ("steps_per_generation", 1, {"gradient_accumulation_steps": 4}, "prompts_per_step", 4),
     ("num_generations", 4, {}, "group_size", 4),
     ("num_iterations", 3, {}, "update.epochs", 3),
@@ -148,6 +150,8 @@ ELSEWHERE = {
     *("pad_to_multiple_of", "cast_lm_head_to_fp32", "dataloader_num_workers"),
     *("dataloader_pin_memory", "dataloader_persistent_workers", "dataloader_prefetch_factor"),
     *("dataloader_multiprocessing_context", "dataloader_in_order"),
+    # of the display, ignored with a warning: below
+    *IGNORED,
     # checked only
     *("data_seed", "run_name"),
     # for the script
@@ -175,6 +179,21 @@ def test_every_supported_field_is_tested() -> None:
     assert set(SUPPORTED) == {case[0] for case in BECOMES} | ELSEWHERE
 
 
+@pytest.mark.parametrize("field", IGNORED)
+def test_a_field_of_the_display_is_ignored_with_a_warning(field: str) -> None:
+    default, treatment = TABLE[field]
+    change = OTHER_VALUES.get(type(default), lambda _: "something")
+    with pytest.warns(UserWarning, match=rf"GRPOConfig\.{field} = .*: has no effect: "):
+        args = GRPOConfig(**{field: change(default)})
+    assert configuration(args, steps=24) == configuration(GRPOConfig(), steps=24)
+
+
+def test_trackio_is_no_tracker_and_the_others_stay() -> None:
+    with pytest.warns(UserWarning, match="trackio is not supported"):
+        args = GRPOConfig(report_to=["trackio", "tensorboard"])
+        assert configuration(args, steps=24).logging.trackers == ("tensorboard",)
+
+
 @pytest.mark.parametrize("field", REFUSED)
 def test_a_refused_field_accepts_its_default_alone(field: str) -> None:
     default, treatment = TABLE[field]
@@ -200,7 +219,7 @@ def test_a_refused_field_accepts_its_default_alone(field: str) -> None:
         ({"num_generations": 1}, "at least 2"),
         ({"per_device_train_batch_size": 6}, "must divide the completions per generation, 6"),
         ({"generation_batch_size": 12}, "must be a multiple of the batch size, 8"),
-        ({"generation_batch_size": 16, "steps_per_generation": 2}, "one gives the other"),
+        ({"generation_batch_size": 16, "steps_per_generation": 2}, "not both"),
         ({"gradient_accumulation_steps": 2, "steps_per_generation": 3}, "must divide the steps"),
         ({"max_steps": 3, "steps_per_generation": 2}, "a multiple of 2"),
         ({"lr_scheduler_type": "polynomial"}, "no such schedule"),
@@ -246,11 +265,11 @@ def test_what_cannot_work_is_refused(given: dict[str, Any], message: str) -> Non
 def test_steps_are_counted_as_trl_counts() -> None:
     # 8 rows a step, 4 to a prompt: 2 prompts a step, 5 steps an epoch of 11 prompts
     args = GRPOConfig(num_generations=4, num_train_epochs=2)
-    assert (epoch_steps(args, 11), optimiser_steps(args, 11)) == (5, 10)
+    assert (epoch_steps(args, 11), optimizer_steps(args, 11)) == (5, 10)
     # twice over each batch of 4 prompts, cut into 2 steps: 2 batches an epoch feed 8 steps
     args = GRPOConfig(num_generations=4, steps_per_generation=2, num_iterations=2)
     assert (epoch_steps(args, 11), batches(args).updates) == (8, 4)
-    assert optimiser_steps(args, 11) == 24
+    assert optimizer_steps(args, 11) == 24
     # 4 generations of 2 prompts make one step: 5 of them an epoch, so 1.25 steps, rounded up
     args = GRPOConfig(num_generations=4, gradient_accumulation_steps=4, steps_per_generation=1)
     assert (epoch_steps(args, 11), batches(args).prompts) == (2, 8)

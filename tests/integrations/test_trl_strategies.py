@@ -129,7 +129,7 @@ def test_places_that_cannot_be_are_refused(
     given = arguments(tmp_path, model, use_cpu=True)
     GRPOTrainer(**given)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    with pytest.raises(UsageError, match="use_cpu = True: hide the card"):
+    with pytest.raises(UsageError, match="use_cpu = True: hide the GPU"):
         GRPOTrainer(**given)
     monkeypatch.undo()
     monkeypatch.setenv("WORLD_SIZE", "2")

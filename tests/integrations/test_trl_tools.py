@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+import signal
 import threading
 import time
 from pathlib import Path
@@ -329,6 +330,87 @@ def test_calls_end_with_their_number_and_with_one_that_is_none(tmp_path: Path) -
         made.train()
         assert max(counts) == most
         counts.clear()
+
+
+@pytest.mark.parametrize("kind", ["sleeps", "handles every exception", "async"])
+def test_a_function_that_hangs_is_an_error_that_the_model_reads(
+    kind: str, tmp_path: Path, caller: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def multiply(a: int, b: int) -> int:
+        while True:
+            try:
+                time.sleep(60)
+            except Exception:
+                assert kind == "handles every exception"
+
+    async def slow(a: int, b: int) -> int:
+        await asyncio.sleep(60)
+        return a * b
+
+    slow.__name__ = "multiply"
+    multiply.__doc__ = slow.__doc__ = globals()["multiply"].__doc__
+    monkeypatch.setattr("groupwise.integrations.trl.turns.CALL_SECONDS", 0.05)
+    seen: list[str] = []
+
+    def noted(completions: Any, **_: Any) -> list[float]:
+        seen.extend(t["content"] for turns in completions for t in turns if t["role"] == "tool")
+        return [0.0] * len(completions)
+
+    handler = signal.getsignal(signal.SIGALRM)
+    function = slow if kind == "async" else multiply
+    args = settings(tmp_path, max_steps=1)
+    trainer(tmp_path, caller, tools=[function], reward_funcs=noted, args=args).train()
+    assert any("it runs for more than 0.05 s" in said for said in seen)
+    assert signal.getsignal(signal.SIGALRM) is handler
+
+
+class Board:
+    """A game as TRL's examples have it: moves, a score, and an end after which moves raise."""
+
+    def reset(self, **_: Any) -> str:
+        self.cells, self.score = [random.choice((2, 4)) for _ in range(4)], 0.0
+        return f" Board {self.cells}, score {self.score}."
+
+    def multiply(self, a: int, b: int) -> str:
+        """
+        Multiplies two integers.
+
+        Args:
+            a: The first integer.
+            b: The second integer.
+
+        Returns:
+            The board after the move.
+        """
+        if self.score:
+            raise ValueError("Game over.")
+        self.score += a * b
+        return f"Board {self.cells}, score {self.score}."
+
+
+def test_a_script_with_the_settings_of_trls_examples_trains(tmp_path: Path, caller: str) -> None:
+    """A game per completion, a tracker that is not supported, and completions to print."""
+
+    def scored(environments: list[Board], **_: Any) -> list[float]:
+        return [one.score for one in environments]
+
+    with pytest.warns(UserWarning) as noted:
+        args = settings(
+            tmp_path,
+            max_completion_length=48,
+            log_completions=True,
+            num_completions_to_print=2,
+            report_to="trackio",
+            trackio_space_id="games",
+        )
+    said = "\n".join(str(one.message) for one in noted)
+    for name in ("num_completions_to_print = 2", "report_to = 'trackio'", "trackio_space_id"):
+        assert f"GRPOConfig.{name}" in said
+    made = trainer(tmp_path, caller, environment_factory=Board, reward_funcs=scored, args=args)
+    made.train()
+    assert made.state.log_history[0]["tools/call_frequency"] > 0.3
+    assert max(row["reward"] for row in made.state.log_history if "reward" in row) > 0
+    assert list((tmp_path / "run" / "rollouts").glob("*.jsonl"))
 
 
 def test_a_result_can_neither_call_nor_close_its_turn(tmp_path: Path, caller: str) -> None:

@@ -181,7 +181,7 @@ def test_a_faulty_transfer_through_shared_memory_is_refused_by_vllm(
     policy: Policy, fault: str
 ) -> None:
     said = {
-        "bytes": "weights of version 1: model.* arrived with other bytes than were sent",
+        "bytes": "weights of version 1: model.* arrived with different bytes from those sent",
         "missing": "weights of version 1: model.layers.1.self_attn.k_proj.weight did not arrive",
         "unset": "weights of version 1: model.norm.weight got no value",
         "unknown": "no_such_layer",

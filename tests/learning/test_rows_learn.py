@@ -114,7 +114,7 @@ def step(
 
 
 def trained(name: str, overrides: dict[str, Any] | None = None) -> float:
-    """Success after training from uniform logits, two optimiser steps per batch."""
+    """Success after training from uniform logits, two optimizer steps per batch."""
     algorithm = bind(name, overrides or {})
     start = torch.zeros(P, T, V, dtype=torch.float64)
     logits = start.clone().requires_grad_()

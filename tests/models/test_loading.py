@@ -70,7 +70,7 @@ def test_a_revision_of_the_hub_is_loaded_and_a_folder_has_none(hub: Path) -> Non
     theirs = tiny(seed=1).model.state_dict()
     for name, weight in second.model.state_dict().items():
         assert torch.equal(weight, theirs[name]), name
-    with pytest.raises(UsageError, match=r"with model.revision = 'v3' could be found"):
+    with pytest.raises(UsageError, match=r"with model.revision = 'v3' was found"):
         load_policy("somebody/tiny", revision="v3")
     with pytest.raises(UsageError, match=r"model.revision = 'v2': .* is a folder"):
         load_policy(hub / "snapshots" / ("a" * 40), revision="v2")

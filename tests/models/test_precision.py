@@ -241,7 +241,7 @@ def test_a_machine_without_a_card_has_nowhere_to_offload_to(model: Path, tmp_pat
 
 
 @pytest.mark.gpu
-def test_an_offloaded_optimiser_moves_weights_as_one_on_the_card_does() -> None:
+def test_an_offloaded_optimizer_moves_weights_as_one_on_the_card_does() -> None:
     results = []
     for offload in (False, True):
         weight = nn.Parameter(torch.full((4, 4), 0.5, device="cuda", dtype=torch.bfloat16))
@@ -256,7 +256,7 @@ def test_an_offloaded_optimiser_moves_weights_as_one_on_the_card_does() -> None:
 
 
 @pytest.mark.gpu
-def test_what_crosses_over_to_an_offloaded_optimiser_is_pinned() -> None:
+def test_what_crosses_over_to_an_offloaded_optimizer_is_pinned() -> None:
     weight = nn.Parameter(torch.full((64, 64), 0.5, device="cuda", dtype=torch.bfloat16))
     optimizer = MasterOptimizer({"w": weight}, OptimizerSettings(offload=True))
     with torch.profiler.profile() as profile:

@@ -182,7 +182,7 @@ def test_heads_with_several_labels_are_refused(base: Path, tmp_path: Path) -> No
     model = AutoModelForSequenceClassification.from_pretrained(base, num_labels=3)
     model.save_pretrained(tmp_path / "three")
     load_policy(base).tokenizer.save_pretrained(tmp_path / "three")
-    with pytest.raises(UsageError, match="its head gives 3 labels; a critic or a reward model"):
+    with pytest.raises(UsageError, match="its head has 3 labels; a critic or reward model"):
         load_scorer(tmp_path / "three")
     with pytest.raises(UsageError, match="a Qwen2ForCausalLM has no linear layer score"):
         Score(tiny_model("qwen2"), reads={"before"})

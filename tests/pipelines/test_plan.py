@@ -91,7 +91,7 @@ def test_an_override_reaches_the_stage_or_its_recipe(tmp_path: Path) -> None:
 
 
 REFUSED = {
-    "a loop without an end": (LOOP.replace("rounds = 2\n", ""), "must say its end"),
+    "a loop without an end": (LOOP.replace("rounds = 2\n", ""), "a loop must end"),
     "a loop without a start": (LOOP.replace("start =", "# start ="), "no stage before it"),
     "a stage that takes itself": (SELECT.replace("@answers", "@kept"), "its own output"),
     "a stage that comes later": (SELECT + SAMPLE, "no stage before it has that name"),
@@ -128,7 +128,7 @@ UNPLANNED = {
     ),
     "a recipe twice": (
         EVAL.replace("RECIPE", '["word-problems", "word-problems"]'),
-        "with other names",
+        "with different names",
     ),
     "targets that no prompt asks for": (
         EVAL.replace("RECIPE", '"word-problems"') + "targets = [20]\n",

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from groupwise.errors import UsageError
+from groupwise.evaluation.agreement import agreement_figures
 from groupwise.models import save_policy
 from groupwise.models.loading import BUNDLED
 from groupwise.pipelines import (
@@ -67,6 +68,12 @@ set = ["steps=3", "prompts_per_step=2", "group_size=2", "sampling.max_tokens=6",
 name = "mean"
 stage = "average"
 models = ["@tuned", "@trained"]
+
+[[stages]]
+name = "shown"
+stage = "report"
+models = ["@trained"]
+figure = "reward"
 """
 VOLATILE = {LOG, ".lock", "config.json", "metrics.jsonl", "report.html"}
 """Files that name times."""
@@ -109,6 +116,8 @@ def test_every_stage_leaves_its_output_and_what_made_it(finished: Path) -> None:
         assert (finished / stage / "final" / "model.safetensors").is_file()
     record = json.loads((finished / "mean" / RECORD).read_text(encoding="utf-8"))
     assert set(record["inputs"]) == {"tuned", "trained"} and all(record["inputs"].values())
+    assert "reward" in (finished / "shown" / "report.html").read_text(encoding="utf-8")
+    assert (finished / "shown" / "figure-reward.png").is_file()
     assert "| kept | select | answers |" in (finished / "report.md").read_text(encoding="utf-8")
 
 
@@ -202,10 +211,10 @@ def test_files_that_no_stage_made_are_refused_and_stay(
     (tmp_path / place).parent.mkdir(exist_ok=True)
     (tmp_path / place).write_text("mine")
     for first in (None, "answers"):
-        with pytest.raises(UsageError, match="no stage made|no run made it"):
+        with pytest.raises(UsageError, match="no stage made|no run made"):
             run_pipeline(at(file, tmp_path), first=first, progress=Quiet())
     if "report" in place:
-        with pytest.raises(UsageError, match="no run made it"):
+        with pytest.raises(UsageError, match="no run made"):
             run_seeds(at(file, tmp_path), seeds=1)
     assert (tmp_path / place).read_text() == "mine"
 
@@ -359,6 +368,93 @@ def test_models_that_a_stage_makes_from_nothing_may_be_averaged(tmp_path: Path) 
     (tmp_path / "p.toml").write_text(FROM_NOTHING, encoding="utf-8")
     pipeline = at(tmp_path / "p.toml", tmp_path / "out")
     check_models(pipeline.stage("mean"), pipeline)
+
+
+@pytest.mark.parametrize(
+    "model, said",
+    [("@other", "mean: @other: its parameter"), ("bundled", "mean: bundled: its parameter")],
+)
+def test_unlike_models_from_nothing_are_refused_before_the_first_stage(
+    model: str, said: str, tmp_path: Path
+) -> None:
+    text = FROM_NOTHING.replace('"@small"]', f'"{model}"]')
+    other = FROM_NOTHING.split("[[stages]]")[1].replace('"small"', '"other"')
+    text = f"[[stages]]{other.replace('korean-base', 'search-base')}{text}"
+    (tmp_path / "p.toml").write_text(text, encoding="utf-8")
+    with pytest.raises(UsageError, match=said):
+        run_pipeline(at(tmp_path / "p.toml", tmp_path / "out"), progress=Quiet())
+    assert not (tmp_path / "out").exists()
+
+
+VERIFIER = """
+[[stages]]
+name = "verifier"
+stage = "reward-model"
+recipe = "word-problems-reward-model"
+model = "MODEL"
+set = ["steps=1", "prompts_per_step=2", "reward_model.prompts=40", "evaluation.every_steps=1"]
+
+[[stages]]
+name = "judged"
+stage = "sample"
+recipe = "word-problems"
+model = "bundled"
+reward_model = "@verifier"
+count = 4
+prompts = 12
+
+[[stages]]
+name = "agreement"
+stage = "select"
+rows = "@judged"
+agreement = "reward_model"
+"""
+
+
+def test_a_verifier_is_measured_against_the_rewards_of_the_recipe(
+    file: Path, tmp_path: Path
+) -> None:
+    text = VERIFIER.replace("MODEL", str(file.parent / "model"))
+    (tmp_path / "p.toml").write_text(text, encoding="utf-8")
+    run_pipeline(at(tmp_path / "p.toml", tmp_path / "out"), progress=Quiet())
+    rows = [json.loads(line) for line in (tmp_path / "out/judged/rows.jsonl").open()]
+    assert {*rows[0]["parts"]} == {"exact_answer", "reward_model"}
+    assert all(row["reward"] == row["parts"]["reward_model"] for row in rows)
+    assert {row["correct"] for row in rows} == {0.0, 1.0}
+    record = json.loads((tmp_path / "out/agreement" / RECORD).read_text(encoding="utf-8"))
+    found = agreement_figures(rows, "reward_model")
+    assert record["figures"]["auc"] == round(found["all answers"]["auc"].value, 4)
+    best = max(each["kappa"].value for each in found.values() if "kappa" in each)
+    assert record["figures"]["kappa"] == round(best, 4)
+
+
+RECOVERY = """
+[[stages]]
+name = "table"
+stage = "eval"
+recipe = "word-problems"
+models = ["MODEL", "bundled"]
+reflection = true
+seeds = 3
+set = ["evaluation.prompts=12", "evaluation.samples=1"]
+"""
+
+
+def test_an_evaluation_measures_recovery_and_how_often_a_seed_ranks_models_otherwise(
+    file: Path, tmp_path: Path
+) -> None:
+    text = RECOVERY.replace("MODEL", str(file.parent / "model"))
+    (tmp_path / "p.toml").write_text(text, encoding="utf-8")
+    pipeline = at(tmp_path / "p.toml", tmp_path / "out")
+    run_pipeline(pipeline, progress=Quiet())
+    record = json.loads((tmp_path / "out/table" / RECORD).read_text(encoding="utf-8"))["figures"]
+    assert record["reordered"] == 0.0
+    assert {"held_out", "reflection", "reflection_after_wait"} <= {*record["sections"]}
+    for models in record["sections"].values():
+        assert len(models) == 2
+    assert "corrected" in record["sections"]["reflection"]["bundled"]
+    with pytest.raises(UsageError, match="table: reflection = true: takes one recipe"):
+        plan_table(at(tmp_path / "p.toml", tmp_path / "out", "table.budgets=[8]"))
 
 
 SEVERAL = """

@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 
 from groupwise.errors import UsageError
-from groupwise.prompts.generators.closed_world import RELATIONS, make_world, questions
+from groupwise.prompts.generators.closed_world import (
+    RELATIONS,
+    closed_world,
+    make_world,
+    questions,
+    splits,
+)
 
 
 def test_a_world_is_a_function_of_its_seed() -> None:
@@ -46,6 +52,15 @@ def test_unanswerable_questions_are_about_nothing_in_the_world() -> None:
     for prompt in empty:
         assert prompt.answer == "unknown"
         assert prompt.columns["chain"][0][0] not in world.kinds
+
+
+def test_no_page_of_either_world_answers_an_unanswerable_question() -> None:
+    named = {name for world in splits().values() for name in world.kinds}
+    for split in splits():
+        asked = closed_world(2000, split=split, task="1+2+3+unanswerable")
+        empty = [prompt for prompt in asked if not prompt.columns["answerable"]]
+        assert len(empty) > 400
+        assert not [p.id for p in empty if p.columns["chain"][0][0] in named]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,9 @@ import re
 import resource
 import signal
 import threading
+import time
 import unicodedata
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -253,3 +255,22 @@ def test_a_chat_template_that_does_not_end_is_stopped(
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+
+
+def test_a_chat_template_is_stopped_in_any_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts that are read lazily are rendered by the threads that sample."""
+    monkeypatch.setattr("groupwise.prompts.templates.RENDER_SECONDS", 0.2)
+    tokenizer, quick = words("?"), words("?")
+    loop = "{% for _ in range(99999) %}"
+    tokenizer.chat_template = loop * 5 + "{% endfor %}" * 5
+    quick.chat_template = "{{ messages[0].content }}"
+
+    def rendered() -> list[int]:
+        with pytest.raises(ModelError, match="the chat template rejects .* more than 0.2 s"):
+            render(user("?"), tokenizer)
+        found = render(user("?"), quick)
+        time.sleep(0.4)  # What was to stop it would come now.
+        return found
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(rendered).result(timeout=60)

@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 
 from groupwise.errors import UsageError
+from groupwise.report.data import RunData
 from groupwise.report.live import LivePage, serve
 from groupwise.report.page import content_hash
+from groupwise.report.sections import alerts
 
 
 def write_steps(folder: Path, count: int) -> None:
@@ -48,7 +50,8 @@ def got(address: str, path: str = "") -> str:
 
 
 def test_the_page_is_renewed_after_every_step(address: str, tmp_path: Path) -> None:
-    assert "Nothing to show yet" in got(address)
+    waiting = got(address)
+    assert "Nothing to show yet" in waiting and "must contain" not in waiting
     write_steps(tmp_path, 2)
     first, version = got(address), got(address, "version")
     # The page knows its own version, and asks whether there is another.
@@ -81,3 +84,9 @@ def test_a_request_by_another_name_of_this_machine_is_refused(address: str) -> N
         with pytest.raises(urllib.error.HTTPError, match="421"):
             urllib.request.urlopen(asked, timeout=20)
     assert got(f"http://localhost:{port}/", "version")
+
+
+def test_commands_in_alerts_are_code() -> None:
+    row = {"step": 3, "alarm": "no_signal", "text": "Try `groupwise doctor` <b>"}
+    run = RunData(label="a", algorithm="grpo", seed=0, alerts=[row])
+    assert "Try <code>groupwise doctor</code> &lt;b&gt;" in alerts([run])

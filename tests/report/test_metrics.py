@@ -44,16 +44,18 @@ def test_every_figure_of_an_evaluation_is_explained(tmp_path: Path) -> None:
     [figures] = json.loads(place.read_text(encoding="utf-8"))["models"].values()
     assert {"greedy", "pass_at_2", "length", "seed_deviation"} <= set(figures)
     assert [name for name in sorted(figures) if not figure_meaning(name)] == []
+    assert "with 2 tool calls" in figure_meaning("accuracy_after_2_calls")
     assert figure_meaning("no_such") == figure_meaning("no_such_at_3") == ""
 
 
 def test_metrics_of_tools_are_explained() -> None:
-    counted = {"calls": 1.0, "found": 1.0, "tool_seconds": 0.1}
+    counted = {"calls": 1.0, "found": 1.0, "tool_seconds": 0.1, "wait_seconds": 0.3}
     answer = Completion(
         tokens=[1, 2], mask=[True, False], logprobs=[0.0, 0.0], text="", finish="stop",
         values=counted,
     )  # fmt: skip
     keys = tool_metrics([answer])
+    keys |= {"accuracy_after_2_calls": 1.0}
     assert "tool_found" in keys and [key for key in keys if metric(key) is None] == []
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import yaml
 
-from groupwise.report.card import model_card, write_model_card
+from groupwise.report.card import CARD, model_card, remove_own_card, write_model_card
 
 ABOUT = {
     "config": {
@@ -64,3 +64,12 @@ def test_what_is_not_known_is_not_claimed(tmp_path: Path) -> None:
     assert head["library_name"] == "transformers"
     assert "Not evaluated" in text and "|" not in text
     assert str(tmp_path) not in text and "earlier, trained on rows.jsonl" in text
+
+
+def test_only_a_card_of_groupwise_is_removed(tmp_path: Path) -> None:
+    assert not remove_own_card(tmp_path)
+    (tmp_path / CARD).write_text("# mine, made with groupwise")
+    assert not remove_own_card(tmp_path)
+    assert (tmp_path / CARD).read_text() == "# mine, made with groupwise"
+    (tmp_path / CARD).write_text(model_card("old", {"config": {}, "versions": {}}, []))
+    assert remove_own_card(tmp_path) and not (tmp_path / CARD).exists()

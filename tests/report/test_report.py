@@ -159,7 +159,7 @@ def test_reading_skips_and_counts_damaged_lines(tmp_path):
 def test_reading_says_what_is_missing(tmp_path):
     with pytest.raises(UsageError, match="the folder does not exist"):
         RunData.read(tmp_path / "nowhere")
-    with pytest.raises(UsageError, match="has neither"):
+    with pytest.raises(UsageError, match="has none of them"):
         RunData.read(tmp_path)
     broken = write_run(tmp_path / "broken", config="{", metrics=['{"step": 1}\n'])
     assert RunData.read(broken).skipped == 1
@@ -285,6 +285,25 @@ def test_token_surprise_is_a_digit_per_token():
     uneven = group(1, ["abcdef"], logprobs=[-1.0], pieces=["abc"])
     data = unpack(payload([run_of(rollouts=[uneven])]))
     assert data["strings"][data["pieces"][0]] == ""
+
+
+@pytest.mark.parametrize(
+    "other", ["plain", "zero\u200bwidth", "a\r\nb", "\x1b[31m\ud800", "\U0001f600"]
+)
+def test_injected_text_is_marked_in_the_text_that_the_page_shows(other):
+    parts = [(f"{other} asks ", False), (f"[\r\n{other}\r\n]", True), (f"{other} answers", False),
+             (f"[{other}\r", True), (f"\n{other}", False)]  # fmt: skip
+    text, spans = "", []
+    for part, injected in parts:
+        spans += [[len(text), len(text) + len(part)]] if injected else []
+        text += part
+    row = group(1, [text], injected=spans)
+    data = unpack(payload([run_of(rollouts=[row])]))
+    shown = data["strings"][data["text"][0]].encode("utf-16-le")
+    places = [span.split("-") for span in data["strings"][data["injected"][0]].split(" ")]
+    found = [shown[2 * int(a) : 2 * int(b)].decode("utf-16-le") for a, b in places]
+    first, second = visible(parts[1][0]), visible(f"[{other}")
+    assert found == [first, second] and text.count(parts[1][0]) == 1
 
 
 def magnified():

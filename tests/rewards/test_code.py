@@ -54,6 +54,9 @@ sandboxed = pytest.mark.skipif(unavailable() is not None, reason=f"no sandbox: {
         ("```python3.11\nA\n```", "A\n"),
         ("```python\nA\n```<|im_end|>", "A\n"),
         ("```python\nA\n```<|im_end|>\nB", "A\n"),
+        ("```python\nA\n```<｜end▁of▁sentence｜>", "A\n"),
+        ("```python\nA\n```[/INST]</s>\nB", "A\n"),
+        ("A<｜end▁of▁sentence｜>", "A"),
         (
             "```\nn = int(input())\nprint(n)\n```\nOutput:\n```\n42\n```",
             "n = int(input())\nprint(n)\n",

@@ -169,11 +169,12 @@ ERRORS = st.tuples(
     st.text(max_size=3),
     st.lists(VALUES, max_size=2).map(tuple),
     st.dictionaries(NAMES | st.just("args"), VALUES, max_size=2),
+    CHANGED,
 )
 MESSAGES = (
     st.tuples(st.just("returned"), PLAIN | HANDLES | EXTRA, st.none())
     | st.tuples(st.just("returned"), VALUES, st.none() | st.lists(VALUES, max_size=2))
-    | st.tuples(st.just("returned"), st.none(), st.tuples(st.integers(-1, 2), CHANGED))
+    | st.tuples(st.just("returned"), st.none() | VALUES, st.tuples(st.integers(-1, 2), CHANGED))
     | st.tuples(st.just("raised"), RAISED, st.text(max_size=3) | ERRORS)
     | st.tuples(st.just("call"), st.integers(-1, 2), st.lists(VALUES, max_size=2).map(tuple))
     | st.tuples(KINDS, VALUES, VALUES)
@@ -212,7 +213,14 @@ POLICIES = st.fixed_dictionaries(
             "exit",
             "isub",
             "await",
+            "anext",
             "reversed",
+            "content",
+            "contains",
+            "float",
+            "round",
+            "index",
+            "divmod",
         )
     },
 )
@@ -231,6 +239,12 @@ TESTS = (
     "with solve(3) as x:\n    assert x == SECRET",
     "y = solve(3)\ny -= SECRET\nassert y == 0 and {y} == {0}",
     "import asyncio\nassert asyncio.run(solve(3)) == SECRET",
+    "import asyncio\nasync def run():\n    async for x in solve(3):\n        assert x == SECRET\n"
+    "    assert x == SECRET\nasyncio.run(run())",
+    "assert round(solve(3) - SECRET, 3) == 0 or float(solve(3)) - SECRET == 0",
+    "x = solve(3)\nassert x - SECRET == 0 or float(x) == SECRET or x == [SECRET]",
+    "assert SECRET in solve(3) or [SECRET] == solve(3) or solve(3) == {SECRET: 1}",
+    "assert divmod(solve(3), SECRET) == (1, 0) or [0, 1, SECRET][solve(3)] == SECRET + 1",
     "class Box:\n    x = SECRET\nassert {solve(3): 1}.get(SECRET) == 1 and Box.x in solve(3)",
 )
 
@@ -295,7 +309,7 @@ def test_only_three_forms_of_message_are_taken_from_the_program(value: Any) -> N
         kind, said, changed = client.checked(value)
     except (codec.Malformed, TypeError, ValueError):
         return
-    contents = changed[1] if type(changed) is tuple and said is None else changed
+    contents = changed[1] if type(changed) is tuple and kind == "returned" else changed
     assert (kind == "returned" and (contents is None or type(contents) is list)) or (
         kind in ("raised", "call") and type(said) is (str if kind == "raised" else int)
     )
@@ -349,6 +363,16 @@ OWN_FAULT = {
     "a class": "class A: pass\ndef f(x): return A\ndef g(x): return 1",
     "an exception": "def f(x): raise ValueError(x)\ndef g(x): return 1",
     "itself": "def f(x): return f\ndef g(x): return 1",
+    "an enum": "import enum\nclass E(enum.IntEnum):\n A = 3\ndef f(x): return E.A\n"
+    "def g(x): return 1",
+    "a named tuple": "import collections\nP = collections.namedtuple('P', 'x')\n"
+    "def f(x): return P(x)\ndef g(x): return 1",
+    "a pattern": "import re\ndef f(x): return re.compile('x')\ndef g(x): return 1",
+    "a view": "def f(x): return {}.items()\ndef g(x): return 1",
+    "a coroutine": "async def f(x): return x\ndef g(x): return 1",
+    "a coroutine from a callback": "async def c(): pass\ndef f(x): return x(c())\n"
+    "def g(x): return 1",
+    "a coroutine in an argument": "async def c(): pass\ndef f(x): x[:] = [c()]\ndef g(x): return 1",
 }
 
 
@@ -364,6 +388,78 @@ def test_a_program_cannot_make_itself_unjudgeable(name: str) -> None:
     )
     outcomes = run_tests(OWN_FAULT[name], Suite(sources=tests, stop=False))
     assert {o.verdict.value for o in outcomes} <= {"failed", "error"}, outcomes
+
+
+LOOPS = (
+    "assert all(a == b for a, b in zip(map(f, [1, 2]), [3, 4]))",
+    "for a, b in zip(map(f, [1, 2]), [3, 4]):\n    assert a == b",
+    "assert list(map(f, [])) == [*map(f, [1])][:1]",
+    "for a in iter(lambda: f(1), None):\n    assert a == 2",
+    "class Each:\n    n = 0\n    def __iter__(self): return self\n    def __next__(self):\n"
+    "        self.n += 1\n        return f(self.n)\nassert all(a == 3 for a in Each())",
+    "assert next(map(f, [1]), 3) == 3",
+    "import asyncio\nclass Each:\n    def __aiter__(self): return self\n"
+    "    async def __anext__(self): return f(1)\nasync def run():\n"
+    "    async for a in Each():\n        assert a == 3\nasyncio.run(run())",
+)
+ENDS = (
+    "raise StopIteration",
+    "raise type('E', (StopIteration,), {})(x)",
+    "raise StopAsyncIteration",
+    "raise GeneratorExit",
+    "raise AssertionError",
+    "raise SystemExit(0)",
+    "return next(iter([]))",
+)
+
+
+@sandboxed
+@pytest.mark.parametrize("end", ENDS)
+def test_an_exception_of_the_program_ends_no_loop_of_a_test(end: str) -> None:
+    outcomes = run_tests(f"def f(x): {end}", Suite(sources=LOOPS, stop=False))
+    assert [o.verdict.value for o in outcomes if o.verdict.value not in ("failed", "error")] == []
+
+
+@sandboxed
+def test_a_program_ends_its_own_iterators() -> None:
+    program = (
+        "def up(n):\n    yield from range(n)\nclass Up:\n    n = 0\n"
+        "    def __iter__(self): return self\n    def __next__(self):\n"
+        "        if self.n == 2: raise StopIteration\n        self.n += 1\n        return self.n\n"
+    )
+    tests = (
+        "assert list(up(3)) == [0, 1, 2] and [*Up()] == [1, 2] and next(up(0), 5) == 5",
+        "it = up(1)\nnext(it)\ntry:\n    next(it)\n    assert False\n"
+        "except StopIteration:\n    pass",
+    )
+    outcomes = run_tests(program, Suite(sources=tests, stop=False))
+    assert [o.verdict.value for o in outcomes] == ["passed", "passed"], outcomes
+
+
+@sandboxed
+def test_a_coroutine_of_the_program_can_be_given_back_to_it() -> None:
+    program = (
+        "import asyncio\nasync def enc(x): return x\ndef dec(c): return asyncio.run(c)\n"
+        "def swap(f): return f(enc(4))\n"
+    )
+    tests = (
+        "assert dec(enc(3)) == 3",
+        "assert dec(swap(lambda c: c)) == 4",
+        "import asyncio\nc = enc(3)\nassert asyncio.run(c) == 3\ndec(c)",
+    )
+    outcomes = run_tests(program, Suite(sources=tests, stop=False))
+    assert [o.verdict.value for o in outcomes] == ["passed", "passed", "error"], outcomes
+
+
+@sandboxed
+def test_a_test_s_own_class_or_object_cannot_leave_it() -> None:
+    tests = (
+        "from collections import namedtuple\nP = namedtuple('P', 'x')\nassert f(P) == 1",
+        "class A: pass\nassert f(A) == 1",
+        "class A: pass\nassert f([A()]) == 1",
+    )
+    outcomes = run_tests("def f(x): return 1", Suite(sources=tests, stop=False))
+    assert [o.verdict.value for o in outcomes] == ["unjudgeable"] * 3, outcomes
 
 
 @sandboxed

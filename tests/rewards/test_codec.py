@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import textwrap
+from typing import Any
 
 import pytest
 
+from groupwise.rewards.code.inside.codec import DERIVED
 from groupwise.rewards.code.sandbox import Limits, Suite, Verdict, run_tests, unavailable
 
 LIMITS = Limits(seconds=20.0)
@@ -62,6 +64,32 @@ CARRIED = {
         assert f() is Level.HIGH and isinstance(f(), int) and isinstance(f(), Level)
         assert f().name == 'HIGH' and repr(f()) == '<Level.HIGH: 2>' and str(f()) == '2' and g(f())
         assert colors() == ['red', 'a'] and str(colors()[0]) == 'Color.RED' and 'e' in colors()[0]
+        """,
+    ),
+    "flags with values": (
+        """
+        import re
+        from enum import IntFlag
+
+        class F(IntFlag):
+            A = 1
+            B = 2
+
+        def f():
+            return F.A | F.B
+
+        def g(x):
+            return x is F.A
+
+        def r():
+            return re.I | re.M
+        """,
+        """
+        assert f() == 3 and int(f()) == 3 and f() in (3, 4) and [f()] == [3] and f() - 1 == 2
+        assert f() == F.A | F.B == F(3) and f() ^ F.A == F.B and f() & 2 == 2 and 4 | F.A == 5
+        assert list(f()) == [1, 2] and len(f()) == 2 and F.A in f() and F.B not in F.A
+        assert ~F.A == 2 and ~F.A is F.B and ~f() == 0 and not F(0) and g(f() ^ F.B)
+        assert (F.A | F.B).name == 'A|B' and isinstance(F.A | F.B, F) and r() == 10
         """,
     ),
     "subclasses that keep the operators": (
@@ -516,3 +544,23 @@ def test_a_class_of_the_program_decides_no_comparison_with_data(base: str, metho
         textwrap.dedent(program), Suite(sources=[textwrap.dedent(test)]), limits=LIMITS
     )
     assert outcome.verdict in (Verdict.FAILED, Verdict.ERROR), outcome
+
+
+class Lying:
+    """A handle to a flag whose program answers every operator with one value."""
+
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+        self._ask = lambda *_: answer
+
+    def __or__(self, other: Any) -> Any:
+        return self.answer
+
+
+@pytest.mark.parametrize("answer", [7, 4, "flag"])
+def test_the_operators_of_a_flag_give_the_values_of_integers(answer: Any) -> None:
+    flag = DERIVED[int]
+    one, two, lie = flag(1), flag(2), flag(5) if answer == "flag" else answer
+    one._remote = two._remote = Lying(lie)
+    assert one | two == 3 and one | 4 == 5 and 4 | one == 5
+    assert ~one == -2, "5 shares a bit with 1, and no other answer is a flag"

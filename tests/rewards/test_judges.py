@@ -298,6 +298,15 @@ def test_endpoint_without_probabilities() -> None:
         assert judge_endpoint(["x"], "r", "q", endpoint=url, model="m") == [0.0]
 
 
+@pytest.mark.parametrize("mode", ["soft", "binary"])
+@pytest.mark.parametrize("content", ["", None])
+def test_an_end_token_of_a_judge_is_not_a_verdict(mode: Any, content: str | None) -> None:
+    [choice] = _choice(**{"<|im_end|>": 0.9, "No": 0.08, "Yes": 0.01})["choices"]
+    reply = {"choices": [choice | {"message": {"content": content}}]}
+    with _endpoint(lambda body: reply) as url:
+        assert judge_endpoint(["x"], "r", "q", endpoint=url, model="m", mode=mode) == [None]
+
+
 def _reasoning(*said: str | tuple[str, dict[str, float]]) -> dict[str, Any]:
     """A reply of several tokens, each a text or a text with the chances in its place."""
     entries = []
@@ -836,6 +845,18 @@ def test_a_model_without_all_its_weights_scores_nothing(
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(UsageError, match=r"missing: score\.weight"):
         reward_model(asked("a", "b"), model=str(folder))
+
+
+def test_models_of_rewards_are_on_the_card_unless_told_otherwise(
+    encoder: str, causal: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("groupwise.models.devices.best_device", lambda: torch.device("meta"))
+    assert load(encoder, kind="encoder").model.device.type == "meta"
+    assert local_judge(causal, "auto").policy.model.device.type == "meta"
+    assert load(encoder, kind="encoder", device="cpu").model.device.type == "cpu"
+    for name in REWARDS.names():
+        device = REWARDS.settings(name).get("device")
+        assert device is None or device.default == "auto", name
 
 
 def test_an_encoder_needs_no_pooler_and_no_head(encoder: str, tmp_path: Path) -> None:

@@ -25,7 +25,8 @@ GOLD = '"가을"이 옳다. 받침이 있으면 이를 쓴다.'
 
 @pytest.mark.parametrize(
     "text, lenient, strict",
-    [  # the lenient column is what the team's pattern gives, run on these strings
+    [  # the lenient column is what the team's pattern gives, run on these strings,
+        # but for sentences without a letter
         ('"가을"이 옳다. 이유', 1, 1),
         ('"가을"이 옳다', 1, 0),
         ('"가을"가 옳다.', 1, 0),
@@ -49,7 +50,11 @@ GOLD = '"가을"이 옳다. 받침이 있으면 이를 쓴다.'
         ('"7"가 옳다. 이유', 1, 0),
         ('"서울(Seoul)"이 옳다. 이유', 1, 1),
         ('"사과(沙果)"가 옳다. 이유', 1, 1),
-        ('" "가 옳다. 이유', 1, 0),
+        # a sentence of nothing, which the team's pattern lets pass
+        ('" "가 옳다. 이유', 0, 0),
+        ('"."이 옳다. 이유', 0, 0),
+        ('"\u200b"이 옳다. 이유', 0, 0),
+        ('"_"가 옳다. 이유', 0, 0),
     ],
 )
 def test_the_form_of_an_answer(text: str, lenient: int, strict: int) -> None:
@@ -92,7 +97,8 @@ def test_particles_where_the_reading_is_unknown() -> None:
     [("서울(Seoul)", "이/가", "이"), ("사과 (한 개)", "을/를", "를"), ("그것[이것]", "이/가", "이"),
      ("7", "이/가", "이"), ("2", "이/가", "가"), ("10", "은/는", "은"), ("1,000", "을/를", "을"),
      ("1000000000000", "이/가", "가"), ("8", "으로/로", "로"), ("3", "으로/로", "으로"),
-     ("50%", "이/가", "가"),
+     ("50%", "이/가", "가"), ("1/2", "이/가", "이"), ("2/10", "이/가", "가"),
+     ("7/9", "으로/로", "로"),
      ("URL", "으로/로", "로"), ("R", "으로/로", "로"), ("A", "이/가", "가"), ("FM", "은/는", "은"),
      ("hotel", "이/가", "이"), ("camera", "이/가", "가"), ("(", "이/가", None)],
 )  # fmt: skip
@@ -168,6 +174,9 @@ def test_reasons() -> None:
         ("가을가 옳다. 이유", 1, 0),
         ("가을이 옳다.", 1, 0),
         ("이 옳다. 이유", 0, 0),
+        (".이 옳다. 이유", 0, 0),
+        ("\u200b가 옳다. 이유", 0, 0),
+        ("가을!?이 옳다. 이유", 1, 1),
     ],
 )
 def test_the_literal_form(text: str, lenient: int, strict: int) -> None:

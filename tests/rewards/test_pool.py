@@ -193,7 +193,7 @@ def test_a_worker_that_does_nothing_while_it_is_made_ready_is_not_waited_for(
     monkeypatch.setattr(pool_module, "STALLED_SECONDS", 2.5)
     monkeypatch.setattr(pool_module, "LOOK_SECONDS", 0.2)
     start = time.monotonic()
-    with pytest.raises(RewardError, match=r"did nothing for 2.5 s while it was made ready"):
+    with pytest.raises(RewardError, match=r"did nothing for 2.5 s while it was starting"):
         pool(functools.partial(pool_rewards.with_a_model, word="stands still"))
     assert time.monotonic() - start < 30
     with pool(functools.partial(pool_rewards.with_a_model, word="takes long")) as scorer:

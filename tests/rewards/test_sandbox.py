@@ -373,6 +373,21 @@ def test_a_main_program_may_read_dev_stdin_and_leave_by_exit() -> None:
 
 
 @sandboxed
+@pytest.mark.parametrize("path", ["/dev/stdin", "/dev/fd/0", "/proc/self/fd/0"])
+def test_standard_input_has_its_usual_names(path: str) -> None:
+    program = f"""
+        import os, pathlib
+        for line in pathlib.Path({path!r}).open():
+            break
+        print(line + pathlib.Path({path!r}).read_text() + "!")
+        with open(os.fsencode({path!r})) as again:
+            print(repr(again.read()), os.read(os.open({path!r}, os.O_RDONLY), 9))
+        """
+    [wrote] = run_inputs(textwrap.dedent(program), ["a\n"], limits=LIMITS)
+    assert wrote == "a\n!\n'' b''\n"
+
+
+@sandboxed
 def test_each_input_finds_an_empty_tmp() -> None:
     program = "import os\nprint(os.listdir('/tmp'))\nos.makedirs('/tmp/a/b')\nopen('/tmp/c', 'w')\n"
     program += "os.chmod('/tmp/a', 0)"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import math
+import subprocess
 import sys
 import threading
 import time
@@ -72,6 +73,26 @@ def test_parts_are_weighted_summed_and_logged_by_name() -> None:
     assert scores.parts["exact_answer"].tolist() == [[1.0, 0.0, 1.0]]
     assert scores.parts["soft_overlong"].tolist() == [[0.0, 0.0, -0.5]]
     assert scores.status == ((OK, OK, OK),) and bool(scores.valid.all()) and scores.errors == ()
+
+
+@pytest.mark.parametrize(
+    ("reward", "call", "page"),
+    [
+        ("research", "<think>t</think>", r"<answer>\boxed{5}</answer>"),
+        ("r1searcher_answer", "no answer", "</think><answer>5</answer>"),
+        ("r1searcher_call", "no call", "</think><answer>5</answer>"),
+    ],
+)
+def test_rewards_score_what_the_policy_wrote_and_not_what_it_was_told(
+    reward: str, call: str, page: str
+) -> None:
+    counted = {"calls": 0.0}
+    told = replace(completion(call + page), own=call, values=counted)
+    alone = replace(completion(call), values=counted)
+    given = replace(group(), completions=(told, alone))
+    scores = scored(build_scorer([RewardSpec(name=reward)]), given)
+    one, other = scores.total[0].tolist()
+    assert one == other <= 0.0
 
 
 def test_parts_of_one_name_are_kept_apart() -> None:
@@ -256,7 +277,7 @@ def test_conversational_completions_for_trl_functions() -> None:
 def test_forms_that_do_not_fit() -> None:
     with pytest.raises(UsageError, match="must take `group`"):
         from_functions(lambda x, y: 1.0)
-    with pytest.raises(UsageError, match="of one completion beside data of the group"):
+    with pytest.raises(UsageError, match="of one completion with data of the group"):
         from_functions(lambda text, lengths: 1.0)
     with pytest.raises(UsageError, match="2 functions, but 1 weights"):
         from_functions([right, right], [1.0])
@@ -330,6 +351,34 @@ def test_an_async_function_that_hangs_is_a_timeout() -> None:
     composition = from_functions(hangs).composition  # type: ignore[attr-defined]
     scores = scored(InlineScorer(composition, timeout_s=0.1), group("a", "x"))
     assert scores.status == ((OK, LATE),)
+
+
+HANGS_IN_A_THREAD = """
+import threading
+from groupwise.rewards import from_functions, in_thread
+from groupwise.rewards.scoring import waiting
+from groupwise.types import Completion, Group, Prompt
+
+waiting.THREAD_SECONDS = 0.5
+waiting.THREADS = 1
+
+@in_thread
+def hangs(text: str) -> float:
+    if text == "x":
+        threading.Event().wait()
+    return 1.0
+
+made = [Completion(tokens=[1], mask=[True], logprobs=[0.0], text=t, finish="stop") for t in "xya"]
+group = Group(prompt=Prompt(id="p", text="q"), prompt_tokens=[1], completions=tuple(made))
+with from_functions(hangs) as scorer:
+    print(*[s.value for s in scorer.gather([scorer.submit(group)]).status[0]])
+"""
+
+
+def test_a_call_that_hangs_in_a_thread_delays_neither_the_others_nor_the_end() -> None:
+    line = [sys.executable, "-c", HANGS_IN_A_THREAD]
+    ended = subprocess.run(line, capture_output=True, text=True, timeout=120)
+    assert ended.stdout.split() == ["timeout", "ok", "ok"], ended.stderr
 
 
 def test_order_is_that_of_the_tickets() -> None:

@@ -122,3 +122,25 @@ def test_only_tokens_that_may_end_a_stop_string_are_decoded(
 
     monkeypatch.setattr("groupwise.rollouts.text.decode_all", noted)
     assert first_end(ending, tokens, 0) == 3 and decoded == [tokens]
+
+
+def test_the_tails_of_suspects_are_fetched_in_one_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every copy from a card waits for it."""
+    tokenizer = TOKENIZERS["pieces"]
+    last, other = (int(tokenizer.convert_tokens_to_ids(name)) for name in ("search>", "▁a"))  # pyright: ignore[reportArgumentType]
+    ending = ending_at(tokenizer, "</search>")
+    begin = int(tokenizer.convert_tokens_to_ids("</"))  # pyright: ignore[reportArgumentType]
+    table = torch.tensor([[begin, last], [other, last], [begin, last], [begin, other]])
+    rows, place = torch.tensor([0, 1, 2, 3]), torch.tensor([1, 1, 1, 1])
+    copies: list[torch.Tensor] = []
+    plain = torch.Tensor.tolist
+
+    def noted(tensor: torch.Tensor) -> Any:
+        copies.append(tensor)
+        return plain(tensor)
+
+    monkeypatch.setattr(torch.Tensor, "tolist", noted)
+    monkeypatch.setattr(torch.Tensor, "__int__", None, raising=False)
+    ended = ending(table[:, 1], table, rows, place, {2: 1})
+    monkeypatch.undo()
+    assert ended.tolist() == [True, False, False, False] and len(copies) == 2

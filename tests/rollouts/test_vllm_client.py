@@ -5,8 +5,10 @@ from __future__ import annotations
 import copy
 import math
 import warnings
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
@@ -20,6 +22,7 @@ from groupwise.rollouts import VllmEngine
 from groupwise.rollouts.engines.vllm.base import Weights
 from groupwise.rollouts.engines.vllm.files import WeightFiles, disturbed
 from groupwise.rollouts.engines.vllm.process import OwnServer, _private_folder
+from groupwise.rollouts.engines.vllm.server import VllmServer
 from groupwise.rundir.files import read_lines
 from groupwise.settings import EngineSettings
 from groupwise.training.monitor.progress import NoProgress
@@ -235,6 +238,37 @@ def test_a_server_that_dies_and_comes_back_gets_the_newest_weights(policy: Polic
         assert found == alone
         assert any("brought back with the newest weights" in str(one.message) for one in said)
         contract.check_logprobs(engine, policy)
+
+
+class Adapters:
+    """The adapters of a server, which outlive the runs that load them."""
+
+    def __init__(self) -> None:
+        self.url, self.held = "http://127.0.0.1:1", set[str]()
+
+    def post(self, path: str, body: Mapping[str, Any], **_: Any) -> None:
+        name = body["lora_name"]
+        if path.endswith("/load_lora_adapter"):
+            assert name not in self.held
+            self.held.add(name)
+        else:
+            self.held.remove(name)
+
+    def close(self) -> None: ...
+
+
+def test_adapters_of_two_runs_on_a_server_have_different_names(policy: Policy) -> None:
+    server = Adapters()
+    weights = Weights(folder=Path(), base="base", rank=2, dtype="float32", version=0)
+    runs = [VllmServer(server.url, policy, max_rows=1, patience_s=1) for _ in range(2)]
+    for run in runs:
+        run.client = cast(Any, server)
+        run.renew(weights, "adapter")
+        run.renew(weights, "adapter")
+    assert len(server.held) == 2, "the second run began before the first one had ended"
+    for run in runs:
+        run.close()
+    assert not server.held
 
 
 def test_a_disturbed_model_is_exactly_itself_again(policy: Policy) -> None:

@@ -79,7 +79,7 @@ def test_a_server_writes_with_the_weights_of_the_memory(policy: Policy, tmp_path
 
         tensors = dict(policy.model.named_parameters())
         update = engine.memory.write(tensors, version=5)  # pyright: ignore[reportOptionalMemberAccess]
-        with pytest.raises(EngineUnavailable, match=r"version 5: .* arrived with other bytes"):
+        with pytest.raises(EngineUnavailable, match=r"version 5: .* arrived with different bytes"):
             sampler.server.transfer(replace(update, digests=update.digests[::-1]))
         with pytest.raises(EngineUnavailable, match="a weight update is active"):
             sampler.server.transfer(update)

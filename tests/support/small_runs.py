@@ -16,7 +16,7 @@ from groupwise.training.prepare import Prepared, prepare
 from groupwise.training.stages.base_model import small_policy
 from pool_rewards import letters
 
-CLOCK = ("seconds", "tokens_per_second", "memory_mb")
+CLOCK = ("seconds", "tokens_per_second", "memory_mb", "tool_wait_seconds")
 """Beginnings of the names of metrics that no two runs share."""
 
 

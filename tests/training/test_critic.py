@@ -370,7 +370,7 @@ def test_critics_that_cannot_be_used_are_refused_before_anything_starts(tmp_path
     policy.model.config.num_labels = 3
     several = AutoModelForTokenClassification.from_config(policy.model.config)
     save_policy(replace(policy, model=several), tmp_path / "three")
-    for name, said in (("three", "its head gives 3 labels"), ("none", "no folder has this path")):
+    for name, said in (("three", "its head has 3 labels"), ("none", "is not a folder")):
         where = f"critic.model={tmp_path / name}"
         with pytest.raises(UsageError, match=f"^critic.model = .*{name}.*: {said}"):
             prepared(tmp_path / "run", "algorithm.name=ppo", where)

@@ -34,8 +34,8 @@ def trained(folder: Path, *settings: str, **given: object) -> Shown:
 
 
 def test_the_base_model_is_evaluated_first_and_nothing_else_changes(tmp_path: Path) -> None:
-    plain = trained(tmp_path / "plain")
-    shown = trained(tmp_path / "first", "evaluation.at_start=true")
+    plain = trained(tmp_path / "plain", "evaluation.at_start=false")
+    shown = trained(tmp_path / "first")
     rows = [*read_lines(tmp_path / "first" / "evaluations.jsonl")]
     assert [row["step"] for row in rows] == [0, 2]
     assert rows[1] == next(iter(read_lines(tmp_path / "plain" / "evaluations.jsonl")))
@@ -48,8 +48,8 @@ def test_the_base_model_is_evaluated_first_and_nothing_else_changes(tmp_path: Pa
 
 
 def test_a_run_that_goes_on_does_not_evaluate_the_base_again(tmp_path: Path) -> None:
-    trained(tmp_path, "evaluation.at_start=true")
-    shown = trained(tmp_path, "steps=3", "evaluation.at_start=true", resume=True)
+    trained(tmp_path)
+    shown = trained(tmp_path, "steps=3", resume=True)
     assert [row["step"] for row in read_lines(tmp_path / "evaluations.jsonl")] == [0, 2, 3]
     assert not any("base model" in line for line in shown.lines)
 

@@ -115,11 +115,13 @@ def test_a_stage_makes_the_base_of_its_recipe_and_seed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("phases", "what"),
     [
-        ("steps = 3", r"must have \[\[phases\]\]"),
+        ("steps = 3", r"base: phases = .*must have \[\[phases\]\]"),
         (
             PHASES.replace("SEED", "1").replace("korean_particles", "korean_particle"),
-            "no such base",
+            "base: base = 'korean_particle': no such base",
         ),
+        (PHASES.replace("SEED", "1").replace("picks", "pick"), "base: phases.0.picks: must be"),
+        (PHASES.replace("SEED", "1").replace("hidden", "hiden"), "base: model.hiden = 16: no such"),
     ],
 )
 def test_a_recipe_that_makes_no_base_is_refused_before_the_first_stage(

@@ -25,7 +25,7 @@ def test_files_that_no_run_made_are_refused_and_stay(name: str, tmp_path: Path) 
     mine = tmp_path / name if "." in name else tmp_path / name / "mine.txt"
     mine.parent.mkdir(exist_ok=True)
     mine.write_text('{"mine": 1}')
-    with pytest.raises(UsageError, match=rf"contains {name}, and no run made it"):
+    with pytest.raises(UsageError, match=rf"contains {name}, which no run made"):
         prepared(tmp_path)
     assert mine.read_text() == '{"mine": 1}'
     assert {path.name for path in tmp_path.iterdir()} == {name}
@@ -40,11 +40,23 @@ def test_other_files_beside_a_run_are_left_alone(tmp_path: Path) -> None:
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
+def test_a_lock_file_of_another_program_is_refused_and_stays(tmp_path: Path) -> None:
+    lock = tmp_path / ".lock"
+    for text in ("1234\n", '{"process": 1}', "[]", "x" * 100_000):
+        lock.write_text(text)
+        with pytest.raises(UsageError, match="contains a file .lock that no run made"):
+            RunLock(tmp_path)
+        assert lock.read_text() == text
+    lock.write_text("\0\0")  # after a power cut
+    RunLock(tmp_path).close()
+    RunLock(tmp_path).close()
+
+
 def test_a_file_of_the_name_of_a_plan_is_not_an_experiment(tmp_path: Path) -> None:
     (tmp_path / "experiment.toml").write_text('name = "of another program"')
     (tmp_path / "final").mkdir()
     (tmp_path / "final" / "model.safetensors").write_text("mine")
-    with pytest.raises(UsageError, match="contains final, and no run made it"):
+    with pytest.raises(UsageError, match="contains final, which no run made"):
         RunLock(tmp_path)
     plan = make_plan({"recipe": "word-problems", "seeds": [0], "arms": [{"algorithm": "grpo"}]})
     (tmp_path / "experiment.toml").write_text(toml(plan))
@@ -129,7 +141,7 @@ def test_an_experiment_does_not_replace_files_that_are_not_its_own(
     mine = tmp_path / name if "." in name else tmp_path / name / "mine.txt"
     mine.parent.mkdir(exist_ok=True)
     mine.write_text("mine")
-    with pytest.raises(UsageError, match=rf"contains {name}, and no run made it"):
+    with pytest.raises(UsageError, match=rf"contains {name}, which no run made"):
         compare("word-problems", algorithms=["grpo"], seeds=1, output=tmp_path)
     assert mine.read_text() == "mine" and [p.name for p in tmp_path.iterdir()] == [name]
 

@@ -155,6 +155,18 @@ def test_a_resumed_run_is_the_unbroken_one(model: Path, tmp_path: Path, name: st
     assert all(torch.equal(first[key], second[key]) for key in first)
 
 
+def test_lines_that_were_lost_are_named(model: Path, tmp_path: Path) -> None:
+    data = written(tmp_path, PAIRS)
+    folder = run(model, tmp_path / "cut", data, "steps=4")
+    for name in ("metrics.jsonl", "evaluations.jsonl"):
+        lines = (folder / name).read_text().splitlines(keepends=True)
+        (folder / name).write_text("".join(lines[:-1]))
+    quiet = Quiet()
+    run(model, folder, data, "steps=5", resume=True, progress=quiet)
+    for name in ("metrics.jsonl", "evaluations.jsonl"):
+        assert any(f"{name} lacks step 4" in line for line in quiet.said), quiet.said
+
+
 def test_the_reference_is_read_from_the_run_directory_and_not_from_the_trained_weights(
     model: Path, tmp_path: Path
 ) -> None:

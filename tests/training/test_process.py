@@ -211,6 +211,7 @@ def test_a_function_scores_steps_and_what_it_cannot_judge_has_no_reward(tmp_path
         status=((Status.OK,) * 5,),
         valid=torch.ones(1, 5, dtype=torch.bool),
         errors=("before",),
+        reasons=((None,) * 5,),
     )
     scored = replace(
         scored, groups=(group,), scores=scores, keep=torch.ones(1, 5, dtype=torch.bool)
@@ -229,6 +230,8 @@ def test_a_function_scores_steps_and_what_it_cannot_judge_has_no_reward(tmp_path
         "process.function: ValueError: as told",
         "process.function: a reward is not finite.",
     )
+    [reasons] = judged.scores.reasons
+    assert reasons[1] == "process.function: ValueError: as told" and reasons[0] is None
     assert not sequences(judged).mask[[1, 3, 4]].any()
 
     def wrong(prompt: str, steps: Any, answer: Any) -> list[float]:
@@ -313,7 +316,7 @@ def test_refused_rows_name_the_file_that_holds_them(tmp_path: Path) -> None:
 def test_a_step_that_holds_the_separator_is_refused() -> None:
     given = RewardModelSettings(data="here", step_separator="; ")
     rows = read_steps([{**ROW, "completions": ["1; 2", "3"]}])
-    with pytest.raises(UsageError, match="has 2 labels, and the separator makes 3 steps"):
+    with pytest.raises(UsageError, match="has 2 labels, but the separator makes 3 steps"):
         encode_steps(rows, tiny(), given)
 
 

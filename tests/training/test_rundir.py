@@ -51,6 +51,7 @@ def scored(text: str = "42") -> ScoredGroups:
             parts={"format": torch.tensor([[0.5, nan]])},
             status=((Status.OK, Status.TIMEOUT),),
             valid=torch.tensor([[True, False]]),
+            reasons=((None, "mine: TimeoutError: too slow (mine.py, line 3: wait())"),),
         ),
         keep=torch.tensor([[True, True]]),
         drawn=1,
@@ -90,6 +91,7 @@ def test_rollouts_hold_every_completion_with_its_verdict(tmp_path: Path) -> None
         "tokens": 2,
         "logprobs": [-0.1235, -1.0],
     }
+    assert lost["error"] == "mine: TimeoutError: too slow (mine.py, line 3: wait())"
     assert (lost["status"], lost["reward"], lost["parts"]) == ("timeout", None, {"format": None})
 
 

@@ -15,11 +15,8 @@ from groupwise.prompts.examples import Example
 from groupwise.prompts.generators.small_tokenizer import small_tokenizer
 from groupwise.prompts.generators.word_problems import demonstrations
 from groupwise.prompts.templates import render
-from groupwise.training.stages.base_model import (
-    make_word_problems_base,
-    small_policy,
-    word_problems_recipe,
-)
+from groupwise.training.stages.base_model import WORD_PROBLEMS, small_policy
+from groupwise.training.stages.recipe import base_phases
 from groupwise.training.stages.sft import NEGATIVE_LOG_LIKELIHOOD, fit, save, sft, supervised_batch
 from groupwise.types import Outputs, Prompt
 
@@ -129,11 +126,11 @@ def test_a_trained_model_is_saved_as_a_folder_that_loads(tmp_path: Path) -> None
 
 
 def test_the_recipe_of_the_base_model_makes_the_architecture_that_ships(tmp_path: Path) -> None:
-    plan = dict(word_problems_recipe())
+    plan = dict(base_phases("word-problems-base"))
     assert [phase["slip"] for phase in plan["phases"]] == [0.0, 0.68]
     plan["phases"] = [phase | {"steps": 1, "batch_size": 2} for phase in plan["phases"]]
     seen: list[tuple[int, int]] = []
-    made = make_word_problems_base(
+    made = WORD_PROBLEMS.make(
         tmp_path, recipe=plan, on_step=lambda phase, step, _: seen.append((phase, step))
     )
     assert seen == [(1, 1), (2, 1)]
@@ -155,12 +152,12 @@ def test_the_recipe_of_the_base_model_makes_the_architecture_that_ships(tmp_path
 def test_a_recipe_with_an_unknown_setting_is_refused(
     tmp_path: Path, place: str, key: str, text: str
 ) -> None:
-    plan = dict(word_problems_recipe())
+    plan = dict(base_phases("word-problems-base"))
     changed = plan["model"] | {key: 1} if place == "model" else [plan["phases"][0] | {key: 1}]
     with pytest.raises(UsageError, match=text):
-        make_word_problems_base(tmp_path, recipe=plan | {place: changed})
+        WORD_PROBLEMS.make(tmp_path, recipe=plan | {place: changed})
     with pytest.raises(UsageError, match="recipe.seed: must be given"):
-        make_word_problems_base(tmp_path, recipe={"model": {}, "phases": []})
+        WORD_PROBLEMS.make(tmp_path, recipe={"model": {}, "phases": []})
 
 
 def test_the_objective_is_the_negative_log_probability() -> None:

@@ -62,11 +62,7 @@ def test_evaluations_of_a_run_and_of_the_run_that_resumes_it_reach_trackers(
     pytest.importorskip(tracker, reason="needs a tracker: pip install 'groupwise[trackers,mlflow]'")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlflow").as_uri())
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    more = (
-        f'logging.trackers=["{tracker}"]',
-        "evaluation.every_steps=1",
-        "evaluation.at_start=true",
-    )
+    more = (f'logging.trackers=["{tracker}"]', "evaluation.every_steps=1")
     for steps, resume in ((2, False), (3, True)):
         run = prepared(tmp_path / "run", f"steps={steps}", *more, resume=resume, eval_prompts=None)
         run.trainer.run()

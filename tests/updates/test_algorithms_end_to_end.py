@@ -79,7 +79,7 @@ def learner(*, tokens: int = 10**6, skip: bool = True) -> TorchLearner:
 
 
 def ready(given: Given, algorithm: BoundAlgorithm, *, drift: float, apart: float) -> Batch:
-    """The batch of one optimiser step; `drift` and `apart` say how far the policy has moved since
+    """The batch of one optimizer step; `drift` and `apart` say how far the policy has moved since
     sampling, and how far the reference is from it."""
     scored, batch = given
     here = learner().evaluate(batch, {"logp"})["logp"]

@@ -1,4 +1,4 @@
-"""From scored groups to optimiser batches: what is masked, what is weighed, how it is split."""
+"""From scored groups to optimizer batches: what is masked, what is weighed, how it is split."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_minibatches_hold_whole_groups_and_every_row_once_an_epoch() -> None:
     for step in steps:
         assert len(set(step.group.tolist())) == 1 and len(step.tokens) == 3
         assert step.tokens.shape[1] == int(step.length.max())
-        # Normalised over the optimiser step and not over the whole batch.
+        # Normalised over the optimizer step and not over the whole batch.
         torch.testing.assert_close(step.weight.sum(), torch.tensor(1.0))
     orders = [[int(s.group[0]) for s in steps[at : at + 3]] for at in (0, 3)]
     assert sorted(orders[0]) == sorted(orders[1]) == [0, 1, 2]

@@ -1,4 +1,4 @@
-"""The optimiser: which weights have changed."""
+"""The optimizer: which weights have changed."""
 
 from __future__ import annotations
 

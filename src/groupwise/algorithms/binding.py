@@ -102,7 +102,7 @@ class Algorithms:
             UsageError: a name that is taken, an unknown function or a setting it does not accept.
         """
         if row.name in self._rows:
-            raise UsageError(f"algorithm {row.name!r} is registered already; choose another name.")
+            raise UsageError(f"algorithm {row.name!r} is already registered; choose another name.")
         bind(row, where=row.name)
         self._rows[row.name] = row
         return row
@@ -189,7 +189,7 @@ class BoundAlgorithm:
             return self.bound_advantage({**data, "kl": None})
         if data.get("kl") is None:
             raise UsageError(
-                f"{self.row.name}: takes its KL penalty off the reward and needs kl, "
+                f"{self.row.name}: subtracts its KL penalty from the reward and needs kl, "
                 "which this run does not compute."
             )
         if "kl" in self.bound_advantage.inputs:
@@ -200,7 +200,7 @@ class BoundAlgorithm:
     def weighting(
         self, mask: Bool[Tensor, "batch time"], group: Int[Tensor, "batch"]
     ) -> Float[Tensor, "batch time"]:
-        """The weight of every token in the loss of an optimiser step."""
+        """The weight of every token in the loss of an optimizer step."""
         return self.bound_weighting({"mask": mask, "group": group})
 
     def filter(self, data: Mapping[str, Any]) -> Bool[Tensor, "prompt group"]:

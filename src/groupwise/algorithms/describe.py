@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
 import textwrap
 from collections.abc import Callable, Mapping
@@ -17,14 +18,14 @@ WIDTH = 100
 INDENT = " " * 13
 
 _CLIPPED = (
-    "At the first optimiser step of a batch every ratio is 1, so the bounds of the surrogate act "
-    "only with several steps: update.minibatches or update.epochs."
+    "At the first optimizer step of a batch, every ratio is 1, so the bounds of the surrogate "
+    "act only with several steps (update.minibatches, update.epochs)."
 )
 ONE_STEP = dict.fromkeys(("ppo_clip", "dual_clip", "cispo", "gmpo", "sapo", "dppo"), _CLIPPED) | {
-    "mirror_descent": "With one optimiser step per batch x is 0, and the row is REINFORCE with a "
-    "centred reward: update.minibatches makes several, and tau acts."
+    "mirror_descent": "With one optimizer step per batch, x is 0 and the row is REINFORCE with "
+    "a centred reward; tau acts with several steps (update.minibatches)."
 }
-"""By surrogate: what of it does not act with one optimiser step per batch."""
+"""By surrogate: what of it does not act with one optimizer step per batch."""
 
 
 def formula(function: Callable[..., Any]) -> str:
@@ -115,6 +116,12 @@ class SlotSetting:
     default: Any
     about: str
     rows: Mapping[str, Any]
+
+    @property
+    def default_text(self) -> str:
+        """The default as JSON."""
+        required = self.default is inspect.Parameter.empty
+        return "required" if required else json.dumps(self.default, default=str)
 
 
 def slot_settings() -> dict[str, list[SlotSetting]]:

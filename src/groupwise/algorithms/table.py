@@ -24,10 +24,10 @@ _OREAL = Algorithm(
         "η, the weight of wrong answers, and the KL coefficient are those of the code: 0.5 and "
         "0.01.",
         "The shaping of wrong answers is left open; the z-score is the paper's example.",
-        "Groups that are all right or all wrong are replaced by other prompts', and every "
-        "other answer is learned from; with a token reward model the authors keep one right "
-        "and one wrong answer of each prompt, drawn at random.",
-        "The KL is to the model before training, which the code takes too.",
+        "Groups that are all right or all wrong are replaced by other prompts, "
+        "and all other answers are used; with a token reward model, the authors keep one random "
+        "right and one random wrong answer of each prompt.",
+        "The KL is to the model before training, as in the code.",
         "With several minibatches, right and wrong tokens are counted over the whole batch.",
     ),
 )
@@ -55,8 +55,8 @@ ROWS = (
         divergence=spec("k3"),
         weighting=spec("group_token_mean"),
         differs=(
-            "Reads the per-sample advantage w_i·r_i of the equation; the text and Algorithm "
-            "1 also say that the weighted sum is the advantage of all samples: softrank@kaist.",
+            "Uses the per-sample advantage w_i·r_i of the equation; in the text "
+            "and Algorithm 1, the weighted sum is the advantage of all samples: softrank@kaist.",
             _DDOF + " A group of equal rewards r gets r/K.",
             "Clip range and KL coefficient are not stated: 0.2, and 0 (no reference model); "
             "the authors' code inherits 0.04.",
@@ -77,7 +77,8 @@ ROWS = (
         differs=(
             "Against the paper's equation: one advantage for the whole group, sample deviation, no "
             "clip (the ratio is 1), mean over the tokens of each answer.",
-            "Learns next to nothing: within a group nothing tells good from bad answers.",
+            "Learns almost nothing, because good and bad answers of a group have the same "
+            "advantage.",
             "The code groups by num_items_in_batch, which can cut groups wrongly; not reproduced.",
         ),
     ),
@@ -146,10 +147,10 @@ ROWS = (
         weighting=spec("sequence_mean"),
         differs=(
             "Neither ddof nor an epsilon is stated: population deviation and none here.",
-            "The rewards of the steps come from the section [process]; those of [[rewards]] say "
-            "which completions are judged, and are measured.",
-            "The paper's reward model was trained on labels by roll-outs (Math-Shepherd); here on "
-            "labels that the data gives.",
+            "Rewards of steps come from the section [process]; [[rewards]] decide "
+            "which completions are judged, and are only measured.",
+            "The paper's reward model was trained on labels from rollouts (Math-Shepherd); "
+            "here on labels in the data.",
         ),
     ),
     Algorithm(
@@ -160,7 +161,8 @@ ROWS = (
         differs=(
             "length is the generation budget of the authors' runs; it sets the scale of the loss "
             "and nothing else, so set it to your own max_tokens where gradient clipping matters.",
-            "TRL needs scale_rewards set apart; verl divides by the padded width unless told.",
+            "TRL needs scale_rewards = False as well; verl divides by the padded width unless "
+            "configured otherwise.",
         ),
     ),
     Algorithm(
@@ -174,7 +176,7 @@ ROWS = (
             _DDOF,
             "The equation normalises per prompt; the authors' code, and this row, per batch.",
             "The authors' script also has a dual clip with bound 10: surrogate dual_clip.",
-            "Overlong punishment is a reward, and overlong filtering the filter not_truncated.",
+            "The overlong penalty is a reward, and overlong filtering is the filter not_truncated.",
         ),
     ),
     Algorithm(
@@ -186,7 +188,7 @@ ROWS = (
         divergence_in="reward",
         weighting=spec("sequence_sum"),
         differs=(
-            "The KL penalty of the reward is off, as rewards here are verified, not learnt; TRL "
+            "The KL penalty of the reward is off, as rewards here are verified, not learned; TRL "
             "uses 0.05: set algorithm.divergence.coefficient.",
             "No ratio, as in the paper; TRL clips the ratio of the whole sequence.",
             _STRICT,
@@ -210,7 +212,8 @@ ROWS = (
         weighting=spec("batch_token_mean"),
         differs=(
             "The KL coefficient is not fixed by the paper: 0.01 here.",
-            "verl resets the return at tokens the policy did not write; here it steps over them.",
+            "verl resets the return at tokens that the policy did not write; here they are "
+            "skipped.",
         ),
     ),
     Algorithm(
@@ -274,7 +277,7 @@ ROWS = (
         differs=(
             "tau is not published: 0.5 here.",
             "The mean of the group stands for tau·log Z, as in the system; soft_centered is exact.",
-            "The optimiser is reset with every batch only where optimizer.reset_every = 1.",
+            "The optimizer is reset with every batch only where optimizer.reset_every = 1.",
         ),
     ),
     Algorithm(
@@ -290,7 +293,7 @@ ROWS = (
         advantage=spec("length_weighted"),
         surrogate=spec("reinforce"),
         weighting=spec("sequence_mean"),
-        differs=("Strictly on-policy, as the paper asks: no ratio.", _STRICT),
+        differs=("Strictly on-policy, as in the paper: no ratio.", _STRICT),
     ),
     Algorithm(
         name="gpg",
@@ -346,8 +349,8 @@ ROWS = (
         divergence_in="reward",
         weighting=spec("batch_token_mean"),
         differs=(
-            "The critic is set in the section [critic]; its returns have a λ of their own, 1 by "
-            "default, where InstructGPT takes the policy's.",
+            "The critic is set in the section [critic]; its returns have their own λ, 1 "
+            "by default; InstructGPT uses that of the policy.",
             "No pretraining gradients are mixed in (PPO-ptx), and β does not adapt to a target.",
             "InstructGPT starts the critic from the reward model: critic.model. Without it the "
             "critic is a copy of the policy whose values are 0.",
@@ -361,11 +364,11 @@ ROWS = (
         surrogate=spec("ppo_clip", low=0.2, high=0.2),
         weighting=spec("batch_token_mean"),
         differs=(
-            "The paper takes 12 optimiser steps of the critic for one of the policy: "
-            "critic.minibatches = 12.",
-            "Its code takes the mean of the whitening over padding as well, and rounds the result "
+            "In the paper, the critic takes 12 optimizer steps for each of "
+            "the policy: critic.minibatches = 12.",
+            "Its code includes padding in the mean of the whitening and rounds the result "
             "to bfloat16; here mean and deviation are over the tokens that the policy wrote.",
-            "Its critic starts with a random head, here with values of 0.",
+            "Its critic starts with a random head; here it starts with values of 0.",
         ),
     ),
     Algorithm(
@@ -375,8 +378,10 @@ ROWS = (
         surrogate=spec("ppo_clip", low=0.2, high=0.28),
         weighting=spec("batch_token_mean"),
         differs=(
-            "The loss on positive answers (0.1 times their negative log-likelihood) is left out.",
-            "λ = 1 − 1 / (0.05 · l) is negative for answers of less than 20 tokens: 0 there.",
+            "The loss on positive answers (0.1 times their negative log-likelihood) is not "
+            "included.",
+            "λ = 1 − 1 / (0.05 · l) is negative for answers of fewer than 20 tokens; here it is "
+            "0 for them.",
             "Whitening is not stated; it is on here, as in the framework of the authors.",
             "The critic's pretraining is critic.pretraining; its λ is 1, as in the paper.",
         ),
@@ -388,8 +393,8 @@ ROWS = (
         surrogate=spec("reinforce"),
         weighting=spec("batch_token_mean"),
         differs=(
-            "The sampled token stands for the divergence at its place; the paper, TRL and verl sum "
-            "over the vocabulary or its top-k: distillation.top_k and distillation.beta.",
+            "The divergence is estimated from the sampled token; the paper, TRL and verl "
+            "sum over the vocabulary or its top-k: distillation.top_k and distillation.beta.",
             "Needs a section [distillation] with the teacher.",
         ),
     ),
@@ -402,11 +407,11 @@ ROWS = (
         filter=spec("all"),
         differs=(
             "Against the paper: right answers are weighted by their advantage (pos_mult_adv).",
-            "An answer that cannot be judged counts as wrong in the code; here it is left out.",
-            "The code samples with top_p = 0.9 and scores without it; here sampling.top_p keeps "
-            "the sets that were drawn from.",
-            "Prompts are drawn up to 6 times as often by their pass rate in the code's data: "
-            "data.order.",
+            "In the code, an answer that cannot be judged counts as wrong; here it is excluded.",
+            "The code samples with top_p = 0.9 and scores without it; here the probabilities "
+            "are those of the truncated distribution.",
+            "The code draws prompts up to 6 times as often, depending on their pass rate "
+            "in its data: data.order.",
         ),
     ),
     replace(
@@ -416,14 +421,14 @@ ROWS = (
         advantage=spec("token_cloning"),
         differs=(
             *_OREAL.differs,
-            "The learning rate of the token reward model, 2e-6, and the 10 steps that it learns "
-            "before the policy are those of the code.",
-            "Its head has a bias and starts with scores of 0, so every ω starts at 0; in the code "
-            "the head has no bias and starts at random.",
-            "The code weighs right answers by their advantage too: algorithm.advantage = "
+            "As in the code, the token reward model has a learning rate "
+            "of 2e-6 and 10 steps before the policy.",
+            "The head has a bias and starts with scores of 0, so every ω starts at 0; "
+            "in the code, it has no bias and starts at random.",
+            "The code also weights right answers by their advantage: algorithm.advantage = "
             "{ shaping = 'leave_one_out', weigh_right = true }.",
-            "The code can also give ω to the share of tokens with the highest probabilities "
-            "(topk_rescale), which is left out.",
+            "The code can also apply ω only to the most probable tokens "
+            "(topk_rescale), which is not supported.",
         ),
     ),
     Algorithm(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,8 +12,7 @@ import typer
 from groupwise.cli.options import Overrides
 
 if TYPE_CHECKING:
-    from groupwise.models import Policy
-    from groupwise.types import Engine
+    from groupwise.config import Config
 
 
 def chat(
@@ -32,39 +31,49 @@ def chat(
     task: Annotated[
         str | None,
         typer.Option(
-            "--task", "--recipe", help="Recipe whose [environment] replies to tool calls."
+            "--task",
+            "--recipe",
+            help="Recipe whose [environment] replies to tool calls; its data.system and "
+            "data.wording apply too.",
         ),
     ] = None,
     overrides: Overrides = None,
 ) -> None:
     """Chat with a model; an empty line or Ctrl-D ends it. Lines may also come from a pipe."""
+    from groupwise.config.connect import configured_engine
     from groupwise.rollouts.chat import chat
     from groupwise.rundir.files import printable
     from groupwise.types import Sampling
 
+    recipe = None if task is None else _recipe(task, overrides or [])
+    wording = None
+    if recipe is not None:
+        system = recipe.data.system if system is None else system
+        wording = recipe.data.wording
     answers = chat(
         model,
         iter(_line, ""),
         system=system,
+        wording=wording or "{question}",
+        plain=recipe is not None and not recipe.data.chat,
         sampling=Sampling(max_tokens=max_tokens, temperature=temperature),
         seed=seed,
         trust_remote_code=trust_remote_code,
-        tools=None if task is None else _tools(task, overrides or []),
+        tools=None if recipe is None else functools.partial(configured_engine, recipe),
     )
     for answer in answers:
         print(printable(answer), flush=True)
 
 
-def _tools(task: str, overrides: Sequence[str]) -> Callable[[Policy], Engine]:
-    """A function that builds an engine with the environment of a recipe."""
+def _recipe(task: str, overrides: Sequence[str]) -> Config:
+    """A recipe with an environment."""
     from groupwise.config import load
-    from groupwise.config.connect import configured_engine
     from groupwise.errors import UsageError
 
     config = load(task, overrides)
     if config.environment is None:
         raise UsageError(f"--task = {task!r}: this recipe has no section [environment].")
-    return functools.partial(configured_engine, config)
+    return config
 
 
 def _line() -> str:

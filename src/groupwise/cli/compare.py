@@ -23,7 +23,8 @@ Rows = Annotated[
     str,
     typer.Option(
         metavar="A,B",
-        help="Algorithms, separated by commas; NAME=ROW renames one, NAME=@MODEL is a model.",
+        help="Algorithms, separated by commas; NAME=ROW renames one, NAME=@MODEL adds a model "
+        "that is only evaluated.",
         autocompletion=algorithm_names,
     ),
 ]
@@ -183,4 +184,4 @@ def _refuse_beside_plan(context: typer.Context) -> None:
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
             option = {"overrides": "set"}.get(name, name).replace("_", "-")
-            raise UsageError(f"--{option}: is set by the experiment file; leave it out.")
+            raise UsageError(f"--{option}: is set by the experiment file; remove the option.")

@@ -21,8 +21,8 @@ Agreement = Annotated[
     str | None,
     typer.Option(
         metavar="SCORE",
-        help="Agreement of a score (a judge, a reward model) with `correct`: accuracy and Cohen's "
-        "kappa by threshold.",
+        help="Print how well a score (of a judge or reward model) agrees with `correct`: "
+        "accuracy and Cohen's kappa by threshold.",
     ),
 ]
 
@@ -89,21 +89,24 @@ def select(
         bool, typer.Option("--pairs", help="Write preference pairs instead of answers.")
     ] = False,
     ratio: Annotated[
-        float, typer.Option(help="With --pairs: reject right answers this many times longer.")
+        float,
+        typer.Option(help="With --pairs: also reject right answers this many times longer."),
     ] = 1.5,
-    most: Annotated[int, typer.Option(min=1, help="With --pairs: maximum per prompt.")] = 1,
+    most: Annotated[int, typer.Option(min=1, help="With --pairs: most pairs per prompt.")] = 1,
     columns: Annotated[
         str, typer.Option(metavar="A=B,C=D", help="Names of columns in the file: correct=score.")
     ] = "",
     figures: Annotated[
         bool,
         typer.Option(
-            "--figures", help="Accuracy of majority, best reward and any of k, with intervals."
+            "--figures",
+            help="Print the accuracy of the majority, the best reward and any of k.",
         ),
     ] = False,
     agreement: Agreement = None,
     output: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="JSON lines; default: only count.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Output file: JSON lines; default: only count."),
     ] = None,
     json_file: JsonFile = None,
 ) -> None:
@@ -268,7 +271,7 @@ def _shard(text: str) -> tuple[int, int]:
     """`2/4` as (1, 4)."""
     place, slash, parts = text.partition("/")
     if not slash or not (place.isdecimal() and parts.isdecimal()):
-        raise UsageError(f"--shard = {text!r}: must read I/N, such as 1/4.")
+        raise UsageError(f"--shard = {text!r}: must have the form I/N, such as 1/4.")
     if not 1 <= int(place) <= int(parts):
         raise UsageError(f"--shard = {text!r}: must be from 1/{parts} to {parts}/{parts}.")
     return int(place) - 1, int(parts)
@@ -278,5 +281,5 @@ def _columns(text: str) -> dict[str, str]:
     """`completion=code,correct=score` as a mapping."""
     pairs = [pair.partition("=") for pair in text.split(",") if pair.strip()]
     if bad := [name for name, equals, value in pairs if not (name.strip() and equals and value)]:
-        raise UsageError(f"--columns = {text!r}: {bad[0]!r} must read name=column.")
+        raise UsageError(f"--columns = {text!r}: {bad[0]!r} must have the form name=column.")
     return {name.strip(): value.strip() for name, _, value in pairs}

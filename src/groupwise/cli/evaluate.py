@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from groupwise.cli.options import JsonFile, Overrides, TrustRecipe, recipe_names, write_json
+from groupwise.cli.options import JsonFile, Overrides, TrustRecipe, task_names, write_json
 from groupwise.cli.output import command_name
 from groupwise.errors import UsageError
 
@@ -22,8 +22,8 @@ Tasks = Annotated[
     typer.Option(
         "--task",
         "--recipe",
-        help="Recipe with the prompts, rewards and sampling to use, or several: x,y,z.",
-        autocompletion=recipe_names,
+        help="Recipe with the prompts, rewards and sampling to use, or several: A,B.",
+        autocompletion=task_names,
     ),
 ]
 Ks = Annotated[
@@ -214,6 +214,12 @@ def report(
             '"paper" draws figure 1 and table 1 of the SoftRank-GRPO paper.',
         ),
     ] = None,
+    trust_recipe: Annotated[
+        bool,
+        typer.Option(
+            "--trust-recipe", help="Accept settings of the comparison's plan that run code."
+        ),
+    ] = False,
 ) -> None:
     """Write the report of a run or a comparison as one self-contained HTML file, or a figure."""
     from groupwise import experiments
@@ -221,12 +227,16 @@ def report(
 
     compared = len(runs) == 1 and (Path(runs[0]) / "experiment.toml").is_file()
     if figure is not None:
-        data = experiments.analysis_of(runs[0]).runs if compared else read_runs(runs)
+        data = (
+            experiments.analysis_of(runs[0], trusted=trust_recipe).runs
+            if compared
+            else read_runs(runs)
+        )
         place = output or Path(runs[0]) / f"figure-{figure}.png"
         print(write_png(data, place, figure=figure))
         return
     if compared and output is None:
-        print(experiments.report(runs[0]).folder / "report.html")
+        print(experiments.report(runs[0], trusted=trust_recipe).folder / "report.html")
         return
     if compared:
         raise UsageError("--output: the report of a comparison is written to its own folder.")
@@ -244,11 +254,11 @@ def watch(
         int, typer.Option(min=0, max=65535, help="Port on this machine; 0 chooses a free one.")
     ] = 0,
 ) -> None:
-    """Follow a run: its report as a local page, refreshed after every step."""
+    """Serve the report of a run as a local page that is refreshed after every step."""
     from groupwise.report.live import LivePage, serve
 
     page = LivePage(run)
-    serve(page, port=port, started=lambda url: print(f"{url}  (Ctrl-C ends it)", flush=True))
+    serve(page, port=port, started=lambda url: print(f"{url}  (stop with Ctrl-C)", flush=True))
 
 
 def demo(

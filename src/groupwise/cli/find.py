@@ -179,7 +179,7 @@ def _explained(setting: Any) -> Iterator[str]:
     """The lines that describe a setting of a slot's function, with its value in each algorithm."""
     said = f"{setting.slot} {setting.function}: {setting.about}"
     yield from textwrap.wrap(said, WIDTH)
-    values = f"values: {setting.kind}; default: {json.dumps(setting.default, default=str)}"
+    values = f"values: {setting.kind}; default: {setting.default_text}"
     yield f"    {values}"
     if setting.rows:
         rows = ", ".join(f"{name} {json.dumps(v)}" for name, v in setting.rows.items())

@@ -18,6 +18,12 @@ def recipe_names(incomplete: str) -> list[str]:
     return [name for name in packaged() if name.startswith(incomplete)]
 
 
+def task_names(incomplete: str) -> list[str]:
+    """Completions from the packaged recipes, of the last one in a list with commas."""
+    before, comma, last = incomplete.rpartition(",")
+    return [f"{before}{comma}{name}" for name in recipe_names(last)]
+
+
 def algorithm_names(incomplete: str) -> list[str]:
     """Completions from the names of algorithms, of the last one in a list with commas."""
     from groupwise.algorithms import ALGORITHMS

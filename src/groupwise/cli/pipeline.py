@@ -84,7 +84,7 @@ def _print_plan(title: str, output: Path, states: Sequence[StageState]) -> None:
             ", ".join(dict.fromkeys(state.stage.takes.values())) or "-",
             state.stage.kind.output,
             state.state,
-            ("not here: " + ", ".join(state.missing)) if state.missing else "",
+            ("missing: " + ", ".join(state.missing)) if state.missing else "",
         )
         for number, state in enumerate(states, start=1)
     ]

@@ -23,6 +23,12 @@ def serve_search(
     encoder: Annotated[
         str, typer.Option(help="Model folder for dense retrieval; without it, BM25.")
     ] = "",
+    query_prefix: Annotated[
+        str, typer.Option(help='Text before every query of an encoder, such as "query: " for E5.')
+    ] = "",
+    passage_prefix: Annotated[
+        str, typer.Option(help='Text before every passage, such as "passage: " for E5.')
+    ] = "",
     index_folder: Annotated[
         Path | None, typer.Option(help="Folder to store the index in between starts.")
     ] = None,
@@ -32,7 +38,13 @@ def serve_search(
     from groupwise.errors import UsageError
 
     passages = read_corpus(corpus)
-    index = make_index(passages, encoder=encoder, folder=index_folder)
+    index = make_index(
+        passages,
+        encoder=encoder,
+        folder=index_folder,
+        query_prefix=query_prefix,
+        passage_prefix=passage_prefix,
+    )
     try:
         server = Server(index, host=host, port=port, top_k=top_k)
     except OSError as error:

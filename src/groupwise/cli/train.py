@@ -204,8 +204,16 @@ def _loaded(
 
 
 def _print_results(folder: Path, config: Config, *, chats: bool = True) -> None:
-    """Print the location of the model, and commands to use it."""
-    lines = [f"model   {folder / 'final'}", f"report  {command_name()} report {folder}"]
+    """Print the held-out figures before and after, the model, and commands to use it."""
+    from groupwise.report.comparison import changes, results_table
+    from groupwise.report.data import RunData
+    from groupwise.rundir.files import read_lines
+
+    evaluations = folder / "evaluations.jsonl"
+    rows = [*read_lines(evaluations)] if evaluations.exists() else []
+    run = RunData(label="run", algorithm="run", seed=0, evaluations=rows)
+    lines = [f"result  {sentence}" for sentence in changes(results_table([run]))]
+    lines += [f"model   {folder / 'final'}", f"report  {command_name()} report {folder}"]
     lines += [f"chat    {command_name()} chat {folder / 'final'}"] if chats else []
     lines += [f"hub     {config.hub.name}"] if config.hub is not None else []
     try:

@@ -124,7 +124,7 @@ def check_ahead(config: Config, algorithm: BoundAlgorithm) -> None:
     if config.partial_rollouts is not None:
         raise UsageError(
             f"ahead = {config.ahead}: every batch is sampled by one version of the weights, but "
-            "partial_rollouts continues completions with the next one; leave out one of the two."
+            "partial_rollouts continues completions with the next one; remove one of the two."
         )
     _check_schedules_of_sampling(config, f"ahead = {config.ahead}")
 
@@ -146,7 +146,7 @@ def _check_schedules_of_sampling(config: Config, setting: str) -> None:
     if early:
         raise UsageError(
             f"schedules: {early[0]} changes with the step, but with {setting} several "
-            "steps are sampled at a time; leave out one of the two."
+            "steps are sampled at a time; remove one of the two."
         )
 
 
@@ -164,12 +164,12 @@ def check_streaming(config: Config, algorithm: BoundAlgorithm) -> None:
         other = f"ahead = {config.ahead}" if config.ahead else "partial_rollouts"
         raise UsageError(
             f"{other}: assigns one version of the weights to a completion, but with streaming "
-            "they change at any token; leave out one of the two."
+            "they change at any token; remove one of the two."
         )
     if config.environment is not None:
         raise UsageError(
             "environment: cannot be combined with streaming, because replies could not be "
-            "repeated after a resume; leave out one of the two, or replace streaming by ahead = 1."
+            "repeated after a resume; remove one of the two, or replace streaming by ahead = 1."
         )
     if config.engine.name == "vllm":
         raise UsageError(
@@ -180,7 +180,7 @@ def check_streaming(config: Config, algorithm: BoundAlgorithm) -> None:
     if config.guards.spike is not None:
         raise UsageError(
             f"guards.spike = {config.guards.spike:g}: a rollback would continue completions of "
-            "weights that it discards; leave it out with streaming."
+            "weights that it discards; remove it, or the section [streaming]."
         )
     _check_schedules_of_sampling(config, "streaming")
 
@@ -212,8 +212,8 @@ def check_changing(config: Config) -> None:
         last = schedule.points[-1][0]
         if last > config.steps:
             raise UsageError(
-                f"schedules: {schedule.setting} has a point at step {last}, and the run has "
-                f"{config.steps} steps."
+                f"schedules: {schedule.setting} has a point at step {last}, but the run has "
+                f"only {config.steps} steps."
             )
     if config.model.reference_every and config.model.reference == "none":
         raise UsageError("model.reference_every: needs a reference; set model.reference = 'auto'.")
@@ -247,7 +247,7 @@ def check_engine(config: Config) -> None:
     if config.cluster is not None:
         raise UsageError(
             "engine.name = 'vllm': cannot sample in the replicas of [cluster] yet; set "
-            "engine.name = 'group', or leave the section out."
+            "engine.name = 'group', or remove the section."
         )
     if engine.server is not None and engine.python is not None:
         raise UsageError(
@@ -416,7 +416,7 @@ def check_partial_rollouts(config: Config, algorithm: BoundAlgorithm) -> None:
     if config.guards.spike is not None:
         raise UsageError(
             f"guards.spike = {config.guards.spike:g}: a rollback would continue completions of "
-            "weights that it discards; leave it out with partial_rollouts."
+            "weights that it discards; remove it, or the section [partial_rollouts]."
         )
 
 

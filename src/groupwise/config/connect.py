@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from groupwise.algorithms.binding import SecondLearner
 from groupwise.config import Config
 from groupwise.config.preferences import compares_with_reference
 from groupwise.environments import ENVIRONMENTS, Environment
-from groupwise.errors import UsageError
+from groupwise.errors import UsageError, warn
 from groupwise.kernels import keep_freed_memory, select
 from groupwise.models import (
     Policy,
@@ -26,6 +25,7 @@ from groupwise.models import (
     score_layer,
     scorer_of,
 )
+from groupwise.models.devices import best_device
 from groupwise.models.seeds import own_random_numbers
 from groupwise.prompts.templates import fix_variables
 from groupwise.registry import FunctionSpec
@@ -160,10 +160,9 @@ def select_device(config: Config, policy: Policy) -> None:
     if best_device().type == "cpu":
         keep_freed_memory()
         if config.optimizer.offload:
-            warnings.warn(
+            warn(
                 "optimizer.offload = true: needs a CUDA GPU; on this machine everything is in CPU "
-                "memory already. Remove it.",
-                stacklevel=3,
+                "memory already. Remove it."
             )
     if config.model.quantization is None:
         policy.model.to(best_device())
@@ -265,11 +264,6 @@ def load_to_answer(config: Config, model: str | Path) -> Policy:
     fix_variables(policy.tokenizer, config.data.chat_template_kwargs)
     policy.model.to(best_device())
     return policy
-
-
-def best_device() -> torch.device:
-    """The CUDA GPU if there is one, else the CPU."""
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def optimizer_steps(config: Config) -> int:

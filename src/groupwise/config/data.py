@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import re
-import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 from groupwise.config import Config
-from groupwise.environments import by_column, check_column
-from groupwise.errors import UsageError
+from groupwise.environments import ENVIRONMENTS, Showing, by_column, check_column
+from groupwise.errors import UsageError, warn
 from groupwise.models import Policy
 from groupwise.prompts.contamination import question
 from groupwise.prompts.lazy import LazySequence
@@ -25,11 +24,15 @@ from groupwise.prompts.orders import (
     levels_of,
 )
 from groupwise.prompts.sources import generator_of, load_prompts
-from groupwise.prompts.templates import Rendered, check_round_trip, render_all
+from groupwise.prompts.templates import Rendered, check_round_trip, render_all, shows_tools
 from groupwise.prompts.transforms import transformed, transforms_of
+from groupwise.registry import FunctionSpec
 from groupwise.rewards import dropped_tags
+from groupwise.settings import EnvironmentSettings
 from groupwise.types import Prompt
 
+BUILT_IN = ("search", "no_search", "python", "calculator")
+"""Environments that show no functions."""
 CHECKED = 10_000
 """Number of prompts whose environment is checked before a run starts."""
 
@@ -150,13 +153,50 @@ def rendered(config: Config, policy: Policy, prompts: Sequence[Prompt]) -> Rende
     if problems:
         raise UsageError(f"tokenizer: {problems[0]}")
     if tags := dropped_tags(policy.tokenizer):
-        warnings.warn(
+        warn(
             f"{', '.join(tags)} are special tokens of this tokenizer: rewards see them, but "
-            "programs that skip special tokens when decoding will not; prefer ordinary tokens.",
-            stacklevel=2,
+            "programs that skip special tokens when decoding will not; prefer ordinary tokens."
         )
     limit = min(room, config.data.max_prompt_tokens or room)
+    if config.environment is not None and shows_tools(policy.tokenizer):
+        prompts = _with_tools(prompts, config.environment)
     return render_all(prompts, policy.tokenizer, limit=limit, too_long=config.data.too_long)
+
+
+def _with_tools(prompts: Sequence[Prompt], settings: EnvironmentSettings) -> Sequence[Prompt]:
+    """Prompts with the schemas of the functions of their environments.
+
+    Raises:
+        UsageError: a function that cannot be described.
+    """
+    given = settings.settings
+    if settings.name == by_column.__name__:
+        made = {label: _schemas(table) for label, table in given["environments"].items()}
+        column = given.get("column", "environment")
+    else:
+        made, column = {None: _schemas({"name": settings.name, **given})}, ""
+    if not any(made.values()):
+        return prompts
+
+    def shown(prompt: Prompt) -> Prompt:
+        return replace(prompt, tools=made.get(prompt.columns.get(column), ()) or prompt.tools)
+
+    if isinstance(prompts, LazySequence):
+        lazy = prompts
+        return LazySequence(len(lazy), lambda index: shown(lazy[index]), digest=lazy.digest)
+    return tuple(map(shown, prompts))
+
+
+def _schemas(table: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
+    """The schemas of an environment, which is made for that; those of this package show none, and
+    an index takes long."""
+    settings = dict(table)
+    name = settings.pop("name")
+    if name in BUILT_IN:
+        return ()
+    environment = ENVIRONMENTS.bind(FunctionSpec(name=name, settings=settings), where="environment")
+    made = environment({})
+    return made.schemas if isinstance(made, Showing) else ()
 
 
 def load_source(

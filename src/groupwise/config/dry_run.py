@@ -109,7 +109,7 @@ def update_bytes(
     """The memory of a microbatch in addition to the model.
 
     Args:
-        model: of fake tensors; the optimiser's hooks are on it.
+        model: of fake tensors; the optimizer's hooks are on it.
         laid: the microbatch.
         several: whether the gradients of another one are there already.
         mode: that made the model.

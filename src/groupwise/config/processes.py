@@ -29,5 +29,5 @@ def check_processes(config: Config) -> None:
     if setting is not None and config.cluster is not None:
         raise UsageError(
             f"{setting}: cannot be combined with [cluster], because its loss cannot be sent to "
-            "other processes; leave out one of the two."
+            "other processes; remove one of the two."
         )

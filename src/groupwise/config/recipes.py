@@ -8,7 +8,6 @@ import importlib.resources
 import json
 import re
 import tomllib
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ from groupwise import extensions
 from groupwise.config.building import build
 from groupwise.config.schema import Config, needs_trust
 from groupwise.config.unused import unused_settings
-from groupwise.errors import UsageError, suggest
+from groupwise.errors import UsageError, suggest, warn
 from groupwise.settings.base import CODE
 
 DEFAULT = "default"
@@ -145,7 +144,7 @@ def _resolved(
     given |= _import(values)
     config = build(values)
     for line in unused_settings(config):
-        warnings.warn(line, stacklevel=3)
+        warn(line)
     origins = {path: given.get(path, DEFAULT) for path in _leaves(config.model_dump())}
     return Resolved(config=config, recipe=str(recipe), origins=origins, derived=derived(config))
 
@@ -300,10 +299,10 @@ def _refuse_untrusted(setting: str, value: Any, why: str, *, trusted: bool) -> N
     where = f"{setting} = {str(value)[:200]!r}"
     if not trusted:
         raise UsageError(
-            f"{where}: {why}, so a recipe file may not set it; read the file, then set "
+            f"{where}: {why}, so a recipe or run directory may not set it; read the file, then set "
             f"{setting} with --set, or trust the file with --trust-recipe."
         )
-    warnings.warn(f"{where}: set by the recipe, and {why}.", stacklevel=3)
+    warn(f"{where}: set by the recipe, and {why}.")
 
 
 def _asked_for(setting: str, value: Any) -> bool:
@@ -346,7 +345,7 @@ def parse_override(text: str) -> tuple[list[str], Any]:
     path, equals, value = text.partition("=")
     steps = path.strip().split(".")
     if not equals or not all(re.fullmatch(r"[\w-]+", step) for step in steps):
-        raise UsageError(f"--set = {text!r}: must read section.field=value.")
+        raise UsageError(f"--set = {text!r}: must have the form section.field=value.")
     value = value.strip()
     if not value:
         return steps, RESET
@@ -371,9 +370,9 @@ def derived(config: Config) -> dict[str, str]:
     )
     return {
         "completions per step": f"{completions} = prompts_per_step · group_size",
-        "completions per optimiser step": f"{completions // config.update.minibatches}"
+        "completions per optimizer step": f"{completions // config.update.minibatches}"
         " = completions per step / update.minibatches",
-        "optimiser steps": f"{config.steps * updates} = steps · update.epochs · update.minibatches",
+        "optimizer steps": f"{config.steps * updates} = steps · update.epochs · update.minibatches",
         "completions of the run": f"{config.steps * completions} = steps · completions per step",
         "longest sequence in tokens": longest,
     }

@@ -18,7 +18,6 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 from groupwise.algorithms import bind
 from groupwise.config import Config
 from groupwise.config.connect import (
-    configured_engine,
     load_configured,
     second_model,
     select_device,
@@ -26,6 +25,7 @@ from groupwise.config.connect import (
 from groupwise.distributed.addresses import own_address, use_route
 from groupwise.distributed.canary import check_canary
 from groupwise.distributed.ranks import make_member
+from groupwise.distributed.replies import sampling_engine
 from groupwise.distributed.surroundings import received, surroundings
 from groupwise.distributed.team import Member
 from groupwise.distributed.weights import Shipment, accept, shipment
@@ -134,7 +134,7 @@ class Replica:
         self.config: Config = received(settings)
         self.policy = load_configured(self.config)
         select_device(self.config, self.policy)
-        self.engine = configured_engine(self.config, self.policy)
+        self.engine = sampling_engine(self.config, self.policy)
         self.writer = ContinuousWriter(self.engine)
 
     def surroundings(self) -> dict[str, str]:

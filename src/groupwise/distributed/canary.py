@@ -60,7 +60,8 @@ def check_canary(engine: Engine, policy: Policy, *, version: int) -> float:
     gap = canary_gap(engine, policy)
     if gap > limit:
         raise RunError(
-            f"weights of version {version}: the sampler computes with other weights than arrived "
+            f"weights of version {version}: the sampler does not compute with "
+            "the weights that arrived "
             f"(log-probabilities of known tokens differ by {gap:.2g} nats on average)."
         )
     return gap

@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import socket
 import time
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
 from groupwise.config import Config
 from groupwise.distributed import surroundings
 from groupwise.distributed.lost import RankLost
-from groupwise.errors import GroupwiseError, RunError, UsageError, first_line, install_command
+from groupwise.errors import GroupwiseError, RunError, UsageError, first_line, install_command, warn
 
 STORE_MB = 256
 """Shared memory of a cluster that is started here."""
@@ -80,9 +79,7 @@ class Cluster:
                 raise UsageError(problem)
             left, wait_s = self.settings.replicas - 1, FEWER_S
             self.settings = self.settings.model_copy(update={"replicas": left})
-            warnings.warn(
-                f"{problem} Trying with {left} of {config.cluster.replicas} replicas.", stacklevel=2
-            )
+            warn(f"{problem} Trying with {left} of {config.cluster.replicas} replicas.")
         gone = self.ray.exceptions
         self.lost = (gone.RayActorError, gone.ObjectLostError)
         """Errors of a call to a process that was lost, or whose answer was lost with its node."""
@@ -211,7 +208,7 @@ class Cluster:
             raise RunError(f"{name}: did not start: {said[-1]}") from error
         except ray.exceptions.GetTimeoutError as error:
             raise RunError(
-                f"{name}: gave no answer within {limit:.0f} s (distributed.timeout_minutes) while "
+                f"{name}: did not respond within {limit:.0f} s (distributed.timeout_minutes) while "
                 "the run started."
             ) from error
 

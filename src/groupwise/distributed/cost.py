@@ -127,8 +127,8 @@ def step_cost(work: Work, card: Card, *, cards: int, sampling: int) -> StepCost:
     room = MEMORY_SHARE * card.memory - size
     if room < row:
         raise UsageError(
-            f"plan: a card of {card.memory / 1e9:.0f} GB does not hold {size / 1e9:.0f} GB of "
-            "weights and one completion; take larger cards."
+            f"plan: a GPU of {card.memory / 1e9:.0f} GB cannot hold {size / 1e9:.0f} GB of weights "
+            "and one completion; use larger GPUs (--kind)."
         )
     rows = min(work.prompts * work.group / sampling, room / row)
 
@@ -166,7 +166,7 @@ def best_split(work: Work, kind: str, *, cards: int) -> StepCost:
         UsageError: no such card, fewer than two, or a model that does not fit.
     """
     if kind not in CARDS:
-        raise UsageError(f"--kind = {kind!r}: no such card; {suggest(kind, CARDS)}")
+        raise UsageError(f"--kind = {kind!r}: no such GPU; {suggest(kind, CARDS)}")
     if cards < 2:
         raise UsageError(
             f"--gpus = {cards}: must be at least 2, one that samples and one that learns."

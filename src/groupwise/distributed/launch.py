@@ -150,7 +150,7 @@ def kuberay(launch: Launch, *, image: str, claim: str) -> str:
         )
     if not Path(config.output).is_relative_to("/runs"):
         raise UsageError(
-            f"output = {config.output!r}: must lie under /runs, where all pods mount the volume; "
+            f"output = {config.output!r}: must be under /runs, where all pods mount the volume; "
             f"--set output=/runs/{launch.name}."
         )
 

@@ -63,7 +63,7 @@ class DistributedLearner(TorchLearner):
         for rank, theirs in enumerate(shapes):
             if theirs != shapes[0]:
                 raise UsageError(
-                    f"model: rank {rank} has loaded another model than rank 0; model.path must "
+                    f"model: rank {rank} loaded a different model from rank 0; model.path must "
                     "name the same weights on every machine."
                 )
         given = own if self.world.leads else None

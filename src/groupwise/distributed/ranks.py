@@ -15,7 +15,6 @@ from groupwise.algorithms import BoundAlgorithm, bind
 from groupwise.config import Config
 from groupwise.config.connect import (
     Connected,
-    configured_engine,
     configured_learner,
     load_configured,
     second_learner,
@@ -25,6 +24,7 @@ from groupwise.config.connect import (
 from groupwise.distributed.asked import AskedLearner
 from groupwise.distributed.engine import SpreadEngine
 from groupwise.distributed.learner import DistributedLearner, Sharding
+from groupwise.distributed.replies import sampling_engine
 from groupwise.distributed.surroundings import compare, received, surroundings
 from groupwise.distributed.team import Leader, Member, follow
 from groupwise.distributed.world import World
@@ -111,7 +111,7 @@ def make_member(
         sampler = replace(policy, model=copy.deepcopy(policy.model))
     make = partial(DistributedLearner, world=world, sharding=sharding)
     learner = configured_learner(config, algorithm, policy, make=make)
-    engine = configured_engine(config, sampler or policy) if samples else None
+    engine = sampling_engine(config, sampler or policy) if samples else None
     second = partial(second_learner, config, make=make)
     member = Member(world, learner, engine, sampler=sampler, second=second)
     if sharding == "full":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-import warnings
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from groupwise.distributed import connection
 from groupwise.distributed.actors import Replica
-from groupwise.errors import RunError
+from groupwise.errors import RunError, warn
 from groupwise.rollouts.background import versions_kept
 from groupwise.rollouts.spans import Spans
 from groupwise.types import Group, Limits, Metrics, Request, Requests, Sampling, WeightsRef
@@ -140,10 +139,9 @@ class Starting:
                 )
             if left and not self.said:
                 self.said = True
-                warnings.warn(
+                warn(
                     f"{lost}. The run continues with {left} of {self.count} replicas, and takes "
-                    "another as soon as there is room.",
-                    stacklevel=2,
+                    "another as soon as there is room."
                 )
         elif waited_s > limit_s:
             raise RunError(

@@ -95,7 +95,7 @@ class ScorerProcesses:
             asked = [self._result(n, lambda a: a.prepare.remote()) for n in range(len(self.actors))]
             await asyncio.gather(*asked)
         except _Lost as lost:
-            raise RewardError(f"the rewards were not made ready: {lost}.") from None
+            raise RewardError(f"the rewards could not be prepared: {lost}.") from None
 
     def end(self) -> None:
         """Processes end with the cluster."""

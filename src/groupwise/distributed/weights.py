@@ -102,8 +102,8 @@ def take_over(model: Any, weights: WeightsRef) -> None:
     here = PublishedWeights(version=weights.version, named=own)
     if wrong := [name for name in own if here.digest(name) != weights.digest(name)]:
         raise RunError(
-            f"weights of version {weights.version}: {some(wrong)} arrived with other bytes than "
-            "were published."
+            f"weights of version {weights.version}: {some(wrong)} arrived with different "
+            "bytes from those published."
         )
 
 
@@ -114,8 +114,8 @@ def _check_tied(model: Any, weights: WeightsRef) -> None:
     tied = getattr(base.config, "tie_word_embeddings", False)
     if tied and head is not None and head.weight is not embedding.weight:
         raise RunError(
-            f"weights of version {weights.version}: the head is tied to the embedding, but the "
-            "model that samples holds another one."
+            f"weights of version {weights.version}: the head is tied to the embedding, but "
+            "the sampling model has a separate one."
         )
 
 

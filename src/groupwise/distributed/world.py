@@ -308,7 +308,7 @@ class World:
         except RuntimeError:
             return "rank 0, which keeps the addresses of the others, has ended" if rank == 0 else ""
         if host == socket.gethostname() and not _runs(int(number)):
-            return f"rank {rank} (process {number}) has ended without a word"
+            return f"rank {rank} (process {number}) ended without an error message"
         return None
 
 

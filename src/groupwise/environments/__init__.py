@@ -13,9 +13,12 @@ from groupwise.environments.base import (
     Choosing,
     Environment,
     Reply,
+    Resuming,
+    Showing,
     TagEnvironment,
     Tags,
     TagState,
+    resume,
 )
 from groupwise.environments.by_column import by_column, check_column
 from groupwise.environments.functions import FunctionEnvironment
@@ -27,6 +30,8 @@ __all__ = [
     "Environment",
     "FunctionEnvironment",
     "Reply",
+    "Resuming",
+    "Showing",
     "TagEnvironment",
     "TagState",
     "Tags",
@@ -34,5 +39,6 @@ __all__ = [
     "calculator",
     "check_column",
     "python",
+    "resume",
     "search",
 ]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-from groupwise.errors import UsageError
+from groupwise.errors import RunError, UsageError
 from groupwise.registry import Registry
 from groupwise.types import Prompt, Status, Stream
 
@@ -58,11 +58,55 @@ class Environment(Protocol):
 
 
 @runtime_checkable
+class Resuming(Protocol):
+    """An environment whose state can be restored without repeating calls."""
+
+    def resume(self, state: Any, texts: Sequence[str]) -> None:
+        """Bring a new state to where earlier calls left it.
+
+        Args:
+            state: as `begin` returned it.
+            texts: what `reply` was asked, in order; all of these calls succeeded.
+        """
+        ...
+
+
+def resume(environment: Environment, state: Any, texts: Sequence[str]) -> None:
+    """Bring a new state to where earlier calls left it. The calls are repeated unless the
+    environment is `Resuming`.
+
+    Raises:
+        RunError: a repeated call failed.
+    """
+    if isinstance(environment, Resuming):
+        environment.resume(state, texts)
+    else:
+        _repeat(environment, state, texts)
+
+
+def _repeat(environment: Environment, state: Any, texts: Sequence[str]) -> None:
+    for text in texts:
+        reply = environment.reply(state, text)
+        if reply.status is not Status.OK:
+            raise RunError(f"environment: an earlier call failed when repeated: {reply.text}")
+
+
+@runtime_checkable
 class Choosing(Protocol):
     """An environment that hands each prompt to one of several."""
 
     def choice(self, prompt: Prompt) -> str:
         """The name of the environment that replies to the completions of a prompt."""
+        ...
+
+
+@runtime_checkable
+class Showing(Protocol):
+    """An environment whose functions are shown to the model by the chat template."""
+
+    @property
+    def schemas(self) -> tuple[Mapping[str, Any], ...]:
+        """The functions, as `apply_chat_template` takes them."""
         ...
 
 
@@ -157,6 +201,20 @@ class TagEnvironment:
             return self._wrapped(Reply(text="error: no calls left", values={"refused": 1.0}))
         reply = self.answer(state, call)
         return self._wrapped(reply) if reply.status is Status.OK else reply
+
+    def resume(self, state: TagState, texts: Sequence[str]) -> None:
+        """Note earlier calls. They are repeated only in a subclass that overrides `begin`, `reply`
+        or `answer`, because its state may depend on them."""
+        own = type(self)
+        keeps_more = any(
+            getattr(own, name) is not getattr(TagEnvironment, name)
+            for name in ("begin", "reply", "answer")
+        )
+        if keeps_more:
+            _repeat(self, state, texts)
+            return
+        calls = map(self._call, texts)
+        state.calls += [call for call in calls if call is not None]
 
     def answer(self, state: TagState, call: str) -> Reply:
         """The bare result of a call; overridden by environments that keep more of a completion."""

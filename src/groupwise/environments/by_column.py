@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from groupwise.environments.base import ENVIRONMENTS, Environment, Reply
+from groupwise.environments.base import ENVIRONMENTS, Environment, Reply, resume
 from groupwise.errors import UsageError, suggest
 from groupwise.registry import FunctionSpec
 from groupwise.types import Prompt, Stream
@@ -79,6 +79,11 @@ class ByColumn:
         """What the prompt's environment replies."""
         environment, inner = state
         return environment.reply(inner, text)
+
+    def resume(self, state: tuple[Environment, Any], texts: Sequence[str]) -> None:
+        """Have the prompt's environment resume."""
+        environment, inner = state
+        resume(environment, inner, texts)
 
 
 def check_column(

@@ -9,12 +9,30 @@ from typing import Any
 
 from groupwise.environments.base import Reply, TagEnvironment, Tags
 from groupwise.environments.processes import CallFailed, FunctionProcesses, call, sendable
-from groupwise.errors import UsageError, suggest
+from groupwise.errors import UsageError, first_line, suggest
 
 CALL_TAGS = Tags(
     call=("<tool_call>", "</tool_call>"), result=("<tool_response>", "</tool_response>")
 )
 """Tags of Qwen's and Hermes' templates."""
+
+
+def schema_of(function: Callable[..., Any]) -> Mapping[str, Any]:
+    """A function as chat templates show it: name, description and JSON schema of its parameters.
+
+    Raises:
+        UsageError: a parameter without type or description.
+    """
+    from transformers.utils.chat_template_utils import get_json_schema
+
+    try:
+        return get_json_schema(function)
+    except Exception as error:  # of several kinds that transformers does not export
+        raise UsageError(
+            f"tools: {function.__name__}: cannot be described to the model "
+            f"({first_line(error)}); give every parameter a type and a line under 'Args:' in a "
+            "docstring of Google's style."
+        ) from error
 
 
 class FunctionEnvironment(TagEnvironment):
@@ -30,6 +48,9 @@ class FunctionEnvironment(TagEnvironment):
     Functions at the top level of a module run in worker processes, which are killed if they take
     too long; each has its own copy of the module's variables. Closures, methods of an object and
     functions of the script itself run in this process: what ends it ends the run.
+
+    A chat template that shows tools shows these functions, whose docstrings must then describe
+    every parameter.
 
     Args:
         functions: with names that differ; they must not take positional-only arguments.
@@ -68,6 +89,15 @@ class FunctionEnvironment(TagEnvironment):
             raise UsageError(f"seconds = {seconds!r}: must be greater than 0.")
         sent = {name: each for name, each in self.functions.items() if sendable(each)}
         self.processes = FunctionProcesses(sent, seconds=seconds)
+
+    @property
+    def schemas(self) -> tuple[Mapping[str, Any], ...]:
+        """The functions as chat templates show them.
+
+        Raises:
+            UsageError: a parameter without type or description.
+        """
+        return tuple(map(schema_of, self.functions.values()))
 
     def _called(self, said: str) -> Reply:
         try:

@@ -2,20 +2,49 @@
 
 from __future__ import annotations
 
+import zlib
+
 from groupwise.environments.base import ENVIRONMENTS, Reply, TagEnvironment, Tags, TagState
 from groupwise.errors import UsageError
+from groupwise.registry import checked_by
 from groupwise.rewards.code.sandbox import Limits, Outcome, Verdict, run_inputs, unavailable
+from groupwise.types import Prompt, Stream
 
-_MARK = "\x1e\x1e\x1e"
-"""Printed before the last program, so that the repeated output of earlier ones can be removed."""
-_QUIET = f"print({_MARK!r}, end='', flush=True)\n"
+_MARK, _RAISED = "\x1e\x1e\x1e", "\x1d\x1d\x1d"
+"""Printed before the last program, so that the repeated output of earlier ones can be removed, and
+before the exception that it raised."""
+_SEED = "__import__('random').seed({seed})"
+_EARLIER = """\
+try:
+    exec(compile({program!r}, "<program>", "exec"), globals())
+except BaseException:
+    pass
+"""
+_LAST = f"""\
+print({_MARK!r}, end="", flush=True, file=__import__("sys").__stdout__)
+try:
+    exec(compile({{program!r}}, "<program>", "exec"), globals())
+except SystemExit:
+    raise
+except BaseException as error:
+    print(
+        {_RAISED!r} + __import__("traceback").format_exception_only(error)[-1],
+        flush=True,
+        file=__import__("sys").__stdout__,
+    )
+"""
 
 
 class _State(TagState):
-    """The programs of one completion that ran without an error."""
+    """The programs of one completion that came to an end, even by an exception.
 
-    def __init__(self) -> None:
+    Args:
+        seed: of the module `random`, before the first program.
+    """
+
+    def __init__(self, seed: int) -> None:
         super().__init__()
+        self.seed = seed
         self.programs: list[str] = []
 
 
@@ -23,7 +52,11 @@ class PythonEnvironment(TagEnvironment):
     """Runs the programs of a completion, each after those before it, so that names stay defined.
 
     Every call starts a sandbox of its own and runs the earlier programs again: nothing outlives a
-    call, and a completion that is continued elsewhere finds the same names.
+    call, and a completion that is continued elsewhere finds the same names. Names that a program
+    defined before it raised an exception stay as well. `random` is seeded from the stream, so its
+    numbers repeat; values that depend on the time, on `os.urandom` or on the order of a set of
+    strings do not. The time of earlier programs counts in every call. A program that was stopped or
+    that ended its process leaves nothing behind.
 
     Args:
         tags: where programs and results stand.
@@ -47,28 +80,35 @@ class PythonEnvironment(TagEnvironment):
         self.limits = limits
         if reason := unavailable():
             raise UsageError(
-                f"environment.name = 'python': {reason}; programs of a model are not run without "
-                "a sandbox."
+                f"environment.name = 'python': {reason}; programs written by a model "
+                "run only in a sandbox."
             )
 
-    def begin(self, *_: object, **__: object) -> _State:
+    def begin(self, prompt: Prompt, *, stream: Stream) -> _State:
         """A completion without programs."""
-        return _State()
+        return _State(zlib.crc32(repr((tuple(stream), prompt.id)).encode()))
 
     def answer(self, state: TagState, call: str) -> Reply:
         """What the program prints, or the last line of its error."""
         assert isinstance(state, _State)
         program = _unfenced(call)
-        whole = "\n".join([*state.programs, _QUIET, program])
+        earlier = [_EARLIER.format(program=each) for each in state.programs]
+        last = _LAST.format(program=program)
+        whole = "\n".join([_SEED.format(seed=state.seed), *earlier, last])
         (ran,) = run_inputs(whole, [""], limits=self.limits)
         if isinstance(ran, Outcome):
             failed = {"timeout": 1.0} if ran.verdict is Verdict.TIMEOUT else {"malformed": 1.0}
             said = (ran.detail or ran.verdict.value).rpartition("\n")[2]
             return Reply(text=f"error: {said}", values=failed)
         state.programs.append(program)
-        return Reply(text=_shortened(ran.rpartition(_MARK)[2].strip(), self.max_result_chars))
+        said, raised, error = ran.rpartition(_MARK)[2].partition(_RAISED)
+        if raised:
+            error = error.strip().rpartition("\n")[2]
+            return Reply(text=f"error: {error}", values={"malformed": 1.0})
+        return Reply(text=_shortened(said.strip(), self.max_result_chars))
 
 
+@checked_by(Limits)
 @ENVIRONMENTS.register
 def python(
     *,
@@ -82,7 +122,7 @@ def python(
     """Runs programs in the sandbox of code rewards: no network, no files, limits on everything.
 
     Args:
-        opening, closing: tags around a program; a fence of ``` inside them is left out.
+        opening, closing: tags around a program; a Markdown fence inside them is removed.
         seconds: wall-clock time of a call.
         memory_mb: address space of a program, in MiB.
         max_result_chars: characters of a result; the middle of a longer one is left out.

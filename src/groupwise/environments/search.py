@@ -19,6 +19,8 @@ def search(
     top_k: int = 3,
     tags: str = "search-r1",
     encoder: str = "",
+    query_prefix: str = "",
+    passage_prefix: str = "",
     index_folder: str = "",
     max_result_chars: int = 2000,
     max_calls: int = 4,
@@ -27,10 +29,12 @@ def search(
 
     Args:
         corpus: file of passages, or "closed_world" for the pages of that generator.
-        server: address of a retrieval server that speaks /retrieve, in place of a corpus.
+        server: address of a retrieval server with /retrieve, instead of a corpus.
         top_k: passages per query.
         tags: whose tags: "search-r1", "research" or "r1-searcher".
-        encoder: model folder whose vectors are compared exactly; empty searches by BM25.
+        encoder: model folder whose vectors are compared exactly; if empty, BM25.
+        query_prefix, passage_prefix: put before queries and passages for an encoder that was
+            trained so, such as "query: " and "passage: " for E5.
         index_folder: keeps the index of a corpus between runs; empty builds it in memory.
         max_result_chars: characters of a result; the rest is cut inside its tags.
         max_calls: queries of one completion.
@@ -48,15 +52,21 @@ def search(
         raise UsageError(
             f"environment.corpus = {corpus!r}: give either a corpus or environment.server."
         )
-    if server and encoder:
-        raise UsageError(
-            f"environment.encoder = {encoder!r}: goes with a corpus; a server has its own index."
-        )
+    of_index = {
+        "encoder": encoder,
+        "query_prefix": query_prefix,
+        "passage_prefix": passage_prefix,
+    }
+    for name, value in of_index.items():
+        if server and value:
+            raise UsageError(
+                f"environment.{name} = {value!r}: needs a corpus; a server has its own index."
+            )
     if server:
         found: Finder = Client(server)
     else:
         folder = Path(index_folder).expanduser() if index_folder else None
-        found = make_index(read_corpus(corpus), encoder=encoder, folder=folder)
+        found = make_index(read_corpus(corpus), folder=folder, **of_index)
     tool = functools.partial(_find, index=found, top_k=top_k)
     return TagEnvironment(
         tool, tags=SEARCH_TAGS[tags], max_result_chars=max_result_chars, max_calls=max_calls
@@ -65,7 +75,7 @@ def search(
 
 @ENVIRONMENTS.register
 def no_search(*, tags: str = "search-r1", max_calls: int = 4) -> TagEnvironment:
-    """A search that never finds anything: what a model answers without its tool.
+    """A search that never finds anything, to measure what a model answers without its tool.
 
     Args:
         tags: as of `search`.

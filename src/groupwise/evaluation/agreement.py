@@ -1,4 +1,4 @@
-"""Agreement of a score, such as a judge's or a learnt verifier's, with the verdict of a rule."""
+"""Agreement of a score, such as a judge's or a learned verifier's, with the verdict of a rule."""
 
 from __future__ import annotations
 

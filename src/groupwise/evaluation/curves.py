@@ -89,7 +89,7 @@ def summarise(
             f"curve: must have one finite value per step; got {y.size} for {x.size} steps."
         )
     if (np.diff(x) <= 0).any():
-        raise UsageError("curve: steps must ascend.")
+        raise UsageError("curve: steps must be in ascending order.")
     smoothed = smooth(y, window=window)
     above = np.flatnonzero(smoothed >= threshold)
     return CurveSummary(

@@ -15,13 +15,21 @@ from groupwise.rewards import extract_answer
 from groupwise.rewards.extract import Style
 from groupwise.rewards.math.numbers import plain_number
 from groupwise.rewards.math.reward import exact_answer
-from groupwise.types import Group, Prompt
+from groupwise.types import Completion, Group, Prompt
 
 DIFFICULTY = ("level", "difficulty", "people", "hops")
 """Columns of the data that say how hard a problem is; the first one that is there counts."""
 
 MOST_LEVELS = 12
 """A column with more different values is no scale of difficulty."""
+
+MOST_CALLS = 5
+"""Answers with more calls of tools are counted among those with this number."""
+
+
+def calls_made(completion: Completion) -> int:
+    """Number of calls of a completion, at most `MOST_CALLS`."""
+    return min(int(completion.values.get("calls", 0)), MOST_CALLS)
 
 
 def details(
@@ -42,7 +50,8 @@ def details(
         `well_formed`, `right_if_formed`: greedy answers in which the reward finds an answer, and
         how many of those are right; `length`, `truncated`: of the sampled answers, and
         `length_right`, `length_wrong` over prompts with such an answer; `calls` of tools where
-        there are any;
+        there are any, and `accuracy_after_n_calls` of the sampled answers with n calls, over
+        prompts with such an answer;
         the score of the Korean orthography task where its rewards are (`korean_figures`);
         `seed_deviation`: standard deviation of the sampled accuracy over several seeds.
         Shares of greedy answers have Wilson's interval, the others a bootstrap over prompts, each
@@ -60,6 +69,8 @@ def details(
         if best.value != plain[f"pass_at_{k}"].value:
             figures[f"best_at_{k}"] = best
     figures |= {name: plain[name] for name in ("reward", "calls") if name in plain}
+    if "calls" in plain:
+        figures |= _by_calls(measured)
     figures |= korean_figures(measured.greedy_groups, measured.greedy_parts, prompts)
     figures["length"] = prompt_mean(measured.lengths)
     for name, those in (("right", measured.sampled == 1), ("wrong", measured.sampled == 0)):
@@ -72,11 +83,45 @@ def details(
             figures[f"length_{name}"] = prompt_mean(lengths)
     figures["truncated"] = prompt_mean(measured.truncations)
     if measured.seeds > 1 and "sampled" in plain:
-        by_seed = np.nanmean(measured.sampled.reshape(-1, measured.seeds, k), axis=(0, 2))
         unknown = float("nan")
         figures["seed_deviation"] = Estimate(
-            value=float(by_seed.std(ddof=1)), low=unknown, high=unknown
+            value=float(_by_seed(measured).std(ddof=1)), low=unknown, high=unknown
         )
+    return figures
+
+
+def _by_seed(measured: Measurement) -> np.ndarray:
+    """The sampled accuracy of every sampling seed."""
+    shape = (-1, measured.seeds, measured.samples)
+    return np.nanmean(measured.sampled.reshape(shape), axis=(0, 2))
+
+
+def reordered(models: Sequence[Measurement]) -> float | None:
+    """The share of sampling seeds in which a model is below another that it is above over all
+    seeds, by sampled accuracy.
+
+    Returns:
+        None for a single model or seed, and where a model was not judged.
+
+    Source: "A sober look at progress in language model reasoning" (2504.07086).
+    """
+    if len(models) < 2 or models[0].seeds < 2 or any(np.isnan(m.sampled).all() for m in models):
+        return None
+    by_seed = np.stack([_by_seed(each) for each in models])
+    signs = np.sign(by_seed[:, None] - by_seed[None])
+    over_all = np.sign(by_seed.mean(1)[:, None] - by_seed.mean(1)[None])
+    return float((signs * over_all[..., None] < 0).any((0, 1)).mean())
+
+
+def _by_calls(measured: Measurement) -> dict[str, Estimate]:
+    """Sampled accuracy by number of calls, over prompts with such an answer."""
+    calls = np.array([[calls_made(c) for c in group.completions] for group in measured.groups])
+    calls[np.isnan(measured.sampled)] = -1
+    figures = {}
+    for n in range(MOST_CALLS + 1):
+        rows = zip(measured.sampled, calls == n, strict=True)
+        if means := [row[chosen].mean() for row, chosen in rows if chosen.any()]:
+            figures[f"accuracy_after_{n}_calls"] = prompt_mean(means)
     return figures
 
 

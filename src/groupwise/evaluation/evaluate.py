@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ import numpy as np
 from groupwise.config import Config
 from groupwise.config.connect import configured_engine, load_to_answer, make_scorer
 from groupwise.config.data import load_eval, load_train, rendered
-from groupwise.errors import UsageError
+from groupwise.errors import UsageError, warn
 from groupwise.evaluation import (
     Estimate,
     Figure,
@@ -27,7 +26,7 @@ from groupwise.evaluation import (
     prompt_mean,
     title_of,
 )
-from groupwise.evaluation.details import by_difficulty, details
+from groupwise.evaluation.details import by_difficulty, details, reordered
 from groupwise.evaluation.measure import Measurement, measure
 from groupwise.evaluation.reflection import TRIGGERS, corrupted_items, own_errors, recovery
 from groupwise.models import Policy
@@ -50,6 +49,8 @@ class EvaluationResult:
         split: the evaluated split of the data.
         verdicts: how each model compares with the last one.
         shared: number of prompts that are training prompts too; None where that is unknown.
+        reordered: share of the sampling seeds that put two models in the other order than all seeds
+            together do; None for a single seed or model.
     """
 
     measurements: Mapping[str, Measurement]
@@ -57,6 +58,7 @@ class EvaluationResult:
     split: str
     verdicts: tuple[str, ...]
     shared: int | None
+    reordered: float | None = None
 
     def table(self) -> FigureTable:
         """All figures with intervals."""
@@ -77,6 +79,7 @@ class EvaluationResult:
             "sections": values,
             "verdicts": list(self.verdicts),
             "shared_prompts": self.shared,
+            "reordered": self.reordered,
         }
 
 
@@ -112,7 +115,7 @@ def evaluate(
         )
     shared = _shared(config, prompts)
     if shared:
-        warnings.warn(contamination_warning(shared, len(prompts)), stacklevel=2)
+        warn(contamination_warning(shared, len(prompts)))
     measurements: dict[str, Measurement] = {}
     figures: dict[str, Mapping[str, Mapping[str, Estimate]]] = {}
     for name, model in zip(names or short_names(models), models, strict=True):
@@ -120,15 +123,26 @@ def evaluate(
             config, model, prompts, seeds=seeds, reflection=reflection
         )
     *others, last = measurements
+    swapped = reordered([*measurements.values()])
     return EvaluationResult(
         measurements=measurements,
         figures=figures,
         split=config.data.eval_split,
         verdicts=(
             *(text for model in others for text in _verdicts(model, last, measurements)),
+            *([] if swapped is None else [_order_note(swapped, seeds)]),
             *filter(None, [coverage_note(min(len(m.greedy) for m in measurements.values()))]),
         ),
         shared=shared,
+        reordered=swapped,
+    )
+
+
+def _order_note(share: float, seeds: int) -> str:
+    """How often a single seed would have ranked the models otherwise."""
+    return (
+        f"In {round(share * seeds)} of {seeds} sampling seeds, sampled accuracy puts two models in "
+        "the other order than over all seeds."
     )
 
 

@@ -207,7 +207,7 @@ def bootstrap(sample: np.ndarray, *, level: float, resamples: int, seed: int) ->
 def _finite(values: Numbers, where: str) -> np.ndarray:
     sample = np.asarray(values, dtype=float)
     if sample.size == 0 or not np.isfinite(sample).all():
-        raise UsageError(f"{where}: must hold at least one number, all of them finite.")
+        raise UsageError(f"{where}: must contain at least one number, all of them finite.")
     return sample
 
 

@@ -117,7 +117,7 @@ def _written(section: Section, name: str, text: str | None) -> Section:
     config = section.config
     if text is not None:
         if "{question}" not in text:
-            raise UsageError(f"--templates: {name} must hold {{question}}.")
+            raise UsageError(f"--templates: {name} must contain {{question}}.")
         kept = [each for each in _transforms(config) if each.name != template.__name__]
         config = _with(config, [*kept, spec(template.__name__, text=text)])
     return replace(section, name=f"{section.name}, template {name}", config=config)

@@ -115,7 +115,7 @@ def coefficients(
 
     Args:
         algorithm: the algorithm.
-        scored: the groups of one optimiser step, with their rewards.
+        scored: the groups of one optimizer step, with their rewards.
 
     Raises:
         UsageError: the data lacks something that the algorithm needs, or tokens of one completion
@@ -140,7 +140,9 @@ def coefficients(
     rows = slope.double().sum(1) / step.mask.sum(1).clamp(min=1)
     uneven = torch.where(step.mask, (slope - rows[:, None]).abs(), 0).amax()
     if uneven > 1e-5 * slope.abs().amax():
-        raise UsageError("tokens of one completion get different weights, which is not measured.")
+        raise UsageError(
+            "this algorithm weights the tokens of a completion differently, which is not measured."
+        )
     return -len(scored.groups) * rows.view(shape).numpy()
 
 

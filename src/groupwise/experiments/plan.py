@@ -164,17 +164,37 @@ def read_plan(path: str | Path, *, trusted: bool = False) -> Plan:
     Raises:
         UsageError: no such file, not TOML, or a setting that cannot be used.
     """
+    values = _values(path)
+    if not trusted:
+        _refuse_code(checked(Plan, values))
+    return make_plan(values)
+
+
+def differing(path: str | Path, plan: Plan) -> list[str]:
+    """The settings in which an experiment file differs from a plan. Nothing that the file names is
+    looked up, since the file may come from elsewhere.
+
+    Raises:
+        UsageError: no such file, not TOML, or a setting that cannot be used.
+    """
+    file = checked(Plan, _values(path))
+    filled = {name: getattr(file, name) or getattr(plan, name) for name in ("against", "splits")}
+    if file.tuning is not None and plan.tuning is not None:
+        rates = file.tuning.learning_rates or plan.tuning.learning_rates
+        filled["tuning"] = file.tuning.model_copy(update={"learning_rates": rates})
+    before, now = file.model_copy(update=filled).model_dump(), plan.model_dump()
+    return [key for key in now if now[key] != before[key]]
+
+
+def _values(path: str | Path) -> dict[str, Any]:
     try:
-        values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"plan = {str(path)!r}: is not valid TOML: {error}.") from None
     except OSError as error:
         raise UsageError(f"plan = {str(path)!r}: cannot be read ({error.strerror}).") from None
     except UnicodeDecodeError:
         raise UsageError(f"plan = {str(path)!r}: must be a text file in UTF-8.") from None
-    if not trusted:
-        _refuse_code(checked(Plan, values))
-    return make_plan(values)
 
 
 def _refuse_code(plan: Plan) -> None:
@@ -183,13 +203,15 @@ def _refuse_code(plan: Plan) -> None:
         if why := distrusted(override):
             raise UsageError(
                 f"set = {override!r}: {why}, so an experiment file may not set it; use "
-                "compare RECIPE --set instead."
+                "compare RECIPE --set instead, or report --trust-recipe for an experiment of "
+                "your own."
             )
     for place, arm in enumerate(plan.arms):
         if names_code(arm.algorithm):
             raise UsageError(
                 f"arms.{place}.algorithm = {arm.algorithm!r}: names code, so an experiment file "
-                "may not set it; import the file with --import and name the row."
+                "may not set it; import the file with --import and name the row, or use report "
+                "--trust-recipe for an experiment of your own."
             )
 
 
@@ -210,13 +232,13 @@ def make_plan(values: Mapping[str, Any]) -> Plan:
     for label in labels:
         if label == "base":
             raise UsageError(
-                "arms: label = 'base': is what results call the model before training; choose "
-                "another name."
+                "arms: label = 'base': is reserved for the model before training; "
+                "choose another name."
             )
         if labels.count(label) > 1:
             raise UsageError(
-                f"arms: two have the label {label!r}; give them names of their own, as "
-                f"label = … in the file or NAME={label} on the command line."
+                f"arms: two have the label {label!r}; rename one with label = … in the file, or "
+                f"with NAME={label} on the command line."
             )
     for place, arm in enumerate(plan.arms):
         if arm.model is None and arm.algorithm not in ALGORITHMS:
@@ -274,8 +296,8 @@ def _check_seeds(plan: Plan) -> None:
             raise UsageError(f"{where} = {list(seeds)}: every seed must occur once.")
     if shared := sorted({*plan.seeds} & {*_tuning_seeds(plan)}):
         raise UsageError(
-            f"tuning.seeds: {', '.join(map(str, shared))} must not be among the seeds of the "
-            "comparison, on which a rate chosen on them would look better than it is."
+            f"tuning.seeds: {', '.join(map(str, shared))} must not be seeds of the comparison, "
+            "because a learning rate looks better than it is on the seeds it was chosen on."
         )
     if plan.tuning is None:
         return
@@ -291,8 +313,8 @@ def _check_seeds(plan: Plan) -> None:
     for place, arm in enumerate(plan.arms):
         if arm.learning_rate is not None:
             raise UsageError(
-                f"arms.{place}.learning_rate = {arm.learning_rate}: is fixed, but [tuning] is to "
-                "find it; leave out one of the two."
+                f"arms.{place}.learning_rate = {arm.learning_rate}: is fixed, but [tuning] "
+                "searches for it; remove one of the two."
             )
 
 
@@ -306,9 +328,9 @@ def _check_matching(plan: Plan, arm: Arm, config: Config) -> None:
         raise UsageError(f"steps = {config.steps}: a learning curve needs at least 2.")
     if plan.match != "samples" and config.optimizer.schedule != "constant":
         raise UsageError(
-            f"match = {plan.match!r}: the number of steps is then not known beforehand, which "
-            f"optimizer.schedule = {config.optimizer.schedule!r} needs ({arm.label}); set it to "
-            "'constant', or match = 'samples'."
+            f"match = {plan.match!r}: the number of steps is not known in advance, but "
+            f"optimizer.schedule = {config.optimizer.schedule!r} needs it ({arm.label}); set the "
+            "schedule to 'constant', or match = 'samples'."
         )
     for text in chain(plan.set, arm.set):
         key = text.partition("=")[0].strip()
@@ -322,5 +344,5 @@ def _check_matching(plan: Plan, arm: Arm, config: Config) -> None:
     for text in arm.set:
         if text.startswith("optimizer.learning_rate"):
             raise UsageError(
-                f"arms: set = {text!r}: an arm says this as learning_rate = … ({arm.label})."
+                f"arms: set = {text!r}: use learning_rate = … of the arm instead ({arm.label})."
             )

@@ -118,8 +118,8 @@ class Result:
             return cls(**values)
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             raise UsageError(
-                f"{path}: is not the result of a run in format {FORMAT}; delete it, and the run "
-                "is done again."
+                f"{path}: is not the result of a run in format {FORMAT}; delete it to "
+                "repeat the run."
             ) from None
 
 

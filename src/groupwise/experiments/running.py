@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -12,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from groupwise.config import load
-from groupwise.errors import UsageError
+from groupwise.errors import UsageError, warn
 from groupwise.evaluation.verdicts import MIN_SEEDS
 from groupwise.experiments.analysis import Analysis, analyse, choices
 from groupwise.experiments.jobs import Job
-from groupwise.experiments.plan import Arm, Plan, Tuning, make_plan, read_plan, toml
+from groupwise.experiments.plan import Arm, Plan, Tuning, differing, make_plan, read_plan, toml
 from groupwise.experiments.progress_table import ProgressTable
 from groupwise.experiments.results import Result, hash_of, place, read_results
 from groupwise.experiments.tuning import Choice, at_rate, equal_rate_runs
@@ -162,9 +161,7 @@ def run_plan(plan: Plan, *, output: str | Path, jobs: int | None = None) -> Expe
         KeyboardInterrupt: after Ctrl-C; the same call continues.
     """
     if len(plan.seeds) < MIN_SEEDS:
-        warnings.warn(
-            f"seeds = {list(plan.seeds)}: a verdict needs at least {MIN_SEEDS} seeds.", stacklevel=2
-        )
+        warn(f"seeds = {list(plan.seeds)}: a verdict needs at least {MIN_SEEDS} seeds.")
     folder = Path(output)
     refuse_foreign_files(folder, (*RUN_FILES, *EXPERIMENT_FILES))
     with closing(RunLock(folder)):
@@ -177,18 +174,37 @@ def run_plan(plan: Plan, *, output: str | Path, jobs: int | None = None) -> Expe
             except KeyboardInterrupt:
                 progress.log(f"interrupted; the same command continues the experiment in {folder}")
                 raise
-        return report(folder)
+        return _reported(folder, _analysed(folder, plan))
 
 
-def analysis_of(folder: str | Path) -> Analysis:
+def analysis_of(folder: str | Path, *, trusted: bool = False) -> Analysis:
     """The comparison of the results in the folder of an experiment, with the settings of its runs.
 
+    Args:
+        trusted: accept settings of its plan that can run code; the folder may come from elsewhere.
+
     Raises:
-        UsageError: no experiment in the folder.
+        UsageError: no experiment in the folder, or a plan that needs trust.
         RunError: no run of the reference arm has finished.
     """
     folder = Path(folder)
-    plan = read_plan(folder / "experiment.toml", trusted=True)
+    return _analysed(folder, read_plan(folder / "experiment.toml", trusted=trusted))
+
+
+def report(folder: str | Path, *, trusted: bool = False) -> Experiment:
+    """Write the comparison of an experiment's results: `comparison.json`, a page and a picture.
+
+    Args:
+        trusted: as in `analysis_of`.
+
+    Raises:
+        UsageError: no experiment in the folder, or a plan that needs trust.
+        RunError: no run of the reference arm has finished.
+    """
+    return _reported(Path(folder), analysis_of(folder, trusted=trusted))
+
+
+def _analysed(folder: Path, plan: Plan) -> Analysis:
     found = analyse(plan, [r for r in read_results(folder) if r.experiment == plan.digest])
     runs = [
         replace(run, config=settings_of(folder / "runs" / run.label / f"seed-{run.seed}"))
@@ -197,15 +213,7 @@ def analysis_of(folder: str | Path) -> Analysis:
     return replace(found, runs=runs)
 
 
-def report(folder: str | Path) -> Experiment:
-    """Write the comparison of an experiment's results: `comparison.json`, a page and a picture.
-
-    Raises:
-        UsageError: no experiment in the folder.
-        RunError: no run of the reference arm has finished.
-    """
-    folder = Path(folder)
-    analysis = analysis_of(folder)
+def _reported(folder: Path, analysis: Analysis) -> Experiment:
     plan = analysis.plan
     found = analysis.as_dict()
     text = json.dumps(found, indent=2, ensure_ascii=False) + "\n"
@@ -370,15 +378,12 @@ def _finished(job: Job) -> bool:
 def _check(result: Result, job: Job) -> None:
     """Refuse a result of another plan or other settings."""
     if result.experiment != job.result.experiment:
-        changed = "by another plan than experiment.toml has now; take the plan"
+        changed = "with a plan that has changed since; restore experiment.toml"
     elif result.config_hash != hash_of(load(job.recipe, job.overrides)):
-        changed = f"with other settings than {job.recipe} has now; take the recipe"
+        changed = f"with settings that have changed since; restore {job.recipe}"
     else:
         return
-    raise UsageError(
-        f"{job.place}: was run {changed} back to what it was, or choose another folder "
-        "with --output."
-    )
+    raise UsageError(f"{job.place}: was run {changed}, or choose another folder with --output.")
 
 
 def _fix_plan(plan: Plan, folder: Path) -> None:
@@ -391,10 +396,9 @@ def _fix_plan(plan: Plan, folder: Path) -> None:
     if not path.exists():
         replace_text(path, toml(plan))
         return
-    before, now = read_plan(path, trusted=True).model_dump(), plan.model_dump()
-    if changed := [key for key in now if now[key] != before[key]]:
+    if changed := differing(path, plan):
         raise UsageError(
-            f"output = {str(folder)!r}: holds an experiment that was fixed with other "
+            f"output = {str(folder)!r}: contains an experiment that differs in "
             f"{' and '.join(changed)}; choose another folder with --output, or continue it "
             f"with --plan {path}."
         )

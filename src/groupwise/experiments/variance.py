@@ -84,7 +84,7 @@ class Variance:
     Attributes:
         estimators: best first, by `step_cosine`.
         left_out: reasons why others could not be measured, by name.
-        step: groups of an optimiser step, P.
+        step: groups of an optimizer step, P.
         group: completions of each.
         pass_rate: mean over the groups measured.
         reference: completions behind the reference gradient.
@@ -153,7 +153,9 @@ def variance(
         undo.callback(connected.engine.close)
         learner = connected.learner
         if not isinstance(learner, TorchLearner):
-            raise UsageError("variance: runs in one process; leave out torchrun and [cluster].")
+            raise UsageError(
+                "variance: runs in one process; start it without torchrun, and remove [cluster]."
+            )
         ready = rendered(config, connected.policy, load_train(config))
         source = RolloutSource(
             ready.prompts,

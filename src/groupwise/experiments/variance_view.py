@@ -102,7 +102,7 @@ def write_variance_png(found: Variance, output: str | Path) -> Path:
 
     shown = [e for e in found.estimators if math.isfinite(e.whole.step_cosine.value)]
     if not shown:
-        raise UsageError("--png: no estimator has a gradient here, so there is nothing to draw.")
+        raise UsageError("--png: no estimator has a gradient here, so there is nothing to plot.")
     figure = Figure(figsize=(9.5, 1.4 + 0.26 * len(shown)), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots(1, 3, sharey=True, width_ratios=(1, 1, 1.1))

@@ -114,6 +114,7 @@ def evaluate_base(job: Job, prepared: Prepared) -> None:
             replace_text(new, json.dumps(row))
             new.replace(path)
         prepared.trainer.monitor.write_evaluation(0, row)
+    prepared.trainer.evaluation.at_start = False  # It has just been done.
 
 
 def train(job: Job, reporter: Reporter) -> Result:

@@ -14,13 +14,12 @@ import importlib.metadata
 import os
 import re
 import sys
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from groupwise.errors import UsageError, suggest
+from groupwise.errors import UsageError, suggest, warn
 
 ENVIRONMENT = "GROUPWISE_IMPORT"
 """Environment variable with what `--import` named, separated like PATH."""
@@ -76,7 +75,9 @@ def resolve(name: str, *, kind: str) -> Any:
     """
     match = _PATH.fullmatch(name)
     if match is None:
-        raise UsageError(f"{kind} = {name!r}: must read path.py:function or module:function.")
+        raise UsageError(
+            f"{kind} = {name!r}: must have the form path.py:function or module:function."
+        )
     module = _load(match["place"])
     found = getattr(module, match["name"], None)
     if found is None:
@@ -99,10 +100,9 @@ def discover() -> tuple[str, ...]:
         try:
             point.load()
         except Exception as error:
-            warnings.warn(
+            warn(
                 f"entry point {point.name} = {point.value!r}: cannot be loaded "
-                f"({type(error).__name__}: {error}).",
-                stacklevel=2,
+                f"({type(error).__name__}: {error})."
             )
         else:
             found.append(point.name)

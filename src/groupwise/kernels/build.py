@@ -29,6 +29,7 @@ from typing import Any
 
 import torch
 
+from groupwise.errors import warn
 from groupwise.kernels.structures import prepare
 
 SOURCES = sorted(Path(__file__).with_name("cpp").iterdir())
@@ -58,10 +59,9 @@ def compiled() -> ctypes.CDLL | None:
     try:
         return prepare(_loaded(_kernels()))
     except (OSError, subprocess.SubprocessError) as error:
-        warnings.warn(
+        warn(
             f"CPU kernels cannot be compiled ({_reason(error)}); PyTorch computes instead, which "
-            'takes longer. model.kernels = "torch" asks for that without a warning.',
-            stacklevel=2,
+            'takes longer. model.kernels = "torch" asks for that without a warning.'
         )
         return None
 
@@ -111,10 +111,9 @@ def allocator() -> ctypes.CDLL | None:
     try:
         return _loaded(_allocator())
     except (OSError, subprocess.SubprocessError) as error:
-        warnings.warn(
+        warn(
             f"the allocator cannot be compiled ({_reason(error)}); PyTorch's own is used, with "
-            "which the process may need half as much memory again.",
-            stacklevel=2,
+            "which the process may need half as much memory again."
         )
         return None
 
@@ -152,10 +151,9 @@ def _loaded(program: _Program) -> ctypes.CDLL:
 @cache
 def _warn_of_cache(folder: Path, reason: str) -> None:
     """Once for a reason, however many programs are compiled."""
-    warnings.warn(
+    warn(
         f"{folder}: cannot be used as a cache of CPU kernels ({reason}); every process compiles "
-        "them again.",
-        stacklevel=3,
+        "them again."
     )
 
 

@@ -7,7 +7,6 @@ first use, and used only if a trial reproduces the outputs and gradients of the 
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -19,6 +18,7 @@ from torch._dynamo import config as dynamo_config
 from torch.nn import functional as F
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
+from groupwise.errors import warn
 from groupwise.kernels.reference import attention
 
 BLOCK = 128
@@ -167,10 +167,9 @@ def reason(error: Exception) -> str:
 
 def warn_unused(device: torch.device, why: str) -> None:
     """Say that FlexAttention is left out."""
-    warnings.warn(
+    warn(
         f"FlexAttention is not used on {device} ({why}); updates use padded rectangles, "
-        "which takes more time and memory.",
-        stacklevel=2,
+        "which takes more time and memory."
     )
 
 

@@ -291,6 +291,16 @@ def folder_fingerprint(folder: str | Path) -> str | None:
     return f"sha256:{digest.hexdigest()}"
 
 
+def config_fingerprint(folder: str | Path) -> str | None:
+    """A hash of a model folder's config.json, which decides what its weights compute; None where
+    there is none."""
+    try:
+        content = (Path(folder) / "config.json").read_bytes() if folder else None
+    except (OSError, ValueError):
+        return None
+    return None if content is None else f"sha256:{hashlib.sha256(content).hexdigest()}"
+
+
 def base_fingerprint(model: Any) -> str | None:
     """The fingerprint of a model, or of the one below its adapter."""
     return fingerprint(model.get_base_model() if is_adapted(model) else model)

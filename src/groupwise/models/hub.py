@@ -34,9 +34,9 @@ def check_on_hub(name: str, *, revision: str | None = None) -> None:
     except Exception as error:  # of whatever transport the hub's library uses
         said = first_line(error).rstrip(".")
         raise UsageError(
-            f"model.path = {name!r}: no folder has this path here, and no model of that name "
+            f"model.path = {name!r}: is not a folder, and no model of that name "
             + (f"with model.revision = {revision!r} " if revision else "")
-            + f"could be found on the hub ({said})."
+            + f"was found on the hub ({said})."
         ) from error
 
 

@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from groupwise.errors import UsageError, first_line, install_command
-from groupwise.models.adapters import SavedAdapter, new_adapter
+from groupwise.models.adapters import SavedAdapter, folder_fingerprint, new_adapter
 from groupwise.models.hub import check_on_hub, commit_in_cache
 from groupwise.models.policy import Policy, make_policy, without_bars
 from groupwise.settings import AdapterSettings, ModelSettings
@@ -43,6 +43,22 @@ def resolve(path: str | Path) -> str:
     if str(path) in BUNDLED:
         return str(importlib.resources.files("groupwise") / "assets" / BUNDLED[str(path)])
     return str(Path(path).absolute()) if Path(path).exists() else str(path)
+
+
+def place_fingerprint(place: str) -> str | None:
+    """What distinguishes the weights of a folder, or of a hub name in the cache, from others of
+    that name; None where neither is there.
+
+    Args:
+        place: from `resolve`.
+    """
+    if Path(place).is_dir():
+        return folder_fingerprint(place)
+    try:
+        commit = commit_in_cache(place)
+    except ValueError:  # no name of the hub
+        return None
+    return f"commit:{commit}" if commit else None
 
 
 def load_policy(
@@ -233,7 +249,7 @@ def _check_place(path: str | Path, place: str, revision: str | None) -> None:
     elif revision is not None:
         raise UsageError(
             f"model.revision = {revision!r}: {str(path)!r} is a folder, and only models of the hub "
-            "have revisions; leave it out."
+            "have revisions; remove it."
         )
 
 
@@ -251,7 +267,7 @@ def _check_folder(path: str | Path, place: str, revision: str | None) -> None:
     if folder.is_dir() and not _has_tokenizer(folder):
         # transformers would make an empty tokenizer of the model's kind.
         raise UsageError(
-            f"model.path = {str(path)!r}: no tokenizer is there; the folder must hold the "
+            f"model.path = {str(path)!r}: has no tokenizer; the folder must contain the "
             "tokenizer's files beside the weights."
         )
 
@@ -292,8 +308,8 @@ def _check_attention(name: str) -> None:
     if name == "flash_attention_2" and not is_flash_attn_2_available():
         raise UsageError(
             f"model.attention = {name!r}: the package flash-attn is not installed, or does not "
-            "work on this machine; pip install flash-attn, or leave 'auto'. What groupwise attends "
-            "itself uses the fused kernels of torch either way."
+            "work on this machine; pip install flash-attn, or keep 'auto'. Grouped attention "
+            "uses PyTorch's fused kernels either way."
         )
 
 

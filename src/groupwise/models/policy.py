@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from groupwise.errors import ModelError
+from groupwise.errors import ModelError, warn
 from groupwise.models.adapters import is_adapted, note_base, refuse_virtual_tokens
 
 
@@ -75,11 +74,10 @@ def _one_scale(config: Any) -> int:
                 config, "original_max_position_embeddings", None
             )
             if original:
-                warnings.warn(
+                warn(
                     f"model: its rotary embedding (longrope) changes for all rows of a batch once "
                     f"one has more than {original} tokens, so log-probabilities would depend on "
-                    f"the batch; prompts and completions are limited to {original} tokens.",
-                    stacklevel=4,
+                    f"the batch; prompts and completions are limited to {original} tokens."
                 )
                 return int(original)
     return 1 << 30

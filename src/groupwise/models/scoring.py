@@ -162,7 +162,7 @@ def score_layer(model: Any) -> nn.Linear:
             return layer
     raise UsageError(
         f"model: a {type(base).__name__} has no linear layer {' or '.join(SCORE_LAYERS)} with one "
-        "output, so no number can be read from it."
+        "output, so it cannot be a critic or reward model."
     )
 
 
@@ -186,8 +186,8 @@ def check_same_tokenizer(
         token = min(own.items() - found.items(), key=lambda pair: pair[1])
         what = f"another id for {token[0]!r} than the policy's, {token[1]}"
     raise UsageError(
-        f"{where}: its tokenizer has {what}; both models must read the same tokens, so take a "
-        "model with the policy's tokenizer."
+        f"{where}: its tokenizer has {what}; both models must read the same tokens, so use "
+        "a model with the policy's tokenizer."
     )
 
 
@@ -200,8 +200,8 @@ def _kind_of_weights(source: ModelSource, *, trust_remote_code: bool) -> ScorerK
         if any(name.endswith(suffix) for name in config.architectures or ()):
             if config.num_labels != 1:
                 raise UsageError(
-                    f"model.path = {str(source.path)!r}: its head gives {config.num_labels} "
-                    "labels; a critic or a reward model gives one number."
+                    f"model.path = {str(source.path)!r}: its head has {config.num_labels} "
+                    "labels; a critic or reward model must have one."
                 )
             return kind
     return None
@@ -216,8 +216,8 @@ def _kind_of_adapter(path: str | Path, adapter: SavedAdapter | None) -> ScorerKi
         if task == name:
             return kind
     raise UsageError(
-        f"model.path = {str(path)!r}: is the adapter of a language model ({task}), which gives no "
-        "number; merge it first (groupwise merge)."
+        f"model.path = {str(path)!r}: is the adapter of a language model ({task}), not of a "
+        "classifier; merge it first (groupwise merge)."
     )
 
 

@@ -2,6 +2,7 @@
 
 from groupwise.config.recipes import packaged_pipelines
 from groupwise.pipelines import eval_stage as eval_stage
+from groupwise.pipelines import report_stage as report_stage
 from groupwise.pipelines import row_stages as row_stages
 from groupwise.pipelines.plan import Pipeline, Stage, read_pipeline
 from groupwise.pipelines.running import StageState, plan_table, run_pipeline

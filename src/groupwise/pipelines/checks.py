@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from groupwise.config import Config
 from groupwise.config.data import load_eval, load_train
@@ -12,7 +12,11 @@ from groupwise.errors import UsageError
 from groupwise.pipelines.plan import Pipeline, Stage, references
 from groupwise.pipelines.resolved import configured, resolved
 from groupwise.prompts.contamination import shared_prompts
+from groupwise.training.stages.recipe import base_of, base_phases
 from groupwise.training.stages.select import rules_of
+
+if TYPE_CHECKING:
+    from groupwise.training.stages.average import Parts
 
 LEARNING = ("train", "distil", "sft", "prefer", "reward_model")
 """Kinds of stages that train on the prompts of their recipe unless they take rows."""
@@ -25,6 +29,8 @@ def check_settings(stage: Stage, given: Mapping[str, Any]) -> None:
             rules_of(given.get("keep", ()))
             if given.get("ratio", 1.5) <= 1:
                 raise UsageError(f"ratio = {given['ratio']!r}: must be greater than 1.")
+        if stage.kind.name == "base":
+            base_phases(given["phases"])
         for name in ("count", "seeds", "prompts", "most"):
             if (number := given.get(name)) is not None and number < 1:
                 raise UsageError(f"{name} = {number!r}: must be at least 1.")
@@ -38,7 +44,8 @@ def check_settings(stage: Stage, given: Mapping[str, Any]) -> None:
 
 def check_models(stage: Stage, pipeline: Pipeline) -> None:
     """Refuse to average models that differ in architecture, size or vocabulary, and adapters. The
-    output of a stage has the architecture of the model that it started from.
+    output of a stage has the architecture of the model that it started from, or of the recipe that
+    makes the first one.
 
     Raises:
         UsageError: they cannot be averaged.
@@ -48,29 +55,30 @@ def check_models(stage: Stage, pipeline: Pipeline) -> None:
     from groupwise.training.stages.average import check_alike
 
     try:
-        origins = [_origin(model, stage, pipeline) for model in stage.settings["models"]]
-        if known := [each for each in origins if each is not None]:
-            check_alike(known)
+        check_alike([_origin(model, stage, pipeline) for model in stage.settings["models"]])
     except UsageError as error:
         raise UsageError(f"{stage.name}: {error}") from None
 
 
-def _origin(model: str, stage: Stage, pipeline: Pipeline) -> str | None:
-    """The model from outside that a model descends from; None where a stage makes the first one."""
+def _origin(model: str, stage: Stage, pipeline: Pipeline) -> Parts:
+    """The parts of the model from outside, or of a stage `base`, that a model descends from."""
+    from groupwise.training.stages.average import parts_of
+
     if not model.startswith("@"):
-        return model
+        return parts_of(model)
     maker = pipeline.stage(stage.takes[model[1:]])
     if maker.kind.name == "merge":
         return _origin(maker.settings["adapter"], maker, pipeline)
     if maker.kind.name == "base":
-        return None
+        recipe = base_phases(maker.settings["phases"])
+        return parts_of(base_of(recipe).fresh(recipe), name=model)
     if maker.kind.name == "average":
         return _origin(maker.settings["models"][0], maker, pipeline)
     (config,) = configured(maker, resolved(maker, pipeline), pipeline).values()
     if config.model.adapter is not None:
         raise UsageError(f"{model}: is an adapter; merge it into its base by a stage merge first.")
     start = maker.settings.get("model")
-    return config.model.path if start is None else _origin(start, maker, pipeline)
+    return parts_of(config.model.path) if start is None else _origin(start, maker, pipeline)
 
 
 def check_overlap(stage: Stage, pipeline: Pipeline) -> None:

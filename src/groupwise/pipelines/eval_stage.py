@@ -23,23 +23,28 @@ def tasks_of(
     rows: str | None = None,
     budgets: Sequence[int] = (),
     targets: Sequence[int] = (),
+    reflection: bool = False,
     set: Sequence[str] = (),
     **_: Any,
 ) -> dict[str, Config]:
     """The configurations of an evaluation by the names of their recipes, checked.
 
     Raises:
-        UsageError: no recipe or one given twice, rows for several recipes, or budgets or targets
-            that a recipe cannot have.
+        UsageError: no recipe or one given twice, rows for several recipes, budgets or targets that
+            a recipe cannot have, or the reflection test together with any of these.
     """
     from groupwise.evaluation.sections import sections
 
     recipes = [recipe] if isinstance(recipe, str) else list(recipe)
     names = [Path(each).stem for each in recipes]
     if not names or len(names) > len(dict.fromkeys(names)):
-        raise UsageError(f"recipe = {recipes!r}: must be one recipe, or several with other names.")
+        raise UsageError(
+            f"recipe = {recipes!r}: must be one recipe, or several with different names."
+        )
     if rows is not None and len(names) > 1:
         raise UsageError(f"rows = {rows!r}: replace the prompts of one recipe, not of several.")
+    if reflection and (len(names) > 1 or budgets or targets):
+        raise UsageError("reflection = true: takes one recipe, without budgets and targets.")
     found = {
         name: rows_config(work, recipe=each, rows=rows, split="eval", set=set)
         for name, each in zip(names, recipes, strict=True)
@@ -58,6 +63,7 @@ def eval(
     seeds: int = 1,
     budgets: Sequence[int] = (),
     targets: Sequence[int] = (),
+    reflection: bool = False,
     set: Sequence[str] = (),
 ) -> Figures:
     """Measure models on held-out prompts, paired: `groupwise eval`.
@@ -70,9 +76,11 @@ def eval(
         seeds: sampling seeds.
         budgets: token limits, each in place of `sampling.max_tokens`.
         targets: lengths in tokens that the prompts ask for, by the transform `target_length`.
+        reflection: measure recovery from planted errors and from own wrong answers as well.
         set: further settings of the recipes.
     """
-    tasks = tasks_of(work, recipe=recipe, rows=rows, budgets=budgets, targets=targets, set=set)
+    many = {"budgets": budgets, "targets": targets, "reflection": reflection}
+    tasks = tasks_of(work, recipe=recipe, rows=rows, set=set, **many)
     names = [work.names.get(model, model) for model in models]
     if len(tasks) > 1 or budgets or targets:
         figures, values = _of_several(
@@ -80,19 +88,37 @@ def eval(
         )
     else:
         (config,) = tasks.values()
-        figures, values = _of_one(config, models, names, seeds=seeds)
+        figures, values = _of_one(config, models, names, seeds=seeds, reflection=reflection)
     text = json.dumps(values, indent=2, ensure_ascii=False) + "\n"
     replace_text(work.folder / OUTPUTS["figures"], text)
     return figures
 
 
 def _of_one(
-    config: Config, models: Sequence[str], names: Sequence[str], *, seeds: int
+    config: Config, models: Sequence[str], names: Sequence[str], *, seeds: int, reflection: bool
 ) -> tuple[Figures, Figures]:
     from groupwise.evaluation.evaluate import evaluate
 
-    values = evaluate(config, list(models), seeds=seeds, names=names).as_dict()
-    return {"models": values["models"], "verdicts": values["verdicts"]}, values
+    values = evaluate(
+        config, list(models), seeds=seeds, reflection=reflection, names=names
+    ).as_dict()
+    figures = {"models": values["models"], "verdicts": values["verdicts"]}
+    if values["reordered"] is not None:
+        figures["reordered"] = values["reordered"]
+    if reflection:
+        figures["sections"] = _reflection_sections(values)
+    return figures, values
+
+
+def _reflection_sections(values: Mapping[str, Any]) -> dict[str, Cells]:
+    """The figures of the evaluated split and of the reflection test, where every model has them."""
+    by_model = values["sections"]
+    return {
+        section: {name: each[section] for name, each in by_model.items()}
+        for section in next(iter(by_model.values()))
+        if section == values["split"] or section.startswith(("reflection", "own_errors"))
+        if all(section in each for each in by_model.values())
+    }
 
 
 def _of_several(

@@ -62,6 +62,8 @@ def report_over_seeds(pipeline: Pipeline, runs: Sequence[Pipeline]) -> Path:
             continue
         found = [_sections(run.output / stage.name / RECORD, stage.name) for run in runs]
         for section in found[0]:
+            if not all(section in each for each in found):
+                continue  # Not every seed has wrong answers to recover from.
             over, differences = combined([each[section] for each in found])
             lines += ["", f"## {section}", "", *table_lines(over)]
             *_, last = over

@@ -170,7 +170,7 @@ def _rounds(
     rounds = loop_values.get("rounds")
     if not isinstance(rounds, int) or isinstance(rounds, bool) or not 1 <= rounds <= MOST_ROUNDS:
         raise UsageError(
-            f"{where}.rounds = {rounds!r}: a loop must say its end, 1 to {MOST_ROUNDS} rounds."
+            f"{where}.rounds = {rounds!r}: a loop must end; set 1 to {MOST_ROUNDS} rounds."
         )
     inner = loop_values["stages"]
     if not isinstance(inner, list) or not inner:
@@ -293,7 +293,8 @@ def _check_used(stages: Sequence[Stage], overrides: Sequence[str]) -> None:
         first = override.partition("=")[0].partition(".")[0].strip()
         if first != "*" and first not in names:
             raise UsageError(
-                f"--set = {override!r}: must read stage.setting=value; {suggest(first, names)}"
+                f"--set = {override!r}: must have the form stage.setting=value; "
+                f"{suggest(first, names)}"
             )
 
 

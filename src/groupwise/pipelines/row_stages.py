@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from groupwise.config import Config
+from groupwise.evaluation.intervals import Estimate
 from groupwise.pipelines.stages import OUTPUTS, Figures, Work, stage
 from groupwise.rundir.files import replace_text
 
@@ -21,6 +22,7 @@ def select(
     pairs: bool = False,
     ratio: float = 1.5,
     most: int = 1,
+    agreement: str | None = None,
 ) -> Figures:
     """Select answers by rules: `groupwise select`.
 
@@ -29,15 +31,32 @@ def select(
         keep: rules, in order.
         pairs: make preference pairs of the remaining answers.
         ratio, most: of the pairs.
+        agreement: a score whose agreement with `correct` is measured over the remaining answers:
+            the area under the curve, and the highest κ of its thresholds.
     """
+    from groupwise.evaluation.agreement import agreement_figures
     from groupwise.training.stages.rows import read_samples, write_rows
     from groupwise.training.stages.select import preference_pairs, rules_of, select
 
     given = [row for path in _listed(rows) for row in read_samples(path)]
-    found = select(given, rules_of(keep))
-    chosen = preference_pairs(found.rows, ratio=ratio, most=most) if pairs else found.rows
+    kept = select(given, rules_of(keep))
+    chosen = preference_pairs(kept.rows, ratio=ratio, most=most) if pairs else kept.rows
     write_rows(work.rows, chosen)
-    return {"rows": dict(found.counts)} | ({"pairs": len(chosen)} if pairs else {})
+    told: dict[str, Any] = {"rows": dict(kept.counts)} | ({"pairs": len(chosen)} if pairs else {})
+    if agreement is None:
+        return told
+    sections = agreement_figures(kept.rows, agreement)
+    _write_figures(work, sections)
+    for name in ("auc", "kappa"):
+        if found := [each[name].value for each in sections.values() if name in each]:
+            told[name] = round(max(found), 4)
+    return told
+
+
+def _write_figures(work: Work, sections: Mapping[str, Mapping[str, Estimate]]) -> None:
+    values = {k: {n: v.as_dict() for n, v in each.items()} for k, each in sections.items()}
+    text = json.dumps(values, indent=2, ensure_ascii=False) + "\n"
+    replace_text(work.folder / OUTPUTS["figures"], text)
 
 
 @stage("rows")
@@ -75,9 +94,7 @@ def select_programs(
     if all(row["correct"] is None for row in made):
         return told
     sections = submission_figures(made)
-    values = {k: {n: v.as_dict() for n, v in each.items()} for k, each in sections.items()}
-    text = json.dumps(values, indent=2, ensure_ascii=False) + "\n"
-    replace_text(work.folder / OUTPUTS["figures"], text)
+    _write_figures(work, sections)
     first = next(iter(sections.values()))
     return told | {"pass_rate": {name: round(each.value, 4) for name, each in first.items()}}
 

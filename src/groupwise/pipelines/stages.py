@@ -161,12 +161,16 @@ def _train_config(
     if teacher is not None:
         own["distillation.teacher"] = teacher
     if reward_model is not None:
-        parts = work.config(recipe, set, **own).model_dump(mode="json")["rewards"]
-        given = [{key: v for key, v in part.items() if v is not None} for part in parts]
-        measured = [{**part, "weight": 0.0} for part in given]
-        learnt = {"name": "reward_model", "model": reward_model, "part": part}
-        own["rewards"] = [*measured, learnt]
+        own["rewards"] = _learnt_rewards(work.config(recipe, set, **own), reward_model, part)
     return work.config(recipe, set, **own)
+
+
+def _learnt_rewards(config: Config, reward_model: str, part: str) -> list[Mapping[str, Any]]:
+    """A reward model as the only reward; those of the recipe are measured."""
+    rewards = config.model_dump(mode="json")["rewards"]
+    given = [{key: v for key, v in each.items() if v is not None} for each in rewards]
+    learnt = {"name": "reward_model", "model": reward_model, "part": part}
+    return [*({**each, "weight": 0.0} for each in given), learnt]
 
 
 @stage("model", _train_config)
@@ -388,6 +392,8 @@ def rows_config(
     recipe: str,
     rows: str | None = None,
     split: str = "train",
+    reward_model: str | None = None,
+    part: str = "all",
     set: Sequence[str] = (),
     **_: Any,
 ) -> Config:
@@ -396,6 +402,8 @@ def rows_config(
     if rows is not None:
         own = {f"data.{split}": rows, "data.answer_column": "answer", "data.id_column": "id"}
         own |= OF_ROWS
+    if reward_model is not None:
+        own["rewards"] = _learnt_rewards(work.config(recipe, set, **own), reward_model, part)
     return work.config(recipe, set, **own)
 
 
@@ -409,6 +417,8 @@ def sample(
     count: int = 8,
     split: str = "train",
     prompts: int | None = None,
+    reward_model: str | None = None,
+    part: str = "all",
     set: Sequence[str] = (),
 ) -> Figures:
     """Sample and score answers: `groupwise sample`.
@@ -420,11 +430,13 @@ def sample(
         count: answers per prompt.
         split: "train" or "eval".
         prompts: use only this many prompts.
+        reward_model, part: as in `train`; correctness is still that of the recipe's rewards.
         set: further settings of the recipe.
     """
     from groupwise.training.stages.sample import sample
 
-    config = rows_config(work, recipe=recipe, rows=rows, split=split, set=set)
+    learnt = {"reward_model": reward_model, "part": part}
+    config = rows_config(work, recipe=recipe, rows=rows, split=split, set=set, **learnt)
     found = sample(config, model, work.rows, count=count, split=split, prompts=prompts)
     known = {"answers": found.rows, "prompts": found.prompts, "judged": found.judged}
     return known | {"right": found.correct, "prompts_solved": found.solved}

@@ -113,7 +113,7 @@ def read_comparisons(
         except _SaysNothing as error:
             if bad_rows == "refuse":
                 raise UsageError(
-                    f"{name}, row {number}: {error}; remove the row, or leave out all such rows "
+                    f"{name}, row {number}: {error}; remove the row, or skip all such rows "
                     "with bad_rows = 'drop'."
                 ) from None
             dropped[str(error)] = dropped.get(str(error), 0) + 1
@@ -215,7 +215,8 @@ def _ranking(row: Row) -> Comparison:
     if not isinstance(numbers, list | tuple) or len(numbers) != len(answers):
         count = len(numbers) if isinstance(numbers, list | tuple) else repr(numbers)
         raise UsageError(
-            f"{name}: must hold a number for each of the {len(answers)} completions, not {count}."
+            f"{name}: must contain a number for each of the {len(answers)} completions, "
+            f"not {count}."
         )
     for number in numbers:
         if isinstance(number, str) or number is None or not math.isfinite(number):

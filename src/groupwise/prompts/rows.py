@@ -14,6 +14,7 @@ from typing import Any
 
 from groupwise.errors import UsageError, first_line, suggest
 from groupwise.prompts.lazy import LARGE_BYTES, line_rows, table_rows
+from groupwise.prompts.squad import is_squad, question_rows
 
 MAX_UNPACKED_BYTES = 2**30
 """Largest content of a .gz file."""
@@ -31,7 +32,8 @@ def read_rows(
 
     Args:
         source: a .jsonl, .json (or either with .gz), .csv or .parquet file; a folder that
-            `datasets` wrote or can read; or a hub name such as "openai/gsm8k".
+            `datasets` wrote or can read; or a hub name such as "openai/gsm8k". A .json file holds a
+            list of objects or has SQuAD's form, each of whose questions is a row.
         split: split of a folder or hub data set; files have none.
         subset: configuration of a hub data set.
         revision: commit, tag or branch of a hub data set.
@@ -44,7 +46,7 @@ def read_rows(
     if revision is not None and path.exists():
         raise UsageError(
             f"data.revision = {revision!r}: {source!r} is on this machine, and only data sets of "
-            "the hub have revisions; leave it out."
+            "the hub have revisions; remove it."
         )
     if path.is_file():
         reader = _reader(path)
@@ -197,8 +199,12 @@ def _read_json(path: Path) -> list[Row]:
         raise UsageError(f"{path}:{error.lineno}: is not JSON ({error.msg}){hint}.") from error
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path}: is not JSON that can be read ({error}).") from error
+    if is_squad(found):
+        return question_rows(found, str(path))
     if not isinstance(found, list):
-        raise UsageError(f"{path}: must be a list of objects, not {type(found).__name__}.")
+        raise UsageError(
+            f"{path}: must be a list of objects or have SQuAD's form, not {type(found).__name__}."
+        )
     return [_as_row(row, f"{path}, row {number}") for number, row in enumerate(found, start=1)]
 
 

@@ -111,7 +111,7 @@ def load_prompts(
     else:
         where, given = "prompts", in_memory(source, split=split, limit=limit)
         if not given:
-            raise UsageError("prompts = []: must hold at least one prompt.")
+            raise UsageError("prompts = []: must contain at least one prompt.")
     given = given[:limit]
     rows: Sequence[Row]
     if isinstance(given, LazySequence):
@@ -267,6 +267,25 @@ def _untexted(row: Row, columns: _Columns, where: str) -> Any:
     """The answer as the data has it, where that is no text."""
     value = _value(row, columns.answer, where) if columns.answer else None
     return None if isinstance(value, str) else value
+
+
+def worded(wording: str, question: str) -> str:
+    """A question in a wording that names a single column.
+
+    Raises:
+        UsageError: the wording names several columns, or is no template.
+
+    Example:
+        >>> worded("Question: {question}", "Who?")
+        'Question: Who?'
+    """
+    fields = set(_fields(wording))
+    if len(fields) > 1:
+        raise UsageError(
+            f"data.wording = {wording!r}: names the columns {', '.join(sorted(fields))}, but a "
+            "message is a single text; set data.wording = '{question}'."
+        )
+    return wording.format(**dict.fromkeys(fields, question))
 
 
 def _fields(wording: str) -> list[str]:

@@ -54,6 +54,11 @@ def render(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     return tokens
 
 
+def shows_tools(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether the chat template reads schemas of functions."""
+    return re.search(r"\btools\b", str(tokenizer.chat_template)) is not None
+
+
 def render_all(
     prompts: Iterable[Prompt],
     tokenizer: PreTrainedTokenizerBase,

@@ -68,7 +68,7 @@ def target_length(
     if not 1 <= low <= high:
         raise UsageError(f"target_length: low = {low}, high = {high}; must be 1 ≤ low ≤ high.")
     if "{n}" not in wording:
-        raise UsageError(f"target_length: wording = {wording!r}; must hold {{n}}.")
+        raise UsageError(f"target_length: wording = {wording!r}; must contain {{n}}.")
     name = f"{seed}\x1f{prompt.id}".encode()
     number = int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little")
     n = low + number % (high - low + 1)
@@ -99,7 +99,7 @@ def template(prompt: Prompt, *, text: str) -> Prompt:
         'Question: 1+1?\\nAnswer:'
     """
     if "{question}" not in text:
-        raise UsageError(f"template: text = {text!r}; must hold {{question}}.")
+        raise UsageError(f"template: text = {text!r}; must contain {{question}}.")
     asked = prompt.text
     if asked is None:
         asked = "\n".join(m["content"] for m in prompt.messages if m["role"] == "user")

@@ -38,6 +38,18 @@ def write_model_card(run_dir: str | Path, folder: str | Path, *, merged: bool = 
     return path
 
 
+def remove_own_card(folder: str | Path) -> bool:
+    """Delete a card of groupwise beside weights that are about to be replaced; whether there was
+    one. Cards of others stay."""
+    path = Path(folder) / CARD
+    if not path.is_file():
+        return False
+    own = "- groupwise" in path.read_text(encoding="utf-8", errors="replace").splitlines()
+    if own:
+        path.unlink()
+    return own
+
+
 def write_merged_card(adapter: str | Path, base: str, folder: str | Path) -> Path:
     """Write the card of a model that an adapter was merged into, where no run tells more.
 

@@ -16,6 +16,7 @@ from groupwise.evaluation import (
     summarise_arm,
     title_of,
 )
+from groupwise.evaluation.tables import format_cell
 from groupwise.report.curves import labels_of
 from groupwise.report.data import RunData, figures_at
 from groupwise.report.text import number
@@ -48,7 +49,7 @@ def compare_runs(
         UsageError: no runs, an unknown label, or a label and seed given twice.
     """
     if not runs:
-        raise UsageError("runs: must hold at least one run.")
+        raise UsageError("runs: must contain at least one run.")
     labels = labels_of(runs)
     points: dict[str, dict[int, Points]] = {label: {} for label in labels}
     finals: dict[str, dict[str, dict[int, float]]] = {}
@@ -93,6 +94,21 @@ def results_table(runs: Sequence[RunData]) -> FigureTable:
         if any(found):
             columns[label] = [figures for figures in found if figures]
     return figure_table(columns)
+
+
+def changes(table: FigureTable) -> list[str]:
+    """Figures before and after one run, without claims about its algorithm."""
+    sentences = []
+    after = [model for model in table.models if model != "base"]
+    for split, figure in table.rows[:3]:
+        cells = [table.cells.get((model, split, figure)) for model in ("base", *after[:1])]
+        if len(cells) == 2 and all(cells):
+            percent = table.percent(figure)
+            texts = [" ".join(format_cell(cell, percent=percent)).strip() for cell in cells]
+            unit = " %" if percent else ""
+            name = f"{title_of(figure)}, {title_of(split)}"
+            sentences.append(f"{name[:1].upper()}{name[1:]}: {texts[0]} → {texts[1]}{unit}.")
+    return sentences
 
 
 def curve_summary(run: RunData, *, metric: str, threshold: float) -> CurveSummary | None:

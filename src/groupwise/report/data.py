@@ -20,6 +20,9 @@ READ_LIMIT_BYTES = 64 * 2**20
 Row = Mapping[str, Any]
 
 
+_OF_A_RUN = ("metrics", "alarms")
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunData:
     """One run of a report.
@@ -73,9 +76,11 @@ class RunData:
                 f"run = {str(run_dir)!r}: must be a run directory; the folder does not exist."
             )
         files = sorted((folder / "rollouts").glob("step-*.jsonl"))
-        if not files and not (folder / "metrics.jsonl").exists():
+        # A run that ended in its first step has nothing but the reason.
+        if not files and not any((folder / f"{name}.jsonl").exists() for name in _OF_A_RUN):
             raise UsageError(
-                f"run = {str(run_dir)!r}: must contain metrics.jsonl or rollouts/; it has neither."
+                f"run = {str(run_dir)!r}: must contain metrics.jsonl, alarms.jsonl or rollouts/; "
+                "it has none of them."
             )
         metrics, skipped = _lines(folder / "metrics.jsonl")
         evaluations, more = _lines(folder / "evaluations.jsonl")

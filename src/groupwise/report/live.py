@@ -87,8 +87,9 @@ class LivePage:
             try:
                 path = write_run_report(self.folder, Path(folder) / "report.html")
             except GroupwiseError as error:
-                name, said = (html.escape(str(each)) for each in (self.folder.name, error))
-                return WAITING.format(name=name, said=said) + follow
+                begun = (self.folder / "metrics.jsonl").exists()
+                said = html.escape(str(error)) if begun else ""
+                return WAITING.format(name=html.escape(self.folder.name), said=said) + follow
             text = path.read_text(encoding="utf-8")
         # The report's content security policy allows its own script alone, and no connections.
         allowed = f"connect-src 'self'; script-src '{content_hash(code)}' '"

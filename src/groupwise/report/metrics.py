@@ -6,6 +6,7 @@ import re
 from typing import NamedTuple
 
 from groupwise.evaluation import title_of
+from groupwise.evaluation.details import MOST_CALLS
 
 
 class Metric(NamedTuple):
@@ -167,6 +168,10 @@ METRICS: dict[str, Metric] = {
         "Share of tool calls that did not fail and were neither rejected nor malformed.",
     ),
     "seconds_per_call": Metric("Seconds per call", "Mean duration of a tool call."),
+    "tool_wait_seconds": Metric(
+        "Waiting for tools (seconds)",
+        "Mean time that a completion waited for its calls, time without a free worker included.",
+    ),
     "explained_variance": Metric(
         "Explained variance",
         "1 − Var(R − V) / Var(R) over all tokens, with the values before the critic's update.",
@@ -227,6 +232,14 @@ FAMILIES: tuple[tuple[str, Metric], ...] = (
             "π_learner / π_sampler.",
         ),
     ),
+    (
+        r"accuracy_after_(\d+)_calls",
+        Metric(
+            "Accuracy after {0} calls",
+            "Share of correct completions among the judged ones with {0} tool calls"
+            f" ({MOST_CALLS}: or more).",
+        ),
+    ),
     (r"reward_(\w+)", Metric("Reward: {0}", "Mean of the component `{0}` before its weight.")),
 )
 """Patterns of metrics that are named after a stage, an environment's count or a reward."""
@@ -245,6 +258,8 @@ FIGURES: dict[str, str] = {
     "truncated": "Share of sampled answers that reached the token limit.",
     "within_budget": "Share of sampled answers that ended within the token budget.",
     "calls": "Mean number of tool calls of a sampled answer.",
+    "accuracy_after_k_calls": "Share of correct answers among the sampled ones with {0} tool calls "
+    f"({MOST_CALLS}: or more), averaged over prompts.",
     "well_formed": "Share of greedy answers in which the reward finds an answer.",
     "right_if_formed": "Share of correct answers among those in which the reward finds an answer.",
     "greedy_lenient": "Like greedy, but the answer may have any form.",
@@ -272,8 +287,10 @@ def figure_meaning(name: str) -> str:
         >>> figure_meaning("pass_at_8")
         'Probability that at least one of 8 sampled answers is correct.'
     """
-    k = re.search(r"_at_(\d+)$", name)
-    return FIGURES.get(f"{name[: k.start()]}_at_k", "").format(k[1]) if k else FIGURES.get(name, "")
+    k = re.search(r"(?<=_at_)\d+$|(?<=_after_)\d+(?=_calls$)", name)
+    if k is None:
+        return FIGURES.get(name, "")
+    return FIGURES.get(f"{name[: k.start()]}k{name[k.end() :]}", "").format(k[0])
 
 
 def metric(key: str) -> Metric | None:

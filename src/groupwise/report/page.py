@@ -10,10 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from groupwise.errors import RunError, UsageError
-from groupwise.evaluation import FigureTable, title_of
-from groupwise.evaluation.tables import format_cell
 from groupwise.report import sections
-from groupwise.report.comparison import compare_runs, results_table
+from groupwise.report.comparison import changes, compare_runs, results_table
 from groupwise.report.curves import (
     Chart,
     evaluation_charts,
@@ -52,7 +50,7 @@ def write_run_report(run_dir: str | Path, output: str | Path | None = None) -> P
     """
     run = RunData.read(run_dir)
     table = results_table([run])
-    told = {"verdicts": _changes(table)}
+    told = {"verdicts": changes(table)}
     page = _page([run], title=_name(run, Path(run_dir)), kind="run", comparison=told)
     return _written(page, Path(output) if output else Path(run_dir) / "report.html")
 
@@ -83,7 +81,7 @@ def write_comparison_report(
         RunError: the file cannot be written.
     """
     if not runs:
-        raise UsageError("runs: must hold at least one run.")
+        raise UsageError("runs: must contain at least one run.")
     found = compare_runs(runs).as_dict() if comparison is None else comparison
     page = _page(
         runs,
@@ -192,21 +190,6 @@ def _more_curves(charts: Sequence[Chart], evaluated: Sequence[str]) -> str:
 def _hero(charts: Sequence[Chart]) -> Chart | None:
     ranked = [chart for key in ("accuracy", "reward") for chart in charts if chart.key == key]
     return (ranked or [*charts, None])[0]
-
-
-def _changes(table: FigureTable) -> list[str]:
-    """Figures before and after one run, without claims about its algorithm."""
-    sentences = []
-    after = [model for model in table.models if model != "base"]
-    for split, figure in table.rows[:3]:
-        cells = [table.cells.get((model, split, figure)) for model in ("base", *after[:1])]
-        if len(cells) == 2 and all(cells):
-            percent = table.percent(figure)
-            texts = [" ".join(format_cell(cell, percent=percent)).strip() for cell in cells]
-            unit = " %" if percent else ""
-            name = f"{title_of(figure)}, {title_of(split)}"
-            sentences.append(f"{name[:1].upper()}{name[1:]}: {texts[0]} → {texts[1]}{unit}.")
-    return sentences
 
 
 def _name(run: RunData, folder: Path) -> str:

@@ -73,7 +73,7 @@ def write_png(
         SoftRank-GRPO.
     """
     if not runs:
-        raise UsageError("runs: must hold at least one run.")
+        raise UsageError("runs: must contain at least one run.")
     chosen = _chosen(runs, figure)
     path = picture_path(output, where="output")
     from matplotlib import rc_context

@@ -137,13 +137,21 @@ def _append(
 
 
 def _spans(completion: Row) -> str:
-    """Where injected text stands, in UTF-16 units as the page counts: "12-40 80-99"."""
+    """Where injected text stands in the visible text, in UTF-16 units as the page counts:
+    "12-40 80-99"."""
     given, text = completion.get("injected"), _text(completion.get("text"))
-    if not isinstance(given, list) or visible(text) != text:
+    if not isinstance(given, list):
         return ""
     spans = [s for s in given if isinstance(s, list) and all(isinstance(n, int) for n in s)]
-    units = [[len(text[:n].encode("utf-16-le", "replace")) // 2 for n in span] for span in spans]
+    units = [[_units(text, n) for n in span] for span in spans]
     return " ".join(f"{first}-{last}" for first, last in units if first < last)
+
+
+def _units(text: str, end: int) -> int:
+    """UTF-16 units that the first characters of a text take once they are visible."""
+    if text[:end].endswith("\r") and text[end : end + 1] == "\n":
+        end -= 1  # the page shows a line break as one character
+    return len(visible(text[:end]).encode("utf-16-le")) // 2
 
 
 def _surprise(completion: Row) -> tuple[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -67,8 +68,14 @@ def alerts(runs: Sequence[RunData]) -> str:
         return ""
     shown = [f"{name}step {step:g}: {text}" for (name, text), step in lines.items()]
     more = [f"{len(shown) - MOST_ALERTS} more in alarms.jsonl"] if len(shown) > MOST_ALERTS else []
-    items = "".join(f"<p>{escaped(line)}</p>" for line in [*shown[:MOST_ALERTS], *more])
+    lines_shown = [*shown[:MOST_ALERTS], *more]
+    items = "".join(f"<p>{_with_code(line)}</p>" for line in lines_shown)
     return f'<section class="findings alerts"><p class="mark">Alerts</p>{items}</section>'
+
+
+def _with_code(text: str) -> str:
+    """Text whose words in backticks are code."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escaped(text))
 
 
 def chart_places(keys: Sequence[str], *, hero: bool = False) -> str:

@@ -82,7 +82,8 @@ def in_process(function: F) -> F:
 
 def in_thread(function: F) -> F:
     """Mark a reward that waits for a server: it runs in a thread of the trainer's process, for
-    several groups at once. It cannot be interrupted, so it must enforce a time limit itself."""
+    several groups at once. It cannot be interrupted, so it must enforce a time limit itself; a
+    call that takes more than ten minutes is abandoned with the status `timeout`."""
     return _mark(function, Trait.IN_THREAD)
 
 

@@ -26,13 +26,16 @@ from groupwise.types import Group, Scores, Status
 class StepFiles:
     """A journal: a file of entries for every step, until no checkpoint needs it any more.
 
+    Several processes may write entries of a step, each to a file of its own; all files are read.
+
     Args:
         folder: made when the first entry is written.
         prefix: of the names of the files.
+        writer: names this process among several.
     """
 
-    def __init__(self, folder: Path, *, prefix: str) -> None:
-        self.folder, self.prefix = folder, prefix
+    def __init__(self, folder: Path, *, prefix: str, writer: str = "") -> None:
+        self.folder, self.prefix, self.writer = folder, prefix, writer
 
     def append(self, step: int, entries: Iterable[Mapping[str, Any]]) -> None:
         """Write entries down.
@@ -52,25 +55,27 @@ class StepFiles:
 
     def read(self, step: int) -> Iterator[Any]:
         """The entries of a step; one that was cut off by a kill was not used either."""
-        try:
-            lines = self._path(step).read_text(encoding="utf-8").split("\n")
-        except (OSError, UnicodeDecodeError):
-            return
-        for line in lines:
-            with contextlib.suppress(ValueError):
-                yield json.loads(line)
+        for path in sorted(self.folder.glob(f"{self.prefix}*-{step:06d}.jsonl")):
+            try:
+                lines = path.read_text(encoding="utf-8").split("\n")
+            except (OSError, UnicodeDecodeError):
+                continue
+            for line in lines:
+                with contextlib.suppress(ValueError):
+                    yield json.loads(line)
 
     def forget(self, before: int) -> None:
         """Delete the entries of earlier steps."""
-        for path in self.folder.glob(f"{self.prefix}-*.jsonl"):
-            number = path.stem.removeprefix(f"{self.prefix}-")
+        for path in self.folder.glob(f"{self.prefix}*-*.jsonl"):
+            number = path.stem.rpartition("-")[2]
             if number.isdecimal() and int(number) < before:
                 path.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             self.folder.rmdir()  # where nothing is left in it
 
     def _path(self, step: int) -> Path:
-        return self.folder / f"{self.prefix}-{step:06d}.jsonl"
+        name = f"{self.prefix}.{self.writer}" if self.writer else self.prefix
+        return self.folder / f"{name}-{step:06d}.jsonl"
 
 
 class RewardJournal:
@@ -138,6 +143,7 @@ def _plain(name: str, scores: Scores, row: int) -> dict[str, Any]:
         "parts": {label: numbers(part) for label, part in scores.parts.items()},
         "status": [status.value for status in scores.status[row]],
         "errors": list(scores.errors) if row == 0 else [],
+        "reasons": list(scores.reasons[row]) if scores.reasons else [],
     }
 
 
@@ -153,4 +159,5 @@ def _scores(entry: Mapping[str, Any]) -> Scores:
         status=(status,),
         valid=torch.tensor([[s is Status.OK for s in status]]),
         errors=tuple(entry["errors"]),
+        reasons=(tuple(entry["reasons"]),) if entry.get("reasons") else (),
     )

@@ -331,7 +331,7 @@ class RolloutSource:
 
 def sound(group: Group) -> Group:
     """The group with completions whose probabilities are not finite marked as failed: the model
-    was broken when it wrote them, and nothing may be learnt from them."""
+    was broken when it wrote them, and nothing may be learned from them."""
     if all(math.isfinite(sum(c.logprobs)) for c in group.completions):
         return group
     completions = tuple(
@@ -376,6 +376,7 @@ def rows_of(scores: Scores, rows: list[int]) -> Scores:
         status=tuple(scores.status[row] for row in rows),
         valid=scores.valid[rows],
         errors=scores.errors,
+        reasons=tuple(scores.reasons[row] for row in rows) if scores.reasons else (),
     )
 
 
@@ -388,4 +389,10 @@ def joined(scores: Sequence[Scores]) -> Scores:
         status=tuple(row for s in scores for row in s.status),
         valid=torch.cat([s.valid for s in scores]),
         errors=tuple(error for s in scores for error in s.errors),
+        reasons=tuple(row for s in scores for row in s.reasons or _unknown(s)),
     )
+
+
+def _unknown(scores: Scores) -> tuple[tuple[None, ...], ...]:
+    """Reasons of scores that have none, such as those of an older journal."""
+    return tuple((None,) * len(row) for row in scores.status)

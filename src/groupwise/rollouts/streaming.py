@@ -217,7 +217,7 @@ class StreamingSource:
                 raise RunError(
                     f"prompt {each.request.prompt.id}: was written by weights that are "
                     f"{self._age(each, step):g} steps old, twice; max_staleness = "
-                    f"{self.max_staleness}: the engine does not take over new weights."
+                    f"{self.max_staleness}: the engine does not load new weights."
                 )
             self._kept.remove(each)
             self.stale += 1

@@ -32,10 +32,7 @@ class Ending:
         # A token adds at least one byte, so a tail of as many tokens as the longest stop string has
         # bytes holds it whole.
         self.tail = max((len(text.encode()) for text in self.stop), default=0) + 1
-        self._last = frozenset(text[-1] for text in self.stop)
-        if not all(map(str.isascii, self._last)):  # a token may be the last byte of a character
-            self._last |= {"\N{REPLACEMENT CHARACTER}"}
-        self._may_end = _tokens_with(self._last, self.tokenizer)
+        self._may_end = _tokens_that_may_end(self.stop, self.tokenizer)
 
     def __call__(
         self,
@@ -52,11 +49,7 @@ class Ending:
         """
         ended = latest == self.ends[0] if len(self.ends) == 1 else torch.isin(latest, self.ends)
         if self.stop and (suspects := self._suspects(latest.tolist())):
-            spans = [(int(rows[at]), int(place[at])) for at in suspects]
-            tails = [
-                tokens[row, max(since.get(row, 0), n + 1 - self.tail) : n + 1].tolist()
-                for row, n in spans
-            ]
+            tails = self._tails(suspects, tokens, rows, place, since)
             texts = decode_all(self.tokenizer, tails)
             found = [
                 at for at, text in zip(suspects, texts, strict=True) if self.stops.search(text)
@@ -64,22 +57,58 @@ class Ending:
             ended[found] = True
         return ended
 
+    def _tails(
+        self,
+        suspects: list[int],
+        tokens: Int[Tensor, "all time"],
+        rows: Int[Tensor, "rows"],
+        place: Int[Tensor, "rows"],
+        since: Mapping[int, int],
+    ) -> list[list[int]]:
+        """The last tokens of some rows, from the device in one copy."""
+        at = torch.tensor(suspects, device=rows.device)
+        own, last = rows[at, None], place[at, None]
+        back = torch.arange(1 - self.tail, 1, device=rows.device)
+        window = tokens[own, (last + back).clamp(min=0)]
+        found = torch.cat([own, last, window], dim=1).tolist()
+        # As many tokens of the window as lie at the beginning of the search or later.
+        sizes = [min(self.tail, n + 1 - since.get(row, 0)) for row, n, *_ in found]
+        return [tail[len(tail) - size :] for (_, _, *tail), size in zip(found, sizes, strict=True)]
+
     def _suspects(self, latest: list[int]) -> list[int]:
         """Where a token stands that may complete a stop string: only they are worth decoding."""
-        new = [token for token in set(latest) if token not in self._may_end]
-        if new:
-            # Twice, since some tokenizers decode the first token of a text differently.
-            texts = decode_all(self.tokenizer, [[token, token] for token in new])
-            ends = (not self._last.isdisjoint(text) for text in texts)
-            self._may_end.update(zip(new, ends, strict=True))
+        if new := [token for token in set(latest) if token not in self._may_end]:
+            once = decode_all(self.tokenizer, [[token] for token in new])
+            twice = decode_all(self.tokenizer, [[token, token] for token in new])
+            for token, first, both in zip(new, once, twice, strict=True):
+                # Some tokenizers decode the first token of a text differently.
+                later = both.removeprefix(first) if both.startswith(first) else None
+                self._may_end[token] = later is None or any(
+                    may_end(text, stop) for stop in self.stop for text in (first, later)
+                )
         return [at for at, token in enumerate(latest) if self._may_end[token]]
 
 
 @functools.lru_cache(maxsize=8)
-def _tokens_with(characters: frozenset[str], tokenizer: PreTrainedTokenizerBase) -> dict[int, bool]:
-    """Whether the tokens that have been decoded so far hold one of the characters. Rollouts share
+def _tokens_that_may_end(
+    stop: tuple[str, ...], tokenizer: PreTrainedTokenizerBase
+) -> dict[int, bool]:
+    """Whether the tokens that have been decoded so far may complete a stop string. Rollouts share
     it: most tokens of a rollout have occurred in an earlier one."""
     return {}
+
+
+def may_end(text: str, stop: str) -> bool:
+    """Whether a token with this text may complete a stop string. It may hold parts of characters.
+
+    Example:
+        >>> [may_end(text, "</s>") for text in ("s>", "</s> ", "x>", "s")]
+        [True, True, False, False]
+    """
+    if "\N{REPLACEMENT CHARACTER}" in text:
+        return stop[-1] in text or not stop[-1].isascii()
+    beginnings = (text[: place + 1] for place, last in enumerate(text) if last == stop[-1])
+    return any(stop.endswith(each) or each.endswith(stop) for each in beginnings)
 
 
 def decode_all(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Sequence[int]]) -> list[str]:

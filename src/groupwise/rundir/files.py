@@ -25,11 +25,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from groupwise.errors import RunError, UsageError
-from groupwise.types import Completion, ScoredGroups
+from groupwise.types import Completion, ScoredGroups, Scores
 
 PACKAGES = ("groupwise", "torch", "transformers", "tokenizers", "peft", "datasets")
 METRICS, SAVED = "metrics.jsonl", "checkpoints"
 """A folder with one of these files holds a run."""
+
+MARK = ".checkpointed"
+"""Empty file in the directory of a run that has written a checkpoint."""
 
 EXPERIMENT = "experiment.toml"
 """The plan of an experiment, in the folder that holds its runs and its report."""
@@ -98,6 +101,9 @@ class RunLog:
             # Verdicts of a run that ended in its first step; the rewards may be others by now.
             shutil.rmtree(self.folder / "journal", ignore_errors=True)
             (self.folder / "trackers.json").unlink(missing_ok=True)
+        mark = self.folder / MARK
+        if not resume_at and mark.is_file() and mark.stat().st_size == 0:
+            mark.unlink()
         about = {"config": settings, **surroundings()}
         self._fresh: set[Path] = set()
         text = without_secrets(json.dumps(_plain(about), indent=2))
@@ -192,8 +198,8 @@ def refuse_foreign_files(folder: Path, names: Sequence[str] = RUN_FILES) -> None
     ours = any(folder.glob(f"{SAVED}/step-*/manifest.json")) or _is_plan(folder / EXPERIMENT)
     if found and not ours and not _is_run_config(folder / "config.json"):
         raise UsageError(
-            f"output = {str(folder)!r}: contains {', '.join(found)}, and no run made it; a run "
-            "would replace or delete these. Choose another folder (train: --set output=FOLDER; "
+            f"output = {str(folder)!r}: contains {', '.join(found)}, which no run made; "
+            "a run would replace or delete it. Choose another folder (train: --set output=FOLDER; "
             "other commands: --output)."
         )
 
@@ -413,6 +419,7 @@ def _group_line(
                 "parts": {name: float(part[row, i]) for name, part in scores.parts.items()},
                 "correct": float(scores.correct[row, i]),
                 "status": scores.status[row][i].value,
+                **_why(scores, row, i),
                 "keep": bool(scored.keep[row, i]),
                 "advantage": None if advantages is None else float(advantages[row, i]),
                 "finish": completion.finish,
@@ -424,6 +431,12 @@ def _group_line(
             for i, completion in enumerate(group.completions)
         ],
     }
+
+
+def _why(scores: Scores, row: int, place: int) -> dict[str, str]:
+    """Why a completion was not judged; nothing where it was, or where that is not known."""
+    reason = scores.reasons[row][place] if scores.reasons else None
+    return {} if reason is None else {"error": reason}
 
 
 def _told(completion: Completion) -> dict[str, Any]:

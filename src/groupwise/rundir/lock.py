@@ -19,6 +19,12 @@ from typing import IO
 from groupwise.errors import UsageError
 from groupwise.rundir.files import RUN_FILES, refuse_foreign_files, refuse_linked_folders
 
+ABOUT = {"process", "host", "since", "command"}
+"""What a lock file says of its owner."""
+
+LOCK_BYTES = 1 << 16
+"""Longest lock file that is read."""
+
 
 class RunLock:
     """Holds a run directory for this process until it is closed or the process ends.
@@ -29,8 +35,8 @@ class RunLock:
 
     Raises:
         UsageError: another run holds the folder (the message names it), the folder cannot be
-            written, or it holds links to folders, or files that a run would replace and that no run
-            made.
+            written, or it holds links to folders, or files (such as another `.lock`) that a run
+            would replace and that no run made.
     """
 
     def __init__(self, folder: str | Path, *, names: Sequence[str] = RUN_FILES) -> None:
@@ -58,6 +64,12 @@ class RunLock:
             ) from None
         except OSError:
             pass  # A file system without locks: better no lock than no run.
+        if not _is_ours(self._file):
+            self._file.close()
+            raise UsageError(
+                f"output = {str(folder)!r}: contains a file .lock that no run made; a run would "
+                "replace it. Choose another folder with --set output=FOLDER."
+            )
         self._file.truncate(0)
         about = {
             "process": os.getpid(),
@@ -84,3 +96,13 @@ class RunLock:
         if self._file is not None:
             self._file.close()
             self._file = None
+
+
+def _is_ours(file: IO[str]) -> bool:
+    """Whether a lock file is new, or was written by a run."""
+    file.seek(0)
+    try:
+        text = file.read(LOCK_BYTES).strip("\0 \n")  # A power cut may leave zeros.
+        return not text or ABOUT <= json.loads(text).keys()
+    except (ValueError, AttributeError, RecursionError):
+        return False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -61,7 +61,7 @@ def overview(folder: str | Path) -> list[RunOverview]:
     """
     root = Path(folder)
     if not root.is_dir():
-        raise UsageError(f"folder = {str(folder)!r}: must be a folder; there is none.")
+        raise UsageError(f"folder = {str(folder)!r}: must be a folder; it does not exist.")
     places = sorted({path.parent for path in root.rglob("metrics.jsonl")})
     return [_read(place, name=str(place.relative_to(root))) for place in places]
 
@@ -84,7 +84,7 @@ def _read(place: Path, *, name: str) -> RunOverview:
         state=state,
         step=int(last.get("step") or 0),
         reward=last.get("reward"),
-        held_out=_accuracy(evaluations[-1]) if evaluations else None,
+        held_out=_held_out(evaluations),
         seconds=sum(float(row.get("seconds") or 0) for row in rows),
         **config,
     )
@@ -94,9 +94,11 @@ def _lines(path: Path) -> list[dict[str, Any]]:
     return list(read_lines(path)) if path.exists() else []
 
 
-def _accuracy(row: Mapping[str, Any]) -> float | None:
-    """Greedy accuracy of an evaluation."""
-    cell = (row.get("figures") or {}).get("greedy")
+def _held_out(evaluations: Sequence[Mapping[str, Any]]) -> float | None:
+    """Greedy accuracy of the last evaluation, of the split "held_out" if there are several."""
+    held_out = [row for row in evaluations if row.get("split") == "held_out"]
+    last: Mapping[str, Any] = [{}, *evaluations, *held_out][-1]
+    cell = (last.get("figures") or {}).get("greedy")
     return cell.get("value") if isinstance(cell, Mapping) else cell
 
 

@@ -349,9 +349,10 @@ class EvaluationSettings(Section):
     """Evaluation on held-out prompts during training."""
 
     every_steps: Whole = 0
-    """Steps between evaluations; 0 evaluates at the end only."""
-    at_start: bool = False
-    """Also evaluate the initial model, before the first step."""
+    """Steps between evaluations after the first step; 0 evaluates only after the last one."""
+    at_start: bool = True
+    """Whether RL training begins with an evaluation of the initial model, to compare later ones
+    with. Training on data always does."""
     prompts: Count = 200
     """Number of held-out prompts; the same ones in every evaluation."""
     samples: Count = 8

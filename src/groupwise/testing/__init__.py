@@ -31,7 +31,7 @@ LONG_WORDS = 20_000
 
 
 class JudgesGroups(Protocol):
-    """The part of a scorer that is needed here."""
+    """The part of a scorer that `check_reward` uses."""
 
     def submit(self, group: Group) -> Future[Any]: ...
 
@@ -123,7 +123,7 @@ def check_reward(
     gold: Callable[[Prompt], str] | None = None,
     tokenize: Callable[[str], Sequence[int]] | None = None,
 ) -> RewardCheck:
-    """Try a reward before training: the reference answers must earn most, rubbish must not.
+    """Check a reward before training: reference answers must earn the most, garbage the least.
 
     Every prompt is judged as one group of: its reference answer, the answer of another prompt,
     garbage, the empty text, the reference answer cut off in the middle, and a very long text, and

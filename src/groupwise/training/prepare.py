@@ -60,7 +60,10 @@ from groupwise.training.resume import (
     ResumePoint,
     check_fingerprints,
     find_resume_point,
+    log_lost_lines,
+    other_fingerprints,
     plain_settings,
+    policy_fingerprints,
     resume_facts,
 )
 from groupwise.training.sources import make_journals, make_source, spans_of
@@ -185,6 +188,9 @@ def prepare(
             watch=watchdog.waiting,
             second=_second(config, algorithm, connected, model, begun=found.saved is not None),
         )
+        # Only now has the hub been asked for the newest version of the other models.
+        others = other_fingerprints(config)
+        check_fingerprints(found.saved, others, allow_changes=allow_changes, log=progress.log)
         _restore(trainer, found, config, log=progress.log)
         prepared = Prepared(
             config=config,
@@ -356,23 +362,14 @@ def _restore(
     if found.saved is not None:
         trainer.restore(found.saved)
         log(f"resumed at step {found.step}")
-        folder = trainer.folder or Path(config.output)
-        for name, step in (
-            ("metrics.jsonl", found.step),
-            ("evaluations.jsonl", trainer.evaluation.last),
-        ):
-            if step and step not in _logged_steps(folder / name):
-                log(f"{name} lacks step {step}, which the checkpoint includes: lines were lost")
+        folder, evaluated = trainer.folder or Path(config.output), trainer.evaluation.last
+        log_lost_lines(folder, step=found.step, evaluated=evaluated, log=log)
     elif (
         config.warmup is not None
         or config.guards.spike is not None
         or ("critic" in trainer.learners and config.critic.pretraining is not None)
     ):
         trainer.save(wait=True)
-
-
-def _logged_steps(path: Path) -> set[int]:
-    return {row["step"] for row in read_lines(path)} if path.exists() else set()
 
 
 def make_watchdog(config: Config, run_log: RunLog, *, progress: Progress) -> Watchdog:
@@ -461,7 +458,8 @@ def _started(
     if policy is None:
         with own_random_numbers(config.seed):  # adapters are initialised at random
             policy = load_configured(config)
-    check_fingerprints(found.saved, config, policy, allow_changes=allow_changes, log=progress.log)
+    now = policy_fingerprints(policy)
+    check_fingerprints(found.saved, now, allow_changes=allow_changes, log=progress.log)
     if config.model.quantization is None:
         policy.model.to(best_device())
     if found.start is not None:

@@ -137,8 +137,10 @@ def with_failures(scored: ScoredGroups, failed: Mapping[int, Unjudged]) -> Score
     bad = torch.tensor([row in failed for row in range(scores.total.numel())])
     bad = bad.view_as(scores.valid)
     status = [list(own) for own in scores.status]
+    reasons = [list(own) for own in scores.reasons] or [[None] * width for _ in status]
     for row, one in failed.items():
         status[row // width][row % width] = one.status
+        reasons[row // width][row % width] = one.error or reasons[row // width][row % width]
     messages = [one.error for one in failed.values() if one.error is not None]
     changed = replace(
         scores,
@@ -146,6 +148,7 @@ def with_failures(scored: ScoredGroups, failed: Mapping[int, Unjudged]) -> Score
         valid=scores.valid & ~bad,
         status=tuple(tuple(own) for own in status),
         errors=(*scores.errors, *messages),
+        reasons=tuple(map(tuple, reasons)),
     )
     return replace(scored, scores=changed)
 

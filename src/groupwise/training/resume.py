@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,9 +14,10 @@ import torch
 
 from groupwise.config import Config, build, free_to_change
 from groupwise.errors import UsageError
-from groupwise.models import Policy, base_fingerprint, folder_fingerprint
-from groupwise.models.loading import resolve
-from groupwise.rundir.files import surroundings, without_secrets
+from groupwise.models import Policy, base_fingerprint, is_adapted
+from groupwise.models.adapters import SavedAdapter, config_fingerprint
+from groupwise.models.loading import place_fingerprint, resolve
+from groupwise.rundir.files import MARK, METRICS, read_lines, surroundings, without_secrets
 from groupwise.training.checkpoint import files as checkpoint
 from groupwise.training.checkpoint.files import Checkpoint
 
@@ -60,7 +63,7 @@ def find_resume_point(
 
     Args:
         allow_changes: accept changed settings that affect results.
-        restart: start from step 0 if checkpoints exist but none is intact.
+        restart: start from step 0 if the run wrote checkpoints and none is intact.
 
     Raises:
         UsageError: settings that affect results have changed, and that is not allowed; or
@@ -76,10 +79,9 @@ def find_resume_point(
     for line in skipped:
         log(f"skipped {line}")
     if saved is None:
-        if skipped and not restart:
+        if (lost := _lost(folder, skipped)) and not restart:
             raise UsageError(
-                f"--resume: none of the {len(skipped)} checkpoints in {folder} is intact "
-                f"({skipped[0]}). Restore one from a copy, or start again from step 0, which "
+                f"--resume: {lost}. Restore one from a copy, or start again from step 0, which "
                 "deletes the run's metrics, with --restart."
             )
         log(f"{config.output} has no checkpoint; the run starts at step 0")
@@ -102,6 +104,38 @@ def find_resume_point(
     return ResumePoint(saved=saved, start=checkpoint.load(start) if start.exists() else None)
 
 
+def _lost(folder: Path, skipped: Sequence[str]) -> str:
+    """What happened to the checkpoints of a run that has none; "" if it has written none yet."""
+    if skipped:
+        return f"none of the {len(skipped)} checkpoints in {folder} is intact ({skipped[0]})"
+    written = any((folder.parent / name).exists() for name in (MARK, "final"))
+    steps = logged_steps(folder.parent / METRICS) if written else set()
+    if not steps:
+        return ""
+    return (
+        f"{folder} has no checkpoint, although the run wrote some and has taken {max(steps)} steps"
+    )
+
+
+def logged_steps(path: Path) -> set[int]:
+    """The steps that have a line in a file of the run directory."""
+    return {row["step"] for row in read_lines(path)} if path.exists() else set()
+
+
+def log_lost_lines(
+    folder: Path, *, step: int, evaluated: int | None, log: Callable[[str], None]
+) -> None:
+    """Log which files of a run directory lack lines that a checkpoint includes.
+
+    Args:
+        step: of the checkpoint.
+        evaluated: the last evaluated step.
+    """
+    for name, last in ((METRICS, step), ("evaluations.jsonl", evaluated)):
+        if last and last not in logged_steps(folder / name):
+            log(f"{name} lacks step {last}, which the checkpoint includes: lines were lost")
+
+
 def _completed(settings: Mapping[str, Any]) -> Mapping[str, Any]:
     """The settings of a checkpoint, with the defaults of those that its version did not have."""
     try:
@@ -111,34 +145,78 @@ def _completed(settings: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def fingerprints(config: Config, policy: Policy) -> dict[str, str]:
-    """Fingerprints of the frozen models of a run, by setting: the one that
-    training starts from, a teacher, and the folders that rewards and judges load."""
-    found = {"model.path": base_fingerprint(policy.model)}
+    """Fingerprints of the models that a run begins with and does not train, by setting."""
+    return policy_fingerprints(policy) | other_fingerprints(config)
+
+
+def policy_fingerprints(policy: Policy) -> dict[str, str]:
+    """Fingerprints of the model that training starts from; of an adapter, that of its base."""
+    base = policy.model.get_base_model() if is_adapted(policy.model) else policy.model
+    found = {
+        "model.path": base_fingerprint(base),
+        "model.path (config.json)": config_fingerprint(base.name_or_path),
+    }
+    return _known(found)
+
+
+def other_fingerprints(config: Config) -> dict[str, str]:
+    """Fingerprints of the other models of a run: a teacher, a process reward model, what further
+    learners start from, and what rewards and judges load. Hub names that are not in the cache have
+    none."""
+    places: dict[str, Any] = {
+        "critic.model": config.critic.model,
+        "token_reward.model": config.token_reward.model,
+    }
     if config.distillation is not None:
-        found["distillation.teacher"] = folder_fingerprint(resolve(config.distillation.teacher))
+        places["distillation.teacher"] = config.distillation.teacher
+    if config.process is not None:
+        places["process.model"] = config.process.model
     for index, reward in enumerate(config.rewards):
-        for name, value in reward.settings.items():
-            if isinstance(value, str):
-                found[f"rewards.{index}.{name}"] = folder_fingerprint(Path(value).expanduser())
+        places |= {f"rewards.{index}.{name}": value for name, value in reward.settings.items()}
+    found = [_of_place(name, value) for name, value in places.items() if isinstance(value, str)]
+    return _known({name: value for each in found for name, value in each.items()})
+
+
+def _of_place(name: str, path: str) -> dict[str, str | None]:
+    """Fingerprints of a folder or hub name, and of the model that an adapter there belongs to."""
+    place = resolve(os.path.expanduser(path))
+    found = {
+        name: place_fingerprint(place),
+        f"{name} (config.json)": config_fingerprint(place),
+    }
+    with suppress(UsageError):  # A damaged adapter, which its loader refuses.
+        if (adapter := SavedAdapter.at(Path(place))) is not None:
+            base = resolve(adapter.base)
+            found |= {
+                f"{name} (base)": place_fingerprint(base),
+                f"{name} (config.json of its base)": config_fingerprint(base),
+            }
+    return found
+
+
+def _known(found: Mapping[str, str | None]) -> dict[str, str]:
     return {name: value for name, value in found.items() if value is not None}
 
 
 def check_fingerprints(
     saved: Checkpoint | None,
-    config: Config,
-    policy: Policy,
+    now: Mapping[str, str],
     *,
     allow_changes: bool,
     log: Callable[[str], None],
 ) -> None:
-    """Check that the frozen models are the ones that the run began with.
+    """Check that models are the ones that the run began with.
+
+    Args:
+        now: from `policy_fingerprints` or `other_fingerprints`; what an older checkpoint does not
+            know is not compared.
 
     Raises:
         UsageError: one has changed, and changes are not allowed.
     """
     if saved is None:
         return
-    before, now = saved.about.get("models", {}), fingerprints(config, policy)
+    before = saved.about.get("models", {})
     changed = [name for name in sorted(now) if before.get(name, now[name]) != now[name]]
     if changed and not allow_changes:
         raise UsageError(

@@ -25,7 +25,8 @@ from groupwise.errors import GroupwiseError, RunError, UsageError, first_line
 from groupwise.models import Policy, make_policy
 from groupwise.models.loading import with_settings
 from groupwise.prompts.templates import fix_variables
-from groupwise.rundir.files import read_lines
+from groupwise.rundir.files import SAVED, read_lines
+from groupwise.training.checkpoint import files as checkpoint
 from groupwise.training.hub import HubUploads, check_login, push_final
 from groupwise.training.monitor.progress import Progress, show_progress
 from groupwise.training.prepare import Connector, Prepared, prepare
@@ -101,7 +102,7 @@ def train(
         eval_prompts: held-out prompts; None uses the held-out split of a generator or hub data set.
         resume: continue from the newest checkpoint in `output`, or start if there is none.
         allow_changes: resume even if settings that affect results have changed.
-        restart: start from step 0 where checkpoints exist and none is intact.
+        restart: start from step 0 where the run wrote checkpoints and none is intact.
         progress: shows the run; None shows it on standard error.
         settings: everything else as in a recipe: `group_size=8, sampling={"max_tokens": 64},
             model={"dtype": "bfloat16", "adapter": {"rank": 16}}`.
@@ -173,7 +174,7 @@ def train_config(
         policy, functions, prompts, eval_prompts: instead of those of the configuration.
         resume: continue from the newest intact checkpoint of the run directory, or start.
         allow_changes: resume even if settings that affect results have changed.
-        restart: start from step 0 where checkpoints exist and none is intact.
+        restart: start from step 0 where the run wrote checkpoints and none is intact.
         progress: shows the run; None shows it on standard error.
     """
     if follows():
@@ -195,7 +196,7 @@ def train_config(
         "progress": showing,
     }
     try:
-        with _memory_named(config if policy is None else None):
+        with _memory_named(config, planned=policy is None):
             prepared = _continued(config, resume=resume, given=given)
     finally:
         if progress is None:
@@ -246,7 +247,7 @@ def _connector(config: Config, *, fewer: bool = False) -> Connector:
         if launched():
             raise UsageError(
                 "[cluster]: cannot be combined with torchrun, because Ray starts the processes; "
-                "run `groupwise train` directly, or leave the section out."
+                "run `groupwise train` directly, or remove the section."
             )
         from groupwise.distributed.cluster import connect_cluster
 
@@ -256,7 +257,7 @@ def _connector(config: Config, *, fewer: bool = False) -> Connector:
     if config.streaming is not None:
         raise UsageError(
             "streaming: cannot be combined with torchrun, whose ranks alternate sampling and "
-            "updates; leave it out, or use the replicas of [cluster]."
+            "updates; remove it, or use the replicas of [cluster]."
         )
     if (setting := bound_to_one_process(config)) is not None:
         raise UsageError(
@@ -282,19 +283,22 @@ def _followed(policy: Policy | None) -> Run:
 
 
 @contextmanager
-def _memory_named(config: Config | None) -> Iterator[None]:
-    """A readable out-of-memory error of any library, with the memory plan of the run if its model
-    can be planned."""
+def _memory_named(config: Config, *, planned: bool) -> Iterator[None]:
+    """A readable out-of-memory error of any library.
+
+    Args:
+        planned: whether the memory plan of the run covers its model.
+    """
     try:
         yield
     except (MemoryError, RuntimeError) as error:
         said = str(error)
         if isinstance(error, MemoryError | torch.OutOfMemoryError) or "alloc" in said.lower():
             said = first_line(error)
-            raise RunError(
-                f"out of memory ({said}); {_smaller(config)}. Checkpoints are intact: "
-                "continue with --resume."
-            ) from error
+            text = f"out of memory ({said}); {_smaller(config if planned else None)}."
+            if checkpoint.steps(Path(config.output) / SAVED):
+                text += " Checkpoints are intact: continue with --resume."
+            raise RunError(text) from error
         raise
 
 

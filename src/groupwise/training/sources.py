@@ -14,7 +14,7 @@ from groupwise.config.data import order_of
 from groupwise.prompts.lazy import LazySequence
 from groupwise.prompts.orders import PrioritisedOrder
 from groupwise.prompts.templates import Rendered
-from groupwise.rewards.journal import RewardJournal
+from groupwise.rewards.journal import RewardJournal, StepFiles
 from groupwise.rollouts.ahead import AheadSource, Thread
 from groupwise.rollouts.background import Background
 from groupwise.rollouts.batch_journal import BatchJournal
@@ -35,21 +35,25 @@ class Journals:
         verdicts: of rewards.
         replies: of the environment.
         batches: that were learned from.
+        shared: replies that other processes write down.
     """
 
     verdicts: RewardJournal | None = None
     replies: ReplyJournal | None = None
     batches: BatchJournal | None = None
+    shared: StepFiles | None = None
 
     @property
     def files(self) -> list[Journal]:
         """The journals as checkpoints know them."""
         by_step = [each.files for each in (self.verdicts, self.replies) if each is not None]
-        return [*by_step, *([] if self.batches is None else [self.batches])]
+        others = (self.batches, self.shared)
+        return [*by_step, *(each for each in others if each is not None)]
 
 
 def make_journals(config: Config, engine: Engine, folder: Path) -> Journals:
-    """The journals of a run; a tool engine is given that of replies.
+    """The journals of a run; a tool engine is given that of replies. Where other processes sample,
+    they have theirs (`distributed.replies`).
 
     Verdicts on completions that no other attempt would sample again are not noted: with
     `streaming`, whole batches are, unless no checkpoint would ever delete them.
@@ -61,8 +65,10 @@ def make_journals(config: Config, engine: Engine, folder: Path) -> Journals:
         return Journals(batches=BatchJournal(folder, settings=settings))
     rewards = config.model_dump_json(include={"rewards", "combine"})
     verdicts = RewardJournal(folder, rewards=rewards)
-    if not isinstance(engine, ToolEngine) or config.environment is None:
+    if config.environment is None:
         return Journals(verdicts=verdicts)
+    if not isinstance(engine, ToolEngine):
+        return Journals(verdicts=verdicts, shared=StepFiles(folder, prefix="replies"))
     engine.journal = ReplyJournal(folder, environment=config.environment.model_dump_json())
     return Journals(verdicts=verdicts, replies=engine.journal)
 

@@ -25,7 +25,7 @@ from groupwise.training.checkpoint.files import Checkpoint, replace_folder
 from groupwise.training.checkpoint.manager import CheckpointManager
 from groupwise.training.evaluation import Evaluation
 from groupwise.training.monitor.monitor import Monitor
-from groupwise.training.signals import requests
+from groupwise.training.signals import Requests, requests
 from groupwise.types import (
     Batch,
     Engine,
@@ -201,33 +201,36 @@ class Trainer:
                 finite gradient, a wait took too long, or the disk is full.
         """
         with requests() as asked:
-            if self.evaluation.due_at_start(self.done):
-                self.monitor.log("evaluating the base model")
-                self._evaluate()
-            if self._evaluation_due():
-                self._evaluate()  # The previous run was interrupted before this evaluation.
-                self.save(wait=True)
-            while self.done < self.settings.steps:
-                before = self.done, self._versions(), self.source.state()
-                try:
-                    self.advance()
-                except BaseException as error:
-                    self._rescue(*before)
-                    if isinstance(error, RunError):
-                        self.monitor.ended(self.done, error)
-                    raise
-                if asked.stop or self.done == self.settings.steps:
-                    self.save(wait=True)
-                elif self.checkpoints is not None and self.checkpoints.due(self.done, asked):
-                    self.save()
-                if asked.stop:
-                    self._log_interruption()
-                    raise KeyboardInterrupt
+            try:
+                self._take_steps(asked)
+            except KeyboardInterrupt:
+                if self.checkpoints is not None:
+                    self.monitor.log(self.checkpoints.interruption(self.done))
+                raise
+            except Exception as error:
+                self.monitor.ended(self.done, error)
+                raise
 
-    def _log_interruption(self) -> None:
-        if self.checkpoints is not None:
-            folder = self.checkpoints.folder.parent
-            self.monitor.log(f"interrupted; saved, continue with --resume {folder}")
+    def _take_steps(self, asked: Requests) -> None:
+        if self.evaluation.due_at_start(self.done):
+            self.monitor.log("evaluating the base model")
+            self._evaluate()
+        if self._evaluation_due():
+            self._evaluate()  # The previous run was interrupted before this evaluation.
+            self.save(wait=True)
+        while self.done < self.settings.steps:
+            before = self.done, self._versions(), self.source.state()
+            try:
+                self.advance()
+            except BaseException:
+                self._rescue(*before)
+                raise
+            if asked.stop or self.done == self.settings.steps:
+                self.save(wait=True)
+            elif self.checkpoints is not None and self.checkpoints.due(self.done, asked):
+                self.save()
+            if asked.stop:
+                raise KeyboardInterrupt
 
     def advance(self) -> StepResult:
         """Take a step, log it, and act on what the monitor and the callbacks say."""

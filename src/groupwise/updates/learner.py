@@ -111,8 +111,8 @@ class TorchLearner:
         elif self.reference == "adapter":
             if not is_adapted(self.model):
                 raise UsageError(
-                    "model.reference = 'adapter': the model has no adapter to go back to; use "
-                    "'frozen'."
+                    "model.reference = 'adapter': the model has no adapter to "
+                    "switch off; use 'frozen'."
                 )
 
     def place(self) -> None:
@@ -146,7 +146,7 @@ class TorchLearner:
     def _evaluate_reference(self, batch: Batch) -> Tensor:
         if self.reference == "none":
             raise UsageError(
-                "model.reference = 'none': this algorithm compares with a reference; use 'auto' or "
+                "model.reference = 'none': this algorithm needs a reference; use 'auto' or "
                 "'frozen'."
             )
         if self.frozen is not None:

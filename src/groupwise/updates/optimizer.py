@@ -255,7 +255,7 @@ def _adam(masters: list[nn.Parameter], settings: OptimizerSettings) -> torch.opt
         from groupwise.updates.adam_8bit import PiecewiseAdamW8bit
     except ImportError as error:
         raise UsageError(
-            "optimizer.name = 'adamw_8bit': needs bitsandbytes; take 'adamw', or "
+            "optimizer.name = 'adamw_8bit': needs bitsandbytes; use 'adamw', or "
             f"{install_command('quant')}."
         ) from error
     return PiecewiseAdamW8bit(masters, **given)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from groupwise.errors import RunError
 from groupwise.prompts.order import PromptOrder
-from groupwise.rundir.files import RunLog
+from groupwise.rundir.files import RunLog, read_lines
 from groupwise.settings import CheckpointSettings
 from groupwise.training.checkpoint import files as checkpoint
 from groupwise.training.checkpoint.manager import CheckpointManager
@@ -20,6 +20,7 @@ from groupwise.training.evaluation import Evaluation
 from groupwise.training.monitor.progress import NoProgress
 from groupwise.training.offline.trainer import OfflineSettings, OfflineTrainer
 from groupwise.types import Batch, Metrics, Objective, Update
+from small_runs import Quiet
 
 
 class Sums:
@@ -114,3 +115,26 @@ def test_a_batch_that_failed_is_drawn_again_by_a_resumed_run(tmp_path: Path) -> 
     second.restore(saved)
     second.run()
     assert torch.equal(second.learner.trained()["total"], whole.learner.trained()["total"])
+
+
+def test_what_ends_a_run_is_stored_and_an_interrupt_says_how_to_go_on(tmp_path: Path) -> None:
+    broken = trainer(tmp_path / "broken", Items(fails_at=4))
+    with pytest.raises(RunError, match="no memory left"):
+        broken.run()
+    [row] = read_lines(tmp_path / "broken" / "alarms.jsonl")
+    assert (row["step"], row["alarm"], row["text"]) == (3, "ended", "no memory left")
+
+    again = trainer(tmp_path / "again", Items())
+    again.progress = quiet = Quiet()
+
+    def interrupted(*_: Any) -> Any:
+        again.learner.version += 1  # The update is half done.
+        raise KeyboardInterrupt
+
+    again.learner.update = interrupted  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        again.run()
+    assert (
+        f"before the first checkpoint; start again with --resume {tmp_path / 'again'}"
+        in quiet.said[-1]
+    )

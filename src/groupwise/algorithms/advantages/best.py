@@ -29,7 +29,7 @@ def leader_minus_second(
     ddof: int = 1,
     eps: float = 1e-6,
 ) -> Float[Tensor, "prompt group"]:
-    """Only the best answer of a group counts, by how far it leads.
+    """Only the best answer of a group counts, by its lead over the second.
 
         A_best = r_max − r_second,   0 for the others
 

@@ -29,7 +29,7 @@ def cloning(
     weigh_right: bool = False,
     negative: float = 0.5,
 ) -> Float[Tensor, "prompt group"]:
-    """Behaviour cloning of right answers, and the policy gradient of wrong ones.
+    """Behaviour cloning of right answers, and a policy gradient for wrong ones.
 
         A⁺ = N / N⁺,   A⁻ = negative · (N / N⁻) · a,   a = shaped ±1 of right and wrong (a < 0)
 

@@ -6,13 +6,11 @@ same shape as the values.
 
 from __future__ import annotations
 
-import warnings
-
 import torch
 from jaxtyping import Bool, Float, Num
 from torch import Tensor
 
-from groupwise.errors import UsageError
+from groupwise.errors import UsageError, warn
 
 
 class RewardRangeWarning(UserWarning):
@@ -159,11 +157,10 @@ def whiten(
 def warn_below_zero(rewards: Float[Tensor, "prompt group"], *, name: str, remedy: str) -> None:
     """Warn once per call when a reward is negative."""
     if bool((rewards < 0).any()):
-        warnings.warn(
+        warn(
             f"{name}: a reward is below 0, where this advantage no longer orders the answers; "
             f"{remedy}",
             RewardRangeWarning,
-            stacklevel=3,
         )
 
 

@@ -20,7 +20,7 @@ def distilled(
     *,
     reward_weight: float = 0.0,
 ) -> Float[Tensor, "prompt group time"]:
-    """On-policy distillation: a token is as good as the teacher finds it likelier than the student.
+    """On-policy distillation: how much likelier the teacher finds a token than the student.
 
         A_t = (log π_T − log π)_t + reward_weight · (r − mean(r))
 

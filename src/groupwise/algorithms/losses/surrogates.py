@@ -477,7 +477,7 @@ def nll(
 
     Args:
         logp: under the model, with gradient.
-        mask: True on the tokens to be learnt.
+        mask: True on the tokens to be learned.
 
     Returns:
         [batch, time]; 0 outside the mask.

@@ -1,6 +1,6 @@
 """Weightings: how the token losses of a step add up, as one weight per token.
 
-`loss = Σ weight · token_loss`. Weights are made once from the whole batch of an optimiser step, so
+`loss = Σ weight · token_loss`. Weights are made once from the whole batch of an optimizer step, so
 that splitting it over microbatches or machines only reorders a sum. N counts the rows and P the
 prompts that have any token left in the mask; |o_i| is the number of those tokens in row i. With
 `empty_rows` N counts every row, so that a batch of which rows are masked has a smaller loss.

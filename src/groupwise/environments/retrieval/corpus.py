@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from groupwise.errors import UsageError
 from groupwise.prompts.generators import closed_world
 from groupwise.prompts.rows import read_rows
+from groupwise.prompts.squad import is_squad, paragraphs
 
 
 class Passage(NamedTuple):
@@ -68,13 +69,9 @@ def _json_object(path: Path) -> Mapping[str, Any] | None:
 
 
 def _of_object(value: Mapping[str, Any], source: str) -> Iterable[Passage]:
-    if isinstance(value.get("data"), list) and "version" in value:
-        return [
-            Passage(title=str(article.get("title", "")), text=str(paragraph["context"]))
-            for article in value["data"]
-            for paragraph in article["paragraphs"]
-        ]
     where = f"corpus = {source!r}"
+    if is_squad(value):
+        return [Passage(each.title, each.text) for each in paragraphs(value, where)]
     return [
         _of_row({"title": key, "text": text}, f"{where}, {key!r}") for key, text in value.items()
     ]

@@ -25,12 +25,15 @@ class DenseIndex:
 
         vector = normalised mean of the encoder's last hidden states over the tokens of a text
 
+    The prefixes count as text: E5, for example, was trained with "query: " and "passage: ".
+
     The search is exact; equal scores are ordered by the passages' place in the corpus.
 
     Args:
         passages: what is searched; the title counts as text.
         encoder: model folder that `transformers.AutoModel` loads.
         folder: where the vectors are kept and memory-mapped from; None keeps them in memory.
+        query_prefix, passage_prefix: put before every query, and before every passage.
 
     Raises:
         UsageError: no such folder, or a model whose outputs have no hidden states.
@@ -40,10 +43,17 @@ class DenseIndex:
     """
 
     def __init__(
-        self, passages: Sequence[Passage], *, encoder: str, folder: Path | None = None
+        self,
+        passages: Sequence[Passage],
+        *,
+        encoder: str,
+        folder: Path | None = None,
+        query_prefix: str = "",
+        passage_prefix: str = "",
     ) -> None:
+        self.query_prefix = query_prefix
         self.passages, self.encoder = passages, load(encoder, kind="encoder")
-        texts = [f"{p.title} {p.text}".strip() for p in passages]
+        texts = [passage_prefix + f"{p.title} {p.text}".strip() for p in passages]
         if folder is None:
             self._vectors = vectors(texts, self.encoder)
             return
@@ -55,7 +65,7 @@ class DenseIndex:
 
     def search(self, query: str, *, top_k: int = 3) -> list[Hit]:
         """The best passages, best first."""
-        scores = self._vectors @ vectors([query], self.encoder)[0]
+        scores = self._vectors @ vectors([self.query_prefix + query], self.encoder)[0]
         best = scores.argsort(descending=True, stable=True)[:top_k].tolist()
         return [Hit(self.passages[place], float(scores[place])) for place in best]
 

@@ -33,14 +33,34 @@ class Finder(Protocol):
     def search(self, query: str, *, top_k: int = 3) -> list[Hit]: ...
 
 
-def make_index(passages: Sequence[Passage], *, encoder: str, folder: Path | None) -> Finder:
-    """A dense index where an encoder is named, else one of terms."""
+def make_index(
+    passages: Sequence[Passage],
+    *,
+    encoder: str,
+    folder: Path | None,
+    query_prefix: str = "",
+    passage_prefix: str = "",
+) -> Finder:
+    """A dense index where an encoder is named, else one of terms.
+
+    Raises:
+        UsageError: prefixes without an encoder, or what the index raises.
+    """
     if not encoder:
+        for name, value in (("query_prefix", query_prefix), ("passage_prefix", passage_prefix)):
+            if value:
+                raise UsageError(f"{name} = {value!r}: needs an encoder; BM25 has no prefixes.")
         return Index(passages, folder=folder)
     # Loads torch and transformers.
     from groupwise.environments.retrieval.dense import DenseIndex
 
-    return DenseIndex(passages, encoder=encoder, folder=folder)
+    return DenseIndex(
+        passages,
+        encoder=encoder,
+        folder=folder,
+        query_prefix=query_prefix,
+        passage_prefix=passage_prefix,
+    )
 
 
 def terms(text: str) -> list[str]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from groupwise.errors import UsageError, suggest
-from groupwise.integrations.trl.fields import check, honoured, refused
+from groupwise.integrations.trl.fields import check, honoured, ignored, refused
 from groupwise.integrations.trl.sampler import KINDS
 from groupwise.integrations.trl.settings import (
     ADVANTAGES,
@@ -25,6 +25,7 @@ OTHER = "completions would come from a distribution that is not the trained one"
 SERVER, COLOCATED = "with vllm_mode = 'server'", "with vllm_mode = 'colocate'"
 CORRECTS, MASKS = "`algorithm.correction`", "only in the modes that mask"
 CLUSTER = "this trainer runs in one process on one device"
+TRACKERS = "tensorboard, wandb, mlflow; metrics have groupwise's names; trackio is ignored"
 LOADER = "there is no data loader: the prompts are in memory"
 NO_LOADER = honoured("no effect", "the prompts are in memory")
 HUB = "nothing is uploaded"
@@ -35,6 +36,7 @@ GLOBAL = "it is a setting of torch for the whole process"
 KERNELS = "groupwise has its own kernels"
 ADAPTIVE = "the entropy bonus is constant"
 PLAIN_LOG = "completions are in output_dir/rollouts"
+TRACKIO = "trackio is not supported; metrics are in output_dir/metrics.jsonl"
 REFERENCE = "the reference is the model before the first step"
 BEST = "the last model is kept"
 SCRIPT = "no effect: your script may read it, as in TRL"
@@ -55,7 +57,7 @@ class GRPOConfig:
         Traceback (most recent call last):
         ...
         groupwise.errors.UsageError: GRPOConfig.use_liger_kernel = True: groupwise has its own \
-kernels; leave it out; logits are computed in chunks.
+kernels; remove it; logits are computed in chunks.
     """
 
     # Batches and steps
@@ -69,7 +71,7 @@ kernels; leave it out; logits are computed in chunks.
     gradient_accumulation_steps: Annotated[
         int,
         honoured(
-            "`prompts_per_step`", "an optimiser step is normalised as a whole, however it is split"
+            "`prompts_per_step`", "an optimizer step is normalised as a whole, however it is split"
         ),
     ] = 1
     generation_batch_size: Annotated[
@@ -86,7 +88,7 @@ kernels; leave it out; logits are computed in chunks.
     max_steps: Annotated[
         int,
         honoured(
-            "`steps`", "optimiser steps; a multiple of the number of steps per batch of rollouts"
+            "`steps`", "optimizer steps; a multiple of the number of steps per batch of rollouts"
         ),
     ] = -1
     shuffle_dataset: Annotated[bool | None, refused("the seed determines the order of prompts")] = (
@@ -146,7 +148,7 @@ kernels; leave it out; logits are computed in chunks.
     ] = None
     use_transformers_continuous_batching: Annotated[
         bool,
-        refused(OWN, "leave it out; waiting prompts replace finished ones here too"),
+        refused(OWN, "remove it; waiting prompts replace finished ones here too"),
     ] = False
     transformers_continuous_batching_config: Annotated[
         dict[str, Any] | str | None, refused(OWN)
@@ -281,7 +283,7 @@ kernels; leave it out; logits are computed in chunks.
     torch_compile_backend: Annotated[str | None, refused(KERNELS)] = None
     torch_compile_mode: Annotated[str | None, refused(KERNELS)] = None
     use_liger_kernel: Annotated[
-        bool, refused(KERNELS, "leave it out; logits are computed in chunks")
+        bool, refused(KERNELS, "remove it; logits are computed in chunks")
     ] = False
     liger_kernel_config: Annotated[dict[str, bool] | None, refused(KERNELS)] = None
     use_cache: Annotated[bool, refused("training needs no cache")] = False
@@ -299,7 +301,7 @@ kernels; leave it out; logits are computed in chunks.
         bool, refused(GLOBAL, "call torch.use_deterministic_algorithms(True) yourself")
     ] = False
 
-    # The optimiser
+    # The optimizer
     learning_rate: Annotated[float, honoured("`optimizer.learning_rate`")] = 1e-6
     lr_scheduler_type: Annotated[
         str,
@@ -357,9 +359,7 @@ kernels; leave it out; logits are computed in chunks.
     ] = False
     report_to: Annotated[
         None | str | list[str],
-        honoured(
-            "`logging.trackers`", "tensorboard, wandb, mlflow; metrics have groupwise's names"
-        ),
+        honoured("`logging.trackers`", TRACKERS),
     ] = "none"
     disable_tqdm: Annotated[bool | None, honoured("True hides the progress display")] = None
     logging_nan_inf_filter: Annotated[
@@ -374,8 +374,8 @@ kernels; leave it out; logits are computed in chunks.
         str | bool, refused("num_tokens is always logged", same=(False,))
     ] = "no"
     log_multimodal: Annotated[bool, refused("prompts are text")] = True
-    num_completions_to_print: Annotated[int | None, refused(PLAIN_LOG)] = None
-    log_unique_prompts: Annotated[bool, refused(PLAIN_LOG)] = False
+    num_completions_to_print: Annotated[int | None, ignored(PLAIN_LOG)] = None
+    log_unique_prompts: Annotated[bool, ignored(PLAIN_LOG)] = False
     log_completions_hub_repo: Annotated[str | None, refused(HUB, PLAIN_LOG)] = None
     run_name: Annotated[
         str | None, honoured("no effect", "must be the last part of output_dir")
@@ -383,9 +383,9 @@ kernels; leave it out; logits are computed in chunks.
     project: Annotated[
         str, refused("trackers read their project from their environment variables")
     ] = "huggingface"
-    trackio_space_id: Annotated[str | None, refused("trackio is not supported")] = None
-    trackio_bucket_id: Annotated[str | None, refused("trackio is not supported")] = None
-    trackio_static_space_id: Annotated[str | None, refused("trackio is not supported")] = None
+    trackio_space_id: Annotated[str | None, ignored(TRACKIO)] = None
+    trackio_bucket_id: Annotated[str | None, ignored(TRACKIO)] = None
+    trackio_static_space_id: Annotated[str | None, ignored(TRACKIO)] = None
     skip_memory_metrics: Annotated[bool, refused("memory_mb is in output_dir/metrics.jsonl")] = True
     debug: Annotated[
         str | list[str], refused("steps that are not finite are stored in suspects/", same=(None,))

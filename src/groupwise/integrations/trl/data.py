@@ -63,7 +63,7 @@ def held_out(data: Any, read: Callable[[Any, str], list[Prompt]]) -> dict[str, l
     if not isinstance(data, Mapping):
         return {"": read(_finite(data, "eval_dataset"), "eval_dataset")}
     if not data:
-        raise UsageError("eval_dataset = {}: names no data set; leave it out.")
+        raise UsageError("eval_dataset = {}: names no data set; remove it.")
     places = {str(name): f"eval_dataset[{name!r}]" for name in data}
     sets = zip(places.items(), data.values(), strict=True)
     return {name: read(_finite(one, where), where) for (name, where), one in sets}
@@ -103,7 +103,7 @@ def _prompt(row: Any, number: int, *, where: str, alone: bool) -> Prompt:
         raise UsageError(f"{where}: has no column 'prompt'; {suggest('prompt', row)}")
     pictures = [name for name in IMAGES if row.get(name) is not None]
     if pictures:
-        raise UsageError(f"{where}: has a column {pictures[0]!r}; models here read text alone.")
+        raise UsageError(f"{where}: has a column {pictures[0]!r}; only text is supported.")
     columns = {key: row[key] for key in row if key not in KEPT_FROM_REWARDS and not alone}
     value = row["prompt"]
     if isinstance(value, str):

@@ -9,7 +9,7 @@ import dataclasses
 import typing
 from typing import Any
 
-from groupwise.errors import UsageError
+from groupwise.errors import UsageError, warn
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -22,6 +22,7 @@ class Treatment:
         instead: what to do in place of a refused field.
         same: further values that ask for the same as the default of a refused field.
         of: the losses for which the field means anything; None for all.
+        warned: a value other than the default has no effect, and a warning says so.
     """
 
     becomes: str | None = None
@@ -29,6 +30,7 @@ class Treatment:
     instead: str = ""
     same: tuple[Any, ...] = ()
     of: tuple[str, ...] | None = None
+    warned: bool = False
 
 
 def honoured(becomes: str, note: str = "", *, of: tuple[str, ...] | None = None) -> Treatment:
@@ -40,6 +42,15 @@ def honoured(becomes: str, note: str = "", *, of: tuple[str, ...] | None = None)
         of: the losses that read it.
     """
     return Treatment(becomes=becomes, note=note, of=of)
+
+
+def ignored(note: str) -> Treatment:
+    """Marks a field that only changes what is displayed; setting it is warned about.
+
+    Args:
+        note: why it has no effect.
+    """
+    return Treatment(becomes="no effect", note=note, warned=True)
 
 
 def refused(note: str, instead: str = "", *, same: tuple[Any, ...] = ()) -> Treatment:
@@ -61,7 +72,7 @@ def treatments(config: type) -> dict[str, tuple[Any, Treatment]]:
 
 
 def check(config: Any, *, loss_type: str) -> None:
-    """Refuse every value that would have no effect.
+    """Refuse every value that would have no effect, or warn where it only concerns the display.
 
     Raises:
         UsageError: the field, its value, why, and what to do instead.
@@ -74,10 +85,12 @@ def check(config: Any, *, loss_type: str) -> None:
         if treatment.becomes is None:
             instead = f"; {treatment.instead}" if treatment.instead else ""
             raise UsageError(f"{where}: {treatment.note}{instead}.")
+        if treatment.warned:
+            warn(f"{where}: has no effect: {treatment.note}.")
         if treatment.of is not None and loss_type not in treatment.of:
             losses = ", ".join(treatment.of)
             raise UsageError(
-                f"{where}: loss_type = {loss_type!r} does not read it; leave it out. Read by: "
+                f"{where}: loss_type = {loss_type!r} does not read it; remove it. Read by: "
                 f"{losses}."
             )
 

@@ -86,10 +86,10 @@ def _calls(completions: Sequence[Completion]) -> Metrics:
 
 
 def of_update(metrics: Metrics, *, updates: int, clips: bool, bonus: float = 0.0) -> Metrics:
-    """Figures of the optimiser steps, from the metrics of groupwise.
+    """Figures of the optimizer steps, from the metrics of groupwise.
 
     Args:
-        updates: optimiser steps that the metrics are of.
+        updates: optimizer steps that the metrics are of.
         clips: whether the surrogate clips ratios; on the first step nothing is cut yet.
         bonus: coefficient of the entropy bonus; with one, the loss without it is "policy_loss".
     """

@@ -31,8 +31,8 @@ class Flow(Callback):
         args: the settings.
         state, control: of TRL's callbacks.
         handler: calls them.
-        updates: optimiser steps per batch of rollouts.
-        epoch_steps: optimiser steps per epoch.
+        updates: optimizer steps per batch of rollouts.
+        epoch_steps: optimizer steps per epoch.
         notes: what reward functions log.
         evaluate: evaluates, logs and calls the callbacks.
     """
@@ -72,7 +72,7 @@ class Flow(Callback):
         found = self._note(result.scored, dict(result.metrics))
         ended = False
         for update in range(self.updates):
-            # The metrics are those of the whole batch, so each of its optimiser steps has the same.
+            # The metrics are those of the whole batch, so each of its optimizer steps has the same.
             for name, value in found.items():
                 self.window.setdefault(name, []).append(value)
             if update:

@@ -25,9 +25,11 @@ def check_place(args: GRPOConfig) -> None:
         UsageError: several processes, or a card that is not to be used.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise UsageError("WORLD_SIZE: this trainer is one process; start the script with python.")
+        raise UsageError(
+            "WORLD_SIZE: this trainer runs in one process; start the script with python."
+        )
     if args.use_cpu and torch.cuda.is_available():
-        raise wrong(args, "use_cpu", "hide the card from this process with CUDA_VISIBLE_DEVICES=''")
+        raise wrong(args, "use_cpu", "hide the GPU from this process with CUDA_VISIBLE_DEVICES=''")
 
 
 def computes_in_bf16() -> bool:

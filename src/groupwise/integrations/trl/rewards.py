@@ -16,6 +16,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from groupwise.errors import UsageError
 from groupwise.integrations.trl.turns import ToolTurns
+from groupwise.models.devices import best_device
 from groupwise.models.loading import check_weights
 from groupwise.prompts.templates import template_text
 from groupwise.rewards import combination
@@ -273,7 +274,7 @@ def _classifier(model: Any, tokenizer: Any) -> Callable[..., Any]:
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
-    model.eval()
+    model.eval().to(best_device())
 
     def reward(prompts: list[Any], completions: list[Any]) -> list[float]:
         return _classified(prompts, completions, model=model, tokenizer=tokenizer)

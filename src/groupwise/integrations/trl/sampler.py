@@ -101,7 +101,7 @@ def correction(args: GRPOConfig) -> dict[str, Any]:
     if high is None or low is not None:
         raise UsageError(
             f"GRPOConfig.{PREFIX}mode = {mode!r}: truncates from above alone; set "
-            f"{CLIPS[1]} and leave {CLIPS[0]} out, or take a mode that masks."
+            f"{CLIPS[1]} and remove {CLIPS[0]}, or use a mode that masks."
         )
     return {"name": name, "cap": high}
 
@@ -115,4 +115,4 @@ def _changed(args: GRPOConfig, names: Iterable[str]) -> list[tuple[str, Any]]:
 
 def _refuse_unread(args: GRPOConfig, names: Iterable[str], reason: str) -> None:
     for name, value in _changed(args, names):
-        raise UsageError(f"GRPOConfig.{name} = {value!r}: {reason}; leave it out.")
+        raise UsageError(f"GRPOConfig.{name} = {value!r}: {reason}; remove it.")

@@ -1,4 +1,4 @@
-"""From TRL's settings to those of groupwise: batches, steps, the algorithm, the optimiser."""
+"""From TRL's settings to those of groupwise: batches, steps, the algorithm, the optimizer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from groupwise.config import Config, build
 from groupwise.config.checks import check_support
-from groupwise.errors import UsageError, suggest
+from groupwise.errors import UsageError, suggest, warn
 from groupwise.integrations.trl import sampler
 from groupwise.training.monitor.trackers import TRACKERS
 
@@ -45,14 +45,14 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Batches:
-    """How TRL's batch sizes cut rollouts into optimiser steps.
+    """How TRL's batch sizes cut rollouts into optimizer steps.
 
     Attributes:
         prompts: per batch of rollouts.
-        minibatches: optimiser steps per pass over it.
+        minibatches: optimizer steps per pass over it.
         epochs: passes over it.
         chunk: prompts that TRL generates for at once; an epoch leaves out an incomplete one.
-        updates_per_chunk: optimiser steps that those feed, a fraction where several chunks make
+        updates_per_chunk: optimizer steps that those feed, a fraction where several chunks make
             one.
     """
 
@@ -64,7 +64,7 @@ class Batches:
 
     @property
     def updates(self) -> int:
-        """Optimiser steps per batch of rollouts."""
+        """Optimizer steps per batch of rollouts."""
         return self.minibatches * self.epochs
 
 
@@ -74,7 +74,7 @@ def wrong(args: GRPOConfig, field: str, reason: str) -> UsageError:
 
 
 def batches(args: GRPOConfig) -> Batches:
-    """Prompts and optimiser steps of a batch of rollouts.
+    """Prompts and optimizer steps of a batch of rollouts.
 
     Raises:
         UsageError: sizes that do not divide, as in TRL.
@@ -84,9 +84,7 @@ def batches(args: GRPOConfig) -> Batches:
     if group < 2:
         raise wrong(args, "num_generations", "an advantage compares at least 2 completions")
     if args.generation_batch_size is not None and args.steps_per_generation is not None:
-        raise wrong(
-            args, "generation_batch_size", "set it or steps_per_generation; one gives the other"
-        )
+        raise wrong(args, "generation_batch_size", "set this or steps_per_generation, not both")
     generated = args.generation_batch_size or rows * (args.steps_per_generation or accumulated)
     if generated % rows:
         raise wrong(args, "generation_batch_size", f"must be a multiple of the batch size, {rows}")
@@ -112,7 +110,7 @@ def batches(args: GRPOConfig) -> Batches:
             args,
             "gradient_accumulation_steps",
             f"must divide the steps per generation, {passes}, or be a multiple of them with "
-            "num_iterations = 1: an optimiser step would mix rollouts of different ages",
+            "num_iterations = 1: an optimizer step would mix rollouts of different ages",
         )
     return Batches(
         prompts=chunk * (accumulated // passes),
@@ -123,8 +121,8 @@ def batches(args: GRPOConfig) -> Batches:
     )
 
 
-def optimiser_steps(args: GRPOConfig, rows: int | None) -> int:
-    """Optimiser steps of the run, as TRL counts them.
+def optimizer_steps(args: GRPOConfig, rows: int | None) -> int:
+    """Optimizer steps of the run, as TRL counts them.
 
     Args:
         rows: prompts of the data; None where that is not known.
@@ -138,7 +136,7 @@ def optimiser_steps(args: GRPOConfig, rows: int | None) -> int:
             raise wrong(
                 args,
                 "max_steps",
-                f"must be a multiple of {cut.updates}, the optimiser steps that one batch of "
+                f"must be a multiple of {cut.updates}, the optimizer steps that one batch of "
                 "rollouts feeds",
             )
         return args.max_steps
@@ -148,7 +146,7 @@ def optimiser_steps(args: GRPOConfig, rows: int | None) -> int:
 
 
 def epoch_steps(args: GRPOConfig, rows: int) -> int:
-    """Optimiser steps of an epoch; an incomplete last generation is left out.
+    """Optimizer steps of an epoch; an incomplete last generation is left out.
 
     Raises:
         UsageError: fewer prompts than a generation takes.
@@ -251,7 +249,7 @@ def _optimizer(args: GRPOConfig, steps: int) -> dict[str, Any]:
     if kind not in SCHEDULES:
         raise wrong(args, "lr_scheduler_type", f"no such schedule; {suggest(kind, SCHEDULES)[:-1]}")
     if str(getattr(args.optim, "value", args.optim)) not in ("adamw_torch_fused", "adamw_torch"):
-        raise wrong(args, "optim", "the optimiser is torch's AdamW; use adamw_torch_fused")
+        raise wrong(args, "optim", "the optimizer is torch's AdamW; use adamw_torch_fused")
     if kind == "constant" and args.warmup_steps:
         raise wrong(args, "warmup_steps", "use lr_scheduler_type = 'constant_with_warmup'")
     warmup = args.warmup_steps
@@ -319,7 +317,12 @@ def _stop(args: GRPOConfig) -> tuple[str, ...]:
 
 def _trackers(args: GRPOConfig) -> tuple[str, ...]:
     given = [args.report_to] if isinstance(args.report_to, str) else list(args.report_to or [])
-    chosen = tuple(name for name in given if name != "none")
+    if "trackio" in given:
+        warn(
+            f"GRPOConfig.report_to = {args.report_to!r}: trackio is not supported; metrics are in "
+            "output_dir/metrics.jsonl."
+        )
+    chosen = tuple(name for name in given if name not in ("none", "trackio"))
     for name in chosen:
         if name not in TRACKERS:
             raise wrong(args, "report_to", f"no such tracker; {suggest(name, TRACKERS)[:-1]}")
@@ -407,7 +410,7 @@ def configuration(
     """The configuration of groupwise.
 
     Args:
-        steps: optimiser steps of the run.
+        steps: optimizer steps of the run.
         model: its name.
         card: see `dtype`.
         longest: tokens of the longest prompt; None leaves the size of a pass to its default.
@@ -471,7 +474,7 @@ def check_configuration(args: GRPOConfig) -> None:
     Raises:
         UsageError: as `configuration`, and where the run could not be trained.
     """
-    steps = optimiser_steps(args, None) if args.max_steps > 0 else 1
+    steps = optimizer_steps(args, None) if args.max_steps > 0 else 1
     check_support(configuration(args, steps=steps))
 
 

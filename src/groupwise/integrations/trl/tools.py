@@ -14,9 +14,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from transformers.utils.chat_template_utils import get_json_schema
 
-from groupwise.errors import UsageError, first_line, suggest
+from groupwise.environments.functions import schema_of
+from groupwise.errors import UsageError, suggest
 from groupwise.types import Group, Prompt, Request, Stream
 
 COLUMN = "environment"
@@ -168,7 +168,7 @@ class Toolset:
         if len(set(names)) < len(names):
             where = "tools" if name is None else f"environment_factory[{name!r}]"
             raise UsageError(f"{where}: functions = {names}: must have different names.")
-        return tuple(map(_schema, functions))
+        return tuple(map(schema_of, functions))
 
     def begin(self, prompt: Prompt, *, stream: Stream) -> Conversation:
         """A completion without calls, with an environment of its own.
@@ -208,7 +208,12 @@ class Toolset:
         async def result() -> Any:
             return await value
 
-        return asyncio.run_coroutine_threadsafe(result(), self._loop).result()
+        running = asyncio.run_coroutine_threadsafe(result(), self._loop)
+        try:
+            return running.result()
+        except BaseException:
+            running.cancel()  # it may have exceeded its time
+            raise
 
     def ended(self, request: Request, sample: int, state: Conversation | None) -> None:
         """Keep what is known of a completion for its rewards."""
@@ -266,17 +271,6 @@ def _methods(instance: Any) -> list[Callable[..., Any]]:
 
 def _named(functions: Sequence[Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
     return {function.__name__: function for function in functions}
-
-
-def _schema(function: Callable[..., Any]) -> Mapping[str, Any]:
-    try:
-        return get_json_schema(function)
-    except Exception as error:  # of several kinds that transformers does not export
-        raise UsageError(
-            f"tools: {function.__name__}: cannot be described to the model "
-            f"({first_line(error)}); give every parameter a type and a line under 'Args:' in a "
-            "docstring of Google's style."
-        ) from error
 
 
 @contextmanager

@@ -35,7 +35,7 @@ from groupwise.types import Engine, Group, Prompt, Request, ScoredGroups, Stream
 from groupwise.updates import sequences
 
 NOT_HERE = {
-    "optimizers": "the optimiser is AdamW; set learning_rate and its kin in GRPOConfig",
+    "optimizers": "the optimizer is AdamW; set learning_rate and its kin in GRPOConfig",
     "quantization_config": 'use groupwise.train(…, model={"quantization": "nf4", "adapter": {}})',
     "rollout_func": "rollouts are written by the engine; give groupwise an Engine of your own",
 }
@@ -45,7 +45,7 @@ STREAM = -1
 
 
 class GRPOTrainer:
-    """Trains by TRL's arguments.
+    """Trains with TRL's arguments.
 
     Args:
         model: a name or folder, or a model of transformers, with an adapter or without.
@@ -140,7 +140,7 @@ class GRPOTrainer:
         if self.toolset is None:
             if self.args.max_tool_calling_iterations is not None:
                 raise settings.wrong(
-                    self.args, "max_tool_calling_iterations", "there are no tools; leave it out"
+                    self.args, "max_tool_calling_iterations", "there are no tools; remove it"
                 )
             return None
         return ToolTurns(
@@ -172,7 +172,7 @@ class GRPOTrainer:
         elif args.eval_strategy != "no":
             raise settings.wrong(args, "eval_strategy", "there is no eval_dataset to evaluate on")
         self.epoch_steps = settings.epoch_steps(args, len(self.prompts))
-        steps = settings.optimiser_steps(args, len(self.prompts))
+        steps = settings.optimizer_steps(args, len(self.prompts))
         self.max_steps = math.ceil(steps / cut.updates) * cut.updates
 
     def _prompts(self, data: Any, where: str, limit: int | None = None) -> list[Prompt]:
@@ -452,10 +452,15 @@ class GRPOTrainer:
 
     def save_model(self, output_dir: str | None = None) -> None:
         """Write the model, or its adapter, and the tokenizer in Hugging Face form."""
+        from groupwise.report.card import remove_own_card, write_model_card
+
         folder = Path(output_dir or self.config.output)
         folder.mkdir(parents=True, exist_ok=True)
+        had_card = remove_own_card(folder)  # PEFT would extend it
         self.model.save_pretrained(folder)
         self.processing_class.save_pretrained(folder)
+        if had_card and Path(self.config.output, "config.json").is_file():
+            write_model_card(self.config.output, folder)
 
     def save_state(self) -> None:
         """Write `trainer_state.json` to the output directory."""

@@ -22,6 +22,7 @@ from groupwise.environments.functions import CALL_TAGS
 from groupwise.errors import UsageError
 from groupwise.integrations.trl.tools import Conversation, Toolset
 from groupwise.models import Policy
+from groupwise.models.foreign_code import time_limit
 from groupwise.prompts.templates import template_text
 from groupwise.rollouts.text import decode_all
 from groupwise.rollouts.tools import InlineCalls, ToolEngine
@@ -31,6 +32,8 @@ from groupwise.types import Completion, Engine, Group, Prompt, Stream
 OPENING, CLOSING = CALL_TAGS.call
 QUESTION, RESULT = "A question.", "A result."
 THOUGHT = "</think>"
+CALL_SECONDS = 120.0
+"""Time limit of a call."""
 
 
 class Call(NamedTuple):
@@ -43,8 +46,9 @@ class Call(NamedTuple):
 class ToolTurns:
     """Answers calls as TRL does: in order, in the trainer's thread, with errors told to the model.
 
-    A turn ends with its first call. One that is not JSON ends the completion, and so does one
-    beyond `max_calls`. Without functions, environments make prompts and rewards alone.
+    A call that takes longer than `CALL_SECONDS` is such an error. A turn ends with its first call.
+    One that is not JSON ends the completion, and so does one beyond `max_calls`. Without functions,
+    environments make prompts and rewards alone.
 
     Args:
         tools: the functions.
@@ -106,7 +110,8 @@ class ToolTurns:
             return Reply(text="", done=True)
         failed = 0.0
         try:
-            result = self.tools.call(state, call.name, call.arguments)
+            with time_limit(CALL_SECONDS):
+                result = self.tools.call(state, call.name, call.arguments)
         except Exception as error:  # told to the model, whatever it is
             result, failed = {"error": str(error)}, 1.0
         content = result if isinstance(result, list) else str(result)
@@ -188,7 +193,7 @@ def call_frame(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:
 
 def _refused(problem: str) -> UsageError:
     return UsageError(
-        f"tools: not possible with this chat template: {problem}; take a model whose template has "
+        f"tools: not possible with this chat template: {problem}; use a model whose template has "
         f"{OPENING}, such as Qwen3."
     )
 

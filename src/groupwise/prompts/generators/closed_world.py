@@ -182,7 +182,13 @@ def page_of(name: str, facts: Mapping[str, str], rng: random.Random) -> str:
 
 
 def questions(
-    world: World, *, count: int, hops: Sequence[int] = (1,), seed: int = 0, unanswerable: float = 0
+    world: World,
+    *,
+    count: int,
+    hops: Sequence[int] = (1,),
+    seed: int = 0,
+    unanswerable: float = 0,
+    elsewhere: Collection[str] = (),
 ) -> list[Prompt]:
     """Questions about a world, each with the chain of facts that answers it.
 
@@ -192,6 +198,7 @@ def questions(
         seed: of the choice of questions.
         unanswerable: share that asks about a thing the world does not have; the answer is
             "unknown".
+        elsewhere: names of other worlds whose pages may be found too; they are no unknown things.
 
     Raises:
         UsageError: hops outside 1 to 4, a share outside [0, 1], or more questions than there are.
@@ -213,18 +220,28 @@ def questions(
         if tries > 100 * count + 1000:
             raise UsageError(f"count = {count}: the world has no more than {len(found)} questions.")
         number = hops[len(found) % len(hops)]
-        prompt = _question(world, number, rng, invented=rng.random() < unanswerable)
+        invented = rng.random() < unanswerable
+        prompt = _question(world, number, rng, invented=invented, elsewhere=elsewhere)
         found.setdefault(str(prompt), prompt)
     return list(found.values())
 
 
-def _question(world: World, hops: int, rng: random.Random, *, invented: bool) -> Prompt:
-    """One question; an invented subject is no thing of the world."""
+def _question(
+    world: World,
+    hops: int,
+    rng: random.Random,
+    *,
+    invented: bool,
+    elsewhere: Collection[str],
+) -> Prompt:
+    """One question; an invented subject is no thing of this world, nor one of `elsewhere`."""
     start = rng.choice(list(world.kinds))
     kind = world.kinds[start]
     if invented:
         start = next(
-            name for name in iter(lambda: invented_names(1, rng)[0], "") if name not in world.kinds
+            name
+            for name in iter(lambda: invented_names(1, rng)[0], "")
+            if name not in world.kinds and name not in elsewhere
         )
     here, kind_here, asked, chain = start, kind, start, []
     for _ in range(hops):
@@ -285,7 +302,12 @@ def closed_world(
     # Two worlds asked with the same seed would miss the same names.
     own = seed * len(worlds) + list(worlds).index(split)
     asked = questions(
-        worlds[split], count=min(count, MOST), hops=hops or [1], seed=own, unanswerable=share
+        worlds[split],
+        count=min(count, MOST),
+        hops=hops or [1],
+        seed=own,
+        unanswerable=share,
+        elsewhere={name for world in worlds.values() for name in world.kinds},
     )
     return [
         replace(prompt, text=None, messages=({"role": "user", "content": str(prompt)},))

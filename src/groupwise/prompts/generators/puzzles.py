@@ -43,14 +43,21 @@ REASONING_GYM_PROMPT = (
     "<answer> </answer>."
 )
 
-_CONNECTIVES = ("and", "or", "->", "<=>")
-_SAYINGS = (
+QUIZ = (
+    "Everybody on an island is either a knight, who says only what is true, or a knave, "
+    "who says only what is false. "
+    "You meet {people}. {said} Who is a knight and who is a knave?"
+)
+"""A Knights and Knaves puzzle."""
+CONNECTIVES = ("and", "or", "->", "<=>")
+SAYINGS = (
     '{name} says: "{said}."',
     '"{said}," claims {name}.',
     '{name} tells you: "{said}."',
     'You hear {name} say: "{said}."',
 )
-_CLAUSES = {
+CLAUSES = {
+    "not": "it is not so that {}",
     "and": "{} and {}",
     "or": "{} or {}",
     "->": "if {} then {}",
@@ -84,7 +91,7 @@ def truth_table(statement: Statement, people: int) -> int:
             return knight if role == "telling-truth" else full ^ knight
         case ("not", inner):
             return full ^ truth_table(inner, people)
-        case (str(op), left, right) if op in _CONNECTIVES:
+        case (str(op), left, right) if op in CONNECTIVES:
             a, b = truth_table(left, people), truth_table(right, people)
             return {"and": a & b, "or": a | b, "->": (full ^ a) | b, "<=>": full ^ a ^ b}[op]
     raise UsageError(
@@ -120,7 +127,7 @@ def _random_statement(random: Random, speaker: int, people: int) -> Statement:
 
     No one says outright that they are lying: neither a knight nor a knave could.
     """
-    op = random.choice(("role", "not", *_CONNECTIVES))
+    op = random.choice(("role", "not", *CONNECTIVES))
     roles = []
     for _ in range(1 if op in ("role", "not") else 2):
         person = random.randrange(people)
@@ -136,7 +143,7 @@ def _wording(statement: Statement, names: Sequence[str]) -> str:
     if op in ("telling-truth", "lying"):
         return f"{names[rest[0]]} is a {'knight' if op == 'telling-truth' else 'knave'}"
     inner = [_wording(part, names) for part in rest]
-    return f"it is not so that {inner[0]}" if op == "not" else _CLAUSES[op].format(*inner)
+    return CLAUSES[op].format(*inner)
 
 
 def roles_text(names: Sequence[str], roles: Sequence[bool]) -> str:
@@ -185,13 +192,9 @@ def knights_knaves_puzzle(random: Random, *, people: int) -> dict[str, Any]:
     for name, statement in zip(names, statements, strict=True):
         sentence = _wording(statement, names)
         said.append(
-            random.choice(_SAYINGS).format(name=name, said=sentence[0].upper() + sentence[1:])
+            random.choice(SAYINGS).format(name=name, said=sentence[0].upper() + sentence[1:])
         )
-    quiz = (
-        "Everybody on an island is either a knight, who says only what is true, or a knave, "
-        "who says only what is false. "
-        f"You meet {_listed(names)}. {' '.join(said)} Who is a knight and who is a knave?"
-    )
+    quiz = QUIZ.format(people=_listed(names), said=" ".join(said))
     return {"quiz": quiz, "names": tuple(names), "statements": statements, "solution": found[0]}
 
 
@@ -271,7 +274,7 @@ def _distinct(
     misses = 0
     while len(made) < count:
         drawn = draw(len(made))
-        if drawn is None or drawn[0] in seen or _split_of(drawn[0]) != split:
+        if drawn is None or drawn[0] in seen or split_of(drawn[0]) != split:
             misses += 1
             if misses > _MOST_TRIES:
                 raise UsageError(f"count = {count}: there are only about {len(made)} {what}.")
@@ -282,7 +285,7 @@ def _distinct(
     return made
 
 
-def _split_of(content: Any) -> Split:
+def split_of(content: Any) -> Split:
     """One puzzle in eight is held out, by its content alone."""
     digest = hashlib.blake2b(repr(content).encode(), digest_size=2).digest()
     return "held_out" if int.from_bytes(digest) % _HELD_OUT_SHARE == 0 else "train"
@@ -397,7 +400,7 @@ def reasoning_gym(
             return made
         entry = entries[index]
         question = entry["question"].strip()
-        if _split_of(question) != split:
+        if split_of(question) != split:
             continue
         words = REASONING_GYM_PROMPT.format(question=question)
         made.append(

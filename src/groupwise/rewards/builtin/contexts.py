@@ -105,7 +105,7 @@ def rank_contexts(
     Elsewhere: `log` is the default here because it is free of scale and adds over tokens.
     """
     if "{context}" not in template or "{question}" not in template:
-        raise UsageError(f"template = {template!r}: must hold {{context}} and {{question}}.")
+        raise UsageError(f"template = {template!r}: must contain {{context}} and {{question}}.")
     bare = template.replace("{context}", "").lstrip().replace("{question}", question)
     without = perplexity(score(bare, answer))
     gains = []
@@ -125,8 +125,8 @@ def context_pick(text: str, columns: Mapping[str, Any], *, gold: str = "gold") -
     """1 where the completion names the right one of the numbered contexts in its prompt, as
     `<context>2</context>`.
 
-    How it is gamed: a policy may pick well and ignore what it picked; combine it with a reward on
-        the answer. Where the right context often has the same number, that number earns most.
+    How it is gamed: a policy may pick well and ignore what it picked; combine it with a reward
+        for the answer. Where the right context often has the same number, that number earns most.
 
     Args:
         text: the completion; the first such element counts.

@@ -94,7 +94,8 @@ def countdown(
         text: the completion.
         columns: the row: `numbers` and `target`.
         use_all: every number must be used.
-        source: what counts as the answer, see `groupwise.rewards.builtin.text`.
+        source: what counts as the answer: "final", the last `<answer>` block after `</think>`, or
+            all of that text without such a block; "tag", only such a block; "all", everything.
 
     Returns:
         1.0 or 0.0; None where the row lacks its columns.

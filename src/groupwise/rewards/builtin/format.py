@@ -7,6 +7,7 @@ vocabulary are seen; `dropped_tags` tells which ones a decoder that skips specia
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
@@ -47,7 +48,7 @@ def reasoning_answer(
 
     Args:
         text: the completion.
-        form: see above.
+        form: "strict", "soft" or "tags".
         prefix: what the prompt pre-filled; it is put before the text.
 
     Example:
@@ -230,7 +231,7 @@ def repetition(text: str, *, ngram: int = 3, max_penalty: float = -1.0) -> float
 
 @REWARDS.register
 def token_repetition(tokens: Sequence[int], *, ngram: int = 3, max_penalty: float = -1.0) -> float:
-    """`repetition` over token ids, which needs no idea of words in any language.
+    """`repetition` over token ids, for text without word boundaries.
 
     Args:
         tokens: ids of the completion.
@@ -283,8 +284,8 @@ def language_consistency(
 ) -> float:
     """Share of the words of the chain of thought that are in the target language.
 
-    A word is a run of non-space characters with a letter of some script in it; formulas, LaTeX,
-    code, tags and numbers are no words. It is in the language if it holds a letter of its script.
+    A word is a run of non-space characters with a letter of any script; formulas, LaTeX, code,
+    tags and numbers are not words. It is in the language if it contains a letter of its script.
 
     Args:
         text: the completion.
@@ -304,6 +305,7 @@ def language_consistency(
     if part == "reasoning":
         before, closed, after = text.rpartition("</think>")
         text = before if closed else after
+    text = unicodedata.normalize("NFC", text)  # Hangul syllables, not their letters
     words = [w for w in _words_only(text).split() if any(c.isalpha() for c in w)]
     if not words:
         return empty

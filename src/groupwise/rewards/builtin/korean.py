@@ -30,15 +30,15 @@ Rules = Literal["official", "team"]
 Form = Literal["quoted", "literal"]
 
 _STRICT = re.compile(
-    r'^"(?P<sentence>[^"]*\S[^"]*)"(?P<particle>이|가) 옳다\. (?P<reason>\S.*)$', re.DOTALL
+    r'^"(?P<sentence>[^"]*[^\W_][^"]*)"(?P<particle>이|가) 옳다\. (?P<reason>\S.*)$', re.DOTALL
 )
-_LENIENT = re.compile(r'^"[^"]+"[이가] 옳다[.]?')
+_LENIENT = re.compile(r'^"[^"]*[^\W_][^"]*"[이가] 옳다[.]?')
 _LITERAL = re.compile(
-    r'^(?P<quote>"?)(?P<sentence>[^"]*?[^"\s])(?P<particle>이|가) 옳다\. '
+    r'^(?P<quote>"?)(?P<sentence>[^"]*?[^\W_](?:[^\w"]*[^\w"\s])?)(?P<particle>이|가) 옳다\. '
     r"(?P<reason>\S.*?)(?P=quote)$",
     re.DOTALL,
 )
-_LENIENT_LITERAL = re.compile(r'^"?[^"]*?[^"\s][이가] 옳다')
+_LENIENT_LITERAL = re.compile(r'^"?[^"]*?[^\W_](?:[^\w"]*[^\w"\s])?[이가] 옳다')
 _ENDINGS = ("가 옳다", "이 옳다")
 _QUOTES = str.maketrans(dict.fromkeys("\"'“”„‟«»‘’‚‛‹›"))
 _ASCII_QUOTES = str.maketrans(dict.fromkeys("\"'"))
@@ -52,6 +52,8 @@ their multiples end in one too (십, 백, 천, 만, 억), but for 조, 10^12."""
 _ENDINGS_OF_WORDS = {**dict.fromkeys("aiouyrs", 0), "l": _RIEUL, "m": 16, "n": 4}
 """Ends of foreign words that are read one way only: 카메라, 버스, 호텔."""
 _LONGEST_END = 200
+_FRACTION = re.compile(r"(?<![\d./])(\d+)/\d+(?=\W*$)")
+"""A fraction is read from below: 1/2 is 이분의 일."""
 _IN_BRACKETS = re.compile(r"\s*(?:\([^()]*\)|\[[^\[\]]*\]|（[^（）]*）)[^\w(\[（]*$")
 
 
@@ -75,6 +77,7 @@ def _final(word: str) -> int | None:
     word = unicodedata.normalize("NFC", word[-_LONGEST_END:]).strip()
     while (bracket := _IN_BRACKETS.search(word)) and re.search(r"\w", word[: bracket.start()]):
         word = word[: bracket.start()]
+    word = _FRACTION.sub(r"\1", word)
     if re.search(r"\d\s*[%％℃°]\W*$", word):
         return 0  # 퍼센트, 도
     found = re.search(r"(?P<digits>\d[\d,]*)\W*$|(?P<latin>[A-Za-z]+)\W*$|(?P<last>\w)\W*$", word)
@@ -180,13 +183,13 @@ def korean_format(
         text: the completion.
         strict: the whole answer must have the form, with a reason, and the particle must fit the
             sentence's last letter (both are accepted after a word whose reading is unknown).
-            Otherwise
-            the team's pattern: the answer begins with it, the particle is not checked and no reason
-            is needed.
+            Otherwise the team's pattern applies: the answer begins with it, the particle is not
+            checked, and no reason is needed. Both refuse a sentence without letters or digits.
         form: "quoted" wants quotes around the sentence. "literal" is what the announcement of the
             task prints, `"{sentence}이/가 옳다. {reason}"`: no quotes around the sentence, and
             quotes around the whole answer or none.
-        source: what counts as the answer, see `groupwise.rewards.builtin.text`.
+        source: what counts as the answer: "final", the last `<answer>` block after `</think>`, or
+            all of that text without such a block; "tag", only such a block; "all", everything.
 
     How it is gamed: any quoted sentence earns it, right or wrong, and one letter is reason enough;
         give it a small weight.
@@ -221,14 +224,16 @@ def korean_exact_match(
     """1 if the first part of the answer equals that of the reference, or one of its alternatives
     between `#`.
 
-    How it is gamed: hardly; but see the top of this module for right answers that the published
-        rules call wrong.
+    How it is gamed: hardly, but the published rules call some right answers wrong, such as those
+        with curly quotes.
 
     Args:
         text: the completion.
         answer: the reference, in the form of an answer.
-        rules: see `normalise_answer`.
-        source: what counts as the answer, see `groupwise.rewards.builtin.text`.
+        rules: "official" deletes ASCII quotes before comparing; "team" applies NFKC, deletes all
+            quotes, and joins white space.
+        source: what counts as the answer: "final", the last `<answer>` block after `</think>`, or
+            all of that text without such a block; "tag", only such a block; "all", everything.
 
     Example:
         >>> korean_exact_match('"가을"이 옳다. 다른 까닭', '"가을"이 옳다. 까닭')
@@ -262,8 +267,10 @@ def korean_reason(
     Args:
         text: the completion.
         answer: the reference, in the form of an answer.
-        kind, tokens: see `groupwise.rewards.builtin.rouge`.
-        source: what counts as the answer, see `groupwise.rewards.builtin.text`.
+        kind: "1" or "2" for n-grams, "L" for the longest common subsequence.
+        tokens: "characters", "words", or Korean morphemes by "kiwi" or "mecab".
+        source: what counts as the answer: "final", the last `<answer>` block after `</think>`, or
+            all of that text without such a block; "tag", only such a block; "all", everything.
 
     Returns:
         From 0 to 1; None where the reference has no reason.

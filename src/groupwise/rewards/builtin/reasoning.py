@@ -211,7 +211,8 @@ def reasoning_gym(
         answer: the package's own answer; some tasks have none, because many answers are right.
         partial: keep the package's shares for answers that are nearly right or merely present (0.01
             in many tasks).
-        source: what counts as the answer, see `groupwise.rewards.builtin.text`.
+        source: what counts as the answer: "final", the last `<answer>` block after `</think>`, or
+            all of that text without such a block; "tag", only such a block; "all", everything.
 
     Returns:
         1.0 or 0.0, or the share from 0 to 1 with `partial`; None where the row names no task.

@@ -158,8 +158,12 @@ def rouge(
     Args:
         text: the completion.
         answer: one or several references.
-        kind, measure, tokens: see `rouge_score`.
-        source: what counts as the answer, see `groupwise.rewards.builtin.text`.
+        kind: "1" or "2" for n-grams, "L" for the longest common subsequence.
+        measure: "f1", "recall" or "precision".
+        tokens: "words", "characters", or Korean morphemes by "kiwi" or "mecab"; "auto" is
+            "characters" for a reference with Hangul in it, else "words".
+        source: what counts as the answer: "final", the last `<answer>` block after `</think>`, or
+            all of that text without such a block; "tag", only such a block; "all", everything.
 
     Example:
         >>> rouge("<think>…</think>가을이 옳다.", "가을이 옳다.")

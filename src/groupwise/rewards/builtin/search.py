@@ -1,9 +1,14 @@
 """Rewards of the two papers that teach a model to call a search engine: ReSearch and
-R1-Searcher."""
+R1-Searcher.
+
+They read what the policy wrote. A page cannot answer for it, whatever tags it contains. Results are
+read only in completions without an environment, as part of their text.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from groupwise.rewards.base import REWARDS
@@ -23,11 +28,13 @@ _CALLS = (
 )
 """Seven strings that occur equally often where every query was answered by one well-formed block of
 documents."""
+_SEARCH, _RESULT = ("<search>", "</search>"), ("<result>", "</result>")
 _MARKS = {
-    "r1-searcher": (_DOCUMENTS, _CALLS),
-    "research": (("<result>", "</result>"), ("<search>", "</search>", "<result>", "</result>")),
+    "r1-searcher": (_QUERY, _DOCUMENTS, _CALLS),
+    "research": (_SEARCH, _RESULT, (*_SEARCH, *_RESULT)),
 }
-"""By the name of the tags: what encloses documents, and strings that occur once a call."""
+"""By the name of the tags: what encloses queries, what encloses documents, and strings that occur
+once a call."""
 _CHINESE = re.compile("[\u4e00-\u9fff]")
 _LONGEST_ANSWER = 10
 """Words that the strict format allows in an answer."""
@@ -49,15 +56,25 @@ def _answers(text: str) -> list[str]:
 
 def _own_words(text: str, tags: Tags) -> str:
     """The text without the documents that were put into it."""
-    for document in between(text, *_MARKS[tags][0]):
+    for document in between(text, *_MARKS[tags][1]):
         text = text.replace(document, "", 1)
     return text
 
 
-def _research_format(text: str) -> bool:
+def _only_queries(text: str, tags: Tags) -> bool:
+    """Whether the policy closed all its queries, and wrote no tags of results itself."""
+    queries, documents, _ = _MARKS[tags]
+    return _pairs_in_order(text, queries) and not any(mark in text for mark in documents)
+
+
+def _research_format(text: str, *, injected: bool) -> bool:
+    """Whether a text has the format; if results were injected, they are not part of it."""
     opened, closed = text.count("<think>"), text.count("</think>")
     one_answer = text.count("<answer>") == 1 == text.count("</answer>")
-    calls = _pairs_in_order(text, ("<search>", "</search>", "<result>", "</result>"))
+    if injected:
+        calls = _only_queries(text, "research")
+    else:
+        calls = _pairs_in_order(text, (*_SEARCH, *_RESULT))
     blocks = _answers(text)
     return (
         opened == closed >= 1
@@ -70,18 +87,24 @@ def _research_format(text: str) -> bool:
 
 @REWARDS.register
 def research(
-    whole: str, answer: Any, finish: str | None = "stop", *, format_only: float = 0.1
+    text: str,
+    answer: Any,
+    finish: str | None = "stop",
+    tool_values: Mapping[str, float] | None = None,
+    *,
+    format_only: float = 0.1,
 ) -> float | None:
     """ReSearch: 0 for a bad format, F1 of the boxed answer if it is above 0, else `format_only`.
 
     The format: as many `<think>` as `</think>` and at least one; exactly one `<answer>` pair with a
-    `\\boxed{}` in it; every `<search>` closed and followed by a closed `<result>`. A completion
-    that did not end by itself has no format either.
+    `\\boxed{}` in it; every `<search>` closed and followed by a closed `<result>`, which only the
+    environment may write. A completion that did not end by itself has no format either.
 
     Args:
-        whole: the completion, injected results included.
+        text: what the policy wrote, and the results where there is no environment.
         answer: one or several references.
         finish: "stop" unless the budget ran out.
+        tool_values: what the environment counted; empty or None without one.
         format_only: what a right format with a wrong answer earns.
 
     Returns:
@@ -101,37 +124,42 @@ def research(
     golds = references(answer)
     if not golds:
         return None
-    if finish != "stop" or not _research_format(whole):
+    if finish != "stop" or not _research_format(text, injected=bool(tool_values)):
         return 0.0
-    said = boxes(_answers(whole)[0][-_READ:])[-1][2]
+    said = boxes(_answers(text)[0][-_READ:])[-1][2]
     best = max(f1(said, gold, rules="research") for gold in golds)
     return best if best > 0 else format_only
 
 
-def _searches(text: str, tags: Tags) -> int | None:
-    """How many well-formed searches a text holds; None where the counts of its marks disagree."""
-    counts = {text.count(mark) for mark in _MARKS[tags][1]}
+def _searches(text: str, tags: Tags, counted: Mapping[str, float] | None) -> float | None:
+    """Number of searches; None where the tags of a query are wrong.
+
+    Args:
+        counted: by the environment; without one, searches are counted in the text.
+    """
+    if counted:
+        if not _only_queries(text, tags):
+            return None
+        return counted["calls"] - counted.get("malformed", 0.0) - counted.get("refused", 0.0)
+    counts = {text.count(mark) for mark in _MARKS[tags][2]}
     return counts.pop() if len(counts) == 1 else None
 
 
-def _searcher_format(text: str, *, strict: bool, tags: Tags, think: bool) -> bool:
+def _searcher_format(
+    text: str, searches: float | None, *, strict: bool, tags: Tags, think: bool
+) -> bool:
     """One closed block of reasoning (its opening tag is pre-filled by the prompt) and one
     answer."""
     answers = _answers(text)
     one_answer = text.count("<answer>") == 1 == text.count("</answer>") and len(answers) == 1
-    if (
-        _searches(text, tags) is None
-        or "<think>" in text
-        or text.count("</think>") != think
-        or not one_answer
-    ):
+    if searches is None or "<think>" in text or text.count("</think>") != think or not one_answer:
         return False
     if not strict:
         return True
     said = answers[0]
     return (
         "assistant" not in text.lower()
-        and not any(mark.strip() in said for mark in _MARKS[tags][1])
+        and not any(mark.strip() in said for mark in _MARKS[tags][2])
         and len(said.split()) <= _LONGEST_ANSWER
         and not _CHINESE.search(_own_words(text, tags))
     )
@@ -150,8 +178,9 @@ def covers(answer: str, reference: str) -> bool:
 
 @REWARDS.register
 def r1searcher_call(
-    whole: str,
+    text: str,
     answer: Any = None,
+    tool_values: Mapping[str, float] | None = None,
     *,
     answer_weight: float = 0.0,
     tags: Tags = "r1-searcher",
@@ -161,8 +190,11 @@ def r1searcher_call(
     ±`answer_weight`.
 
     Args:
-        whole: the completion after a prompt that ends in `<think>`, injected documents included.
+        text: what the policy wrote after a prompt that ends in `<think>`, and the documents where
+            there is no environment.
         answer: one or several references; needed only where `answer_weight` is not 0.
+        tool_values: what the environment counted, whose `calls` less `malformed` and `refused` are
+            the searches; empty or None without one.
         answer_weight: 0 as in the paper; 1 as in the released code, which adds 1 where every word
             of a reference occurs in the answer and takes 1 away where not, so that totals lie in
             {-1, -½, 0, 1, 1½, 2}.
@@ -175,21 +207,23 @@ def r1searcher_call(
 
     Source: R1-Searcher (2503.05592), section 3.3; its code, `reward_server_llama_stage1.py`.
     """
-    formed = _searcher_format(whole, strict=False, tags=tags, think=think)
-    score = 0.5 * ((_searches(whole, tags) or 0) >= 1) + 0.5 * formed
+    searches = _searches(text, tags, tool_values)
+    formed = _searcher_format(text, searches, strict=False, tags=tags, think=think)
+    score = 0.5 * ((searches or 0) >= 1) + 0.5 * formed
     if answer_weight == 0:
         return score
     golds = references(answer)
     if not golds:
         return None
-    said = "".join(_answers(whole)[-1:])
+    said = "".join(_answers(text)[-1:])
     return score + (answer_weight if any(covers(said, gold) for gold in golds) else -answer_weight)
 
 
 @REWARDS.register
 def r1searcher_answer(
-    whole: str,
+    text: str,
     answer: Any,
+    tool_values: Mapping[str, float] | None = None,
     *,
     penalty: float = -2.0,
     strict: bool = True,
@@ -200,8 +234,10 @@ def r1searcher_answer(
     wrong.
 
     Args:
-        whole: the completion after a prompt that ends in `<think>`, injected documents included.
+        text: what the policy wrote after a prompt that ends in `<think>`, and the documents where
+            there is no environment.
         answer: one or several references.
+        tool_values: what the environment counted; empty or None without one.
         penalty: -2 in the paper and for Qwen, -1 in the released code for Llama.
         strict: as for Qwen, the format also forbids the word "assistant", call tags inside the
             answer, answers of more than ten words, and Chinese outside the documents. Searching not
@@ -218,7 +254,8 @@ def r1searcher_answer(
     golds = references(answer)
     if not golds:
         return None
-    said = _answers(whole)[-1:]
+    said = _answers(text)[-1:]
     score = max(f1(said[0], gold, rules="r1searcher") for gold in golds) if said else 0.0
-    formed = _searcher_format(whole, strict=strict, tags=tags, think=think)
+    searches = _searches(text, tags, tool_values)
+    formed = _searcher_format(text, searches, strict=strict, tags=tags, think=think)
     return score + (0.0 if formed else penalty)

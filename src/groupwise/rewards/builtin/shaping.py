@@ -85,7 +85,7 @@ def cosine(
     wrong_long: float = -0.5,
     exceed: float | None = None,
 ) -> float:
-    """A half cosine from the value at length 0 to the value at the limit, constant beyond.
+    """A half cosine of the length, from its value at 0 to its value at the limit; constant beyond.
 
     r = long + ½ (short − long) (1 + cos(π · min(length, limit) / limit)).
 
@@ -182,11 +182,11 @@ def lcpo_max(
 def concise(
     text: str, correct: float, *, right: float = 1.0, wrong: float = -0.5, unboxed: float = -1.0
 ) -> float:
-    """Outcome for a second phase on few problems that are solved sometimes: shorter answers follow.
+    """Outcome reward for a second phase on a few sometimes solved problems, which shortens answers.
 
     `right` for a correct answer, `wrong` for another answer in a box, `unboxed` for none. With a
-    negative reward for failure only, the per-token loss favours long wrong answers; problems with
-    occasional success turn this round.
+    negative reward for failure only, the per-token loss favours long wrong answers; problems that
+    are sometimes solved reverse this.
 
     Source: Concise Reasoning via RL (2504.05185); its code is not public, so the values are
     settings.
@@ -198,7 +198,7 @@ def concise(
 
 @REWARDS.register
 def untruncated(finish: str) -> float | None:
-    """0, or None for a completion that the budget cut off: it then leaves its group's statistics.
+    """0, or None for a truncated completion, which then leaves the statistics of its group.
 
     Source: after the overlong filtering of DAPO (2503.14476), which takes such completions out of
         the loss alone: the filter `not_truncated`.

@@ -176,7 +176,8 @@ def exact_match(text: str, answer: Any, *, source: Source = "final") -> float | 
     Args:
         text: the completion.
         answer: one or several references.
-        source: what counts as the answer, see the top of this module.
+        source: what counts as the answer: "final", the last `<answer>` block after `</think>`, or
+            all of that text without such a block; "tag", only such a block; "all", everything.
 
     Example:
         >>> exact_match("<answer>Paris</answer>", "Paris"), exact_match("paris", "Paris")
@@ -198,8 +199,10 @@ def normalised_match(
     Args:
         text: the completion.
         answer: one or several references.
-        source: what counts as the answer, see the top of this module.
-        rules: see `normalise`.
+        source: what counts as the answer: "final", the last `<answer>` block after `</think>`, or
+            all of that text without such a block; "tag", only such a block; "all", everything.
+        rules: all ignore case, English articles and extra spaces; "squad" and "research" delete
+            punctuation, "r1searcher" turns it into spaces and reads true and false as yes and no.
 
     Example:
         >>> normalised_match("The answer is: New York City!", "answer is new york city")
@@ -231,7 +234,8 @@ def token_f1(
     Args:
         text: the completion.
         answer: one or several references.
-        source: what counts as the answer, see the top of this module.
+        source: what counts as the answer: "final", the last `<answer>` block after `</think>`, or
+            all of that text without such a block; "tag", only such a block; "all", everything.
         rules: see `f1`.
 
     Example:

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 _FENCE = re.compile(r"(`{3,}|~{3,})[ \t]*\{?\.?([\w+.-]*)")
 _TAGS = ("answer", "code", "solution")
 _PYTHON = re.compile(r"(?:python|py)[\d.]*", re.IGNORECASE)
-_END_OF_TURN = re.compile(r"(?:<\|\w+\|>|</s>|<eos>|<end_of_turn>)+[ \t]*$", re.MULTILINE)
+_END_OF_TURN = re.compile(
+    r"(?:<\|\w+\|>|<｜[\w▁]+｜>|</s>|<eos>|<end_of_turn>|\[/?INST\])+[ \t]*$", re.MULTILINE
+)
 
 
 def extract_code(text: str, *, defines: Sequence[str] = ()) -> str:

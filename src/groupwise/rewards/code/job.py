@@ -12,7 +12,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
+import psutil
+
 from groupwise.errors import RewardError
+from groupwise.rewards.code.cgroup import MemoryGroup
 from groupwise.rewards.code.inside import codec
 
 
@@ -41,6 +44,7 @@ class Outcome:
 
 NO_VERDICT = Outcome(verdict=Verdict.ERROR, detail="the judge's process ended")
 KILLED = Outcome(verdict=Verdict.ERROR, detail="the program was killed by signal 9")
+TOO_LARGE = Outcome(verdict=Verdict.ERROR, detail="the program took more memory than a sandbox has")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,11 +55,13 @@ class Job:
         process: bubblewrap, or the judge itself where there is no sandbox.
         confined: whether there is one.
         kills: see `memory_kills`, before the start.
+        group: that limits its memory as a whole, where one can be had.
     """
 
     process: subprocess.Popen[bytes]
     confined: bool
     kills: int
+    group: MemoryGroup | None = None
     unsent: bytearray = field(default_factory=bytearray)
     unread: bytearray = field(default_factory=bytearray)
 
@@ -73,7 +79,8 @@ class Job:
         return frame
 
     def check(self, outcome: Outcome) -> Outcome:
-        """The outcome, unless what ended the program came from outside of the sandbox.
+        """The outcome, unless what ended the program came from outside of the sandbox. A program
+        that has filled the sandbox's memory group has itself to blame.
 
         Raises:
             SandboxError: a SIGKILL, which programs cannot send and do not cause within their
@@ -84,6 +91,8 @@ class Job:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 status = self.process.wait(timeout=1)
         killed = outcome is KILLED or status in (-9, 128 + 9)
+        if killed and self.group is not None and self.group.overflowed:
+            return TOO_LARGE
         if killed and memory_kills() > self.kills:
             raise SandboxError(
                 "code sandbox: the machine ran out of memory while the program ran; lower "
@@ -96,6 +105,32 @@ class Job:
                 "workers."
             )
         return outcome
+
+    def processor_time(self) -> float:
+        """Seconds of processor time that the processes in the sandbox have had so far."""
+        total = 0.0
+        for one in self._inside():
+            with contextlib.suppress(psutil.Error):
+                times = one.cpu_times()
+                total += times.user + times.system
+        return total
+
+    def stop_program(self) -> None:
+        """Kill the program, which is what the judge has started."""
+        inside = self._inside()
+        judge = inside[1 if self.confined else 0 : 2 if self.confined else 1]
+        for one in judge:
+            with contextlib.suppress(psutil.Error):
+                for program in one.children():
+                    program.kill()
+
+    def _inside(self) -> list[psutil.Process]:
+        """The processes from the first one inside on; parents come before their children."""
+        try:
+            outer = psutil.Process(self.process.pid)
+            return outer.children(recursive=True) if self.confined else [outer, *outer.children()]
+        except psutil.Error:
+            return []
 
     def _complete(self) -> bytes | None:
         size = int.from_bytes(self.unread[:8], "big")

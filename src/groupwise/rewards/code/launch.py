@@ -13,7 +13,15 @@ import sysconfig
 from pathlib import Path
 
 NO_ONE = range(61184, 65520)  # user ids for services without an account
-_INSIDE = ("codec", "rpc", "confine", "inputs", "judge")  # in the order they import each other
+_INSIDE = (
+    "handles",
+    "codec",
+    "arguments",
+    "rpc",
+    "confine",
+    "inputs",
+    "judge",
+)  # in the order they import each other
 _BOOT = """
 import marshal, os, sys
 def read(size, data=b""):

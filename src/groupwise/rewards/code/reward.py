@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from groupwise.errors import UsageError
+from groupwise.registry import checked_by
 from groupwise.rewards.base import REWARDS, Unjudgeable, reads_rows, verifier
 from groupwise.rewards.code.extraction import defined, extract_code, parsed
 from groupwise.rewards.code.rows import (
@@ -46,6 +47,7 @@ def _asserts(
 
 @verifier
 @reads_rows(_asserts)
+@checked_by(Limits)
 @REWARDS.register
 def code_asserts(
     text: str,
@@ -138,7 +140,7 @@ def _function(
     if tree is None or not defined(row[tests], "check"):
         raise Unjudgeable(f"the tests in column {tests!r} do not compile or define no check()")
     if not any(map(_may_fail, ast.walk(tree))):
-        raise Unjudgeable("check() has no assert, so it passes whatever the program is")
+        raise Unjudgeable("check() has no assert, so every program passes")
     return _Function(stub=row[stub], source=row[tests], name=row[entry])
 
 
@@ -148,6 +150,7 @@ def _may_fail(node: ast.AST) -> bool:
 
 @verifier
 @reads_rows(_function)
+@checked_by(Limits)
 @REWARDS.register
 def code_function(
     text: str,
@@ -228,6 +231,7 @@ def _cases(columns: Mapping[str, Any], tests: str = "tests") -> tuple[list[Case]
 
 @verifier
 @reads_rows(_cases)
+@checked_by(Limits)
 @REWARDS.register
 def code_stdio(
     text: str,
@@ -296,6 +300,7 @@ def code_stdio(
     runs = run_inputs(
         extract_code(text),
         [case.given for case in cases],
+        stop=not partial,
         limits=limits,
         allow_unsandboxed=allow_unsandboxed,
     )

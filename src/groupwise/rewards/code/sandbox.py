@@ -29,6 +29,8 @@ from typing import Any
 
 from groupwise.errors import UsageError
 from groupwise.rewards.code import seccomp
+from groupwise.rewards.code.cgroup import MemoryGroup, memory_group
+from groupwise.rewards.code.clock import Clock
 from groupwise.rewards.code.inside import codec
 from groupwise.rewards.code.job import (
     KILLED,
@@ -40,7 +42,7 @@ from groupwise.rewards.code.job import (
     memory_kills,
 )
 from groupwise.rewards.code.launch import NO_ONE, command, interpreter, judge_code
-from groupwise.rewards.code.suite import AMBIGUOUS, BoundSource, Suite, bound_sources
+from groupwise.rewards.code.suite import AMBIGUOUS, BoundSource, Suite, bound_sources, unfit
 
 _INSTALL = (
     "install it (`apt-get install bubblewrap`, `dnf install bubblewrap`, `pacman -S bubblewrap`)"
@@ -53,7 +55,7 @@ _PERMIT = (
 _START_SECONDS = 30.0
 _LONGEST_SECONDS = 3600
 _AT_ONCE = 16  # most tests in one sandbox, each with a process of the program
-WALL = 5  # time by the clock for all tests of a program, in terms of the seconds for each
+_ROOM = 256 << 20  # bytes for the judge, its copies before they become programs, and the kernel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,9 +63,8 @@ class Limits:
     """What a program may use.
 
     Attributes:
-        seconds: processor time for each test. A test may take three times as long by the clock,
-            and all tests of a program `WALL` times as long; so a program that waits is stopped, and
-            one on a busy machine is not.
+        seconds: processor time for each test. `Clock` says how long it may take by the clock: so a
+            program that waits is stopped, and one on a busy machine is not.
         memory_mb: address space, MiB.
         disk_mb: size of /tmp and of any file, MiB.
         output_kb: what one run may write to standard output and standard error together, KiB.
@@ -118,15 +119,16 @@ def run_tests(
 
 def _run_tests(program: str, tests: Suite, limits: Limits, *, plain: bool) -> list[Outcome]:
     bound = bound_sources(tests)
-    if bound is None:
-        unfit = Outcome(verdict=Verdict.UNJUDGEABLE, detail=AMBIGUOUS)
-        return _complete([unfit], tests)
-    end = time.monotonic() + WALL * limits.seconds
+    if bound is None or (reason := unfit(bound)):
+        detail = AMBIGUOUS if bound is None else reason
+        return _complete([Outcome(verdict=Verdict.UNJUDGEABLE, detail=detail)], tests)
+    whole_only = tests.stop or tests.counted  # else a share counts: it must not depend on the order
+    clock = Clock(limits.seconds, counted=0 if whole_only else len(tests.sources))
     outcomes: list[Outcome] = []
-    share = _AT_ONCE if tests.stop or tests.counted else 1  # a share must not depend on the order
+    share = _AT_ONCE if whole_only else 1
     for start in range(1, len(bound), share):
         part = (bound[0], *bound[start : start + share])
-        found = _run_bound(program, tests, part, limits, end, plain=plain)
+        found = _run_bound(program, tests, part, limits, clock, plain=plain)
         outcomes += found or ([] if tests.stop else [NO_VERDICT])
         whole = len(found) == len(part) - 1 and found[-1].verdict is Verdict.PASSED
         if tests.stop and not whole:
@@ -139,7 +141,7 @@ def _run_bound(
     tests: Suite,
     bound: Sequence[BoundSource],
     limits: Limits,
-    end: float,
+    clock: Clock,
     *,
     plain: bool,
 ) -> list[Outcome]:
@@ -157,14 +159,12 @@ def _run_bound(
     outcomes: list[Outcome] = []
     with _started("tests", program, limits, tests=len(sources), plain=plain) as job:
         job.send(marshal.dumps(payload))
-        deadline = min(time.monotonic() + 3 * limits.seconds, end)
         try:
-            while (frame := job.receive(deadline)) is not None:
+            while (frame := clock.receive(job)) is not None:
                 if not frame.startswith(nonce):
                     outcomes.append(Outcome(verdict=Verdict.ERROR, detail="verdict without nonce"))
                     break
                 outcomes.append(job.check(_outcome(frame[len(nonce) :], limits.seconds)))
-                deadline = min(time.monotonic() + 3 * limits.seconds, end)
                 if not tests.counted and len(outcomes) == len(sources):
                     break
             else:
@@ -178,6 +178,7 @@ def run_inputs(
     program: str,
     inputs: Sequence[str],
     *,
+    stop: bool = True,
     limits: Limits | None = None,
     allow_unsandboxed: bool = False,
 ) -> Generator[str | Outcome]:
@@ -186,6 +187,8 @@ def run_inputs(
     Args:
         program: Python source, run as a main program.
         inputs: text for standard input.
+        stop: the caller stops at the first wrong output. Otherwise the time limit of an input does
+            not depend on the inputs before it.
         limits: see `Limits`.
         allow_unsandboxed: where there is no sandbox, run the program with the rights of this one.
 
@@ -204,15 +207,15 @@ def run_inputs(
     limits = limits or Limits()
     plain = _must_be_plain(allow_unsandboxed)
     with _started("inputs", program, limits, plain=plain) as job:
-        end = time.monotonic() + WALL * limits.seconds
+        clock = Clock(limits.seconds, counted=0 if stop else len(inputs))
         for given in inputs:
-            deadline = min(time.monotonic() + 3 * limits.seconds, end)
-            left = max(deadline - time.monotonic(), 0.0)
-            job.send(marshal.dumps((given.encode("utf-8", "surrogateescape"), left)))
-            try:  # the judge inside stops the program in time; this clock is for the judge
-                frame = job.receive(deadline + 2.0)
+            # The judge inside stops the program when this clock no longer runs.
+            most = clock.longest + _START_SECONDS
+            job.send(marshal.dumps((given.encode("utf-8", "surrogateescape"), most)))
+            try:
+                frame = clock.receive(job)
             except TimeoutError:
-                frame = codec.TIMEOUT
+                frame = _stopped(job)
             if frame is None:
                 yield job.check(NO_VERDICT)
                 return
@@ -220,6 +223,16 @@ def run_inputs(
                 yield frame[1:].decode("utf-8", "replace")
             else:
                 yield job.check(_outcome(frame, limits.seconds))
+
+
+def _stopped(job: Job) -> bytes | None:
+    """The frame of a program that is stopped."""
+    job.stop_program()
+    try:
+        frame = job.receive(time.monotonic() + _START_SECONDS)
+    except TimeoutError:
+        return None
+    return codec.TIMEOUT if frame and frame.startswith(codec.KILLED) else frame
 
 
 _VERDICTS = {
@@ -274,8 +287,8 @@ def _started(
 ) -> Iterator[Job]:
     """A sandbox that stands: its judge has dropped every right and waits for tests."""
     kills = memory_kills()
-    with _process(limits, plain=plain) as process:
-        job = Job(process=process, confined=not plain, kills=kills)
+    with _group(limits, plain=plain) as group, _process(limits, group, plain=plain) as process:
+        job = Job(process=process, confined=not plain, kills=kills, group=group)
         job.send(judge_code())
         settings = _settings(mode, program, limits, plain=plain)
         job.send(marshal.dumps({**settings, "tests": tests}))
@@ -290,14 +303,25 @@ def _started(
         yield job
 
 
+def _group(limits: Limits, *, plain: bool) -> contextlib.AbstractContextManager[MemoryGroup | None]:
+    """The group that limits a sandbox's memory as a whole. One program runs at a time, and the one
+    before it may not be gone yet."""
+    if plain:
+        return contextlib.nullcontext()
+    return memory_group((2 * limits.memory_mb + limits.disk_mb << 20) + _ROOM)
+
+
 @contextlib.contextmanager
-def _process(limits: Limits, *, plain: bool) -> Iterator[subprocess.Popen[bytes]]:
+def _process(
+    limits: Limits, group: MemoryGroup | None, *, plain: bool
+) -> Iterator[subprocess.Popen[bytes]]:
     """The process, killed with everything in it when the block is left, however it is left."""
     told, tells = os.pipe()
     try:
         python = interpreter()
+        line = python if plain else [*command(limits.disk_mb, tells), *python]
         process = subprocess.Popen(
-            python if plain else [*command(limits.disk_mb, tells), *python],
+            line if group is None else group.entered(line),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

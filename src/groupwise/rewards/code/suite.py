@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from groupwise.rewards.base import Unjudgeable
+from groupwise.rewards.code.extraction import parsed
 
 _BUILTINS = frozenset(dir(builtins))
 _MODULES = frozenset(sys.stdlib_module_names) - _BUILTINS
@@ -89,6 +90,67 @@ def bound_sources(suite: Suite) -> tuple[BoundSource, ...] | None:
     )
 
 
+def unfit(bound: Sequence[BoundSource]) -> str:
+    """Why tests cannot judge a program in another process, "" where they can.
+
+    Example:
+        >>> suite = Suite(sources=["class B(A): pass\\nassert B().f() == 1"])
+        >>> unfit(bound_sources(suite))
+        "a test derives a class from A, which stays in the program's process"
+    """
+    return next(filter(None, (_unfit(each.source, each.names) for each in bound)), "")
+
+
+@functools.lru_cache(maxsize=1024)
+def _unfit(source: str, names: tuple[str, ...]) -> str:
+    tree = parsed(source)
+    nodes = [] if tree is None else list(ast.walk(tree))
+    classes = [node for node in nodes if isinstance(node, ast.ClassDef)]
+    for base in (base for node in classes for base in node.bases):
+        if isinstance(base, ast.Name) and base.id in names:
+            what = f"derives a class from {base.id}"
+            return f"a test {what}, which stays in the program's process"
+    methods = {part for node in classes for part in node.body}
+    attributes = [node.attr for node in nodes if isinstance(node, ast.Attribute)]
+    read_back = any(name in _READ_BACK or name.startswith("assert_") for name in attributes)
+    replaced = {name for node in nodes if node not in methods for name in _replaced(node)}
+    replaced -= _reads(source).called
+    for stream in sorted(replaced & (_STREAMS if read_back else _INPUTS)):
+        return f"a test replaces {stream}, which the program does not share with it"
+    return ""
+
+
+_INPUTS = frozenset(["stdin", "input"])
+_STREAMS = _INPUTS | {"stdout", "stderr", "print"}
+_READ_BACK = frozenset(["getvalue", "call_args", "call_args_list", "mock_calls", "called"])
+_PATCHES = frozenset(["patch", "setattr", "object"])
+
+
+def _replaced(node: ast.AST) -> list[str]:
+    """The streams and functions of the process that a statement or call replaces with others."""
+    if isinstance(node, ast.FunctionDef):
+        return [node.name]
+    if isinstance(node, ast.Assign):
+        made = isinstance(node.value, ast.Lambda)
+        own = [t.id for t in node.targets if made and isinstance(t, ast.Name)]
+        named = [ast.unparse(t) for t in node.targets if isinstance(t, ast.Attribute)]
+        return own + _streams(named)
+    if not isinstance(node, ast.Call):
+        return []
+    function = ast.unparse(node.func).rpartition(".")[2]
+    if function.startswith("redirect_"):
+        return [function.removeprefix("redirect_")]
+    if function not in _PATCHES:
+        return []
+    texts = [str(arg.value) for arg in node.args if isinstance(arg, ast.Constant)]
+    return _streams([*texts, *(f"{ast.unparse(node.args[0])}.{text}" for text in texts)])
+
+
+def _streams(names: Sequence[str]) -> list[str]:
+    parts = [name.rpartition(".") for name in names]
+    return [part[2] for part in parts if part[0] in ("sys", "builtins", "__builtins__")]
+
+
 def judging(suite: Suite) -> Suite:
     """The suite without the tests that pass whatever the program is: those that call nothing of it,
     and those that only define, import or compare something.
@@ -111,8 +173,8 @@ def judging(suite: Suite) -> Suite:
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             raise Unjudgeable(f"a test does not compile: {error}") from None
     bound = bound_sources(suite)
-    if bound is None:
-        raise Unjudgeable(AMBIGUOUS)
+    if bound is None or (reason := unfit(bound)):
+        raise Unjudgeable(AMBIGUOUS if bound is None else reason)
     asked = [
         each.source
         for each, tree in zip(bound[1:], trees[1:], strict=True)

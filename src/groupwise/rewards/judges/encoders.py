@@ -23,6 +23,7 @@ from transformers import (
 )
 
 from groupwise.errors import UsageError, first_line, suggest
+from groupwise.models.devices import device_of
 from groupwise.models.loading import check_weights
 
 EncoderKind = Literal["encoder", "classifier", "steps"]
@@ -68,20 +69,24 @@ class Loaded:
         )
 
 
-@functools.lru_cache(maxsize=4)
-def load(path: str, *, kind: EncoderKind, device: str = "cpu") -> Loaded:
-    """The model of a folder.
+def load(path: str, *, kind: EncoderKind, device: str = "auto") -> Loaded:
+    """The model of a folder, loaded once per process.
 
     Args:
         path: a folder in Hugging Face form; nothing is fetched.
         kind: "encoder" for hidden states, "classifier" for a score of a text or of a pair, "steps"
             for one of each token.
-        device: where it runs, such as "cpu" or "cuda".
+        device: where it runs, such as "cpu" or "cuda"; "auto" takes the GPU if there is one.
 
     Raises:
         UsageError: no such folder, none that transformers can load, or one without all weights:
             transformers would initialise the missing ones at random.
     """
+    return _load(path, kind=kind, device=device_of(device))
+
+
+@functools.lru_cache(maxsize=4)
+def _load(path: str, *, kind: EncoderKind, device: torch.device) -> Loaded:
     folder = Path(path).expanduser()
     if not (folder / "config.json").is_file():
         near = [p.name for p in folder.parent.iterdir()] if folder.parent.is_dir() else []
@@ -153,7 +158,7 @@ def bert_f1(
     *,
     model: str,
     layer: int = -1,
-    device: str = "cpu",
+    device: str = "auto",
 ) -> list[float]:
     """The best BERTScore F1 of each text over all references, by the encoder of a local folder; see
     `greedy_f1`. An empty text has 0."""
@@ -192,7 +197,7 @@ def _by_length(texts: Sequence[str], size: int) -> list[list[int]]:
 
 
 def pair_scores(
-    texts: Sequence[str], references: Sequence[str], *, model: str, device: str = "cpu"
+    texts: Sequence[str], references: Sequence[str], *, model: str, device: str = "auto"
 ) -> list[float]:
     """The best first output of a classifier for the pairs (reference, text) of each text, cut to
     what it can read. An empty text has 0."""

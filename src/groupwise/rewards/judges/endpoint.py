@@ -176,7 +176,9 @@ def _key(address: SplitResult, endpoint: str, variable: str) -> str | None:
         )
     key = (os.environ.get(variable) or "").strip() if variable else ""
     if not (key.isascii() and key.isprintable()):
-        raise UsageError(f"key_variable = {variable!r}: must hold printable ASCII characters only.")
+        raise UsageError(
+            f"key_variable = {variable!r}: must contain printable ASCII characters only."
+        )
     if key and address.scheme != "https" and not here:
         raise UsageError(
             f"endpoint = {endpoint!r}: must begin with https://, or the key in {variable} would be "
@@ -245,11 +247,14 @@ def _judgement(
     """
     try:
         tokens = [_token(entry) for entry in (reply.get("logprobs") or {}).get("content") or []]
-        content = str((reply.get("message") or {}).get("content") or "")
+        message = reply.get("message")
+        content = str((message or {}).get("content") or "")
     except (AttributeError, KeyError, IndexError, TypeError, ValueError):
         raise RewardError("judge: the log-probabilities of the reply cannot be read.") from None
     if not tokens and mode == "soft":
         raise RewardError('judge: the endpoint returns no log-probabilities; use mode = "binary".')
+    if message is not None and not content:
+        return None  # The log-probabilities are those of an end token.
     if spoken:
         if reply.get("finish_reason") in UNFINISHED:
             return None

@@ -24,7 +24,7 @@ def load(
     yes: str = "Yes",
     no: str = "No",
     max_tokens: int = 1,
-    device: str = "cpu",
+    device: str = "auto",
 ) -> None:
     """Load the judge in the worker that asks it, and read its template."""
     from groupwise.rewards.judges.models import local_judge
@@ -53,11 +53,11 @@ def judge(
     normalise: bool = False,
     source: Source = "final",
     max_tokens: int = 1,
-    device: str = "cpu",
+    device: str = "auto",
 ) -> list[float | Exception | None]:
     """The judgement of a local language model on every completion of a group.
 
-    How it is gamed: by what the judge likes to hear (confident tone, the reference's vocabulary,
+    How it is gamed: by what the judge prefers (a confident tone, the reference's vocabulary,
     claims of being right); compare the judge with an exact verifier on samples of the policy from
     time to time.
 
@@ -67,13 +67,15 @@ def judge(
         prompt: the question.
         model: folder or hub name of a causal language model.
         template: the judge's prompt: a file, a text, or "" for the one that ships.
-        mode: "soft" or "binary", see `soft_score`.
+        mode: "soft" is the probability of the more likely word if that is `yes`, and 1 minus it if
+            it is `no`; "binary" is 1 or 0. A third word that is more likely than both scores 0.
         yes, no: the words of the judgement; their first tokens are compared.
         normalise: over the group, see `normalised`; the values are then no raw correctness.
-        source: what of a completion is judged, see `groupwise.rewards.builtin.text`.
+        source: what is judged: "final", the last `<answer>` block after `</think>`, or
+            all of that text without such a block; "tag", only such a block; "all", everything.
         max_tokens: 1 for the next token after the question; more for a judge that reasons first,
             whose verdict is the word at the end of its reply.
-        device: where the judge runs.
+        device: where the judge runs; "auto" takes the GPU if there is one.
 
     Returns:
         One score per completion; None without a reference, or where the reply ends without a

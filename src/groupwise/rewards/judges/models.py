@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from groupwise.errors import ModelError, UsageError
+from groupwise.models.devices import device_of
 from groupwise.models.loading import Policy, load_policy
 from groupwise.prompts.templates import render, template_text
 from groupwise.rewards.judges.encoders import Loaded, load
@@ -146,13 +147,17 @@ def rendered(
     return list(tokenizer(text).input_ids)
 
 
-@functools.lru_cache(maxsize=2)
 def local_judge(path: str, device: str) -> LocalJudge:
     """The judge of a folder or a hub name, loaded once per process.
 
     Raises:
         UsageError: no such model, or none that is a causal language model.
     """
+    return _local_judge(path, device_of(device))
+
+
+@functools.lru_cache(maxsize=2)
+def _local_judge(path: str, device: torch.device) -> LocalJudge:
     folder = Path(path).expanduser()
     hub = not folder.exists() and re.fullmatch(r"[\w.-]+/[\w.-]+", path) is not None
     if not hub and not (folder / "config.json").is_file():
@@ -167,7 +172,7 @@ def local_judge(path: str, device: str) -> LocalJudge:
     )
 
 
-def reward_classifier(model: str, *, device: str = "cpu") -> Loaded:
+def reward_classifier(model: str, *, device: str = "auto") -> Loaded:
     """The sequence classifier of a folder, loaded once per process.
 
     Raises:
@@ -176,7 +181,7 @@ def reward_classifier(model: str, *, device: str = "cpu") -> Loaded:
     return _one_output(load(model, kind="classifier", device=device), model)
 
 
-def step_classifier(model: str, *, device: str = "cpu") -> Loaded:
+def step_classifier(model: str, *, device: str = "auto") -> Loaded:
     """The token classifier of a folder, loaded once per process.
 
     Raises:
@@ -200,7 +205,7 @@ def step_scores(
     model: str,
     separator: str,
     aggregate: Aggregate,
-    device: str = "cpu",
+    device: str = "auto",
 ) -> list[float | Exception]:
     """One number of the probabilities that a token classifier gives the steps of each answer.
 
@@ -224,7 +229,9 @@ def _step_chances(
     while len(tokens) > begun + 1 and tokens[-1] != loaded.tokenizer.eos_token_id:
         tokens = tokens[:-1]  # What the template writes after the end of a turn.
     if len(tokens) > loaded.limit:
-        return ModelError(f"process reward: {len(tokens)} tokens, but it reads {loaded.limit}.")
+        return ModelError(
+            f"process reward: the text has {len(tokens)} tokens; the limit is {loaded.limit}."
+        )
     ids = torch.tensor([tokens], device=loaded.model.device)
     with torch.inference_mode():
         logits = loaded.model(ids, attention_mask=torch.ones_like(ids)).logits[0, :, 0].float()
@@ -236,7 +243,7 @@ def _step_chances(
 
 
 def reward_scores(
-    prompt: Prompt, answers: Sequence[str], *, model: str, device: str = "cpu"
+    prompt: Prompt, answers: Sequence[str], *, model: str, device: str = "auto"
 ) -> list[float | Exception]:
     """The score that a sequence classifier gives each answer to a prompt, read at its last token.
 
@@ -265,7 +272,9 @@ def _reward_score(loaded: Loaded, tokens: Sequence[int]) -> float | Exception:
     """Without padding: a model that looks for its last token by the padding id would otherwise skip
     a closing end-of-sequence token where the two ids are the same."""
     if len(tokens) > loaded.limit:
-        return ModelError(f"reward model: {len(tokens)} tokens, but it reads {loaded.limit}.")
+        return ModelError(
+            f"reward model: the text has {len(tokens)} tokens; the limit is {loaded.limit}."
+        )
     ids = torch.tensor([list(tokens)], device=loaded.model.device)
     with torch.inference_mode():
         head = getattr(loaded.model, "score", None)

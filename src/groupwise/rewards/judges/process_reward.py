@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from groupwise.types import Group
 
 
-def load(model: str, device: str = "cpu") -> None:
+def load(model: str, device: str = "auto") -> None:
     """Load the model of a folder in the worker that scores with it."""
     from groupwise.rewards.judges.models import step_classifier
 
@@ -26,9 +26,9 @@ def process_reward(
     model: str,
     aggregate: Aggregate = "min",
     step_separator: str = "\n\n",
-    device: str = "cpu",
+    device: str = "auto",
 ) -> list[float | Exception]:
-    """One number of the probabilities that a model gives each step of an answer to be right.
+    """The probabilities of the steps of an answer to be right, by a model, as one number.
 
     How it is gamed: by fewer and vaguer steps; "product" and "min" favour short answers, "last"
         ignores how the answer came about.
@@ -39,7 +39,7 @@ def process_reward(
             it with `reward_model.step_separator`.
         aggregate: "min", "mean", "product" or "last" over the steps.
         step_separator: text between two steps.
-        device: where it runs.
+        device: where it runs; "auto" takes the GPU if there is one.
 
     Returns:
         From 0 to 1; an exception for a completion that is too long.

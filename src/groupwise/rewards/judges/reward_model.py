@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 Part = Literal["all", "answer"]
 
 
-def load(model: str, device: str = "cpu") -> None:
+def load(model: str, device: str = "auto") -> None:
     """Load the model of a folder in the worker that scores with it."""
     from groupwise.rewards.judges.models import reward_classifier
 
@@ -23,14 +23,14 @@ def load(model: str, device: str = "cpu") -> None:
 @own_worker(load, imports=["groupwise.rewards.judges.models"])
 @REWARDS.register
 def reward_model(
-    group: Group, *, model: str, part: Part = "all", device: str = "cpu"
+    group: Group, *, model: str, part: Part = "all", device: str = "auto"
 ) -> list[float | Exception]:
-    """The score of a learnt reward model for prompt and completion, read at the last token.
+    """The score of a learned reward model for prompt and completion, read at the last token.
 
     The model reads what it was trained on: the prompt through its chat template with the completion
     as the assistant's turn, or, for a prompt without messages, the texts and the end token.
 
-    How it is gamed: like every learnt model, out of its training range; watch length and
+    How it is gamed: like every learned model, out of its training range; watch length and
         repetition, and keep a KL term.
 
     Args:
@@ -39,7 +39,7 @@ def reward_model(
         part: what of the completion it sees: "all", or the "answer" alone: without the reasoning
             before `</think>`, and of that the last `<answer>` block where there is one. Reasoning
             that was never closed leaves an empty answer.
-        device: where it runs.
+        device: where it runs; "auto" takes the GPU if there is one.
 
     Returns:
         Any real number; the scale is the model's own. An exception for a completion that is too

@@ -1,4 +1,4 @@
-"""Rewards that compare texts by a neural network: BERTScore, and a metric learnt by regression."""
+"""Rewards that compare texts by a neural network: BERTScore, and a metric learned by regression."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from groupwise.rewards.builtin.korean import split_answer
 from groupwise.rewards.builtin.text import Source, final_answer, references
 
 
-def load_encoder(model: str, device: str = "cpu") -> None:
+def load_encoder(model: str, device: str = "auto") -> None:
     """Load the encoder of a folder in the worker that scores with it."""
     from groupwise.rewards.judges.encoders import load
 
     load(model, kind="encoder", device=device)
 
 
-def load_metric(model: str, device: str = "cpu") -> None:
+def load_metric(model: str, device: str = "auto") -> None:
     """Load the classifier of a folder in the worker that scores with it."""
     from groupwise.rewards.judges.encoders import load
 
@@ -36,7 +36,7 @@ def bertscore(
     model: str,
     layer: int = -1,
     source: Source = "final",
-    device: str = "cpu",
+    device: str = "auto",
 ) -> list[float | None]:
     """The best BERTScore F1 over all references.
 
@@ -48,8 +48,9 @@ def bertscore(
         answer: one or several references, encoded once.
         model: folder of an encoder.
         layer: of its hidden states; -1 is the last one.
-        source: what counts as the answer, see `groupwise.rewards.builtin.text`.
-        device: where the encoder runs.
+        source: what counts as the answer: "final", the last `<answer>` block after `</think>`, or
+            all of that text without such a block; "tag", only such a block; "all", everything.
+        device: where the encoder runs; "auto" takes the GPU if there is one.
 
     Returns:
         About 0 to 1; 0 for an empty answer; None without a reference.
@@ -70,7 +71,7 @@ def bertscore(
 @own_worker(load_metric, imports=_IMPORTS)
 @REWARDS.register
 def learned_metric(
-    texts: Sequence[str], answer: Any, *, model: str, source: Source = "final", device: str = "cpu"
+    texts: Sequence[str], answer: Any, *, model: str, source: Source = "final", device: str = "auto"
 ) -> list[float | None]:
     """The first output of a model that scores a pair (reference, answer), such as BLEURT; the best
     over all references.
@@ -82,12 +83,13 @@ def learned_metric(
         texts: the completions of a group, which are scored together; equal ones once.
         answer: one or several references.
         model: folder of a sequence classifier with a regression head.
-        source: what counts as the answer, see `groupwise.rewards.builtin.text`.
-        device: where it runs.
+        source: what counts as the answer: "final", the last `<answer>` block after `</think>`, or
+            all of that text without such a block; "tag", only such a block; "all", everything.
+        device: where it runs; "auto" takes the GPU if there is one.
 
     Returns:
-        Whatever the head says: for BLEURT about 0 to 1, not bounded. None without a reference, 0
-            for an empty answer.
+        The output of the head; for BLEURT about 0 to 1, but not bounded. None without a reference,
+        0 for an empty answer.
 
     Source: Sellam et al. 2020, BLEURT.
     """
@@ -109,7 +111,7 @@ def korean_reason_bertscore(
     model: str,
     layer: int = -1,
     source: Source = "final",
-    device: str = "cpu",
+    device: str = "auto",
 ) -> list[float | None]:
     """BERTScore between the reasons of the Korean orthography task, 0 where the answer gives none.
 
@@ -117,7 +119,8 @@ def korean_reason_bertscore(
         texts: the completions of a group, which are encoded together; equal ones once.
         answer: the reference, in the form of an answer.
         model, layer, device: see `bertscore`.
-        source: what counts as the answer, see `groupwise.rewards.builtin.text`.
+        source: what counts as the answer: "final", the last `<answer>` block after `</think>`, or
+            all of that text without such a block; "tag", only such a block; "all", everything.
 
     Returns:
         About 0 to 1; None where the reference has no reason.
@@ -137,7 +140,7 @@ def korean_reason_bertscore(
 @own_worker(load_metric, imports=_IMPORTS)
 @REWARDS.register
 def korean_reason_bleurt(
-    texts: Sequence[str], answer: Any, *, model: str, source: Source = "final", device: str = "cpu"
+    texts: Sequence[str], answer: Any, *, model: str, source: Source = "final", device: str = "auto"
 ) -> list[float | None]:
     """BLEURT between the reasons of the Korean orthography task, 0 where the answer gives none.
 
@@ -145,8 +148,9 @@ def korean_reason_bleurt(
         texts: the completions of a group, which are scored together; equal ones once.
         answer: the reference, in the form of an answer.
         model: folder of a sequence classifier with a regression head that transformers can load.
-        source: what counts as the answer, see `groupwise.rewards.builtin.text`.
-        device: where it runs.
+        source: what counts as the answer: "final", the last `<answer>` block after `</think>`, or
+            all of that text without such a block; "tag", only such a block; "all", everything.
+        device: where it runs; "auto" takes the GPU if there is one.
 
     Returns:
         About 0 to 1, not bounded; None where the reference has no reason.

@@ -303,7 +303,7 @@ def _checked(reward: SampleReward, name: str) -> SampleReward:
     single = sorted(PER_COMPLETION.intersection(reward.names))
     if reward.whole_group and single:
         raise UsageError(
-            f"reward {name}: asks for {single[0]!r} of one completion beside data of the group; "
+            f"reward {name}: combines {single[0]!r} of one completion with data of the group; "
             f"use {', '.join(GROUP_DATA)}."
         )
     return reward

@@ -56,7 +56,7 @@ OUT_OF_MEMORY = "out of memory"
 
 
 class _WorkerDied(RewardError):
-    """A worker process died, during a call or while it was made ready."""
+    """A worker process died, during a call or while it was starting."""
 
     def __init__(self, message: str, *, preparing: bool = False) -> None:
         super().__init__(message)
@@ -169,8 +169,8 @@ class Workers:
                 await asyncio.wait({answer, watching}, return_when=asyncio.FIRST_COMPLETED)
                 if not answer.done():
                     raise RewardError(
-                        f"a reward worker did nothing for {STALLED_SECONDS:g} s while it was made "
-                        "ready"
+                        f"a reward worker did nothing for {STALLED_SECONDS:g} s while it "
+                        "was starting"
                     )
                 kind, message = answer.result()
         except TimeoutError:
@@ -179,7 +179,7 @@ class Workers:
             ) from None
         except (asyncio.IncompleteReadError, ConnectionError, OSError):
             how = self._ended(worker)
-            message = f"a reward worker died while it was made ready ({how})"
+            message = f"a reward worker died while it was starting ({how})"
             raise _WorkerDied(message, preparing=True) from None
         finally:
             answer.cancel()

@@ -209,6 +209,7 @@ def stack(groups: Sequence[GroupScore]) -> Scores:
         status=status,
         valid=table([[s is Status.OK for s in row] for row in status]).bool(),
         errors=tuple(m for group in groups for m in group.errors if m is not None),
+        reasons=tuple(tuple(group.errors) for group in groups),
     )
 
 
@@ -363,5 +364,5 @@ def reward_alert(history: Sequence[Scores], *, batches: int = 3) -> str | None:
     what = "is 0" if low == 0 else f"is {low:g}, the same for every completion"
     return (
         f"every reward of the first {batches} batches {what}, so there is nothing to learn from. "
-        "`groupwise reward try` shows what each part pays for the reference answers."
+        "`groupwise reward try` shows what each component scores for the reference answers."
     )

@@ -10,11 +10,14 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
-from groupwise.rewards.http import Ending, threads
+from groupwise.rewards.http import ENDING, Ending
 from groupwise.rewards.scoring.pipeline import Call, CallResult, RewardComponent, run, run_async
 
 THREADS = 16
 """Calls of rewards that wait for a server, at once."""
+
+THREAD_SECONDS = 600.0
+"""Time limit for a call in a thread, beyond the limit that the reward enforces itself."""
 
 WAITING = ("async", "in_thread")
 """Places of the parts whose calls wait."""
@@ -24,9 +27,11 @@ class Waiting:
     """An event loop in a thread of its own, which starts with the first work, and threads for
     requests to servers.
 
+    A thread cannot be interrupted: a call that exceeds `THREAD_SECONDS` is abandoned. The thread
+    delays neither other calls nor the end of the process.
+
     Args:
-        timeout_s: limit for awaiting one call of an async reward. Calls in threads cannot be
-            interrupted: they limit themselves.
+        timeout_s: limit for awaiting one call of an async reward.
         first: as for `run`.
     """
 
@@ -35,12 +40,12 @@ class Waiting:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._ending = Ending()
-        self._threads = threads(THREADS, self._ending, name="reward")
+        self._free = asyncio.Semaphore(THREADS)
 
     def start(self, work: Coroutine[Any, Any, Any]) -> concurrent.futures.Future[Any]:
         """Start work on the event loop."""
         if self._loop is None:
-            self._loop = asyncio.new_event_loop()
+            self._loop, self._free = asyncio.new_event_loop(), asyncio.Semaphore(THREADS)
             self._thread = threading.Thread(
                 target=self._loop.run_forever, name="rewards", daemon=True
             )
@@ -61,7 +66,12 @@ class Waiting:
 
     async def _threaded(self, part: RewardComponent, call: Call) -> CallResult:
         work = partial(run, (part,), call, first=self.first)
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        async with self._free:
+            try:
+                async with asyncio.timeout(THREAD_SECONDS):
+                    return await asyncio.wrap_future(_in_thread(work, self._ending))
+            except TimeoutError:
+                return late(part.label, THREAD_SECONDS)
 
     def close(self, last: Callable[[], None] = lambda: None) -> None:
         """Cancel what waits, and stop the event loop if it runs.
@@ -77,7 +87,24 @@ class Waiting:
             self._thread.join(timeout=30)
             self._loop.close()
             self._loop = self._thread = None
-        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _in_thread(
+    work: Callable[[], CallResult], ending: Ending
+) -> concurrent.futures.Future[CallResult]:
+    """Start work in a daemon thread, whose requests end with the run."""
+    done: concurrent.futures.Future[CallResult] = concurrent.futures.Future()
+    done.set_running_or_notify_cancel()  # else a timeout cancels it, and it takes no result
+
+    def target() -> None:
+        ENDING.set(ending)
+        try:
+            done.set_result(work())
+        except BaseException as error:
+            done.set_exception(error)
+
+    threading.Thread(target=target, name="reward", daemon=True).start()
+    return done
 
 
 async def _cancel_others(last: Callable[[], None]) -> None:

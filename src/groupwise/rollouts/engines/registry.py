@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 
-from groupwise.errors import UsageError, suggest
+from groupwise.errors import UsageError, suggest, warn
 from groupwise.models import Policy, unsupported
 from groupwise.rollouts.engines.generate import GenerateEngine
 from groupwise.rollouts.engines.group import GroupEngine
@@ -50,8 +49,5 @@ def _group_engine(policy: Policy, settings: EngineSettings) -> Engine:
     """The group engine, or the generate engine if the model does not support grouped attention."""
     if (reason := unsupported(policy.model)) is None:
         return GroupEngine(policy, max_rows=settings.max_rows)
-    warnings.warn(
-        f"engine 'group' cannot run this model, 'generate' is used instead: {reason}",
-        stacklevel=4,
-    )
+    warn(f"engine 'group' cannot run this model, 'generate' is used instead: {reason}")
     return GenerateEngine(policy, max_rows=settings.max_rows)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from numbers import Real
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from groupwise.environments import Reply
@@ -20,11 +22,13 @@ IDLE_S = 1.0
 
 
 class Answered(NamedTuple):
-    """A call that has ended: whose it was, its reply, and the seconds that it ran."""
+    """A call that has ended: whose it was, its reply, the seconds that it ran, and those that it
+    waited for a free worker."""
 
     key: Any
     reply: Reply
     seconds: float
+    queued: float = 0.0
 
 
 @dataclass(kw_only=True)
@@ -33,6 +37,11 @@ class _Running:
 
     key: Any
     started: float
+    queued: float
+
+    def answered(self, reply: Reply, now: float) -> Answered:
+        """The call, which has ended."""
+        return Answered(self.key, reply, now - self.started, self.queued)
 
 
 @runtime_checkable
@@ -86,7 +95,7 @@ class ToolCalls:
 
     def __init__(self, *, workers: int, timeout_s: float) -> None:
         self.workers, self.timeout_s = workers, timeout_s
-        self._waiting: deque[tuple[Any, Callable[[], Reply]]] = deque()
+        self._waiting: deque[tuple[Any, Callable[[], Reply], float]] = deque()
         self._running: dict[int, _Running] = {}
         self._begun: queue.SimpleQueue[tuple[int, Callable[[], Reply]]] = queue.SimpleQueue()
         self._ended: queue.SimpleQueue[tuple[int, Reply]] = queue.SimpleQueue()
@@ -95,7 +104,7 @@ class ToolCalls:
 
     def submit(self, key: Any, call: Callable[[], Reply]) -> None:
         """Run a call as soon as there is room; `collect` gives its reply with the key."""
-        self._waiting.append((key, call))
+        self._waiting.append((key, call, time.monotonic()))
         self._start()
 
     def collect(self) -> list[Answered]:
@@ -105,13 +114,13 @@ class ToolCalls:
             ticket, reply = self._ended.get()
             running = self._running.pop(ticket, None)
             if running is not None:
-                found.append(Answered(running.key, reply, now - running.started))
+                found.append(running.answered(reply, now))
         for ticket, running in list(self._running.items()):
             if now - running.started > self.timeout_s:
                 del self._running[ticket]
                 said = f"environment: no reply within {self.timeout_s:g} s"
                 reply = Reply(text=said, status=Status.TIMEOUT)
-                found.append(Answered(running.key, reply, now - running.started))
+                found.append(running.answered(reply, now))
         self._start()
         return found
 
@@ -122,9 +131,11 @@ class ToolCalls:
 
     def _start(self) -> None:
         while self._waiting and len(self._running) < self.workers:
-            key, call = self._waiting.popleft()
+            key, call, submitted = self._waiting.popleft()
             self._tickets += 1
-            self._running[self._tickets] = _Running(key=key, started=time.monotonic())
+            now = time.monotonic()
+            running = _Running(key=key, started=now, queued=now - submitted)
+            self._running[self._tickets] = running
             if not self._idle.acquire(blocking=False):
                 threading.Thread(target=self._work, name="tool call", daemon=True).start()
             self._begun.put((self._tickets, call))
@@ -148,14 +159,32 @@ def _reply(call: Callable[[], Reply]) -> Reply:
     """What a call replies; one that raises has failed."""
     try:
         reply: Any = call()
-        if not isinstance(reply, Reply) or not isinstance(reply.text, str):
-            reply = Reply(
-                text=f"environment: must reply with a Reply, got {type(reply).__name__}",
-                status=Status.ERROR,
-            )
+        if problem := _problem(reply):
+            reply = Reply(text=f"environment: {problem}", status=Status.ERROR)
+        else:
+            values = {name: float(value) for name, value in reply.values.items()}
+            reply = replace(reply, values=values)
     except BaseException as error:  # also what ends a thread: the completion must not wait
         status = Status.TIMEOUT if isinstance(error, TimeoutError) else Status.ERROR
         reply = Reply(text=f"{type(error).__name__}: {error}", status=status)
     if reply.status is not Status.OK:
         reply = replace(reply, text=reply.text[:LONGEST_MESSAGE])
     return reply
+
+
+def _problem(reply: Any) -> str | None:
+    """What is wrong with the reply of an environment, if anything is."""
+    if not isinstance(reply, Reply):
+        return f"must reply with a Reply, got {type(reply).__name__}"
+    for name, kind in (("text", str), ("done", bool), ("status", Status), ("values", Mapping)):
+        value = getattr(reply, name)
+        if not isinstance(value, kind):
+            return f"Reply.{name} must be a {kind.__name__}, got {value!r}"[:LONGEST_MESSAGE]
+    for name, value in reply.values.items():
+        if not isinstance(name, str) or not isinstance(value, Real) or not math.isfinite(value):
+            return f"Reply.values must map names to finite numbers, got {name!r}: {value!r}"
+    match reply.frame:
+        case (int(first), int(last)) if min(first, last) >= 0 and first + last <= len(reply.text):
+            return None
+    size = len(reply.text)
+    return f"Reply.frame must be two counts of characters of a text of {size}, got {reply.frame!r}"

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from groupwise.environments import Environment, Reply
+from groupwise.environments import Environment, Reply, resume
 from groupwise.errors import UsageError
 from groupwise.models import Policy
 from groupwise.rollouts.engines.live import Answer, Conversing
@@ -76,8 +76,7 @@ class ToolEngine:
     ) -> None:
         if not environment.stops or not all(environment.stops):
             raise UsageError(
-                f"environment.name = {settings.name!r}: names no strings at which the model hands "
-                "over (stops)."
+                f"environment.name = {settings.name!r}: defines no stop strings (stops)."
             )
         self.engine, self.environment, self.policy = engine, environment, policy
         self.settings, self.max_rows, self.journal = settings, max_rows, journal
@@ -346,26 +345,28 @@ class _Rollout:
             if row.state is None:
                 request = row.request
                 row.state = tools.environment.begin(request.prompt, stream=request.stream)
-            while row.recalled:
-                tools.environment.reply(row.state, row.recalled.pop(0))
+            if row.recalled:
+                earlier, row.recalled = row.recalled, []
+                resume(tools.environment, row.state, earlier)
             return tools.environment.reply(row.state, text)
 
         tools.calls.submit((self, asked), call)
 
     def _receive(self) -> None:
         """Note the replies that have come."""
-        for (rollout, asked), reply, seconds in self.tools.calls.collect():
+        for (rollout, asked), reply, seconds, queued in self.tools.calls.collect():
             if rollout is not self:
                 continue
             if self.tools.journal is not None:
-                self.tools.journal.keep(asked, reply, seconds)
+                self.tools.journal.keep(asked, reply, seconds, queued)
             self.tools.waits.note(asked.request.prompt, seconds)
             row = self.open[asked.request.stream, asked.request.prompt.id].rows[asked.sample]
-            self._reply(row, reply, seconds)
+            self._reply(row, reply, seconds, queued)
 
-    def _reply(self, row: _Row, reply: Reply, seconds: float) -> None:
+    def _reply(self, row: _Row, reply: Reply, seconds: float, queued: float) -> None:
         """Put a reply behind the completion; what it ends is marked so."""
-        for name, value in {**reply.values, "calls": 1.0, "tool_seconds": seconds}.items():
+        own = {"calls": 1.0, "tool_seconds": seconds, "wait_seconds": seconds + queued}
+        for name, value in {**reply.values, **own}.items():
             row.values[name] = row.values.get(name, 0.0) + value
         if reply.status is not Status.OK:
             self._go_on(row, [], _Ended("error", (reply.status, reply.text)))

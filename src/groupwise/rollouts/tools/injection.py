@@ -3,6 +3,8 @@ may."""
 
 from __future__ import annotations
 
+import string
+from collections.abc import Sequence
 from dataclasses import replace
 
 from groupwise.environments import Reply
@@ -19,7 +21,7 @@ class Injector:
     """Encodes replies for one tokenizer, without its own special tokens in front.
 
     Special tokens of the tokenizer in a result are broken up by a space, so that a page that quotes
-    a chat template stays text.
+    a chat template stays text. So are other added tokens with a punctuation mark, such as <think>.
 
     Args:
         policy: whose tokenizer, and whose end tokens.
@@ -39,7 +41,7 @@ class Injector:
                 f"environment.max_result_tokens = {max_tokens}: the chat template alone puts "
                 f"{least} tokens around a reply."
             )
-        self.special = frozenset(policy.tokenizer.all_special_ids) | policy.end_tokens
+        self.special = _control_tokens(policy)
         texts = set(decode_all(self.tokenizer, [[token] for token in sorted(self.special)]))
         self._texts = sorted((text for text in texts if len(text) > 1), key=len, reverse=True)
 
@@ -50,18 +52,19 @@ class Injector:
         before = self.around[0] + reply.text[:first]
         after = reply.text[end:] + self.around[1]
         inside = self._harmless(reply.text[first : min(end, first + CHARACTERS * self.max_tokens)])
+        opening, closing = self._encode(before), self._encode(after)
+        room = max(0, self.max_tokens - len(closing))
         tokens = self._encode(before + inside + after)
-        framing = [*self._encode(before), *self._encode(after)]
-        if sum(map(self.special.__contains__, tokens)) > sum(
-            map(self.special.__contains__, framing)
-        ):
-            within = [token for token in self._encode(inside) if token not in self.special]
-            tokens = [*self._encode(before), *within, *self._encode(after)]
         if len(tokens) > self.max_tokens:
-            closing = self._encode(after)
-            start = self._encode(before + inside)[: max(0, self.max_tokens - len(closing))]
-            tokens = [*start, *closing]
+            tokens = [*self._encode(before + inside)[:room], *closing]
+        if self._count(tokens) > self._count(opening) + self._count(closing):
+            within = [token for token in self._encode(inside) if token not in self.special]
+            tokens = [*[*opening, *within][:room], *closing]
         return tokens
+
+    def _count(self, tokens: Sequence[int]) -> int:
+        """How many of the tokens are special."""
+        return sum(map(self.special.__contains__, tokens))
 
     def _harmless(self, text: str) -> str:
         """Text that can be encoded and holds no special token."""
@@ -72,6 +75,18 @@ class Injector:
 
     def _encode(self, text: str) -> list[int]:
         return list(self.tokenizer(text, add_special_tokens=False).input_ids) if text else []
+
+
+def _control_tokens(policy: Policy) -> frozenset[int]:
+    """Special tokens, end tokens, and added tokens that look like marks of a template. Some
+    tokenizers do not list all of them as special; added words and runs of spaces are text."""
+    added = policy.tokenizer.added_tokens_decoder
+    marks = {
+        token
+        for token, text in added.items()
+        if text.special or any(char in string.punctuation for char in text.content)
+    }
+    return frozenset(policy.tokenizer.all_special_ids) | policy.end_tokens | marks
 
 
 def extended(completion: Completion, tokens: list[int]) -> Completion:

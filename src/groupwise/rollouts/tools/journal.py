@@ -13,6 +13,9 @@ from groupwise.environments import Reply
 from groupwise.rewards.journal import StepFiles
 from groupwise.types import Request, Status
 
+MOST_STEPS = 8
+"""Steps whose replies are held in memory."""
+
 
 class Asked(NamedTuple):
     """Names one call of one completion: its request, sample, number, and the text of the policy
@@ -30,34 +33,46 @@ class Asked(NamedTuple):
 
 
 class ReplyJournal:
-    """One file of replies per step, that of the call. Replies in evaluations, whose streams have
-    negative steps, are not kept.
+    """Files of replies per step: the step that `begin` names or, in a process that is told of none,
+    that of the request's stream. Replies in evaluations, whose streams have negative steps, are not
+    kept.
 
     Args:
         folder: of the journal.
         environment: who replies, as text; replies of others are not recalled.
+        writer: names this process where several sample. The folder must then be shared: nothing is
+            kept where there is no run directory.
     """
 
-    def __init__(self, folder: Path, *, environment: str = "") -> None:
-        self.files, self.environment = StepFiles(folder, prefix="replies"), environment
-        self._step = 0
-        self._found: dict[str, tuple[Reply, float]] = {}
+    def __init__(self, folder: Path, *, environment: str = "", writer: str = "") -> None:
+        self.files = StepFiles(folder, prefix="replies", writer=writer)
+        self.environment = environment
+        self._step: int | None = None
+        self._found: dict[int, dict[str, tuple[Reply, float, float]]] = {}
 
     def begin(self, step: int) -> None:
         """Recall and keep the replies of this step from now on."""
-        self._step, self._found = step, self._read(step)
+        self._step, self._found = step, {}
 
-    def recall(self, asked: Asked) -> tuple[Reply, float] | None:
-        """The reply of an earlier attempt, and the seconds that it took."""
-        return None if asked.request.stream.step < 0 else self._found.get(asked.name)
+    def recall(self, asked: Asked) -> tuple[Reply, float, float] | None:
+        """The reply of an earlier attempt, the seconds that the call ran, and those before."""
+        if asked.request.stream.step < 0:
+            return None
+        step = self._step_of(asked)
+        if step not in self._found:
+            while len(self._found) >= MOST_STEPS:
+                del self._found[min(self._found)]
+            self._found[step] = self._read(step)
+        return self._found[step].get(asked.name)
 
-    def keep(self, asked: Asked, reply: Reply, seconds: float) -> None:
+    def keep(self, asked: Asked, reply: Reply, seconds: float, queued: float) -> None:
         """Write down a reply.
 
         Raises:
             RunError: the disk is full.
         """
-        if asked.request.stream.step < 0:
+        shared = not self.files.writer or self.files.folder.parent.is_dir()
+        if asked.request.stream.step < 0 or not shared:
             return
         entry = {
             "call": asked.name,
@@ -68,15 +83,20 @@ class ReplyJournal:
             "values": dict(reply.values),
             "frame": list(reply.frame),
             "seconds": seconds,
+            "queued": queued,
         }
-        self.files.append(self._step, [entry])
+        self.files.append(self._step_of(asked), [entry])
 
-    def _read(self, step: int) -> dict[str, tuple[Reply, float]]:
+    def _step_of(self, asked: Asked) -> int:
+        return asked.request.stream.step if self._step is None else self._step
+
+    def _read(self, step: int) -> dict[str, tuple[Reply, float, float]]:
         found = {}
         for entry in self.files.read(step):
             with contextlib.suppress(ValueError, KeyError, TypeError):
                 if entry["environment"] == self.environment:
-                    found[entry["call"]] = _reply(entry), float(entry["seconds"])
+                    times = float(entry["seconds"]), float(entry["queued"])
+                    found[entry["call"]] = _reply(entry), *times
         return found
 
 

@@ -14,6 +14,7 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from groupwise.errors import RunError, first_line
+from groupwise.rundir.files import MARK, no_link
 
 FORMAT = 3
 MANIFEST, WEIGHTS, STATE = "manifest.json", "weights.safetensors", "state.pt"
@@ -156,6 +158,7 @@ def save(
         draft.rename(final)
         _flush(folder)
         shutil.rmtree(old, ignore_errors=True)
+        _mark(folder.parent)
     except (OSError, RuntimeError, MemoryError, SafetensorError) as error:
         shutil.rmtree(draft, ignore_errors=True)
         earlier = [step for step in steps(folder) if step != checkpoint.step]
@@ -166,6 +169,14 @@ def save(
         ) from error
     prune(folder, keep=keep, step=checkpoint.step)
     return final
+
+
+def _mark(run: Path) -> None:
+    """Note in a run directory that a checkpoint was written, so that a resumed run can tell lost
+    checkpoints from a run that was killed before its first one."""
+    if not (run / MARK).exists():
+        with suppress(OSError), open(run / MARK, "xb", opener=no_link):
+            pass
 
 
 def prune(folder: Path, *, keep: RetentionPolicy, step: int) -> None:
@@ -223,7 +234,7 @@ def load(path: Path) -> Checkpoint:
         version = manifest["format"]
         if version not in (FORMAT, *_UPGRADES):
             raise UnknownFormat(
-                f"{path}: has checkpoint format {version!r}, this version of groupwise reads "
+                f"{path}: has checkpoint format {version!r}; this version of groupwise reads "
                 f"{', '.join(map(str, (*_UPGRADES, FORMAT)))}; resume with the version that "
                 "wrote it."
             )
@@ -241,7 +252,7 @@ def load(path: Path) -> Checkpoint:
         if version < 3 and "config" in about:
             about["config"] = _settings_of_format_2(about["config"])
         if path.name != f"step-{step:06d}" or not isinstance(state, dict):
-            raise RunError(f"{path}: holds step {step} or a state that is not one.")
+            raise RunError(f"{path}: contains step {step} or a state that is not one.")
     except RunError:
         raise
     except Exception as error:  # The readers may raise anything on damaged bytes.

@@ -130,6 +130,19 @@ class CheckpointManager:
         settings = self.settings
         return RetentionPolicy(last=settings.keep_last, every=settings.keep_every, best=best)
 
+    def interruption(self, done: int) -> str:
+        """What an interrupted run says: from where it continues, and how.
+
+        Args:
+            done: finished steps.
+        """
+        again = f"--resume {self.run_log.folder}"
+        if self.saved and self.saved == done:
+            return f"interrupted and saved; continue with {again}"
+        if self.saved:
+            return f"interrupted; continue from the checkpoint at step {self.saved} with {again}"
+        return f"interrupted before the first checkpoint; start again with {again}"
+
     def wait(self) -> None:
         """Wait until the checkpoint being written is on disk.
 

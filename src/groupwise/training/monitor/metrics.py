@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Num
 from torch import Tensor
 
+from groupwise.evaluation.details import calls_made
 from groupwise.training.monitor.answers import answer_metrics
 from groupwise.types import Batch, Completion, Metrics, ScoredGroups, Scores, StepResult, Update
 
@@ -284,6 +285,7 @@ def step_metrics(result: StepResult, *, algorithm: Clipping) -> Metrics:
         **_of_updates(updates),
         "tokens": float(written.sum()),
         **tool_metrics([c for group in scored.groups for c in group.completions]),
+        **accuracy_by_calls(scored),
         **({"tokens_per_second": float(written.sum()) / seconds} if seconds > 0 else {}),
         **_broken([c for group in scored.groups for c in group.completions]),
     }
@@ -310,8 +312,8 @@ def tool_metrics(completions: Sequence[Completion]) -> Metrics:
 
     Returns:
         "calls"; "answered_share" of the calls: those neither failed, refused nor malformed;
-        "injected" tokens; "seconds_per_call"; and what the environment counts besides, as
-        "tool_found".
+        "injected" tokens; "seconds_per_call"; "tool_wait_seconds", those in which the completion
+        waited, for a free worker as well; and what the environment counts besides, as "tool_found".
     """
     told = [c for c in completions if "calls" in c.values]
     if not told:
@@ -332,6 +334,22 @@ def tool_metrics(completions: Sequence[Completion]) -> Metrics:
         **({"answered_share": 1 - unanswered / calls} if calls else {}),
         **({"seconds_per_call": seconds / calls} if calls else {}),
     }
+
+
+def accuracy_by_calls(scored: ScoredGroups) -> Metrics:
+    """Accuracy of the judged completions by their number of calls; nothing without an environment.
+
+    Returns:
+        "accuracy_after_n_calls" for every number n that occurs; the largest, `MOST_CALLS`, stands
+        for more as well.
+    """
+    correct = scored.scores.correct.masked_fill(~scored.scores.valid, NAN).flatten().tolist()
+    completions = [c for group in scored.groups for c in group.completions]
+    found: dict[int, list[float]] = {}
+    for completion, right in zip(completions, correct, strict=True):
+        if "calls" in completion.values and not math.isnan(right):
+            found.setdefault(calls_made(completion), []).append(right)
+    return {f"accuracy_after_{n}_calls": math.fsum(of) / len(of) for n, of in sorted(found.items())}
 
 
 def _of_updates(updates: Sequence[Update]) -> Metrics:

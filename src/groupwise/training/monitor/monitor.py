@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from groupwise.errors import RunError
+from groupwise.errors import GroupwiseError, RunError, first_line
 from groupwise.rollouts.spans import Spans
 from groupwise.rundir.files import RunLog
 from groupwise.training.monitor.alerts import Alert, Alerts
@@ -130,10 +131,10 @@ class Monitor:
         """Why the run is stopped."""
         return self._reward_failure or self.guard.reason
 
-    def ended(self, step: int, error: RunError) -> None:
+    def ended(self, step: int, error: Exception) -> None:
         """Store why the run ended early, beside the alerts that its report shows."""
         if self.run_log is not None:
-            self.run_log.alert(step, "ended", str(error))
+            note_end(self.run_log, step, error)
 
     def write_evaluation(self, step: int, row: Mapping[str, Any]) -> None:
         """Write an evaluation to the run directory and the trackers, and show it."""
@@ -197,3 +198,11 @@ class Monitor:
         self._step, self.moves = step, int(state["moves"])
         self.alerts.restore(state["alerts"])
         self.guard.restore(state["guard"])
+
+
+def note_end(run_log: RunLog, step: int, error: Exception) -> None:
+    """Store why a run ended early, unless the disk is full."""
+    own = isinstance(error, GroupwiseError)
+    said = str(error) if own else f"{type(error).__name__}: {first_line(error)}"
+    with suppress(RunError):
+        run_log.alert(step, "ended", said)

@@ -41,8 +41,8 @@ WIDER = {
 """Further columns of the table, in their order, as far as the terminal is wide enough."""
 ELAPSED = "elapsed"
 
-NOTEBOOK_WIDTH = 110
-"""Characters of a row in a notebook's cell."""
+NOTEBOOK_WIDTH = 90
+"""Characters of a row in a notebook's cell, beside the sidebar of a small screen."""
 
 RECENT = 20
 """Number of recent steps that the time left is estimated from."""

@@ -83,7 +83,7 @@ def _problem(row: Row) -> str | None:
         for name in ("prompt", "completion"):
             text = isinstance(row[name], str) and row[name].strip()
             if not text and not _are_messages(row[name]):
-                return f"{name}: must be a text that is not empty, or messages."
+                return f"{name}: must be non-empty text, or messages."
         return None
     if isinstance(row.get("text"), str):
         return None if row["text"].strip() else "text: is empty."
@@ -181,9 +181,9 @@ def _turns(messages: Sequence[dict[str, Any]], policy: Policy) -> Conversation:
         whole = template_text(messages[: place + 1], tokenizer, where="messages")
         if not (head.startswith(text) and whole.startswith(head)):
             raise UsageError(
-                f"messages: the chat template rewrites what comes before turn {place + 1} once it "
-                "follows, so no prefix of the conversation is what the policy would see; use rows "
-                "of prompt and completion."
+                f"messages: the chat template rewrites what comes before turn {place + 1} once "
+                "it follows, so the policy would never see a prefix of this conversation; use "
+                "rows of prompt and completion."
             )
         pieces += [(head[len(text) :], False), (whole[len(head) :], True)]
         text = whole

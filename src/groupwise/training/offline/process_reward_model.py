@@ -162,8 +162,8 @@ def encode_steps(
             if len(own) != len(given):
                 raise UsageError(
                     f"reward_model.step_separator = {separator!r}: an answer of {name} has "
-                    f"{len(given)} labels, and the separator makes {len(own)} steps of it; no "
-                    "step may hold the separator, and no answer may be cut."
+                    f"{len(given)} labels, but the separator makes {len(own)} steps of it; no "
+                    "step may contain the separator, and no answer may be cut."
                 )
         found.append(Labelled(item=item, ends=ends, labels=labels))
     return found, data.dropped
@@ -289,7 +289,7 @@ def train_process_reward_model(
         if getattr(settings, name) != type(settings).model_fields[name].default:
             raise UsageError(
                 f"reward_model.{name} = {getattr(settings, name)!r}: applies to rankings only; "
-                "leave it out with reward_model.step_separator."
+                "remove it, or reward_model.step_separator."
             )
     if settings.data == word_problem_rankings.STEPS:
         rows = read_steps(list(word_problem_rankings.step_rows(settings.prompts, seed=config.seed)))

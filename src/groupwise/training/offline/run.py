@@ -43,7 +43,10 @@ from groupwise.training.resume import (
     ResumePoint,
     check_fingerprints,
     find_resume_point,
+    log_lost_lines,
+    other_fingerprints,
     plain_settings,
+    policy_fingerprints,
     resume_facts,
 )
 from groupwise.types import Engine
@@ -162,9 +165,17 @@ def run_on_data(
             watchdog=watchdog,
         )
         trainer.checkpoints.check_room([trainer.learner], log=showing.log)
+        others = other_fingerprints(config)
+        check_fingerprints(found.saved, others, allow_changes=allow_changes, log=showing.log)
         if found.saved is not None:
             trainer.restore(found.saved)
             showing.log(f"resumed at step {found.step}")
+            log_lost_lines(
+                run_log.folder,
+                step=found.step,
+                evaluated=trainer.evaluation.last,
+                log=showing.log,
+            )
         for tracker in trainer.trackers:
             stack.callback(tracker.close)
         trainer.run()
@@ -185,8 +196,8 @@ def _reported(config: Config) -> Path:
 def _check_hub(config: Config) -> None:
     if config.hub is not None and config.hub.every_steps:
         raise UsageError(
-            f"hub.every_steps = {config.hub.every_steps}: runs on data upload only final/; leave "
-            "it out."
+            f"hub.every_steps = {config.hub.every_steps}: runs on data upload only "
+            "final/; remove it."
         )
     check_login(config.hub)
 
@@ -207,7 +218,8 @@ def _policy(
     """The model as it is before the first step."""
     with own_random_numbers(config.seed):  # An adapter begins with random numbers.
         policy = load_configured(config) if load is None else load(config, progress)
-    check_fingerprints(found.saved, config, policy, allow_changes=allow_changes, log=progress.log)
+    now = policy_fingerprints(policy)
+    check_fingerprints(found.saved, now, allow_changes=allow_changes, log=progress.log)
     select_device(config, policy)
     return policy
 

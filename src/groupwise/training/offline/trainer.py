@@ -15,9 +15,10 @@ from groupwise.rundir.files import RunLog
 from groupwise.training.checkpoint.files import Checkpoint, replace_folder
 from groupwise.training.checkpoint.manager import CheckpointManager
 from groupwise.training.evaluation import Evaluation
+from groupwise.training.monitor.monitor import note_end
 from groupwise.training.monitor.progress import Progress
 from groupwise.training.monitor.trackers import Tracker
-from groupwise.training.signals import requests
+from groupwise.training.signals import Requests, requests
 from groupwise.types import Batch, Metrics, Objective, Update, Watch, unwatched
 from groupwise.updates import TorchLearner
 
@@ -93,23 +94,32 @@ class OfflineTrainer:
                 full.
         """
         with requests() as asked:
-            if self.done == 0 or self._evaluation_due():
-                self._evaluate()
-            while self.done < self.settings.steps and not self.evaluation.exhausted:
-                before = self.done, self.learner.version, self.order.state()
-                try:
-                    self.advance()
-                except BaseException:
-                    self._rescue(*before)
-                    raise
-                ended = self.done == self.settings.steps or self.evaluation.exhausted
-                if asked.stop or ended:
-                    self.save(wait=True)
-                elif self.checkpoints.due(self.done, asked):
-                    self.save()
-                if asked.stop:
-                    self._log(f"interrupted; saved, continue with --resume {self.run_log.folder}")
-                    raise KeyboardInterrupt
+            try:
+                self._take_steps(asked)
+            except KeyboardInterrupt:
+                self._log(self.checkpoints.interruption(self.done))
+                raise
+            except Exception as error:
+                note_end(self.run_log, self.done, error)
+                raise
+
+    def _take_steps(self, asked: Requests) -> None:
+        if self.done == 0 or self._evaluation_due():
+            self._evaluate()
+        while self.done < self.settings.steps and not self.evaluation.exhausted:
+            before = self.done, self.learner.version, self.order.state()
+            try:
+                self.advance()
+            except BaseException:
+                self._rescue(*before)
+                raise
+            ended = self.done == self.settings.steps or self.evaluation.exhausted
+            if asked.stop or ended:
+                self.save(wait=True)
+            elif self.checkpoints.due(self.done, asked):
+                self.save()
+            if asked.stop:
+                raise KeyboardInterrupt
 
     def advance(self) -> None:
         """Take a step, log it, and evaluate where that is due."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from groupwise.errors import UsageError
 from groupwise.models import load_policy, save_policy
 from groupwise.models.adapters import SavedAdapter
-from groupwise.models.loading import ModelSource, configuration
+from groupwise.models.loading import ModelSource, Policy, configuration
 
 
 def average(
@@ -41,7 +42,7 @@ def average(
     folder = Path(output).expanduser()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"--output = {str(folder)!r}: is in use; choose another folder.")
-    check_alike(models)
+    check_alike([parts_of(path) for path in models])
     first = load_policy(models[0])
     total = {name: share[0] * p.detach().float() for name, p in first.model.named_parameters()}
     for path, weight in zip(models[1:], share[1:], strict=True):
@@ -62,7 +63,7 @@ def shares(models: Sequence[str | Path], weights: Sequence[float] | None) -> lis
         UsageError: fewer than two models, or weights that do not fit.
     """
     if len(models) < 2:
-        raise UsageError(f"models = {len(models)}: averaging takes at least two.")
+        raise UsageError(f"models = {len(models)}: averaging needs at least two.")
     if weights is None:
         return [1 / len(models)] * len(models)
     if len(weights) != len(models):
@@ -72,33 +73,56 @@ def shares(models: Sequence[str | Path], weights: Sequence[float] | None) -> lis
     return [w / sum(weights) for w in weights]
 
 
-def check_alike(models: Sequence[str | Path]) -> None:
-    """Refuse models whose parameters or tokens mean something else than the first model's, by
-    their configurations: no weights are read.
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """What models must have in common to be averaged.
+
+    Attributes:
+        name: of the model, for messages.
+        shapes: of its parameters by name.
+        vocabulary: numbers of its tokens.
+    """
+
+    name: str
+    shapes: Mapping[str, tuple[int, ...]]
+    vocabulary: Mapping[str, int]
+
+
+def parts_of(model: str | Path | Policy, *, name: str | None = None) -> Parts:
+    """The parts of a loaded model, or of one on disk by its configuration: no weights are read.
 
     Raises:
-        UsageError: an adapter, other parameters or another vocabulary.
+        UsageError: an adapter.
     """
-    for path in models:
-        if SavedAdapter.at(Path(path)) is not None:
-            raise UsageError(f"{path}: is an adapter; merge it into its base first.")
-    mine, words = _parts(models[0])
-    for path in dict.fromkeys(models[1:]):
-        its, others = _parts(path)
-        if mine != its:
-            name = next(iter(sorted(set(mine.items()) ^ set(its.items()))))[0]
+    if isinstance(model, Policy):
+        network, tokenizer = model.model, model.tokenizer
+    else:
+        if SavedAdapter.at(Path(model)) is not None:
+            raise UsageError(f"{model}: is an adapter; merge it into its base first.")
+        with torch.device("meta"):
+            network: Any = AutoModelForCausalLM.from_config(configuration(model))
+        tokenizer = ModelSource.at(model).tokenizer(trust_remote_code=False)
+    return Parts(
+        name=name or str(model),
+        shapes={name: tuple(p.shape) for name, p in network.named_parameters()},
+        vocabulary=tokenizer.get_vocab(),
+    )
+
+
+def check_alike(models: Sequence[Parts]) -> None:
+    """Refuse models whose parameters or tokens mean something else than the first model's.
+
+    Raises:
+        UsageError: other parameters or another vocabulary.
+    """
+    first = models[0]
+    for other in models[1:]:
+        if first.shapes != other.shapes:
+            name = min(set(first.shapes.items()) ^ set(other.shapes.items()))[0]
             raise UsageError(
-                f"{path}: its parameter {name!r} is {its.get(name, 'missing')}, and "
-                f"{mine.get(name, 'missing')} in the first model; only models of one architecture "
-                "and size can be averaged."
+                f"{other.name}: its parameter {name!r} is {other.shapes.get(name, 'missing')}, and "
+                f"{first.shapes.get(name, 'missing')} in the first model; only models of one "
+                "architecture and size can be averaged."
             )
-        if words != others:
-            raise UsageError(f"{path}: has another vocabulary than the first model.")
-
-
-def _parts(path: str | Path) -> tuple[dict[str, tuple[int, ...]], dict[str, int]]:
-    """Shapes of the parameters by name, and the vocabulary."""
-    with torch.device("meta"):
-        model: Any = AutoModelForCausalLM.from_config(configuration(path))
-    tokenizer = ModelSource.at(path).tokenizer(trust_remote_code=False)
-    return {name: tuple(p.shape) for name, p in model.named_parameters()}, tokenizer.get_vocab()
+        if first.vocabulary != other.vocabulary:
+            raise UsageError(f"{other.name}: has a different vocabulary from the first model.")

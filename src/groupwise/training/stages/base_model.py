@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.resources
 import inspect
-import tomllib
 from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +20,6 @@ from groupwise.prompts.templates import pad_token
 from groupwise.training.stages.sft import fit, save
 from groupwise.types import Update
 
-RECIPE = "word-problems-base"
-
 OnPhaseStep = Callable[[int, int, Update], None]
 
 
@@ -34,6 +31,7 @@ def small_policy(
     key_value_heads: int = 2,
     feed_forward: int = 384,
     context: int = 1024,
+    spread: float = 0.02,
     seed: int = 0,
     tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> Policy:
@@ -43,6 +41,7 @@ def small_policy(
         hidden, feed_forward: widths of the residual stream and of the gated layer.
         heads, key_value_heads: of attention; the second must divide the first.
         context: longest sequence in tokens.
+        spread: standard deviation of the initial weights.
         seed: of the initial weights.
         tokenizer: with an end and a padding token; None takes the one of the word problems.
     """
@@ -55,7 +54,7 @@ def small_policy(
         num_attention_heads=heads,
         num_key_value_heads=key_value_heads,
         max_position_embeddings=context,
-        initializer_range=0.02,
+        initializer_range=spread,
         tie_word_embeddings=True,
         bos_token_id=None,
         eos_token_id=tokenizer.convert_tokens_to_ids(END),  # pyright: ignore[reportArgumentType]
@@ -67,74 +66,74 @@ def small_policy(
     return make_policy(model, tokenizer)
 
 
-def word_problems_recipe() -> Mapping[str, Any]:
-    """The plain values of the packaged recipe."""
-    path = importlib.resources.files("groupwise") / "recipes" / f"{RECIPE}.toml"
-    return tomllib.loads(path.read_text(encoding="utf-8"))
+@dataclass(frozen=True, kw_only=True)
+class Base:
+    """A kind of base model, which recipes with phases make.
 
-
-def make_word_problems_base(
-    output: str | Path,
-    *,
-    recipe: Mapping[str, Any] | None = None,
-    on_step: OnPhaseStep | None = None,
-) -> Policy:
-    """Make the base model of the word problems, and save it as a Hugging Face folder.
-
-    Args:
-        output: the folder.
-        recipe: seed, model and phases; None takes the packaged recipe.
-        on_step: called after each optimiser step with the phase and the step in it, both from 1.
-
-    Returns:
-        The trained policy.
-
-    Raises:
-        UsageError: a setting that the recipe lacks or that is not known.
-    """
-    plan = word_problems_recipe() if recipe is None else recipe
-    policy = train_in_phases(
-        plan, demonstrations, about={"slip"}, tokenizer=small_tokenizer(), on_step=on_step
-    )
-    save(policy, output)
-    return policy
-
-
-def train_in_phases(
-    plan: Mapping[str, Any],
-    demonstrations: Callable[..., Sequence[Example]],
-    *,
-    about: Set[str],
-    tokenizer: PreTrainedTokenizerBase,
-    on_step: OnPhaseStep | None = None,
-) -> Policy:
-    """A fresh model, trained by the phases of a recipe.
-
-    Args:
-        plan: `seed`, `model` and `phases`.
+    Attributes:
         demonstrations: makes the examples of a phase from `size`, `seed` and what they are about.
         about: the settings of a phase that are handed to it; the others are of `fit`.
-
-    Raises:
-        UsageError: a setting that the recipe lacks or that is not known.
+        tokenizer: builds the tokenizer.
     """
-    _check(plan, required={"seed", "model", "phases"}, optional={"base"}, where="recipe")
-    _check(plan["model"], required=set(), optional=_settings(small_policy), where="model")
-    needed = {*about, "steps", "batch_size", "seed"}
-    for number, phase in enumerate(plan["phases"]):
-        _check(phase, required=needed, optional=_settings(fit), where=f"phases.{number}")
-    policy = small_policy(seed=plan["seed"], tokenizer=tokenizer, **plan["model"])
-    for number, phase in enumerate(plan["phases"], start=1):
-        settings = {key: value for key, value in phase.items() if key not in about}
-        examples = demonstrations(
-            size=phase["steps"] * phase["batch_size"],
-            seed=phase["seed"],
-            **{key: phase[key] for key in about},
-        )
-        for step, update in enumerate(fit(policy, examples, **settings), start=1):
-            if on_step is not None:
-                on_step(number, step, update)
-    return policy
+
+    demonstrations: Callable[..., Sequence[Example]]
+    about: Set[str]
+    tokenizer: Callable[[], PreTrainedTokenizerBase]
+
+    def check(self, recipe: Mapping[str, Any]) -> None:
+        """Refuse a recipe that `make` could not follow.
+
+        Raises:
+            UsageError: a setting that the recipe lacks or that is not known.
+        """
+        _check(recipe, required={"seed", "model", "phases"}, optional={"base"}, where="recipe")
+        _check(recipe["model"], required=set(), optional=_settings(small_policy), where="model")
+        needed = {*self.about, "steps", "batch_size", "seed"}
+        for number, phase in enumerate(recipe["phases"]):
+            _check(phase, required=needed, optional=_settings(fit), where=f"phases.{number}")
+
+    def fresh(self, recipe: Mapping[str, Any]) -> Policy:
+        """The model of a recipe before its first phase."""
+        return small_policy(seed=recipe["seed"], tokenizer=self.tokenizer(), **recipe["model"])
+
+    def make(
+        self,
+        output: str | Path,
+        *,
+        recipe: Mapping[str, Any],
+        on_step: OnPhaseStep | None = None,
+    ) -> Policy:
+        """Train a fresh model by the phases of a recipe, and save it as a Hugging Face folder.
+
+        Args:
+            output: the folder.
+            recipe: `seed`, `model` and `phases`.
+            on_step: called after each optimizer step with the phase and the step in it, both from
+                1.
+
+        Raises:
+            UsageError: a setting that the recipe lacks or that is not known.
+        """
+        self.check(recipe)
+        policy = self.fresh(recipe)
+        for number, phase in enumerate(recipe["phases"], start=1):
+            settings = {key: value for key, value in phase.items() if key not in self.about}
+            examples = self.demonstrations(
+                size=phase["steps"] * phase["batch_size"],
+                seed=phase["seed"],
+                **{key: phase[key] for key in self.about},
+            )
+            for step, update in enumerate(fit(policy, examples, **settings), start=1):
+                if on_step is not None:
+                    on_step(number, step, update)
+        save(policy, output)
+        return policy
+
+
+WORD_PROBLEMS = Base(
+    demonstrations=demonstrations, about=frozenset({"slip"}), tokenizer=small_tokenizer
+)
+"""The bundled model."""
 
 
 def _settings(function: Callable[..., Any]) -> set[str]:

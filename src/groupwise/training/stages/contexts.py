@@ -136,7 +136,7 @@ def _check(by: str, count: int, wording: str) -> None:
     if count < 1:
         raise UsageError(f"count = {count}: must be at least 1.")
     if "{question}" not in wording or "{contexts}" not in wording:
-        raise UsageError(f"wording = {wording!r}: must hold {{question}} and {{contexts}}.")
+        raise UsageError(f"wording = {wording!r}: must contain {{question}} and {{contexts}}.")
 
 
 def _finder(config: Config, rules: Sequence[str], model: str, by: Method) -> Find:

@@ -11,13 +11,10 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from groupwise.errors import UsageError
-from groupwise.models import Policy
 from groupwise.prompts.examples import Example
 from groupwise.prompts.generators.korean_particles import (
     RULES,
@@ -28,10 +25,12 @@ from groupwise.prompts.generators.korean_particles import (
 )
 from groupwise.prompts.generators.korean_particles_tokenizer import korean_particles_tokenizer
 from groupwise.prompts.lazy import LazySequence
-from groupwise.training.stages.base_model import OnPhaseStep, train_in_phases
+from groupwise.training.stages.base_model import Base
 from groupwise.training.stages.contexts import WORDING, numbered, picked
-from groupwise.training.stages.sft import save
 from groupwise.types import Prompt
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 PLAIN, RULE = 0.15, 0.25
 """Shares of questions without rules, and with one rule; the others have candidates."""
@@ -110,26 +109,13 @@ def _with_candidates(item: Item, rng: random.Random, is_right: bool) -> Example:
     )
 
 
-def make_korean_base(
-    output: str | Path, *, recipe: Mapping[str, Any], on_step: OnPhaseStep | None = None
-) -> Policy:
-    """Make the base model of the small Korean competition, and save it as a Hugging Face folder.
+def _tokenizer() -> PreTrainedTokenizerBase:
+    return korean_particles_tokenizer([text for text in re.split(r"{\w+}", WORDING) if text])
 
-    Args:
-        output: the folder.
-        recipe: seed, model and phases, as in the packaged recipe "korean-base".
-        on_step: called after each optimiser step with the phase and the step in it, both from 1.
 
-    Raises:
-        UsageError: a setting that the recipe lacks or that is not known.
-    """
-    phrases = [text for text in re.split(r"{\w+}", WORDING) if text]
-    policy = train_in_phases(
-        recipe,
-        korean_demonstrations,
-        about={"right", "picks"},
-        tokenizer=korean_particles_tokenizer(phrases),
-        on_step=on_step,
-    )
-    save(policy, output)
-    return policy
+KOREAN_PARTICLES = Base(
+    demonstrations=korean_demonstrations,
+    about=frozenset({"right", "picks"}),
+    tokenizer=_tokenizer,
+)
+"""The base model of the small Korean competition, made by the recipe "korean-base"."""

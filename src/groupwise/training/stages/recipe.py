@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -12,19 +12,21 @@ from groupwise.config.connect import best_device, load_configured
 from groupwise.errors import UsageError, suggest
 from groupwise.training.checkpoint.files import replace_folder
 from groupwise.training.monitor.progress import show_progress
-from groupwise.training.stages.base_model import make_word_problems_base
-from groupwise.training.stages.korean_base import make_korean_base
-from groupwise.training.stages.search_base import make_search_base
+from groupwise.training.stages.base_model import WORD_PROBLEMS, Base
+from groupwise.training.stages.korean_base import KOREAN_PARTICLES
+from groupwise.training.stages.puzzles_base import KNIGHTS_KNAVES
+from groupwise.training.stages.search_base import CLOSED_WORLD
 from groupwise.training.stages.sft import save
 from groupwise.training.stages.warmup import warm_up
 from groupwise.types import Update
 
-BASES = {
-    "word_problems": make_word_problems_base,
-    "closed_world": make_search_base,
-    "korean_particles": make_korean_base,
+BASES: Mapping[str, Base] = {
+    "word_problems": WORD_PROBLEMS,
+    "closed_world": CLOSED_WORLD,
+    "korean_particles": KOREAN_PARTICLES,
+    "knights_knaves": KNIGHTS_KNAVES,
 }
-"""Functions that make a base model, by the name in the recipe's `base`."""
+"""Kinds of base models, by the name in the recipe's `base`."""
 
 
 def supervise(
@@ -74,12 +76,13 @@ def base_phases(recipe: str, *, seed: int | None = None) -> Mapping[str, Any]:
         seed: added to the seeds of the recipe and of its phases; None leaves them.
 
     Raises:
-        UsageError: the recipe has no phases, or names no known base.
+        UsageError: the recipe has no phases, names no known base, lacks a setting or has one that
+            is not known.
     """
     values = read(recipe)
     if "phases" not in values:
         raise UsageError(f"phases = {recipe!r}: must have [[phases]], as korean-base has.")
-    _maker(values)
+    base_of(values).check(values)
     if seed is None:
         return values
     phases = [_shifted(phase, seed) for phase in values["phases"]]
@@ -90,7 +93,12 @@ def _shifted(table: Mapping[str, Any], by: int) -> dict[str, Any]:
     return {key: each + by if key == "seed" else each for key, each in table.items()}
 
 
-def _maker(values: Mapping[str, Any]) -> Callable[..., object]:
+def base_of(values: Mapping[str, Any]) -> Base:
+    """The kind of base model that a recipe makes.
+
+    Raises:
+        UsageError: it names no known one.
+    """
     name = values.get("base", "word_problems")
     if name not in BASES:
         raise UsageError(f"base = {name!r}: no such base; {suggest(name, BASES)}")
@@ -105,7 +113,7 @@ def make_base(values: Mapping[str, Any], folder: str | Path) -> None:
     Raises:
         UsageError: no such base, or a setting that the recipe lacks or that is not known.
     """
-    make = _maker(values)
+    base = base_of(values)
     totals = {f"phase {n}": phase["steps"] for n, phase in enumerate(values["phases"], start=1)}
     with closing(show_progress(totals)) as progress:
 
@@ -114,7 +122,7 @@ def make_base(values: Mapping[str, Any], folder: str | Path) -> None:
             progress.step(f"phase {phase}", step, shown)
 
         def write(place: str) -> None:
-            make(place, recipe=values, on_step=on_step)
+            base.make(place, recipe=values, on_step=on_step)
 
         replace_folder(Path(folder), write)
 

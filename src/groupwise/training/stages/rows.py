@@ -78,7 +78,7 @@ def _exploded(
     lengths = {len(value) for value in named.values() if isinstance(value, list)}
     if len(lengths) > 1:
         raise UsageError(
-            f"{where}: lists of {sorted(lengths)} entries; they must be of one length."
+            f"{where}: lists of {sorted(lengths)} entries; they must have the same length."
         )
     if not lengths:
         return [rest | named]

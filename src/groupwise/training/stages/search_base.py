@@ -14,14 +14,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Any
 
 from groupwise.environments import SEARCH_TAGS, Reply, TagEnvironment
 from groupwise.environments.retrieval import Passage
 from groupwise.environments.search import result
 from groupwise.errors import UsageError, suggest
-from groupwise.models import Policy
 from groupwise.prompts.examples import Example
 from groupwise.prompts.generators.closed_world import (
     RELATIONS,
@@ -32,8 +29,7 @@ from groupwise.prompts.generators.closed_world import (
 )
 from groupwise.prompts.generators.closed_world_tokenizer import closed_world_tokenizer
 from groupwise.prompts.lazy import LazySequence
-from groupwise.training.stages.base_model import OnPhaseStep, train_in_phases
-from groupwise.training.stages.sft import save
+from groupwise.training.stages.base_model import Base
 from groupwise.types import Prompt, Stream
 
 TAGS = "research"
@@ -216,25 +212,9 @@ HABITS: Mapping[str, Callable[[_Story], Example]] = {
 """Bad habits by the names that recipes use."""
 
 
-def make_search_base(
-    output: str | Path, *, recipe: Mapping[str, Any], on_step: OnPhaseStep | None = None
-) -> Policy:
-    """Make the base model of the search recipes, and save it as a Hugging Face folder.
-
-    Args:
-        output: the folder.
-        recipe: seed, model and phases, as in the packaged recipe "search-base".
-        on_step: called after each optimiser step with the phase and the step in it, both from 1.
-
-    Raises:
-        UsageError: a setting that the recipe lacks or that is not known.
-    """
-    policy = train_in_phases(
-        recipe,
-        search_demonstrations,
-        about={"hops", "copying", "habits"},
-        tokenizer=closed_world_tokenizer(),
-        on_step=on_step,
-    )
-    save(policy, output)
-    return policy
+CLOSED_WORLD = Base(
+    demonstrations=search_demonstrations,
+    about=frozenset({"hops", "copying", "habits"}),
+    tokenizer=closed_world_tokenizer,
+)
+"""The base model of the search recipes, made by the recipe "search-base"."""

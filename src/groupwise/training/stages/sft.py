@@ -2,7 +2,7 @@
 
 The same learner as in reinforcement learning does the work, so the examples are packed without
 padding; the loss is the negative log-likelihood of the completions alone, averaged over all their
-tokens in the optimiser step.
+tokens in the optimizer step.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def supervised_batch(examples: Sequence[Example], tokenizer: PreTrainedTokenizer
         UsageError: no example, or a tokenizer without an end token.
     """
     if not examples:
-        raise UsageError("examples = []: there must be at least one to learn from.")
+        raise UsageError("examples = []: must contain at least one example.")
     end = tokenizer.eos_token_id
     if not isinstance(end, int):
         raise UsageError("tokenizer.eos_token: is not set, so no completion could learn to end.")
@@ -108,12 +108,12 @@ def fit(
     gradient_checkpointing: bool = False,
     seed: int = 0,
 ) -> Iterator[Update]:
-    """Train a policy in place on worked examples; each item of the iterator takes one optimiser
+    """Train a policy in place on worked examples; each item of the iterator takes one optimizer
     step.
 
     Args:
         examples: any sequence; every epoch goes through it in a new order that `seed` decides.
-        steps: optimiser steps; may run over several epochs.
+        steps: optimizer steps; may run over several epochs.
         batch_size: examples of one step.
         learning_rate: the highest; reached by a linear warm-up and followed by a cosine decay.
         final_fraction: share of the learning rate that is left at the last step.
@@ -175,7 +175,7 @@ def sft(
     Args:
         model: a folder, a hub name, "bundled", or a policy at hand, which is trained in place.
         output: folder that the trained model and its tokenizer are written to.
-        on_step: called after each optimiser step with its number, from 1, and what it did.
+        on_step: called after each optimizer step with its number, from 1, and what it did.
         steps: and all further settings as in `fit`.
 
     Returns:

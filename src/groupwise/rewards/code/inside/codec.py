@@ -9,6 +9,8 @@ import builtins
 import os
 import sys
 
+from groupwise.rewards.code.inside.handles import BASES, DERIVED, SHOWN, Remote
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
@@ -41,20 +43,14 @@ _VALUES = {
     ("fractions", "Fraction"): lambda v: (v.numerator, v.denominator),
     ("pathlib", "PosixPath"): lambda v: (str(v),),
     ("pathlib", "PurePosixPath"): lambda v: (str(v),),
+    ("re", "Pattern"): lambda v: (v.pattern, v.flags),
     ("uuid", "UUID"): lambda v: (str(v),),
 }
-_BASES = {
-    int: int.__int__,
-    float: float.__float__,
-    str: str.__str__,
-    bytes: lambda v: bytes.__getitem__(v, slice(None)),
-    tuple: lambda v: tuple.__getitem__(v, slice(None)),
-}
-_SHOWN = ("__repr__", "__str__", "__format__")
-_OWN = {*_SHOWN, "__new__", "__init__", "__doc__", "__init_subclass__", "__dir__", "__getnewargs__"}
+_OWN = {*SHOWN, "__new__", "__init__", "__doc__", "__init_subclass__", "__dir__", "__getnewargs__"}
 _OWN |= {"__reduce__", "__reduce_ex__", "__getattribute__", "__setattr__", "__delattr__"}
-_known_bases = {}
-_FIELDS = (int, str, list, type(None))
+_known_bases = dict.fromkeys(DERIVED.values())
+_known_named = {}
+_FIELDS = (int, str, bytes, list, type(None))
 _DICTS = ("Counter", "OrderedDict", "defaultdict")
 _TAGS = {list: b"l", tuple: b"t", set: b"S", frozenset: b"Z"}
 _MAKERS = {tag: kind for kind, tag in _TAGS.items()}
@@ -69,7 +65,8 @@ class Malformed(Exception):
 
 
 def encode(value: "Any", export, out) -> None:
-    """Append a value to a list of bytes; `export(value)` gives (tag, text) for what is no data."""
+    """Append a value to a list of bytes; `export(value)` gives (tag, text) for what is no data,
+    and the tag of tuples for what is sent as one."""
     kind = type(value)
     if value is None or kind is bool:
         out.append(b"N" if value is None else b"T" if value else b"F")
@@ -90,7 +87,7 @@ def encode(value: "Any", export, out) -> None:
         _count(out, _TAGS.get(kind, b"t"), len(value))
         for item in tuple.__iter__(value) if kind not in _TAGS else value:
             encode(item, export, out)
-    elif kind is dict or _is_dict(kind):
+    elif kind is dict or is_dict(kind):
         if kind is not dict:
             made = getattr(value, "default_factory", None)
             factory = (
@@ -105,29 +102,35 @@ def encode(value: "Any", export, out) -> None:
         out.append(b"x")
         for item in (value.start, value.stop, value.step):
             encode(item, export, out)
-    elif _in_stdlib(kind):
+    elif is_in_stdlib(kind):
         _block(out, b"v", " ".join(_key(kind)).encode())
         encode(_VALUES[_key(kind)](value), export, out)
     elif kind is type and _TYPES.get(value.__name__) is value:
         _block(out, b"g", value.__name__.encode())
-    elif kind is type and _in_stdlib(value):
+    elif kind is type and is_in_stdlib(value):
         _block(out, b"V", " ".join(_key(value)).encode())
     else:
         base = _base_of(kind)
         tag, text = export(value)
+        if tag == b"t":
+            if kind is type:
+                raise Unsendable("a test gives the program a class of its own")
+            encode(BASES[tuple](value), export, out)
+            return
         _block(out, b"u" if base else tag, text.encode())
         if base:
-            encode(_BASES[base](value), export, out)
+            encode(BASES[base](value), export, out)
 
 
 def _base_of(kind) -> "Any":
     """The builtin class whose values those of a class are, such as int for an IntEnum: it derives
-    from it, and replaces none of its methods but those that make and show a value. None for any
-    other class: its objects stay handles, because its operators are the program's."""
+    from it, and its operators are that class's own or those of `enum`. None for any other class:
+    its objects stay handles, because its operators are the program's."""
     if kind not in _known_bases:
-        base = next((c for c in kind.__mro__ if c in _BASES), None)
+        base = next((c for c in kind.__mro__ if c in BASES), None)
+        flags = getattr(sys.modules.get("enum"), "Flag", object).__dict__
         if base is not None and any(
-            name in c.__dict__
+            name in c.__dict__ and c.__dict__[name] is not flags.get(name)
             for c in kind.__mro__[: kind.__mro__.index(base)]
             for name in dir(base)
             if name not in _OWN
@@ -142,27 +145,37 @@ def _offset(moment) -> "int | None":
     return None if offset is None else offset.days * 86400 + offset.seconds
 
 
-def _is_dict(kind) -> bool:
+def is_dict(kind) -> bool:
     """Whether a class is one of `_DICTS` itself, not one that borrows its name."""
     known = kind.__module__ == "collections" and kind.__name__ in _DICTS
     return known and getattr(sys.modules.get("collections"), kind.__name__, None) is kind
 
 
 def _named(kind) -> bool:
-    """Whether a class is a named tuple with fields that no attribute of tuples is called."""
-    fields = getattr(kind, "_fields", None)
-    return (
-        issubclass(kind, tuple)
-        and type(fields) is tuple
-        and all(type(field) is str and _is_field(field) for field in fields)
-    )
+    """Whether a class is a named tuple with fields that no attribute of tuples is called, and with
+    nothing else of its own."""
+    if kind not in _known_named:
+        fields = getattr(kind, "_fields", None)
+        _known_named[kind] = (
+            issubclass(kind, tuple)
+            and type(fields) is tuple
+            and all(type(field) is str and _is_field(field) for field in fields)
+            and not any(_has_own(c, fields) for c in kind.__mro__[: kind.__mro__.index(tuple)])
+        )
+    return _known_named[kind]
+
+
+def _has_own(kind, fields) -> bool:
+    """Whether a class of named tuples has methods or operators besides those of `namedtuple`."""
+    public = {name for name in kind.__dict__ if not name.startswith("_")}
+    return bool(public - {*fields} or (kind.__dict__.keys() & {*dir(tuple)}) - _OWN - public)
 
 
 def _is_field(name) -> bool:
     return name.isidentifier() and not name.startswith("_") and not hasattr(tuple, name)
 
 
-def _in_stdlib(kind) -> bool:
+def is_in_stdlib(kind) -> bool:
     """Whether a class is one of `_VALUES` itself, not one that borrows its name."""
     key = _key(kind)
     return key in _VALUES and getattr(sys.modules.get(key[0]), key[1], None) is kind
@@ -247,6 +260,10 @@ def _scalar(tag, block, load) -> "Any":
 def _value(text, fields) -> "Any":
     """A value of the standard library from its fields."""
     kind = _from_stdlib(text)
+    if text == "re Pattern":
+        import re
+
+        return re.compile(fields[0], fields[1] & ~re.DEBUG)
     if text != "datetime datetime":
         return kind(*fields)
     import datetime
@@ -279,7 +296,7 @@ def _tuple(text, inner, load) -> "Any":
 def _derived(text, inner, load) -> "Any":
     """An object of the program whose class derives from a builtin one and keeps its operators: its
     value, with everything else behind a handle. A tuple's lists may have changed since it came."""
-    if type(inner) not in _BASES:
+    if type(inner) not in BASES:
         raise Malformed(text)
     whole = load(b"h", text)
     if type(whole) is not Remote:
@@ -290,25 +307,6 @@ def _derived(text, inner, load) -> "Any":
         known._remote = whole
         object.__setattr__(whole, "_plain", known)
     return known
-
-
-def named_tuple_class(name, fields) -> type:
-    """A class of tuples with these attributes, made without executing text."""
-    attributes = {
-        field: property(lambda self, at=at: tuple.__getitem__(self, at))
-        for at, field in enumerate(fields)
-    }
-
-    def _asdict(self):
-        return dict(zip(fields, self, strict=True))
-
-    def __repr__(self):
-        return (
-            f"{name}({', '.join(f'{field}={value!r}' for field, value in _asdict(self).items())})"
-        )
-
-    own = {"__slots__": (), "_fields": fields, "_asdict": _asdict, "__repr__": __repr__}
-    return type(name, (tuple,), {**own, **attributes})
 
 
 def _from_stdlib(text) -> "Any":
@@ -350,130 +348,3 @@ def write_frame(fd, data) -> None:
     view = memoryview(len(data).to_bytes(8, "big") + data)
     while view:
         view = view[os.write(fd, view) :]
-
-
-class Remote:
-    """A handle to an object of the program under test, kept in the program's process.
-
-    Equality and order are asked of the program only between two of its own objects, and `!=` is the
-    opposite of `==`. Arithmetic with plain data has to give another handle: a program that answered
-    `result - expected` with a number would answer 0.
-    """
-
-    __slots__ = ("_ask", "_number", "_plain")
-
-    def __init__(self, ask, number) -> None:
-        object.__setattr__(self, "_ask", ask)
-        object.__setattr__(self, "_number", number)
-        object.__setattr__(self, "_plain", None)
-
-    def __getattr__(self, name):
-        return self._ask("getattr", self, name)
-
-    def __setattr__(self, name, value) -> None:
-        self._ask("setattr", self, name, value)
-
-    def __call__(self, *args, **named):
-        return self._ask("call", self, *args, **named)
-
-    def __instancecheck__(self, value) -> bool:
-        if type(value) in DERIVED.values():
-            value = value._remote
-        if not isinstance(value, Remote):
-            return getattr(type(value), "_number", None) == self._number
-        return self._ask("isinstance", value, self) is True
-
-    def __delattr__(self, name) -> None:
-        self._ask("delattr", self, name)
-
-    def __enter__(self):
-        return self._ask("enter", self)
-
-    def __exit__(self, kind, error, _):
-        """The program learns that an exception leaves the block, and may end only its own there."""
-        text = None if kind is None else str(error)
-        return self._ask("exit", self, text) is True and hasattr(error, "of_program")
-
-    def __ne__(self, other):
-        return not self == other if isinstance(other, Remote) else NotImplemented
-
-    def __hash__(self) -> int:
-        return hash(self._ask("hash", self))
-
-
-def _forward(name):
-    return lambda self, *args: self._ask(name, self, *args)
-
-
-def _between_remotes(name):
-    def method(self, other):
-        return self._ask(name, self, other) if isinstance(other, Remote) else NotImplemented
-
-    return method
-
-
-def _to_remote(name):
-    def method(self, other):
-        answer = self._ask(name, self, other)
-        mine = isinstance(other, Remote) or isinstance(answer, Remote)
-        return answer if mine else NotImplemented
-
-    return method
-
-
-def _inplace(name):
-    def method(self, other):
-        answer = self._ask(name, self, other)
-        return answer if isinstance(answer, Remote) else NotImplemented
-
-    return method
-
-
-def _unary(name):
-    def method(self):
-        answer = self._ask(name, self)
-        if not isinstance(answer, Remote):
-            raise TypeError(f"{name} of an object of the program must be one too")
-        return answer
-
-    return method
-
-
-for _name in ("neg", "pos", "abs", "invert"):
-    setattr(Remote, f"__{_name}__", _unary(_name))
-for _name in (
-    "len",
-    "iter",
-    "next",
-    "str",
-    "repr",
-    "bool",
-    "getitem",
-    "setitem",
-    "delitem",
-    "reversed",
-    "format",
-):
-    setattr(Remote, f"__{_name}__", _forward(_name))
-for _name in ("eq", "lt", "le", "gt", "ge"):
-    setattr(Remote, f"__{_name}__", _between_remotes(_name))
-_BINARY = "add sub mul truediv floordiv mod pow matmul lshift rshift and or xor"
-for _name in _BINARY.split():
-    setattr(Remote, f"__{_name}__", _to_remote(_name))
-    setattr(Remote, f"__i{_name}__", _inplace("i" + _name))
-    setattr(Remote, f"__r{_name}__", _to_remote("r" + _name))
-
-
-def _derived_class(base) -> type:
-    """Values of a builtin class that show themselves, and have attributes, as their object does."""
-    shown = {name: lambda self, *a, name=name: getattr(self._remote, name)(*a) for name in _SHOWN}
-    own = {
-        "__getattr__": lambda self, name: getattr(self._remote, name),
-        "__copy__": lambda self: self,
-        "__deepcopy__": lambda self, _: self,
-    }
-    return type(base.__name__, (base,), {**shown, **own})
-
-
-DERIVED = {base: _derived_class(base) for base in _BASES}
-_known_bases.update(dict.fromkeys(DERIVED.values()))

@@ -25,7 +25,8 @@ from groupwise.rewards.code.inside.confine import become_program
 from groupwise.rewards.code.inside.rpc import ended_by, ending, load_program
 
 _DETAIL = 1000
-_open = open
+_INPUT = ("/dev/stdin", "/dev/fd/0", "/proc/self/fd/0")
+_open, _os_open = open, os.open
 
 
 def run_inputs(job, out) -> None:
@@ -139,15 +140,26 @@ def wait(pid, deadline):
         time.sleep(0.001)
 
 
+def is_input(file) -> bool:
+    """Whether a path means standard input: the sandbox has no /proc that these names lead to."""
+    return not isinstance(file, int) and os.fsdecode(file) in _INPUT
+
+
 def opened(file, *args, **named):
-    """`open`, to which /dev/stdin is standard input: the sandbox has no /proc that it leads to."""
-    return _open(0 if file == "/dev/stdin" else file, *args, **named)
+    """`open`, to which the names of standard input lead there."""
+    return _open(os.dup(0) if is_input(file) else file, *args, **named)
+
+
+def opened_descriptor(path, *args, **named):
+    """`os.open`, likewise."""
+    return os.dup(0) if is_input(path) else _os_open(path, *args, **named)
 
 
 def run_main(source) -> int:
     """Run a program as `python program.py` would, exit handlers and threads included."""
     status = 0
     builtins.open = io.open = opened
+    os.open = opened_descriptor
     try:
         load_program(source, "__main__")
     except SystemExit as leaving:

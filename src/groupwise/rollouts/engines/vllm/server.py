@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import secrets
 import socket
 import time
 from collections import deque
@@ -166,6 +167,9 @@ class VllmServer:
         self.model, self.root, self.context = "", "", 0
         self._adapter: str | None = None
         self._adapters = 0
+        # A server may still hold the adapters of an earlier run, which must not be mistaken for
+        # those of this one.
+        self._run = secrets.token_hex(4)
         self._transfers = False
 
     @property
@@ -297,7 +301,7 @@ class VllmServer:
 
     def _load_adapter(self, weights: Weights) -> None:
         self._adapters += 1
-        name = f"groupwise-{weights.version}-{self._adapters}"
+        name = f"groupwise-{self._run}-{weights.version}-{self._adapters}"
         try:
             self.client.post(
                 "/v1/load_lora_adapter",
@@ -323,8 +327,8 @@ class VllmServer:
                 return
             time.sleep(0.1)
         raise RunError(
-            f"engine.server = {self.client.url!r}: will not reset its prefix cache; does anybody "
-            "else use this server? It must serve this run alone."
+            f"engine.server = {self.client.url!r}: does not reset its prefix cache; is anything "
+            "else using this server? It must serve this run alone."
         )
 
     def _developer(
@@ -348,6 +352,11 @@ class VllmServer:
 
     def close(self) -> None:
         self.client.close()
+        if self._adapter is not None:
+            with suppress(RunError):  # The server may have ended.
+                gone = {"lora_name": self._adapter}
+                self.client.post("/v1/unload_lora_adapter", gone, timeout=5.0)
+            self._adapter = None
 
 
 def _answer(choices: Sequence[Mapping[str, Any]], ask: CompletionRequest) -> Answer:
