@@ -112,20 +112,22 @@ def test_gradients_are_kept_in_16_bits_until_there_are_two() -> None:
     assert float(master.grad[0, 0]) == 256 + 1 / 256
 
 
-def test_a_state_of_float32_masters_resumes_to_the_bit() -> None:
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_state_of_float32_masters_resumes_to_the_bit(dtype: torch.dtype) -> None:
     """As an unbroken run, in a new model whose parameters are still those of the start."""
     results = []
     for break_after in (None, 3):
         torch.manual_seed(0)
-        named = {"w": nn.Parameter(torch.randn(40, 50).to(torch.bfloat16))}
+        named = {"w": nn.Parameter(torch.randn(40, 50).to(dtype))}
         adam = MasterOptimizer(named, OptimizerSettings(learning_rate=1e-3))
         for step in range(6):
             if step == break_after:
                 state = adam.state()
                 assert state["masters"]["w"].dtype == torch.float32
-                named = {"w": nn.Parameter(torch.zeros(40, 50, dtype=torch.bfloat16))}
+                named = {"w": nn.Parameter(torch.zeros(40, 50, dtype=dtype))}
                 adam = MasterOptimizer(named, OptimizerSettings(learning_rate=1e-3))
                 adam.restore(state)
+                assert torch.equal(named["w"], adam.masters["w"].value().to(dtype))
             named["w"].square().sum().backward()
             adam.step()
         results.append(adam.masters["w"].value())
