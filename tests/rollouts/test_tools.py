@@ -242,7 +242,8 @@ def test_results_cannot_end_or_open_a_turn_nor_take_more_room(text: str) -> None
     injector = Injector(policy, max_tokens=24)
     tokens = injector.encode(Reply(text=f"<answer>{text}</answer>", frame=(8, 9)))
     assert len(tokens) <= 24
-    control = policy.tokenizer.convert_tokens_to_ids(["<|start_header_id|>", "<think>"])
+    vocabulary = policy.tokenizer.get_vocab()
+    control = {vocabulary["<|start_header_id|>"], vocabulary["<think>"]}
     special = policy.end_tokens | {*policy.tokenizer.all_special_ids, *control}
     assert not set(tokens) & special
     said = str(policy.tokenizer.decode(tokens))
@@ -252,8 +253,8 @@ def test_results_cannot_end_or_open_a_turn_nor_take_more_room(text: str) -> None
 def test_added_words_and_spaces_in_a_result_stay_as_they_are() -> None:
     policy = with_added_tokens()
     tokens = Injector(policy, max_tokens=24).encode(Reply(text=f"[quokka{' ' * 8}x]", frame=(1, 1)))
-    words = policy.tokenizer.convert_tokens_to_ids(["quokka", " " * 8])
-    assert set(words) <= set(tokens)
+    vocabulary = policy.tokenizer.get_vocab()
+    assert {vocabulary["quokka"], vocabulary[" " * 8]} <= set(tokens)
 
 
 @pytest.mark.parametrize("kind", [GroupEngine, GenerateEngine])
