@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import unicodedata
 
 import pytest
@@ -182,6 +183,15 @@ def test_reasons() -> None:
 def test_the_literal_form(text: str, lenient: int, strict: int) -> None:
     assert korean_format(text, form="literal", strict=False) == lenient
     assert korean_format(text, form="literal") == strict
+
+
+@pytest.mark.parametrize("piece", ["가", "가 ", "!", "이 옳다", '"'])
+def test_the_form_takes_time_in_proportion_to_the_text(piece: str) -> None:
+    start = time.process_time()
+    for strict in (True, False):
+        korean_format('"' + piece * (60_000 // len(piece)), strict=strict)
+        korean_format(piece * (60_000 // len(piece)), strict=strict, form="literal")
+    assert time.process_time() - start < 1.0  # quadratic patterns take ten seconds
 
 
 def test_an_unknown_form_is_refused() -> None:

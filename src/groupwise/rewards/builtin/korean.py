@@ -30,9 +30,9 @@ Rules = Literal["official", "team"]
 Form = Literal["quoted", "literal"]
 
 _STRICT = re.compile(
-    r'^"(?P<sentence>[^"]*[^\W_][^"]*)"(?P<particle>이|가) 옳다\. (?P<reason>\S.*)$', re.DOTALL
+    r'^"(?=[^"]*[^\W_])(?P<sentence>[^"]+)"(?P<particle>이|가) 옳다\. (?P<reason>\S.*)$', re.DOTALL
 )
-_LENIENT = re.compile(r'^"[^"]*[^\W_][^"]*"[이가] 옳다[.]?')
+_LENIENT = re.compile(r'^"(?=[^"]*[^\W_])[^"]+"[이가] 옳다[.]?')
 _LITERAL = re.compile(
     r'^(?P<quote>"?)(?P<sentence>[^"]*?[^\W_](?:[^\w"]*[^\w"\s])?)(?P<particle>이|가) 옳다\. '
     r"(?P<reason>\S.*?)(?P=quote)$",
