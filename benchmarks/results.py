@@ -198,7 +198,7 @@ def _run(name: str, content: dict[str, Any]) -> str:
         figures = [{"figure": key, "value": value} for key, value in content.items()]
         return table(figures, ("figure", "value"))
     columns = COLUMNS.get(name) or tuple(key for key in cases[0] if key != "repeats")
-    lines = ["```text", content["command"], "```", ""] if "command" in content else []
+    lines = ["```sh", content["command"], "```", ""] if "command" in content else []
     lines += [f"- {line}" for line in _surroundings(content)]
     lines += ["", _figures(cases, columns)]
     return "\n".join(lines)
