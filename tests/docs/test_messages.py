@@ -30,6 +30,7 @@ PASSED_ON = {
     "integrations/trl/rewards.py",
     "pipelines/checks.py",
     "pipelines/resolved.py",
+    "registry.py",
     "rewards/code/reward.py",
     "rewards/code/suite.py",
     "rewards/judges/endpoint.py",

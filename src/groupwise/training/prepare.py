@@ -53,7 +53,7 @@ from groupwise.training.monitor.divergence_guard import DivergenceGuard
 from groupwise.training.monitor.monitor import Monitor
 from groupwise.training.monitor.progress import Progress
 from groupwise.training.monitor.trackers import make_trackers
-from groupwise.training.monitor.watchdog import Watchdog
+from groupwise.training.monitor.watchdog import make_watchdog
 from groupwise.training.online_preferences import on_own_pairs
 from groupwise.training.process import ProcessTrainer, make_step_scorer
 from groupwise.training.resume import (
@@ -188,10 +188,7 @@ def prepare(
             watch=watchdog.waiting,
             second=_second(config, algorithm, connected, model, begun=found.saved is not None),
         )
-        # Only now has the hub been asked for the newest version of the other models.
-        others = other_fingerprints(config)
-        check_fingerprints(found.saved, others, allow_changes=allow_changes, log=progress.log)
-        _restore(trainer, found, config, log=progress.log)
+        _restore(trainer, found, config, allow_changes, log=progress.log)
         prepared = Prepared(
             config=config,
             policy=policy,
@@ -354,9 +351,18 @@ def _evaluation(config: Config, evaluate: Evaluate | None, folder: Path) -> Eval
 
 
 def _restore(
-    trainer: Trainer, found: ResumePoint, config: Config, *, log: Callable[[str], None]
+    trainer: Trainer,
+    found: ResumePoint,
+    config: Config,
+    allow_changes: bool,
+    *,
+    log: Callable[[str], None],
 ) -> None:
-    """Continue from a checkpoint; without one, write that of step 0 where one is needed later."""
+    """Continue from a checkpoint, with the models that it was made with; without one, write that of
+    step 0 where one is needed later."""
+    # Only now has the hub been asked for the newest version of the other models.
+    others = other_fingerprints(config)
+    check_fingerprints(found.saved, others, allow_changes=allow_changes, log=log)
     if trainer.checkpoints is not None:
         trainer.checkpoints.check_room(trainer.learners.values(), log=log)
     if found.saved is not None:
@@ -370,16 +376,6 @@ def _restore(
         or ("critic" in trainer.learners and config.critic.pretraining is not None)
     ):
         trainer.save(wait=True)
-
-
-def make_watchdog(config: Config, run_log: RunLog, *, progress: Progress) -> Watchdog:
-    """The watchdog of a run's waits."""
-    return Watchdog(
-        run_log.folder,
-        limit_s=60 * config.watchdog.limit_minutes,
-        stop=config.watchdog.stop,
-        log=progress.log,
-    )
 
 
 def _monitor(config: Config, run_log: RunLog, *, progress: Progress, name: str | None) -> Monitor:

@@ -18,8 +18,10 @@ from typing import Any
 
 import psutil
 
+from groupwise.config import Config
 from groupwise.errors import RunError
-from groupwise.rundir.files import no_link
+from groupwise.rundir.files import RunLog, no_link
+from groupwise.training.monitor.progress import Progress
 from groupwise.types import Heartbeat
 
 SLOWER = 10
@@ -211,3 +213,13 @@ def _catches(process: int, number: int) -> bool:
 def _interactive() -> bool:
     """Whether ending the process would take a user's notebook with it."""
     return hasattr(sys, "ps1") or "ipykernel" in sys.modules
+
+
+def make_watchdog(config: Config, run_log: RunLog, *, progress: Progress) -> Watchdog:
+    """The watchdog of a run's waits."""
+    return Watchdog(
+        run_log.folder,
+        limit_s=60 * config.watchdog.limit_minutes,
+        stop=config.watchdog.stop,
+        log=progress.log,
+    )

@@ -35,10 +35,10 @@ from groupwise.training.evaluation import Evaluation
 from groupwise.training.hub import check_login, push_final
 from groupwise.training.monitor.progress import Progress, show_progress
 from groupwise.training.monitor.trackers import make_trackers
-from groupwise.training.monitor.watchdog import Watchdog
+from groupwise.training.monitor.watchdog import Watchdog, make_watchdog
 from groupwise.training.offline.own_answers import OwnAnswers
 from groupwise.training.offline.trainer import OfflineSettings, OfflineTrainer, Task
-from groupwise.training.prepare import evaluation_row, make_watchdog
+from groupwise.training.prepare import evaluation_row
 from groupwise.training.resume import (
     ResumePoint,
     check_fingerprints,
@@ -165,17 +165,7 @@ def run_on_data(
             watchdog=watchdog,
         )
         trainer.checkpoints.check_room([trainer.learner], log=showing.log)
-        others = other_fingerprints(config)
-        check_fingerprints(found.saved, others, allow_changes=allow_changes, log=showing.log)
-        if found.saved is not None:
-            trainer.restore(found.saved)
-            showing.log(f"resumed at step {found.step}")
-            log_lost_lines(
-                run_log.folder,
-                step=found.step,
-                evaluated=trainer.evaluation.last,
-                log=showing.log,
-            )
+        _restore(trainer, found, config, allow_changes, log=showing.log)
         for tracker in trainer.trackers:
             stack.callback(tracker.close)
         trainer.run()
@@ -334,6 +324,25 @@ def generation(
         return evaluation_row(measured)
 
     return evaluate
+
+
+def _restore(
+    trainer: OfflineTrainer,
+    found: ResumePoint,
+    config: Config,
+    allow_changes: bool,
+    *,
+    log: Callable[[str], None],
+) -> None:
+    """Continue from a checkpoint, if there is one, with the models that it was made with."""
+    others = other_fingerprints(config)
+    check_fingerprints(found.saved, others, allow_changes=allow_changes, log=log)
+    if found.saved is None:
+        return
+    trainer.restore(found.saved)
+    log(f"resumed at step {found.step}")
+    evaluated = trainer.evaluation.last
+    log_lost_lines(Path(config.output), step=found.step, evaluated=evaluated, log=log)
 
 
 def own_answers(
