@@ -101,3 +101,15 @@ def test_megabytes_are_refused_in_words_and_bytes_that_are_no_text_are_readable(
     told = environment.reply(state, f"<python>{raw}</python>")
     assert told.status is Status.OK
     told.text.encode()
+
+
+def test_programs_may_give_names_of_builtins_other_meanings() -> None:
+    rebound = "from re import *\nprint = exec = globals = BaseException = None\nx = 1"
+    texts = ran_by(python(), rebound, "import sys; sys.stdout.write(str(x))", stream=Stream())
+    assert texts == ["", "1"]
+
+
+@pytest.mark.parametrize("end", ["import os\nos._exit(0)", "import sys\nsys.exit()"])
+def test_a_program_that_ends_its_process_does_not_keep_later_ones_from_running(end: str) -> None:
+    programs = "print(1)", f"print(2, flush=True)\n{end}", "print(3)"
+    assert ran_by(python(), *programs, stream=Stream()) == ["1", "2", "3"]

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from groupwise.rewards.code import clock
 from groupwise.rewards.code.clock import PATIENCE, PROGRAM, TEST, Clock
 from groupwise.rewards.code.reward import code_stdio
 from groupwise.rewards.code.sandbox import (
@@ -67,6 +68,24 @@ def test_a_program_that_waits_is_stopped_and_the_next_input_has_its_time() -> No
     assert time.monotonic() - begun < 15
 
 
+@sandboxed
+def test_a_program_that_polls_is_stopped_where_processors_are_idle(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(clock, "idle_share", time.monotonic)
+    polls = "import time\nwhile True: time.sleep(0.001)"
+    begun = time.monotonic()
+    [outcome] = run_inputs(polls, [""], limits=LIMITS)
+    assert not isinstance(outcome, str) and outcome.verdict is Verdict.TIMEOUT
+    assert time.monotonic() - begun < 6, "patience is for machines that are busy"
+
+
+def test_idle_time_is_at_most_the_time() -> None:
+    begun, idle = time.monotonic(), clock.idle_share()
+    time.sleep(0.1)
+    assert 0 <= clock.idle_share() - idle <= time.monotonic() - begun + 0.02
+
+
 class Computing:
     """A sandbox whose program has had half of a processor and never answers."""
 
@@ -84,12 +103,13 @@ class Computing:
 def test_patience_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    clock = Clock(2.0)
+    monkeypatch.setattr(clock, "idle_share", lambda: 0.0)
+    whole = Clock(2.0)
     for _ in range(2):
         with pytest.raises(TimeoutError):
-            clock.receive(Computing(now))
+            whole.receive(Computing(now))
     assert now[0] == PATIENCE * PROGRAM * 2.0, "for all tests together"
-    assert clock.longest == 0
+    assert whole.longest == 0
     now[0] = 0
     with pytest.raises(TimeoutError):
         Clock(2.0).receive(Computing(now))
@@ -123,11 +143,11 @@ def test_every_counted_test_has_the_same_limit(monkeypatch: pytest.MonkeyPatch) 
         (9, 2.0, 2.0),
         (9, 0.1, 1.0),
     ):
-        clock = Clock(seconds, counted=tests)
+        own = Clock(seconds, counted=tests)
         for _ in range(tests):
             begun = now[0]
             with pytest.raises(TimeoutError):
-                clock.receive(Waits(now))
+                own.receive(Waits(now))
             assert now[0] - begun == pytest.approx(limit)
 
 

@@ -10,28 +10,36 @@ from groupwise.registry import checked_by
 from groupwise.rewards.code.sandbox import Limits, Outcome, Verdict, run_inputs, unavailable
 from groupwise.types import Prompt, Stream
 
-_MARK, _RAISED = "\x1e\x1e\x1e", "\x1d\x1d\x1d"
-"""Printed before the last program, so that the repeated output of earlier ones can be removed, and
-before the exception that it raised."""
+_MARK, _RAISED, _END = "\x1e\x1e\x1e", "\x1d\x1d\x1d", "\x1c\x1c\x1c"
+"""Written before the last program, so that the repeated output of earlier ones can be removed,
+before the exception that it raised, and after it, unless it ended its process."""
 _SEED = "__import__('random').seed({seed})"
-_EARLIER = """\
+# A program may give the names of builtins other meanings.
+_RUN = """\
+    __import__("builtins").exec(
+        __import__("builtins").compile({program!r}, "<program>", "exec"),
+        __import__("builtins").globals(),
+    )"""
+_EARLIER = f"""\
 try:
-    exec(compile({program!r}, "<program>", "exec"), globals())
-except BaseException:
+{_RUN}
+except __import__("builtins").BaseException:
     pass
 """
 _LAST = f"""\
-print({_MARK!r}, end="", flush=True, file=__import__("sys").__stdout__)
+__import__("sys").__stdout__.write({_MARK!r})
+__import__("sys").__stdout__.flush()
 try:
-    exec(compile({{program!r}}, "<program>", "exec"), globals())
-except SystemExit:
+{_RUN}
+except __import__("builtins").SystemExit:
     raise
-except BaseException as error:
-    print(
-        {_RAISED!r} + __import__("traceback").format_exception_only(error)[-1],
-        flush=True,
-        file=__import__("sys").__stdout__,
+except __import__("builtins").BaseException as error:
+    __import__("sys").__stdout__.write(
+        {_RAISED!r} + __import__("traceback").format_exception_only(error)[-1]
     )
+finally:
+    __import__("sys").__stdout__.write({_END!r})
+    __import__("sys").__stdout__.flush()
 """
 
 
@@ -100,8 +108,9 @@ class PythonEnvironment(TagEnvironment):
             failed = {"timeout": 1.0} if ran.verdict is Verdict.TIMEOUT else {"malformed": 1.0}
             said = (ran.detail or ran.verdict.value).rpartition("\n")[2]
             return Reply(text=f"error: {said}", values=failed)
-        state.programs.append(program)
-        said, raised, error = ran.rpartition(_MARK)[2].partition(_RAISED)
+        if _END in ran:
+            state.programs.append(program)
+        said, raised, error = ran.rpartition(_MARK)[2].replace(_END, "").partition(_RAISED)
         if raised:
             error = error.strip().rpartition("\n")[2]
             return Reply(text=f"error: {error}", values={"malformed": 1.0})
@@ -114,7 +123,7 @@ def python(
     *,
     opening: str = "<python>",
     closing: str = "</python>",
-    seconds: float = 10.0,
+    seconds: float = 5.0,
     memory_mb: int = 512,
     max_result_chars: int = 2000,
     max_calls: int = 8,
@@ -123,7 +132,8 @@ def python(
 
     Args:
         opening, closing: tags around a program; a Markdown fence inside them is removed.
-        seconds: wall-clock time of a call.
+        seconds: processor time of a call; it may take three times as long by the clock, which
+            `environment.timeout_s` must exceed.
         memory_mb: address space of a program, in MiB.
         max_result_chars: characters of a result; the middle of a longer one is left out.
         max_calls: calls of one completion.

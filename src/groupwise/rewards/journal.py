@@ -45,13 +45,20 @@ class StepFiles:
         """
         lines = "".join(json.dumps(entry) + "\n" for entry in entries)
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            # Not through a link: a run directory may come from somebody else.
-            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
-            with os.fdopen(os.open(self._path(step), flags, 0o666), "a", encoding="utf-8") as file:
+            try:
+                place = self._opened(step)
+            except FileNotFoundError:  # another process has just removed the empty folder
+                place = self._opened(step)
+            with os.fdopen(place, "a", encoding="utf-8") as file:
                 file.write(lines)
         except OSError as error:
             raise RunError(f"{self.folder}: cannot be written ({error.strerror}).") from None
+
+    def _opened(self, step: int) -> int:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        # Not through a link: a run directory may come from somebody else.
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
+        return os.open(self._path(step), flags, 0o666)
 
     def read(self, step: int) -> Iterator[Any]:
         """The entries of a step; one that was cut off by a kill was not used either."""

@@ -159,8 +159,8 @@ def _reply(call: Callable[[], Reply]) -> Reply:
     """What a call replies; one that raises has failed."""
     try:
         reply: Any = call()
-        if problem := _problem(reply):
-            reply = Reply(text=f"environment: {problem}", status=Status.ERROR)
+        if wrong := problem(reply):
+            reply = Reply(text=f"environment: {wrong}", status=Status.ERROR)
         else:
             values = {name: float(value) for name, value in reply.values.items()}
             reply = replace(reply, values=values)
@@ -172,7 +172,7 @@ def _reply(call: Callable[[], Reply]) -> Reply:
     return reply
 
 
-def _problem(reply: Any) -> str | None:
+def problem(reply: Any) -> str | None:
     """What is wrong with the reply of an environment, if anything is."""
     if not isinstance(reply, Reply):
         return f"must reply with a Reply, got {type(reply).__name__}"

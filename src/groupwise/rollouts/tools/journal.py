@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from groupwise.environments import Reply
 from groupwise.rewards.journal import StepFiles
+from groupwise.rollouts.tools.calls import problem
 from groupwise.types import Request, Status
 
 MOST_STEPS = 8
@@ -94,9 +95,10 @@ class ReplyJournal:
         found = {}
         for entry in self.files.read(step):
             with contextlib.suppress(ValueError, KeyError, TypeError):
-                if entry["environment"] == self.environment:
-                    times = float(entry["seconds"]), float(entry["queued"])
-                    found[entry["call"]] = _reply(entry), *times
+                reply = _reply(entry)
+                if entry["environment"] == self.environment and not problem(reply):
+                    times = float(entry["seconds"]), float(entry.get("queued", 0.0))
+                    found[entry["call"]] = reply, *times
         return found
 
 
