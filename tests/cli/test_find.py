@@ -157,7 +157,7 @@ def test_the_shell_completes_commands_recipes_and_algorithms() -> None:
         return done.stdout.split()
 
     assert "recipes" in completed("groupwise rec")
-    assert completed("groupwise train knights") == ["knights-knaves"]
+    assert completed("groupwise train logic") == ["logic-rl"]
 
 
 def test_every_name_of_a_registry_can_be_shown() -> None:

@@ -213,7 +213,7 @@ def shown(
 ) -> list[str]:
     """What a model reads of two prompts, in a run with a function."""
     monkeypatch.setitem(ENVIRONMENTS._functions, "mine", lambda: FunctionEnvironment([function]))
-    policy = noisy()
+    policy = noisy(ends=())
     policy.tokenizer.chat_template = TEMPLATE
     columns = [{"environment": "sums"}, {"environment": "own"}]
     prompts = [

@@ -367,9 +367,8 @@ def test_a_function_that_hangs_is_an_error_that_the_model_reads(
 class Board:
     """A game as TRL's examples have it: moves, a score, and an end after which moves raise."""
 
-    def reset(self, **_: Any) -> str:
+    def reset(self, **_: Any) -> None:
         self.cells, self.score = [random.choice((2, 4)) for _ in range(4)], 0.0
-        return f" Board {self.cells}, score {self.score}."
 
     def multiply(self, a: int, b: int) -> str:
         """

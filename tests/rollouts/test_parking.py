@@ -66,7 +66,7 @@ def written(completion: Completion) -> dict[str, Any]:
     found = {field.name: getattr(completion, field.name) for field in fields(completion)}
     if not EXACT:
         found["logprobs"] = Near(completion.logprobs)
-    found["values"] = {k: v for k, v in completion.values.items() if k != "tool_seconds"}
+    found["values"] = {k: v for k, v in completion.values.items() if "seconds" not in k}
     return found
 
 

@@ -262,7 +262,7 @@ def test_an_engine_that_keeps_its_first_weights_is_refused() -> None:
     run.clock = Clock()
     run.engine = Stubborn(run.world, run.clock)
     source = run.source()
-    with pytest.raises(RunError, match="twice; max_staleness = 1: the engine does not take over"):
+    with pytest.raises(RunError, match="twice; max_staleness = 1: the engine does not load"):
         for step in range(STEPS):
             run.version = step
             source.take(PROMPTS, step=step)

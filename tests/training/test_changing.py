@@ -76,7 +76,7 @@ def test_the_reference_becomes_the_policy_when_it_is_due(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     "wrong, said",
     [
-        ("schedules=[{setting = 'rewards.0.weight', points = [[9, 1.0]]}]", "has 4 steps"),
+        ("schedules=[{setting = 'rewards.0.weight', points = [[9, 1.0]]}]", "has only 4 steps"),
         ("schedules=[{setting = 'optimizer.eps', points = [[1, 1.0]]}]", "must be a weight"),
         ("schedules=[{setting = 'rewards.0.weight', points = [[2, 1], [1, 0]]}]", "ascend"),
         ("data.sources=[{name = 'a', data = 'countdown', share = 0.5}]", "add up to 0.5"),
@@ -149,7 +149,11 @@ def test_the_warm_up_sees_prompts_as_training_does(tmp_path: Path) -> None:
 def test_a_run_ends_when_its_evaluations_stop_rising(tmp_path: Path) -> None:
     scores = iter([0.1, 0.3, 0.2, 0.3, 0.9])
     made = prepared(
-        tmp_path / "run", "steps=8", "evaluation.patience=2", "evaluation.every_steps=1"
+        tmp_path / "run",
+        "steps=8",
+        "evaluation.patience=2",
+        "evaluation.every_steps=1",
+        "evaluation.at_start=false",
     )
     made.trainer.evaluation.evaluate = lambda step: {"score": next(scores), "split": "held_out"}
     made.trainer.run()

@@ -185,7 +185,7 @@ def test_microbatches_keep_the_weight_of_every_token() -> None:
         ({"messages": TALK[:2]}, "row 1: messages: needs at least one turn of the assistant"),
         ({"messages": TALK[2:]}, "must begin with a turn of the user"),
         ({"messages": "hello"}, "must be messages"),
-        ({"prompt": "a", "completion": ""}, "completion: must be a text"),
+        ({"prompt": "a", "completion": ""}, "completion: must be non-empty text"),
         ({"completion": "a"}, "prompt: is missing"),
         ({"question": "a"}, "must have the column messages"),
     ],
