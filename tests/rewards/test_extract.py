@@ -8,7 +8,6 @@ import pytest
 
 from groupwise.errors import UsageError
 from groupwise.rewards import extract_answer, math_equal
-from groupwise.rewards.math.reward import exact_answer
 
 
 @pytest.mark.parametrize(
@@ -72,79 +71,10 @@ def test_long_texts_are_searched_from_the_end() -> None:
     ("text", "found"),
     [("총99개", "99"), ("정답은42", "42"), ("정답은-3이다", "-3"), ("合計は12個です", "12"),
      ("答案是7。", "7"), ("3일-5일", "5"), ("모두 1,234명이다.", "1234"), ("답:3/4", "3/4"),
-     ("答案是-5", "-5"), ("答案為−5", "-5"), ("答えは-5です", "-5"), ("等于-5", "-5"),
-     ("정답은.5", ".5"), ("약.5", ".5"), ("정답은-.5", "-.5"), ("끝이다.5", None),
      ("é5", None), ("a1", None), ("v1.2.3", None)],
 )  # fmt: skip
 def test_a_number_may_follow_hangul_and_cjk_letters(text: str, found: str | None) -> None:
     assert extract_answer(text, style="last_number") == found
-
-
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [("정답은 5이고 6이 아니다", "5"), ("정답은 5지 6개가 아니다.", "5"), ("5가 아니라 6이다", "6"),
-     ("5であり6ではない", "5"), ("答案是5，不是6", "5"), ("答案是5而不是6。", "5"),
-     ("答案不是6而是5", "5"), ("6이 아니다", "6")],
-)  # fmt: skip
-def test_a_denied_alternative_is_no_answer_in_korean_chinese_and_japanese(
-    text: str, found: str
-) -> None:
-    for style in ("auto", "last_number"):
-        assert extract_answer(text, style=style) == found
-
-
-PROGRAMS = [
-    "def f():\n    return 42",
-    "return 42",
-    "return a * 42;",
-    "console.log(42)",
-    'printf("%d", 42)',
-    "System.out.println(42);",
-    "std::cout << 42;",
-    "int x = 42;",
-    "fn main() { 42 }",
-    "echo 42",
-    "SELECT 42",
-    "assert f(1) == 42",
-    "a, b = 1, 42",
-    "self.x = 42",
-    "x = [1,2,3]\nx[0] = 42",
-    "x = 1\nprint(x)\ny = 42",
-    "x = 1\nprint(x)  # 42",
-    "x = 1\nprint(x)\n# 42",
-    "```python\nx = 42\n```",
-    "```Python3.11\n42\n```",
-    "~~~js\nx = 42\n~~~",
-]
-
-
-@pytest.mark.parametrize("text", PROGRAMS)
-def test_a_program_does_not_earn_the_reward_of_its_last_number(text: str) -> None:
-    for style in ("auto", "last_number"):
-        assert exact_answer(text, "42", style=style) == 0.0
-    assert exact_answer(f"<answer>{text}</answer>", "42") == 0.0
-    assert exact_answer(f"{text}\nThis prints 42.", "42", style="last_number") == 1.0
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["x = 42", "```text\n42\n```", "```latex\nx = 42\n```", "They\nreturn 42.", "E[X] = 42",
-     "We print out 42", "So a and b,\nboth prime, sum = 42", "Let f(x) = 2x.\nf(21) = 42"],
-)  # fmt: skip
-def test_sentences_and_equations_are_no_programs(text: str) -> None:
-    for style in ("auto", "last_number"):
-        assert exact_answer(text, "42", style=style) == 1.0
-
-
-def test_a_word_that_multiplies_belongs_to_the_number() -> None:
-    for style in ("auto", "last_number"):
-        assert exact_answer("It cost $5 million.", "5000000", style=style) == 1.0
-        assert exact_answer("It cost $5 million.", "$5", style=style) == 0.0
-
-
-def test_a_negative_answer_does_not_earn_the_reward_of_its_opposite() -> None:
-    assert exact_answer("答案是-5", "5", style="last_number") == 0.0
-    assert exact_answer("答案是-5", "-5", style="last_number") == 1.0
 
 
 @pytest.mark.parametrize(
@@ -196,7 +126,6 @@ def test_a_counter_behind_a_number_is_left_out_unless_both_have_one(
         ("choice", "B형 간염", None),
         ("choice", "The answer I found is B", "B"),
         ("choice", "I choose B, not C.", "B"),
-        ("choice", "정답은 B이고 C가 아니다", "B"),
         ("choice", "The answer is A because I said so", "A"),
         ("choice", "The answer is I.", "I"),
         ("choice", "(I)", "I"),
@@ -244,12 +173,6 @@ def test_answers_without_tags(style: str, text: str, answer: str | None) -> None
         r"\sqrt{{",
         r"\frac{1}{",
         "~~~~",
-        "x = 1\n",
-        "a, b",
-        "a.b",
-        "return a",
-        "6이 ",
-        "5 million ",
         "```\nx\n",
         " not 5",
         "A ",

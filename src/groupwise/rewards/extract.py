@@ -6,23 +6,19 @@ import re
 from typing import Literal
 
 from groupwise.errors import UsageError, suggest
-from groupwise.rewards.math.numbers import SCALES
-from groupwise.rewards.math.phrases import is_language, is_program, without_program
+from groupwise.rewards.math.phrases import is_program
 
 Style = Literal["auto", "answer_tag", "boxed", "gsm8k", "last_number", "choice"]
 
 _TAIL = 20_000  # characters from the end that are looked at: the answer stands there
 _SPECIAL = re.compile(r"<\|[a-z_]+\|>|</s>|<eos>", re.IGNORECASE)
 _CJK = "\u1100-\u11ff\u3040-\u30ff\u3130-\u318f\u3400-\u9fff\uac00-\ud7af"
-_TOPIC = "은는是为為は"
-_LINK = _TOPIC + "于於得到"
-# A number may follow Hangul or CJK letters directly; a sign only the topic particle or a verb that
-# gives a value (是, 等于, 得到), since the hyphen of a range follows letters as well; a point only
-# these and "about", since a sentence ends in a letter and a point.
+# A number may follow Hangul or CJK letters directly; a sign only the topic particle, since the
+# hyphen of a range follows letters as well.
 _NUMBER = re.compile(
-    rf"(?:(?<![\w.])[-+]?|(?<=[{_LINK}])[-+]|(?<=[{_CJK}]))[$€£]?"
-    r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:[eE][-+]?\d+)?(?:/\d+)?(?![a-zA-Z]*\d)"
-    rf"|(?:(?<![\w.])[-+]?|(?<=[{_LINK}])[-+]?|(?<=[약총約约]))\.\d+"
+    rf"(?:(?<![\w.])[-+]?|(?<=[은는])[-+]|(?<=[{_CJK}]))[$€£]?(?:\d{{1,3}}(?:,\d{{3}})+(?!\d)|\d+)"
+    r"(?:\.\d+)?(?:[eE][-+]?\d+)?(?:/\d+)?(?![a-zA-Z]*\d)"
+    r"|(?<![\w.])[-+]?\.\d+"
 )
 _ITEM = r"[-+−]?(?:\d+(?:\.\d+)?(?:/\d+)?|\.\d+)"
 _BRACES = r"\s*\{(?:[^{}\n]|\{[^{}\n]{0,40}\}){1,40}\}"
@@ -38,16 +34,11 @@ _WRITTEN = re.compile(
     rf"|sqrt(?:\[\d\])?{_BRACES}(?:/\d+)?)"
 )
 _FENCED = re.compile(
-    r"^[ \t]*(`{3,}(?!`)|~{3,}(?!~))[ \t]*([\w+#.-]*)[^\n]*\n(.*?)(?:^[ \t]*\1[ \t]*$|\Z)",
-    re.M | re.S,
+    r"^[ \t]*(`{3,}(?!`)|~{3,}(?!~))[^\n]*\n(.*?)(?:^[ \t]*\1[ \t]*$|\Z)", re.M | re.S
 )
 _DENIED = re.compile(
     r"(?:[,;]\s{0,9})?(?:\b(?:and|but)\s{1,9})?\b(?:not|rather than|instead of)\s+"
     r"(?:[^\s.,;]|[.,](?=\w)|[ \t](?!but\b))+"
-    # 6이 아니다, 6ではない, 不是6
-    r"|(?<![\d.,/A-Za-z])(?:[-+]?\d[\d.,/]*|[A-J])[^\W\d_]{0,4}?"
-    r"(?:[이가은는도] ?아[니닌님닙]|(?:では|じゃ)(?:な[いく]|ありません))"
-    r"|(?:不是|而非|并非|並非) ?(?:[-+]?\d[\d.,/]*|[A-J])"
 )
 _NUMERALS = "십백천만억조반할푼리퍼十百千万萬億亿兆半割"  # they change the value
 _COUNTED = re.compile(
@@ -55,7 +46,6 @@ _COUNTED = re.compile(
 )
 _MIXED = re.compile(r"[-+]?\d{1,4} \d{1,4}/\d{1,4}$")
 _PERCENT = re.compile(r"\s*(?:\\?%|percent(?:age)?\b|pct\b)")
-_SCALE = re.compile(rf"[ \t]*({'|'.join(SCALES)})\b", re.IGNORECASE)
 _MATH = re.compile(
     r"\$\$(?P<a>.+?)\$\$|\\\[(?P<b>.+?)\\\]|\\\((?P<c>.+?)\\\)|(?<!\\)\$(?P<d>[^$\n]+?)(?<!\\)\$",
     re.DOTALL,
@@ -72,8 +62,8 @@ _CHOICE = re.compile(
     r"(?<![A-Za-z\\])\(?\s*([A-HJ]|(?<=\()I)\s*[).:](?!\w)|(?<![\w'’-])([B-HJ])(?![\w'’])"
     r"|(?<![\w'’-])([AI])(?=\s*(?:[.,;:)*]|$)|\s+(?:and|or|but|because|since|as|is|not)\b)"
     # Korean, Chinese and Japanese write no space before the copula or after the topic's particle.
-    rf"|(?:(?<![\w'’-])|(?<=[{_TOPIC}]))([A-J])(?=입니다|이다|이고|이며|이에요|예요|です|だ|であり)"
-    rf"|(?<=[{_TOPIC}])([A-J])(?![\w'’])"
+    r"|(?:(?<![\w'’-])|(?<=[은는是为為は]))([A-J])(?=입니다|이다|이에요|예요|です|だ)"
+    r"|(?<=[은는是为為は])([A-J])(?![\w'’])"
 )
 _CHOICE_PHRASE = re.compile(
     r"(?i:answer|option|choice)\s*(?:\*\*)?\s*(?P<is>(?i:is)\b|:)?\s*"
@@ -95,7 +85,6 @@ def extract_answer(text: str, *, style: Style = "auto") -> str | None:
             joined), "answer_tag" the last `<answer>…</answer>`, "gsm8k" what follows the last
             `####`, "last_number" the last number, "choice" a letter A to J; "auto" tries answer
             tag, box, `####`, the words "answer is", and last formula or number, in this order.
-            Programs are left out where the last number is looked for.
 
     Returns:
         The answer as written, trimmed (a last number without its thousands separators), or None.
@@ -197,11 +186,8 @@ def _hashes(text: str) -> str | None:
 
 def last_number(text: str) -> str | None:
     """The last number, a fraction a/b included, without thousands separators."""
-    text = _asserted(without_program(_prose(text)).replace("−", "-"))
-    found = list(_NUMBER.finditer(text))
-    if not found:
-        return None
-    return re.sub(r"[,$€£+]", "", found[-1][0]) + _scale_after(text, found[-1].end())
+    found = _NUMBER.findall(_asserted(_prose(text).replace("−", "-")))
+    return re.sub(r"[,$€£+]", "", found[-1]) if found else None
 
 
 def choice(text: str) -> str | None:
@@ -235,9 +221,7 @@ def _asserted(text: str) -> str:
 
 def _prose(text: str) -> str:
     """The text without fenced programs: the last number of a program is not an answer."""
-    return _FENCED.sub(
-        lambda match: " " if is_language(match[2]) or is_program(match[3]) else match[0], text
-    )
+    return _FENCED.sub(lambda match: " " if is_program(match[2]) else match[0], text)
 
 
 def _auto(text: str) -> str | None:
@@ -260,7 +244,7 @@ def _auto(text: str) -> str | None:
         found = _last_formula(said) or (said if len(said.split()) <= 6 else None)
         if found:
             return found
-    return _last_formula(without_program(text))
+    return None if is_program(text) else _last_formula(text)
 
 
 def _sentence(text: str) -> str:
@@ -284,14 +268,7 @@ def _last_formula(text: str) -> str | None:
         return None
     mixed = _MIXED.search(text[: number.end()])
     found = mixed[0] if mixed else number[0].lstrip("+")
-    end = number.end()
-    return found + (_percent_after(text, end) or _scale_after(text, end))
-
-
-def _scale_after(text: str, end: int) -> str:
-    """The word behind a number that multiplies it: 2 million."""
-    match = _SCALE.match(text, end)
-    return f" {match[1].lower()}" if match else ""
+    return found + _percent_after(text, number.end())
 
 
 def _percent_after(text: str, end: int) -> str:

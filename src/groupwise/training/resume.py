@@ -179,6 +179,8 @@ def other_fingerprints(config: Config) -> dict[str, str]:
 
 def _of_place(name: str, path: str) -> dict[str, str | None]:
     """Fingerprints of a folder or hub name, and of the model that an adapter there belongs to."""
+    if not path or "\n" in path or len(path.encode()) > 255:  # a text, such as a template
+        return {}
     place = resolve(os.path.expanduser(path))
     found = {
         name: place_fingerprint(place),

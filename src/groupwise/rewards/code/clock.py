@@ -66,7 +66,7 @@ class Clock:
             deadline = now + max(part, window)
         else:
             left = self.begun + PROGRAM * self.seconds + self.granted - now
-            deadline = now + min(TEST * self.seconds, left)
+            deadline = min(now + max(min(TEST * self.seconds, left), window), last)
         seen: tuple[float, float] | None = None
         while True:
             try:

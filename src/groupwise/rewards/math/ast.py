@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from groupwise.rewards.math.numbers import MAX_EXPONENT, POWERS, SCALES
+from groupwise.rewards.math.numbers import MAX_EXPONENT
 from groupwise.rewards.math.tokens import KNOWN, ReadError
 
 RELATIONS = {
@@ -70,32 +70,6 @@ def constant(name: str) -> Node:
 def plain(node: Node) -> str:
     """An exponent of a unit as text."""
     return str(node.value) if node.op == "num" else node.op
-
-
-def counted(left: Node, words: str) -> Node:
-    """A number and the words after it: "million" multiplies it, "squared" raises it to a power,
-    other words are its unit."""
-    first, _, rest = words.strip().partition(" ")
-    word = first.lower()
-    if left.op == "unit" and word in POWERS:
-        return Node("unit", left.args, f"{left.value}^{POWERS[word]}")
-    if left.op == "unit" or word not in SCALES.keys() | POWERS.keys():
-        return Node("unit", (left,), words)
-    if word in POWERS:
-        node = Node("pow", (left, Node("num", (), Fraction(POWERS[word]))))
-    else:
-        node = _multiplied(left, SCALES[word])
-    return Node("unit", (node,), rest) if rest else node
-
-
-def _multiplied(node: Node, factor: Fraction) -> Node:
-    if node.op == "num":
-        return Node("num", (), node.value * factor)
-    if node.op == "decimal":
-        return Node("num", (), node.value[0] * factor)
-    if node.op in ("neg", "div"):
-        return Node(node.op, (_multiplied(node.args[0], factor), *node.args[1:]))
-    return Node("mul", (node, Node("num", (), factor)))
 
 
 def mixed(left: Node, right: Node) -> Node:

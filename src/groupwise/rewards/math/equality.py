@@ -49,8 +49,6 @@ def same(gold: Node, answer: Node) -> bool:
     gold, answer = spelled_out(_bare(gold)), spelled_out(_bare(answer))
     if gold == answer:
         return True
-    if "relation" in (gold.op, answer.op):
-        return _same_relations(gold, answer)
     if gold.op == "unit" or answer.op == "unit":
         return _same_units(gold, answer)
     if "percent" in (gold.op, answer.op) and gold.op != answer.op:
@@ -58,6 +56,8 @@ def same(gold: Node, answer: Node) -> bool:
         return same(marked.args[0], other) or same(Node("div", (*marked.args, as_node(100))), other)
     if gold.op == answer.op == "percent":
         return same(gold.args[0], answer.args[0])
+    if "relation" in (gold.op, answer.op):
+        return _same_relations(gold, answer)
     if "text" in (gold.op, answer.op):
         return words(gold) == words(answer) != ""
     if "based" in (gold.op, answer.op):
@@ -179,9 +179,6 @@ def _same_units(gold: Node, answer: Node) -> bool:
         Node("percent", (node,)) if flag else node
         for node, flag in zip(inner, percent, strict=True)
     ]
-    for share, other, written in ((*wrapped, answer), (*wrapped[::-1], gold)):
-        if share.op == "percent" != other.op and written.op == "unit":
-            return same(Node("div", (*share.args, as_node(100))), other)  # the other counts
     return same(*wrapped)
 
 

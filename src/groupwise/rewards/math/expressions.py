@@ -20,7 +20,6 @@ from groupwise.rewards.math.ast import (
     Node,
     as_set,
     constant,
-    counted,
     is_literal,
     is_product,
     mixed,
@@ -176,7 +175,7 @@ class _Parser:
         """Two factors side by side; a whole number before a fraction is a mixed number."""
         token, previous = self.token(), self.tokens[self.at - 1]
         if token.kind == "text" or self._is_unit(left):
-            return counted(left, self._unit())
+            return Node("unit", (left,), self._unit())
         after_number = previous.kind == "num" and is_literal(left)
         right = self.power()
         if token.kind == "num" and previous.kind == "num" and self.ends_in_power(left, right):

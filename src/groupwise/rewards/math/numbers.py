@@ -48,22 +48,6 @@ UNITS: dict[str, tuple[str, Fraction]] = {
     for name in names.split()
 }
 
-SCALES = {
-    name: Fraction(factor)
-    for names, factor in {
-        "dozen dozens": 12,
-        "hundred hundreds": 100,
-        "thousand thousands": 1000,
-        "million millions": 10**6,
-        "billion billions": 10**9,
-        "trillion trillions": 10**12,
-    }.items()
-    for name in names.split()
-}
-"""Words that multiply the number before them."""
-POWERS = {"squared": 2, "cubed": 3}
-"""Words that raise the number before them to a power."""
-
 _VAGUE = frozenset(
     "unit squar cubic sq total in of th a an per way tim possibl different distinct percent "
     "percentag pct peopl person number such and or is".split()
@@ -78,7 +62,6 @@ _NUMBER = re.compile(
       | \.(?P<only>\d+)(?:[eE](?P<exponent2>[+-]?\d+))?
     )
     \s*(?P<percent>%|percent|percentage|pct)?
-    (?:\s*(?P<scale>{"|".join((*SCALES, *POWERS))})\b)?
     \s*[{CURRENCY}]?\s*(?P<shape>square|sq\.?|cubic)?\s*(?P<unit>[a-zA-Z]+\.?)?(?:\s*\^?\s*\{{?(?P<power>[23²³])\}}?)?\.?$""",
     re.VERBOSE,
 )
@@ -95,8 +78,6 @@ class Number:
         percent: written with a percent sign.
         unit: (dimension, factor) of a known unit, else None.
         word: the word after the number, which says what is counted.
-        scale: what a word such as "million" multiplied the value by.
-        bare: written without currency sign, percent sign and words.
     """
 
     value: Fraction
@@ -105,16 +86,13 @@ class Number:
     percent: bool = False
     unit: tuple[str, Fraction] | None = None
     word: str = ""
-    scale: Fraction = Fraction(1)
-    bare: bool = False
 
 
 def plain_number(text: str) -> Number | None:
     """The number that a whole string is, or None.
 
     Signs, thousands separators, decimals, scientific notation, fractions, mixed numbers, percent
-    signs, currency signs, words such as "million", and one trailing unit are understood; nothing
-    is ever evaluated.
+    signs, currency signs and one trailing unit are understood; nothing is ever evaluated.
 
     Example:
         >>> plain_number("$1,000.50").value
@@ -144,18 +122,13 @@ def plain_number(text: str) -> Number | None:
     elif match["power"]:
         return None
     negative = "-" in (match["sign"], match["sign2"])
-    scale = SCALES.get((match["scale"] or "").lower(), Fraction(1))
-    power = POWERS.get((match["scale"] or "").lower(), 1)
-    percent = match["percent"] is not None
     return Number(
-        value=(-value if negative else value) ** power * scale,
-        digits=0 if match["scale"] else digits,
-        places=0 if match["scale"] else places,
-        percent=percent,
+        value=-value if negative else value,
+        digits=digits,
+        places=places,
+        percent=match["percent"] is not None,
         unit=unit,
         word=word,
-        scale=scale,
-        bare=not (word or percent or match["scale"] or set(text) & set(CURRENCY)),
     )
 
 
@@ -223,26 +196,21 @@ def same_number(gold: Number, answer: Number) -> bool:
 
     A decimal of at least four significant digits equals an exact value that it is a rounding of;
     two decimals must be equal as written. A percent sign on one side only may be meant either way
-    (12% is 12 and 0.12) unless the other side counts something; on both sides it must agree. Known
-    units are converted. "7 dozen" is 84; it equals a bare reference of 7 too, because the question
-    may have asked for dozens.
+    (12% is 12 and 0.12), on both sides it must agree. Known units are converted.
     """
     if differ(gold.word, answer.word):
         return False
-    if gold.bare and answer.scale != 1 and gold.value == answer.value / answer.scale:
-        return True
     if gold.unit and answer.unit:
         if gold.unit[0] != answer.unit[0]:
             return False
         if gold.unit[1] != answer.unit[1]:
             return gold.value * gold.unit[1] == answer.value * answer.unit[1]
+    if _close(gold, answer):
+        return True
     if gold.percent != answer.percent:
         written, other = (gold, answer) if gold.percent else (answer, gold)
-        if written.value / 100 == other.value:
-            return True
-        if other.word:
-            return False
-    return _close(gold, answer)
+        return written.value / 100 == other.value
+    return False
 
 
 def _close(gold: Number, answer: Number) -> bool:

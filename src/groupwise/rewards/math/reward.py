@@ -8,7 +8,6 @@ model never reaches `eval`, `sympify` or any other function that can execute it.
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import Any
 
 from groupwise.rewards.base import REWARDS, verifier
@@ -34,10 +33,9 @@ _WORD = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]{2,}")
 def math_equal(gold: str, answer: str) -> bool | None:
     """Whether an answer is mathematically the same as the reference.
 
-    Integers, decimals, fractions, mixed numbers, percentages, currency, units, words such as
-    "million", times of day and directions; surds, powers, factorials, complex numbers; algebraic
-    expressions, equations (up to a factor) and inequalities; tuples, lists, sets, intervals and
-    unions; matrices; ±; choices and plain words.
+    Integers, decimals, fractions, mixed numbers, percentages, currency and units; surds, powers,
+    factorials, complex numbers; algebraic expressions, equations (up to a factor) and
+    inequalities; tuples, lists, sets, intervals and unions; matrices; ±; choices and plain words.
     Open and closed intervals, tuples and sets differ; the order of a tuple counts, that of a list
     or set does not. A decimal stands for an exact value only with at least four significant
     digits.
@@ -61,8 +59,6 @@ def math_equal(gold: str, answer: str) -> bool | None:
         return None
     if gold == answer:
         return True
-    if "\n" in answer and is_program(answer) and not is_program(gold):
-        return False if _readable(gold) else None
     (one, unit), (two, other) = counted(gold), counted(answer)
     if (unit or other) and (not (unit and other) or unit == other):
         gold, answer = one, two  # 99개 is 99, but 3시간 is not 3분
@@ -97,8 +93,7 @@ def _quick(gold: str, answer: str) -> bool | None:
     one = plain_number(_plain(gold))
     two = plain_number(_plain(answer)) if one is not None else None
     if one is not None and two is not None:
-        money = gold.count("$") % 2 == 1
-        return same_number(replace(one, bare=False) if money else one, two)
+        return same_number(one, two)
     if one is not None and not answer:
         return False
     return None

@@ -198,8 +198,6 @@ def closing(text: str, opening: int) -> int:
 FUNCTIONS = {
     "sin", "cos", "tan", "cot", "sec", "csc", "arcsin", "arccos", "arctan", "sinh", "cosh", "tanh",
     "arccot", "arcsec", "arccsc", "arcsinh", "arccosh", "arctanh", "arsinh", "arcosh", "artanh",
-    "arccoth", "arcsech", "arccsch", "arcoth", "arsech", "arcsch", "acoth", "asech", "acsch",
-    "acot", "asec", "acsc",
     "sech", "csch", "coth", "ln", "log", "lg", "exp", "gcd", "lcm", "max", "min", "det",
     "asin", "acos", "atan", "asinh", "acosh", "atanh", "sqrt", "abs", "arg", "deg", "Re", "Im",
 }  # fmt: skip

@@ -1,9 +1,8 @@
 """Values of expression trees: numbers and matrices at given points, within strict limits.
 
-Two expressions are the same if they agree at several points to 90 digits, or to more where they
-hold large numbers. Every operation that could blow up (powers, factorials, series, trigonometry of
-huge arguments) is refused beyond a limit, so that evaluating an answer takes milliseconds whatever
-it says.
+Two expressions are the same if they agree at several points to 90 digits. Every operation that
+could blow up (powers, factorials, series, trigonometry of huge arguments) is refused beyond a
+limit, so that evaluating an answer takes milliseconds whatever it says.
 """
 
 from __future__ import annotations
@@ -19,9 +18,8 @@ from groupwise.rewards.math.ast import Node
 from groupwise.rewards.math.exact import rational
 
 DIGITS = 120
-MORE_DIGITS = 960  # at most, where an expression holds large numbers
-AGREE = 30  # of the digits computed, this many need not agree
-NOISE = 15  # what is smaller than a term of its sum by all digits but these is a rounding error
+AGREE = 1e-90
+NOISE = 1e-105  # relative to the terms of a sum; what is smaller is a rounding error
 MAX_STEPS = 20_000
 MAX_TERMS = 1_000
 MAX_LOG2 = 2.0**40
@@ -32,9 +30,7 @@ MAX_MATRIX = 12
 ALIASES = {
     "arcsin": "asin", "arccos": "acos", "arctan": "atan", "arcsinh": "asinh", "arccosh": "acosh",
     "arctanh": "atanh", "arsinh": "asinh", "arcosh": "acosh", "artanh": "atanh", "arccot": "acot",
-    "arcsec": "asec", "arccsc": "acsc", "arcoth": "acoth", "arsech": "asech", "arcsch": "acsch",
-    "arccoth": "acoth", "arcsech": "asech", "arccsch": "acsch", "Re": "re", "Im": "im",
-    "abs": "fabs",
+    "arcsec": "asec", "arccsc": "acsc", "Re": "re", "Im": "im", "abs": "fabs",
 }  # fmt: skip
 
 
@@ -50,35 +46,13 @@ class Grid:
 
 
 @functools.cache
-def context(digits: int = DIGITS) -> Any:
+def context() -> Any:
     """Arithmetic of its own, so that nobody else's precision is touched."""
     from mpmath.ctx_mp import MPContext
 
     numbers = MPContext()
-    numbers.dps = digits
+    numbers.dps = DIGITS
     return numbers
-
-
-def needed_digits(*nodes: Node) -> int:
-    """Number of digits to compute, which grows with the numbers in the trees: the root of
-    10^100 + 1 and 10^50 agree to 100 digits."""
-    wanted = DIGITS + 2 * sum(map(_size, nodes)) / 3.32
-    digits = DIGITS
-    while digits < min(wanted - 80, MORE_DIGITS):
-        digits *= 2
-    return digits
-
-
-def _size(node: Node) -> float:
-    """About the bits of the largest number that a tree computes."""
-    if node.op in ("num", "decimal"):
-        value = node.value if node.op == "num" else node.value[0]
-        return value.numerator.bit_length() + value.denominator.bit_length()
-    sizes = sum(map(_size, node.args))
-    if node.op == "pow":
-        exponent = rational(node.args[1])
-        return _size(node.args[0]) * max(1.0, min(abs(exponent), 1e6)) if exponent else sizes
-    return sizes * 2 ** min(sizes, 20) if node.op in ("factorial", "binomial") else sizes
 
 
 def symbols(node: Node) -> frozenset[str]:
@@ -141,18 +115,17 @@ def same_values(left: Node, right: Node) -> bool:
         if None not in exact:
             return exact[0] == exact[1]
     whole = whole_symbols(left) | whole_symbols(right)
-    digits = needed_digits(left, right)
     compared = 0
     for index, point in enumerate(points(names, whole)):
         try:
-            one, two = (Evaluation(point, digits).value(node) for node in (left, right))
+            one, two = (Evaluation(point).value(node) for node in (left, right))
         except (NoValue, ZeroDivisionError):
             if not names:
                 raise
             continue
         if index > 2 and not (_real(one) and _real(two)):
             continue
-        if not agree(one, two, digits=digits):
+        if not agree(one, two):
             return False
         compared += 1
         if not names:
@@ -185,41 +158,35 @@ def proportion(left: Node, right: Node) -> Any:
     return ratio
 
 
-def agree(one: Any, two: Any, *, digits: int = DIGITS) -> bool:
-    """Equal to all but 30 digits, relative to the larger; matrices cell by cell."""
+def agree(one: Any, two: Any) -> bool:
+    """Equal to 90 digits, relative to the larger; matrices cell by cell."""
     if isinstance(one, Grid) or isinstance(two, Grid):
         if not (isinstance(one, Grid) and isinstance(two, Grid)):
             return False
         if [len(r) for r in one.rows] != [len(r) for r in two.rows]:
             return False
         pairs = zip(one.rows, two.rows, strict=True)
-        cells = ((a, b) for r, s in pairs for a, b in zip(r, s, strict=True))
-        return all(agree(a, b, digits=digits) for a, b in cells)
+        return all(agree(a, b) for r, s in pairs for a, b in zip(r, s, strict=True))
     if one == two:
         return True
     if context().isinf(one) or context().isinf(two):
         return False
-    return abs(one - two) <= _tiny(digits - AGREE, digits) * max(abs(one), abs(two))
-
-
-def _tiny(places: int, digits: int) -> Any:
-    return context(digits).mpf(10) ** -places
+    return abs(one - two) <= AGREE * max(abs(one), abs(two))
 
 
 def _real(value: Any) -> bool:
     if isinstance(value, Grid):
         return all(_real(cell) for row in value.rows for cell in row)
-    return abs(context().im(value)) <= _tiny(DIGITS - AGREE, DIGITS) * abs(value)
+    return abs(context().im(value)) <= AGREE * abs(value)
 
 
 class Evaluation:
     """The value of trees at one point; counts its steps and stops when there are too many."""
 
-    def __init__(self, point: Mapping[str, Any], digits: int = DIGITS) -> None:
+    def __init__(self, point: Mapping[str, Any]) -> None:
         self.point = dict(point)
         self.steps = 0
-        self.ctx = context(digits)
-        self.noise = _tiny(digits - NOISE, digits)
+        self.ctx = context()
 
     def value(self, node: Node) -> Any:
         self.steps += 1
@@ -278,23 +245,11 @@ class Evaluation:
                 raise NoValue("matrices of different shapes")
             pairs = zip(one.rows, two.rows, strict=True)
             return Grid(
-                tuple(tuple(self.plus(a, b) for a, b in zip(r, s, strict=True)) for r, s in pairs)
+                tuple(tuple(_plus(a, b) for a, b in zip(r, s, strict=True)) for r, s in pairs)
             )
         if isinstance(one, Grid) or isinstance(two, Grid):
             raise NoValue("a matrix plus a number")
-        return self.plus(one, two)
-
-    def plus(self, one: Any, two: Any) -> Any:
-        """A sum; what cancels down to rounding errors is zero, so that nothing else need be.
-
-        Raises:
-            NoValue: one term is lost in the rounding of the other.
-        """
-        total = one + two
-        small, large = sorted((abs(one), abs(two)))
-        if 0 < small < self.noise * large and not self.ctx.isinf(large):
-            raise NoValue("a sum of terms too far apart")
-        return total if abs(total) > self.noise * large else total * 0
+        return _plus(one, two)
 
     def _mul(self, node: Node) -> Any:
         return _times(self.value(node.args[0]), self.value(node.args[1]))
@@ -417,7 +372,7 @@ class Evaluation:
         if len(args) != 1 or name == "deg":
             raise NoValue(f"arguments of {name}")
         value = getattr(self.ctx, ALIASES.get(name, name))(self._bounded(args[0]))
-        return value if abs(value) > self.noise else value * 0
+        return value if abs(value) > NOISE else value * 0
 
     def _logarithm(self, name: str, args: list[Any], indexed: bool) -> Any:
         if args[0] == 0:
@@ -437,6 +392,19 @@ class Evaluation:
         if len(whole) != len(args):
             raise NoValue(f"arguments of {name}")
         return self.ctx.mpf(math.gcd(*whole) if name == "gcd" else math.lcm(*whole))
+
+
+def _plus(one: Any, two: Any) -> Any:
+    """A sum; what cancels down to rounding errors is zero, so that nothing else need be.
+
+    Raises:
+        NoValue: one term is lost in the rounding of the other.
+    """
+    total = one + two
+    small, large = sorted((abs(one), abs(two)))
+    if 0 < small < NOISE * large and not context().isinf(large):
+        raise NoValue("a sum of terms too far apart")
+    return total if abs(total) > NOISE * large else total * 0
 
 
 def _times(one: Any, two: Any) -> Any:

@@ -139,7 +139,8 @@ def _to_remote(name):
 
     def method(self, other):
         answer = self._ask(name, self, other)
-        parts = answer if type(answer) is tuple else (answer,)
+        pair = name.endswith("divmod") and type(answer) is tuple and len(answer) == 2
+        parts = answer if pair else (answer,)
         if not isinstance(other, Remote):
             if not all(isinstance(part, Remote) for part in parts):
                 return NotImplemented
@@ -181,8 +182,8 @@ def _converted(name):
 
 _BINARY = "add sub mul truediv floordiv mod pow matmul lshift rshift and or xor".split()
 _METHODS = (
-    (_converted, "neg pos abs invert float int index round bytes".split()),
-    (_forward, "len iter next str repr bool getitem setitem delitem reversed format aiter".split()),
+    (_converted, "neg pos abs invert float int index round bytes bool".split()),
+    (_forward, "len iter next str repr getitem setitem delitem reversed format aiter".split()),
     (_between_remotes, "lt le gt ge".split()),
     (_to_remote, [side + name for name in [*_BINARY, "divmod"] for side in ("", "r")]),
     (_inplace, [f"i{name}" for name in _BINARY]),

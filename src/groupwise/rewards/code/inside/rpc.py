@@ -334,7 +334,8 @@ class Client:
         if callable(value) and not isinstance(value, type):
             self.callbacks.append(value)
             return b"k", str(len(self.callbacks) - 1)
-        if hasattr(type(value), "__next__"):
+        own = {name for name in dir(type(value)) if not name.startswith(("_", "gi_"))}
+        if hasattr(type(value), "__next__") and own <= {"send", "throw", "close"}:
             self.callbacks.append(lambda: next(value))
             return b"j", str(len(self.callbacks) - 1)
         raise Unsendable(f"a test gives the program a {type(value).__name__}")
