@@ -13,9 +13,9 @@ traceback to be understood; `--debug` shows one.
 from __future__ import annotations
 
 import difflib
+import inspect
 import os
 import shlex
-import sys
 import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -50,7 +50,7 @@ _PACKAGE = f"{Path(__file__).parent}{os.sep}"
 
 def warn(message: str, category: type[Warning] = UserWarning) -> None:
     """Issue a warning that names the line of the caller's code which led into groupwise."""
-    frame, level, outermost = sys._getframe(1), 2, 2
+    frame, level, outermost = inspect.currentframe(), 1, 1
     while frame is not None:
         if frame.f_code.co_filename.startswith(_PACKAGE):
             outermost = level

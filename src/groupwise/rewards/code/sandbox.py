@@ -119,9 +119,9 @@ def run_tests(
 
 def _run_tests(program: str, tests: Suite, limits: Limits, *, plain: bool) -> list[Outcome]:
     bound = bound_sources(tests)
-    if bound is None or (reason := unfit(bound)):
-        detail = AMBIGUOUS if bound is None else reason
-        return _complete([Outcome(verdict=Verdict.UNJUDGEABLE, detail=detail)], tests)
+    reason = AMBIGUOUS if bound is None else unfit(bound)
+    if bound is None or reason:
+        return _complete([Outcome(verdict=Verdict.UNJUDGEABLE, detail=reason or "")], tests)
     whole_only = tests.stop or tests.counted  # else a share counts: it must not depend on the order
     clock = Clock(limits.seconds, counted=0 if whole_only else len(tests.sources))
     outcomes: list[Outcome] = []

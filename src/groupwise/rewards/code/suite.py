@@ -173,8 +173,9 @@ def judging(suite: Suite) -> Suite:
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             raise Unjudgeable(f"a test does not compile: {error}") from None
     bound = bound_sources(suite)
-    if bound is None or (reason := unfit(bound)):
-        raise Unjudgeable(AMBIGUOUS if bound is None else reason)
+    reason = AMBIGUOUS if bound is None else unfit(bound)
+    if bound is None or reason:
+        raise Unjudgeable(reason or "")
     asked = [
         each.source
         for each, tree in zip(bound[1:], trees[1:], strict=True)

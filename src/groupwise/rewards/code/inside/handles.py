@@ -106,7 +106,8 @@ class Remote:
         for plain data it could say yes without knowing any."""
         if isinstance(item, Remote):
             return bool(self._ask("contains", self, item))
-        return any(each is item or each == item for each in self)
+        elements = self._ask("iter", self)
+        return any(each is item or each == item for each in elements)
 
 
 _CONTAINERS = (list, tuple, dict, set, frozenset)

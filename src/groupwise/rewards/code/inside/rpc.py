@@ -336,7 +336,7 @@ class Client:
             return b"k", str(len(self.callbacks) - 1)
         own = {name for name in dir(type(value)) if not name.startswith(("_", "gi_"))}
         if hasattr(type(value), "__next__") and own <= {"send", "throw", "close"}:
-            self.callbacks.append(lambda: next(value))
+            self.callbacks.append(value.__next__)  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
             return b"j", str(len(self.callbacks) - 1)
         raise Unsendable(f"a test gives the program a {type(value).__name__}")
 
@@ -459,7 +459,7 @@ def made_error(kind, op, text, args, own):
     for name, value in own.items():
         if not name.startswith("_") and not hasattr(BaseException, name):
             setattr(error, name, value)
-    error.of_program = True
+    error.of_program = True  # pyright: ignore[reportAttributeAccessIssue]
     return error
 
 
