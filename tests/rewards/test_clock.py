@@ -72,7 +72,7 @@ def test_a_program_that_waits_is_stopped_and_the_next_input_has_its_time() -> No
 def test_a_program_that_polls_is_stopped_where_processors_are_idle(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(clock, "idle_share", time.monotonic)
+    monkeypatch.setattr(clock, "idle_seconds", time.monotonic)
     polls = "import time\nwhile True: time.sleep(0.001)"
     begun = time.monotonic()
     [outcome] = run_inputs(polls, [""], limits=LIMITS)
@@ -81,9 +81,9 @@ def test_a_program_that_polls_is_stopped_where_processors_are_idle(
 
 
 def test_idle_time_is_at_most_the_time() -> None:
-    begun, idle = time.monotonic(), clock.idle_share()
+    begun, idle = time.monotonic(), clock.idle_seconds()
     time.sleep(0.1)
-    assert 0 <= clock.idle_share() - idle <= time.monotonic() - begun + 0.02
+    assert 0 <= clock.idle_seconds() - idle <= time.monotonic() - begun + 0.02
 
 
 class Computing:
@@ -103,7 +103,7 @@ class Computing:
 def test_patience_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(clock, "idle_share", lambda: 0.0)
+    monkeypatch.setattr(clock, "idle_seconds", lambda: 0.0)
     whole = Clock(2.0)
     for _ in range(2):
         with pytest.raises(TimeoutError):

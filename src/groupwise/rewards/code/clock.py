@@ -72,17 +72,17 @@ class Clock:
             try:
                 return job.receive(deadline if seen is not None else deadline - window)
             except TimeoutError:
-                before, seen = seen, (job.processor_time(), idle_share())
+                before, seen = seen, (job.processor_time(), idle_seconds())
                 if before is None:
                     continue
-                starved = seen[0] - before[0] >= _SHARE * window
-                if deadline >= last or not starved or seen[1] - before[1] > _IDLE * window:
+                computing = seen[0] - before[0] >= _SHARE * window
+                if deadline >= last or not computing or seen[1] - before[1] > _IDLE * window:
                     raise
             deadline = min(deadline + window, last)
             self.granted += window
 
 
-def idle_share() -> float:
+def idle_seconds() -> float:
     """Seconds for which the processors of this process have been idle so far, on average; the time
     where the system does not tell."""
     own = {f"cpu{number}" for number in os.sched_getaffinity(0)}
