@@ -392,12 +392,12 @@ def prepare(*a, **k):
     found = plain(*a, **k)
     used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
     # Enough for the small objects of Python: without room for them it raises other errors.
-    resource.setrlimit(resource.RLIMIT_AS, (used + 2**25, resource.RLIM_INFINITY))
+    resource.setrlimit(resource.RLIMIT_AS, (used + 2**27, resource.RLIM_INFINITY))
     return found
 run.prepare = prepare
 given = settings({str(tmp_path / "run")!r}, "model.path={tmp_path / "model"}",
-                 "prompts_per_step=64", "group_size=32", "sampling.max_tokens=400",
-                 "engine.max_rows=2048", "data.limit=64")
+                 "prompts_per_step=64", "group_size=256", "sampling.max_tokens=400",
+                 "engine.max_rows=16384", "data.limit=64")
 raise SystemExit(main(["train", "word-problems", *(w for s in given for w in ("--set", s))]))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

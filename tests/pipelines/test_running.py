@@ -23,7 +23,7 @@ from groupwise.pipelines import (
     read_pipeline,
     run_pipeline,
 )
-from groupwise.pipelines.checks import check_models, check_overlap
+from groupwise.pipelines.checks import check_overlap
 from groupwise.pipelines.over_seeds import run_seeds
 from groupwise.pipelines.running import LOG, RECORD, _has_model
 from groupwise.settings import EvaluationSettings
@@ -317,73 +317,6 @@ def test_packaged_pipelines_evaluate_on_prompts_that_no_stage_learns(name: str) 
     pipeline = read_pipeline(name)
     for stage in pipeline.stages:
         check_overlap(stage, pipeline)
-
-
-UNLIKE = """
-[[stages]]
-name = "tuned"
-stage = "sft"
-recipe = "word-problems-sft"
-model = "bundled"
-SET
-
-[[stages]]
-name = "mean"
-stage = "average"
-models = ["@tuned", "OTHER"]
-"""
-
-
-@pytest.mark.parametrize(
-    "other, change, said",
-    [
-        ("bundled:search", "", "mean: bundled:search: its parameter .*one architecture"),
-        ("bundled", 'set = ["model.adapter.rank=4"]', "mean: @tuned: is an adapter"),
-    ],
-)
-def test_models_that_cannot_be_averaged_are_refused_before_the_first_stage(
-    other: str, change: str, said: str, tmp_path: Path
-) -> None:
-    text = UNLIKE.replace("OTHER", other).replace("SET", change)
-    (tmp_path / "p.toml").write_text(text, encoding="utf-8")
-    with pytest.raises(UsageError, match=said):
-        run_pipeline(at(tmp_path / "p.toml", tmp_path / "out"), progress=Quiet())
-    assert not (tmp_path / "out").exists()
-
-
-FROM_NOTHING = """
-[[stages]]
-name = "small"
-stage = "base"
-phases = "korean-base"
-
-[[stages]]
-name = "mean"
-stage = "average"
-models = ["@small", "@small"]
-"""
-
-
-def test_models_that_a_stage_makes_from_nothing_may_be_averaged(tmp_path: Path) -> None:
-    (tmp_path / "p.toml").write_text(FROM_NOTHING, encoding="utf-8")
-    pipeline = at(tmp_path / "p.toml", tmp_path / "out")
-    check_models(pipeline.stage("mean"), pipeline)
-
-
-@pytest.mark.parametrize(
-    "model, said",
-    [("@other", "mean: @other: its parameter"), ("bundled", "mean: bundled: its parameter")],
-)
-def test_unlike_models_from_nothing_are_refused_before_the_first_stage(
-    model: str, said: str, tmp_path: Path
-) -> None:
-    text = FROM_NOTHING.replace('"@small"]', f'"{model}"]')
-    other = FROM_NOTHING.split("[[stages]]")[1].replace('"small"', '"other"')
-    text = f"[[stages]]{other.replace('korean-base', 'search-base')}{text}"
-    (tmp_path / "p.toml").write_text(text, encoding="utf-8")
-    with pytest.raises(UsageError, match=said):
-        run_pipeline(at(tmp_path / "p.toml", tmp_path / "out"), progress=Quiet())
-    assert not (tmp_path / "out").exists()
 
 
 VERIFIER = """

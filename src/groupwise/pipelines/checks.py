@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from groupwise.config import Config
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 
 LEARNING = ("train", "distil", "sft", "prefer", "reward_model")
 """Kinds of stages that train on the prompts of their recipe unless they take rows."""
+
+RUNS = ("train", "distil")
+"""Kinds of stages whose folder is a run directory."""
 
 
 def check_settings(stage: Stage, given: Mapping[str, Any]) -> None:
@@ -38,29 +42,49 @@ def check_settings(stage: Stage, given: Mapping[str, Any]) -> None:
             from groupwise.training.stages.average import shares
 
             shares(given["models"], given.get("weights"))
+        if stage.kind.name == "report" and (figure := given.get("figure")):
+            from groupwise.report import check_figure
+
+            check_figure(figure)
     except UsageError as error:
         raise UsageError(f"{stage.name}: {error}") from None
 
 
 def check_models(stage: Stage, pipeline: Pipeline) -> None:
-    """Refuse to average models that differ in architecture, size or vocabulary, and adapters. The
-    output of a stage has the architecture of the model that it started from, or of the recipe that
-    makes the first one.
+    """Refuse to average models that differ in architecture, size or vocabulary, and adapters, and
+    to report on models that no run trained. The output of a stage has the architecture of the model
+    that it started from, or of the recipe that makes the first one.
 
     Raises:
-        UsageError: they cannot be averaged.
+        UsageError: there are such models.
     """
-    if stage.kind.name != "average":
-        return
-    from groupwise.training.stages.average import check_alike
-
     try:
-        check_alike([_origin(model, stage, pipeline) for model in stage.settings["models"]])
+        if stage.kind.name == "average":
+            from groupwise.training.stages.average import check_alike
+
+            check_alike([_origin(model, stage, pipeline) for model in stage.settings["models"]])
+        if stage.kind.name == "report":
+            for model in stage.settings["models"]:
+                _check_run(model, stage, pipeline)
     except UsageError as error:
         raise UsageError(f"{stage.name}: {error}") from None
 
 
-def _origin(model: str, stage: Stage, pipeline: Pipeline) -> Parts:
+def _check_run(model: str, stage: Stage, pipeline: Pipeline) -> None:
+    if model.startswith("@"):
+        maker = pipeline.stage(stage.takes[model[1:]])
+        if maker.kind.name not in RUNS:
+            raise UsageError(
+                f"{model}: is the model of a stage {maker.kind.shown}, which keeps no curves; "
+                f"report on stages {' or '.join(RUNS)}."
+            )
+    else:
+        from groupwise.report import RunData
+
+        RunData.read(Path(model).parent)
+
+
+def _origin(model: str, stage: Stage, pipeline: Pipeline, *, merged: bool = False) -> Parts:
     """The parts of the model from outside, or of a stage `base`, that a model descends from."""
     from groupwise.training.stages.average import parts_of
 
@@ -68,14 +92,14 @@ def _origin(model: str, stage: Stage, pipeline: Pipeline) -> Parts:
         return parts_of(model)
     maker = pipeline.stage(stage.takes[model[1:]])
     if maker.kind.name == "merge":
-        return _origin(maker.settings["adapter"], maker, pipeline)
+        return _origin(maker.settings["adapter"], maker, pipeline, merged=True)
     if maker.kind.name == "base":
         recipe = base_phases(maker.settings["phases"])
         return parts_of(base_of(recipe).fresh(recipe), name=model)
     if maker.kind.name == "average":
         return _origin(maker.settings["models"][0], maker, pipeline)
     (config,) = configured(maker, resolved(maker, pipeline), pipeline).values()
-    if config.model.adapter is not None:
+    if config.model.adapter is not None and not merged:
         raise UsageError(f"{model}: is an adapter; merge it into its base by a stage merge first.")
     start = maker.settings.get("model")
     return parts_of(config.model.path) if start is None else _origin(start, maker, pipeline)

@@ -22,6 +22,7 @@ from groupwise.report.curves import (
     seeds_of,
 )
 from groupwise.report.data import RunData
+from groupwise.report.metrics import METRICS, figure_meaning, metric
 from groupwise.report.text import visible
 from groupwise.rundir.files import replace_bytes
 
@@ -96,6 +97,20 @@ def write_png(
         if title:
             picture.suptitle(visible(title), x=0.01, ha="left", weight="bold", color=INK, size=11)
         return write_figure(picture, path)
+
+
+def check_figure(figure: str) -> None:
+    """Refuse a figure that no run can have, before there are runs.
+
+    Raises:
+        UsageError: neither a metric nor a figure of evaluations nor "paper".
+    """
+    _, dot, of_split = figure.rpartition(".")
+    if figure != PAPER and metric(figure) is None and not (dot and figure_meaning(of_split)):
+        raise UsageError(
+            f"figure = {figure!r}: must be a metric, a held-out figure such as held_out.greedy, or "
+            f"{PAPER}; {suggest(figure, [PAPER, *METRICS])}"
+        )
 
 
 def _chosen(runs: Sequence[RunData], figure: str) -> Chart | None:

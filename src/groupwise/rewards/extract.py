@@ -59,7 +59,7 @@ _FINAL = re.compile(r"final\s+answer\s+is\s*:?\s*", re.IGNORECASE)
 _SENTENCE_END = re.compile(r"\n|\.\s+(?=[A-Z])|\.\s*$|<\|")
 # The pronoun I and the article A are no choices: they need a mark, or the end of their sentence.
 _CHOICE = re.compile(
-    r"(?<![A-Za-z\\])\(?\s*([A-HJ]|(?<=\()I)\s*[).:](?!\w)|(?<![\w'’-])([B-HJ])(?![\w'’])"
+    r"(?<![A-Za-z\\])([A-HJ]|(?<=\()I)\s*[).:](?!\w)|(?<![\w'’-])([B-HJ])(?![\w'’])"
     r"|(?<![\w'’-])([AI])(?=\s*(?:[.,;:)*]|$)|\s+(?:and|or|but|because|since|as|is|not)\b)"
     # Korean, Chinese and Japanese write no space before the copula or after the topic's particle.
     r"|(?:(?<![\w'’-])|(?<=[은는是为為は]))([A-J])(?=입니다|이다|이에요|예요|です|だ)"
