@@ -11,6 +11,9 @@ import pytest
 
 from groupwise import ADVANTAGES
 from groupwise.algorithms import ALGORITHMS
+from groupwise.config import load
+from groupwise.training.stages.sample import sample
+from small_runs import Quiet
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -95,3 +98,25 @@ def test_a_task_in_korean(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert score.total[0] == pytest.approx(1.0) and score.total[1] == 0.0
     assert len(run.metrics) == 1
     assert "korean_exact_match: reference 1.00, no answer 0.00" in capsys.readouterr().out
+
+
+def test_predictions_have_the_schema_and_the_ids_of_the_competition(tmp_path: Path) -> None:
+    questions = [
+        {
+            "id": number,
+            "input": {"question": f"{number}?"},
+            "output": {"answer": '"가"가 옳다. 끝.'},
+        }
+        for number in ("623", "624")
+    ]
+    (tmp_path / "dev.json").write_text(json.dumps(questions), encoding="utf-8")
+    data = [f"data.{split}={tmp_path / 'dev.json'}" for split in ("train", "eval")]
+    config = load("korean-norms", [*data, "sampling.max_tokens=4"])
+    sample(config, "bundled", tmp_path / "rows.jsonl", count=2, split="eval", progress=Quiet())
+    example("competition_file").main(str(tmp_path / "rows.jsonl"), str(tmp_path / "made.json"))
+    made = json.loads((tmp_path / "made.json").read_text(encoding="utf-8"))
+    assert [item.keys() for item in made] == [{"id", "input", "output"}] * 2
+    assert [(item["id"], item["input"]) for item in made] == [
+        (item["id"], item["input"]) for item in questions
+    ]
+    assert all(isinstance(item["output"]["answer"], str) for item in made)

@@ -302,6 +302,26 @@ def test_settings_of_one_arms_function_do_not_reach_the_others() -> None:
     assert alone.config(alone.arms[0]).algorithm.advantage == {"name": "softrank", "tau": 0.5}
 
 
+def test_every_setting_in_which_arms_differ_is_named() -> None:
+    arms = [
+        {
+            "algorithm": "grpo",
+            "label": "short",
+            "set": ["rewards=[{name='exact_answer'}]", "steps=3"],
+        },
+        {
+            "algorithm": "grpo",
+            "set": ["rewards=[{name='exact_answer'}, {name='repetition', weight=0.1}]"],
+        },
+    ]
+    plan: Plan = make_plan(values(arms=arms, set=[]))
+    steps = plan.config(plan.arm("grpo")).steps
+    assert plan.differences() == [
+        f"short differs in more than its advantage: steps 3, where grpo has {steps}; rewards.1 none, "
+        "where grpo has repetition(weight=0.1)."
+    ]
+
+
 def test_an_explicit_setting_must_fit_every_arm() -> None:
     arms = [{"algorithm": "softrank"}, {"algorithm": "grpo"}]
     with pytest.raises(UsageError, match="zscore has no such setting"):

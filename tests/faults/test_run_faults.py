@@ -396,8 +396,8 @@ def prepare(*a, **k):
     return found
 run.prepare = prepare
 given = settings({str(tmp_path / "run")!r}, "model.path={tmp_path / "model"}",
-                 "prompts_per_step=64", "group_size=256", "sampling.max_tokens=400",
-                 "engine.max_rows=16384", "data.limit=64")
+                 "prompts_per_step=64", "group_size=64", "sampling.max_tokens=900",
+                 "engine.max_rows=4096", "data.limit=64", "evaluation.at_start=false")
 raise SystemExit(main(["train", "word-problems", *(w for s in given for w in ("--set", s))]))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

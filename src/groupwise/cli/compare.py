@@ -110,7 +110,7 @@ def compare(
     for line in differences:
         print(line, file=sys.stderr)
     if differences:
-        print("--only advantage removes these differences.", file=sys.stderr)
+        print("--only advantage removes those of the algorithm.", file=sys.stderr)
     if plan_only:
         print(experiments.write_plan(chosen, output))
         return

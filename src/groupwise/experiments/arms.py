@@ -9,6 +9,7 @@ from typing import Any
 from groupwise.algorithms import ALGORITHMS, SLOTS, Algorithm, bind
 from groupwise.algorithms.binding import OWN
 from groupwise.config import Config
+from groupwise.config.recipes import flat
 from groupwise.registry import FunctionSpec
 
 
@@ -59,21 +60,26 @@ def advantage_only(recipe: Mapping[str, Any], algorithm: str, against: str) -> l
 
 
 def differences(configs: Mapping[str, Config], against: str) -> dict[str, list[str]]:
-    """How the algorithm of each arm differs from the reference arm's, apart from the advantage.
+    """How each arm differs from the reference arm, apart from the advantage.
 
     Args:
         configs: by label.
         against: label of the reference arm.
 
     Returns:
-        By label, one line per slot; arms without such a difference are left out.
+        By label, one line per slot of the algorithm and per setting; arms without such a difference
+        are left out.
     """
-    rows = {label: _row(config) for label, config in configs.items()}
+    shown = {label: _shown(_row(config)) | _settings(config) for label, config in configs.items()}
+    other = shown[against]
     found = {}
-    for label, row in rows.items():
-        lines = [] if label == against else list(_differing(row, rows[against], against))
-        if lines:
-            found[label] = lines
+    for label, own in shown.items():
+        names = [name for name in {**own, **other} if own.get(name) != other.get(name)]
+        if names:
+            found[label] = [
+                f"{name} {own.get(name, 'none')}, where {against} has {other.get(name, 'none')}"
+                for name in names
+            ]
     return found
 
 
@@ -89,13 +95,18 @@ def _row(config: Config) -> Algorithm:
     return bind(config.algorithm.name, config.algorithm.overrides(), where="algorithm").row
 
 
-def _differing(row: Algorithm, other: Algorithm, against: str) -> Sequence[str]:
-    shown = (_shown(row), _shown(other))
-    return [
-        f"{slot} {shown[0][slot]}, where {against} has {shown[1][slot]}"
-        for slot in shown[0]
-        if shown[0][slot] != shown[1][slot]
-    ]
+def _settings(config: Config) -> dict[str, str]:
+    """The settings outside the section of the algorithm, as text; each reward is one of them."""
+    values = {
+        name: str(value)
+        for name, value in flat(config).items()
+        if value is not None and name.partition(".")[0] not in ("algorithm", "rewards")
+    }
+    for place, reward in enumerate(config.rewards):
+        given = reward.model_dump(mode="json", exclude_defaults=True)
+        whole = FunctionSpec(name=given.pop("name"), settings=given)
+        values[f"rewards.{place}"] = str(whole)
+    return values
 
 
 def _shown(row: Algorithm) -> dict[str, str]:
