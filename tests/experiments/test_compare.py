@@ -317,8 +317,8 @@ def test_every_setting_in_which_arms_differ_is_named() -> None:
     plan: Plan = make_plan(values(arms=arms, set=[]))
     steps = plan.config(plan.arm("grpo")).steps
     assert plan.differences() == [
-        f"short differs in more than its advantage: steps 3, where grpo has {steps}; rewards.1 none, "
-        "where grpo has repetition(weight=0.1)."
+        f"short differs in more than its advantage: steps 3, where grpo has {steps}; "
+        "rewards.1 none, where grpo has repetition(weight=0.1)."
     ]
 
 
