@@ -160,6 +160,14 @@ def test_explained_variance_of_exact_constant_and_opposite_values() -> None:
     assert math.isnan(explained_variance(returns, torch.ones(4), mask))
 
 
+def test_returns_that_are_equal_up_to_rounding_have_no_variance_to_explain() -> None:
+    mask = torch.ones(4, dtype=torch.bool)
+    rounded = torch.tensor([1.0, 1.0 + 2**-23, 1.0 - 2**-24, 1.0])
+    assert rounded.unique().numel() == 3
+    assert math.isnan(explained_variance(torch.zeros(4), rounded, mask))
+    assert not math.isnan(explained_variance(torch.zeros(4), torch.tensor([0, 0, 0, 1e-5]), mask))
+
+
 def test_the_loss_of_a_token_reward_model_is_the_number_worked_by_hand() -> None:
     # the mean of (1, −.5, 2, −3) is −.125: log(1 + e^.125) and log(1 + e^−.125)
     scores = torch.tensor([[1.0, -0.5, 2.0, -3.0]] * 2, dtype=torch.float64)

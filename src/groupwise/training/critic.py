@@ -18,7 +18,7 @@ from groupwise.algorithms import BoundAlgorithm
 from groupwise.algorithms.advantages import advantage_inputs, value_targets
 from groupwise.algorithms.binding import SLOTS, SecondLearner, settings_of
 from groupwise.algorithms.losses import VALUE_LOSSES, WEIGHTINGS, ValueObjective
-from groupwise.algorithms.losses.values import explained_variance
+from groupwise.algorithms.losses.values import differ, explained_variance
 from groupwise.registry import BoundFunction, spec
 from groupwise.settings import CriticSettings
 from groupwise.training.checkpoint.files import Checkpoint
@@ -166,7 +166,7 @@ class PooledErrors:
             parts = zip(*(step[place] for step in self._steps), strict=True)
             count, total, squares, errors = (fsum(part) for part in parts)
             spread = squares - total**2 / count if count else 0.0
-            found[name] = 1 - errors / spread if spread > 0 else float("nan")
+            found[name] = 1 - errors / spread if differ(spread, squares) else float("nan")
         return found
 
     def state(self) -> list[list[list[float]]]:

@@ -91,7 +91,7 @@ def explained_variance(
 
     Returns:
         At most 1; 0 for a constant, below 0 for worse than that, NaN where the returns are all
-        equal.
+        equal up to rounding.
 
     Example:
         >>> returns = torch.tensor([0.0, 1.0])
@@ -100,4 +100,19 @@ def explained_variance(
     """
     r, error = returns[mask].double(), (returns - values)[mask].double()
     spread = float(r.var(correction=0)) if r.numel() else 0.0
-    return 1 - float(error.var(correction=0)) / spread if spread > 0 else float("nan")
+    if not differ(spread, float(r.square().mean())):
+        return float("nan")
+    return 1 - float(error.var(correction=0)) / spread
+
+
+def differ(variance: float, mean_square: float) -> bool:
+    """Whether float32 returns with this variance and mean square differ by more than rounding.
+
+    Returns are sums of rewards and values, so those of answers with one reward are equal only up to
+    the last bits.
+
+    Example:
+        >>> differ(1e-15, 1.0), differ(1e-6, 1.0)
+        (False, True)
+    """
+    return variance > (8 * torch.finfo(torch.float32).eps) ** 2 * mean_square
