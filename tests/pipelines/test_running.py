@@ -15,7 +15,6 @@ import pytest
 from groupwise.errors import UsageError
 from groupwise.evaluation.agreement import agreement_figures
 from groupwise.models import save_policy
-from groupwise.models.loading import BUNDLED
 from groupwise.pipelines import (
     Pipeline,
     packaged_pipelines,
@@ -25,7 +24,7 @@ from groupwise.pipelines import (
 )
 from groupwise.pipelines.checks import check_models, check_overlap
 from groupwise.pipelines.over_seeds import run_seeds
-from groupwise.pipelines.running import LOG, RECORD, _has_model
+from groupwise.pipelines.running import LOG, RECORD
 from groupwise.settings import EvaluationSettings
 from small_runs import Quiet, tiny
 
@@ -490,8 +489,3 @@ def test_an_evaluation_of_several_tasks_has_a_table_for_each(file: Path, tmp_pat
         assert over != lengths[0] or lengths[0] == lengths[1]
     assert f"## {headings[0]}" in (first / "report.md").read_text(encoding="utf-8")
     assert all(state.state == "done" for state in plan_table(replace(at(path, first), seed=0)))
-
-
-@pytest.mark.parametrize("name", list(BUNDLED))
-def test_models_of_the_package_are_on_this_machine(name: str) -> None:
-    assert _has_model(name)

@@ -12,14 +12,12 @@ from typing import Any, Literal
 
 from groupwise.config import Config
 from groupwise.errors import UsageError
-from groupwise.models.hub import check_on_hub
-from groupwise.models.loading import BUNDLED
 from groupwise.pipelines.checks import check_models, check_overlap, check_settings
+from groupwise.pipelines.inputs import outside
 from groupwise.pipelines.plan import Pipeline, Stage
 from groupwise.pipelines.resolved import configured, resolved, work_of
-from groupwise.pipelines.stages import OUTPUTS, STAGES, TAKES, Kind, clear
+from groupwise.pipelines.stages import OUTPUTS, STAGES, Kind, clear
 from groupwise.pipelines.summary import write_report
-from groupwise.prompts.sources import generator_of
 from groupwise.registry import FunctionSpec
 from groupwise.rundir.files import append_text, replace_text
 from groupwise.rundir.lock import RunLock
@@ -71,16 +69,16 @@ def plan_table(pipeline: Pipeline) -> list[StageState]:
         given = resolved(stage, pipeline)
         configs = configured(stage, given, pipeline)
         check_settings(stage, given)
-        outside, missing = _outside(stage, given, configs, pipeline)
+        hashes, missing = outside(stage, given, configs, pipeline)
         if stage.kind.name == "base":
-            outside["phases"] = digest(base_phases(given["phases"], seed=pipeline.seed))
+            hashes["phases"] = digest(base_phases(given["phases"], seed=pipeline.seed))
         key = digest(
             {
                 "kind": stage.kind.name,
                 "settings": {k: v for k, v in stage.settings.items() if k not in ("recipe", "set")},
                 "recipe": _identity(configs, stage, pipeline.output),
                 "from": {name: found[taken].key for name, taken in stage.takes.items()},
-                "outside": outside,
+                "outside": hashes,
             }
         )
         state = _state(pipeline.output / stage.name, key, stage.kind)
@@ -179,56 +177,6 @@ def _identity_of(config: Config, stage: Stage) -> dict[str, Any]:
     if "reward_model" in stage.settings:
         values["rewards"][-1].pop("model", None)
     return values
-
-
-def _outside(
-    stage: Stage, given: Mapping[str, Any], configs: Mapping[str, Config], pipeline: Pipeline
-) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Hashes of the inputs that no stage makes, and the names of missing ones."""
-    values = {
-        f"{key}.{number}": each
-        for key in TAKES
-        if key in given
-        for number, each in enumerate(given[key] if isinstance(given[key], list) else [given[key]])
-    }
-    inside = str(pipeline.output) + "/"
-    models = [
-        str(v)
-        for key, v in values.items()
-        if TAKES[key.partition(".")[0]] == "model" and not str(v).startswith(inside)
-    ]
-    files = [
-        str(v)
-        for key, v in values.items()
-        if TAKES[key.partition(".")[0]] == "rows" and not str(v).startswith(inside)
-    ]
-    for config in configs.values():
-        if "model" not in given and "models" not in given:
-            models.append(config.model.path)
-        if "rows" not in given:
-            files.append(config.data.train)
-        held_out = config.data.eval
-        files += [held_out] if held_out and not held_out.startswith(inside) else []
-    missing = [name for name in models if not _has_model(name)]
-    missing += [name for name in files if not _has_data(name)]
-    return {name: fingerprint(name) for name in sorted({*models, *files})}, tuple(missing)
-
-
-def _has_model(name: str) -> bool:
-    if name in BUNDLED or Path(name).expanduser().exists():
-        return True
-    try:
-        check_on_hub(name)
-    except UsageError:
-        return False
-    return True
-
-
-def _has_data(name: str) -> bool:
-    """Whether data is here; names of the hub are looked up when they are loaded."""
-    if generator_of(name) is not None or Path(name).expanduser().exists():
-        return True
-    return not Path(name).suffix and name.count("/") == 1
 
 
 def _state(folder: Path, key: str, kind: Kind) -> State:
