@@ -37,7 +37,7 @@ def outside(
     models, files = _of_settings(given)
     more_models, more_files = list[str](), list[str]()
     for config in configs.values():
-        if "model" not in given and "models" not in given:
+        if not {"model", "models"} & given.keys() and given.get("by") != "search":
             models.append(config.model.path)
         if "rows" not in given:
             files.append(config.data.train)
@@ -107,4 +107,3 @@ def _has_data(name: str) -> bool:
     if generator_of(name) is not None or Path(name).expanduser().exists():
         return True
     return not Path(name).suffix and name.count("/") == 1
-

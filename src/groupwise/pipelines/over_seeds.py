@@ -14,7 +14,7 @@ from groupwise.evaluation.intervals import Estimate
 from groupwise.evaluation.tables import is_share
 from groupwise.pipelines.eval_stage import sections_of
 from groupwise.pipelines.plan import Pipeline
-from groupwise.pipelines.running import RECORD, REPORTS, run_pipeline
+from groupwise.pipelines.running import RECORD, REPORTS, checked_plan, run_pipeline
 from groupwise.pipelines.summary import table_lines
 from groupwise.rundir.files import refuse_foreign_files, refuse_linked_folders, replace_text
 
@@ -34,27 +34,30 @@ def run_seeds(
         each model from the last one, paired by seed.
 
     Raises:
-        UsageError: as `run_pipeline`.
+        UsageError: as `run_pipeline`, for any seed before the first stage of the first one.
     """
-    start = pipeline.seed or 0
-    runs = [
-        replace(pipeline, seed=seed, output=pipeline.output / f"seed-{seed}")
-        for seed in range(start, start + seeds)
-    ]
+    runs = of_seeds(pipeline, seeds)
     if not any(run.output.exists() for run in runs):
         refuse_foreign_files(pipeline.output, REPORTS)
     refuse_linked_folders(pipeline.output)
+    for run in runs:
+        checked_plan(run, first=first, only=only)
     for run in runs:
         run_pipeline(run, first=first, only=only)
     return report_over_seeds(pipeline, runs)
 
 
-def report_over_seeds(pipeline: Pipeline, runs: Sequence[Pipeline]) -> Path:
-    """Write `report.json` and `report.md` over the evaluations of several seeds.
+def of_seeds(pipeline: Pipeline, seeds: int) -> list[Pipeline]:
+    """The pipeline of each seed, in its own folder `seed-N`."""
+    start = pipeline.seed or 0
+    return [
+        replace(pipeline, seed=seed, output=pipeline.output / f"seed-{seed}")
+        for seed in range(start, start + seeds)
+    ]
 
-    Raises:
-        UsageError: an evaluation is not finished.
-    """
+
+def report_over_seeds(pipeline: Pipeline, runs: Sequence[Pipeline]) -> Path:
+    """Write `report.json` and `report.md` over the evaluations that every seed has finished."""
     lines = [f"# {pipeline.title}, {len(runs)} seeds"]
     values: dict[str, Any] = {"title": pipeline.title, "seeds": [run.seed for run in runs]}
     for stage in pipeline.stages:
@@ -123,10 +126,9 @@ def _mean(name: str, values: Sequence[float]) -> Estimate:
 
 
 def _sections(path: Path, stage: str) -> Mapping[str, Any]:
+    """The sections of an evaluation; none where it is not finished."""
     try:
-        found = sections_of(json.loads(path.read_text(encoding="utf-8"))["figures"], stage)
-    except (OSError, ValueError, KeyError):
-        found = {}
-    if not found:
-        raise UsageError(f"{path}: contains no finished evaluation.")
-    return found
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return sections_of(record["figures"], stage) if record.get("finished") else {}

@@ -103,7 +103,7 @@ def run_pipeline(
     Args:
         pipeline: from `read_pipeline`.
         first: run this stage and all later ones again, even if they are up to date.
-        only: run this stage alone; its inputs must be up to date.
+        only: run this stage alone, unless it is up to date; its inputs must be.
         progress: shows lines; None shows them on standard error.
 
     Returns:
@@ -114,13 +114,7 @@ def run_pipeline(
             settings that cannot work, models that cannot be averaged, held-out prompts that are
             training prompts.
     """
-    states = plan_table(pipeline)
-    wanted = _wanted(pipeline, states, first=first, only=only)
-    _refuse(states, wanted, again=first, only=only)
-    for state in states:
-        if state in wanted:
-            check_models(state.stage, pipeline)
-            check_overlap(state.stage, pipeline)
+    states, wanted = checked_plan(pipeline, first=first, only=only)
     pipeline.output.mkdir(parents=True, exist_ok=True)
     begun = any(state.state != "to do" for state in states)
     lock = RunLock(pipeline.output, names=() if begun else REPORTS)
@@ -130,13 +124,30 @@ def run_pipeline(
                 clear(pipeline.output / state.stage.name)
         for state in states:
             if state not in wanted:
-                if only is None:
+                if only in (None, state.stage.name):
                     showing.log(f"{_place(pipeline, state.stage)}: up to date")
                 continue
             showing.log(f"{_place(pipeline, state.stage)}: {state.stage.kind.shown}")
             _run(pipeline, state)
             write_report(pipeline.title, pipeline.output, _records(pipeline))
         return write_report(pipeline.title, pipeline.output, _records(pipeline))
+
+
+def checked_plan(
+    pipeline: Pipeline, *, first: str | None = None, only: str | None = None
+) -> tuple[list[StageState], list[StageState]]:
+    """The state of every stage, and those that are to run; nothing is written.
+
+    Raises:
+        UsageError: whatever `run_pipeline` refuses before the first stage.
+    """
+    states = plan_table(pipeline)
+    wanted = _wanted(pipeline, states, first=first, only=only)
+    _refuse(states, wanted, again=first, only=only)
+    for state in wanted:
+        check_models(state.stage, pipeline)
+        check_overlap(state.stage, pipeline)
+    return states, wanted
 
 
 def _place(pipeline: Pipeline, stage: Stage) -> str:
@@ -214,7 +225,7 @@ def _wanted(
         raise UsageError("--from: cannot be combined with --only.")
     if only is not None:
         name = pipeline.stage(only).name
-        return [state for state in states if state.stage.name == name]
+        return [state for state in states if state.stage.name == name and state.state != "done"]
     if first is not None:
         start = pipeline.stages.index(pipeline.stage(first))
         return list(states[start:])

@@ -450,9 +450,11 @@ def average(work: Any, *, models: Sequence[str], weights: Sequence[float] | None
         models: of one architecture and vocabulary.
         weights: one per model, in any scale; None weighs all equally.
     """
+    from groupwise.training.checkpoint.files import replace_folder
     from groupwise.training.stages.average import average
 
-    average(models, work.final, weights=weights)
+    # A kill may have left the model without its record.
+    replace_folder(work.final, lambda place: average(models, place, weights=weights))
     return {"models": len(models)}
 
 
@@ -464,9 +466,10 @@ def merge(work: Any, *, adapter: str, dtype: str | None = None) -> Figures:
         adapter: folder.
         dtype: of the weights written.
     """
+    from groupwise.training.checkpoint.files import replace_folder
     from groupwise.training.stages.merge import merge
 
-    merge(adapter, work.final, dtype=dtype)
+    replace_folder(work.final, lambda place: merge(adapter, place, dtype=dtype))
     return {}
 
 
