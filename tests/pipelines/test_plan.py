@@ -134,6 +134,10 @@ UNPLANNED = {
         EVAL.replace("RECIPE", '"word-problems"') + "targets = [20]\n",
         "no transform target_length",
     ),
+    "a model twice": (
+        EVAL.replace("RECIPE", '"word-problems"').replace('["bundled"]', '["bundled", "bundled"]'),
+        "table: models = bundled, bundled: must differ",
+    ),
     "a budget of nothing": (
         EVAL.replace("RECIPE", '"word-problems"') + "budgets = [0]\n",
         "at least 1",

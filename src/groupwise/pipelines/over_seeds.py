@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from groupwise.errors import UsageError
 from groupwise.evaluation import paired_seeds, seed_mean
 from groupwise.evaluation.intervals import Estimate
 from groupwise.evaluation.tables import is_share
