@@ -15,6 +15,7 @@ from groupwise.pipelines.resolved import configured, resolved
 from groupwise.pipelines.stages import TAKES
 from groupwise.prompts.contamination import shared_prompts
 from groupwise.prompts.sources import load_prompts
+from groupwise.training.changing import check_schedules
 from groupwise.training.stages.recipe import base_of, base_phases
 from groupwise.training.stages.select import rules_of
 from groupwise.types import Prompt
@@ -49,6 +50,17 @@ def check_settings(stage: Stage, given: Mapping[str, Any]) -> None:
             shares(given["models"], given.get("weights"))
     except UsageError as error:
         raise UsageError(f"{stage.name}: {error}") from None
+
+
+def check_configurations(stage: Stage, configs: Mapping[str, Config]) -> None:
+    """Refuse schedules with a value that their setting cannot have at one of their points."""
+    if stage.kind.name not in ("train", "distil"):
+        return
+    for config in configs.values():
+        try:
+            check_schedules(config)
+        except UsageError as error:
+            raise UsageError(f"{stage.name}: {error}") from None
 
 
 def check_models(stage: Stage, pipeline: Pipeline) -> None:

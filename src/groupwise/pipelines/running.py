@@ -12,7 +12,12 @@ from typing import Any, Literal
 
 from groupwise.config import Config
 from groupwise.errors import UsageError
-from groupwise.pipelines.checks import check_models, check_overlap, check_settings
+from groupwise.pipelines.checks import (
+    check_configurations,
+    check_models,
+    check_overlap,
+    check_settings,
+)
 from groupwise.pipelines.inputs import outside
 from groupwise.pipelines.plan import Pipeline, Stage
 from groupwise.pipelines.resolved import configured, resolved, work_of
@@ -69,6 +74,7 @@ def plan_table(pipeline: Pipeline) -> list[StageState]:
         given = resolved(stage, pipeline)
         configs = configured(stage, given, pipeline)
         check_settings(stage, given)
+        check_configurations(stage, configs)
         hashes, missing = outside(stage, given, configs, pipeline)
         if stage.kind.name == "base":
             hashes["phases"] = digest(base_phases(given["phases"], seed=pipeline.seed))
