@@ -22,6 +22,7 @@ from groupwise.pipelines import (
 from groupwise.pipelines.checks import check_models, check_overlap
 from groupwise.pipelines.over_seeds import run_seeds
 from groupwise.pipelines.running import LOG, RECORD
+from groupwise.rundir.provenance import fingerprint
 from groupwise.settings import EvaluationSettings
 from pipeline_runs import content, killed
 from small_runs import Quiet, tiny
@@ -476,3 +477,44 @@ def test_a_single_stage_runs_for_every_seed(file: Path, tmp_path: Path) -> None:
     for seed in (3, 4):
         states = plan_table(replace(at(file, tmp_path / f"seed-{seed}", given), seed=seed))
         assert [state.state for state in states[:2]] == ["done", "to do"]
+
+
+GAINS = """
+[[stages]]
+name = "tuned"
+stage = "sft"
+recipe = "word-problems"
+model = "MODEL"
+set = ["warmup.steps=2", "warmup.column=solution", "sampling.max_tokens=80", "data.limit=20"]
+
+[[stages]]
+name = "further"
+stage = "sft"
+recipe = "word-problems"
+model = "@tuned"
+set = ["warmup.steps=2", "warmup.column=solution", "sampling.max_tokens=80", "data.limit=20"]
+
+[[stages]]
+name = "table"
+stage = "eval"
+recipe = "word-problems"
+models = ["@further", "@tuned", "MODEL"]
+set = ["evaluation.prompts=3", "evaluation.samples=2", "sampling.max_tokens=6"]
+"""
+
+
+def test_the_report_says_what_each_stage_gained(file: Path, tmp_path: Path) -> None:
+    text = GAINS.replace("MODEL", str(file.parent / "model"))
+    (tmp_path / "p.toml").write_text(text, encoding="utf-8")
+    report = run_seeds(at(tmp_path / "p.toml", tmp_path / "out"), seeds=2)
+    record = json.loads((tmp_path / "out/seed-0/table" / RECORD).read_text(encoding="utf-8"))
+    said = " ".join(record["figures"]["verdicts"])
+    assert "further and tuned" in said and "tuned and further" not in said
+    values = json.loads(report.with_suffix(".json").read_text(encoding="utf-8"))["table"]
+    assert list(values["gains"]) == ["further − tuned"]  # tuned is compared with the last anyway
+    assert "length" in values["gains"]["further − tuned"]
+    assert "from the model that a stage started from" in report.read_text(encoding="utf-8")
+    tuned = json.loads((tmp_path / "out/seed-0/tuned" / RECORD).read_text(encoding="utf-8"))
+    assert tuned["recipe"]["warmup"]["steps"] == 2
+    model = str(file.parent / "model")
+    assert tuned["outside"] == {model: fingerprint(model), "word_problems": "word_problems"}

@@ -13,6 +13,7 @@ from groupwise.evaluation.intervals import Estimate
 from groupwise.evaluation.tables import is_share
 from groupwise.pipelines.eval_stage import sections_of
 from groupwise.pipelines.plan import Pipeline
+from groupwise.pipelines.resolved import starts_of
 from groupwise.pipelines.running import RECORD, REPORTS, checked_plan, run_pipeline
 from groupwise.pipelines.summary import table_lines
 from groupwise.rundir.files import refuse_foreign_files, refuse_linked_folders, replace_text
@@ -72,6 +73,11 @@ def report_over_seeds(pipeline: Pipeline, runs: Sequence[Pipeline]) -> Path:
             lines += ["", f"Differences from {last}, paired by seed:", ""]
             lines += table_lines(differences)
             values[section] = {"models": over, "differences": differences}
+            gains = gains_of([each[section] for each in found], starts_of(pipeline))
+            if gains:
+                lines += ["", "Differences from the model that a stage started from:", ""]
+                lines += table_lines(gains)
+                values[section]["gains"] = gains
     path = pipeline.output / "report.md"
     text = json.dumps(values, indent=2, ensure_ascii=False) + "\n"
     replace_text(pipeline.output / "report.json", text)
@@ -117,6 +123,32 @@ def combined(runs: Sequence[Mapping[str, Mapping[str, Mapping[str, Any]]]]) -> t
                 found = paired_seeds(values[model][name], values[last][name])
                 differences[model][name] = found.difference.as_dict()
     return over, differences
+
+
+def gains_of(
+    runs: Sequence[Mapping[str, Mapping[str, Mapping[str, Any]]]], starts: Mapping[str, str]
+) -> Cells:
+    """Differences of each model from the one that its stage started from, paired by seed, where
+    that one was measured and is not the last, with which all are compared.
+
+    Args:
+        runs: by seed: figures by model and name.
+        starts: as `starts_of` finds them.
+
+    Example:
+        >>> runs = [{n: {"greedy": {"value": v + k}} for n, k in (("b", .3), ("a", .1), ("0", 0))}
+        ...         for v in (.5, .6, .7)]
+        >>> found = gains_of(runs, {"b": "a", "a": "0"})
+        >>> {k: round(v["greedy"]["value"], 3) for k, v in found.items()}
+        {'b − a': 0.2}
+    """
+    gains: Cells = {}
+    *others, _ = runs[0]
+    for model in others:
+        if (start := starts.get(model)) in others:
+            pair = [{model: run[model], start: run[start]} for run in runs]
+            gains[f"{model} − {start}"] = combined(pair)[1][model]
+    return gains
 
 
 def _mean(name: str, values: Sequence[float]) -> Estimate:

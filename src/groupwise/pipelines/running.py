@@ -54,12 +54,14 @@ class StageState:
             "changed" is there, but not what this pipeline would make; "foreign" files were made
             by no stage, and are never deleted.
         key: hash of everything that its output follows from.
+        made_of: what the hash is of: settings, configuration, the hashes of inputs from outside.
         missing: inputs from outside that are not on this machine.
     """
 
     stage: Stage
     state: State
     key: str
+    made_of: Mapping[str, Any]
     missing: tuple[str, ...] = ()
 
 
@@ -78,17 +80,21 @@ def plan_table(pipeline: Pipeline) -> list[StageState]:
         hashes, missing = outside(stage, given, configs, pipeline)
         if stage.kind.name == "base":
             hashes["phases"] = digest(base_phases(given["phases"], seed=pipeline.seed))
-        key = digest(
-            {
-                "kind": stage.kind.name,
-                "settings": {k: v for k, v in stage.settings.items() if k not in ("recipe", "set")},
-                "recipe": _identity(configs, stage, pipeline.output),
-                "from": {name: found[taken].key for name, taken in stage.takes.items()},
-                "outside": hashes,
-            }
+        made_of = {
+            "kind": stage.kind.name,
+            "settings": {k: v for k, v in stage.settings.items() if k not in ("recipe", "set")},
+            "recipe": _identity(configs, stage, pipeline.output),
+            "from": {name: found[taken].key for name, taken in stage.takes.items()},
+            "outside": hashes,
+        }
+        key = digest(made_of)
+        found[stage.name] = StageState(
+            stage=stage,
+            state=_state(pipeline.output / stage.name, key, stage.kind),
+            key=key,
+            made_of=made_of,
+            missing=missing,
         )
-        state = _state(pipeline.output / stage.name, key, stage.kind)
-        found[stage.name] = StageState(stage=stage, state=state, key=key, missing=missing)
     return list(found.values())
 
 
@@ -293,6 +299,8 @@ def _run(pipeline: Pipeline, state: StageState) -> None:
         "kind": stage.kind.shown,
         "key": state.key,
         "settings": dict(stage.settings),
+        "recipe": state.made_of["recipe"],
+        "outside": state.made_of["outside"],
         "seed": pipeline.seed,
         "inputs": {
             taken: (_record(pipeline.output / taken) or {}).get("output")

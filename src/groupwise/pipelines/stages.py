@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -47,11 +47,13 @@ class Work:
         folder: of the stage.
         seed: of the pipeline; None leaves the recipe's own.
         names: by path, what to call the outputs of other stages in tables.
+        starts: by the name of a model, that of the model which its stage started from.
     """
 
     folder: Path
     seed: int | None
     names: Mapping[str, str]
+    starts: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def final(self) -> Path:
