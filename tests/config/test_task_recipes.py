@@ -166,3 +166,15 @@ def test_no_recipe_chooses_its_best_model_by_the_prompts_it_reports() -> None:
         if not values["evaluation"].get("validation")
     ]
     assert chosen == []
+
+
+@pytest.mark.parametrize("name", sorted(packaged()))
+def test_no_recipe_chooses_a_model_by_its_test_prompts(name: str) -> None:
+    if {"phases", *OWN_HELD_OUT} & read(name).keys():
+        return
+    config = load(name)
+    assert config.evaluation.validation or not config.evaluation.keep_best
+
+
+OWN_HELD_OUT = {"sft", "preference", "reward_model"}
+"""Sections that hold out a share of their own data."""

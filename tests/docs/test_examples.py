@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from groupwise import ADVANTAGES
-from groupwise.algorithms import ALGORITHMS
-from groupwise.config import load
+from groupwise.algorithms import ALGORITHMS, bind
+from groupwise.config import Config, load
+from groupwise.experiments import read_plan
 from groupwise.training.stages.sample import sample
 from small_runs import Quiet
 
@@ -41,6 +43,30 @@ def test_examples_are_short_and_whole(name: str) -> None:
     compile(text, name, "exec")
 
 
+def test_the_ablation_adds_the_parts_of_dapo_one_by_one() -> None:
+    plan = read_plan(EXAMPLES / "dapo_ablation.toml")
+    arms = [differences_between(plan.config(a), plan.config(b)) for a, b in pairwise(plan.arms)]
+    assert arms == [
+        {"filter"},
+        {"surrogate"},
+        {"penalty"},
+        {"weighting"},
+        {"filter"},  # dynamic sampling in place of overlong filtering
+    ]
+
+
+def differences_between(first: Config, second: Config) -> set[str]:
+    """The slots in which two configurations differ, and whether the penalty for length does."""
+    rows = [bind(c.algorithm.name, c.algorithm.overrides()).row for c in (first, second)]
+    slots = ("advantage", "ratio", "surrogate", "correction", "weighting", "filter")
+    differing = {slot for slot in slots if getattr(rows[0], slot) != getattr(rows[1], slot)}
+    used = [row.divergence_coefficient for row in rows]
+    assert used == [0.0, 0.0]
+    if first.rewards[1].weight != second.rewards[1].weight:
+        differing.add("penalty")
+    return differing
+
+
 def test_a_migrated_script_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trainer = example("trl_migration").main(2, str(tmp_path / "run"))
     assert trainer.state.global_step == 2
@@ -60,8 +86,6 @@ def test_rewards_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 def test_an_advantage_of_ones_own(tmp_path: Path) -> None:
     run = example("own_advantage").main(1, str(tmp_path / "run"))
-    from groupwise.algorithms import bind
-
     # Rewards 0, 1, 3 around their median 1, times the scale 2 of the row.
     advantages = bind("median").advantage({"rewards": _row(0, 1, 3)})
     assert advantages.tolist() == [[-2.0, 0.0, 4.0]]

@@ -32,6 +32,13 @@ stage = "eval"
 models = ["bundled"]
 recipe = RECIPE
 """
+TRAIN = """
+[[stages]]
+name = "learns"
+stage = "train"
+recipe = "word-problems"
+set = ["steps=4", "schedules=[{setting='SETTING', points=POINTS}]"]
+"""
 LOOP = """
 [[stages]]
 name = "round"
@@ -133,6 +140,32 @@ UNPLANNED = {
     "targets that no prompt asks for": (
         EVAL.replace("RECIPE", '"word-problems"') + "targets = [20]\n",
         "no transform target_length",
+    ),
+    "a model twice": (
+        EVAL.replace("RECIPE", '"word-problems"').replace('["bundled"]', '["bundled", "bundled"]'),
+        "table: models = bundled, bundled: must differ",
+    ),
+    "a schedule beyond the last step": (
+        TRAIN.replace("SETTING", "rewards.0.weight").replace("POINTS", "[[1, 0.0], [9, 1.0]]"),
+        "learns: .*has a point at step 9, but the run has only 4 steps",
+    ),
+    "a schedule of a reward that is not there": (
+        TRAIN.replace("SETTING", "rewards.7.weight").replace("POINTS", "[[1, 0.0]]"),
+        "learns: schedules, step 1: .*rewards.7.weight",
+    ),
+    "a schedule with an impossible value": (
+        TRAIN.replace("SETTING", "algorithm.advantage.tau").replace(
+            "POINTS", "[[1, 1.0], [4, 0.0]]"
+        ),
+        "learns: schedules, step 4: .*tau",
+    ),
+    "shares that do not add up": (
+        TRAIN.replace(
+            "schedules=[{setting='SETTING', points=POINTS}]",
+            "data.sources=[{name='a', data='countdown', share=0.5}, "
+            "{name='b', data='word_problems', share=0.6}]",
+        ),
+        "learns: .*add up to 1.1",
     ),
     "a budget of nothing": (
         EVAL.replace("RECIPE", '"word-problems"') + "budgets = [0]\n",

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import random
-import signal
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +12,6 @@ import pytest
 from groupwise.errors import UsageError
 from groupwise.evaluation.agreement import agreement_figures
 from groupwise.models import save_policy
-from groupwise.models.loading import BUNDLED
 from groupwise.pipelines import (
     Pipeline,
     packaged_pipelines,
@@ -25,8 +21,10 @@ from groupwise.pipelines import (
 )
 from groupwise.pipelines.checks import check_overlap
 from groupwise.pipelines.over_seeds import run_seeds
-from groupwise.pipelines.running import LOG, RECORD, _has_model
+from groupwise.pipelines.running import LOG, RECORD
+from groupwise.rundir.provenance import fingerprint
 from groupwise.settings import EvaluationSettings
+from pipeline_runs import content, killed
 from small_runs import Quiet, tiny
 
 TEXT = """
@@ -75,8 +73,6 @@ stage = "report"
 models = ["@trained"]
 figure = "reward"
 """
-VOLATILE = {LOG, ".lock", "config.json", "metrics.jsonl", "report.html"}
-"""Files that name times."""
 
 
 @pytest.fixture(scope="module")
@@ -97,18 +93,6 @@ def finished(file: Path) -> Path:
     output = file.parent / "whole"
     run_pipeline(at(file, output), progress=Quiet())
     return output
-
-
-def content(folder: Path) -> dict[str, bytes]:
-    """The files that a pipeline promises: rows, models, records and the report."""
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-        and path.name not in VOLATILE
-        and path.suffix != ".md"
-        and not {"checkpoints", "journal", "rollouts", "best"} & {*path.parts}
-    }
 
 
 def test_every_stage_leaves_its_output_and_what_made_it(finished: Path) -> None:
@@ -155,20 +139,6 @@ def test_what_is_up_to_date_is_not_run_again(file: Path, finished: Path) -> None
     assert {state.state for state in plan_table(at(file, finished))} == {"done"}
     run_pipeline(at(file, finished), progress=Quiet())
     assert (finished / LOG).read_text(encoding="utf-8") == before
-
-
-def killed(pipeline: Pipeline, seconds: float) -> bool:
-    """Run in a child that is killed after some time; whether it was still running."""
-    child = os.fork()
-    if child == 0:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-        try:
-            run_pipeline(pipeline, progress=Quiet())
-        finally:
-            os._exit(0)
-    time.sleep(seconds)
-    os.kill(child, signal.SIGKILL)
-    return os.WIFSIGNALED(os.waitpid(child, 0)[1])
 
 
 def assert_survives(file: Path, finished: Path, output: Path, *, kills: int, seed: int) -> None:
@@ -425,6 +395,59 @@ def test_an_evaluation_of_several_tasks_has_a_table_for_each(file: Path, tmp_pat
     assert all(state.state == "done" for state in plan_table(replace(at(path, first), seed=0)))
 
 
-@pytest.mark.parametrize("name", list(BUNDLED))
-def test_models_of_the_package_are_on_this_machine(name: str) -> None:
-    assert _has_model(name)
+def test_every_seed_is_checked_before_the_first_one_starts(file: Path, tmp_path: Path) -> None:
+    (tmp_path / "seed-4" / "mean").mkdir(parents=True)
+    (tmp_path / "seed-4" / "mean" / "thesis.txt").write_text("mine", encoding="utf-8")
+    with pytest.raises(UsageError, match="mean: its folder contains files that no stage made"):
+        run_seeds(at(file, tmp_path), seeds=2)
+    assert not (tmp_path / "seed-3").exists()
+
+
+def test_a_single_stage_runs_for_every_seed(file: Path, tmp_path: Path) -> None:
+    given = "answers.prompts=2"
+    report = run_seeds(at(file, tmp_path, given), seeds=2, only="answers")
+    assert report.is_file()
+    for seed in (3, 4):
+        states = plan_table(replace(at(file, tmp_path / f"seed-{seed}", given), seed=seed))
+        assert [state.state for state in states[:2]] == ["done", "to do"]
+
+
+GAINS = """
+[[stages]]
+name = "tuned"
+stage = "sft"
+recipe = "word-problems"
+model = "MODEL"
+set = ["warmup.steps=2", "warmup.column=solution", "sampling.max_tokens=80", "data.limit=20"]
+
+[[stages]]
+name = "further"
+stage = "sft"
+recipe = "word-problems"
+model = "@tuned"
+set = ["warmup.steps=2", "warmup.column=solution", "sampling.max_tokens=80", "data.limit=20"]
+
+[[stages]]
+name = "table"
+stage = "eval"
+recipe = "word-problems"
+models = ["@further", "@tuned", "MODEL"]
+set = ["evaluation.prompts=3", "evaluation.samples=2", "sampling.max_tokens=6"]
+"""
+
+
+def test_the_report_says_what_each_stage_gained(file: Path, tmp_path: Path) -> None:
+    text = GAINS.replace("MODEL", str(file.parent / "model"))
+    (tmp_path / "p.toml").write_text(text, encoding="utf-8")
+    report = run_seeds(at(tmp_path / "p.toml", tmp_path / "out"), seeds=2)
+    record = json.loads((tmp_path / "out/seed-0/table" / RECORD).read_text(encoding="utf-8"))
+    said = " ".join(record["figures"]["verdicts"])
+    assert "further and tuned" in said and "tuned and further" not in said
+    values = json.loads(report.with_suffix(".json").read_text(encoding="utf-8"))["table"]
+    assert list(values["gains"]) == ["further − tuned"]  # tuned is compared with the last anyway
+    assert "length" in values["gains"]["further − tuned"]
+    assert "from the model that a stage started from" in report.read_text(encoding="utf-8")
+    tuned = json.loads((tmp_path / "out/seed-0/tuned" / RECORD).read_text(encoding="utf-8"))
+    assert tuned["recipe"]["warmup"]["steps"] == 2
+    model = str(file.parent / "model")
+    assert tuned["outside"] == {model: fingerprint(model), "word_problems": "word_problems"}

@@ -78,6 +78,10 @@ def test_the_reference_becomes_the_policy_when_it_is_due(tmp_path: Path) -> None
     [
         ("schedules=[{setting = 'rewards.0.weight', points = [[9, 1.0]]}]", "has only 4 steps"),
         ("schedules=[{setting = 'optimizer.eps', points = [[1, 1.0]]}]", "must be a weight"),
+        (
+            "schedules=[{setting = 'rewards.0.penalty', points = [[1, 1.0]]}]",
+            "must be a weight",  # a scorer is made once, with its settings
+        ),
         ("schedules=[{setting = 'rewards.0.weight', points = [[2, 1], [1, 0]]}]", "ascend"),
         ("data.sources=[{name = 'a', data = 'countdown', share = 0.5}]", "add up to 0.5"),
         ("data.order={name = 'curriculum'}", "data.order.column: must be given"),

@@ -105,3 +105,30 @@ def test_impossible_requests_are_refused(taken: Taken, tmp_path: Path, wrong: di
     with pytest.raises(UsageError):
         taken(tmp_path / "rows.jsonl", **wrong)
     assert not (tmp_path / "rows.jsonl").exists()
+
+
+@pytest.mark.parametrize("split", ["train", "eval"])
+def test_a_file_of_other_data_is_refused(split: str, tmp_path: Path) -> None:
+    save_policy(tiny(), tmp_path / "model")
+    data, output = tmp_path / "data.jsonl", tmp_path / "rows.jsonl"
+    given = [f"data.{split}={data}", "sampling.max_tokens=4", "data.limit=4"]
+    for prompt in ("1+1?", "2+2?"):
+        data.write_text(f'{{"prompt": "{prompt}", "answer": "2"}}\n', encoding="utf-8")
+        if prompt == "2+2?":
+            with pytest.raises(UsageError, match="other data made it"):
+                sample(config(tmp_path, *given), tmp_path / "model", output, split=split, count=1)
+        else:
+            sample(config(tmp_path, *given), tmp_path / "model", output, split=split, count=1)
+            output.write_text("", encoding="utf-8")  # as if it had been interrupted
+
+
+def test_more_held_out_prompts_are_other_settings(tmp_path: Path) -> None:
+    save_policy(tiny(), tmp_path / "model")
+    for prompts in (2, 3):
+        settings = config(tmp_path, f"evaluation.prompts={prompts}", "sampling.max_tokens=4")
+        given = (settings, tmp_path / "model", tmp_path / "rows.jsonl")
+        if prompts == 2:
+            assert sample(*given, split="eval", count=1, progress=Quiet()).prompts == 2
+        else:
+            with pytest.raises(UsageError, match="evaluation.prompts = 2, not 3"):
+                sample(*given, split="eval", count=1, progress=Quiet())

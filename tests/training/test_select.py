@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from groupwise.cli import main
 from groupwise.errors import UsageError
 from groupwise.registry import spec
+from groupwise.rundir.provenance import fingerprint, origin_path
 from groupwise.training.stages.select import SELECTIONS, preference_pairs, rules_of, select
 
 
@@ -141,3 +145,15 @@ def test_answers_in_another_language_are_left_out() -> None:
 def test_the_best_answer_by_another_score_leaves_out_what_was_not_scored() -> None:
     rows = [row("a", 1, 1) | {"score": None}, row("a", 2, 0) | {"score": -1.0}]
     assert left("best", rows, column="score") == [("a", 2)]
+
+
+def test_a_selection_says_what_made_it(tmp_path: Path) -> None:
+    answers = tmp_path / "answers.jsonl"
+    row = {"id": "a", "completion": "x", "tokens": 1, "correct": 1.0}
+    answers.write_text(json.dumps(row) + "\n", encoding="utf-8")
+    kept = tmp_path / "kept.jsonl"
+    assert main(["select", str(answers), "--keep", "correct", "--output", str(kept)]) == 0
+    origin = json.loads(origin_path(kept).read_text(encoding="utf-8"))
+    assert origin["data_hash"] == fingerprint(answers)
+    assert origin["settings"] == {"keep": ["correct"]}
+    assert origin["counts"] == [["sampled", 1], ["correct()", 1]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -111,6 +111,7 @@ def select(
     json_file: JsonFile = None,
 ) -> None:
     """Select sampled answers by rules, and print how many each rule keeps."""
+    from groupwise.rundir.provenance import write_origin
     from groupwise.training.stages.rows import read_samples, write_rows
     from groupwise.training.stages.select import preference_pairs, rules_of, select
 
@@ -132,8 +133,24 @@ def select(
         told["agreement"] = _shown(name, agreement_figures(given, agreement))
     if output is not None:
         write_rows(output, chosen)
+        write_origin(output, _origin(rows, keep or [], counts, pairs=pairs, ratio=ratio, most=most))
         print(output)
     write_json(json_file, told)
+
+
+def _origin(
+    rows: str, keep: Sequence[str], counts: Sequence[tuple[str, int]], **of_pairs: Any
+) -> dict[str, Any]:
+    """What made a selection: the file, the rules, and how many rows each left."""
+    from groupwise.rundir.provenance import fingerprint
+
+    return {
+        "made_by": "select",
+        "data": rows,
+        "data_hash": fingerprint(rows),
+        "settings": {"keep": list(keep), **(of_pairs if of_pairs["pairs"] else {})},
+        "counts": [list(each) for each in counts],
+    }
 
 
 def select_programs(

@@ -56,14 +56,15 @@ def pipeline(
     Stages that are up to date are skipped; an interrupted pipeline continues where it stopped.
     """
     from groupwise.pipelines import packaged_pipelines, plan_table, read_pipeline, run_pipeline
-    from groupwise.pipelines.over_seeds import run_seeds
+    from groupwise.pipelines.over_seeds import of_seeds, run_seeds
 
     if file is None:
         print_table(("pipeline", "file"), [(n, str(p)) for n, p in packaged_pipelines().items()])
         return
     found = read_pipeline(file, overrides or [], output=output, seed=seed)
     if dry_run:
-        _print_plan(found.title, found.output, plan_table(found))
+        for run in [found] if seeds is None else of_seeds(found, seeds):
+            _print_plan(run.title, run.output, plan_table(run))
         return
     if seeds is not None:
         report = run_seeds(found, seeds=seeds, first=first, only=only)

@@ -90,6 +90,7 @@ def evaluate(
     seeds: int = 1,
     reflection: bool = False,
     names: Sequence[str] | None = None,
+    pairs: Sequence[tuple[str, str]] = (),
 ) -> EvaluationResult:
     """Evaluate models with the prompts, rewards and sampling of a recipe.
 
@@ -102,6 +103,7 @@ def evaluate(
         reflection: also measure recovery from worked solutions with a planted error and from wrong
             answers of the model itself.
         names: what to call the models; None takes the ends of their paths.
+        pairs: further models to compare, by these names.
 
     Raises:
         UsageError: no held-out prompts, a model given twice, or one that cannot be loaded.
@@ -129,7 +131,11 @@ def evaluate(
         figures=figures,
         split=config.data.eval_split,
         verdicts=(
-            *(text for model in others for text in _verdicts(model, last, measurements)),
+            *(
+                text
+                for model, against in (*((model, last) for model in others), *pairs)
+                for text in _verdicts(model, against, measurements)
+            ),
             *([] if swapped is None else [_order_note(swapped, seeds)]),
             *filter(None, [coverage_note(min(len(m.greedy) for m in measurements.values()))]),
         ),

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from groupwise.config import Config
-from groupwise.config.data import load_eval, load_train
+from groupwise.config.data import has_eval, load_eval, load_train
 from groupwise.errors import UsageError
 from groupwise.pipelines.plan import Pipeline, Stage, references
 from groupwise.pipelines.resolved import configured, resolved
+from groupwise.pipelines.stages import TAKES
 from groupwise.prompts.contamination import shared_prompts
+from groupwise.prompts.sources import load_prompts
+from groupwise.training.changing import check_schedules
 from groupwise.training.stages.recipe import base_of, base_phases
 from groupwise.training.stages.select import rules_of
+from groupwise.types import Prompt
 
 if TYPE_CHECKING:
     from groupwise.training.stages.average import Parts
@@ -24,6 +28,9 @@ LEARNING = ("train", "distil", "sft", "prefer", "reward_model")
 
 RUNS = ("train", "distil")
 """Kinds of stages whose folder is a run directory."""
+
+OF_ROWS = tuple(key for key, output in TAKES.items() if output == "rows" and key != "rules")
+"""Settings that take rows with prompts."""
 
 
 def check_settings(stage: Stage, given: Mapping[str, Any]) -> None:
@@ -38,6 +45,8 @@ def check_settings(stage: Stage, given: Mapping[str, Any]) -> None:
         for name in ("count", "seeds", "prompts", "most"):
             if (number := given.get(name)) is not None and number < 1:
                 raise UsageError(f"{name} = {number!r}: must be at least 1.")
+        if stage.kind.name == "eval" and len({*given["models"]}) < len(given["models"]):
+            raise UsageError(f"models = {', '.join(stage.settings['models'])}: must differ.")
         if stage.kind.name == "average":
             from groupwise.training.stages.average import shares
 
@@ -48,6 +57,17 @@ def check_settings(stage: Stage, given: Mapping[str, Any]) -> None:
             check_figure(figure)
     except UsageError as error:
         raise UsageError(f"{stage.name}: {error}") from None
+
+
+def check_configurations(stage: Stage, configs: Mapping[str, Config]) -> None:
+    """Refuse schedules with a value that their setting cannot have at one of their points."""
+    if stage.kind.name not in ("train", "distil"):
+        return
+    for config in configs.values():
+        try:
+            check_schedules(config)
+        except UsageError as error:
+            raise UsageError(f"{stage.name}: {error}") from None
 
 
 def check_models(stage: Stage, pipeline: Pipeline) -> None:
@@ -106,55 +126,110 @@ def _origin(model: str, stage: Stage, pipeline: Pipeline, *, merged: bool = Fals
 
 
 def check_overlap(stage: Stage, pipeline: Pipeline) -> None:
-    """Refuse a stage that measures a model on prompts that it is trained on: held-out prompts of a
-    training stage, or those of an evaluation.
+    """Refuse a stage that measures a model on prompts that it is trained on, held-out prompts of a
+    training stage or those of an evaluation, and a stage that has no held-out prompts to measure
+    or sample.
 
     Raises:
-        UsageError: there are such prompts, or the data cannot be loaded.
+        UsageError: there are such prompts, or none, or the data cannot be loaded.
     """
+    settings = stage.settings
+    if stage.kind.name == "sample" and settings.get("split") == "eval" and "rows" not in settings:
+        _held_out(stage, pipeline)
     if stage.kind.name not in ("train", "distil", "eval"):
         return
-    has_rows = "rows" in stage.settings
     learned = cache(lambda: [*_learned(stage, pipeline)])
-    for config in configured(stage, resolved(stage, pipeline), pipeline).values():
-        if has_rows and (stage.kind.name == "eval" or config.data.eval is None):
-            continue
-        held_out = load_eval(config)
-        for maker, source, split in learned() if held_out else ():
-            prompts = load_train(source) if split == "train" else load_eval(source)
+    for held_out in _held_out(stage, pipeline):
+        for maker, prompts in learned() if held_out else ():
             if shared := shared_prompts(prompts, held_out):
                 seen = "training prompts" if maker == stage else f"training prompts of {maker.name}"
+                others = "rows" if "rows" in settings else "data.eval or data.eval_split"
                 raise UsageError(
                     f"{stage.name}: {shared} of {len(held_out)} held-out prompts are {seen}; "
-                    "choose others by data.eval or data.eval_split."
+                    f"choose others by {others}."
                 )
 
 
-def _learned(stage: Stage, pipeline: Pipeline) -> Iterator[tuple[Stage, Config, str]]:
-    """The stages whose prompts the measured models are trained on, with configuration and split; of
-    several with the same prompts the first."""
+def _held_out(stage: Stage, pipeline: Pipeline) -> list[Sequence[Prompt]]:
+    """The held-out prompts of a stage, by recipe. Rows of another stage are the prompts that the
+    stages before it drew."""
+    measures = stage.kind.name in ("eval", "sample")
+    rows = stage.settings.get("rows")
+    if measures and rows is not None and references(rows):
+        names = {stage.takes[name] for name in references(rows)}
+        return [prompts for _, prompts in _drawn(names, pipeline, through=OF_ROWS)]
+    found = []
+    for config in configured(stage, resolved(stage, pipeline), pipeline).values():
+        if measures and not has_eval(config):
+            raise UsageError(
+                f"{stage.name}: data.eval must be set, as {config.data.train} has no split to "
+                "evaluate on."
+            )
+        if rows is None or measures or config.data.eval is not None:
+            found.append(load_eval(config))
+    return found
+
+
+def _learned(stage: Stage, pipeline: Pipeline) -> Iterator[tuple[Stage, Sequence[Prompt]]]:
+    """The stages whose prompts the measured models are trained on, with these prompts."""
     if stage.kind.name == "eval":
         names = {stage.takes[name] for name in references(stage.settings["models"])}
     else:
         names = {stage.name}
-    open_names, known = sorted(names), list[Any]()
+    return _drawn(names, pipeline)
+
+
+def _drawn(
+    names: Iterable[str], pipeline: Pipeline, *, through: Sequence[str] = tuple(TAKES)
+) -> Iterator[tuple[Stage, Sequence[Prompt]]]:
+    """The prompts that some stages read from outside, and those whose outputs they take by the
+    settings `through`; of several stages with the same prompts the first."""
+    seen = {*names}
+    open_names, known = sorted(seen), list[Any]()
     while open_names:
         maker = pipeline.stage(open_names.pop())
-        found = {*maker.takes.values()} - names
-        names |= found
-        open_names += sorted(found)
+        taken = {
+            maker.takes[name] for key in through for name in references(maker.settings.get(key, ""))
+        }
+        open_names += sorted(taken - seen)
+        seen |= taken
+        for path in _files(maker, pipeline):
+            if path not in known:
+                known.append(path)
+                yield maker, _prompts_of(path)
         draws = maker.kind.name in (*LEARNING, "sample", "contexts")
         if draws and "rows" not in maker.settings:
             for config in configured(maker, resolved(maker, pipeline), pipeline).values():
                 split = maker.settings.get("split", "train")
                 prompts = config.data, config.seed, config.evaluation.prompts, split
-                if prompts not in known and not _has_own_data(maker, config):
+                if prompts not in known and _own_data(maker, config) is None:
                     known.append(prompts)
-                    yield maker, config, split
+                    yield maker, load_train(config) if split == "train" else load_eval(config)
 
 
-def _has_own_data(stage: Stage, config: Config) -> bool:
-    """Whether a stage learns from a file of its section of the recipe."""
+def _files(maker: Stage, pipeline: Pipeline) -> Iterator[str]:
+    """The files of rows from outside that a stage reads."""
+    for key in OF_ROWS:
+        given = maker.settings.get(key, [])
+        yield from (
+            each for each in ([given] if isinstance(given, str) else given) if each[:1] != "@"
+        )
+    for config in configured(maker, resolved(maker, pipeline), pipeline).values():
+        own = _own_data(maker, config)
+        if own is not None and Path(own).is_file() and "rows" not in maker.settings:
+            yield own
+
+
+def _prompts_of(path: str) -> Sequence[Prompt]:
+    """The prompts of a file of rows; none where it has another form."""
+    try:
+        return load_prompts(path)
+    except UsageError:
+        return []
+
+
+def _own_data(stage: Stage, config: Config) -> str | None:
+    """The data that a stage learns from instead of its prompts, named in its section."""
     section = {"sft": "sft", "prefer": "preference", "reward_model": "reward_model"}
     own = getattr(config, section.get(stage.kind.name, ""), None)
-    return getattr(own, "data", None) is not None
+    return getattr(own, "data", None)

@@ -69,7 +69,7 @@ def eval(
     """Measure models on held-out prompts, paired: `groupwise eval`.
 
     Args:
-        models: the others are compared with the last one.
+        models: the others are compared with the last one, and with the one that they started from.
         recipe: with prompts, rewards and sampling; a list measures on each, and corrects the
             comparisons of all of them together.
         rows: held-out prompts; None takes the recipe's.
@@ -88,19 +88,32 @@ def eval(
         )
     else:
         (config,) = tasks.values()
-        figures, values = _of_one(config, models, names, seeds=seeds, reflection=reflection)
+        pairs = [
+            (name, start)
+            for name in names
+            if (start := work.starts.get(name)) in names[:-1] and name != names[-1]
+        ]
+        figures, values = _of_one(
+            config, models, names, seeds=seeds, reflection=reflection, pairs=pairs
+        )
     text = json.dumps(values, indent=2, ensure_ascii=False) + "\n"
     replace_text(work.folder / OUTPUTS["figures"], text)
     return figures
 
 
 def _of_one(
-    config: Config, models: Sequence[str], names: Sequence[str], *, seeds: int, reflection: bool
+    config: Config,
+    models: Sequence[str],
+    names: Sequence[str],
+    *,
+    seeds: int,
+    reflection: bool,
+    pairs: Sequence[tuple[str, str]],
 ) -> tuple[Figures, Figures]:
     from groupwise.evaluation.evaluate import evaluate
 
     values = evaluate(
-        config, list(models), seeds=seeds, reflection=reflection, names=names
+        config, list(models), seeds=seeds, reflection=reflection, names=names, pairs=pairs
     ).as_dict()
     figures = {"models": values["models"], "verdicts": values["verdicts"]}
     if values["reordered"] is not None:

@@ -8,13 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from groupwise.errors import UsageError
 from groupwise.evaluation import paired_seeds, seed_mean
 from groupwise.evaluation.intervals import Estimate
 from groupwise.evaluation.tables import is_share
 from groupwise.pipelines.eval_stage import sections_of
 from groupwise.pipelines.plan import Pipeline
-from groupwise.pipelines.running import RECORD, REPORTS, run_pipeline
+from groupwise.pipelines.resolved import starts_of
+from groupwise.pipelines.running import RECORD, REPORTS, checked_plan, run_pipeline
 from groupwise.pipelines.summary import table_lines
 from groupwise.rundir.files import refuse_foreign_files, refuse_linked_folders, replace_text
 
@@ -34,27 +34,30 @@ def run_seeds(
         each model from the last one, paired by seed.
 
     Raises:
-        UsageError: as `run_pipeline`.
+        UsageError: as `run_pipeline`, for any seed before the first stage of the first one.
     """
-    start = pipeline.seed or 0
-    runs = [
-        replace(pipeline, seed=seed, output=pipeline.output / f"seed-{seed}")
-        for seed in range(start, start + seeds)
-    ]
+    runs = of_seeds(pipeline, seeds)
     if not any(run.output.exists() for run in runs):
         refuse_foreign_files(pipeline.output, REPORTS)
     refuse_linked_folders(pipeline.output)
+    for run in runs:
+        checked_plan(run, first=first, only=only)
     for run in runs:
         run_pipeline(run, first=first, only=only)
     return report_over_seeds(pipeline, runs)
 
 
-def report_over_seeds(pipeline: Pipeline, runs: Sequence[Pipeline]) -> Path:
-    """Write `report.json` and `report.md` over the evaluations of several seeds.
+def of_seeds(pipeline: Pipeline, seeds: int) -> list[Pipeline]:
+    """The pipeline of each seed, in its own folder `seed-N`."""
+    start = pipeline.seed or 0
+    return [
+        replace(pipeline, seed=seed, output=pipeline.output / f"seed-{seed}")
+        for seed in range(start, start + seeds)
+    ]
 
-    Raises:
-        UsageError: an evaluation is not finished.
-    """
+
+def report_over_seeds(pipeline: Pipeline, runs: Sequence[Pipeline]) -> Path:
+    """Write `report.json` and `report.md` over the evaluations that every seed has finished."""
     lines = [f"# {pipeline.title}, {len(runs)} seeds"]
     values: dict[str, Any] = {"title": pipeline.title, "seeds": [run.seed for run in runs]}
     for stage in pipeline.stages:
@@ -70,6 +73,11 @@ def report_over_seeds(pipeline: Pipeline, runs: Sequence[Pipeline]) -> Path:
             lines += ["", f"Differences from {last}, paired by seed:", ""]
             lines += table_lines(differences)
             values[section] = {"models": over, "differences": differences}
+            gains = gains_of([each[section] for each in found], starts_of(pipeline))
+            if gains:
+                lines += ["", "Differences from the model that a stage started from:", ""]
+                lines += table_lines(gains)
+                values[section]["gains"] = gains
     path = pipeline.output / "report.md"
     text = json.dumps(values, indent=2, ensure_ascii=False) + "\n"
     replace_text(pipeline.output / "report.json", text)
@@ -117,16 +125,41 @@ def combined(runs: Sequence[Mapping[str, Mapping[str, Mapping[str, Any]]]]) -> t
     return over, differences
 
 
+def gains_of(
+    runs: Sequence[Mapping[str, Mapping[str, Mapping[str, Any]]]], starts: Mapping[str, str]
+) -> Cells:
+    """Differences of each model from the one that its stage started from, paired by seed, where
+    that one was measured and is not the last, with which all are compared.
+
+    Args:
+        runs: by seed: figures by model and name.
+        starts: as `starts_of` finds them.
+
+    Example:
+        >>> runs = [{n: {"greedy": {"value": v + k}} for n, k in (("b", .3), ("a", .1), ("0", 0))}
+        ...         for v in (.5, .6, .7)]
+        >>> found = gains_of(runs, {"b": "a", "a": "0"})
+        >>> {k: round(v["greedy"]["value"], 3) for k, v in found.items()}
+        {'b − a': 0.2}
+    """
+    gains: Cells = {}
+    *others, _ = runs[0]
+    for model in others:
+        if (start := starts.get(model)) in others:
+            pair = [{model: run[model], start: run[start]} for run in runs]
+            gains[f"{model} − {start}"] = combined(pair)[1][model]
+    return gains
+
+
 def _mean(name: str, values: Sequence[float]) -> Estimate:
     found = seed_mean(values)
     return found.as_share() if is_share(name, values) else found
 
 
 def _sections(path: Path, stage: str) -> Mapping[str, Any]:
+    """The sections of an evaluation; none where it is not finished."""
     try:
-        found = sections_of(json.loads(path.read_text(encoding="utf-8"))["figures"], stage)
-    except (OSError, ValueError, KeyError):
-        found = {}
-    if not found:
-        raise UsageError(f"{path}: contains no finished evaluation.")
-    return found
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return sections_of(record["figures"], stage) if record.get("finished") else {}

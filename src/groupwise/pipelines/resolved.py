@@ -41,7 +41,21 @@ def work_of(stage: Stage, pipeline: Pipeline) -> Work:
         str(pipeline.output / each.name / OUTPUTS[each.kind.output]): each.name
         for each in pipeline.stages
     }
-    return Work(folder=pipeline.output / stage.name, seed=pipeline.seed, names=names)
+    return Work(
+        folder=pipeline.output / stage.name,
+        seed=pipeline.seed,
+        names=names,
+        starts=starts_of(pipeline),
+    )
+
+
+def starts_of(pipeline: Pipeline) -> dict[str, str]:
+    """The model that each stage started from, by the names of both."""
+    return {
+        each.name: each.takes[start[1:]] if start.startswith("@") else start
+        for each in pipeline.stages
+        if each.kind.output == "model" and (start := each.settings.get("model")) is not None
+    }
 
 
 def configured(stage: Stage, given: Mapping[str, Any], pipeline: Pipeline) -> Mapping[str, Config]:

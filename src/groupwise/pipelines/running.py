@@ -12,14 +12,17 @@ from typing import Any, Literal
 
 from groupwise.config import Config
 from groupwise.errors import UsageError
-from groupwise.models.hub import check_on_hub
-from groupwise.models.loading import BUNDLED
-from groupwise.pipelines.checks import check_models, check_overlap, check_settings
+from groupwise.pipelines.checks import (
+    check_configurations,
+    check_models,
+    check_overlap,
+    check_settings,
+)
+from groupwise.pipelines.inputs import outside
 from groupwise.pipelines.plan import Pipeline, Stage
 from groupwise.pipelines.resolved import configured, resolved, work_of
-from groupwise.pipelines.stages import OUTPUTS, STAGES, TAKES, Kind, clear
+from groupwise.pipelines.stages import OUTPUTS, STAGES, Kind, clear
 from groupwise.pipelines.summary import write_report
-from groupwise.prompts.sources import generator_of
 from groupwise.registry import FunctionSpec
 from groupwise.rundir.files import append_text, replace_text
 from groupwise.rundir.lock import RunLock
@@ -51,12 +54,14 @@ class StageState:
             "changed" is there, but not what this pipeline would make; "foreign" files were made
             by no stage, and are never deleted.
         key: hash of everything that its output follows from.
+        made_of: what the hash is of: settings, configuration, the hashes of inputs from outside.
         missing: inputs from outside that are not on this machine.
     """
 
     stage: Stage
     state: State
     key: str
+    made_of: Mapping[str, Any]
     missing: tuple[str, ...] = ()
 
 
@@ -71,20 +76,25 @@ def plan_table(pipeline: Pipeline) -> list[StageState]:
         given = resolved(stage, pipeline)
         configs = configured(stage, given, pipeline)
         check_settings(stage, given)
-        outside, missing = _outside(stage, given, configs, pipeline)
+        check_configurations(stage, configs)
+        hashes, missing = outside(stage, given, configs, pipeline)
         if stage.kind.name == "base":
-            outside["phases"] = digest(base_phases(given["phases"], seed=pipeline.seed))
-        key = digest(
-            {
-                "kind": stage.kind.name,
-                "settings": {k: v for k, v in stage.settings.items() if k not in ("recipe", "set")},
-                "recipe": _identity(configs, stage, pipeline.output),
-                "from": {name: found[taken].key for name, taken in stage.takes.items()},
-                "outside": outside,
-            }
+            hashes["phases"] = digest(base_phases(given["phases"], seed=pipeline.seed))
+        made_of = {
+            "kind": stage.kind.name,
+            "settings": {k: v for k, v in stage.settings.items() if k not in ("recipe", "set")},
+            "recipe": _identity(configs, stage, pipeline.output),
+            "from": {name: found[taken].key for name, taken in stage.takes.items()},
+            "outside": hashes,
+        }
+        key = digest(made_of)
+        found[stage.name] = StageState(
+            stage=stage,
+            state=_state(pipeline.output / stage.name, key, stage.kind),
+            key=key,
+            made_of=made_of,
+            missing=missing,
         )
-        state = _state(pipeline.output / stage.name, key, stage.kind)
-        found[stage.name] = StageState(stage=stage, state=state, key=key, missing=missing)
     return list(found.values())
 
 
@@ -105,7 +115,7 @@ def run_pipeline(
     Args:
         pipeline: from `read_pipeline`.
         first: run this stage and all later ones again, even if they are up to date.
-        only: run this stage alone; its inputs must be up to date.
+        only: run this stage alone, unless it is up to date; its inputs must be.
         progress: shows lines; None shows them on standard error.
 
     Returns:
@@ -116,13 +126,7 @@ def run_pipeline(
             settings that cannot work, models that cannot be averaged, held-out prompts that are
             training prompts.
     """
-    states = plan_table(pipeline)
-    wanted = _wanted(pipeline, states, first=first, only=only)
-    _refuse(states, wanted, again=first, only=only)
-    for state in states:
-        if state in wanted:
-            check_models(state.stage, pipeline)
-            check_overlap(state.stage, pipeline)
+    states, wanted = checked_plan(pipeline, first=first, only=only)
     pipeline.output.mkdir(parents=True, exist_ok=True)
     begun = any(state.state != "to do" for state in states)
     lock = RunLock(pipeline.output, names=() if begun else REPORTS)
@@ -132,13 +136,30 @@ def run_pipeline(
                 clear(pipeline.output / state.stage.name)
         for state in states:
             if state not in wanted:
-                if only is None:
+                if only in (None, state.stage.name):
                     showing.log(f"{_place(pipeline, state.stage)}: up to date")
                 continue
             showing.log(f"{_place(pipeline, state.stage)}: {state.stage.kind.shown}")
             _run(pipeline, state)
             write_report(pipeline.title, pipeline.output, _records(pipeline))
         return write_report(pipeline.title, pipeline.output, _records(pipeline))
+
+
+def checked_plan(
+    pipeline: Pipeline, *, first: str | None = None, only: str | None = None
+) -> tuple[list[StageState], list[StageState]]:
+    """The state of every stage, and those that are to run; nothing is written.
+
+    Raises:
+        UsageError: whatever `run_pipeline` refuses before the first stage.
+    """
+    states = plan_table(pipeline)
+    wanted = _wanted(pipeline, states, first=first, only=only)
+    _refuse(states, wanted, again=first, only=only)
+    for state in wanted:
+        check_models(state.stage, pipeline)
+        check_overlap(state.stage, pipeline)
+    return states, wanted
 
 
 def _place(pipeline: Pipeline, stage: Stage) -> str:
@@ -181,56 +202,6 @@ def _identity_of(config: Config, stage: Stage) -> dict[str, Any]:
     return values
 
 
-def _outside(
-    stage: Stage, given: Mapping[str, Any], configs: Mapping[str, Config], pipeline: Pipeline
-) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Hashes of the inputs that no stage makes, and the names of missing ones."""
-    values = {
-        f"{key}.{number}": each
-        for key in TAKES
-        if key in given
-        for number, each in enumerate(given[key] if isinstance(given[key], list) else [given[key]])
-    }
-    inside = str(pipeline.output) + "/"
-    models = [
-        str(v)
-        for key, v in values.items()
-        if TAKES[key.partition(".")[0]] == "model" and not str(v).startswith(inside)
-    ]
-    files = [
-        str(v)
-        for key, v in values.items()
-        if TAKES[key.partition(".")[0]] == "rows" and not str(v).startswith(inside)
-    ]
-    for config in configs.values():
-        if "model" not in given and "models" not in given:
-            models.append(config.model.path)
-        if "rows" not in given:
-            files.append(config.data.train)
-        held_out = config.data.eval
-        files += [held_out] if held_out and not held_out.startswith(inside) else []
-    missing = [name for name in models if not _has_model(name)]
-    missing += [name for name in files if not _has_data(name)]
-    return {name: fingerprint(name) for name in sorted({*models, *files})}, tuple(missing)
-
-
-def _has_model(name: str) -> bool:
-    if name in BUNDLED or Path(name).expanduser().exists():
-        return True
-    try:
-        check_on_hub(name)
-    except UsageError:
-        return False
-    return True
-
-
-def _has_data(name: str) -> bool:
-    """Whether data is here; names of the hub are looked up when they are loaded."""
-    if generator_of(name) is not None or Path(name).expanduser().exists():
-        return True
-    return not Path(name).suffix and name.count("/") == 1
-
-
 def _state(folder: Path, key: str, kind: Kind) -> State:
     record = _record(folder)
     if record is None:
@@ -266,7 +237,7 @@ def _wanted(
         raise UsageError("--from: cannot be combined with --only.")
     if only is not None:
         name = pipeline.stage(only).name
-        return [state for state in states if state.stage.name == name]
+        return [state for state in states if state.stage.name == name and state.state != "done"]
     if first is not None:
         start = pipeline.stages.index(pipeline.stage(first))
         return list(states[start:])
@@ -328,6 +299,8 @@ def _run(pipeline: Pipeline, state: StageState) -> None:
         "kind": stage.kind.shown,
         "key": state.key,
         "settings": dict(stage.settings),
+        "recipe": state.made_of["recipe"],
+        "outside": state.made_of["outside"],
         "seed": pipeline.seed,
         "inputs": {
             taken: (_record(pipeline.output / taken) or {}).get("output")

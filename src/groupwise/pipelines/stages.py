@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -47,11 +47,13 @@ class Work:
         folder: of the stage.
         seed: of the pipeline; None leaves the recipe's own.
         names: by path, what to call the outputs of other stages in tables.
+        starts: by the name of a model, that of the model which its stage started from.
     """
 
     folder: Path
     seed: int | None
     names: Mapping[str, str]
+    starts: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def final(self) -> Path:
@@ -450,9 +452,11 @@ def average(work: Any, *, models: Sequence[str], weights: Sequence[float] | None
         models: of one architecture and vocabulary.
         weights: one per model, in any scale; None weighs all equally.
     """
+    from groupwise.training.checkpoint.files import replace_folder
     from groupwise.training.stages.average import average
 
-    average(models, work.final, weights=weights)
+    # A kill may have left the model without its record.
+    replace_folder(work.final, lambda place: average(models, place, weights=weights))
     return {"models": len(models)}
 
 
@@ -464,9 +468,10 @@ def merge(work: Any, *, adapter: str, dtype: str | None = None) -> Figures:
         adapter: folder.
         dtype: of the weights written.
     """
+    from groupwise.training.checkpoint.files import replace_folder
     from groupwise.training.stages.merge import merge
 
-    merge(adapter, work.final, dtype=dtype)
+    replace_folder(work.final, lambda place: merge(adapter, place, dtype=dtype))
     return {}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -83,7 +84,9 @@ class ScheduleSettings(Section):
                 f"schedules: points of {self.setting} = {list(self.points)}: steps must ascend "
                 "from 1."
             )
-        if not self.setting.startswith(("rewards.", "algorithm.", "sampling.max_tokens")):
+        if not re.fullmatch(
+            r"rewards\.\d+\.weight|algorithm\..+|sampling\.max_tokens", self.setting
+        ):
             raise UsageError(
                 f"schedules: setting = {self.setting!r}: must be a weight of a reward, a number of "
                 "the algorithm, or sampling.max_tokens."

@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from groupwise.config import Config
 from groupwise.errors import UsageError
 from groupwise.rundir.files import replace_text
-from groupwise.rundir.provenance import read_origin, write_origin
+from groupwise.rundir.provenance import fingerprint, read_origin, write_origin
 
 
 def begun(path: Path, settings: Mapping[str, Any]) -> bool:
@@ -36,6 +37,13 @@ def begun(path: Path, settings: Mapping[str, Any]) -> bool:
     if found is None or found.get("digest") != settings["digest"]:
         write_origin(path, settings)
     return bool(found and found.get("finished"))
+
+
+def data_hashes(config: Config) -> dict[str, str]:
+    """The fingerprints of the data of a configuration, by name."""
+    data = config.data
+    names = (data.train, data.eval, *(source.data for source in data.sources))
+    return {name: fingerprint(name) for name in names if name is not None}
 
 
 def _difference(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:

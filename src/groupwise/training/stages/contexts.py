@@ -19,7 +19,7 @@ from groupwise.rewards.builtin.korean import split_answer
 from groupwise.rundir.files import append_text
 from groupwise.rundir.provenance import digest, fingerprint, write_origin
 from groupwise.training.monitor.progress import Progress, show_progress
-from groupwise.training.stages.blocks import begun, whole_blocks
+from groupwise.training.stages.blocks import begun, data_hashes, whole_blocks
 from groupwise.training.stages.rows import line
 from groupwise.types import Prompt
 
@@ -231,7 +231,7 @@ def _settings(
     data = config.model_dump(mode="json", exclude_defaults=True, include={"data"})
     given = {**settings, "recipe": data, "rules": "" if rules is None else fingerprint(rules)}
     model_hash = fingerprint(model) if settings["by"] == "perplexity" else ""
-    data_hash = fingerprint(config.data.train)
+    data_hash = data_hashes(config)
     return {
         "made_by": "contexts",
         "model": model,

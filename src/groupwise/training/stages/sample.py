@@ -20,7 +20,7 @@ from groupwise.rewards.scoring.rows import check_rows
 from groupwise.rundir.files import append_text
 from groupwise.rundir.provenance import digest, fingerprint, write_origin
 from groupwise.training.monitor.progress import Progress, show_progress
-from groupwise.training.stages.blocks import begun, whole_blocks
+from groupwise.training.stages.blocks import begun, data_hashes, whole_blocks
 from groupwise.training.stages.rows import line
 from groupwise.types import Engine, Group, Prompt, Request, Scores, Stream
 
@@ -30,7 +30,7 @@ STREAM = -2
 BLOCK = 32
 """Prompts that are scored and written together; a killed command loses at most one such block."""
 
-OF_SAMPLES = ("model", "data", "sampling", "combine", "rewards")
+OF_SAMPLES = ("model", "data", "environment", "sampling", "combine", "rewards")
 """Sections of a recipe that decide what is sampled and how it is scored."""
 
 
@@ -154,13 +154,16 @@ def _settings(config: Config, model: str | Path, **more: Any) -> dict[str, Any]:
     values.get("model", {}).pop("path", None)
     plain = {key: list(value) if isinstance(value, tuple) else value for key, value in more.items()}
     settings = {"recipe": values, "seed": config.seed, **plain}
+    if settings["split"] == "eval":
+        settings["evaluation.prompts"] = config.evaluation.prompts
+    data = data_hashes(config)
     return {
         "made_by": "sample",
         "model": str(model),
         "model_hash": fingerprint(model),
-        "data_hash": fingerprint(config.data.train),
+        "data_hash": data,
         "settings": settings,
-        "digest": digest(settings | {"model": fingerprint(model)}),
+        "digest": digest(settings | {"model": fingerprint(model), "data": data}),
     }
 
 
