@@ -18,7 +18,7 @@ PAGES = (
     "docs/coverage.html",  # the widest text in a table
     "docs/papers.html",  # many columns
     "docs/scale.html",  # nine columns
-    "docs/ko/README.html",
+    "docs/ko/index.html",
     "reference/settings/optimizer.html",
     "reference/commands/train.html",
 )
@@ -57,7 +57,7 @@ def test_a_page_fits_the_screen_and_reports_no_error(
 ) -> None:
     for width, dark in ((1280, False), (390, True)):
         browser.visit(address + page, width=width, dark=dark)
-        browser.wait("document.querySelector('.md-search__output')")  # scripts have run
+        browser.wait("window.document$ !== undefined")  # the scripts of the theme have run
         assert browser.value("document.documentElement.scrollWidth") <= width
         assert browser.value(SQUEEZED) == []
         assert browser.value(PALE) == []
@@ -87,7 +87,7 @@ PALE = """
   const pale = [];
   for (const e of document.querySelectorAll('.md-content :is(p, li, td, th, a, code, span, h1, h2)')) {
     if (![...e.childNodes].some(n => n.nodeType === 3 && n.data.trim()) || !e.offsetParent) continue;
-    if (e.matches('.headerlink')) continue;
+    if (e.matches(".headerlink")) continue;
     const under = behind(e), text = light(over(whole(getComputedStyle(e).color), under));
     const [a, b] = [text, light(under)].sort((x, y) => y - x);
     if ((a + 0.05) / (b + 0.05) < 4.5) pale.push([e.textContent.slice(0, 40), (a + 0.05) / (b + 0.05)]);
