@@ -1,4 +1,4 @@
-"""Pages of the built site in a real browser: no error, nothing wider than the screen, readable colours."""
+"""Pages of the built site in a real browser: no errors, nothing too wide, no pale text."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+
 from browser import NEEDS_BROWSER, Browser
 
 SITE = Path(__file__).parents[2] / "build" / "site"
@@ -81,18 +82,37 @@ PALE = """
   const whole = colour => { const p = parts(colour); return p.length < 4 ? [...p, 1] : p; };
   const behind = element => {
     const layers = [];
-    for (let e = element; e; e = e.parentElement) layers.push(whole(getComputedStyle(e).backgroundColor));
+    for (let e = element; e; e = e.parentElement)
+      layers.push(whole(getComputedStyle(e).backgroundColor));
     return layers.reduceRight((under, layer) => over(layer, under), [255, 255, 255]);
   };
   const pale = [];
-  for (const e of document.querySelectorAll('.md-content :is(p, li, td, th, a, code, span, h1, h2)')) {
-    if (![...e.childNodes].some(n => n.nodeType === 3 && n.data.trim()) || !e.offsetParent) continue;
-    if (e.matches(".headerlink")) continue;
+  const written = e => [...e.childNodes].some(n => n.nodeType === 3 && n.data.trim());
+  const texts = document.querySelectorAll('.md-content :is(p, li, td, th, a, code, span, h1, h2)');
+  for (const e of texts) {
+    if (!written(e) || !e.offsetParent || e.matches('.headerlink')) continue;
     const under = behind(e), text = light(over(whole(getComputedStyle(e).color), under));
     const [a, b] = [text, light(under)].sort((x, y) => y - x);
-    if ((a + 0.05) / (b + 0.05) < 4.5) pale.push([e.textContent.slice(0, 40), (a + 0.05) / (b + 0.05)]);
+    const contrast = (a + 0.05) / (b + 0.05);
+    if (contrast < 4.5) pale.push([e.textContent.slice(0, 40), contrast]);
   }
   return pale.slice(0, 5);
 })()
 """
 """Text whose contrast with what is behind it is below 4.5 to 1 (WCAG AA)."""
+
+
+def test_the_checks_can_fail(browser: Browser, tmp_path: Path) -> None:
+    page = tmp_path / "bad.html"
+    cell = f"<td style='max-width: 40px'>{'word ' * 20}</td>"
+    page.write_text(
+        "<div class='md-content md-typeset'><p style='color: #888'>pale</p>"
+        f"<table><tr>{cell}</tr></table><div style='width: 2000px'>wide</div></div>"
+        "<script>console.error('bad'); nowhere();</script><img src='https://example.invalid/a'>",
+        encoding="utf-8",
+    )
+    browser.visit(page.as_uri())
+    assert browser.value("document.documentElement.scrollWidth") > 1280
+    assert len(browser.value(SQUEEZED)) == 1
+    assert [text for text, _ in browser.value(PALE)] == ["pale"]
+    assert len(browser.complaints()) >= 3

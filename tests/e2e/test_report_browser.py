@@ -6,8 +6,8 @@ import random
 import time
 
 import pytest
-from browser import NEEDS_BROWSER, Browser
 
+from browser import NEEDS_BROWSER, Browser
 from groupwise.report import RunData, write_comparison_report
 
 pytestmark = [NEEDS_BROWSER, pytest.mark.slow]

@@ -14,9 +14,7 @@ import pytest
 BROWSER = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
 )
-NEEDS_BROWSER = pytest.mark.skipif(
-    BROWSER is None, reason="needs chromium, which is not installed"
-)
+NEEDS_BROWSER = pytest.mark.skipif(BROWSER is None, reason="needs chromium, which is not installed")
 
 FLAGS = (
     "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run "
