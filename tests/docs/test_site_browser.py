@@ -61,6 +61,7 @@ def test_a_page_fits_the_screen_and_reports_no_error(
         browser.wait("window.document$ !== undefined")  # the scripts of the theme have run
         assert browser.value("document.documentElement.scrollWidth") <= width
         assert browser.value(SQUEEZED) == []
+        assert browser.value(CLIPPED) == []
         assert browser.value(PALE) == []
         assert browser.complaints(address) == []
 
@@ -71,6 +72,14 @@ SQUEEZED = """
   .map(cell => cell.innerText)
 """
 """Cells of tables that break their text into a column of words."""
+
+CLIPPED = r"""
+[...document.querySelectorAll('pre code')]
+  .filter(code => /^(groupwise|make|python) /.test(code.innerText))
+  .filter(code => code.scrollWidth > code.clientWidth + 1)
+  .map(code => code.innerText)
+"""
+"""Commands that have to be scrolled to be read."""
 
 PALE = """
 (() => {
