@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import random
+import threading
 import time
 
 import pytest
 
 from browser import NEEDS_BROWSER, Browser
 from groupwise.report import RunData, write_comparison_report
+from groupwise.report.live import LivePage, serve
 
 pytestmark = [NEEDS_BROWSER, pytest.mark.slow]
 
@@ -191,3 +194,33 @@ def test_hostile_text_is_shown_and_never_run(browser, tmp_path):
     text = browser.value("document.querySelector('#rollouts .text').textContent")
     assert text.startswith(HOSTILE) and "␛[31m⟨U+202E⟩" in text
     assert browser.complaints() == []
+
+
+def test_the_page_of_a_run_in_progress_follows_it(browser, tmp_path):
+    started, addresses = threading.Event(), []
+
+    def note(address):
+        addresses.append(address)
+        started.set()
+
+    def write_steps(count):
+        (tmp_path / "config.json").write_text(json.dumps({"config": {"steps": 9, "seed": 0}}))
+        rows = [{"step": n, "reward": n / 10, "accuracy": n / 10} for n in range(1, count + 1)]
+        (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    arguments = {"port": 0, "started": note}
+    threading.Thread(
+        target=serve, args=(LivePage(tmp_path),), kwargs=arguments, daemon=True
+    ).start()
+    assert started.wait(10)
+    (address,) = addresses
+    for width, dark in ((390, False), (1280, True)):
+        (tmp_path / "metrics.jsonl").unlink(missing_ok=True)
+        browser.visit(address, width=width, dark=dark)
+        assert "Nothing to show yet" in browser.value("document.body.innerText")
+        for count in (2, 3):
+            browser.value("window.before = true")
+            write_steps(count)
+            browser.wait("!window.before && document.querySelector('.hero path') && true")
+            assert browser.value("document.documentElement.scrollWidth") <= width
+        assert [found for found in browser.complaints(address) if "favicon" not in str(found)] == []
