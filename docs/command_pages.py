@@ -39,7 +39,7 @@ def command(name: str, command: Any) -> str:
     )
     called = ["COMMAND"] if getattr(command, "commands", None) else []
     usage = " ".join([name, *words, *needed, *rest, *called])
-    lines += ["```console", f"$ {usage}", "```", ""]
+    lines += ["```sh", usage, "```", ""]
     for each in parameters:
         lines += [*_parameter(each), ""]
     return "\n".join(lines) + "\n"

@@ -254,12 +254,11 @@ def page(known: Mapping[str, Twin], results: Mapping[str, Mapping[str, Any] | No
         f"*Not shown* does not mean that there is no effect: intervals over {SEEDS} seeds are "
         "wide. They are not corrected for the number of effects on this page.",
         "",
-        "| pipeline | row in [coverage](coverage.md) | claim | measured | difference | result |",
-        "|---|---|---|---|---|---|",
+        "| pipeline | claim | measured | difference | result |",
+        "|---|---|---|---|---|",
     ]
     for name, twin in known.items():
         stored = results.get(name)
-        rows = ", ".join(map(str, twin.rows))
         for each in twin.effects:
             if stored is None:
                 cells = ["–", "not run yet"]
@@ -269,11 +268,18 @@ def page(known: Mapping[str, Twin], results: Mapping[str, Mapping[str, Any] | No
                 count = len(stored["seeds"])
                 cells[1] += "" if count >= SEEDS else f" ({count} of {SEEDS} seeds)"
             lines.append(
-                f"| `{name}` | {rows} | {each.claim} | {measured(each)} | {' | '.join(cells)} |"
+                f"| [`{name}`](#{name}) | {each.claim} | {measured(each)} | {' | '.join(cells)} |"
             )
     for name, twin in known.items():
         stored = results.get(name)
-        lines += ["", f"## {name}", "", f"{twin.paper}. {twin.remark}".rstrip()]
+        rows = ", ".join(map(str, twin.rows))
+        covered = f"Coverage: [row{'s' if len(twin.rows) > 1 else ''} {rows}](coverage.md)."
+        lines += [
+            "",
+            f"## {name}",
+            "",
+            " ".join(filter(None, (f"{twin.paper}.", twin.remark, covered))),
+        ]
         if stored is not None:
             lines += ["", *of_seeds(stored["seeds"])]
     return "\n".join(lines) + "\n"
@@ -295,16 +301,21 @@ def measured(effect: Effect) -> str:
 
 
 def shown(effect: Effect, difference: Estimate, seeds: Mapping[str, Any]) -> str:
-    """A difference with its unit."""
+    """A difference with its unit and as many decimals as its interval supports."""
     if math.isnan(difference.value):
         return "–"
     values = effect._values(seeds, effect.of, effect.section)
     share = is_share(effect.figure, values) and effect.section is not None
     scale, unit = (100, " points") if share else (1, "")
-    interval = ""
-    if difference.known:
-        interval = f" [{scale * difference.low:+.3g}, {scale * difference.high:+.3g}]"
-    return f"{scale * difference.value:+.3g}{interval}{unit}".replace("-", "−")
+    if not difference.known:
+        return f"{scale * difference.value:+.3g}{unit}".replace("-", "−")
+    half = scale * (difference.high - difference.low) / 2
+    decimals = max(1, 1 - math.floor(math.log10(half))) if half and not share else 1
+    value, low, high = (
+        f"{scale * each:+.{decimals}f}"
+        for each in (difference.value, difference.low, difference.high)
+    )
+    return f"{value} [{low}, {high}]{unit}".replace("-", "−")
 
 
 def of_seeds(seeds: Mapping[str, Any]) -> list[str]:

@@ -1,7 +1,6 @@
 """Code blocks of all pages: commands and options exist, Python compiles and imports, TOML parses.
 
-Blocks whose effect is part of a page run elsewhere (`test_readme.py`, `test_examples.py`); the
-others would need a GPU, a network or hours.
+`test_blocks_run.py` runs what takes no training, `test_readme.py` the example of the README.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ import ast
 import functools
 import importlib
 import re
-import shlex
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,48 +17,14 @@ from typing import Any
 import pytest
 import typer.main
 
+from code_blocks import PAGES, ROOT, blocks, commands
 from groupwise.cli import app
 from groupwise.config import load, packaged
 from groupwise.config.data import load_train
 from groupwise.pipelines.plan import packaged_pipelines
 
-ROOT = Path(__file__).parents[2]
-PAGES = [*sorted(ROOT.glob("README*.md")), *sorted(ROOT.glob("docs/**/*.md"))]
 OPTIONAL = ("trl", "vllm", "unsloth")
 """Packages that examples import and that may be absent."""
-
-
-def blocks(text: str, *languages: str) -> Iterator[str]:
-    """Fenced blocks in one of these languages."""
-    for language, block in re.findall(r"^```(\w*)\n(.*?)^```", text, flags=re.DOTALL | re.M):
-        if language in languages:
-            yield block
-
-
-def commands(text: str) -> Iterator[list[str]]:
-    """Words of every `groupwise` command in the blocks and in backticks of a page."""
-    text = re.sub(r"\\\n\s*", "", text)
-    found = [*blocks(text, "console", "bash", "")]
-    found += re.findall(r"^    (?:\$ )?(groupwise .*)$", text, flags=re.M)
-    found += re.findall(r"`(groupwise [^`]+)`", text)
-    for block in found:
-        for words in commands_of(block):
-            if words[:1] == ["groupwise"] and "…" not in words[1]:
-                yield words[1:]
-
-
-def commands_of(block: str) -> Iterator[list[str]]:
-    """Words of every line; a quotation may go over several lines."""
-    open_lines = ""
-    for line in block.splitlines():
-        open_lines += line.removeprefix("$ ") + "\n"
-        try:
-            words = shlex.split(open_lines, comments=True)
-        except ValueError:  # no closing quotation yet
-            continue
-        open_lines = ""
-        yield words
-    assert not open_lines.startswith("groupwise"), f"no closing quotation: {open_lines}"
 
 
 @functools.cache
@@ -117,6 +81,20 @@ def test_toml_blocks_parse(page: Path) -> None:
         assert tomllib.loads(block), block
 
 
+def unmarked(text: str) -> Iterator[str]:
+    """Blocks that do not name their language, and commands that cannot be copied as they are."""
+    outside = re.sub(r"^```\w+\n.*?^```$", "", text, flags=re.DOTALL | re.M)
+    yield from re.findall(r"^```$", outside, flags=re.M)[::2]
+    yield from re.findall(r"^(?![* ]).*\n\n(    .*)", outside, flags=re.M)
+    for block in blocks(text, "sh"):
+        yield from re.findall(r"^\$ .*$", block, flags=re.M)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_blocks_name_their_language_and_commands_can_be_copied(page: Path) -> None:
+    assert list(unmarked(page.read_text(encoding="utf-8"))) == []
+
+
 def test_the_recipes_of_the_data_page_load_and_read_its_rows(tmp_path: Path) -> None:
     text = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
     (row,) = blocks(text, "json")
@@ -135,7 +113,7 @@ def test_the_checks_can_fail() -> None:
     assert fault(["train", "x", "--nonsense"]) == "train has no ['--nonsense']"
     assert fault(["trane", "x"]) == "no command 'trane'"
     assert unknown_recipe(["train", "word-problem"]) == "word-problem"
-    page = (
-        "```console\n$ groupwise eval A  # words\n```\n\n    groupwise runs DIR\n`groupwise chat M`"
-    )
-    assert list(commands(page)) == [["eval", "A"], ["runs", "DIR"], ["chat", "M"]]
+    page = "```sh\ngroupwise eval A  # words\n```\n`groupwise chat M`"
+    assert list(commands(page)) == [["eval", "A"], ["chat", "M"]]
+    assert list(unmarked("```\na\n```\n\n    b\n\n```sh\n    c\n```\n")) == ["```", "    b"]
+    assert list(unmarked("```sh\n$ groupwise demo\n```\n")) == ["$ groupwise demo"]

@@ -47,7 +47,7 @@ def judged(text: str) -> Group:
 
 
 def test_every_command_named_exists(capsys: pytest.CaptureFixture[str]) -> None:
-    named = set(re.findall(r"(?:`|\$ )groupwise ([a-z-]+(?: try| list)?)\b", README))
+    named = set(re.findall(r"(?m)(?:`|^)groupwise ([a-z-]+(?: try| list)?)\b", README))
     assert {"train", "eval", "demo", "reward try", "reward list"} <= named
     for command in sorted(named):
         assert main([*command.split(), "--help"]) == 0, command

@@ -107,7 +107,7 @@ def test_every_command_has_a_page_with_its_options(site: Path) -> None:
     assert {"train.md", "reward-try.md", "reward-list.md", "watch.md"} <= linked(index)
     assert "## `--resume DIR`" in (folder / "train.md").read_text(encoding="utf-8")
     page = (folder / "plan.md").read_text(encoding="utf-8")
-    assert "$ groupwise plan RECIPE --gpus N [OPTIONS]" in page and "## `--kind" in page
+    assert "```sh\ngroupwise plan RECIPE --gpus N [OPTIONS]\n" in page and "## `--kind" in page
 
 
 def test_no_page_shows_what_python_calls_things(site: Path) -> None:

@@ -2,137 +2,22 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import random
-import shutil
-import subprocess
+import threading
 import time
 
 import pytest
 
+from browser import NEEDS_BROWSER, Browser
 from groupwise.report import RunData, write_comparison_report
+from groupwise.report.live import LivePage, serve
 
-BROWSER = next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
-)
-pytestmark = [
-    pytest.mark.skipif(BROWSER is None, reason="needs chromium, which is not installed"),
-    pytest.mark.slow,
-]
-
-FLAGS = (
-    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run "
-    "--disable-background-networking --disable-component-update --disable-sync "
-    "--remote-debugging-pipe"
-).split()
+pytestmark = [NEEDS_BROWSER, pytest.mark.slow]
 
 HOSTILE = (
     "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
 )
-
-
-class Browser:
-    """A headless browser, spoken to over its debugging pipe (one JSON message per NUL)."""
-
-    def __init__(self, profile):
-        # The browser reads at 3 and writes at 4; ends above 10 cannot collide with those.
-        ends = [fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 10) for end in (*os.pipe(), *os.pipe())]
-        inward, self.outward, self.inbox, outward = ends
-
-        def arrange():
-            os.dup2(inward, 3)
-            os.dup2(outward, 4)
-
-        self.process = subprocess.Popen(
-            [BROWSER, *FLAGS, f"--user-data-dir={profile}", "about:blank"],
-            preexec_fn=arrange,
-            close_fds=False,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        os.close(inward)
-        os.close(outward)
-        self.count, self.buffer, self.events, self.session = 0, b"", [], None
-        target = self.call("Target.createTarget", url="about:blank")["targetId"]
-        attached = self.call("Target.attachToTarget", targetId=target, flatten=True)
-        self.session = attached["sessionId"]
-        for domain in ("Page", "Runtime", "Network", "Log"):
-            self.call(f"{domain}.enable")
-
-    def call(self, method, **params):
-        self.count += 1
-        message = {"id": self.count, "method": method, "params": params}
-        if self.session:
-            message["sessionId"] = self.session
-        os.write(self.outward, json.dumps(message).encode() + b"\0")
-        while True:
-            answer = self.receive()
-            if answer.get("id") == self.count:
-                assert "error" not in answer, answer
-                return answer["result"]
-            self.events.append(answer)
-
-    def receive(self):
-        while b"\0" not in self.buffer:
-            chunk = os.read(self.inbox, 1 << 20)
-            assert chunk, "the browser closed its pipe"
-            self.buffer += chunk
-        line, self.buffer = self.buffer.split(b"\0", 1)
-        return json.loads(line)
-
-    def value(self, expression):
-        found = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
-        assert "exceptionDetails" not in found, found
-        return found["result"].get("value")
-
-    def wait(self, expression, seconds=20.0):
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            if found := self.value(expression):
-                return found
-            time.sleep(0.05)
-        raise AssertionError(f"never true: {expression}")
-
-    def open(self, path, *, width=1280, dark=False):
-        self.events.clear()
-        self.call(
-            "Emulation.setDeviceMetricsOverride",
-            width=width,
-            height=900,
-            deviceScaleFactor=1,
-            mobile=width < 600,
-        )
-        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        self.call("Emulation.setEmulatedMedia", features=[scheme])
-        # By way of a blank page, so that what is found is not of the page before.
-        self.call("Page.navigate", url="about:blank")
-        self.wait("location.href === 'about:blank'")
-        self.call("Page.navigate", url=path.as_uri())
-        ready = f"location.href === '{path.as_uri()}' && document.documentElement?.dataset.ready"
-        return int(self.wait(ready))
-
-    def complaints(self):
-        """Exceptions, errors in the log, and requests for anything but the page itself."""
-        found = []
-        for event in self.events:
-            params = event.get("params", {})
-            if event.get("method") == "Runtime.exceptionThrown":
-                found.append(params["exceptionDetails"])
-            if event.get("method") == "Log.entryAdded" and params["entry"]["level"] == "error":
-                found.append(params["entry"])
-            if event.get("method") == "Network.requestWillBeSent":
-                url = params["request"]["url"]
-                if not url.startswith(("file:", "data:")):
-                    found.append(url)
-        return found
-
-    def close(self):
-        self.process.kill()
-        self.process.wait()
-        os.close(self.outward)
-        os.close(self.inbox)
 
 
 @pytest.fixture(scope="module")
@@ -309,3 +194,33 @@ def test_hostile_text_is_shown_and_never_run(browser, tmp_path):
     text = browser.value("document.querySelector('#rollouts .text').textContent")
     assert text.startswith(HOSTILE) and "␛[31m⟨U+202E⟩" in text
     assert browser.complaints() == []
+
+
+def test_the_page_of_a_run_in_progress_follows_it(browser, tmp_path):
+    started, addresses = threading.Event(), []
+
+    def note(address):
+        addresses.append(address)
+        started.set()
+
+    def write_steps(count):
+        (tmp_path / "config.json").write_text(json.dumps({"config": {"steps": 9, "seed": 0}}))
+        rows = [{"step": n, "reward": n / 10, "accuracy": n / 10} for n in range(1, count + 1)]
+        (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    arguments = {"port": 0, "started": note}
+    threading.Thread(
+        target=serve, args=(LivePage(tmp_path),), kwargs=arguments, daemon=True
+    ).start()
+    assert started.wait(10)
+    (address,) = addresses
+    for width, dark in ((390, False), (1280, True)):
+        (tmp_path / "metrics.jsonl").unlink(missing_ok=True)
+        browser.visit(address, width=width, dark=dark)
+        assert "Nothing to show yet" in browser.value("document.body.innerText")
+        for count in (2, 3):
+            browser.value("window.before = true")
+            write_steps(count)
+            browser.wait("!window.before && document.querySelector('.hero path') && true")
+            assert browser.value("document.documentElement.scrollWidth") <= width
+        assert [found for found in browser.complaints(address) if "favicon" not in str(found)] == []

@@ -90,3 +90,14 @@ def test_commands_in_alerts_are_code() -> None:
     row = {"step": 3, "alarm": "no_signal", "text": "Try `groupwise doctor` <b>"}
     run = RunData(label="a", algorithm="grpo", seed=0, alerts=[row])
     assert "Try <code>groupwise doctor</code> &lt;b&gt;" in alerts([run])
+
+
+def test_alerts_are_counted_in_one_sentence() -> None:
+    def run(seed: int, *steps: int) -> RunData:
+        rows = [{"step": step, "alarm": "no_signal", "text": f"at {step}"} for step in steps]
+        return RunData(label="a", algorithm="grpo", seed=seed, alerts=rows)
+
+    assert "<p>1 alert, the first at step 3.</p>" in alerts([run(0, 3)])
+    several = [run(0, 5, 9), run(1, 4), run(2)]
+    assert "<p>3 alerts in 2 of 3 runs, the first at step 4.</p>" in alerts(several)
+    assert alerts([run(0)]) == ""

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from groupwise.config import load
+from groupwise.models import save_policy
 from groupwise.rundir.files import read_lines
+from groupwise.training.prepare import prepare
 from groupwise.types import Prompt
-from small_runs import Quiet, prepared, timeless
+from small_runs import Quiet, prepared, timeless, tiny
 
 HELD_OUT = [Prompt(id=str(n), text=f"{n}+1=", answer=str(n + 1)) for n in range(3)]
 
@@ -45,6 +48,19 @@ def test_the_base_model_is_evaluated_first_and_nothing_else_changes(tmp_path: Pa
     assert any("evaluating the base model" in line for line in shown.lines)
     told = f"greedy {100 * base:.1f} %"
     assert any("held-out" in line and told in line for line in shown.lines)
+
+
+def test_a_run_says_which_model_it_loads(tmp_path: Path) -> None:
+    save_policy(tiny(), tmp_path / "model")
+    shown = Shown()
+    given = [
+        "steps=1",
+        "threads=1",
+        f"model.path={tmp_path / 'model'}",
+        f"output={tmp_path / 'run'}",
+    ]
+    prepare(load("word-problems", given), progress=shown).close()
+    assert shown.lines[0] == f"loading {tmp_path / 'model'}"
 
 
 def test_a_run_that_goes_on_does_not_evaluate_the_base_again(tmp_path: Path) -> None:

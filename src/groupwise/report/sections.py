@@ -58,7 +58,8 @@ def findings(comparison: Mapping[str, Any], *, seeds: int) -> str:
 
 
 def alerts(runs: Sequence[RunData]) -> str:
-    """The alerts that fired, with their steps, the same text once for each run."""
+    """The alerts that fired, with their steps, the same text once for each run, after a sentence
+    that says how many there are and when they began."""
     lines: dict[tuple[str, str], float] = {}
     for run in runs:
         name = f"{run.label}, seed {run.seed}, " if len(runs) > 1 else ""
@@ -70,7 +71,11 @@ def alerts(runs: Sequence[RunData]) -> str:
     more = [f"{len(shown) - MOST_ALERTS} more in alarms.jsonl"] if len(shown) > MOST_ALERTS else []
     lines_shown = [*shown[:MOST_ALERTS], *more]
     items = "".join(f"<p>{_with_code(line)}</p>" for line in lines_shown)
-    return f'<section class="findings alerts"><p class="mark">Alerts</p>{items}</section>'
+    many = f"{len(shown)} alert{'s' * (len(shown) > 1)}"
+    of_runs = f" in {len({name for name, _ in lines})} of {len(runs)} runs" if len(runs) > 1 else ""
+    said = f"{many}{of_runs}, the first at step {min(lines.values()):g}."
+    mark = '<p class="mark">Alerts</p>'
+    return f'<section class="findings alerts">{mark}<p>{said}</p>{items}</section>'
 
 
 def _with_code(text: str) -> str:

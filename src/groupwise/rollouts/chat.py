@@ -46,8 +46,10 @@ def chat(
         The text of each answer, special tokens and replies of an environment included.
 
     Raises:
-        UsageError: no such model, or a message that alone is too long for it.
+        UsageError: a wording of several columns, no such model, or a message that alone is too
+            long for it.
     """
+    worded(wording, "")  # raises before the model is loaded
     policy = load_policy(model, trust_remote_code=trust_remote_code)
     engine = make_engine(policy) if tools is None else tools(policy)
     plain = plain and not system

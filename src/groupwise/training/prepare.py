@@ -452,6 +452,7 @@ def _started(
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     if policy is None:
+        progress.log(f"loading {config.model.path}")
         with own_random_numbers(config.seed):  # adapters are initialised at random
             policy = load_configured(config)
     now = policy_fingerprints(policy)

@@ -1,0 +1,127 @@
+"""Pages of the built site in a real browser: no errors, nothing too wide, no pale text."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from browser import NEEDS_BROWSER, Browser
+
+SITE = Path(__file__).parents[2] / "build" / "site"
+PAGES = (
+    "index.html",  # a picture, tables, code
+    "docs/concepts.html",  # drawings
+    "docs/coverage.html",  # the widest text in a table
+    "docs/papers.html",  # many columns
+    "docs/scale.html",  # nine columns
+    "docs/ko/index.html",
+    "reference/settings/optimizer.html",
+    "reference/commands/train.html",
+)
+pytestmark = [
+    NEEDS_BROWSER,
+    pytest.mark.skipif(not SITE.exists(), reason="needs build/site, which `make docs` builds"),
+]
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    """Serves files without a log."""
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Requests are not logged."""
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=SITE))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_address[1]}/"
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    browser = Browser(tmp_path_factory.mktemp("profile"))
+    yield browser
+    browser.close()
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_fits_the_screen_and_reports_no_error(
+    browser: Browser, address: str, page: str
+) -> None:
+    for width, dark in ((1280, False), (390, True)):
+        browser.visit(address + page, width=width, dark=dark)
+        browser.wait("window.document$ !== undefined")  # the scripts of the theme have run
+        assert browser.value("document.documentElement.scrollWidth") <= width
+        assert browser.value(SQUEEZED) == []
+        assert browser.value(CLIPPED) == []
+        assert browser.value(PALE) == []
+        assert browser.complaints(address) == []
+
+
+SQUEEZED = """
+[...document.querySelectorAll('.md-typeset td')]
+  .filter(cell => cell.getBoundingClientRect().width < 90 && cell.innerText.length > 60)
+  .map(cell => cell.innerText)
+"""
+"""Cells of tables that break their text into a column of words."""
+
+CLIPPED = r"""
+[...document.querySelectorAll('pre code')]
+  .filter(code => /^(groupwise|make|python) /.test(code.innerText))
+  .filter(code => code.scrollWidth > code.clientWidth + 1)
+  .map(code => code.innerText)
+"""
+"""Commands that have to be scrolled to be read."""
+
+PALE = """
+(() => {
+  const parts = colour => (colour.match(/[\\d.]+/g) || []).map(Number);
+  const light = ([r, g, b]) => [r, g, b]
+    .map(c => (c /= 255) <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, c, i) => sum + c * [0.2126, 0.7152, 0.0722][i], 0);
+  const over = (top, under) => top.slice(0, 3).map((c, i) => c * top[3] + under[i] * (1 - top[3]));
+  const whole = colour => { const p = parts(colour); return p.length < 4 ? [...p, 1] : p; };
+  const behind = element => {
+    const layers = [];
+    for (let e = element; e; e = e.parentElement)
+      layers.push(whole(getComputedStyle(e).backgroundColor));
+    return layers.reduceRight((under, layer) => over(layer, under), [255, 255, 255]);
+  };
+  const pale = [];
+  const written = e => [...e.childNodes].some(n => n.nodeType === 3 && n.data.trim());
+  const texts = document.querySelectorAll('.md-content :is(p, li, td, th, a, code, span, h1, h2)');
+  for (const e of texts) {
+    if (!written(e) || !e.offsetParent || e.matches('.headerlink')) continue;
+    const under = behind(e), text = light(over(whole(getComputedStyle(e).color), under));
+    const [a, b] = [text, light(under)].sort((x, y) => y - x);
+    const contrast = (a + 0.05) / (b + 0.05);
+    if (contrast < 4.5) pale.push([e.textContent.slice(0, 40), contrast]);
+  }
+  return pale.slice(0, 5);
+})()
+"""
+"""Text whose contrast with what is behind it is below 4.5 to 1 (WCAG AA)."""
+
+
+def test_the_checks_can_fail(browser: Browser, tmp_path: Path) -> None:
+    page = tmp_path / "bad.html"
+    cell = f"<td style='max-width: 40px'>{'word ' * 20}</td>"
+    page.write_text(
+        "<div class='md-content md-typeset'><p style='color: #888'>pale</p>"
+        f"<table><tr>{cell}</tr></table><div style='width: 2000px'>wide</div></div>"
+        "<script>console.error('bad'); nowhere();</script><img src='https://example.invalid/a'>",
+        encoding="utf-8",
+    )
+    browser.visit(page.as_uri())
+    assert browser.value("document.documentElement.scrollWidth") > 1280
+    assert len(browser.value(SQUEEZED)) == 1
+    assert [text for text, _ in browser.value(PALE)] == ["pale"]
+    assert len(browser.complaints()) >= 3
