@@ -8,6 +8,7 @@ import pytest
 
 from groupwise.errors import UsageError
 from groupwise.rewards import extract_answer, math_equal
+from groupwise.rewards.math.reward import exact_answer
 
 
 @pytest.mark.parametrize(
@@ -71,10 +72,34 @@ def test_long_texts_are_searched_from_the_end() -> None:
     ("text", "found"),
     [("총99개", "99"), ("정답은42", "42"), ("정답은-3이다", "-3"), ("合計は12個です", "12"),
      ("答案是7。", "7"), ("3일-5일", "5"), ("모두 1,234명이다.", "1234"), ("답:3/4", "3/4"),
+     ("答案是-5", "-5"), ("答案為−5", "-5"), ("答えは-5です", "-5"), ("2x等于-5", "-5"),
+     ("正答は3日-5日", "5"), ("答案是3-5", "5"), ("3月-5月", "5"),
+     ("정답은.5", ".5"), ("약.5", ".5"), ("정답은-.5", "-.5"), ("끝이다.5", None), ("계약.5", None),
      ("é5", None), ("a1", None), ("v1.2.3", None)],
 )  # fmt: skip
 def test_a_number_may_follow_hangul_and_cjk_letters(text: str, found: str | None) -> None:
     assert extract_answer(text, style="last_number") == found
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [("정답은 5이고 6이 아니다", "5"), ("정답은 5지 6개가 아니다.", "5"), ("5가 아니라 6이다", "6"),
+     ("정답은 1도 아니고 2도 아닌 3이다", "3"), ("정답은 5이고 -1.5가 아닙니다", "5"),
+     ("5であり6ではない", "5"), ("5であり、6ではありません。", "5"), ("答案是5，不是6", "5"),
+     ("答案是5而不是6。", "5"), ("答案不是6而是5", "5"),
+     ("6이 아니다", "6"), ("12는 소수가 아니다", "12"), ("5 아니면 6", "6"), ("정답은 6이 아닐까?", "6"),
+     ("정답은 6이 아닌가 싶다", "6"), ("5、6ではないか", "6"), ("是5还是6？是不是6", "6")],
+)  # fmt: skip
+def test_a_denied_alternative_is_left_out_in_korean_chinese_and_japanese(
+    text: str, found: str
+) -> None:
+    for style in ("auto", "last_number"):
+        assert extract_answer(text, style=style) == found
+
+
+def test_a_negative_answer_does_not_earn_the_reward_of_its_opposite() -> None:
+    assert exact_answer("答案是-5", "5", style="last_number") == 0.0
+    assert exact_answer("答案是-5", "-5", style="last_number") == 1.0
 
 
 @pytest.mark.parametrize(

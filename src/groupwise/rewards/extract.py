@@ -13,12 +13,15 @@ Style = Literal["auto", "answer_tag", "boxed", "gsm8k", "last_number", "choice"]
 _TAIL = 20_000  # characters from the end that are looked at: the answer stands there
 _SPECIAL = re.compile(r"<\|[a-z_]+\|>|</s>|<eos>", re.IGNORECASE)
 _CJK = "\u1100-\u11ff\u3040-\u30ff\u3130-\u318f\u3400-\u9fff\uac00-\ud7af"
-# A number may follow Hangul or CJK letters directly; a sign only the topic particle, since the
-# hyphen of a range follows letters as well.
+_TOPIC = "은는是为為は"  # "is" in Chinese, and the particles of the topic in Korean and Japanese
+_GIVES = _TOPIC + "于於得到"  # the ends of 等于 (equals) and 得到 (gives) as well
+# A number may follow Hangul or CJK letters directly; a sign only what gives a value, since the
+# hyphen of a range follows letters as well; a point only that and 약 (about), since a sentence ends
+# in a letter and a point.
 _NUMBER = re.compile(
-    rf"(?:(?<![\w.])[-+]?|(?<=[은는])[-+]|(?<=[{_CJK}]))[$€£]?(?:\d{{1,3}}(?:,\d{{3}})+(?!\d)|\d+)"
-    r"(?:\.\d+)?(?:[eE][-+]?\d+)?(?:/\d+)?(?![a-zA-Z]*\d)"
-    r"|(?<![\w.])[-+]?\.\d+"
+    rf"(?:(?<![\w.])[-+]?|(?<=[{_GIVES}])[-+]|(?<=[{_CJK}]))[$€£]?"
+    r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:[eE][-+]?\d+)?(?:/\d+)?(?![a-zA-Z]*\d)"
+    rf"|(?:(?<![\w.])[-+]?|(?<=[{_GIVES}])[-+]?|(?<=약)(?<!\w약))\.\d+"
 )
 _ITEM = r"[-+−]?(?:\d+(?:\.\d+)?(?:/\d+)?|\.\d+)"
 _BRACES = r"\s*\{(?:[^{}\n]|\{[^{}\n]{0,40}\}){1,40}\}"
@@ -39,6 +42,11 @@ _FENCED = re.compile(
 _DENIED = re.compile(
     r"(?:[,;]\s{0,9})?(?:\b(?:and|but)\s{1,9})?\b(?:not|rather than|instead of)\s+"
     r"(?:[^\s.,;]|[.,](?=\w)|[ \t](?!but\b))+"
+    # 6이 아니다, 6ではない, 不是6; but not the questions 6이 아닌가, 6ではないか, 是不是6
+    r"|(?<![0-9A-Za-z.,/+-])[-+]?\d[\d.,/]*[^\W\d_]{0,4}?"
+    r"(?:[이가은는도] ?아(?:니(?![겠냐])|닌(?![가지])|님|닙)"
+    r"|では(?:な[いく](?!か|でしょう)|ありません(?!か)))"
+    r"|(?<!是)(?:不是|而非|并非|並非) ?[-+]?\d[\d.,/]*"
 )
 _NUMERALS = "십백천만억조반할푼리퍼十百千万萬億亿兆半割"  # they change the value
 _COUNTED = re.compile(
@@ -59,7 +67,7 @@ _FINAL = re.compile(r"final\s+answer\s+is\s*:?\s*", re.IGNORECASE)
 _SENTENCE_END = re.compile(r"\n|\.\s+(?=[A-Z])|\.\s*$|<\|")
 # The pronoun I and the article A are no choices: they need a mark, or the end of their sentence.
 _CHOICE = re.compile(
-    r"(?<![A-Za-z\\])\(?\s*([A-HJ]|(?<=\()I)\s*[).:](?!\w)|(?<![\w'’-])([B-HJ])(?![\w'’])"
+    r"(?<![A-Za-z\\])([A-HJ]|(?<=\()I)\s*[).:](?!\w)|(?<![\w'’-])([B-HJ])(?![\w'’])"
     r"|(?<![\w'’-])([AI])(?=\s*(?:[.,;:)*]|$)|\s+(?:and|or|but|because|since|as|is|not)\b)"
     # Korean, Chinese and Japanese write no space before the copula or after the topic's particle.
     r"|(?:(?<![\w'’-])|(?<=[은는是为為は]))([A-J])(?=입니다|이다|이에요|예요|です|だ)"
