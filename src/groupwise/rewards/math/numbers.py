@@ -48,6 +48,20 @@ UNITS: dict[str, tuple[str, Fraction]] = {
     for name in names.split()
 }
 
+SCALES = {
+    name: Fraction(factor)
+    for names, factor in {
+        "dozen dozens": 12,
+        "hundred hundreds": 100,
+        "thousand thousands": 10**3,
+        "million millions": 10**6,
+        "billion billions": 10**9,
+        "trillion trillions": 10**12,
+    }.items()
+    for name in names.split()
+}
+"""Words that multiply the number before them."""
+
 _VAGUE = frozenset(
     "unit squar cubic sq total in of th a an per way tim possibl different distinct percent "
     "percentag pct peopl person number such and or is".split()
@@ -62,6 +76,7 @@ _NUMBER = re.compile(
       | \.(?P<only>\d+)(?:[eE](?P<exponent2>[+-]?\d+))?
     )
     \s*(?P<percent>%|percent|percentage|pct)?
+    (?P<scale>(?:\s*\b(?i:{"|".join(SCALES)})\b){{0,3}})
     \s*[{CURRENCY}]?\s*(?P<shape>square|sq\.?|cubic)?\s*(?P<unit>[a-zA-Z]+\.?)?(?:\s*\^?\s*\{{?(?P<power>[23²³])\}}?)?\.?$""",
     re.VERBOSE,
 )
@@ -78,6 +93,8 @@ class Number:
         percent: written with a percent sign.
         unit: (dimension, factor) of a known unit, else None.
         word: the word after the number, which says what is counted.
+        scale: what words such as "million" multiplied the value by.
+        bare: written without a currency sign, a percent sign or words.
     """
 
     value: Fraction
@@ -86,13 +103,16 @@ class Number:
     percent: bool = False
     unit: tuple[str, Fraction] | None = None
     word: str = ""
+    scale: Fraction = Fraction(1)
+    bare: bool = False
 
 
 def plain_number(text: str) -> Number | None:
     """The number that a whole string is, or None.
 
     Signs, thousands separators, decimals, scientific notation, fractions, mixed numbers, percent
-    signs, currency signs and one trailing unit are understood; nothing is ever evaluated.
+    signs, currency signs, words such as "million" and one trailing unit are understood; nothing is
+    ever evaluated.
 
     Example:
         >>> plain_number("$1,000.50").value
