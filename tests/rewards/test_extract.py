@@ -177,6 +177,15 @@ def test_a_counter_behind_a_number_is_left_out_unless_both_have_one(
         ("auto", "10⁻³", "10⁻³"),
         ("auto", "2(3) = 6", "6"),
         ("auto", "f(2, 3) = 7", "7"),
+        ("auto", "It cost $5 million.", "$5 million"),
+        ("last_number", "It cost $5 million.", "5 million"),
+        ("auto", "The answer is 5 Million people.", "5 Million"),
+        ("auto", r"\boxed{5} million", "5 million"),
+        ("auto", r"It is $x = 5$ hundred thousand", "x = 5 hundred thousand"),
+        ("last_number", r"It is $5\text{ million}$", "5 million"),
+        ("last_number", "It costs 5 hundred-dollar bills", "5"),
+        ("last_number", "There are 2 millionaires", "2"),
+        ("last_number", "It rose by 20%", "20"),
     ],
 )
 def test_answers_without_tags(style: str, text: str, answer: str | None) -> None:

@@ -6,6 +6,7 @@ import re
 from typing import Literal
 
 from groupwise.errors import UsageError, suggest
+from groupwise.rewards.math.numbers import SCALES
 from groupwise.rewards.math.phrases import is_program
 
 Style = Literal["auto", "answer_tag", "boxed", "gsm8k", "last_number", "choice"]
@@ -54,6 +55,10 @@ _COUNTED = re.compile(
 )
 _MIXED = re.compile(r"[-+]?\d{1,4} \d{1,4}/\d{1,4}$")
 _PERCENT = re.compile(r"\s*(?:\\?%|percent(?:age)?\b|pct\b)")
+_SCALE = re.compile(
+    r"(?:[^\S\n]|[~$]|\\[,;: ]|\\(?:text|mathrm)\{)*"
+    rf"((?:(?i:{'|'.join(SCALES)})\b(?!-)[^\S\n]*){{1,3}})"
+)
 _MATH = re.compile(
     r"\$\$(?P<a>.+?)\$\$|\\\[(?P<b>.+?)\\\]|\\\((?P<c>.+?)\\\)|(?<!\\)\$(?P<d>[^$\n]+?)(?<!\\)\$",
     re.DOTALL,
@@ -183,8 +188,7 @@ def boxed(text: str) -> str | None:
         start = box[0]
         if box[2] not in contents:
             contents.insert(0, box[2])
-    percent = _PERCENT.match(text[end:].lstrip("$ "))
-    return ", ".join(contents) + ("%" if percent and len(contents) == 1 else "")
+    return ", ".join(contents) + (_suffix(text[end:].lstrip("$ "), 0) if len(contents) == 1 else "")
 
 
 def _hashes(text: str) -> str | None:
@@ -193,9 +197,13 @@ def _hashes(text: str) -> str | None:
 
 
 def last_number(text: str) -> str | None:
-    """The last number, a fraction a/b included, without thousands separators."""
-    found = _NUMBER.findall(_asserted(_prose(text).replace("−", "-")))
-    return re.sub(r"[,$€£+]", "", found[-1]) if found else None
+    """The last number, a fraction a/b included, without thousands separators; a percent sign is
+    left out, words that multiply ("million") are not."""
+    text = _asserted(_prose(text).replace("−", "-"))
+    found = next(reversed(list(_NUMBER.finditer(text))), None)
+    if found is None:
+        return None
+    return re.sub(r"[,$€£+]", "", found[0]) + _suffix(text, found.end()).rstrip("%")
 
 
 def choice(text: str) -> str | None:
@@ -261,7 +269,7 @@ def _sentence(text: str) -> str:
 
 
 def _last_formula(text: str) -> str | None:
-    """The last formula or number of a text, with a percent sign that follows it."""
+    """The last formula or number of a text, with the percent sign or "million" that follows."""
     text = _asserted(text)
     formula = next(reversed(list(_MATH.finditer(text))), None)
     plain = text.replace("−", "-")
@@ -271,16 +279,20 @@ def _last_formula(text: str) -> str | None:
         number = written
     if formula is not None and (number is None or number.start() < formula.end()):
         content = next(group for group in formula.groups() if group is not None)
-        return content.strip() + _percent_after(text, formula.end())
+        return content.strip() + _suffix(text, formula.end())
     if number is None:
         return None
     mixed = _MIXED.search(text[: number.end()])
     found = mixed[0] if mixed else number[0].lstrip("+")
-    return found + _percent_after(text, number.end())
+    return found + _suffix(text, number.end())
 
 
-def _percent_after(text: str, end: int) -> str:
-    return "%" if _PERCENT.match(text, end) else ""
+def _suffix(text: str, end: int) -> str:
+    """The percent sign or the multiplying words ("million") that follow a number."""
+    if _PERCENT.match(text, end):
+        return "%"
+    words = _SCALE.match(text, end)
+    return " " + words[1].strip() if words else ""
 
 
 _STYLES = {

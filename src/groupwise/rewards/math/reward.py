@@ -27,6 +27,7 @@ _LEADING_LETTER = re.compile(r"\(?\s*([A-Ja-j])\s*(?:[).:]+(?:\s.*)?|$)", re.DOT
 _DECIMAL_COMMA = re.compile(r"[-+]?\d+,\d+")
 _STYLED = re.compile(r"\\(?:text(?:bf|it|rm)?|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")
 _EMPHASISED = re.compile(r"\\text(?:bf|it)\s*\{([^{}]*\d[^{}]*)\}")
+_BARE = re.compile(r"(\$?)[-+]?[\d.,/ ]+\1")
 _WORD = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]{2,}")
 
 
@@ -93,7 +94,9 @@ def _quick(gold: str, answer: str) -> bool | None:
     one = plain_number(_plain(gold))
     two = plain_number(_plain(answer)) if one is not None else None
     if one is not None and two is not None:
-        return same_number(one, two)
+        # A bare reference of 2 may count millions, so that "2 million" meets it too.
+        counts = two.scale != 1 and _BARE.fullmatch(gold) is not None
+        return same_number(one, two) or (counts and one.value == two.value / two.scale)
     if one is not None and not answer:
         return False
     return None
