@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from typing import Literal
 
 from groupwise.errors import UsageError, suggest
-from groupwise.rewards.math.numbers import SCALES
-from groupwise.rewards.math.phrases import is_program
+from groupwise.rewards.code.extraction import parsed
+from groupwise.rewards.math.numbers import MAX_DIGITS, SCALES
+from groupwise.rewards.math.phrases import LONE_STATEMENT, is_language, is_program
 
 Style = Literal["auto", "answer_tag", "boxed", "gsm8k", "last_number", "choice"]
 
@@ -38,8 +40,10 @@ _WRITTEN = re.compile(
     rf"|sqrt(?:\[\d\])?{_BRACES}(?:/\d+)?)"
 )
 _FENCED = re.compile(
-    r"^[ \t]*(`{3,}(?!`)|~{3,}(?!~))[^\n]*\n(.*?)(?:^[ \t]*\1[ \t]*$|\Z)", re.M | re.S
+    r"^[ \t]*(`{3,}(?!`)|~{3,}(?!~))[ \t]*([\w+#.]*)[^\n]*\n(.*?)(?:^[ \t]*\1[ \t]*$|\Z)",
+    re.M | re.S,
 )
+_CODE = re.compile(r"\w\(|[=:;{]")
 _DENIED = re.compile(
     r"(?:[,;]\s{0,9})?(?:\b(?:and|but)\s{1,9})?\b(?:not|rather than|instead of)\s+"
     r"(?:[^\s.,;]|[.,](?=\w)|[ \t](?!but\b))+"
@@ -129,7 +133,7 @@ def counted(text: str) -> tuple[str, str]:
         >>> counted("총 99개"), counted("x")
         (('99', '개'), ('x', ''))
     """
-    match = _COUNTED.fullmatch(text)
+    match = _COUNTED.fullmatch(text) if len(text) <= MAX_DIGITS else None
     return (match[1], match[2]) if match else (text, "")
 
 
@@ -199,7 +203,10 @@ def _hashes(text: str) -> str | None:
 def last_number(text: str) -> str | None:
     """The last number, a fraction a/b included, without thousands separators; a percent sign is
     left out, words that multiply ("million") are not."""
-    text = _asserted(_prose(text).replace("−", "-"))
+    text = _prose(text)
+    if _only_program(text):
+        return None
+    text = _asserted(text.replace("−", "-"))
     found = next(reversed(list(_NUMBER.finditer(text))), None)
     if found is None:
         return None
@@ -237,7 +244,22 @@ def _asserted(text: str) -> str:
 
 def _prose(text: str) -> str:
     """The text without fenced programs: the last number of a program is not an answer."""
-    return _FENCED.sub(lambda match: " " if is_program(match[2]) else match[0], text)
+
+    def kept(match: re.Match[str]) -> str:
+        labelled = is_language(match[2]) and _CODE.search(match[3])
+        return " " if labelled or is_program(match[3]) else match[0]
+
+    return _FENCED.sub(kept, text)
+
+
+def _only_program(text: str) -> bool:
+    """Whether a text is nothing but a program: one statement, or Python that ends in no value."""
+    if LONE_STATEMENT.fullmatch(text):
+        return True
+    tree = parsed(text) if is_program(text) else None
+    return tree is not None and not (
+        isinstance(tree.body[-1], ast.Expr) and isinstance(tree.body[-1].value, ast.Constant)
+    )
 
 
 def _auto(text: str) -> str | None:

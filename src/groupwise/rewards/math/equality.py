@@ -187,7 +187,7 @@ def _same_units(gold: Node, answer: Node) -> bool:
 
 
 def _multiplied(node: Node) -> tuple[Node, Node]:
-    """"2 million people" as 2,000,000 people and as 2 people."""
+    """A unit of "million people" with the number multiplied, and with the word left out."""
     if node.op != "unit":
         return node, node
     found = _multiplied(node.args[0])

@@ -1,14 +1,17 @@
-"""Exact values of trees that are rational numbers: integers of any size, fractions, powers."""
+"""Exact values of trees that are rational numbers (integers of any size, fractions, powers) or one
+root of such a number."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from fractions import Fraction
 
 from groupwise.rewards.math.ast import Node
 
 MAX_BITS = 1 << 17  # of numerator and denominator
 MAX_STEPS = 2_000
+MAX_INDEX = 60
 
 
 class _Inexact(Exception):
@@ -77,3 +80,71 @@ def _power(base: Fraction, exponent: Fraction) -> Fraction:
     if exponent.denominator != 1 or abs(exponent) * bits > MAX_BITS or base == exponent == 0:
         raise _Inexact
     return base**exponent.numerator
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    """sign · radicand^(1/index), with a positive radicand."""
+
+    sign: int
+    radicand: Fraction
+    index: int
+
+
+def root(node: Node) -> Root | None:
+    """The value of a tree without symbols as one root of a rational number, None where it is not
+    known to be one.
+
+    Example:
+        >>> from groupwise.rewards.math.expressions import read
+        >>> root(read(r"-2\\sqrt{3}")), root(read(r"1+\\sqrt{3}"))
+        (Root(sign=-1, radicand=Fraction(12, 1), index=2), None)
+    """
+    try:
+        return _root(node)
+    except (_Inexact, ZeroDivisionError):
+        return None
+
+
+def same_root(one: Root, two: Root) -> bool | None:
+    """Whether two roots are the same number; None where telling would take too large numbers."""
+    if one.sign != two.sign:
+        return False
+    index = math.lcm(one.index, two.index)
+    try:
+        return _raised(one, index) == _raised(two, index)
+    except _Inexact:
+        return None
+
+
+def _root(node: Node) -> Root:
+    value = rational(node)
+    if value is not None and value:
+        return Root(1 if value > 0 else -1, abs(value), 1)
+    if node.op == "neg":
+        inner = _root(node.args[0])
+        return Root(-inner.sign, inner.radicand, inner.index)
+    if node.op in ("mul", "div"):
+        one, two = map(_root, node.args)
+        index = math.lcm(one.index, two.index)
+        factors = _raised(one, index), _raised(two, index) ** (1 if node.op == "mul" else -1)
+        return Root(one.sign * two.sign, factors[0] * factors[1], index)
+    if node.op == "pow":
+        exponent = rational(node.args[1])
+    elif node.op == "function" and node.value[0] == "sqrt":
+        index = rational(node.args[1]) if node.value[1] else Fraction(2)
+        exponent = 1 / index if index else None
+    else:
+        raise _Inexact
+    base = _root(node.args[0])
+    if exponent is None or base.sign < 0:
+        raise _Inexact
+    radicand = _power(base.radicand, Fraction(exponent.numerator))
+    return Root(1, radicand, base.index * exponent.denominator)
+
+
+def _raised(number: Root, index: int) -> Fraction:
+    """The absolute value of a root to the power `index`, a multiple of its own index."""
+    if index > MAX_INDEX:
+        raise _Inexact
+    return _power(number.radicand, Fraction(index // number.index))

@@ -60,6 +60,8 @@ def math_equal(gold: str, answer: str) -> bool | None:
         return None
     if gold == answer:
         return True
+    if "\n" in answer and is_program(answer) and not is_program(gold):
+        return False if _readable(gold) else None
     (one, unit), (two, other) = counted(gold), counted(answer)
     if (unit or other) and (not (unit and other) or unit == other):
         gold, answer = one, two  # 99개 is 99, but 3시간 is not 3분
