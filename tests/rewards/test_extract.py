@@ -85,6 +85,8 @@ def test_a_number_may_follow_hangul_and_cjk_letters(text: str, found: str | None
     ("text", "found"),
     [("정답은 5이고 6이 아니다", "5"), ("정답은 5지 6개가 아니다.", "5"), ("5가 아니라 6이다", "6"),
      ("정답은 1도 아니고 2도 아닌 3이다", "3"), ("정답은 5이고 -1.5가 아닙니다", "5"),
+     ("정답은 $5$이고 $6$이 아니다", "5"), ("정답은 5%이고 6%가 아니다", "5%"),
+     ("答案是$5$，不是$6$", "5"),
      ("5であり6ではない", "5"), ("5であり、6ではありません。", "5"), ("答案是5，不是6", "5"),
      ("答案是5而不是6。", "5"), ("答案不是6而是5", "5"),
      ("6이 아니다", "6"), ("12는 소수가 아니다", "12"), ("5 아니면 6", "6"),
@@ -94,8 +96,8 @@ def test_a_number_may_follow_hangul_and_cjk_letters(text: str, found: str | None
 def test_a_denied_alternative_is_left_out_in_korean_chinese_and_japanese(
     text: str, found: str
 ) -> None:
-    for style in ("auto", "last_number"):
-        assert extract_answer(text, style=style) == found
+    assert extract_answer(text, style="auto") == found
+    assert extract_answer(text, style="last_number") == found.rstrip("%")
 
 
 def test_a_negative_answer_does_not_earn_the_reward_of_its_opposite() -> None:
@@ -193,6 +195,58 @@ def test_answers_without_tags(style: str, text: str, answer: str | None) -> None
     assert extract_answer(text, style=style) == answer
 
 
+PROGRAMS = [
+    "def f():\n    return 42",
+    "return 42",
+    "return a * 42;",
+    "console.log(42)",
+    'printf("%d", 42)',
+    "System.out.println(42);",
+    "std::cout << 42;",
+    "int x = 42;",
+    "echo 42",
+    "SELECT 42",
+    "SELECT 42;",
+    "assert f(1) == 42",
+    "x = [1,2,3]\nx[0] = 42",
+    "x = 1\nprint(x)\ny = 42",
+    "x = 1\nprint(x)  # 42",
+    "x = 1\nprint(x)\n# 42",
+    "```python\nx = 42\n```",
+    "```Python3.11\nx = 42\n```",
+    "~~~js\nx = 42\n~~~",
+    "```python\nx = [1,2,3]\nx[0] = 42\n```",
+    "```cpp\nreturn 42;\n```",
+]
+
+
+@pytest.mark.parametrize("text", PROGRAMS)
+def test_a_program_does_not_earn_the_reward_of_its_last_number(text: str) -> None:
+    for style in ("auto", "last_number"):
+        assert extract_answer(text, style=style) is None
+        assert extract_answer(f"{text}\nThe answer is 42.", style=style) == "42"
+    assert exact_answer(f"<answer>{text}</answer>", "42") == 0.0
+    for said in ("This gives 7 in the end.", "7", "Result: 7", "-7 + 14 is 7"):
+        assert extract_answer(f"{text}\n{said}", style="last_number") == "7"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x = 42", "x == 42", "x = 42;", "```text\n42\n```", "```latex\nx = 42\n```", "E[X] = 42",
+        "```\nx = 42\n```", "The answer is:\n```python\n42\n```", "They\nreturn 42.", "a[10] = 42",
+        "They\nreturn 42 books", "return\n42", "return to 42", "return x = 42", "f(x) = 42",
+        "We print out 42", "So a and b,\nboth prime, sum = 42", "Let f(x) = 2x.\nf(21) = 42",
+        "Thus, x = 42", "Thus, x = 5, so y = 42", "Hence, x, y = 1, 42", "a, b = 1, 42",
+        "x = 1\ny = 42", "We select 42", "They assert that x = 42", "assert x = 42", "int x = 42",
+        "let us say x = 42", "X = {1, 2}\nP(X[1]) = 42", "x = [1, 2]\nthen x + 1 = 42",
+    ],
+)  # fmt: skip
+def test_sentences_and_equations_are_no_programs(text: str) -> None:
+    for style in ("auto", "last_number"):
+        assert extract_answer(text, style=style) == "42"
+
+
 @pytest.mark.parametrize(
     "piece",
     [
@@ -211,6 +265,13 @@ def test_answers_without_tags(style: str, text: str, answer: str | None) -> None
         "```\nx\n",
         " not 5",
         "A ",
+        " ",
+        "6이 ",
+        "不是6",
+        "5 million ",
+        "return a",
+        "x = [\n",
+        "assert ",
     ],
 )
 def test_extraction_takes_time_in_proportion_to_the_text(piece: str) -> None:

@@ -43,15 +43,15 @@ _FENCED = re.compile(
     r"^[ \t]*(`{3,}(?!`)|~{3,}(?!~))[ \t]*([\w+#.]*)[^\n]*\n(.*?)(?:^[ \t]*\1[ \t]*$|\Z)",
     re.M | re.S,
 )
-_CODE = re.compile(r"\w\(|[=:;{]")
+_CODE = re.compile(r"\w\(|[=;{]")
 _DENIED = re.compile(
     r"(?:[,;]\s{0,9})?(?:\b(?:and|but)\s{1,9})?\b(?:not|rather than|instead of)\s+"
     r"(?:[^\s.,;]|[.,](?=\w)|[ \t](?!but\b))+"
     # 6이 아니다, 6ではない, 不是6; but not the questions 6이 아닌가, 6ではないか, 是不是6
-    r"|(?<![0-9A-Za-z.,/+-])[-+]?\d[\d.,/]*[^\W\d_]{0,4}?"
+    r"|(?:(?<![0-9A-Za-z.,/+-])[-+]?\d[\d.,/]*%?|\$[^$\n]{1,40}\$)[^\W\d_]{0,4}?"
     r"(?:[이가은는도] ?아(?:니(?![겠냐])|닌(?![가지])|님|닙)"
     r"|では(?:な[いく](?!か|でしょう)|ありません(?!か)))"
-    r"|(?<!是)(?:不是|而非|并非|並非) ?[-+]?\d[\d.,/]*"
+    r"|(?<!是)(?:不是|而非|并非|並非) ?(?:[-+]?\d[\d.,/]*%?|\$[^$\n]{1,40}\$)"
 )
 _NUMERALS = "십백천만억조반할푼리퍼十百千万萬億亿兆半割"  # they change the value
 _COUNTED = re.compile(
@@ -104,7 +104,8 @@ def extract_answer(text: str, *, style: Style = "auto") -> str | None:
             tag, box, `####`, the words "answer is", and last formula or number, in this order.
 
     Returns:
-        The answer as written, trimmed (a last number without its thousands separators), or None.
+        The answer as written, trimmed (a last number without its thousands separators, but with
+        words such as "million"), or None. A program without a sentence has no last number.
 
     Raises:
         UsageError: an unknown style.
@@ -257,9 +258,12 @@ def _only_program(text: str) -> bool:
     if LONE_STATEMENT.fullmatch(text):
         return True
     tree = parsed(text) if is_program(text) else None
-    return tree is not None and not (
-        isinstance(tree.body[-1], ast.Expr) and isinstance(tree.body[-1].value, ast.Constant)
-    )
+    if tree is None:
+        return False
+    last = tree.body[-1]
+    said = isinstance(last, ast.AnnAssign) and last.value is None  # "result: 42"
+    calls = any(isinstance(node, ast.Call) for node in ast.walk(last))
+    return not said and not (isinstance(last, ast.Expr) and not calls)
 
 
 def _auto(text: str) -> str | None:

@@ -28,7 +28,7 @@ _STATEMENT = re.compile(
     r"^[ \t]*(?:def \w+\s*\(|class \w+.*:[ \t]*$|import \w+|from [\w.]+ import |for .+ in .+:"
     r"|(?:if|elif|while|with) .+:[ \t]*$|(?:else|try):[ \t]*$|lambda \w*:|#include|function \w+\("
     r"|(?:var|let|const) \w+\s*=|[A-Za-z_]\w*\s*(?:[-+*/%|&]|//|\*\*|<<|>>)=\s*\S"
-    r"|assert\s.*[=!<>]=|(?:std::)?cout\s*<<"
+    r"|assert\s.*[=!]=|(?:std::)?cout\s*<<"
     # x = [1, 2, 3], and then x[0] = 42
     r"|(?P<name>[A-Za-z_]\w*)\s*=\s*[\[{].*\n(?:.*\n){0,9}?[ \t]*(?P=name)\[[^\]\n]*\]\s*=)"
     r"|^[ \t]+return\b|\b(?:print|printf|println|console\.log|range|len|input)\(",

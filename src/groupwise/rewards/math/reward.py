@@ -39,7 +39,7 @@ def math_equal(gold: str, answer: str) -> bool | None:
     inequalities; tuples, lists, sets, intervals and unions; matrices; ±; choices and plain words.
     Open and closed intervals, tuples and sets differ; the order of a tuple counts, that of a list
     or set does not. A decimal stands for an exact value only with at least four significant
-    digits.
+    digits. "2 million" is 2000000, and also meets a bare reference of 2, which may count millions.
 
     Args:
         gold: the reference, plain or LaTeX, with or without `$` and `\\boxed{}`.
