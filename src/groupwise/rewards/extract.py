@@ -28,15 +28,16 @@ _NUMBER = re.compile(
 )
 _ITEM = r"[-+−]?(?:\d+(?:\.\d+)?(?:/\d+)?|\.\d+)"
 _BRACES = r"\s*\{(?:[^{}\n]|\{[^{}\n]{0,40}\}){1,40}\}"
+_AFTER_CJK = rf"(?<=[{_GIVES}])|(?<=[{_CJK}])(?![-+−])"
 # Numbers as plain text writes them with more than digits: tuples, powers, roots, and LaTeX without
 # the marks of a formula around it.
 _WRITTEN = re.compile(
     rf"[(\[]\s*{_ITEM}(?:\s*,\s*{_ITEM}){{1,9}}\s*[)\]]"
-    rf"|(?<![\w.)])(?:{_ITEM}\s*[*·×]\s*)?{_ITEM}"
+    rf"|(?:(?<![\w.)])|{_AFTER_CJK})(?:{_ITEM}\s*[*·×]\s*)?{_ITEM}"
     rf"(?:\^(?:\{{{_ITEM}\}}|\({_ITEM}\)|{_ITEM})|[⁰¹²³⁴-⁹⁻]+)"
-    rf"|(?<![\w.])[-+−]?(?:\d+(?:\.\d+)?\s*\*?\s*)?(?:[√∛∜]\s*(?:\d+|\([^()\n]{{1,40}}\))"
+    rf"|(?:(?<![\w.])|{_AFTER_CJK})[-+−]?(?:\d+(?:\.\d+)?\s*\*?\s*)?(?:[√∛∜]\s*(?:\d+|\([^()\n]{{1,40}}\))"
     rf"|sqrt\([^()\n]{{1,40}}\))(?:/\d+)?"
-    rf"|(?<![\w.\\])[-+−]?(?:\d+(?:\.\d+)?\s*)?\\(?:[dt]?frac{_BRACES}{_BRACES}"
+    rf"|(?:(?<![\w.\\])|{_AFTER_CJK})[-+−]?(?:\d+(?:\.\d+)?\s*)?\\(?:[dt]?frac{_BRACES}{_BRACES}"
     rf"|sqrt(?:\[\d\])?{_BRACES}(?:/\d+)?)"
 )
 _FENCED = re.compile(
