@@ -200,6 +200,7 @@ def test_answers_without_tags(style: str, text: str, answer: str | None) -> None
 
 
 PROGRAMS = [
+    "#include <stdio.h>\n# 42",
     "def f():\n    return 42",
     "return 42",
     "return a * 42;",

@@ -259,12 +259,13 @@ def _only_program(text: str) -> bool:
     if LONE_STATEMENT.fullmatch(text):
         return True
     tree = parsed(text) if is_program(text) else None
-    if tree is None:
-        return False
+    if tree is None or not tree.body:
+        return tree is not None
     last = tree.body[-1]
-    said = isinstance(last, ast.AnnAssign) and last.value is None  # "result: 42"
+    if isinstance(last, ast.AnnAssign):
+        return last.value is not None  # not "result: 42"
     calls = any(isinstance(node, ast.Call) for node in ast.walk(last))
-    return not said and not (isinstance(last, ast.Expr) and not calls)
+    return calls or not isinstance(last, ast.Expr)
 
 
 def _auto(text: str) -> str | None:
