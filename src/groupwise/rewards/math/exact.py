@@ -4,7 +4,7 @@ root of such a number."""
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from groupwise.rewards.math.ast import Node
@@ -82,7 +82,7 @@ def _power(base: Fraction, exponent: Fraction) -> Fraction:
     return base**exponent.numerator
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Root:
     """sign · radicand^(1/index), with a positive radicand."""
 
@@ -120,15 +120,15 @@ def same_root(one: Root, two: Root) -> bool | None:
 def _root(node: Node) -> Root:
     value = rational(node)
     if value is not None and value:
-        return Root(1 if value > 0 else -1, abs(value), 1)
+        return Root(sign=1 if value > 0 else -1, radicand=abs(value), index=1)
     if node.op == "neg":
         inner = _root(node.args[0])
-        return Root(-inner.sign, inner.radicand, inner.index)
+        return replace(inner, sign=-inner.sign)
     if node.op in ("mul", "div"):
         one, two = map(_root, node.args)
         index = math.lcm(one.index, two.index)
-        factors = _raised(one, index), _raised(two, index) ** (1 if node.op == "mul" else -1)
-        return Root(one.sign * two.sign, factors[0] * factors[1], index)
+        radicand = _raised(one, index) * _raised(two, index) ** (1 if node.op == "mul" else -1)
+        return Root(sign=one.sign * two.sign, radicand=radicand, index=index)
     if node.op == "pow":
         exponent = rational(node.args[1])
     elif node.op == "function" and node.value[0] == "sqrt":
@@ -140,7 +140,7 @@ def _root(node: Node) -> Root:
     if exponent is None or base.sign < 0:
         raise _Inexact
     radicand = _power(base.radicand, Fraction(exponent.numerator))
-    return Root(1, radicand, base.index * exponent.denominator)
+    return Root(sign=1, radicand=radicand, index=base.index * exponent.denominator)
 
 
 def _raised(number: Root, index: int) -> Fraction:
