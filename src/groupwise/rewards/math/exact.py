@@ -118,9 +118,6 @@ def same_root(one: Root, two: Root) -> bool | None:
 
 
 def _root(node: Node) -> Root:
-    value = rational(node)
-    if value is not None and value:
-        return Root(sign=1 if value > 0 else -1, radicand=abs(value), index=1)
     if node.op == "neg":
         inner = _root(node.args[0])
         return replace(inner, sign=-inner.sign)
@@ -129,18 +126,25 @@ def _root(node: Node) -> Root:
         index = math.lcm(one.index, two.index)
         radicand = _raised(one, index) * _raised(two, index) ** (1 if node.op == "mul" else -1)
         return Root(sign=one.sign * two.sign, radicand=radicand, index=index)
+    exponent = _exponent(node)
+    base = _root(node.args[0]) if exponent is not None else None
+    if exponent is not None and base is not None and base.sign > 0:
+        radicand = _power(base.radicand, Fraction(exponent.numerator))
+        return Root(sign=1, radicand=radicand, index=base.index * exponent.denominator)
+    value = rational(node)
+    if not value:
+        raise _Inexact
+    return Root(sign=1 if value > 0 else -1, radicand=abs(value), index=1)
+
+
+def _exponent(node: Node) -> Fraction | None:
+    """The exponent of a power or root, None for other nodes."""
     if node.op == "pow":
-        exponent = rational(node.args[1])
-    elif node.op == "function" and node.value[0] == "sqrt":
-        index = rational(node.args[1]) if node.value[1] else Fraction(2)
-        exponent = 1 / index if index else None
-    else:
-        raise _Inexact
-    base = _root(node.args[0])
-    if exponent is None or base.sign < 0:
-        raise _Inexact
-    radicand = _power(base.radicand, Fraction(exponent.numerator))
-    return Root(sign=1, radicand=radicand, index=base.index * exponent.denominator)
+        return rational(node.args[1])
+    if node.op != "function" or node.value[0] != "sqrt":
+        return None
+    index = rational(node.args[1]) if node.value[1] else Fraction(2)
+    return 1 / index if index else None
 
 
 def _raised(number: Root, index: int) -> Fraction:
