@@ -65,6 +65,8 @@ sandboxed = pytest.mark.skipif(unavailable() is not None, reason=f"no sandbox: {
         ("```python\nprint(1)\n```\n```\nx = 3\n```", "print(1)\n"),
         ("```py\nA\n```\n```python\nB =\n```", "A\n"),
         ("```python\ndef g(): pass\n```\n```\ndef f(): pass\n```", "def f(): pass\n"),
+        ("```python\nf = lambda: 1\n```\nUse it:\n```python\nf()\n```", "f = lambda: 1\n"),
+        ("```python\ndef f(): pass\n```\n```python\nf = f()\n```", "def f(): pass\n"),
         (
             "```python\nimport math\nfrom os import path\n```\n"
             "```python\ndef f(): return math.pi\n```",
@@ -80,8 +82,9 @@ def test_the_program_is_found(text: str, code: str) -> None:
 
 def test_the_program_is_found_in_long_hostile_texts_at_once() -> None:
     began = time.perf_counter()
-    for piece in ("`", "```python\n", "<answer>", "```\n`` \n", "</think>", "~~~\n\n", "def f "):
-        assert isinstance(extract_code(piece * 50_000, defines=["f"]), str)
+    pieces = ("`", "```python\n", "<answer>", "```\n`` \n", "</think>", "~~~\n\n", "def f ", "</s>")
+    for piece in pieces:
+        assert isinstance(extract_code(piece * 50_000 + "x", defines=["f"]), str)
     assert time.perf_counter() - began < 5
 
 

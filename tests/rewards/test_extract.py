@@ -8,6 +8,7 @@ import pytest
 
 from groupwise.errors import UsageError
 from groupwise.rewards import extract_answer, math_equal
+from groupwise.rewards.math.reward import exact_answer
 
 
 @pytest.mark.parametrize(
@@ -71,10 +72,37 @@ def test_long_texts_are_searched_from_the_end() -> None:
     ("text", "found"),
     [("총99개", "99"), ("정답은42", "42"), ("정답은-3이다", "-3"), ("合計は12個です", "12"),
      ("答案是7。", "7"), ("3일-5일", "5"), ("모두 1,234명이다.", "1234"), ("답:3/4", "3/4"),
+     ("答案是-5", "-5"), ("答案為−5", "-5"), ("答えは-5です", "-5"), ("2x等于-5", "-5"),
+     ("正答は3日-5日", "5"), ("答案是3-5", "5"), ("3月-5月", "5"),
+     ("정답은.5", ".5"), ("약.5", ".5"), ("정답은-.5", "-.5"), ("끝이다.5", None), ("계약.5", None),
      ("é5", None), ("a1", None), ("v1.2.3", None)],
 )  # fmt: skip
 def test_a_number_may_follow_hangul_and_cjk_letters(text: str, found: str | None) -> None:
     assert extract_answer(text, style="last_number") == found
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [("정답은 5이고 6이 아니다", "5"), ("정답은 5지 6개가 아니다.", "5"), ("5가 아니라 6이다", "6"),
+     ("정답은 1도 아니고 2도 아닌 3이다", "3"), ("정답은 5이고 -1.5가 아닙니다", "5"),
+     ("정답은 $5$이고 $6$이 아니다", "5"), ("정답은 5%이고 6%가 아니다", "5%"),
+     ("答案是$5$，不是$6$", "5"),
+     ("5であり6ではない", "5"), ("5であり、6ではありません。", "5"), ("答案是5，不是6", "5"),
+     ("答案是5而不是6。", "5"), ("答案不是6而是5", "5"),
+     ("6이 아니다", "6"), ("12는 소수가 아니다", "12"), ("5 아니면 6", "6"),
+     ("정답은 6이 아닐까?", "6"), ("정답은 6이 아닌가 싶다", "6"), ("5、6ではないか", "6"),
+     ("是5还是6？是不是6", "6")],
+)  # fmt: skip
+def test_a_denied_alternative_is_left_out_in_korean_chinese_and_japanese(
+    text: str, found: str
+) -> None:
+    assert extract_answer(text, style="auto") == found
+    assert extract_answer(text, style="last_number") == found.rstrip("%")
+
+
+def test_a_negative_answer_does_not_earn_the_reward_of_its_opposite() -> None:
+    assert exact_answer("答案是-5", "5", style="last_number") == 0.0
+    assert exact_answer("答案是-5", "-5", style="last_number") == 1.0
 
 
 @pytest.mark.parametrize(
@@ -102,6 +130,10 @@ def test_a_counter_behind_a_number_is_left_out_unless_both_have_one(
         ("last_number", "the answer is −5", "-5"),
         ("auto", "so x is −5.", "-5"),
         ("auto", "The result is 2^10.", "2^10"),
+        ("auto", "정답은2^10이다", "2^10"),
+        ("auto", "答案是-√2。", "-√2"),
+        ("auto", r"答案是\frac{1}{2}", r"\frac{1}{2}"),
+        ("auto", "3일-5^2", "5^2"),
         ("auto", "So we get (1, 2).", "(1, 2)"),
         ("auto", "the point (−1, 2) works", "(-1, 2)"),
         ("auto", "Thus √2", "√2"),
@@ -152,10 +184,72 @@ def test_a_counter_behind_a_number_is_left_out_unless_both_have_one(
         ("auto", "10⁻³", "10⁻³"),
         ("auto", "2(3) = 6", "6"),
         ("auto", "f(2, 3) = 7", "7"),
+        ("auto", "It cost $5 million.", "$5 million"),
+        ("last_number", "It cost $5 million.", "5 million"),
+        ("auto", "The answer is 5 Million people.", "5 Million"),
+        ("auto", r"\boxed{5} million", "5 million"),
+        ("auto", r"It is $x = 5$ hundred thousand", "x = 5 hundred thousand"),
+        ("last_number", r"It is $5\text{ million}$", "5 million"),
+        ("last_number", "It costs 5 hundred-dollar bills", "5"),
+        ("last_number", "There are 2 millionaires", "2"),
+        ("last_number", "It rose by 20%", "20"),
     ],
 )
 def test_answers_without_tags(style: str, text: str, answer: str | None) -> None:
     assert extract_answer(text, style=style) == answer
+
+
+PROGRAMS = [
+    "#include <stdio.h>\n# 42",
+    "def f():\n    return 42",
+    "return 42",
+    "return a * 42;",
+    "console.log(42)",
+    'printf("%d", 42)',
+    "System.out.println(42);",
+    "std::cout << 42;",
+    "int x = 42;",
+    "echo 42",
+    "SELECT 42",
+    "SELECT 42;",
+    "assert f(1) == 42",
+    "x = [1,2,3]\nx[0] = 42",
+    "x = 1\nprint(x)\ny = 42",
+    "x = 1\nprint(x)  # 42",
+    "x = 1\nprint(x)\n# 42",
+    "```python\nx = 42\n```",
+    "```Python3.11\nx = 42\n```",
+    "~~~js\nx = 42\n~~~",
+    "```python\nx = [1,2,3]\nx[0] = 42\n```",
+    "```cpp\nreturn 42;\n```",
+]
+
+
+@pytest.mark.parametrize("text", PROGRAMS)
+def test_a_program_does_not_earn_the_reward_of_its_last_number(text: str) -> None:
+    for style in ("auto", "last_number"):
+        assert extract_answer(text, style=style) is None
+        assert extract_answer(f"{text}\nThe answer is 42.", style=style) == "42"
+    assert exact_answer(f"<answer>{text}</answer>", "42") == 0.0
+    for said in ("This gives 7 in the end.", "7", "Result: 7", "-7 + 14 is 7"):
+        assert extract_answer(f"{text}\n{said}", style="last_number") == "7"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x = 42", "x == 42", "x = 42;", "```text\n42\n```", "```latex\nx = 42\n```", "E[X] = 42",
+        "```\nx = 42\n```", "The answer is:\n```python\n42\n```", "They\nreturn 42.", "a[10] = 42",
+        "They\nreturn 42 books", "return\n42", "return to 42", "return x = 42", "f(x) = 42",
+        "We print out 42", "So a and b,\nboth prime, sum = 42", "Let f(x) = 2x.\nf(21) = 42",
+        "Thus, x = 42", "Thus, x = 5, so y = 42", "Hence, x, y = 1, 42", "a, b = 1, 42",
+        "x = 1\ny = 42", "We select 42", "They assert that x = 42", "assert x = 42", "int x = 42",
+        "let us say x = 42", "X = {1, 2}\nP(X[1]) = 42", "x = [1, 2]\nthen x + 1 = 42",
+    ],
+)  # fmt: skip
+def test_sentences_and_equations_are_no_programs(text: str) -> None:
+    for style in ("auto", "last_number"):
+        assert extract_answer(text, style=style) == "42"
 
 
 @pytest.mark.parametrize(
@@ -176,6 +270,13 @@ def test_answers_without_tags(style: str, text: str, answer: str | None) -> None
         "```\nx\n",
         " not 5",
         "A ",
+        " ",
+        "6이 ",
+        "不是6",
+        "5 million ",
+        "return a",
+        "x = [\n",
+        "assert ",
     ],
 )
 def test_extraction_takes_time_in_proportion_to_the_text(piece: str) -> None:

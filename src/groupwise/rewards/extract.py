@@ -2,43 +2,57 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from typing import Literal
 
 from groupwise.errors import UsageError, suggest
-from groupwise.rewards.math.phrases import is_program
+from groupwise.rewards.code.extraction import parsed
+from groupwise.rewards.math.numbers import MAX_DIGITS, SCALES
+from groupwise.rewards.math.phrases import LONE_STATEMENT, is_language, is_program
 
 Style = Literal["auto", "answer_tag", "boxed", "gsm8k", "last_number", "choice"]
 
 _TAIL = 20_000  # characters from the end that are looked at: the answer stands there
 _SPECIAL = re.compile(r"<\|[a-z_]+\|>|</s>|<eos>", re.IGNORECASE)
 _CJK = "\u1100-\u11ff\u3040-\u30ff\u3130-\u318f\u3400-\u9fff\uac00-\ud7af"
-# A number may follow Hangul or CJK letters directly; a sign only the topic particle, since the
-# hyphen of a range follows letters as well.
+_TOPIC = "은는是为為は"  # "is" in Chinese, and the particles of the topic in Korean and Japanese
+_GIVES = _TOPIC + "于於得到"  # the ends of 等于 (equals) and 得到 (gives) as well
+# A number may follow Hangul or CJK letters directly; a sign only what gives a value, since the
+# hyphen of a range follows letters as well; a point only that and 약 (about), since a sentence ends
+# in a letter and a point.
 _NUMBER = re.compile(
-    rf"(?:(?<![\w.])[-+]?|(?<=[은는])[-+]|(?<=[{_CJK}]))[$€£]?(?:\d{{1,3}}(?:,\d{{3}})+(?!\d)|\d+)"
-    r"(?:\.\d+)?(?:[eE][-+]?\d+)?(?:/\d+)?(?![a-zA-Z]*\d)"
-    r"|(?<![\w.])[-+]?\.\d+"
+    rf"(?:(?<![\w.])[-+]?|(?<=[{_GIVES}])[-+]|(?<=[{_CJK}]))[$€£]?"
+    r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:[eE][-+]?\d+)?(?:/\d+)?(?![a-zA-Z]*\d)"
+    rf"|(?:(?<![\w.])[-+]?|(?<=[{_GIVES}])[-+]?|(?<=약)(?<!\w약))\.\d+"
 )
 _ITEM = r"[-+−]?(?:\d+(?:\.\d+)?(?:/\d+)?|\.\d+)"
 _BRACES = r"\s*\{(?:[^{}\n]|\{[^{}\n]{0,40}\}){1,40}\}"
+_AFTER_CJK = rf"(?<=[{_GIVES}])|(?<=[{_CJK}])(?![-+−])"
 # Numbers as plain text writes them with more than digits: tuples, powers, roots, and LaTeX without
 # the marks of a formula around it.
 _WRITTEN = re.compile(
     rf"[(\[]\s*{_ITEM}(?:\s*,\s*{_ITEM}){{1,9}}\s*[)\]]"
-    rf"|(?<![\w.)])(?:{_ITEM}\s*[*·×]\s*)?{_ITEM}"
+    rf"|(?:(?<![\w.)])|{_AFTER_CJK})(?:{_ITEM}\s*[*·×]\s*)?{_ITEM}"
     rf"(?:\^(?:\{{{_ITEM}\}}|\({_ITEM}\)|{_ITEM})|[⁰¹²³⁴-⁹⁻]+)"
-    rf"|(?<![\w.])[-+−]?(?:\d+(?:\.\d+)?\s*\*?\s*)?(?:[√∛∜]\s*(?:\d+|\([^()\n]{{1,40}}\))"
+    rf"|(?:(?<![\w.])|{_AFTER_CJK})[-+−]?(?:\d+(?:\.\d+)?\s*\*?\s*)?(?:[√∛∜]\s*(?:\d+|\([^()\n]{{1,40}}\))"
     rf"|sqrt\([^()\n]{{1,40}}\))(?:/\d+)?"
-    rf"|(?<![\w.\\])[-+−]?(?:\d+(?:\.\d+)?\s*)?\\(?:[dt]?frac{_BRACES}{_BRACES}"
+    rf"|(?:(?<![\w.\\])|{_AFTER_CJK})[-+−]?(?:\d+(?:\.\d+)?\s*)?\\(?:[dt]?frac{_BRACES}{_BRACES}"
     rf"|sqrt(?:\[\d\])?{_BRACES}(?:/\d+)?)"
 )
 _FENCED = re.compile(
-    r"^[ \t]*(`{3,}(?!`)|~{3,}(?!~))[^\n]*\n(.*?)(?:^[ \t]*\1[ \t]*$|\Z)", re.M | re.S
+    r"^[ \t]*(`{3,}(?!`)|~{3,}(?!~))[ \t]*([\w+#.]*)[^\n]*\n(.*?)(?:^[ \t]*\1[ \t]*$|\Z)",
+    re.M | re.S,
 )
+_CODE = re.compile(r"\w\(|[=;{]")
 _DENIED = re.compile(
     r"(?:[,;]\s{0,9})?(?:\b(?:and|but)\s{1,9})?\b(?:not|rather than|instead of)\s+"
     r"(?:[^\s.,;]|[.,](?=\w)|[ \t](?!but\b))+"
+    # 6이 아니다, 6ではない, 不是6; but not the questions 6이 아닌가, 6ではないか, 是不是6
+    r"|(?:(?<![0-9A-Za-z.,/+-])[-+]?\d[\d.,/]*%?|\$[^$\n]{1,40}\$)[^\W\d_]{0,4}?"
+    r"(?:[이가은는도] ?아(?:니(?![겠냐])|닌(?![가지])|님|닙)"
+    r"|では(?:な[いく](?!か|でしょう)|ありません(?!か)))"
+    r"|(?<!是)(?:不是|而非|并非|並非) ?(?:[-+]?\d[\d.,/]*%?|\$[^$\n]{1,40}\$)"
 )
 _NUMERALS = "십백천만억조반할푼리퍼十百千万萬億亿兆半割"  # they change the value
 _COUNTED = re.compile(
@@ -46,6 +60,10 @@ _COUNTED = re.compile(
 )
 _MIXED = re.compile(r"[-+]?\d{1,4} \d{1,4}/\d{1,4}$")
 _PERCENT = re.compile(r"\s*(?:\\?%|percent(?:age)?\b|pct\b)")
+_SCALE = re.compile(
+    r"(?:[^\S\n]|[~$]|\\[,;: ]|\\(?:text|mathrm)\{)*"
+    rf"((?:(?i:{'|'.join(SCALES)})\b(?!-)[^\S\n]*){{1,3}})"
+)
 _MATH = re.compile(
     r"\$\$(?P<a>.+?)\$\$|\\\[(?P<b>.+?)\\\]|\\\((?P<c>.+?)\\\)|(?<!\\)\$(?P<d>[^$\n]+?)(?<!\\)\$",
     re.DOTALL,
@@ -87,7 +105,8 @@ def extract_answer(text: str, *, style: Style = "auto") -> str | None:
             tag, box, `####`, the words "answer is", and last formula or number, in this order.
 
     Returns:
-        The answer as written, trimmed (a last number without its thousands separators), or None.
+        The answer as written, trimmed (a last number without its thousands separators, but with
+        words such as "million"), or None. A program without a sentence has no last number.
 
     Raises:
         UsageError: an unknown style.
@@ -116,7 +135,7 @@ def counted(text: str) -> tuple[str, str]:
         >>> counted("총 99개"), counted("x")
         (('99', '개'), ('x', ''))
     """
-    match = _COUNTED.fullmatch(text)
+    match = _COUNTED.fullmatch(text) if len(text) <= MAX_DIGITS else None
     return (match[1], match[2]) if match else (text, "")
 
 
@@ -175,8 +194,7 @@ def boxed(text: str) -> str | None:
         start = box[0]
         if box[2] not in contents:
             contents.insert(0, box[2])
-    percent = _PERCENT.match(text[end:].lstrip("$ "))
-    return ", ".join(contents) + ("%" if percent and len(contents) == 1 else "")
+    return ", ".join(contents) + (_suffix(text[end:].lstrip("$ "), 0) if len(contents) == 1 else "")
 
 
 def _hashes(text: str) -> str | None:
@@ -185,9 +203,16 @@ def _hashes(text: str) -> str | None:
 
 
 def last_number(text: str) -> str | None:
-    """The last number, a fraction a/b included, without thousands separators."""
-    found = _NUMBER.findall(_asserted(_prose(text).replace("−", "-")))
-    return re.sub(r"[,$€£+]", "", found[-1]) if found else None
+    """The last number, a fraction a/b included, without thousands separators; a percent sign is
+    left out, words that multiply ("million") are not."""
+    text = _prose(text)
+    if _only_program(text):
+        return None
+    text = _asserted(text.replace("−", "-"))
+    found = next(reversed(list(_NUMBER.finditer(text))), None)
+    if found is None:
+        return None
+    return re.sub(r"[,$€£+]", "", found[0]) + _suffix(text, found.end()).rstrip("%")
 
 
 def choice(text: str) -> str | None:
@@ -221,7 +246,26 @@ def _asserted(text: str) -> str:
 
 def _prose(text: str) -> str:
     """The text without fenced programs: the last number of a program is not an answer."""
-    return _FENCED.sub(lambda match: " " if is_program(match[2]) else match[0], text)
+
+    def kept(match: re.Match[str]) -> str:
+        labelled = is_language(match[2]) and _CODE.search(match[3])
+        return " " if labelled or is_program(match[3]) else match[0]
+
+    return _FENCED.sub(kept, text)
+
+
+def _only_program(text: str) -> bool:
+    """Whether a text is nothing but a program: one statement, or Python that ends in no value."""
+    if LONE_STATEMENT.fullmatch(text):
+        return True
+    tree = parsed(text) if is_program(text) else None
+    if tree is None or not tree.body:
+        return tree is not None
+    last = tree.body[-1]
+    if isinstance(last, ast.AnnAssign):
+        return last.value is not None  # not "result: 42"
+    calls = any(isinstance(node, ast.Call) for node in ast.walk(last))
+    return calls or not isinstance(last, ast.Expr)
 
 
 def _auto(text: str) -> str | None:
@@ -253,7 +297,7 @@ def _sentence(text: str) -> str:
 
 
 def _last_formula(text: str) -> str | None:
-    """The last formula or number of a text, with a percent sign that follows it."""
+    """The last formula or number of a text, with the percent sign or "million" that follows."""
     text = _asserted(text)
     formula = next(reversed(list(_MATH.finditer(text))), None)
     plain = text.replace("−", "-")
@@ -263,16 +307,20 @@ def _last_formula(text: str) -> str | None:
         number = written
     if formula is not None and (number is None or number.start() < formula.end()):
         content = next(group for group in formula.groups() if group is not None)
-        return content.strip() + _percent_after(text, formula.end())
+        return content.strip() + _suffix(text, formula.end())
     if number is None:
         return None
     mixed = _MIXED.search(text[: number.end()])
     found = mixed[0] if mixed else number[0].lstrip("+")
-    return found + _percent_after(text, number.end())
+    return found + _suffix(text, number.end())
 
 
-def _percent_after(text: str, end: int) -> str:
-    return "%" if _PERCENT.match(text, end) else ""
+def _suffix(text: str, end: int) -> str:
+    """The percent sign or the multiplying words ("million") that follow a number."""
+    if _PERCENT.match(text, end):
+        return "%"
+    words = _SCALE.match(text, end)
+    return " " + words[1].strip() if words else ""
 
 
 _STYLES = {

@@ -11,7 +11,8 @@ _FENCE = re.compile(r"(`{3,}|~{3,})[ \t]*\{?\.?([\w+.-]*)")
 _TAGS = ("answer", "code", "solution")
 _PYTHON = re.compile(r"(?:python|py)[\d.]*", re.IGNORECASE)
 _END_OF_TURN = re.compile(
-    r"(?:<\|\w+\|>|<｜[\w▁]+｜>|</s>|<eos>|<end_of_turn>|\[/?INST\])+[ \t]*$", re.MULTILINE
+    r"(?:<\|\w+\|>|<｜[\w▁]+｜>|</s>|<eos>|<end_of_turn>|\[/?INST\])+[ \t]*(?P<end>$)?",
+    re.MULTILINE,  # the end is optional, so that a run of marks is passed over once
 )
 
 
@@ -41,7 +42,9 @@ def extract_code(text: str, *, defines: Sequence[str] = ()) -> str:
         '    return x + 1'
     """
     before, _, after = text.rpartition("</think>")
-    text = _END_OF_TURN.sub("", after if after.strip() else before)
+    text = _END_OF_TURN.sub(
+        lambda marks: marks[0] if marks["end"] is None else "", after if after.strip() else before
+    )
     for tag in _TAGS:
         opening = text.rfind(f"<{tag}>")
         if opening >= 0:
@@ -131,7 +134,8 @@ def _imported(node: ast.AST) -> set[str]:
 
 def defined(code: str, name: str) -> bool:
     """Whether a program has a function or class of this name at its outermost level."""
-    pattern = rf"^(?:async def|def|class)[ \t]+{re.escape(name)}\b"
+    name = re.escape(name)
+    pattern = rf"^(?:(?:async def|def|class)[ \t]+{name}\b|{name}[ \t]*=[ \t]*lambda\b)"
     return re.search(pattern, code, re.M) is not None
 
 

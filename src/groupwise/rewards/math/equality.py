@@ -16,6 +16,7 @@ from groupwise.rewards.math.numbers import (
     differ,
     is_rounding,
     known_unit,
+    multiplier,
 )
 from groupwise.rewards.math.real_sets import (
     FLIPPED,
@@ -49,6 +50,8 @@ def same(gold: Node, answer: Node) -> bool:
     gold, answer = spelled_out(_bare(gold)), spelled_out(_bare(answer))
     if gold == answer:
         return True
+    if "relation" in (gold.op, answer.op):
+        return _same_relations(gold, answer)
     if gold.op == "unit" or answer.op == "unit":
         return _same_units(gold, answer)
     if "percent" in (gold.op, answer.op) and gold.op != answer.op:
@@ -56,8 +59,6 @@ def same(gold: Node, answer: Node) -> bool:
         return same(marked.args[0], other) or same(Node("div", (*marked.args, as_node(100))), other)
     if gold.op == answer.op == "percent":
         return same(gold.args[0], answer.args[0])
-    if "relation" in (gold.op, answer.op):
-        return _same_relations(gold, answer)
     if "text" in (gold.op, answer.op):
         return words(gold) == words(answer) != ""
     if "based" in (gold.op, answer.op):
@@ -161,6 +162,9 @@ def _decimal(node: Node) -> Number | None:
 
 
 def _same_units(gold: Node, answer: Node) -> bool:
+    (one, _), (two, unmultiplied) = _multiplied(gold), _multiplied(answer)
+    if one != gold or two != answer:  # a bare reference of 2 may count millions
+        return same(one, two) or (gold.op != "unit" and same(gold, unmultiplied))
     inner = [node.args[0] if node.op == "unit" else node for node in (gold, answer)]
     units = [_unit(node) for node in (gold, answer)]
     if gold.op == answer.op and differ(gold.value, answer.value):
@@ -182,6 +186,18 @@ def _same_units(gold: Node, answer: Node) -> bool:
     return same(*wrapped)
 
 
+def _multiplied(node: Node) -> tuple[Node, Node]:
+    """A unit of "million people" with the number multiplied, and with the word left out."""
+    if node.op != "unit":
+        return node, node
+    found = _multiplied(node.args[0])
+    factor, rest = multiplier(node.value)
+    if factor != 1:
+        found = Node("mul", (found[0], as_node(factor))), found[1]
+    one, two = (Node("unit", (inner,), rest) if rest else inner for inner in found)
+    return one, two
+
+
 def _is_percent(name: str) -> bool:
     return name.strip().lower() in ("percent", "percentage", "pct", "%")
 
@@ -189,7 +205,7 @@ def _is_percent(name: str) -> bool:
 def _unit(node: Node) -> tuple[str, Any] | None:
     if node.op != "unit":
         return None
-    match = re.fullmatch(r"([a-zA-Z]+)\.?\s*\^?([23²³])?", node.value.strip())
+    match = re.fullmatch(r"([a-zA-Z]+)\.?\s*\^?([23²³]|squared|cubed)?", node.value.strip())
     return known_unit(match[1], power=match[2]) if match else None
 
 

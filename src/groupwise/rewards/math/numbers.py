@@ -48,6 +48,21 @@ UNITS: dict[str, tuple[str, Fraction]] = {
     for name in names.split()
 }
 
+SCALES = {
+    name: Fraction(factor)
+    for names, factor in {
+        "dozen dozens": 12,
+        "hundred hundreds": 100,
+        "thousand thousands": 10**3,
+        "million millions": 10**6,
+        "billion billions": 10**9,
+        "trillion trillions": 10**12,
+    }.items()
+    for name in names.split()
+}
+"""Words that multiply the number before them."""
+POWERS = {"2": 2, "²": 2, "squared": 2, "3": 3, "³": 3, "cubed": 3}
+
 _VAGUE = frozenset(
     "unit squar cubic sq total in of th a an per way tim possibl different distinct percent "
     "percentag pct peopl person number such and or is".split()
@@ -62,7 +77,9 @@ _NUMBER = re.compile(
       | \.(?P<only>\d+)(?:[eE](?P<exponent2>[+-]?\d+))?
     )
     \s*(?P<percent>%|percent|percentage|pct)?
-    \s*[{CURRENCY}]?\s*(?P<shape>square|sq\.?|cubic)?\s*(?P<unit>[a-zA-Z]+\.?)?(?:\s*\^?\s*\{{?(?P<power>[23²³])\}}?)?\.?$""",
+    (?P<scale>(?:\s*(?i:{"|".join(SCALES)})\b){{0,3}})
+    \s*[{CURRENCY}]?\s*(?P<shape>squared?|sq\.?|cubic|cubed)?\s*(?P<unit>[a-zA-Z]+\.?)?
+    (?:\s*\^?\s*\{{?(?P<power>[23²³]|squared|cubed)\}}?)?\.?$""",
     re.VERBOSE,
 )
 
@@ -78,6 +95,7 @@ class Number:
         percent: written with a percent sign.
         unit: (dimension, factor) of a known unit, else None.
         word: the word after the number, which says what is counted.
+        scale: what words such as "million" multiplied the value by.
     """
 
     value: Fraction
@@ -86,13 +104,15 @@ class Number:
     percent: bool = False
     unit: tuple[str, Fraction] | None = None
     word: str = ""
+    scale: Fraction = Fraction(1)
 
 
 def plain_number(text: str) -> Number | None:
     """The number that a whole string is, or None.
 
     Signs, thousands separators, decimals, scientific notation, fractions, mixed numbers, percent
-    signs, currency signs and one trailing unit are understood; nothing is ever evaluated.
+    signs, currency signs, words such as "million" and one trailing unit are understood; nothing is
+    ever evaluated.
 
     Example:
         >>> plain_number("$1,000.50").value
@@ -121,15 +141,34 @@ def plain_number(text: str) -> Number | None:
             return None
     elif match["power"]:
         return None
-    negative = "-" in (match["sign"], match["sign2"])
+    if "-" in (match["sign"], match["sign2"]):
+        value = -value
+    if not word and (match["shape"] or "").endswith("ed"):  # 5 squared; 25 squared units are 25
+        value, digits, places = value ** POWERS[match["shape"]], 0, 0
+    scale, _ = multiplier(match["scale"])
     return Number(
-        value=-value if negative else value,
-        digits=digits,
-        places=places,
+        value=value * scale,
+        digits=digits if scale == 1 else 0,
+        places=places if scale == 1 else 0,
         percent=match["percent"] is not None,
         unit=unit,
         word=word,
+        scale=scale,
     )
+
+
+def multiplier(words: str) -> tuple[Fraction, str]:
+    """What the first words after a number multiply it by, and the words that follow them.
+
+    Example:
+        >>> multiplier("hundred million people"), multiplier("people")
+        ((Fraction(100000000, 1), 'people'), (Fraction(1, 1), 'people'))
+    """
+    first, *rest = words.split(maxsplit=1) or [""]
+    if first.lower() not in SCALES:
+        return Fraction(1), words
+    factor, left = multiplier(rest[0] if rest else "")
+    return SCALES[first.lower()] * factor, left
 
 
 def differ(one: str, two: str) -> bool:
@@ -163,7 +202,7 @@ def known_unit(word: str, *, power: str | None = None) -> tuple[str, Fraction] |
     found = UNITS.get(word) or UNITS.get(word.lower())
     if found is None:
         return None
-    exponent = {"2": 2, "²": 2, "3": 3, "³": 3}.get(power or "", 1)
+    exponent = POWERS.get(power or "", 1)
     return (f"{found[0]}{exponent}" if exponent > 1 else found[0], found[1] ** exponent)
 
 
@@ -196,7 +235,8 @@ def same_number(gold: Number, answer: Number) -> bool:
 
     A decimal of at least four significant digits equals an exact value that it is a rounding of;
     two decimals must be equal as written. A percent sign on one side only may be meant either way
-    (12% is 12 and 0.12), on both sides it must agree. Known units are converted.
+    (12% is 12 and 0.12; 50% is not 50 people), on both sides it must agree. Known units are
+    converted.
     """
     if differ(gold.word, answer.word):
         return False
@@ -205,12 +245,11 @@ def same_number(gold: Number, answer: Number) -> bool:
             return False
         if gold.unit[1] != answer.unit[1]:
             return gold.value * gold.unit[1] == answer.value * answer.unit[1]
-    if _close(gold, answer):
-        return True
     if gold.percent != answer.percent:
         written, other = (gold, answer) if gold.percent else (answer, gold)
-        return written.value / 100 == other.value
-    return False
+        if other.word or written.value / 100 == other.value:
+            return written.value / 100 == other.value
+    return _close(gold, answer)
 
 
 def _close(gold: Number, answer: Number) -> bool:

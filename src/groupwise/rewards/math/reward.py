@@ -27,6 +27,7 @@ _LEADING_LETTER = re.compile(r"\(?\s*([A-Ja-j])\s*(?:[).:]+(?:\s.*)?|$)", re.DOT
 _DECIMAL_COMMA = re.compile(r"[-+]?\d+,\d+")
 _STYLED = re.compile(r"\\(?:text(?:bf|it|rm)?|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")
 _EMPHASISED = re.compile(r"\\text(?:bf|it)\s*\{([^{}]*\d[^{}]*)\}")
+_BARE = re.compile(r"(\$?)[-+]?[\d.,/ ]+\1")
 _WORD = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]{2,}")
 
 
@@ -38,7 +39,7 @@ def math_equal(gold: str, answer: str) -> bool | None:
     inequalities; tuples, lists, sets, intervals and unions; matrices; ±; choices and plain words.
     Open and closed intervals, tuples and sets differ; the order of a tuple counts, that of a list
     or set does not. A decimal stands for an exact value only with at least four significant
-    digits.
+    digits. "2 million" is 2000000, and also meets a bare reference of 2, which may count millions.
 
     Args:
         gold: the reference, plain or LaTeX, with or without `$` and `\\boxed{}`.
@@ -59,6 +60,8 @@ def math_equal(gold: str, answer: str) -> bool | None:
         return None
     if gold == answer:
         return True
+    if "\n" in answer and is_program(answer) and not is_program(gold):
+        return False if _readable(gold) else None
     (one, unit), (two, other) = counted(gold), counted(answer)
     if (unit or other) and (not (unit and other) or unit == other):
         gold, answer = one, two  # 99개 is 99, but 3시간 is not 3분
@@ -93,7 +96,9 @@ def _quick(gold: str, answer: str) -> bool | None:
     one = plain_number(_plain(gold))
     two = plain_number(_plain(answer)) if one is not None else None
     if one is not None and two is not None:
-        return same_number(one, two)
+        # A bare reference of 2 may count millions, so that "2 million" meets it too.
+        counts = two.scale != 1 and _BARE.fullmatch(gold) is not None
+        return same_number(one, two) or (counts and one.value == two.value / two.scale)
     if one is not None and not answer:
         return False
     return None

@@ -47,7 +47,7 @@ _THOUSANDS = re.compile(
 
 _SPACED_THOUSANDS = re.compile(r"(?<=\d) (?=\d{3}(?!\d))(?!\d{3}\s*/)")
 
-_REPEATING = re.compile(r"(\d*)\.(\d*)\\(?:overline|bar|dot)\{(\d{1,20})\}")
+_REPEATING = re.compile(r"(?<!\d)(\d*)\.(\d*)\\(?:overline|bar|dot)\{(\d{1,20})\}")
 
 _TOKEN = re.compile(
     r"""(?P<num>(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:[eE][+-]?\d+(?![a-zA-Z\d]))?
@@ -100,9 +100,10 @@ def tidy(text: str) -> str:
     text = re.sub(r"\^\s*\{?\s*\\circ\s*\}?", r"\\degree ", text)
     text = " ".join(text.split()).strip("*` ")
     text = re.sub(r"^=\s*(?=[^=\s])", "", text)
-    while text and (text[-1] in ",;:" or (text[-1] == "." and not text.endswith(".."))):
-        text = text[:-1].rstrip()
-    return text
+    end = len(text)
+    while end and (text[end - 1] in ",;: " or (text[end - 1] == "." != text[end - 2 : end - 1])):
+        end -= 1
+    return text[:end]
 
 
 def _script(match: re.Match[str]) -> str:
@@ -198,6 +199,7 @@ def closing(text: str, opening: int) -> int:
 FUNCTIONS = {
     "sin", "cos", "tan", "cot", "sec", "csc", "arcsin", "arccos", "arctan", "sinh", "cosh", "tanh",
     "arccot", "arcsec", "arccsc", "arcsinh", "arccosh", "arctanh", "arsinh", "arcosh", "artanh",
+    "arccoth", "arcsech", "arccsch", "arcoth", "arsech", "arcsch", "acoth", "asech", "acsch",
     "sech", "csch", "coth", "ln", "log", "lg", "exp", "gcd", "lcm", "max", "min", "det",
     "asin", "acos", "atan", "asinh", "acosh", "atanh", "sqrt", "abs", "arg", "deg", "Re", "Im",
 }  # fmt: skip

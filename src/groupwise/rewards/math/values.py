@@ -15,7 +15,7 @@ from fractions import Fraction
 from typing import Any
 
 from groupwise.rewards.math.ast import Node
-from groupwise.rewards.math.exact import rational
+from groupwise.rewards.math.exact import rational, root, same_root
 
 DIGITS = 120
 AGREE = 1e-90
@@ -30,7 +30,8 @@ MAX_MATRIX = 12
 ALIASES = {
     "arcsin": "asin", "arccos": "acos", "arctan": "atan", "arcsinh": "asinh", "arccosh": "acosh",
     "arctanh": "atanh", "arsinh": "asinh", "arcosh": "acosh", "artanh": "atanh", "arccot": "acot",
-    "arcsec": "asec", "arccsc": "acsc", "Re": "re", "Im": "im", "abs": "fabs",
+    "arcsec": "asec", "arccsc": "acsc", "arccoth": "acoth", "arcsech": "asech", "arccsch": "acsch",
+    "arcoth": "acoth", "arsech": "asech", "arcsch": "acsch", "Re": "re", "Im": "im", "abs": "fabs",
 }  # fmt: skip
 
 
@@ -114,6 +115,9 @@ def same_values(left: Node, right: Node) -> bool:
         exact = rational(left), rational(right)
         if None not in exact:
             return exact[0] == exact[1]
+        one, two = root(left), root(right)
+        if one and two and (equal := same_root(one, two)) is not None:
+            return equal
     whole = whole_symbols(left) | whole_symbols(right)
     compared = 0
     for index, point in enumerate(points(names, whole)):
