@@ -9,6 +9,7 @@ from typing import Any
 from groupwise.algorithms import ALGORITHMS, SLOTS, Algorithm, bind
 from groupwise.algorithms.binding import OWN
 from groupwise.config import Config
+from groupwise.config.recipes import flat
 from groupwise.registry import FunctionSpec
 
 
@@ -59,19 +60,23 @@ def advantage_only(recipe: Mapping[str, Any], algorithm: str, against: str) -> l
 
 
 def differences(configs: Mapping[str, Config], against: str) -> dict[str, list[str]]:
-    """How the algorithm of each arm differs from the reference arm's, apart from the advantage.
+    """How each arm differs from the reference arm, apart from the advantage.
 
     Args:
         configs: by label.
         against: label of the reference arm.
 
     Returns:
-        By label, one line per slot; arms without such a difference are left out.
+        By label, one line per slot of the algorithm and per further setting; arms without such a
+        difference are left out.
     """
     rows = {label: _row(config) for label, config in configs.items()}
     found = {}
     for label, row in rows.items():
-        lines = [] if label == against else list(_differing(row, rows[against], against))
+        if label == against:
+            continue
+        lines = [*_differing(row, rows[against], against)]
+        lines += _other_settings(configs[label], configs[against], against)
         if lines:
             found[label] = lines
     return found
@@ -95,6 +100,16 @@ def _differing(row: Algorithm, other: Algorithm, against: str) -> Sequence[str]:
         f"{slot} {shown[0][slot]}, where {against} has {shown[1][slot]}"
         for slot in shown[0]
         if shown[0][slot] != shown[1][slot]
+    ]
+
+
+def _other_settings(config: Config, other: Config, against: str) -> list[str]:
+    """Settings outside the algorithm that differ; None stands for one that is not there."""
+    own, others = flat(config), flat(other)
+    return [
+        f"{key} {own.get(key)}, where {against} has {others.get(key)}"
+        for key in {**own, **others}
+        if not key.startswith("algorithm.") and own.get(key) != others.get(key)
     ]
 
 
