@@ -451,3 +451,61 @@ def test_the_report_says_what_each_stage_gained(file: Path, tmp_path: Path) -> N
     assert tuned["recipe"]["warmup"]["steps"] == 2
     model = str(file.parent / "model")
     assert tuned["outside"] == {model: fingerprint(model), "word_problems": "word_problems"}
+
+
+@pytest.mark.parametrize(
+    "more, said",
+    [
+        ('keep = ["correct", "length(least=9)"]', "leaves none of the 1 rows before it"),
+        ("pairs = true", "none of 1 prompts has a right answer beside a wrong"),
+    ],
+)
+def test_a_selection_that_leaves_nothing_of_a_file_is_refused_before_the_first_stage(
+    more: str, said: str, file: Path, tmp_path: Path
+) -> None:
+    answers = tmp_path / "answers.jsonl"
+    row = {"id": "a", "completion": "x", "tokens": 1, "correct": 1.0}
+    answers.write_text(json.dumps(row) + "\n", encoding="utf-8")
+    select = f'[[stages]]\nname = "few"\nstage = "select"\nrows = "{answers}"\n{more}\n'
+    (tmp_path / "p.toml").write_text(file.read_text(encoding="utf-8") + select, encoding="utf-8")
+    with pytest.raises(UsageError, match=f"few: .*{said}"):
+        run_pipeline(at(tmp_path / "p.toml", tmp_path / "out"), progress=Quiet())
+    assert not (tmp_path / "out").exists()
+
+
+LOOP = """
+[[stages]]
+name = "round"
+rounds = 2
+start = { tuned = "bundled" }
+
+[[stages.stages]]
+name = "answers"
+stage = "sample"
+recipe = "word-problems"
+model = "@tuned"
+count = 2
+prompts = 4
+set = ["sampling.max_tokens=30"]
+
+[[stages.stages]]
+name = "tuned"
+stage = "sft"
+recipe = "word-problems"
+model = "bundled"
+rows = "@answers"
+set = ["warmup.steps=2", "warmup.batch_size=2", "warmup.learning_rate=1e-2"]
+"""
+
+
+def test_each_round_of_a_loop_takes_the_model_of_the_round_before(tmp_path: Path) -> None:
+    (tmp_path / "p.toml").write_text(LOOP, encoding="utf-8")
+    out = tmp_path / "out"
+    run_pipeline(at(tmp_path / "p.toml", out), progress=Quiet())
+    first, second = (out / f"round-{n}" for n in (1, 2))
+    origin = json.loads((second / "answers/rows.origin.json").read_text(encoding="utf-8"))
+    assert origin["model_hash"] == fingerprint(first / "tuned/final")
+    rows = [(each / "answers/rows.jsonl").read_text(encoding="utf-8") for each in (first, second)]
+    assert rows[0] != rows[1]
+    run_pipeline(at(tmp_path / "p.toml", out), first="round-2/answers", progress=Quiet())
+    assert rows[1] == (second / "answers/rows.jsonl").read_text(encoding="utf-8")

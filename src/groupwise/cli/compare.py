@@ -110,7 +110,8 @@ def compare(
     for line in differences:
         print(line, file=sys.stderr)
     if differences:
-        print("--only advantage removes those of the algorithm.", file=sys.stderr)
+        option = "--only advantage" if plan is None else 'only = "advantage" in the file'
+        print(f"{option} removes the differences between algorithms.", file=sys.stderr)
     if plan_only:
         print(experiments.write_plan(chosen, output))
         return

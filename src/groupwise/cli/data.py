@@ -111,7 +111,6 @@ def select(
     json_file: JsonFile = None,
 ) -> None:
     """Select sampled answers by rules, and print how many each rule keeps."""
-    from groupwise.rundir.provenance import write_origin
     from groupwise.training.stages.rows import read_samples, write_rows
     from groupwise.training.stages.select import preference_pairs, rules_of, select
 
@@ -133,24 +132,29 @@ def select(
         told["agreement"] = _shown(name, agreement_figures(given, agreement))
     if output is not None:
         write_rows(output, chosen)
-        write_origin(output, _origin(rows, keep or [], counts, pairs=pairs, ratio=ratio, most=most))
+        _record(output, rows, keep or [], counts, pairs=pairs, ratio=ratio, most=most)
         print(output)
     write_json(json_file, told)
 
 
-def _origin(
-    rows: str, keep: Sequence[str], counts: Sequence[tuple[str, int]], **of_pairs: Any
-) -> dict[str, Any]:
-    """What made a selection: the file, the rules, and how many rows each left."""
-    from groupwise.rundir.provenance import fingerprint
+def _record(
+    output: Path,
+    rows: str,
+    keep: Sequence[str],
+    counts: Sequence[tuple[str, int]],
+    **of_pairs: Any,
+) -> None:
+    """Write what made a selection: the file, the rules, and how many rows each left."""
+    from groupwise.rundir.provenance import fingerprint, write_origin
 
-    return {
+    origin = {
         "made_by": "select",
         "data": rows,
         "data_hash": fingerprint(rows),
         "settings": {"keep": list(keep), **(of_pairs if of_pairs["pairs"] else {})},
         "counts": [list(each) for each in counts],
     }
+    write_origin(output, origin)
 
 
 def select_programs(

@@ -17,7 +17,8 @@ from groupwise.prompts.contamination import shared_prompts
 from groupwise.prompts.sources import load_prompts
 from groupwise.training.changing import check_schedules
 from groupwise.training.stages.recipe import base_of, base_phases
-from groupwise.training.stages.select import rules_of
+from groupwise.training.stages.rows import read_samples
+from groupwise.training.stages.select import preference_pairs, rules_of, select
 from groupwise.types import Prompt
 
 if TYPE_CHECKING:
@@ -68,6 +69,26 @@ def check_configurations(stage: Stage, configs: Mapping[str, Config]) -> None:
             check_schedules(config)
         except UsageError as error:
             raise UsageError(f"{stage.name}: {error}") from None
+
+
+def check_selection(stage: Stage) -> None:
+    """Refuse a selection that leaves nothing of files from outside; what stages will make is not
+    known yet.
+
+    Raises:
+        UsageError: a rule leaves no rows, or no pairs can be made.
+    """
+    if stage.kind.name != "select" or stage.takes:
+        return
+    given = stage.settings
+    files = [given["rows"]] if isinstance(given["rows"], str) else given["rows"]
+    try:
+        rows = [row for path in files for row in read_samples(path)]
+        kept = select(rows, rules_of(given.get("keep", ()))).rows
+        if given.get("pairs"):
+            preference_pairs(kept, ratio=given.get("ratio", 1.5), most=given.get("most", 1))
+    except UsageError as error:
+        raise UsageError(f"{stage.name}: {error}") from None
 
 
 def check_models(stage: Stage, pipeline: Pipeline) -> None:

@@ -16,6 +16,7 @@ from groupwise.pipelines.checks import (
     check_configurations,
     check_models,
     check_overlap,
+    check_selection,
     check_settings,
 )
 from groupwise.pipelines.inputs import outside
@@ -159,6 +160,7 @@ def checked_plan(
     for state in wanted:
         check_models(state.stage, pipeline)
         check_overlap(state.stage, pipeline)
+        check_selection(state.stage)
     return states, wanted
 
 

@@ -316,7 +316,7 @@ class Writer:
             raise error
 
 
-def replace_folder(final: Path, write: Callable[[str], None]) -> None:
+def replace_folder(final: Path, write: Callable[[str], object]) -> None:
     """Replace a folder: `write` fills a new one, which then takes its place.
 
     Raises:
