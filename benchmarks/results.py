@@ -36,7 +36,7 @@ TITLES = {
     "preferences": "Preferences and reward models, against TRL",
     "critic_step": "The cost of a critic",
     "tools": "Tools inside rollouts, against requests that continue",
-    "cluster": "Several processes, against one",
+    "cluster": "Several processes on Ray",
 }
 COLUMNS = {
     "step": step.COLUMNS,
@@ -126,6 +126,8 @@ def _targets() -> list[Target]:
         most("update", "decode-bf16", "over_bound", 1.8),
         most("update", "vocab-152k", "logits_peak_mb", 300.0),
         most("cluster", "demo", "ratio", 1.10),
+        most("cluster", "medium", "ratio", 1.03),
+        *(least("cluster", case, 1.3, "in turn") for case in ("ahead", "streaming")),
     ]
 
 

@@ -24,6 +24,7 @@ from kills import (
     undisturbed_run,
 )
 from small_runs import settings, tiny
+from vllm_peer import interpreter
 
 pytest.importorskip("ray")
 
@@ -74,6 +75,19 @@ def test_a_killed_driver_is_resumed_elsewhere(alone: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.cluster
+def test_replicas_sample_with_a_vllm_of_their_own(tmp_path: Path) -> None:
+    """One of whose servers is killed; the server of this test speaks vLLM's protocol and draws by
+    the seed of each request."""
+    python = interpreter(tmp_path)
+    engine = f"engine={{name='vllm', python='{python}', weights='shared_memory'}}"
+    given = (engine, "algorithm.correction={name='tis'}")
+    own = train_command("word-problems", run_settings(tmp_path / "own", *given))
+    subprocess.run(own, check=True, capture_output=True)
+    killed(tmp_path / "run", "vllm_peer", *given)
+    assert differing(tmp_path / "own", tmp_path / "run") == []
+
+
+@pytest.mark.cluster
 def test_what_a_cluster_lacks_is_said(tmp_path: Path) -> None:
     from groupwise.distributed.connection import Cluster
 
@@ -100,8 +114,8 @@ def test_what_a_cluster_cannot_do_is_refused_before_it_starts(tmp_path: Path) ->
     from groupwise.training.run import train_config
 
     given = settings(tmp_path / "run")
-    with pytest.raises(UsageError, match="cannot sample in the replicas"):
-        load("word-problems-ray", [*given, "engine.name='vllm'"])
+    with pytest.raises(UsageError, match="replicas of .cluster. cannot share a server"):
+        load("word-problems-ray", [*given, "engine={name='vllm', server='http://localhost:8000'}"])
     with pytest.raises(UsageError, match="a loaded model cannot be sent to a cluster"):
         train_config(load("word-problems-ray", given), policy=tiny())
 

@@ -198,7 +198,7 @@ def test_a_lost_rank_is_named_wherever_it_is_lost(tmp_path: Path) -> None:
         cluster.config = patient
         group, learner = started(cluster)
         with pytest.raises(RunError, match="no_such_method"):
-            group.ask("no_such_method")
+            group.ask("no_such_method", {"of": POLICY})
         with pytest.raises(RunError, match="the learner ended .* in 'no_such_method'"):
             learner.state()
     finally:

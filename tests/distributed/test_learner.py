@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import Qwen2Config
 
 from batches import batch_of
+from groupwise import kernels
 from groupwise.algorithms import ALGORITHMS, bind
 from groupwise.algorithms.losses import FunctionObjective
 from groupwise.distributed import learner as learners
@@ -142,9 +143,9 @@ def test_a_rank_without_rows_takes_the_same_step(sharding: str) -> None:
     assert all(gap <= EXACT and norm <= EXACT for _, gap, norm in results)
 
 
-def all_rows(world: World) -> dict[str, float]:
+def all_rows(world: World, sharding: str) -> dict[str, float]:
     """For every row of the table, the difference of its gradient from that of one process."""
-    batch, learner, alone = batch_of(5), made(world), made(None)
+    batch, learner, alone = batch_of(5), made(world, sharding=sharding), made(None)
     found = {}
     for name in ALGORITHMS.names():
         objective = bind(name).objective
@@ -154,18 +155,21 @@ def all_rows(world: World) -> dict[str, float]:
 
 
 @pytest.mark.cluster
-def test_every_algorithm_has_the_gradient_of_one_process() -> None:
-    for found in same(run_ranks(2, all_rows)):
+@pytest.mark.parametrize(("size", "sharding"), [(2, "none"), (3, "full")])
+def test_every_algorithm_has_the_gradient_of_one_process(size: int, sharding: str) -> None:
+    for found in same(run_ranks(size, all_rows, sharding)):
         assert found.keys() == set(ALGORITHMS.names())
         assert {name: gap for name, gap in found.items() if not gap <= EXACT} == {}
 
 
-def float32_gradients(world: World, sharding: str) -> tuple[float, float]:
-    """Distance of the float32 gradient from the sum in float64 of single microbatches, and from one
+def summed_gradients(world: World, sharding: str, dtype: torch.dtype) -> tuple[float, float]:
+    """Distance of the gradient from the sum in float64 of single microbatches, and from one
     process."""
+    if dtype != torch.float32:
+        kernels.select("torch")  # Sharded weights of 16 bits use no kernels, which round otherwise.
     batch = batch_of(20, dtype=torch.float32)
-    learner = made(world, "untied", sharding=sharding, dtype=torch.float32)
-    alone = made(None, "untied", dtype=torch.float32)
+    learner = made(world, "untied", sharding=sharding, dtype=dtype)
+    alone = made(None, "untied", dtype=dtype)
     rows = torch.arange(len(batch.length))
     assert isinstance(learner, DistributedLearner)
     total = torch.zeros(1)
@@ -181,11 +185,18 @@ def float32_gradients(world: World, sharding: str) -> tuple[float, float]:
 
 
 @pytest.mark.cluster
-def test_float32_is_as_near_to_the_exact_sum_as_sums_are() -> None:
-    for sharding in ("none", "full"):
-        for exact, single in same(run_ranks(2, float32_gradients, sharding)):
-            assert exact <= 2e-7
-            assert single <= 3e-6
+@pytest.mark.parametrize(("size", "sharding"), [(2, "none"), (2, "full"), (3, "full")])
+def test_float32_is_as_near_to_the_exact_sum_as_sums_are(size: int, sharding: str) -> None:
+    for exact, single in same(run_ranks(size, summed_gradients, sharding, torch.float32)):
+        assert exact <= 2e-7
+        assert single <= 3e-6
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize(("size", "sharding"), [(2, "none"), (3, "full")])
+def test_gradients_of_a_16_bit_model_are_summed_in_float32(size: int, sharding: str) -> None:
+    for exact, _ in same(run_ranks(size, summed_gradients, sharding, torch.bfloat16)):
+        assert exact <= 2e-7
 
 
 # -- what would be wrong without a word ------------------------------------------------------------
@@ -203,6 +214,19 @@ def averaged(world: World) -> float:
 @pytest.mark.cluster
 def test_fsdp_averages_unless_it_is_told_to_sum() -> None:
     assert all(gap <= EXACT for gap in same(run_ranks(2, averaged)))
+
+
+def summed_in_16_bits(world: World) -> float:
+    """Distance from the exact sum if FSDP sums gradients in the type of the computation, as it does
+    by default."""
+    own = shardings.MixedPrecisionPolicy
+    shardings.MixedPrecisionPolicy = lambda **given: own(param_dtype=given.get("param_dtype"))  # type: ignore[assignment,misc]
+    return summed_gradients(world, "full", torch.bfloat16)[0]
+
+
+@pytest.mark.cluster
+def test_fsdp_sums_in_16_bits_unless_it_is_told_otherwise() -> None:
+    assert all(gap > 1e-4 for gap in same(run_ranks(2, summed_in_16_bits)))
 
 
 class OptimizerFirst(DistributedLearner):

@@ -347,15 +347,3 @@ def test_a_finished_model_is_an_arm(tmp_path: Path) -> None:
     cells = found.analysis.table().cells
     assert any(model == "sft" for model, _, _ in cells)
     assert any(c.first == "grpo" for c in found.analysis.comparison.contrasts)
-
-
-def test_settings_that_an_arm_changes_are_among_its_differences() -> None:
-    arms = [
-        {"label": "lighter", "algorithm": "grpo", "set": ["rewards.0.weight=0.5", "steps=9"]},
-        {"algorithm": "grpo"},
-    ]
-    plan = make_plan({"recipe": "word-problems", "seeds": [0], "arms": arms})
-    assert plan.differences() == [
-        "lighter differs in more than its advantage: steps 9, where grpo has 80; "
-        "rewards.0.weight 0.5, where grpo has 1.0."
-    ]

@@ -36,7 +36,7 @@ def processes(run: int, name: str) -> list[psutil.Process]:
 
 
 def assert_survives(command: list[str], kind: str, *, when: Callable[[], bool]) -> str:
-    """Run a command to its end, with an actor of this class killed meanwhile, or none if it is
+    """Run a command to its end, with a process of this name killed meanwhile, or none if it is
     empty; no actor outlives it. Returns what it printed."""
     run = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     every = set[psutil.Process]()
@@ -45,7 +45,7 @@ def assert_survives(command: list[str], kind: str, *, when: Callable[[], bool]) 
         while run.poll() is None and time.monotonic() < end:
             with contextlib.suppress(psutil.NoSuchProcess):
                 every.update(actors(run.pid, ""))
-                if when() and (there := actors(run.pid, kind)):
+                if when() and (there := processes(run.pid, kind)):
                     if kind:
                         os.kill(there[0].pid, signal.SIGKILL)
                     break

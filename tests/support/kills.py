@@ -13,8 +13,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import random
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -37,7 +39,9 @@ PAUSE_S = 2.0
 """Longest time between a recovery and the next kill."""
 MODELS = ("ray::Replica", "ray::LearnerRank", "ray::ScorerProcess", "scoring.worker")
 """Processes that may not outlive a run; Ray's own daemons may."""
-KINDS = (*MODELS, "driver")
+NODE = "raylet"
+"""A node of a cluster that others started; another one takes its place."""
+KINDS = (*MODELS, "driver", NODE)
 
 
 def run_settings(folder: Path, *more: str, steps: int = 12) -> list[str]:
@@ -77,9 +81,23 @@ def differing(one: Path, other: Path) -> list[str]:
     return [name for name in first if not torch.equal(first[name], second[name])]
 
 
-def victims(run: int, kind: str) -> list[psutil.Process]:
-    """The processes of a kind that a run has at the moment."""
-    return [psutil.Process(run)] if kind == "driver" else processes(run, kind)
+class Nodes:
+    """A Ray cluster without a driver: a first node for its own processes, and two for a run."""
+
+    def __init__(self) -> None:
+        from ray.cluster_utils import Cluster
+
+        os.environ.setdefault("RAY_worker_niceness", "0")
+        patience = {"health_check_period_ms": 500, "health_check_timeout_ms": 1000}
+        given = {"num_cpus": 0, "_system_config": patience}
+        self.cluster = Cluster(initialize_head=True, head_node_args=given)
+        self.others = [self.cluster.add_node(num_cpus=2) for _ in range(2)]
+
+    def kill(self, chance: random.Random) -> None:
+        """Kill a node's daemon, and add another node."""
+        lost = self.others.pop(chance.randrange(len(self.others)))
+        os.kill(lost.all_processes["raylet"][0].process.pid, signal.SIGKILL)
+        self.others.append(self.cluster.add_node(num_cpus=2))
 
 
 def kills_of(
@@ -91,9 +109,15 @@ def kills_of(
         `recovered`: seconds from each kill to the next finished step; `left`: how many processes
         outlived the run by a minute.
     """
-    scorers = f"cluster.scorers={int('Scorer' in kind)}"
+    nodes = Nodes() if kind == NODE else None
+    more = [f"cluster.address={nodes.cluster.address}"] if nodes else []
     given = run_settings(
-        folder, "reward_pool.workers=1", "cluster.restarts=10", scorers, steps=steps
+        folder,
+        "reward_pool.workers=1",
+        "cluster.restarts=20",
+        f"cluster.scorers={int('Scorer' in kind)}",
+        *more,
+        steps=steps,
     )
     recovered: list[float] = []
     log, every = folder.with_suffix(".err"), set[psutil.Process]()
@@ -106,15 +130,19 @@ def kills_of(
     run = start(given)
     while run.poll() is None:
         time.sleep(PAUSE_S * chance.random())
-        there: list[psutil.Process] = []
+        found: list[psutil.Process] = []
         with contextlib.suppress(psutil.NoSuchProcess):
-            every |= {each for name in MODELS for each in processes(run.pid, name)}
-            there = victims(run.pid, kind)
-        if not there or not steps_done(folder) or len(recovered) == at_most:
+            every |= {each for name in MODELS for each in processes(os.getpid(), name)}
+            found = [] if kind in (NODE, "driver") else processes(run.pid, kind)
+        ready = found or kind in (NODE, "driver")
+        if not ready or not steps_done(folder) or len(recovered) == at_most:
             continue
         begun, before = time.monotonic(), steps_done(folder)
         with contextlib.suppress(psutil.NoSuchProcess):
-            chance.choice(there).kill()
+            if nodes:
+                nodes.kill(chance)
+            else:
+                (run if kind == "driver" else chance.choice(found)).kill()
         if kind == "driver":
             run.wait()
             run = start(resumable(given), "--resume", str(folder))
@@ -122,7 +150,10 @@ def kills_of(
             time.sleep(0.02)
         recovered.append(time.monotonic() - begun)
     assert run.returncode == 0, log.read_text()[-2000:]
-    return {"recovered": recovered, "left": len(psutil.wait_procs(every, timeout=60)[1])}
+    left = psutil.wait_procs(every, timeout=60)[1]
+    if nodes:
+        nodes.cluster.shutdown()
+    return {"recovered": recovered, "left": len(left)}
 
 
 def logged(path: Path, kind: str) -> list[dict[str, Any]]:
@@ -135,6 +166,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Kill until every kind has been killed often enough."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=20, help="kills of each kind")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS, help="what to kill")
     parser.add_argument("--log", type=Path, required=True, help="one line of JSON for every run")
     options = parser.parse_args(arguments)
     root = Path(__file__).parents[2]
@@ -142,7 +174,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     commit = subprocess.run(asked, check=True, capture_output=True, text=True).stdout.strip()
     folder = Path(tempfile.mkdtemp(prefix="kills-"))
     undisturbed = undisturbed_run(folder / "undisturbed", steps=LONG_STEPS)
-    open_kinds = set(KINDS)
+    open_kinds = set(options.kinds)
     while open_kinds:
         for kind in [each for each in KINDS if each in open_kinds]:
             before = logged(options.log, kind)

@@ -244,10 +244,10 @@ def check_engine(config: Config) -> None:
             "answer (engine.patience_minutes = "
             f"{engine.patience_minutes:g}); raise the former or lower the latter."
         )
-    if config.cluster is not None:
+    if config.cluster is not None and engine.server is not None:
         raise UsageError(
-            "engine.name = 'vllm': cannot sample in the replicas of [cluster] yet; set "
-            "engine.name = 'group', or remove the section."
+            f"engine.server = {engine.server!r}: replicas of [cluster] cannot share a server; set "
+            "engine.python, so that each of them starts its own."
         )
     if engine.server is not None and engine.python is not None:
         raise UsageError(

@@ -31,6 +31,7 @@ from groupwise.distributed.team import Member
 from groupwise.distributed.weights import Shipment, accept, shipment
 from groupwise.distributed.world import World
 from groupwise.distributed.writer import ContinuousWriter
+from groupwise.models.weights import PublishedWeights
 from groupwise.rollouts.tools import ToolEngine
 from groupwise.types import Group, Limits, Metrics, Request, Sampling
 
@@ -155,8 +156,13 @@ class Replica:
         return self.writer.between_steps(lambda: self._take_over(weights, version))
 
     def _take_over(self, weights: Shipment, version: int) -> Metrics:
-        accept(self.policy.model, weights, version=version)
-        metrics = self.engine.publish(weights)
+        model: Any = self.policy.model
+        accept(model, weights, version=version)
+        # The model's own: vLLM's engine disturbs them to see that they arrive there.
+        arrived = PublishedWeights(version=version, named=dict(model.named_parameters()))
+        metrics = self.engine.publish(arrived)
+        if "canary_gap" in metrics:  # The engine has a canary of its own.
+            return metrics
         own = self.engine.engine if isinstance(self.engine, ToolEngine) else self.engine
         return {**metrics, "canary_gap": check_canary(own, self.policy, version=version)}
 
