@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
+from cluster_runs import processes
 from groupwise.algorithms import bind
 from groupwise.config import Config, load
 from groupwise.config.connect import load_configured
@@ -229,7 +230,7 @@ def test_a_replica_that_stands_still_is_replaced(
     before = list(engine.replicas)
     writing = Writing(engine, config)
     writing.until(lambda: writing.written > 20)
-    there = [p for p in psutil.process_iter() if "ray::Replica" in " ".join(p.cmdline())]
+    there = processes(os.getpid(), "ray::Replica")
     node = psutil.Process(own.second.all_processes["raylet"][0].process.pid)
     (stopped,) = [each for each in there if node in each.parents()]
     stopped.suspend()
