@@ -1,6 +1,7 @@
 # A clone needs Python 3.11-3.13 and make; `make demo` and `make test` do all set-up.
 PYTHON ?= python3
-JOBS   ?= 2
+# Three for two cores: many tests wait for a process or a clock.
+JOBS   ?= 3
 BIN    := .venv/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 # Compiled modules are kept, also where the environment says otherwise: the suite starts many programs.

@@ -119,6 +119,7 @@ def run(tmp_path: Path, name: str, rows: list[dict[str, Any]], *more: str, **how
         "optimizer.schedule=constant",
         "optimizer.learning_rate=1e-2",
         "evaluation.every_steps=2",
+        "evaluation.keep_best=true",
         *more,
     ]
     return fine_tune(load("word-problems-sft", given), progress=how.pop("progress", Quiet()), **how)
