@@ -246,7 +246,8 @@ class ClusterEngine:
                 if not waiting:
                     self.idle.stop_waiting(caller)
                 if not running:
-                    time.sleep(PAUSE_S)
+                    if waiting or not over:
+                        time.sleep(PAUSE_S)
                     continue
                 alone = over and not waiting
                 done, _ = ray.wait(list(running), num_returns=1, timeout=1.0 if alone else LOOK_S)
