@@ -20,9 +20,10 @@ from groupwise.config.connect import configured_engine, load_configured
 from groupwise.config.data import load_train, rendered
 from groupwise.distributed.canary import LIMIT
 from groupwise.distributed.cluster import connect_cluster
+from groupwise.distributed.continuous import ContinuousEngine
 from groupwise.distributed.replicas import ClusterEngine, Idle, Stored
 from groupwise.errors import RunError
-from groupwise.types import Group, Prompt, Request, Sampling, Stream
+from groupwise.types import Group, Metrics, Prompt, Request, Sampling, Stream
 from simulated import completed
 from small_runs import settings, timeless
 
@@ -152,6 +153,41 @@ class Loaded(Mortal):
         made.publish.remote = Later(lambda *given: has.append(given))
         made.generate.remote = Later(generate)
         return made
+
+
+class Damaging(Mortal):
+    """A cluster in this process whose transfers arrive damaged from the second on."""
+
+    def actor(self, kind: type, **_: Any) -> Any:
+        made = super().actor(kind)
+
+        def publish(ref: object, version: int) -> Metrics:
+            if version:
+                raise RunError(f"version {version} arrived with different bytes")
+            return {"seconds.weights": 0.0}
+
+        made.publish.remote = Later(publish)
+        return made
+
+
+def test_what_arrived_damaged_gives_no_completion() -> None:
+    """`publish` does not wait for the transfer, and what follows does."""
+    engine = ClusterEngine(Damaging(lambda _: False), Stored(0, None))
+    asked = [Request(prompt=Prompt(id="", text="?"), tokens=[1], group=1, stream=Stream(0, 0))]
+    assert len(list(engine.generate(asked, Sampling()))) == 1
+    engine.publish(Stored(1, None))
+    with pytest.raises(RunError, match="version 1 arrived"):
+        next(iter(engine.generate(asked, Sampling())))
+
+
+def test_a_damaged_transfer_to_a_replica_without_work_is_found_at_the_next_one() -> None:
+    engine = ClusterEngine(Damaging(lambda _: False), Stored(0, None))
+    engine.publish(Stored(1, None))
+    with pytest.raises(RunError, match="version 1 arrived"):
+        engine.publish(Stored(2, None))
+    streaming = ContinuousEngine(ClusterEngine(Damaging(lambda _: False), Stored(0, None)))
+    with pytest.raises(RunError, match="version 1 arrived"):  # Completions are in progress.
+        streaming.publish(Stored(1, None))
 
 
 def test_a_replica_that_another_thread_replaces_samples_nothing_without_weights(

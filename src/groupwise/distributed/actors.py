@@ -6,6 +6,7 @@ Nothing here imports Ray, which makes these classes into actors and calls their 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -152,8 +153,13 @@ class Replica:
     def publish(self, weights: Shipment, version: int) -> Metrics:
         """Sample from these weights from now on, completions in progress included, after checking
         that they arrived unchanged and that the engine computes with them.
+
+        Returns:
+            "canary_gap" as of `canary_gap`, and "seconds.weights", the time it took.
         """
-        return self.writer.between_steps(lambda: self._take_over(weights, version))
+        start = time.perf_counter()
+        metrics = self.writer.between_steps(lambda: self._take_over(weights, version))
+        return {**metrics, "seconds.weights": time.perf_counter() - start}
 
     def _take_over(self, weights: Shipment, version: int) -> Metrics:
         model: Any = self.policy.model

@@ -98,8 +98,11 @@ class ContinuousEngine:
         return True
 
     def publish(self, weights: WeightsRef) -> Metrics:
-        """Have every replica take over new weights between two tokens."""
-        return self.engine.publish(weights)
+        """Have every replica take over new weights between two tokens. The call waits for them,
+        because the completions in progress go on with what arrived."""
+        metrics = self.engine.publish(weights)
+        self.engine.settle()
+        return metrics
 
     def close(self) -> None:
         """End the cluster."""

@@ -156,6 +156,8 @@ class DistributedLearner(TorchLearner):
         """Sum gradients over ranks where they are whole on each, and put the outputs together."""
         pending, name = self._pending, "the gradients of the other ranks"
         assert pending is not None, "begin() comes first"
+        if self.world.size == 1:
+            return
         if self.sharding == "none":
             self._sum_gradients(name)
         for grid in pending.outputs.values():

@@ -190,6 +190,7 @@ class ClusterEngine:
         self.starting = Starting(cluster, count)
         self.losses: Counter[int] = Counter()  # of each place, since its last completions
         self.spans = Spans(apart=True)
+        self.transfers: list[tuple[int, Any, list[Any], float]] = []
         cluster.compare({f"replica {i}": actor for i, actor in enumerate(self.replicas)})
         begun = [self.renew(place, weights) for place in range(count)]
         for place, (actor, refs) in enumerate(begun):
@@ -336,34 +337,46 @@ class ClusterEngine:
         for place in self.cluster.silent(actors, asked):
             self.cluster.ray.kill(actors[place])
 
-    def _await(self, place: int, actor: Any, refs: list[Any]) -> None:
-        """Wait for calls to a replica as long as it shows signs of life."""
+    def _await(self, place: int, actor: Any, refs: list[Any]) -> list[Any]:
+        """The results of calls to a replica, waited for as long as it shows signs of life."""
         asked: dict[int, Any] = {}
         ray, count = self.cluster.ray, len(refs)
         while len(ray.wait(refs, num_returns=count, timeout=CHECK_S)[0]) < count:
             self.end_silent({place: actor}, asked)
-        self.cluster.get(refs)
+        return self.cluster.get(refs)
 
     def publish(self, weights: WeightsRef) -> Metrics:
-        """Keep new weights for the requests to come, and have idle replicas take them over; one
-        that was lost meanwhile is replaced.
+        """Keep new weights for the requests to come, and send them to the idle replicas.
+
+        The call does not wait for them: the requests of a replica come after its transfer, and what
+        that raised is raised before a completion is returned.
+
+        Raises:
+            RunError: what arrived of the version before is not what was sent.
+        """
+        assert isinstance(weights, Stored)
+        self.settle()
+        self.kept.append(weights)
+        at, places = time.time(), self.idle.claim_all()
+        self.transfers = [(place, *self.renew(place, weights), at) for place in places]
+        self.idle.give_back(places)
+        return {}
+
+    def settle(self) -> None:
+        """Wait for the transfers of the last `publish`; a replica that was lost is replaced.
 
         Raises:
             RunError: what arrived is not what was sent.
         """
-        assert isinstance(weights, Stored)
-        start, at = time.perf_counter(), time.time()
-        self.kept.append(weights)
-        places = self.idle.claim_all()
-        calls = [(place, *self.renew(place, weights)) for place in places]
-        for place, actor, refs in calls:
+        transfers, self.transfers = self.transfers, []
+        for place, actor, refs, at in transfers:
             try:
-                self._await(place, actor, refs)
-                self.spans.add(f"replica {place}", "transferring", at)
-                self.idle.give_back([place])
+                (found,) = self._await(place, actor, refs)
             except self.cluster.lost:
                 self.replace(place, actor)
-        return {"seconds.weights": time.perf_counter() - start}
+            else:
+                end = at + found["seconds.weights"]
+                self.spans.add(f"replica {place}", "transferring", at, end)
 
     def close(self) -> None:
         """Stop ranks, replicas, and a cluster that was started here."""

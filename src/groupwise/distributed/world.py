@@ -211,8 +211,9 @@ class World:
 
     def add(self, values: Tensor, name: str) -> Tensor:
         """Sum a tensor over all ranks, in place."""
-        with self.waiting(name):
-            dist.all_reduce(values, op=dist.ReduceOp.SUM)
+        if self.size > 1:
+            with self.waiting(name):
+                dist.all_reduce(values, op=dist.ReduceOp.SUM)
         return values
 
     def unite(self, values: Tensor, name: str) -> Tensor:
