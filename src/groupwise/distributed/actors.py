@@ -25,6 +25,7 @@ from groupwise.config.connect import (
 )
 from groupwise.distributed.addresses import own_address, use_route
 from groupwise.distributed.canary import check_canary
+from groupwise.distributed.messages import packed, unpacked
 from groupwise.distributed.ranks import make_member
 from groupwise.distributed.replies import sampling_engine
 from groupwise.distributed.surroundings import received, surroundings
@@ -109,11 +110,11 @@ class LearnerRank:
             set_weights(self.member.second_model.model, weights)
         self.member.make(name, **settings)
 
-    def call(self, name: str, given: Mapping[str, Any]) -> Any:
-        """As `Member.perform`; only rank 0 returns its result."""
+    def call(self, name: str, given: bytes) -> bytes | None:
+        """As `Member.perform`, packed; only rank 0 returns its result."""
         assert self.member is not None
-        result = self.member.perform(name, given)
-        return result if self.rank == 0 else None
+        result = self.member.perform(name, unpacked(given))
+        return packed(result) if self.rank == 0 else None
 
     def ship(self) -> tuple[int, Shipment | None]:
         """The version, and on rank 0 the present weights with the means to check them."""

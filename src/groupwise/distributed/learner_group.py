@@ -12,6 +12,7 @@ from torch import Tensor
 from groupwise.distributed.actors import LearnerRank
 from groupwise.distributed.connection import Cluster
 from groupwise.distributed.lost import RankLost
+from groupwise.distributed.messages import packed, unpacked
 from groupwise.errors import RunError, UsageError, first_line
 
 LOOK_S = 2.0
@@ -127,9 +128,9 @@ class LearnerGroup:
     def ask(self, name: str, given: Mapping[str, Any] | None = None, /, **local: Any) -> Any:
         """As `Member.perform`, on all ranks; `local` arguments go to rank 0 alone."""
         own = dict(given or {})
-        first = (name, {**own, **local})
-        others = (name, {**own, **dict.fromkeys(local, {})})
-        return self._all("call", [first, *[others] * (len(self.ranks) - 1)])
+        first = (name, packed({**own, **local}))
+        others = (name, packed({**own, **dict.fromkeys(local, {})}))
+        return unpacked(self._all("call", [first, *[others] * (len(self.ranks) - 1)]))
 
     def ship(self) -> tuple[int, Any]:
         """The version of the policy's weights, and where in the object store they are."""
