@@ -2,9 +2,11 @@
 
     python benchmarks/cluster.py --json benchmarks/results/cluster.json
 
-Against one process: both sides take the same steps of the recipe `word-problems` and take turns.
-`cpu` is CPU seconds per step by kind of process, Ray's own among them, and `cpu_ratio` the quotient
-of their sums: on a busy machine it says more than the time. The first three steps do not count.
+Against one process: both sides take the same steps of the recipe `word-problems` and take turns,
+ten steps at a time (`medium`: one). A run does not pause between its steps; after a pause several
+processes take longer to wake up than one. `cpu` is CPU seconds per step by kind of process, Ray's
+own among them, and `cpu_ratio` the quotient of their sums: on a busy machine it says more than the
+time. The first three turns do not count.
 
     demo         the recipe as it is
     demo-scorer  with a reward worker on this machine, against one in a scorer process
@@ -43,6 +45,8 @@ COLUMNS = (
 )  # fmt: skip
 STEPS = ["steps=10000", "evaluation.every_steps=0", "checkpoint.every_steps=0"]
 WARM_UP = 3
+TURN = 10
+"""Steps that one side takes before the other one."""
 BLOCK, BEFORE, BLOCKS = 40, 10, 5
 """Steps that are measured at a time, those before them, and how often."""
 MEDIUM = {"hidden_size": 768, "intermediate_size": 2304, "num_hidden_layers": 7}
@@ -93,6 +97,7 @@ def cost(case: str, options: argparse.Namespace, report: Report) -> dict[str, An
     recipes = {"alone": "word-problems", "cluster": "word-problems-ray"}
     with ExitStack() as stack:
         workers, more, repeats = {}, list[str](), WARM_UP + options.repeats
+        count = 1 if options.quick or case == "medium" else TURN
         if case == "medium":
             folder = save_medium(stack.enter_context(tempfile.TemporaryDirectory()))
             noise = harness.HERE / "ours" / "noise.py"
@@ -102,7 +107,9 @@ def cost(case: str, options: argparse.Namespace, report: Report) -> dict[str, An
             spec = spec_of(recipe, [*settings[name], *more], options)
             workers[name], versions = harness.start(stack, "ours/demo.py", spec)
             report.version("ours", versions)
-        sides = {name: lambda _, name=name: workers[name].ask("step") for name in workers}
+        sides = {
+            name: lambda _, name=name: workers[name].ask("steps", count=count) for name in workers
+        }
         answers = harness.turns(sides, repeats=repeats)
     alone, cluster = (answers[name][WARM_UP:] for name in ("alone", "cluster"))
     return {

@@ -1,9 +1,9 @@
-"""Training steps of a packaged recipe, each one when it is asked for, in one process or several."""
+"""Training steps of a packaged recipe, as many as are asked for, in one process or several."""
 
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from typing import Any
 
 import psutil
@@ -49,28 +49,27 @@ class Steps:
     def hello(self) -> dict[str, Any]:
         return {"versions": versions(*PACKAGES)}
 
-    def step(self) -> dict[str, Any]:
-        before, start = cpu_seconds(), time.perf_counter()
-        scored = self.prepared.trainer.advance().scored
-        seconds, after = time.perf_counter() - start, cpu_seconds()
-        stages = dict(scored.seconds)
-        stages["update"] = seconds - sum(stages.values())
-        spent = {kind: after[kind] - before[kind] for kind in after}
-        return {"seconds": seconds, "stages": stages, "cpu": spent}
-
     def steps(self, count: int) -> dict[str, Any]:
-        """So many steps without a pause."""
-        start = time.perf_counter()
+        """Means over so many steps without a pause."""
+        stages = defaultdict[str, float](float)
+        before, start = cpu_seconds(), time.perf_counter()
         for _ in range(count):
-            self.prepared.trainer.advance()
-        return {"seconds": (time.perf_counter() - start) / count}
+            for name, spent in self.prepared.trainer.advance().scored.seconds.items():
+                stages[name] += spent
+        seconds, after = time.perf_counter() - start, cpu_seconds()
+        stages["update"] = seconds - sum(stages.values())
+        return {
+            "seconds": seconds / count,
+            "stages": {name: spent / count for name, spent in stages.items()},
+            "cpu": {kind: (after[kind] - before[kind]) / count for kind in after},
+        }
 
 
 def main() -> None:
     channel = Channel()
     steps = Steps(channel.spec)
     try:
-        channel.serve({"hello": steps.hello, "step": steps.step, "steps": steps.steps})
+        channel.serve({"hello": steps.hello, "steps": steps.steps})
     finally:
         steps.prepared.close()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import time
 from collections.abc import Iterator
@@ -59,6 +60,18 @@ def test_nodes_that_are_too_small_are_listed(
     config = config_of(tmp_path, f"cluster.address={three_nodes}", "cluster.rank_cpus=2")
     with pytest.raises(UsageError, match="found no room for 2 processes of 2 CPU.* has 1 CPU"):
         Cluster(config)
+
+
+def test_a_cluster_that_is_started_here_has_room_for_large_weights(tmp_path: Path) -> None:
+    """Ray writes to the disk what does not fit, with every update."""
+    if shutil.disk_usage("/dev/shm").total < 1 << 30:
+        pytest.skip("shared memory is small here")
+    cluster = Cluster(config_of(tmp_path))
+    try:
+        room = cluster.ray.cluster_resources()["object_store_memory"]
+        assert room > min(shutil.disk_usage("/dev/shm").free, psutil.virtual_memory().total) / 5
+    finally:
+        cluster.close()
 
 
 def test_a_process_that_does_not_start_says_why(tmp_path: Path) -> None:

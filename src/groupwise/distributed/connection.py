@@ -13,8 +13,6 @@ from groupwise.distributed import surroundings
 from groupwise.distributed.lost import RankLost
 from groupwise.errors import GroupwiseError, RunError, UsageError, first_line, install_command, warn
 
-STORE_MB = 256
-"""Shared memory of a cluster that is started here."""
 LIFE = "life"
 """The thread of a process that answers `alive`."""
 WRITING = "writing"
@@ -59,7 +57,6 @@ class Cluster:
                 "address": "local",
                 "num_cpus": needs["CPU"],
                 "include_dashboard": False,
-                "object_store_memory": STORE_MB << 20,
             }
         else:
             given |= {"address": self.settings.address}

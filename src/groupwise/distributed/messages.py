@@ -1,4 +1,7 @@
-"""Values with many tensors as bytes: torch packs each tensor apart, which takes ten times as long."""
+"""Values with many tensors as bytes.
+
+PyTorch saves every tensor as an archive of its own, which takes ten times as long for small ones.
+"""
 
 from __future__ import annotations
 
