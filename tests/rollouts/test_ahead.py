@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from groupwise.algorithms.filters import FILTERS
+from groupwise.distributed.cost import StepCost
 from groupwise.errors import RunError
 from groupwise.registry import spec
 from groupwise.rewards import from_functions
@@ -184,14 +185,16 @@ def test_ten_thousand_schedules_give_the_batches_of_one_process() -> None:
     assert 0 <= waste([check_schedule(number) for number in range(10_000)]) <= 0.05
 
 
-def seconds_per_step(ahead: int, *, update: float, predicts: bool = True) -> float:
+def seconds_per_step(
+    ahead: int, *, update: float, predicts: bool = True, prompts: int = 16
+) -> float:
     """Of a run whose longest completions take four times as long as the average."""
     run = Simulation(
         ahead=ahead,
         world=World(update=update, replicas=4, slots=4),
         predicts=predicts,
         steps=30,
-        prompts=16,
+        prompts=prompts,
     )
     run.run()
     return run.clock.now / run.steps
@@ -202,6 +205,26 @@ def test_sampling_ahead_is_fast_with_stragglers() -> None:
     sampling = seconds_per_step(1, update=0.0, predicts=False)
     assert 2 * sampling / seconds_per_step(1, update=sampling) >= 1.3
     assert 2 * sampling / seconds_per_step(2, update=sampling) >= 1.6
+
+
+@pytest.mark.parametrize(("prompts", "update"), [(16, 4.0), (128, 2.0), (128, 8.0), (128, 16.0)])
+def test_the_plan_agrees_with_simulated_runs(prompts: int, update: float) -> None:
+    """Within a fifth: 16 slots, a mean latency of 1 and a longest of 4. The plan knows no latency
+    between the mean and the longest, and no wait for the prompts of a step."""
+    plan = StepCost(
+        sampling=4,
+        learning=1,
+        rows=4,
+        bulk=prompts / 16,
+        tail=4.0,
+        train=update,
+        weights=0.0,
+        checkpoint=0.0,
+    )
+    one_by_one = seconds_per_step(1, update=0.0, predicts=False, prompts=prompts) + update
+    assert one_by_one == pytest.approx(plan.synchronous, rel=0.2)
+    beside = seconds_per_step(2, update=update, prompts=prompts)
+    assert beside == pytest.approx(plan.asynchronous, rel=0.2)
 
 
 class Hasty(Thread):

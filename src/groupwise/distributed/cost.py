@@ -92,9 +92,6 @@ class StepCost:
         sampling, learning: cards.
         rows: completions that a card writes at the same time.
         bulk, tail, train, weights: the stages of a step.
-        synchronous, asynchronous: the whole step, with stages one after the other or at the same
-            time.
-        age: of a batch in steps, if stages run at the same time.
         checkpoint: seconds between checkpoints.
     """
 
@@ -105,10 +102,22 @@ class StepCost:
     tail: float
     train: float
     weights: float
-    synchronous: float
-    asynchronous: float
-    age: float
     checkpoint: float
+
+    @property
+    def synchronous(self) -> float:
+        """A step whose stages follow each other."""
+        return max(self.bulk, self.tail) + self.train + self.weights
+
+    @property
+    def asynchronous(self) -> float:
+        """A step whose stages run at the same time."""
+        return max(self.bulk, self.train)
+
+    @property
+    def age(self) -> float:
+        """The age of a batch in steps, if stages run at the same time."""
+        return (self.tail + self.weights) / self.asynchronous
 
 
 def step_cost(work: Work, card: Card, *, cards: int, sampling: int) -> StepCost:
@@ -142,7 +151,6 @@ def step_cost(work: Work, card: Card, *, cards: int, sampling: int) -> StepCost:
     tokens = completions * work.mean + work.prompts * work.prompt
     train = FLOPS * work.parameters * tokens / (learning * COMPUTE_SHARE * card.peak)
     weights = size / card.network
-    together = max(bulk, train)
     failure = 3600 * HOURS_PER_FAILURE / learning
     return StepCost(
         sampling=sampling,
@@ -152,9 +160,6 @@ def step_cost(work: Work, card: Card, *, cards: int, sampling: int) -> StepCost:
         tail=tail,
         train=train,
         weights=weights,
-        synchronous=max(bulk, tail) + train + weights,
-        asynchronous=together,
-        age=(tail + weights) / together,
         checkpoint=math.sqrt(2 * CHECKPOINT_S * failure),
     )
 
