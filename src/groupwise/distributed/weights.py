@@ -66,8 +66,9 @@ def _received(
 
 
 def shipment(weights: WeightsRef) -> Shipment:
-    """Published weights, copied to memory that any process can be given."""
-    named = {name: tensor.detach().cpu().clone() for name, tensor in weights.tensors()}
+    """Published weights in memory that any process can be given. On a CPU they are the live
+    tensors: what a method of an actor returns is written to Ray's store before its next one."""
+    named = {name: tensor.detach().cpu() for name, tensor in weights.tensors()}
     copy = PublishedWeights(version=weights.version, named=named)
     digests = {name: copy.digest(name) for name in named}
     return Shipment(version=weights.version, named=named, digests=digests)

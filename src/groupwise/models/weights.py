@@ -42,9 +42,8 @@ class PublishedWeights:
         if len(data) % 4 or data.storage_offset() % 4:
             data = pad(data, (0, -len(data) % 4))
         words = data.view(torch.int32)
+        odd = torch.arange(1, 2 * min(WORDS, len(words)) + 1, 2, device=words.device)
         for first in range(0, len(words), WORDS):
             part = words[first : first + WORDS].long()
-            last = first + len(part)
-            odd = torch.arange(2 * first + 1, 2 * last + 1, 2, device=part.device)
-            total += int((part * odd).sum())
+            total += int((part * odd[: len(part)]).sum()) + 2 * first * int(part.sum())
         return total % 2**64
