@@ -16,7 +16,6 @@ import json
 import os
 import random
 import shutil
-import signal
 import subprocess
 import tempfile
 import time
@@ -101,9 +100,12 @@ class Nodes:
         self.others = [self.cluster.add_node(num_cpus=2) for _ in range(2)]
 
     def kill(self, chance: random.Random) -> None:
-        """Kill a node's daemon, and add another node."""
+        """Kill a node's daemon, and add another node. A daemon that nobody waits for seems alive to
+        its processes, which end with it."""
         lost = self.others.pop(chance.randrange(len(self.others)))
-        os.kill(lost.all_processes["raylet"][0].process.pid, signal.SIGKILL)
+        daemon = lost.all_processes["raylet"][0].process
+        daemon.kill()
+        daemon.wait()
         self.others.append(self.cluster.add_node(num_cpus=2))
 
 
