@@ -21,7 +21,7 @@ from typing import Any
 
 from command_pages import command_pages, commands
 from error_pages import error_pages, errors, with_settings
-from markup import anchor, cell, file_name, plain
+from markup import anchor, cell, described, file_name, plain
 
 from groupwise.algorithms import ALGORITHMS
 from groupwise.algorithms.binding import SLOTS, settings_of
@@ -60,11 +60,11 @@ def write(folder: Path) -> list[Path]:
             shutil.copyfile(page, target)
         else:
             text = page.read_text(encoding="utf-8")
-            target.write_text(_whole(_links(text, page, known)), encoding="utf-8")
+            target.write_text(described(_whole(_links(text, page, known))), encoding="utf-8")
     for name, text in {**reference_pages(), **indexes()}.items():
         page = folder / "reference" / f"{name}.md"
         page.parent.mkdir(parents=True, exist_ok=True)
-        page.write_text(_whole(text), encoding="utf-8")
+        page.write_text(described(_whole(text)), encoding="utf-8")
     return sorted(folder.rglob("*.md"))
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import yaml
 
 from groupwise.algorithms import ALGORITHMS
 from groupwise.algorithms.binding import SLOTS
@@ -45,17 +46,32 @@ def test_every_name_has_its_place_in_the_reference(site: Path) -> None:
         assert linked(pages[kind]) == {path.name for path in (site / "reference" / kind).iterdir()}
     for slot, registry in SLOTS.items():
         own = (site / "reference" / "functions").glob(f"{slot}-*.md")
-        assert {path.read_text(encoding="utf-8").split()[1] for path in own} == set(registry), slot
+        assert {title(path) for path in own} == set(registry), slot
     for name in (*packaged(), *packaged_pipelines()):
         assert f"\n### {name}\n" in pages["recipes"], name
     assert all(f"| `{key}` |" in pages["metrics"] for key in METRICS)
     assert all(f"\n## {rule.threshold}\n" in pages["alerts"] for rule in ALERT_RULES)
 
 
+def title(page: Path) -> str:
+    """The heading of a page."""
+    return re.findall(r"^# (.+)$", page.read_text(encoding="utf-8"), flags=re.M)[0]
+
+
 def titles_of(folder: Path) -> set[str]:
     """The titles of the pages of a folder."""
-    first = (path.read_text(encoding="utf-8").splitlines()[0] for path in folder.iterdir())
-    return {line.removeprefix("# ") for line in first}
+    return {title(page) for page in folder.iterdir()}
+
+
+def test_every_page_has_a_description_of_its_own(site: Path) -> None:
+    found = {}
+    for page in site.rglob("*.md"):
+        head = re.match(r"---\n(.*?)---\n", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+        found[page] = yaml.safe_load(head[1]).get("description", "") if head else ""
+    assert [page for page, said in found.items() if not 20 < len(said) <= 200] == []
+    assert [said for said in found.values() if re.search(r"\*\*|`|\]\(|\\", said)] == []
+    assert "Reinforcement-learning post-training" in found[site / "README.md"]
+    assert found[site / "reference" / "settings" / "optimizer.md"].startswith("The optimizer")
 
 
 def linked(page: str) -> set[str]:
@@ -87,7 +103,7 @@ def test_commands_and_lists_in_comments_of_recipes_are_no_prose(site: Path) -> N
 def test_the_search_ranks_settings_of_every_run_above_others(site: Path) -> None:
     def boost(name: str) -> float:
         page = (site / "reference" / "settings" / f"{name}.md").read_text(encoding="utf-8")
-        return float(re.findall(r"\A---\nsearch: \{boost: ([\d.]+)\}\n---\n\n# ", page)[0])
+        return float(re.findall(r"\A---\nsearch: \{boost: ([\d.]+)\}\n", page)[0])
 
     assert boost("optimizer") == boost("top-level") > boost("sft") > 1
     assert boost("optimizer") > boost("critic.optimizer") > 1

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from groupwise.algorithms import bind
+from groupwise.cli import main
 from groupwise.errors import RunError, UsageError
 from groupwise.experiments import (
     Plan,
@@ -347,3 +348,19 @@ def test_a_finished_model_is_an_arm(tmp_path: Path) -> None:
     cells = found.analysis.table().cells
     assert any(model == "sft" for model, _, _ in cells)
     assert any(c.first == "grpo" for c in found.analysis.comparison.contrasts)
+
+
+def test_the_command_prints_how_arms_differ_and_how_to_remove_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["--plan-only", "--output", str(tmp_path / "first")]
+    assert main(["compare", "word-problems", "--algorithms", "softrank,grpo", *given]) == 0
+    line, hint = capsys.readouterr().err.splitlines()
+    assert line.startswith("softrank differs in more than its advantage: weighting")
+    assert hint == "--only advantage removes the differences between algorithms."
+    plan = ["--plan", str(tmp_path / "first" / "experiment.toml"), "--plan-only"]
+    assert main(["compare", *plan, "--output", str(tmp_path / "second")]) == 0
+    assert capsys.readouterr().err.splitlines() == [
+        line,
+        'only = "advantage" in the file removes the differences between algorithms.',
+    ]
