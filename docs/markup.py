@@ -38,7 +38,7 @@ def described(page: str) -> str:
     for paragraph in re.split(r"\n{2,}", prose):
         text = re.sub(r"^\[[^\]]*\]\(\.\./[^)]*\)(?: · )?", "", " ".join(paragraph.split()))
         if len(text) > SHORTEST and not re.match(r"[#|!<*]", text):
-            said = re.split(r"(?<=[.:]) ", _words(text))[0].rstrip(":")
+            said = re.split(r"(?<=\.) (?=[A-Z])", _words(text))[0].rstrip(":")
             description = textwrap.shorten(said, LONGEST, placeholder=" …")
             meta = f"description: {json.dumps(description, ensure_ascii=False)}\n"
             return f"---\n{head or ''}{meta}---\n{body}"

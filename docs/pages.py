@@ -127,7 +127,7 @@ def section(name: str) -> str:
     """
     top, *inner = name.split(".")
     optional = bool(top) and Config.model_fields[top].default is None
-    about = sections().get(name)
+    about = sections().get(name) or OF_SLOT.format(name.rpartition(".")[2])
     boost = 2.5 / (1 + len(inner) + optional)
     lines = [
         *("---", f"search: {{boost: {boost:g}}}", "---", ""),
@@ -143,6 +143,13 @@ def section(name: str) -> str:
         if set_by := _recipes_that_set(path):
             lines += ["", f"Recipes: {set_by}."]
     return "\n".join(lines) + "\n"
+
+
+OF_SLOT = (
+    "Settings of the functions that can fill the slot `{}`; each has an effect only with the "
+    "functions listed below it."
+)
+"""The description of a section whose settings are those of functions."""
 
 
 def _by_section() -> dict[str, dict[str, Any]]:
@@ -173,7 +180,9 @@ def _of_slot(settings: Sequence[SlotSetting]) -> Iterator[str]:
     for each in settings:
         page = f"../functions/{each.slot}-{file_name(each.function)}.md"
         yield f"* [`{each.function}`]({page}): {plain(each.about)} "
-        yield f"  `{each.kind}`, default `{each.default_text}`."
+        default = each.default_text
+        said = default if default == "required" else f"default `{default}`"
+        yield f"  Values: {plain(accepted(each.annotation))}; {said}."
         rows = [
             f"[{row}](../algorithms/{file_name(row)}.md)"
             + ("" if value == each.default else f" (`{json.dumps(value, default=str)}`)")
@@ -401,15 +410,16 @@ def alerts() -> str:
         "The setting `alerts.NAME` is the threshold; `null` switches the alert off.",
     ]
     for rule in ALERT_RULES:
-        side = "below" if rule.below else "above"
+        setting = f"[`alerts.{rule.threshold}`](settings/alerts.md#{anchor(rule.threshold)})"
+        fires = AlertsSettings.model_fields[rule.threshold].description or ""
         lines += [
             "",
             f"## {rule.threshold}",
             "",
-            f"{rule.means[0].upper()}{rule.means[1:]}: `{rule.metric}` is {side} "
-            f"{getattr(thresholds, rule.threshold):g}. Likely causes:",
+            f"{rule.means[0].upper()}{rule.means[1:]}. {fires} {setting} is "
+            f"{getattr(thresholds, rule.threshold):g} by default. Likely causes:",
             "",
-            *(f"{number}. {cause}" for number, cause in enumerate(rule.causes, start=1)),
+            *(f"{n}. {with_settings(each, 'settings')}" for n, each in enumerate(rule.causes, 1)),
             "",
             f"Try {with_settings(rule.attempt, 'settings')}.",
         ]

@@ -50,7 +50,9 @@ def test_every_name_has_its_place_in_the_reference(site: Path) -> None:
     for name in (*packaged(), *packaged_pipelines()):
         assert f"\n### {name}\n" in pages["recipes"], name
     assert all(f"| `{key}` |" in pages["metrics"] for key in METRICS)
-    assert all(f"\n## {rule.threshold}\n" in pages["alerts"] for rule in ALERT_RULES)
+    for rule in ALERT_RULES:
+        said = pages["alerts"].split(f"\n## {rule.threshold}\n")[1].split("Likely causes")[0]
+        assert " Fires when " in said and f"settings/alerts.md#{rule.threshold}" in said
 
 
 def title(page: Path) -> str:
@@ -90,6 +92,8 @@ def test_every_setting_says_what_it_takes_and_which_recipes_set_it(site: Path) -
     for path, setting in reference().items():
         assert f"Default: `{setting.default}`" in found[path], path
     assert "dapo `320`" in found["steps"]
+    slot = (site / "reference" / "settings" / "algorithm.weighting.md").read_text(encoding="utf-8")
+    assert "can fill the slot `weighting`" in slot
     assert "[dapo](../algorithms/dapo.md) (`0.28`)" in found["algorithm.surrogate.high"]
 
 
@@ -122,6 +126,9 @@ def test_every_command_has_a_page_with_its_options(site: Path) -> None:
     assert linked(index) == {path.name for path in folder.iterdir()}
     assert {"train.md", "reward-try.md", "reward-list.md", "watch.md"} <= linked(index)
     assert "## `--resume DIR`" in (folder / "train.md").read_text(encoding="utf-8")
+    defaults = {"sample.md": "`samples.jsonl`", "watch.md": "`0`", "chat.md": "`0.0`"}
+    for name, default in defaults.items():
+        assert f"Default: {default}." in (folder / name).read_text(encoding="utf-8"), name
     page = (folder / "plan.md").read_text(encoding="utf-8")
     assert "```sh\ngroupwise plan RECIPE --gpus N [OPTIONS]\n" in page and "## `--kind" in page
 
@@ -133,6 +140,11 @@ def test_no_page_shows_what_python_calls_things(site: Path) -> None:
     judge = (site / "reference" / "rewards" / "judge.md").read_text(encoding="utf-8")
     assert len(re.findall(r"^\* .*being asked about", judge, re.MULTILINE)) == 1
     assert re.search(r"^\* One score per completion.*being asked about", judge, re.MULTILINE)
+    slots = "".join(text for page, text in pages.items() if page.name.startswith("algorithm."))
+    assert "Literal[" not in slots and "collections.abc" not in slots
+    assert (
+        "Values: table or null; default `null`." in slots and "Values: integer; required." in slots
+    )
 
 
 def test_every_page_is_in_the_menu_or_below_one_that_is(site: Path) -> None:

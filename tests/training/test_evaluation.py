@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from groupwise.config import load
+from groupwise.errors import GroupwiseError
 from groupwise.models import save_policy
 from groupwise.rundir.files import read_lines
 from groupwise.training.prepare import prepare
@@ -61,6 +64,16 @@ def test_a_run_says_which_model_it_loads(tmp_path: Path) -> None:
     ]
     prepare(load("word-problems", given), progress=shown).close()
     assert shown.lines[0] == f"loading {tmp_path / 'model'}"
+
+
+def test_a_model_is_named_before_it_is_loaded(tmp_path: Path) -> None:
+    save_policy(tiny(), tmp_path / "model")
+    (tmp_path / "model" / "model.safetensors").write_bytes(b"damaged")
+    shown = Shown()
+    given = ["steps=1", f"model.path={tmp_path / 'model'}", f"output={tmp_path / 'run'}"]
+    with pytest.raises(GroupwiseError):
+        prepare(load("word-problems", given), progress=shown)
+    assert shown.lines == [f"loading {tmp_path / 'model'}"]
 
 
 def test_a_run_that_goes_on_does_not_evaluate_the_base_again(tmp_path: Path) -> None:
