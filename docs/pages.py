@@ -214,13 +214,23 @@ def _set_by() -> dict[str, dict[str, Any]]:
 
 def _recipes_that_set(path: str) -> str:
     users = _set_by().get(path, {})
-    shown = [f"{name} `{_short(value)}`" for name, value in itertools.islice(users.items(), 6)]
+    some = itertools.islice(users.items(), 6)
+    shown = [f"{_recipe(name)} `{_short(value)}`" for name, value in some]
     more = len(users) - len(shown)
     return ", ".join(shown) + (f" and {more} more" if more else "")
 
 
+def _recipe(name: str) -> str:
+    """A link to a packaged recipe from the page of a single name."""
+    return f"[{name}](../recipes.md#{anchor(name)})"
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str)
+
+
 def _short(value: Any) -> str:
-    text = " ".join(json.dumps(value, ensure_ascii=False, default=str).split()).replace("`", "'")
+    text = " ".join(_json(value).split()).replace("`", "'")
     return text if len(text) <= 40 else text[:39] + "…"
 
 
@@ -304,7 +314,7 @@ def function(registry: Registry, name: str, kind: str, index: str) -> str:
     lines += [*prose(inspect.cleandoc(own.__doc__ or ""))]
     rows = [
         f"| `{key}` | {cell(plain(accepted(p.annotation)))} | "
-        f"{'required' if p.default is p.empty else f'`{cell(repr(p.default))}`'} |"
+        f"{'required' if p.default is p.empty else f'`{cell(_json(p.default))}`'} |"
         for key, p in registry.settings(name).items()
     ]
     if rows:
@@ -314,7 +324,7 @@ def function(registry: Registry, name: str, kind: str, index: str) -> str:
         links = ", ".join(f"[{row}](../algorithms/{file_name(row)}.md)" for row in users)
         lines += ["", f"Algorithms: {links}." if users else "No algorithm of the table uses it."]
     elif set_by := [n for n in _set_by()[NAMED_BY[kind]] if _names(kind, n, name)]:
-        lines += ["", f"Recipes: {', '.join(set_by)}."]
+        lines += ["", f"Recipes: {', '.join(map(_recipe, set_by))}."]
     return "\n".join(lines) + "\n"
 
 
@@ -352,7 +362,7 @@ def prose(docstring: str) -> Iterator[str]:
         else:
             label, colon, rest = " ".join(paragraph.split()).partition(": ")
             labelled = colon and label in ("Source", "Elsewhere", "How it is gamed", "Warns")
-            yield f"**{label}.** {plain(rest)}" if labelled else plain(" ".join(paragraph.split()))
+            yield f"**{label}:** {plain(rest)}" if labelled else plain(" ".join(paragraph.split()))
         yield ""
 
 
@@ -375,7 +385,7 @@ def recipes() -> str:
             text = "\n".join(line.removeprefix("#").removeprefix(" ") for line in head)
             # A sentence that starts a line is a paragraph, and so is an item of a list.
             sentences = re.sub(r"\.\n(?=[A-Z]|\d+\. )", ".\n\n", text)
-            lines += ["", f"### {name}", "", *prose(sentences)]
+            lines += ["", f"### {name} {{ #{anchor(name)} }}", "", *prose(sentences)]
     return "\n".join(lines) + "\n"
 
 

@@ -48,7 +48,7 @@ def test_every_name_has_its_place_in_the_reference(site: Path) -> None:
         own = (site / "reference" / "functions").glob(f"{slot}-*.md")
         assert {title(path) for path in own} == set(registry), slot
     for name in (*packaged(), *packaged_pipelines()):
-        assert f"\n### {name}\n" in pages["recipes"], name
+        assert f"\n### {name} {{ #" in pages["recipes"], name
     assert all(f"| `{key}` |" in pages["metrics"] for key in METRICS)
     for rule in ALERT_RULES:
         said = pages["alerts"].split(f"\n## {rule.threshold}\n")[1].split("Likely causes")[0]
@@ -91,7 +91,7 @@ def test_every_setting_says_what_it_takes_and_which_recipes_set_it(site: Path) -
     assert found.keys() == {*reference(), *slot_settings()}
     for path, setting in reference().items():
         assert f"Default: `{setting.default}`" in found[path], path
-    assert "dapo `320`" in found["steps"]
+    assert "[dapo](../recipes.md#dapo) `320`" in found["steps"]
     slot = (site / "reference" / "settings" / "algorithm.weighting.md").read_text(encoding="utf-8")
     assert "can fill the slot `weighting`" in slot
     assert "[dapo](../algorithms/dapo.md) (`0.28`)" in found["algorithm.surrogate.high"]
@@ -141,6 +141,7 @@ def test_no_page_shows_what_python_calls_things(site: Path) -> None:
     assert len(re.findall(r"^\* .*being asked about", judge, re.MULTILINE)) == 1
     assert re.search(r"^\* One score per completion.*being asked about", judge, re.MULTILINE)
     slots = "".join(text for page, text in pages.items() if page.name.startswith("algorithm."))
+    assert "| `normalise` | true or false | `false` |" in judge
     assert "Literal[" not in slots and "collections.abc" not in slots
     assert (
         "Values: table or null; default `null`." in slots and "Values: integer; required." in slots
