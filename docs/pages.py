@@ -378,6 +378,7 @@ def recipes() -> str:
     ]
     for title, known in {"Recipes": packaged(), "Pipelines": packaged_pipelines()}.items():
         lines += ["", f"## {title}"]
+        before = "pipeline-" if title == "Pipelines" else ""  # both may have a name
         for name, path in sorted(known.items()):
             head = itertools.takewhile(
                 lambda line: line.startswith("#"), path.read_text(encoding="utf-8").splitlines()
@@ -385,7 +386,7 @@ def recipes() -> str:
             text = "\n".join(line.removeprefix("#").removeprefix(" ") for line in head)
             # A sentence that starts a line is a paragraph, and so is an item of a list.
             sentences = re.sub(r"\.\n(?=[A-Z]|\d+\. )", ".\n\n", text)
-            lines += ["", f"### {name} {{ #{anchor(name)} }}", "", *prose(sentences)]
+            lines += ["", f"### {name} {{ #{before}{anchor(name)} }}", "", *prose(sentences)]
     return "\n".join(lines) + "\n"
 
 
