@@ -86,7 +86,7 @@ def test_a_run_that_goes_on_does_not_evaluate_the_base_again(tmp_path: Path) -> 
 def test_a_run_without_a_best_model_says_why_it_ends_early(tmp_path: Path) -> None:
     early = ("steps=4", "evaluation.every_steps=1", "evaluation.patience=1")
     shown = trained(tmp_path, *early, "evaluation.keep_best=false", "optimizer.learning_rate=0")
-    said = "evaluation.patience = 1: the score has stopped improving; the run ends at step 2 of 4"
+    said = "evaluation.patience = 1: the score stopped improving; the run ends at step 2 of 4"
     assert any(said in line for line in shown.lines), shown.lines
     assert not (tmp_path / "best").exists()
 
