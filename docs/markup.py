@@ -38,14 +38,14 @@ def described(page: str) -> str:
     for paragraph in re.split(r"\n{2,}", prose):
         text = re.sub(r"^\[[^\]]*\]\(\.\./[^)]*\)(?: · )?", "", " ".join(paragraph.split()))
         if len(text) > SHORTEST and not re.match(r"[#|!<*]", text):
-            said = re.split(r"(?<=\.) (?=[A-Z])", _words(text))[0].rstrip(":")
+            said = re.split(r"(?<=[a-z0-9)]{3}\.) (?=[A-Z])", _words(text))[0].rstrip(":")
             description = textwrap.shorten(said, LONGEST, placeholder=" …")
             meta = f"description: {json.dumps(description, ensure_ascii=False)}\n"
             return f"---\n{head or ''}{meta}---\n{body}"
     return page
 
 
-SHORTEST, LONGEST = 20, 200
+SHORTEST, LONGEST = 14, 200
 """Lengths of a description in characters; shorter paragraphs are notes below a title."""
 
 
