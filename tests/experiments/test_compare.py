@@ -321,6 +321,9 @@ def test_every_setting_in_which_arms_differ_is_named() -> None:
         f"short differs in more than its advantage: steps 3, where grpo has {steps}; "
         "rewards.1 none, where grpo has repetition(weight=0.1)."
     ]
+    adapted = {"algorithm": "grpo", "label": "lora", "set": ["model.adapter.targets=['q_proj']"]}
+    (said,) = make_plan(values(arms=[adapted, {"algorithm": "grpo"}])).differences()
+    assert "model.adapter.targets ['q_proj'], where grpo has none" in said
 
 
 def test_an_explicit_setting_must_fit_every_arm() -> None:
