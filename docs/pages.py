@@ -438,11 +438,12 @@ def alerts() -> str:
 
 
 def _whole(text: str) -> str:
-    """A page whose short options in backticks are marked, so that no line ends after their "--"."""
+    """A page in which no line ends after the "--" of a short option or before a "%"."""
     fenced = r"(^```.*?^```|^ {4}[^\n]*$)"
     pieces = re.split(fenced, text, flags=re.DOTALL | re.MULTILINE)
     option = r"(?<!`)`([^`\n]{0,20}--[a-z][^`\n]{0,18})`(?!`)"
     pieces[::2] = [re.sub(option, r"`\1`{ .whole }", piece) for piece in pieces[::2]]
+    pieces[::2] = [re.sub(r"(?<=[\d\]]) %", "\u00a0%", piece) for piece in pieces[::2]]
     return "".join(pieces)
 
 
