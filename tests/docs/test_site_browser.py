@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -123,6 +124,19 @@ PALE = """
 })()
 """
 """Text whose contrast with what is behind it is below 4.5 to 1 (WCAG AA)."""
+
+
+def lists_as_text(page: str) -> list[str]:
+    """Items of lists that a page shows as part of a paragraph."""
+    article = page.partition("<article")[2].partition("</article>")[0]
+    article = re.sub(r"<pre.*?</pre>", "", article, flags=re.DOTALL)
+    return re.findall(r"\n\s*(?:[*+-]|\d+\.) (?:<\w+>)?\w[^\n]{0,40}", article)
+
+
+def test_no_page_shows_a_list_as_text() -> None:
+    pages = {page.name: page.read_text(encoding="utf-8") for page in SITE.rglob("*.html")}
+    assert {name: lists for name, text in pages.items() if (lists := lists_as_text(text))} == {}
+    assert lists_as_text("<article><p>One:\n* two</p>") == ["\n* two"]
 
 
 def test_the_checks_can_fail(browser: Browser, tmp_path: Path) -> None:
