@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import typer.main
@@ -90,10 +91,9 @@ def _parameter(parameter: Any) -> Iterator[str]:
     value = _value(parameter) if _is_option(parameter) else ""
     names = parameter.opts if _is_option(parameter) else [_argument(parameter)]
     title = ", ".join(f"`{name}{' ' + value if value else ''}`" for name in names)
-    known = parameter.default not in (None, False, (), "") and not callable(parameter.default)
-    notes = (
-        "Required." if parameter.required else f"Default: `{parameter.default}`." if known else ""
-    )
+    default = parameter.default
+    known = type(default) in (int, float) or (isinstance(default, str | Path) and str(default))
+    notes = "Required." if parameter.required else f"Default: `{default}`." if known else ""
     yield f"## {title} {{ #{anchor(parameter.name or '')} }}"
     yield ""
     yield f"{plain(getattr(parameter, 'help', None) or '')} {notes}".strip()

@@ -45,7 +45,8 @@ def error_pages() -> dict[str, str]:
 
 def errors_of(package: str) -> str:
     """The messages of a package by module, with links to the settings that they name."""
-    lines = [f"# Errors: {package}", "", "[Error messages](../errors.md)"]
+    about = plain(_about_module(package))
+    lines = [f"# Errors: {package}", "", f"[Error messages](../errors.md) · {about}"]
     module = ""
     for each in _by_package()[package]:
         if each.module != module:

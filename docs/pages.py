@@ -21,7 +21,7 @@ from typing import Any
 
 from command_pages import command_pages, commands
 from error_pages import error_pages, errors, with_settings
-from markup import anchor, cell, file_name, plain
+from markup import anchor, cell, described, file_name, plain
 
 from groupwise.algorithms import ALGORITHMS
 from groupwise.algorithms.binding import SLOTS, settings_of
@@ -60,11 +60,11 @@ def write(folder: Path) -> list[Path]:
             shutil.copyfile(page, target)
         else:
             text = page.read_text(encoding="utf-8")
-            target.write_text(_whole(_links(text, page, known)), encoding="utf-8")
+            target.write_text(described(_whole(_links(text, page, known))), encoding="utf-8")
     for name, text in {**reference_pages(), **indexes()}.items():
         page = folder / "reference" / f"{name}.md"
         page.parent.mkdir(parents=True, exist_ok=True)
-        page.write_text(_whole(text), encoding="utf-8")
+        page.write_text(described(_whole(text)), encoding="utf-8")
     return sorted(folder.rglob("*.md"))
 
 
@@ -127,7 +127,7 @@ def section(name: str) -> str:
     """
     top, *inner = name.split(".")
     optional = bool(top) and Config.model_fields[top].default is None
-    about = sections().get(name)
+    about = sections().get(name) or OF_SLOT.format(name.rpartition(".")[2])
     boost = 2.5 / (1 + len(inner) + optional)
     lines = [
         *("---", f"search: {{boost: {boost:g}}}", "---", ""),
@@ -143,6 +143,13 @@ def section(name: str) -> str:
         if set_by := _recipes_that_set(path):
             lines += ["", f"Recipes: {set_by}."]
     return "\n".join(lines) + "\n"
+
+
+OF_SLOT = (
+    "Settings of the functions that can fill the slot `{}`; each has an effect only with the "
+    "functions listed below it."
+)
+"""The description of a section whose settings are those of functions."""
 
 
 def _by_section() -> dict[str, dict[str, Any]]:
@@ -173,7 +180,9 @@ def _of_slot(settings: Sequence[SlotSetting]) -> Iterator[str]:
     for each in settings:
         page = f"../functions/{each.slot}-{file_name(each.function)}.md"
         yield f"* [`{each.function}`]({page}): {plain(each.about)} "
-        yield f"  `{each.kind}`, default `{each.default_text}`."
+        default = each.default_text
+        said = default if default == "required" else f"default `{default}`"
+        yield f"  Values: {plain(accepted(each.annotation))}; {said}."
         rows = [
             f"[{row}](../algorithms/{file_name(row)}.md)"
             + ("" if value == each.default else f" (`{json.dumps(value, default=str)}`)")
@@ -205,13 +214,23 @@ def _set_by() -> dict[str, dict[str, Any]]:
 
 def _recipes_that_set(path: str) -> str:
     users = _set_by().get(path, {})
-    shown = [f"{name} `{_short(value)}`" for name, value in itertools.islice(users.items(), 6)]
+    some = itertools.islice(users.items(), 6)
+    shown = [f"{_recipe(name)} `{_short(value)}`" for name, value in some]
     more = len(users) - len(shown)
     return ", ".join(shown) + (f" and {more} more" if more else "")
 
 
+def _recipe(name: str) -> str:
+    """A link to a packaged recipe from the page of a single name."""
+    return f"[{name}](../recipes.md#{anchor(name)})"
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str)
+
+
 def _short(value: Any) -> str:
-    text = " ".join(json.dumps(value, ensure_ascii=False, default=str).split()).replace("`", "'")
+    text = " ".join(_json(value).split()).replace("`", "'")
     return text if len(text) <= 40 else text[:39] + "…"
 
 
@@ -295,7 +314,7 @@ def function(registry: Registry, name: str, kind: str, index: str) -> str:
     lines += [*prose(inspect.cleandoc(own.__doc__ or ""))]
     rows = [
         f"| `{key}` | {cell(plain(accepted(p.annotation)))} | "
-        f"{'required' if p.default is p.empty else f'`{cell(repr(p.default))}`'} |"
+        f"{'required' if p.default is p.empty else f'`{cell(_json(p.default))}`'} |"
         for key, p in registry.settings(name).items()
     ]
     if rows:
@@ -305,7 +324,7 @@ def function(registry: Registry, name: str, kind: str, index: str) -> str:
         links = ", ".join(f"[{row}](../algorithms/{file_name(row)}.md)" for row in users)
         lines += ["", f"Algorithms: {links}." if users else "No algorithm of the table uses it."]
     elif set_by := [n for n in _set_by()[NAMED_BY[kind]] if _names(kind, n, name)]:
-        lines += ["", f"Recipes: {', '.join(set_by)}."]
+        lines += ["", f"Recipes: {', '.join(map(_recipe, set_by))}."]
     return "\n".join(lines) + "\n"
 
 
@@ -343,7 +362,7 @@ def prose(docstring: str) -> Iterator[str]:
         else:
             label, colon, rest = " ".join(paragraph.split()).partition(": ")
             labelled = colon and label in ("Source", "Elsewhere", "How it is gamed", "Warns")
-            yield f"**{label}.** {plain(rest)}" if labelled else plain(" ".join(paragraph.split()))
+            yield f"**{label}:** {plain(rest)}" if labelled else plain(" ".join(paragraph.split()))
         yield ""
 
 
@@ -359,6 +378,7 @@ def recipes() -> str:
     ]
     for title, known in {"Recipes": packaged(), "Pipelines": packaged_pipelines()}.items():
         lines += ["", f"## {title}"]
+        before = "pipeline-" if title == "Pipelines" else ""  # both may have a name
         for name, path in sorted(known.items()):
             head = itertools.takewhile(
                 lambda line: line.startswith("#"), path.read_text(encoding="utf-8").splitlines()
@@ -366,7 +386,7 @@ def recipes() -> str:
             text = "\n".join(line.removeprefix("#").removeprefix(" ") for line in head)
             # A sentence that starts a line is a paragraph, and so is an item of a list.
             sentences = re.sub(r"\.\n(?=[A-Z]|\d+\. )", ".\n\n", text)
-            lines += ["", f"### {name}", "", *prose(sentences)]
+            lines += ["", f"### {name} {{ #{before}{anchor(name)} }}", "", *prose(sentences)]
     return "\n".join(lines) + "\n"
 
 
@@ -401,15 +421,16 @@ def alerts() -> str:
         "The setting `alerts.NAME` is the threshold; `null` switches the alert off.",
     ]
     for rule in ALERT_RULES:
-        side = "below" if rule.below else "above"
+        setting = f"[`alerts.{rule.threshold}`](settings/alerts.md#{anchor(rule.threshold)})"
+        fires = AlertsSettings.model_fields[rule.threshold].description or ""
         lines += [
             "",
             f"## {rule.threshold}",
             "",
-            f"{rule.means[0].upper()}{rule.means[1:]}: `{rule.metric}` is {side} "
-            f"{getattr(thresholds, rule.threshold):g}. Likely causes:",
+            f"{rule.means[0].upper()}{rule.means[1:]}. {fires} {setting} is "
+            f"{getattr(thresholds, rule.threshold):g} by default. Likely causes:",
             "",
-            *(f"{number}. {cause}" for number, cause in enumerate(rule.causes, start=1)),
+            *(f"{n}. {with_settings(each, 'settings')}" for n, each in enumerate(rule.causes, 1)),
             "",
             f"Try {with_settings(rule.attempt, 'settings')}.",
         ]
@@ -417,11 +438,12 @@ def alerts() -> str:
 
 
 def _whole(text: str) -> str:
-    """A page whose short options in backticks are marked, so that no line ends after their "--"."""
+    """A page in which no line ends after the "--" of a short option or before a "%"."""
     fenced = r"(^```.*?^```|^ {4}[^\n]*$)"
     pieces = re.split(fenced, text, flags=re.DOTALL | re.MULTILINE)
     option = r"(?<!`)`([^`\n]{0,20}--[a-z][^`\n]{0,18})`(?!`)"
     pieces[::2] = [re.sub(option, r"`\1`{ .whole }", piece) for piece in pieces[::2]]
+    pieces[::2] = [re.sub(r"(?<=[\d\]]) %", "\u00a0%", piece) for piece in pieces[::2]]
     return "".join(pieces)
 
 

@@ -340,7 +340,9 @@ def of_seeds(seeds: Mapping[str, Any]) -> list[str]:
             }
             for run in seeds.values()
         ]
-        heading = [] if len(sections) == 1 else ["", f"{section}:"]
+        stage, _, part = section.partition(": ")
+        of_part = f", {part.replace('_', ' ')}" if part else ""
+        heading = [] if len(sections) == 1 else ["", f"Stage `{stage}`{of_part}:"]
         lines += [*heading, "", *table_lines(combined(cells)[0])]
     return lines
 

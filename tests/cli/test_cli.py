@@ -195,6 +195,30 @@ def test_chat_prompts_as_the_recipe_does_and_calls_its_tools(
         assert "<result>" in capsys.readouterr().out
 
 
+def test_a_system_message_of_ones_own_replaces_that_of_the_recipe(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("bm25s", reason="needs bm25s: pip install 'groupwise[search]'")
+    seen: list[Prompt] = []
+
+    def noted(prompt: Prompt, tokenizer: Any) -> list[int]:
+        seen.append(prompt)
+        return render(prompt, tokenizer)[-100:]
+
+    monkeypatch.setattr("groupwise.rollouts.chat.render", noted)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Who?\n"))
+    own = ["--system", "Be brief.", "--task", "research", *CHAT_TASK]
+    assert main(["chat", "bundled:search", *own]) == 0
+    assert seen[0].messages[0] == {"role": "system", "content": "Be brief."}
+
+
+def test_chat_refuses_a_recipe_without_tools(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["chat", "bundled", "--task", "word-problems"]) == 2
+    said = capsys.readouterr().err
+    assert "'word-problems': must be a recipe with a section [environment]" in said
+    assert "--system" in said
+
+
 def test_chat_refuses_a_wording_of_several_columns(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

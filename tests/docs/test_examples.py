@@ -7,6 +7,7 @@ import json
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -144,3 +145,19 @@ def test_predictions_have_the_schema_and_the_ids_of_the_competition(tmp_path: Pa
         (item["id"], item["input"]) for item in questions
     ]
     assert all(isinstance(item["output"]["answer"], str) for item in made)
+
+
+def test_the_first_answer_to_a_question_counts_without_its_reasoning(tmp_path: Path) -> None:
+    asked = {"question": "가?", "type": "x"}
+    questions: list[dict[str, Any]] = [{"input": asked}, {"question": "나?"}]
+    written = [("1", "<think>왜?</think> 첫째"), ("1", "둘째"), ("2", "셋째")]
+    rows = [{"id": n, "completion": text, **questions[int(n) - 1]} for n, text in written]
+    lines = [json.dumps(row) for row in rows]
+    (tmp_path / "rows.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    example("competition_file").main(str(tmp_path / "rows.jsonl"), str(tmp_path / "made.json"))
+    made = (tmp_path / "made.json").read_text(encoding="utf-8")
+    assert json.loads(made) == [
+        {"id": "1", "input": asked, "output": {"answer": "첫째"}},
+        {"id": "2", "input": {"question": "나?"}, "output": {"answer": "셋째"}},
+    ]
+    assert "첫째" in made

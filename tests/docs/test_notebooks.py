@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import nbformat
 import pytest
+from IPython.core.inputtransformer2 import TransformerManager
 from nbclient import NotebookClient
 
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "examples").glob("*.ipynb"))
@@ -53,3 +55,19 @@ def test_notebooks_are_stored_without_outputs(path: Path) -> None:
     notebook = nbformat.read(path, as_version=4)
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert code and all(not cell.outputs and cell.execution_count is None for cell in code)
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebooks_install_the_package_where_it_is_missing(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notebook = nbformat.read(path, as_version=4)
+    (cell, *_) = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
+    code = TransformerManager().transform_cell(cell)
+    called: list[tuple[str, ...]] = []
+    shell = SimpleNamespace(run_line_magic=lambda *words: called.append(words))
+    for found in (object(), None):
+        monkeypatch.setattr("importlib.util.find_spec", lambda name, found=found: found)
+        exec(code, {"get_ipython": lambda: shell})
+        assert bool(called) is (found is None)
+    assert called == [("pip", "install --quiet {SOURCE}")]

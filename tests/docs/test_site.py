@@ -8,6 +8,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import yaml
 
 from groupwise.algorithms import ALGORITHMS
 from groupwise.algorithms.binding import SLOTS
@@ -45,17 +46,34 @@ def test_every_name_has_its_place_in_the_reference(site: Path) -> None:
         assert linked(pages[kind]) == {path.name for path in (site / "reference" / kind).iterdir()}
     for slot, registry in SLOTS.items():
         own = (site / "reference" / "functions").glob(f"{slot}-*.md")
-        assert {path.read_text(encoding="utf-8").split()[1] for path in own} == set(registry), slot
+        assert {title(path) for path in own} == set(registry), slot
     for name in (*packaged(), *packaged_pipelines()):
-        assert f"\n### {name}\n" in pages["recipes"], name
+        assert f"\n### {name} {{ #" in pages["recipes"], name
     assert all(f"| `{key}` |" in pages["metrics"] for key in METRICS)
-    assert all(f"\n## {rule.threshold}\n" in pages["alerts"] for rule in ALERT_RULES)
+    for rule in ALERT_RULES:
+        said = pages["alerts"].split(f"\n## {rule.threshold}\n")[1].split("Likely causes")[0]
+        assert " Fires when " in said and f"settings/alerts.md#{rule.threshold}" in said
+
+
+def title(page: Path) -> str:
+    """The heading of a page."""
+    return re.findall(r"^# (.+)$", page.read_text(encoding="utf-8"), flags=re.M)[0]
 
 
 def titles_of(folder: Path) -> set[str]:
     """The titles of the pages of a folder."""
-    first = (path.read_text(encoding="utf-8").splitlines()[0] for path in folder.iterdir())
-    return {line.removeprefix("# ") for line in first}
+    return {title(page) for page in folder.iterdir()}
+
+
+def test_every_page_has_a_description_of_its_own(site: Path) -> None:
+    found = {}
+    for page in site.rglob("*.md"):
+        head = re.match(r"---\n(.*?)---\n", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+        found[page] = yaml.safe_load(head[1]).get("description", "") if head else ""
+    assert [page for page, said in found.items() if not 14 < len(said) <= 200] == []
+    assert [said for said in found.values() if re.search(r"\*\*\w|`|\]\(|\\", said)] == []
+    assert "Reinforcement-learning post-training" in found[site / "README.md"]
+    assert found[site / "reference" / "settings" / "optimizer.md"] == "AdamW and its learning rate."
 
 
 def linked(page: str) -> set[str]:
@@ -73,7 +91,9 @@ def test_every_setting_says_what_it_takes_and_which_recipes_set_it(site: Path) -
     assert found.keys() == {*reference(), *slot_settings()}
     for path, setting in reference().items():
         assert f"Default: `{setting.default}`" in found[path], path
-    assert "dapo `320`" in found["steps"]
+    assert "[dapo](../recipes.md#dapo) `320`" in found["steps"]
+    slot = (site / "reference" / "settings" / "algorithm.weighting.md").read_text(encoding="utf-8")
+    assert "can fill the slot `weighting`" in slot
     assert "[dapo](../algorithms/dapo.md) (`0.28`)" in found["algorithm.surrogate.high"]
 
 
@@ -87,7 +107,7 @@ def test_commands_and_lists_in_comments_of_recipes_are_no_prose(site: Path) -> N
 def test_the_search_ranks_settings_of_every_run_above_others(site: Path) -> None:
     def boost(name: str) -> float:
         page = (site / "reference" / "settings" / f"{name}.md").read_text(encoding="utf-8")
-        return float(re.findall(r"\A---\nsearch: \{boost: ([\d.]+)\}\n---\n\n# ", page)[0])
+        return float(re.findall(r"\A---\nsearch: \{boost: ([\d.]+)\}\n", page)[0])
 
     assert boost("optimizer") == boost("top-level") > boost("sft") > 1
     assert boost("optimizer") > boost("critic.optimizer") > 1
@@ -106,6 +126,9 @@ def test_every_command_has_a_page_with_its_options(site: Path) -> None:
     assert linked(index) == {path.name for path in folder.iterdir()}
     assert {"train.md", "reward-try.md", "reward-list.md", "watch.md"} <= linked(index)
     assert "## `--resume DIR`" in (folder / "train.md").read_text(encoding="utf-8")
+    defaults = {"sample.md": "`samples.jsonl`", "watch.md": "`0`", "chat.md": "`0.0`"}
+    for name, default in defaults.items():
+        assert f"Default: {default}." in (folder / name).read_text(encoding="utf-8"), name
     page = (folder / "plan.md").read_text(encoding="utf-8")
     assert "```sh\ngroupwise plan RECIPE --gpus N [OPTIONS]\n" in page and "## `--kind" in page
 
@@ -117,6 +140,12 @@ def test_no_page_shows_what_python_calls_things(site: Path) -> None:
     judge = (site / "reference" / "rewards" / "judge.md").read_text(encoding="utf-8")
     assert len(re.findall(r"^\* .*being asked about", judge, re.MULTILINE)) == 1
     assert re.search(r"^\* One score per completion.*being asked about", judge, re.MULTILINE)
+    slots = "".join(text for page, text in pages.items() if page.name.startswith("algorithm."))
+    assert "| `normalise` | true or false | `false` |" in judge
+    assert "Literal[" not in slots and "collections.abc" not in slots
+    assert (
+        "Values: table or null; default `null`." in slots and "Values: integer; required." in slots
+    )
 
 
 def test_every_page_is_in_the_menu_or_below_one_that_is(site: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -15,6 +16,7 @@ from browser import NEEDS_BROWSER, Browser
 SITE = Path(__file__).parents[2] / "build" / "site"
 PAGES = (
     "index.html",  # a picture, tables, code
+    "ARCHITECTURE.html",  # a diagram, paths in the second of three columns
     "docs/concepts.html",  # drawings
     "docs/coverage.html",  # the widest text in a table
     "docs/papers.html",  # many columns
@@ -59,9 +61,12 @@ def test_a_page_fits_the_screen_and_reports_no_error(
     for width, dark in ((1280, False), (390, True)):
         browser.visit(address + page, width=width, dark=dark)
         browser.wait("window.document$ !== undefined")  # the scripts of the theme have run
+        scheme = "slate" if dark else "default"
+        assert browser.value("document.body.dataset.mdColorScheme") == scheme
         assert browser.value("document.documentElement.scrollWidth") <= width
         assert browser.value(SQUEEZED) == []
         assert browser.value(CLIPPED) == []
+        assert browser.value(BROKEN) == []
         assert browser.value(PALE) == []
         assert browser.complaints(address) == []
 
@@ -80,6 +85,16 @@ CLIPPED = r"""
   .map(code => code.innerText)
 """
 """Commands that have to be scrolled to be read."""
+
+BROKEN = """
+[
+  ...[...document.querySelectorAll('.md-typeset td')]
+    .filter(cell => cell.getBoundingClientRect().width < 60 && cell.innerText.length > 12),
+  ...[...document.querySelectorAll('pre code')]
+    .filter(code => /[─│►]/.test(code.innerText) && getComputedStyle(code).whiteSpace !== 'pre'),
+].map(element => element.innerText)
+"""
+"""Cells that break words into a column of letters, and diagrams whose lines wrap."""
 
 PALE = """
 (() => {
@@ -111,17 +126,33 @@ PALE = """
 """Text whose contrast with what is behind it is below 4.5 to 1 (WCAG AA)."""
 
 
+def lists_as_text(page: str) -> list[str]:
+    """Items of lists that a page shows as part of a paragraph."""
+    article = page.partition("<article")[2].partition("</article>")[0]
+    article = re.sub(r"<pre.*?</pre>", "", article, flags=re.DOTALL)
+    return re.findall(r"\n\s*(?:[*+-]|\d+\.) (?:<\w+>)?\w[^\n]{0,40}", article)
+
+
+def test_no_page_shows_a_list_as_text() -> None:
+    pages = {page.name: page.read_text(encoding="utf-8") for page in SITE.rglob("*.html")}
+    assert {name: lists for name, text in pages.items() if (lists := lists_as_text(text))} == {}
+    assert lists_as_text("<article><p>One:\n* two</p>") == ["\n* two"]
+
+
 def test_the_checks_can_fail(browser: Browser, tmp_path: Path) -> None:
     page = tmp_path / "bad.html"
     cell = f"<td style='max-width: 40px'>{'word ' * 20}</td>"
     page.write_text(
         "<div class='md-content md-typeset'><p style='color: #888'>pale</p>"
-        f"<table><tr>{cell}</tr></table><div style='width: 2000px'>wide</div></div>"
+        f"<table><tr>{cell}</tr></table><div style='width: 2000px'>wide</div>"
+        "<pre><code style='white-space: pre-wrap'>a ─► b</code></pre><pre><code>a ─► b</code></pre>"
+        "</div>"
         "<script>console.error('bad'); nowhere();</script><img src='https://example.invalid/a'>",
         encoding="utf-8",
     )
     browser.visit(page.as_uri())
     assert browser.value("document.documentElement.scrollWidth") > 1280
     assert len(browser.value(SQUEEZED)) == 1
+    assert browser.value(BROKEN) == ["word " * 19 + "word", "a ─► b"]
     assert [text for text, _ in browser.value(PALE)] == ["pale"]
     assert len(browser.complaints()) >= 3

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from groupwise.algorithms import bind
+from groupwise.cli import main
 from groupwise.errors import RunError, UsageError
 from groupwise.experiments import (
     Plan,
@@ -320,6 +321,9 @@ def test_every_setting_in_which_arms_differ_is_named() -> None:
         f"short differs in more than its advantage: steps 3, where grpo has {steps}; "
         "rewards.1 none, where grpo has repetition(weight=0.1)."
     ]
+    adapted = {"algorithm": "grpo", "label": "lora", "set": ["model.adapter.targets=['q_proj']"]}
+    (said,) = make_plan(values(arms=[adapted, {"algorithm": "grpo"}])).differences()
+    assert "model.adapter.targets ['q_proj'], where grpo has none" in said
 
 
 def test_an_explicit_setting_must_fit_every_arm() -> None:
@@ -347,3 +351,19 @@ def test_a_finished_model_is_an_arm(tmp_path: Path) -> None:
     cells = found.analysis.table().cells
     assert any(model == "sft" for model, _, _ in cells)
     assert any(c.first == "grpo" for c in found.analysis.comparison.contrasts)
+
+
+def test_the_command_prints_how_arms_differ_and_how_to_remove_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["--plan-only", "--output", str(tmp_path / "first")]
+    assert main(["compare", "word-problems", "--algorithms", "softrank,grpo", *given]) == 0
+    line, hint = capsys.readouterr().err.splitlines()
+    assert line.startswith("softrank differs in more than its advantage: weighting")
+    assert hint == "--only advantage removes the differences between algorithms."
+    plan = ["--plan", str(tmp_path / "first" / "experiment.toml"), "--plan-only"]
+    assert main(["compare", *plan, "--output", str(tmp_path / "second")]) == 0
+    assert capsys.readouterr().err.splitlines() == [
+        line,
+        'only = "advantage" in the file removes the differences between algorithms.',
+    ]

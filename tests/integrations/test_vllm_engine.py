@@ -101,7 +101,7 @@ def test_a_server_killed_while_it_writes(engine: VllmEngine, policy: Policy) -> 
     move(policy, seed=1)
     engine.publish(contract.published(policy, version=1))
     groups = []
-    with pytest.warns(UserWarning, match="brought back with the newest weights"):
+    with pytest.warns(UserWarning, match="Restoring it with the newest weights"):
         for group in engine.generate(contract.make_requests(40), Sampling(max_tokens=200)):
             if not groups:
                 process = engine.sampler.process  # pyright: ignore[reportAttributeAccessIssue]
@@ -131,7 +131,7 @@ def test_a_head_that_keeps_its_old_weights_is_found(policy: Policy) -> None:
         engine = VllmEngine(policy, settings=EngineSettings(server=url))
         contract.check_logprobs(engine, policy)
         engine.files.untied = False
-        with pytest.raises(RunError, match="does not take over new weights by 'reload'"):
+        with pytest.raises(RunError, match="does not load new weights by 'reload'"):
             engine.publish(contract.published(policy, version=1))
         engine.files.untied = True
         assert engine.publish(contract.published(policy, version=2))["canary_gap"] < 1e-3

@@ -101,7 +101,7 @@ def test_after_an_update_the_server_writes_with_the_new_weights(policy: Policy) 
 def test_an_update_that_went_wrong_without_a_word_is_found(policy: Policy, fault: str) -> None:
     with served(policy.model.name_or_path, reload=fault) as server:
         engine = engine_of(server, policy)
-        with pytest.raises(RunError, match="does not take over new weights by 'reload'"):
+        with pytest.raises(RunError, match="does not load new weights by 'reload'"):
             list(engine.generate(contract.make_requests(4), Sampling(max_tokens=4)))
 
 
@@ -236,7 +236,7 @@ def test_a_server_that_dies_and_comes_back_gets_the_newest_weights(policy: Polic
                 found[group.prompt.id] = [tuple(one.tokens) for one in group.completions]
         # The seeds are those of the requests, so what is asked again is drawn again.
         assert found == alone
-        assert any("brought back with the newest weights" in str(one.message) for one in said)
+        assert any("Restoring it with the newest weights" in str(one.message) for one in said)
         contract.check_logprobs(engine, policy)
 
 

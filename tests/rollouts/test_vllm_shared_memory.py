@@ -97,7 +97,7 @@ def test_a_server_that_does_not_take_them_over_is_found(
 ) -> None:
     engine = engine_of(policy, tmp_path, "--reload", fault)
     try:
-        with pytest.raises(RunError, match="does not take over new weights by 'shared_memory'"):
+        with pytest.raises(RunError, match="does not load new weights by 'shared_memory'"):
             engine.publish(contract.published(policy, version=1))
     finally:
         engine.close()

@@ -105,6 +105,10 @@ class Browser:
         # By way of a blank page, so that what is found is not of the page before.
         self.call("Page.navigate", url="about:blank")
         self.wait("location.href === 'about:blank'")
+        if url.startswith("http"):  # the page before may have stored its colours
+            origin = "/".join(url.split("/")[:3])
+            kind = "local_storage"
+            self.call("Storage.clearDataForOrigin", origin=origin, storageTypes=kind)
         self.call("Page.navigate", url=url)
         self.wait(f"location.href === '{url}' && document.readyState === 'complete'")
 

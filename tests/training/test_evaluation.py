@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from groupwise.config import load
+from groupwise.errors import GroupwiseError
 from groupwise.models import save_policy
 from groupwise.rundir.files import read_lines
 from groupwise.training.prepare import prepare
@@ -63,6 +66,16 @@ def test_a_run_says_which_model_it_loads(tmp_path: Path) -> None:
     assert shown.lines[0] == f"loading {tmp_path / 'model'}"
 
 
+def test_a_model_is_named_before_it_is_loaded(tmp_path: Path) -> None:
+    save_policy(tiny(), tmp_path / "model")
+    (tmp_path / "model" / "model.safetensors").write_bytes(b"damaged")
+    shown = Shown()
+    given = ["steps=1", f"model.path={tmp_path / 'model'}", f"output={tmp_path / 'run'}"]
+    with pytest.raises(GroupwiseError):
+        prepare(load("word-problems", given), progress=shown)
+    assert shown.lines == [f"loading {tmp_path / 'model'}"]
+
+
 def test_a_run_that_goes_on_does_not_evaluate_the_base_again(tmp_path: Path) -> None:
     trained(tmp_path)
     shown = trained(tmp_path, "steps=3", resume=True)
@@ -73,7 +86,7 @@ def test_a_run_that_goes_on_does_not_evaluate_the_base_again(tmp_path: Path) -> 
 def test_a_run_without_a_best_model_says_why_it_ends_early(tmp_path: Path) -> None:
     early = ("steps=4", "evaluation.every_steps=1", "evaluation.patience=1")
     shown = trained(tmp_path, *early, "evaluation.keep_best=false", "optimizer.learning_rate=0")
-    said = "evaluation.patience = 1: the score has stopped rising; the run ends at step 2 of 4"
+    said = "evaluation.patience = 1: the score stopped improving; the run ends at step 2 of 4"
     assert any(said in line for line in shown.lines), shown.lines
     assert not (tmp_path / "best").exists()
 

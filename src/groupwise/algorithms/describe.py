@@ -103,7 +103,7 @@ class SlotSetting:
 
     Attributes:
         slot, function, key: whose it is.
-        kind: its type.
+        annotation: its type.
         default: of the function.
         about: its meaning, from the docstring.
         rows: the value that each row of the table with this function has.
@@ -112,7 +112,7 @@ class SlotSetting:
     slot: str
     function: str
     key: str
-    kind: str
+    annotation: Any
     default: Any
     about: str
     rows: Mapping[str, Any]
@@ -142,7 +142,7 @@ def slot_settings() -> dict[str, list[SlotSetting]]:
                     slot=slot,
                     function=name,
                     key=key,
-                    kind=inspect.formatannotation(parameter.annotation),
+                    annotation=parameter.annotation,
                     default=parameter.default,
                     about=argument(registry.get(name), key),
                     rows={r.name: settings_of(registry, getattr(r, slot))[key] for r in users},

@@ -72,7 +72,10 @@ def _recipe(task: str, overrides: Sequence[str]) -> Config:
 
     config = load(task, overrides)
     if config.environment is None:
-        raise UsageError(f"--task = {task!r}: this recipe has no section [environment].")
+        raise UsageError(
+            f"--task = {task!r}: must be a recipe with a section [environment]; without tools, "
+            "leave --task out and give the system message as --system."
+        )
     return config
 
 

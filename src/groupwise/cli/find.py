@@ -177,9 +177,11 @@ def _of_slot(path: str) -> Iterator[str]:
 
 def _explained(setting: Any) -> Iterator[str]:
     """The lines that describe a setting of a slot's function, with its value in each algorithm."""
+    from groupwise.config.reference import accepted
+
     said = f"{setting.slot} {setting.function}: {setting.about}"
     yield from textwrap.wrap(said, WIDTH)
-    values = f"values: {setting.kind}; default: {setting.default_text}"
+    values = f"values: {accepted(setting.annotation)}; default: {setting.default_text}"
     yield f"    {values}"
     if setting.rows:
         rows = ", ".join(f"{name} {json.dumps(v)}" for name, v in setting.rows.items())

@@ -7,7 +7,7 @@ import json
 import re
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -128,7 +128,7 @@ def accepted(annotation: Any) -> str:
         if not inside:
             return "list"
         return "list of " + re.sub(r"^(list|integer|number|text)\b", r"\1s", accepted(inside[0]))
-    if origin is dict:
+    if origin in (dict, Mapping):
         return "table"
     return _NAMES.get(annotation, "any value")
 

@@ -60,8 +60,8 @@ def compiled() -> ctypes.CDLL | None:
         return prepare(_loaded(_kernels()))
     except (OSError, subprocess.SubprocessError) as error:
         warn(
-            f"CPU kernels cannot be compiled ({_reason(error)}); PyTorch computes instead, which "
-            'takes longer. model.kernels = "torch" asks for that without a warning.'
+            f"CPU kernels cannot be compiled ({_reason(error)}); PyTorch is used instead, which "
+            'is slower. Set model.kernels = "torch" to silence this warning.'
         )
         return None
 
@@ -112,8 +112,8 @@ def allocator() -> ctypes.CDLL | None:
         return _loaded(_allocator())
     except (OSError, subprocess.SubprocessError) as error:
         warn(
-            f"the allocator cannot be compiled ({_reason(error)}); PyTorch's own is used, with "
-            "which the process may need half as much memory again."
+            f"the allocator cannot be compiled ({_reason(error)}); PyTorch's own is used, and "
+            "the process may need up to 1.5 times the memory."
         )
         return None
 

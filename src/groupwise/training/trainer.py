@@ -278,7 +278,7 @@ class Trainer:
         """Make this step the last one if held-out accuracy has stopped rising."""
         if self.evaluation.exhausted and self.done < self.settings.steps:
             self.monitor.log(
-                f"evaluation.patience = {self.evaluation.patience}: the score has stopped rising; "
+                f"evaluation.patience = {self.evaluation.patience}: the score stopped improving; "
                 f"the run ends at step {self.done} of {self.settings.steps}"
             )
             self.settings = replace(self.settings, steps=self.done)

@@ -39,8 +39,8 @@ def leader_minus_second(
         rewards: [prompt, group].
         valid: judged; None: every reward that is not NaN.
         divide_by_std: divide by std(r) + eps of the group.
-        ddof: of that standard deviation.
-        eps: of that standard deviation.
+        ddof: with `divide_by_std`: 0 divides the variance by K, 1 by K − 1.
+        eps: with `divide_by_std`: added to the standard deviation.
 
     Returns:
         [prompt, group]; 0 in groups whose best reward is shared.

@@ -33,8 +33,8 @@ def step_zscore(
             not be judged.
         mask: True where the policy wrote the token; steps that end elsewhere do not count.
         valid: judged; None: every reward that is not NaN.
-        ddof: 1 for the sample deviation.
-        eps: added to the deviation.
+        ddof: 0 divides the variance by the number of steps, 1 by one less.
+        eps: added to the standard deviation.
 
     Returns:
         [prompt, group, time]; 0 on tokens outside `mask`, behind the last step, on samples not

@@ -220,16 +220,17 @@ class VllmEngine:
             gaps.append(f"'{way}' ({gap:.3g} nats)")
             if not last:
                 warn(
-                    f"engine.weights: this vLLM does not take over new weights by '{way}': both "
-                    f"sides differ by {gap:.3g} nats; '{ways[ways.index(way) + 1]}' is used."
+                    f"engine.weights: this vLLM does not load new weights by '{way}' (its "
+                    f"log-probabilities differ by {gap:.3g} nats); trying "
+                    f"'{ways[ways.index(way) + 1]}'."
                 )
             # A failed trial may leave wrong weights behind.
             self.ready = False
         raise RunError(
-            f"engine.weights = {wanted!r}: this vLLM does not take over new weights by "
+            f"engine.weights = {wanted!r}: this vLLM does not load new weights by "
             f"{', '.join(gaps)}. Let the run start its own server (engine.python) with "
-            "engine.weights = 'restart'; or see that this one computes in the learner's type "
-            "(--dtype) and was started with --logprobs-mode processed_logprobs."
+            "engine.weights = 'restart', or start this one with the learner's --dtype and with "
+            "--logprobs-mode processed_logprobs."
         )
 
     def _tried(self, way: WeightSync, *, last: bool) -> float:
@@ -286,7 +287,7 @@ class VllmEngine:
 
     def _bring_back(self, gone: EngineUnavailable) -> None:
         """Wait for an unavailable sampler, or start it, with the newest weights."""
-        warn(f"{gone} It is brought back with the newest weights.")
+        warn(f"{gone} Restoring it with the newest weights.")
         self.ready = False
         self.publish(self.weights)
 
