@@ -371,6 +371,28 @@ def test_several_processes_keep_replies_in_one_folder(tmp_path: Path) -> None:
     assert not folder.exists()
 
 
+class Garrulous(Talker):
+    """Replies with megabytes."""
+
+    def reply(self, state: list[str], text: str) -> Reply:
+        return Reply(text=f"[{'word ' * 1_000_000}]", frame=(1, 1))
+
+
+def test_megabytes_are_cut_inside_their_tags_before_they_are_journalled(tmp_path: Path) -> None:
+    def rollout(talker: Talker) -> dict[str, Group]:
+        journal = ReplyJournal(tmp_path)
+        journal.begin(0)
+        return by_prompt(tools(talker, journal=journal).generate(asked(2), SAMPLING))
+
+    groups = rollout(Garrulous())
+    found = [c for group in groups.values() for c in group.completions]
+    calls = sum(c.values["calls"] for c in found)
+    replies = [c.text[first:last] for c in found for first, last in c.injected]
+    assert calls and replies and all(r[0] == "[" and r[-1] == "]" for r in replies)
+    assert (tmp_path / "replies-000000.jsonl").stat().st_size < 2_000 * calls
+    assert written(rollout(Talker(seed=9))) == written(groups)
+
+
 class Remembering(Talker):
     """Its state is that of the texts alone, so no call is needed to make it again."""
 

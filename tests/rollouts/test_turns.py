@@ -1,0 +1,143 @@
+"""Environments that reply to the turns that a model ends itself."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from groupwise.environments import END_OF_TURN
+from groupwise.environments.by_column import ByColumn
+from groupwise.errors import UsageError
+from groupwise.models import Policy
+from groupwise.rollouts import GenerateEngine, GroupEngine
+from groupwise.rollouts.partial import PartialRollouts, RowRequest
+from groupwise.rollouts.text import decode_all
+from groupwise.rollouts.tools.turns import turn_end
+from groupwise.types import Completion, Group, Prompt
+from talkers import POLICY, SAMPLING, Talker, asked, by_prompt, tools
+
+END = min(POLICY.end_tokens - {POLICY.tokenizer.eos_token_id})
+LONGER = SAMPLING.model_copy(update={"max_tokens": 40})
+
+
+def talking(template: str | None = None) -> Policy:
+    """A policy of noise whose chat template ends turns with a token that it writes often."""
+    tokenizer = copy.deepcopy(POLICY.tokenizer)
+    (end,) = decode_all(tokenizer, [[END]])
+    tokenizer.chat_template = template or tokenizer.chat_template.replace("<|end|>", end)
+    return replace(POLICY, tokenizer=tokenizer)
+
+
+class Partner(Talker):
+    """Replies to turns; it knows earlier turns by what was said."""
+
+    def __init__(self, *, seed: int = 0) -> None:
+        super().__init__(seed=seed)
+        self.stops = (END_OF_TURN,)
+
+    def begin(self, prompt: Prompt, *, stream: Any) -> list[str]:
+        return [prompt.id]
+
+    def resume(self, state: list[str], texts: Sequence[str]) -> None:
+        state += texts
+
+
+def conversed(environment: Any = None, **more: Any) -> dict[str, Group]:
+    policy = more.pop("policy", None) or talking()
+    made = tools(environment or Partner(), policy=policy, layout="turns", **more)
+    return by_prompt(made.generate(asked(6), LONGER))
+
+
+def test_a_reply_follows_the_end_of_a_turn_as_the_template_has_it() -> None:
+    (end,) = decode_all(POLICY.tokenizer, [[END]])
+    partner = Partner()
+    found = [c for group in conversed(partner).values() for c in group.completions]
+    replies = [(c, span) for c in found for span in c.injected]
+    assert len(replies) == sum(c.values["calls"] for c in found if c.finish != "length")
+    assert len(replies) > 6 and len({c.values["calls"] for c in found}) > 2
+    for one, (first, last) in replies:
+        assert one.text[:first].endswith(end), "the policy ended its turn itself"
+        assert one.text[first:last].startswith("<|user|>[")
+        assert one.text[first:last].endswith(f"]{end}<|assistant|>")
+        assert f"{end}{end}" not in one.text
+    said = {text for text in partner.asked}
+    assert not any(end in text for text in said), "the end of a turn is no part of it"
+
+
+def test_every_end_of_a_turn_is_learned_and_no_reply_is() -> None:
+    found = [c for group in conversed().values() for c in group.completions]
+    for one in found:
+        ends = [n for n, token in enumerate(one.tokens) if token == END and one.mask[n]]
+        replied = [n for n in ends if n + 1 < len(one.tokens) and not one.mask[n + 1]]
+        assert ends[:-1] == replied[: len(ends) - 1], "every turn but the last has a reply"
+
+
+def test_other_end_tokens_end_the_completion() -> None:
+    found = [c for group in conversed().values() for c in group.completions]
+    last = {c.tokens[-1] for c in found if c.finish == "stop" and c.mask[-1]}
+    assert last and END not in last and last <= POLICY.end_tokens
+
+
+def test_engines_agree() -> None:
+    def shown(groups: dict[str, Group]) -> dict[str, list[tuple[Any, ...]]]:
+        def one(c: Completion) -> tuple[Any, ...]:
+            return list(c.tokens), list(c.mask), c.finish, c.values["calls"]
+
+        return {name: [one(c) for c in group.completions] for name, group in groups.items()}
+
+    policy = talking()
+    native = conversed(policy=policy, engine=GroupEngine(policy, max_rows=9))
+    other = conversed(policy=policy, engine=GenerateEngine(policy, max_rows=9))
+    assert shown(native) == shown(other)
+
+
+def test_conversations_go_on_in_the_next_step_as_if_unbroken() -> None:
+    whole = conversed()
+    partial, found = PartialRollouts(5), {}
+    requests = asked(6)
+    budget = partial.budget(LONGER)
+    prompts, tokens = [r.prompt for r in requests], [r.tokens for r in requests]
+    waiting = [RowRequest(row, replace(r, budget=budget)) for row, r in enumerate(requests)]
+    while waiting:
+        by_stream = {(one.request.stream, one.request.prompt.id): one for one in waiting}
+        engine = tools(Partner(), policy=talking(), layout="turns")
+        for group in engine.generate([one.request for one in waiting], LONGER):
+            one = partial.take(by_stream[group.stream, group.prompt.id], group, LONGER)
+            found |= {} if one is None else {one.prompt.id: one}
+        partial.restore(partial.state(), prompts, tokens)
+        waiting = partial.resumed(LONGER)
+    for name, group in whole.items():
+        for one, other in zip(group.completions, found[name].completions, strict=True):
+            assert (list(one.tokens), one.finish) == (list(other.tokens), other.finish)
+
+
+def test_a_turn_of_a_prompt_whose_environment_answers_calls_alone_ends_the_completion() -> None:
+    def with_column(request: Any) -> Any:
+        kind = "talks" if int(request.prompt.id) % 2 else "answers"
+        return replace(request, prompt=replace(request.prompt, columns={"kind": kind}))
+
+    silent = Talker()
+    silent.stops = ("no model says this",)
+    several = ByColumn({"talks": Partner(), "answers": silent}, column="kind")
+    made = tools(several, policy=talking(), layout="turns")
+    found = by_prompt(made.generate(list(map(with_column, asked(6))), LONGER))
+    calls = {
+        name: sum(c.values["calls"] for c in group.completions) for name, group in found.items()
+    }
+    assert all((calls[name] > 0) == bool(int(name) % 2) for name in calls)
+    assert silent.asked == []
+
+
+def test_what_cannot_be_turns_is_refused() -> None:
+    with pytest.raises(UsageError, match="environment.layout = 'inline': test replies to turns"):
+        tools(Partner())
+    template = (
+        "{% for m in messages %}{{ m['role'] + ':' + m['content'] + ';' }}{% endfor %}"
+        "{% if add_generation_prompt %}assistant:{% endif %}"
+    )
+    with pytest.raises(UsageError, match="does not end them with an end token"):
+        turn_end(talking(template))
