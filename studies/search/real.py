@@ -57,10 +57,12 @@ class DataSet(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """Optimizer steps on lists of words and on demonstrations, and steps of the recipe."""
+    """Optimizer steps on short and on longer lists of words and on demonstrations, and steps of the
+    recipe."""
 
-    copying: int = 400
-    showing: int = 150
+    short: int = 500
+    longer: int = 400
+    showing: int = 200
     training: int = 20
 
 
@@ -151,11 +153,11 @@ def tokenizer_of(texts: Sequence[str], tags: Sequence[str]) -> PreTrainedTokeniz
     return made_tokenizer(model["vocab"], model["merges"], tags=tags)
 
 
-def lists_of_words(texts: Sequence[str], tags: Tags, *, size: int) -> Iterator[Example]:
+def lists_of_words(texts: Sequence[str], tags: Tags, *, most: int, size: int) -> Iterator[Example]:
     """Words in any order as question and query: they teach to copy."""
-    words, rng = sorted({word for text in texts for word in text.split()}), random.Random(0)
+    words, rng = sorted({word for text in texts for word in text.split()}), random.Random(most)
     for number in range(size):
-        text = " ".join(rng.choices(words, k=rng.randint(2, 12)))
+        text = " ".join(rng.choices(words, k=rng.randint(1, most)))
         query = f"{tags.call[0]}{text}{tags.call[1]}"
         yield Example(prompt=Prompt(id=f"list {number}", text=text), completion=query)
 
@@ -186,13 +188,20 @@ def make_base(name: str, config: Config, rows: Sequence[Row], output: Path, size
     texts = [*(passage.text for passage in passages), *(row["question"] for row in rows)]
     marks = [*THINK_AND_ANSWER, *(tag.strip() for tag in (*tags.call, *tags.result))]
     policy = small_policy(tokenizer=tokenizer_of(texts, marks), context=CONTEXT)
-    copying = list(lists_of_words(texts, tags, size=32 * sizes.copying))
-    showing = list(demonstrations(name, config, rows))
-    for examples, steps, batch in ((copying, sizes.copying, 32), (showing, sizes.showing, 8)):
-        updates = fit(
-            policy, examples, steps=steps, batch_size=batch, learning_rate=2e-3, warmup_steps=20
+    phases = (
+        (list(lists_of_words(texts, tags, most=4, size=64 * sizes.short)), sizes.short, 64, 4e-3),
+        (
+            list(lists_of_words(texts, tags, most=16, size=64 * sizes.longer)),
+            sizes.longer,
+            64,
+            4e-3,
+        ),
+        (list(demonstrations(name, config, rows)), sizes.showing, 8, 1e-3),
+    )
+    for examples, steps, batch, rate in phases:
+        *_, last = fit(
+            policy, examples, steps=steps, batch_size=batch, learning_rate=rate, warmup_steps=20
         )
-        *_, last = updates
         print(f"{name}: loss {last.loss:.2f} after {steps} steps", flush=True)
     save_policy(policy, output / "base")
 

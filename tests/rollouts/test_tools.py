@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -248,6 +249,18 @@ def test_results_cannot_end_or_open_a_turn_nor_take_more_room(text: str) -> None
     assert not set(tokens) & special
     said = str(policy.tokenizer.decode(tokens))
     assert said.startswith("<answer>") and said.endswith("</answer>")
+
+
+def test_a_long_result_is_not_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    policy = with_added_tokens()
+    policy.tokenizer.model_max_length = 10
+    logger = logging.getLogger("transformers")
+    logger.addHandler(caplog.handler)
+    try:
+        Injector(policy, max_tokens=24).encode(Reply(text="word " * 100))
+    finally:
+        logger.removeHandler(caplog.handler)
+    assert "maximum sequence length" not in caplog.text
 
 
 def test_added_words_and_spaces_in_a_result_stay_as_they_are() -> None:

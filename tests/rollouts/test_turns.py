@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import groupby, pairwise
 from typing import Any
 
 import pytest
@@ -18,18 +19,18 @@ from groupwise.rollouts.partial import PartialRollouts, RowRequest
 from groupwise.rollouts.text import decode_all
 from groupwise.rollouts.tools.turns import turn_end
 from groupwise.types import Completion, Group, Prompt
-from talkers import POLICY, SAMPLING, Talker, asked, by_prompt, tools
+from talkers import POLICY, SAMPLING, Talker, asked, by_prompt, frequent_letters, tools
 
-END = min(POLICY.end_tokens - {POLICY.tokenizer.eos_token_id})
+(LETTER, *_), LAST = frequent_letters(), POLICY.end_tokens
+(END,) = POLICY.tokenizer(LETTER, add_special_tokens=False).input_ids
 LONGER = SAMPLING.model_copy(update={"max_tokens": 40})
 
 
 def talking(template: str | None = None) -> Policy:
     """A policy of noise whose chat template ends turns with a token that it writes often."""
     tokenizer = copy.deepcopy(POLICY.tokenizer)
-    (end,) = decode_all(tokenizer, [[END]])
-    tokenizer.chat_template = template or tokenizer.chat_template.replace("<|end|>", end)
-    return replace(POLICY, tokenizer=tokenizer)
+    tokenizer.chat_template = template or tokenizer.chat_template.replace("<|end|>", LETTER)
+    return replace(POLICY, tokenizer=tokenizer, end_tokens=LAST | {END})
 
 
 class Partner(Talker):
@@ -53,19 +54,21 @@ def conversed(environment: Any = None, **more: Any) -> dict[str, Group]:
 
 
 def test_a_reply_follows_the_end_of_a_turn_as_the_template_has_it() -> None:
-    (end,) = decode_all(POLICY.tokenizer, [[END]])
     partner = Partner()
     found = [c for group in conversed(partner).values() for c in group.completions]
-    replies = [(c, span) for c in found for span in c.injected]
-    assert len(replies) == sum(c.values["calls"] for c in found if c.finish != "length")
-    assert len(replies) > 6 and len({c.values["calls"] for c in found}) > 2
-    for one, (first, last) in replies:
-        assert one.text[:first].endswith(end), "the policy ended its turn itself"
-        assert one.text[first:last].startswith("<|user|>[")
-        assert one.text[first:last].endswith(f"]{end}<|assistant|>")
-        assert f"{end}{end}" not in one.text
-    said = {text for text in partner.asked}
-    assert not any(end in text for text in said), "the end of a turn is no part of it"
+    assert len({c.values["calls"] for c in found}) > 2
+    replies = 0
+    for one in found:
+        marked = groupby(zip(one.tokens, one.mask, strict=True), lambda pair: pair[1])
+        runs = [(own, [token for token, _ in run]) for own, run in marked]
+        for (own, turn), (_, reply) in pairwise(runs):
+            if own:
+                replies += 1
+                assert turn[-1] == END, "the policy ended its turn itself"
+                said, text = decode_all(POLICY.tokenizer, [turn[:-1], reply])
+                assert said in partner.asked, "without the end of the turn"
+                assert text.startswith("<|user|>[") and text.endswith(f"]{LETTER}<|assistant|>")
+    assert replies > 6
 
 
 def test_every_end_of_a_turn_is_learned_and_no_reply_is() -> None:
@@ -79,7 +82,7 @@ def test_every_end_of_a_turn_is_learned_and_no_reply_is() -> None:
 def test_other_end_tokens_end_the_completion() -> None:
     found = [c for group in conversed().values() for c in group.completions]
     last = {c.tokens[-1] for c in found if c.finish == "stop" and c.mask[-1]}
-    assert last and END not in last and last <= POLICY.end_tokens
+    assert last and END not in last and last <= LAST
 
 
 def test_engines_agree() -> None:

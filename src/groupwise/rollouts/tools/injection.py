@@ -84,7 +84,9 @@ class Injector:
         return text
 
     def _encode(self, text: str) -> list[int]:
-        return list(self.tokenizer(text, add_special_tokens=False).input_ids) if text else []
+        # Not verbose: a long result is cut below, so nobody needs to hear of its length.
+        found = self.tokenizer(text, add_special_tokens=False, verbose=False) if text else None
+        return [] if found is None else list(found.input_ids)
 
 
 def _control_tokens(policy: Policy) -> frozenset[int]:
