@@ -18,7 +18,7 @@ from groupwise.rollouts import GenerateEngine, GroupEngine
 from groupwise.rollouts.partial import PartialRollouts, RowRequest
 from groupwise.rollouts.text import decode_all
 from groupwise.rollouts.tools.turns import turn_end
-from groupwise.types import Completion, Group, Prompt
+from groupwise.types import Group, Prompt, Sampling
 from talkers import POLICY, SAMPLING, Talker, asked, by_prompt, frequent_letters, tools
 
 (LETTER, *_), LAST = frequent_letters(), POLICY.end_tokens
@@ -48,9 +48,9 @@ class Partner(Talker):
 
 
 def conversed(environment: Any = None, **more: Any) -> dict[str, Group]:
-    policy = more.pop("policy", None) or talking()
+    policy, sampling = more.pop("policy", None) or talking(), more.pop("sampling", LONGER)
     made = tools(environment or Partner(), policy=policy, layout="turns", **more)
-    return by_prompt(made.generate(asked(6), LONGER))
+    return by_prompt(made.generate(asked(6), sampling))
 
 
 def test_a_reply_follows_the_end_of_a_turn_as_the_template_has_it() -> None:
@@ -85,37 +85,60 @@ def test_other_end_tokens_end_the_completion() -> None:
     assert last and END not in last and last <= LAST
 
 
+def shown(groups: dict[str, Group]) -> dict[str, list[tuple[Any, ...]]]:
+    return {
+        name: [(list(c.tokens), list(c.mask), c.finish, c.values["calls"]) for c in g.completions]
+        for name, g in groups.items()
+    }
+
+
 def test_engines_agree() -> None:
-    def shown(groups: dict[str, Group]) -> dict[str, list[tuple[Any, ...]]]:
-        def one(c: Completion) -> tuple[Any, ...]:
-            return list(c.tokens), list(c.mask), c.finish, c.values["calls"]
-
-        return {name: [one(c) for c in group.completions] for name, group in groups.items()}
-
     policy = talking()
     native = conversed(policy=policy, engine=GroupEngine(policy, max_rows=9))
-    other = conversed(policy=policy, engine=GenerateEngine(policy, max_rows=9))
-    assert shown(native) == shown(other)
+    assert shown(native) == shown(conversed(policy=policy, engine=GenerateEngine(policy)))
 
 
-def test_conversations_go_on_in_the_next_step_as_if_unbroken() -> None:
-    whole = conversed()
+BRIEF = LONGER.model_copy(update={"max_turn_tokens": 12})
+
+
+@pytest.mark.parametrize("engine", [GroupEngine, GenerateEngine])
+def test_a_turn_longer_than_its_budget_ends_the_completion(engine: Any) -> None:
+    policy = talking()
+    free = conversed(policy=policy, engine=engine(policy))
+    found = conversed(policy=policy, engine=engine(policy), sampling=BRIEF)
+    cut = 0
+    for name, group in found.items():
+        for one, whole in zip(group.completions, free[name].completions, strict=True):
+            assert list(one.tokens) == list(whole.tokens[: len(one.tokens)])
+            runs = [len(list(run)) for own, run in groupby(one.mask) if own]
+            assert max(runs) <= 12
+            if len(one.tokens) < len(whole.tokens):
+                cut += one.finish == "length" and runs[-1] == 12 and bool(one.mask[-1])
+            else:
+                assert one.finish == whole.finish
+    whole = [c for group in free.values() for c in group.completions]
+    longer = [c for c in whole if max(len(list(r)) for own, r in groupby(c.mask) if own) > 12]
+    assert cut == len(longer) > 2
+    assert any(c.own_tokens > 12 for group in found.values() for c in group.completions)
+
+
+@pytest.mark.parametrize("sampling", [LONGER, BRIEF], ids=["free", "brief"])
+def test_conversations_go_on_in_the_next_step_as_if_unbroken(sampling: Sampling) -> None:
+    whole = conversed(sampling=sampling)
     partial, found = PartialRollouts(5), {}
     requests = asked(6)
-    budget = partial.budget(LONGER)
+    budget = partial.budget(sampling)
     prompts, tokens = [r.prompt for r in requests], [r.tokens for r in requests]
     waiting = [RowRequest(row, replace(r, budget=budget)) for row, r in enumerate(requests)]
     while waiting:
         by_stream = {(one.request.stream, one.request.prompt.id): one for one in waiting}
         engine = tools(Partner(), policy=talking(), layout="turns")
-        for group in engine.generate([one.request for one in waiting], LONGER):
-            one = partial.take(by_stream[group.stream, group.prompt.id], group, LONGER)
+        for group in engine.generate([one.request for one in waiting], sampling):
+            one = partial.take(by_stream[group.stream, group.prompt.id], group, sampling)
             found |= {} if one is None else {one.prompt.id: one}
         partial.restore(partial.state(), prompts, tokens)
-        waiting = partial.resumed(LONGER)
-    for name, group in whole.items():
-        for one, other in zip(group.completions, found[name].completions, strict=True):
-            assert (list(one.tokens), one.finish) == (list(other.tokens), other.finish)
+        waiting = partial.resumed(sampling)
+    assert shown(found) == shown(whole)
 
 
 def test_a_turn_of_a_prompt_whose_environment_answers_calls_alone_ends_the_completion() -> None:
