@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
@@ -215,6 +216,9 @@ def test_a_run_goes_on_and_is_resumed_without_asking_again(
         (Status.TIMEOUT, "environment: no reply within 0.5 s"),
     }
     assert answered
+    workers = run.engine.environment.workers
+    left = psutil.Process(workers._server.process.pid).children()
+    assert {child.pid for child in left} == {idle.process for idle in workers._idle}
     exact = run.engine.exact_continuation
     wanted = {name: one.clone() for name, one in run.trainer.policy.trained().items()}
     rows = timeless(tmp_path)

@@ -551,11 +551,20 @@ def test_prompts_with_a_slow_environment_start_early_and_never_all_at_once() -> 
     assert written(second) == written(first)
 
 
-def test_an_environment_without_stops_is_refused() -> None:
-    nothing = Talker()
-    nothing.stops = ()
-    with pytest.raises(UsageError, match="environment.name = 'test'"):
-        tools(nothing)
+@pytest.mark.parametrize(
+    ("stops", "says"),
+    [
+        ((), "defines no stop strings"),
+        (("",), "defines no stop strings"),
+        ("</call>", "stops = '</call>': must be a tuple of strings"),
+        ((3,), "must be a tuple of strings"),
+    ],
+)
+def test_an_environment_without_stops_is_refused(stops: Any, says: str) -> None:
+    wrong = Talker()
+    wrong.stops = stops
+    with pytest.raises(UsageError, match=f"environment.name = 'test': .*{says}"):
+        tools(wrong)
 
 
 def test_the_protocol_is_kept() -> None:

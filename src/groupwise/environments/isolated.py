@@ -249,7 +249,7 @@ class _Job:
         except Exception as error:
             schemas = _Failed(error)
         has_processes = getattr(self.environment, "has_processes", False)
-        return tuple(self.environment.stops), has_processes, schemas
+        return self.environment.stops, has_processes, schemas
 
     def _reply(
         self, begun: tuple[Prompt, Stream] | None, earlier: Sequence[str], text: str

@@ -75,15 +75,21 @@ class ToolEngine:
         calls: Calls | None = None,
         ended: Callable[[Request, int, Any], None] | None = None,
     ) -> None:
-        if not environment.stops or not all(environment.stops):
+        stops = environment.stops
+        if not stops or not all(stops):
             raise UsageError(
                 f"environment.name = {settings.name!r}: defines no stop strings (stops)."
+            )
+        if isinstance(stops, str) or not all(isinstance(stop, str) for stop in stops):
+            raise UsageError(
+                f"environment.name = {settings.name!r}: stops = {stops!r}: must be a tuple of "
+                "strings."
             )
         self.engine, self.environment, self.policy = engine, environment, policy
         self.settings, self.max_rows, self.journal = settings, max_rows, journal
         around = turn_frame(policy.tokenizer) if settings.layout == "turns" else ("", "")
         self.injector = Injector(policy, max_tokens=settings.max_result_tokens, around=around)
-        self.stops = tuple(stop for stop in environment.stops if stop != END_OF_TURN)
+        self.stops = tuple(stop for stop in stops if stop != END_OF_TURN)
         self.turn_end, self.turn_injector = self._turns()
         threads = ToolCalls(workers=settings.workers, timeout_s=settings.timeout_s)
         self.calls: Calls = threads if calls is None else calls
