@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby, pairwise
 from typing import Any
 
 import pytest
+import torch
 
 from groupwise.environments import END_OF_TURN
 from groupwise.environments.by_column import ByColumn
@@ -19,18 +19,24 @@ from groupwise.rollouts.partial import PartialRollouts, RowRequest
 from groupwise.rollouts.text import decode_all
 from groupwise.rollouts.tools.turns import turn_end
 from groupwise.types import Group, Prompt, Sampling
-from talkers import POLICY, SAMPLING, Talker, asked, by_prompt, frequent_letters, tools
+from small_runs import noisy
+from talkers import POLICY, SAMPLING, Talker, asked, by_prompt, tools
 
-(LETTER, *_), LAST = frequent_letters(), POLICY.end_tokens
+LETTER, LAST = "w", range(40, 43)
 (END,) = POLICY.tokenizer(LETTER, add_special_tokens=False).input_ids
 LONGER = SAMPLING.model_copy(update={"max_tokens": 40})
 
 
 def talking(template: str | None = None) -> Policy:
     """A policy of noise whose chat template ends turns with a token that it writes often."""
-    tokenizer = copy.deepcopy(POLICY.tokenizer)
+    policy = noisy(ends=(*LAST, END))
+    weight = policy.model.get_input_embeddings().weight
+    with torch.no_grad():
+        weight.add_(0.3)  # A direction that all states share, in which the token is longer.
+        weight[END] = 0.57
+    tokenizer = policy.tokenizer
     tokenizer.chat_template = template or tokenizer.chat_template.replace("<|end|>", LETTER)
-    return replace(POLICY, tokenizer=tokenizer, end_tokens=LAST | {END})
+    return policy
 
 
 class Partner(Talker):
@@ -82,7 +88,7 @@ def test_every_end_of_a_turn_is_learned_and_no_reply_is() -> None:
 def test_other_end_tokens_end_the_completion() -> None:
     found = [c for group in conversed().values() for c in group.completions]
     last = {c.tokens[-1] for c in found if c.finish == "stop" and c.mask[-1]}
-    assert last and END not in last and last <= LAST
+    assert last and END not in last and last <= {*POLICY.end_tokens}
 
 
 def shown(groups: dict[str, Group]) -> dict[str, list[tuple[Any, ...]]]:
