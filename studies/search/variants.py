@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from groupwise.environments import ENVIRONMENTS, TagEnvironment
+from groupwise.environments import ENVIRONMENTS, TagEnvironment, in_process
 from groupwise.environments.base import SEARCH_TAGS, Reply
 from groupwise.environments.retrieval import Index, Passage, read_corpus
 from groupwise.environments.search import result, search
@@ -32,6 +32,7 @@ def format_and_call(text: str, tool_values: Mapping[str, float]) -> float:
 
 
 @ENVIRONMENTS.register
+@in_process
 def untitled_search(*, top_k: int = 3, max_calls: int = 6) -> TagEnvironment:
     """Search in the closed world whose pages have lost their titles.
 
@@ -56,6 +57,7 @@ class Unmasked:
 
 
 @ENVIRONMENTS.register
+@in_process
 def unmasked_search(*, top_k: int = 1, max_calls: int = 6) -> Unmasked:
     """`search` in the closed world, without the mask.
 

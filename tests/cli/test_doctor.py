@@ -12,6 +12,7 @@ import pytest
 from groupwise.cli import main
 from groupwise.cli.doctor import CheckResult, examine, passed
 from groupwise.config import load
+from groupwise.environments import END_OF_TURN, ENVIRONMENTS
 from groupwise.rewards.code.sandbox import unavailable
 from groupwise.training.monitor.trackers import TRACKERS
 from groupwise.training.stages.sft import save
@@ -106,6 +107,26 @@ def test_replies_as_turns_need_a_template_that_leaves_earlier_turns_alone(
     monkeypatch.setattr("groupwise.cli.doctor.load_configured", forgetful)
     check = looked(model, tmp_path / "run", *tools)["environment"]
     assert check.passed is False and "leaves out a call" in check.found
+
+
+class Partner:
+    stops = (END_OF_TURN,)
+
+
+def test_replies_to_turns_need_the_layout_of_turns(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def partner() -> Partner:
+        return Partner()
+
+    monkeypatch.setitem(ENVIRONMENTS._functions, "partner", partner)
+    inline, turns = "environment.name=partner", "environment.layout=turns"
+    check = looked(model, tmp_path / "run", inline)["environment"]
+    assert check.passed is False and check.advice == "set environment.layout = 'turns'"
+    check = looked(model, tmp_path / "run", inline, turns)["environment"]
+    assert (
+        check.passed and "after the end of a turn, between '<|user|>' and '<|end|>" in check.found
+    )
 
 
 def test_too_little_memory_and_disk(

@@ -174,7 +174,8 @@ def process() -> int:
 def test_a_worker_that_died_between_two_calls_costs_none(dies: str) -> None:
     environment = FunctionEnvironment([ends_later, process])
     assert answered(environment, {"name": "process"}).status is Status.OK
-    (_, connection), server = environment.processes._idle[0], environment.processes._server
+    workers = environment.processes.workers
+    (_, connection), server = workers._idle[0], workers._server
     assert server is not None
     if dies == "worker":
         assert answered(environment, {"name": "ends_later"}).status is Status.OK

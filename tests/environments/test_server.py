@@ -32,7 +32,7 @@ def address() -> Iterator[str]:
         server.shutdown()
 
 
-def ask(address: str, body: bytes, path: str = "/retrieve") -> tuple[int, Any]:
+def ask(address: str, body: bytes | None, path: str = "/retrieve") -> tuple[int, Any]:
     try:
         with urllib.request.urlopen(f"{address}{path}", data=body, timeout=10) as reply:
             return reply.status, json.loads(reply.read())
@@ -66,6 +66,8 @@ def test_bad_requests_are_refused_and_the_server_goes_on(address: str, body: byt
     assert status == 400 and reply["error"]
     assert ask(address, b'{"queries": ["capital"]}')[0] == 200
     assert ask(address, b"{}", path="/other")[0] == 404
+    status, reply = ask(address, None)
+    assert status == 404 and reply["error"] == "only POST /retrieve is served"
 
 
 def test_the_environment_asks_a_server(address: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -250,6 +251,18 @@ def test_results_cannot_end_or_open_a_turn_nor_take_more_room(text: str) -> None
     assert said.startswith("<answer>") and said.endswith("</answer>")
 
 
+def test_a_long_result_is_not_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    policy = with_added_tokens()
+    policy.tokenizer.model_max_length = 10
+    logger = logging.getLogger("transformers")
+    logger.addHandler(caplog.handler)
+    try:
+        Injector(policy, max_tokens=24).encode(Reply(text="word " * 100))
+    finally:
+        logger.removeHandler(caplog.handler)
+    assert "maximum sequence length" not in caplog.text
+
+
 def test_added_words_and_spaces_in_a_result_stay_as_they_are() -> None:
     policy = with_added_tokens()
     tokens = Injector(policy, max_tokens=24).encode(Reply(text=f"[quokka{' ' * 8}x]", frame=(1, 1)))
@@ -369,6 +382,28 @@ def test_several_processes_keep_replies_in_one_folder(tmp_path: Path) -> None:
     assert silent.asked == []
     ReplyJournal(folder).files.forget(3)
     assert not folder.exists()
+
+
+class Garrulous(Talker):
+    """Replies with megabytes."""
+
+    def reply(self, state: list[str], text: str) -> Reply:
+        return Reply(text=f"[{'word ' * 1_000_000}]", frame=(1, 1))
+
+
+def test_megabytes_are_cut_inside_their_tags_before_they_are_journalled(tmp_path: Path) -> None:
+    def rollout(talker: Talker) -> dict[str, Group]:
+        journal = ReplyJournal(tmp_path)
+        journal.begin(0)
+        return by_prompt(tools(talker, journal=journal).generate(asked(2), SAMPLING))
+
+    groups = rollout(Garrulous())
+    found = [c for group in groups.values() for c in group.completions]
+    calls = sum(c.values["calls"] for c in found)
+    replies = [c.text[first:last] for c in found for first, last in c.injected]
+    assert calls and replies and all(r[0] == "[" and r[-1] == "]" for r in replies)
+    assert (tmp_path / "replies-000000.jsonl").stat().st_size < 2_000 * calls
+    assert written(rollout(Talker(seed=9))) == written(groups)
 
 
 class Remembering(Talker):
@@ -516,11 +551,20 @@ def test_prompts_with_a_slow_environment_start_early_and_never_all_at_once() -> 
     assert written(second) == written(first)
 
 
-def test_an_environment_without_stops_is_refused() -> None:
-    nothing = Talker()
-    nothing.stops = ()
-    with pytest.raises(UsageError, match="environment.name = 'test'"):
-        tools(nothing)
+@pytest.mark.parametrize(
+    ("stops", "says"),
+    [
+        ((), "defines no stop strings"),
+        (("",), "defines no stop strings"),
+        ("</call>", "stops = '</call>': must be a tuple of strings"),
+        ((3,), "must be a tuple of strings"),
+    ],
+)
+def test_an_environment_without_stops_is_refused(stops: Any, says: str) -> None:
+    wrong = Talker()
+    wrong.stops = stops
+    with pytest.raises(UsageError, match=f"environment.name = 'test': .*{says}"):
+        tools(wrong)
 
 
 def test_the_protocol_is_kept() -> None:

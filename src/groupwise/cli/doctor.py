@@ -29,13 +29,14 @@ from groupwise.config.connect import (
 )
 from groupwise.config.data import load_eval, load_train, rendered
 from groupwise.config.memory import MemoryPlan, memory_plan, memory_savings
+from groupwise.environments import END_OF_TURN
 from groupwise.errors import GroupwiseError, first_line
 from groupwise.kernels import active
 from groupwise.models import Policy
 from groupwise.prompts.contamination import shared_prompts
 from groupwise.prompts.templates import check_round_trip
 from groupwise.rewards import dropped_tags
-from groupwise.rollouts.tools.turns import turn_frame
+from groupwise.rollouts.tools.turns import turn_end, turn_frame
 from groupwise.settings import SecondLearnerSettings
 from groupwise.testing import GARBAGE, JudgesGroups, check_reward
 from groupwise.training.monitor.progress import NoProgress
@@ -290,12 +291,19 @@ class Preflight:
         """Check the environment, and whether the chat template supports its replies as turns."""
         settings = self.config.environment
         assert settings is not None
-        stops = ", ".join(map(repr, make_environment(settings).stops))
+        stops = make_environment(settings).stops
+        turns = END_OF_TURN in stops
+        said = ", ".join("the end of a turn" if s == END_OF_TURN else repr(s) for s in stops)
+        if settings.layout == "inline" and turns:
+            raise CheckFailed(
+                f"{settings.name} replies to turns that the model ends",
+                "set environment.layout = 'turns'",
+            )
         if settings.layout == "inline":
-            return f"{settings.name} replies after {stops}"
-        before, after = turn_frame(self.policy.tokenizer)
+            return f"{settings.name} replies after {said}"
+        before, after = turn_end(self.policy)[1] if turns else turn_frame(self.policy.tokenizer)
         return (
-            f"{settings.name} replies after {stops}, between {before!r} and {after!r}; the chat "
+            f"{settings.name} replies after {said}, between {before!r} and {after!r}; the chat "
             "template keeps earlier turns unchanged"
         )
 

@@ -13,7 +13,7 @@ from groupwise.algorithms import BoundAlgorithm
 from groupwise.algorithms.binding import SecondLearner
 from groupwise.config import Config
 from groupwise.config.preferences import compares_with_reference
-from groupwise.environments import ENVIRONMENTS, Environment
+from groupwise.environments import Environment, build_environment
 from groupwise.errors import UsageError, warn
 from groupwise.kernels import keep_freed_memory, select
 from groupwise.models import (
@@ -227,7 +227,7 @@ def configured_engine(config: Config, policy: Policy) -> Engine:
 def make_environment(settings: EnvironmentSettings) -> Environment:
     """The environment of a configuration."""
     chosen = FunctionSpec(name=settings.name, settings=settings.settings)
-    return ENVIRONMENTS.bind(chosen, where="environment")({})
+    return build_environment(chosen, where="environment")
 
 
 def load_configured(config: Config) -> Policy:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from groupwise.config import Config
-from groupwise.environments import ENVIRONMENTS, Showing, by_column, check_column
+from groupwise.environments import Showing, build_environment, by_column, check_column
 from groupwise.errors import UsageError, warn
 from groupwise.models import Policy
 from groupwise.prompts.contamination import question
@@ -194,8 +194,7 @@ def _schemas(table: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
     name = settings.pop("name")
     if name in BUILT_IN:
         return ()
-    environment = ENVIRONMENTS.bind(FunctionSpec(name=name, settings=settings), where="environment")
-    made = environment({})
+    made = build_environment(FunctionSpec(name=name, settings=settings), where="environment")
     return made.schemas if isinstance(made, Showing) else ()
 
 

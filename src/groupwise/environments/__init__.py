@@ -8,6 +8,7 @@ settings.
 
 from groupwise.environments import calculator, python, search
 from groupwise.environments.base import (
+    END_OF_TURN,
     ENVIRONMENTS,
     SEARCH_TAGS,
     Choosing,
@@ -22,11 +23,14 @@ from groupwise.environments.base import (
 )
 from groupwise.environments.by_column import by_column, check_column
 from groupwise.environments.functions import FunctionEnvironment
+from groupwise.environments.isolated import Ending, build_environment, in_process
 
 __all__ = [
+    "END_OF_TURN",
     "ENVIRONMENTS",
     "SEARCH_TAGS",
     "Choosing",
+    "Ending",
     "Environment",
     "FunctionEnvironment",
     "Reply",
@@ -35,9 +39,11 @@ __all__ = [
     "TagEnvironment",
     "TagState",
     "Tags",
+    "build_environment",
     "by_column",
     "calculator",
     "check_column",
+    "in_process",
     "python",
     "resume",
     "search",

@@ -11,6 +11,8 @@ from groupwise.registry import Registry
 from groupwise.types import Prompt, Status, Stream
 
 ENVIRONMENTS = Registry("environment", ())
+END_OF_TURN = "\N{SYMBOL FOR END OF TRANSMISSION}"
+"""Stands for the model's end of a turn among `Environment.stops`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +44,8 @@ class Environment(Protocol):
 
     @property
     def stops(self) -> tuple[str, ...]:
-        """Stop strings after which the environment replies."""
+        """Stop strings after which the environment replies. With `END_OF_TURN` among them, it also
+        replies to turns that the model ends, which needs `environment.layout = "turns"`."""
         ...
 
     def begin(self, prompt: Prompt, *, stream: Stream) -> Any:
@@ -50,7 +53,8 @@ class Environment(Protocol):
         ...
 
     def reply(self, state: Any, text: str) -> Reply:
-        """The answer to `text`, which the model wrote since the last reply.
+        """The answer to `text`, which the model wrote since the last reply, without the end token
+        of a turn.
 
         Called in threads, at most one at a time for each state; an exception is a failed tool.
         """
@@ -97,6 +101,10 @@ class Choosing(Protocol):
 
     def choice(self, prompt: Prompt) -> str:
         """The name of the environment that replies to the completions of a prompt."""
+        ...
+
+    def stops_of(self, prompt: Prompt) -> tuple[str, ...]:
+        """The stop strings of that environment."""
         ...
 
 

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from groupwise.environments.base import ENVIRONMENTS, Environment, Reply, resume
+from groupwise.environments.isolated import Ending, build_environment
 from groupwise.errors import UsageError, suggest
 from groupwise.registry import FunctionSpec
 from groupwise.types import Prompt, Stream
@@ -44,7 +45,7 @@ def by_column(*, environments: dict[str, Any], column: str = "environment") -> B
             raise UsageError(
                 f"{where}.name = {name!r}: no such environment; {suggest(str(name), ENVIRONMENTS)}"
             )
-        made[label] = ENVIRONMENTS.bind(FunctionSpec(name=name, settings=settings), where=where)({})
+        made[label] = build_environment(FunctionSpec(name=name, settings=settings), where=where)
     return ByColumn(made, column=column)
 
 
@@ -69,6 +70,10 @@ class ByColumn:
         """The name in the prompt's column."""
         return str(prompt.columns.get(self.column))
 
+    def stops_of(self, prompt: Prompt) -> tuple[str, ...]:
+        """The stop strings of the prompt's environment."""
+        return self.environments[self.choice(prompt)].stops
+
     def begin(self, prompt: Prompt, *, stream: Stream) -> tuple[Environment, Any]:
         """The environment of the prompt, and its state."""
         check_column([prompt], environments=self.environments, column=self.column)
@@ -84,6 +89,12 @@ class ByColumn:
         """Have the prompt's environment resume."""
         environment, inner = state
         resume(environment, inner, texts)
+
+    def end(self, state: tuple[Environment, Any]) -> None:
+        """Free what the prompt's environment holds."""
+        environment, inner = state
+        if isinstance(environment, Ending):
+            environment.end(inner)
 
 
 def check_column(

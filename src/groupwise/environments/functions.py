@@ -69,6 +69,8 @@ class FunctionEnvironment(TagEnvironment):
         '<tool_response>42</tool_response>'
     """
 
+    has_processes = True
+
     def __init__(
         self,
         functions: Sequence[Callable[..., Any]],

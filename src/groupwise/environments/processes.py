@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import json
-import os
 import pickle
-import signal
-import socket
-import threading
-import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, NamedTuple
 
+from groupwise.environments.workers import WorkerDied, Workers
 from groupwise.errors import RewardError
-from groupwise.rewards.scoring.fork_server import ForkServer
-from groupwise.rewards.scoring.worker import receive, send
 from groupwise.types import Status
 
 Functions = Mapping[str, Callable[..., Any]]
@@ -106,9 +99,7 @@ class FunctionProcesses:
 
     def __init__(self, functions: Functions, *, seconds: float) -> None:
         self.functions, self.seconds = functions, seconds
-        self._lock = threading.Lock()
-        self._server: ForkServer | None = None
-        self._idle: list[tuple[int, socket.socket]] = []
+        self.workers = Workers(pickle.dumps(FunctionJob(functions=dict(functions))), runs="tool")
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> Called:
         """Call a function.
@@ -116,66 +107,19 @@ class FunctionProcesses:
         Raises:
             CallFailed: it raised, took too long, or its process died.
         """
-        worker, connection = self._worker()
+        message = json.dumps([name, arguments]).encode()
         try:
-            connection.settimeout(self.seconds)
-            send(connection, json.dumps([name, arguments]).encode())
-            answer = receive(connection)
+            worker = self.workers.take()
+            answer = self.workers.ask(worker, message, seconds=self.seconds)
+        except RewardError as error:
+            raise CallFailed(str(error)) from None
         except TimeoutError:
-            self._end(worker, connection)
             said = f"{name}: no result within {self.seconds:g} s"
             raise CallFailed(said, late=True) from None
-        except OSError:
-            answer = None
-        if answer is None:
-            how = self._end(worker, connection)
-            raise CallFailed(f"{name}: its process died ({how})")
-        with self._lock:
-            self._idle.append((worker, connection))
+        except WorkerDied as died:
+            raise CallFailed(f"{name}: its process died ({died})") from None
+        self.workers.give_back(worker)
         kind, text, flag = json.loads(answer)
         if kind == "failed":
             raise CallFailed(text, late=flag)
         return Called(text, mistaken=flag)
-
-    def _worker(self) -> tuple[int, socket.socket]:
-        """A free worker and the connection to it."""
-        with self._lock:
-            while self._idle:
-                worker, connection = self._idle.pop()
-                if _silent(connection):
-                    return worker, connection
-                connection.close()
-                assert self._server is not None, "it forked the worker"
-                self._server.end(worker)
-            try:
-                if self._server is None:
-                    job = pickle.dumps(FunctionJob(functions=dict(self.functions)))
-                    setup = {"job": job, "modules": (), "memory": None}
-                    self._server = ForkServer(setup, runs="tool")
-                    weakref.finalize(self, self._server.close)
-                return self._server.fork()
-            except RewardError as error:
-                raise CallFailed(str(error)) from None
-
-    def _end(self, worker: int, connection: socket.socket) -> str:
-        """Kill a worker; how it died."""
-        connection.close()
-        with self._lock:
-            assert self._server is not None, "it forked the worker"
-            status = self._server.end(worker)
-        if os.WIFSIGNALED(status):
-            with contextlib.suppress(ValueError):
-                return signal.Signals(os.WTERMSIG(status)).name
-        return f"exit code {os.waitstatus_to_exitcode(status)}"
-
-
-def _silent(connection: socket.socket) -> bool:
-    """Whether a worker waits for a call: it has not died and sends nothing unasked."""
-    connection.setblocking(False)
-    try:
-        connection.recv(1, socket.MSG_PEEK)
-    except BlockingIOError:
-        return True
-    except OSError:
-        pass
-    return False

@@ -76,6 +76,8 @@ class PythonEnvironment(TagEnvironment):
         UsageError: there is no sandbox on this machine.
     """
 
+    has_processes = True
+
     def __init__(
         self, *, tags: Tags, limits: Limits, max_result_chars: int = 2000, max_calls: int = 8
     ) -> None:

@@ -128,7 +128,12 @@ def measure(
     """
     if not prompts:
         raise UsageError("evaluation.prompts = 0: must be at least 1.")
-    greedy_sampling = Sampling(max_tokens=sampling.max_tokens, temperature=0.0, stop=sampling.stop)
+    greedy_sampling = Sampling(
+        max_tokens=sampling.max_tokens,
+        max_turn_tokens=sampling.max_turn_tokens,
+        temperature=0.0,
+        stop=sampling.stop,
+    )
     ask = (engine, scorer, prompts, tokens)
     greedy_groups, greedy = generate_and_score(*ask, greedy_sampling, group=1, seed=seed)
     drawn = [generate_and_score(*ask, sampling, group=samples, seed=seed + n) for n in range(seeds)]

@@ -75,6 +75,15 @@ def places(request: Request, policy: Policy, sampling: Sampling, *, injected: in
     return min(own + injected, policy.context - len(request.tokens))
 
 
+def within_turn(most: int, sampling: Sampling, *, since: int) -> int:
+    """Tokens that a completion may have before its next reply, out of `most` altogether.
+
+    Args:
+        since: where its turn began.
+    """
+    return min(most, since + sampling.max_turn_tokens) if sampling.max_turn_tokens else most
+
+
 def slots_for(*, max_rows: int, group: int, prompts: int) -> int:
     """Prompts to hold at the same time: twice those that full groups need, because prompts whose
     last completions are long keep few rows, and others may enter. A group of one has no last

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate, groupby
 
 from groupwise.models import Policy
-from groupwise.rollouts.limits import budget
+from groupwise.rollouts.limits import budget, within_turn
 from groupwise.rollouts.text import decode_all
 from groupwise.types import Completion, Finish, Request, Sampling
 
@@ -20,7 +20,7 @@ class Row:
 
     Attributes:
         begun: what was there before; without tokens where nothing was.
-        places: maximum number of tokens, begun and injected ones included.
+        places: maximum number of tokens before its next reply, begun and injected ones included.
         since: the first token of which a stop string may consist.
         ended: how it had finished before anything was added to it, else None.
         given: begun or injected tokens that have yet to pass through the model.
@@ -75,8 +75,9 @@ def rows_of(request: Request, policy: Policy, sampling: Sampling, *, version: in
     """The rows of a request, in the order of the samples wanted."""
     rows = []
     for begun in request.begun or (EMPTY,) * len(request.wanted):
-        places = budget(request, policy, sampling, begun)
         since = max((n + 1 for n, own in enumerate(begun.mask) if not own), default=0)
+        most = budget(request, policy, sampling, begun)
+        places = within_turn(most, sampling, since=since)
         ended = _ended(begun, policy, sampling, places=places, since=since)
         given = [int(token) for token in begun.tokens]
         row = Row(begun=begun, places=places, since=since, ended=ended, given=given)

@@ -160,6 +160,9 @@ class Sampling(Section):
 
     max_tokens: Count = 256
     """Maximum length of a completion in tokens."""
+    max_turn_tokens: Whole = 0
+    """Maximum tokens of a completion before its first call of a tool, between two calls and after
+    the last one; a longer turn ends the completion. 0 sets no limit."""
     temperature: NonNegative = 1.0
     """Sampling temperature, applied in sampler and learner; 0 is greedy. Training needs a positive
     value."""

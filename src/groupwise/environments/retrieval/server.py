@@ -142,9 +142,12 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         if self.path.rstrip("/") != "/retrieve":
-            self._send(404, {"error": "only /retrieve is served"})
+            self._send(404, {"error": "only POST /retrieve is served"})
             return
         self._reply(self._question)
+
+    def do_GET(self) -> None:
+        self._send(404, {"error": "only POST /retrieve is served"})
 
     def _question(self) -> Any:
         size = self.headers.get("Content-Length", "")

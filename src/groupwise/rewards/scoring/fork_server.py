@@ -27,10 +27,18 @@ class ForkServer:
             ("modules"), and their limit of memory in MiB or None ("memory").
         threads: of numerical libraries in a worker.
         runs: what its workers run, for messages.
+        start_seconds: time in which the job must be loaded.
     """
 
-    def __init__(self, setup: Mapping[str, Any], *, threads: int = 1, runs: str = "reward") -> None:
-        self._threads, self._runs = threads, runs
+    def __init__(
+        self,
+        setup: Mapping[str, Any],
+        *,
+        threads: int = 1,
+        runs: str = "reward",
+        start_seconds: float = START_SECONDS,
+    ) -> None:
+        self._threads, self._runs, self._start_seconds = threads, runs, start_seconds
         self._setup = pickle.dumps({"path": sys.path, **setup})
         self._start()
 
@@ -56,7 +64,7 @@ class ForkServer:
             raise RewardError(f"no {self._runs} worker could be started: {error}") from None
         finally:
             theirs.close()
-        self.control.settimeout(START_SECONDS)
+        self.control.settimeout(self._start_seconds)
         try:
             self.control.sendall(HEADER.pack(len(self._setup)) + self._setup)
             length = HEADER.unpack(self._exactly(HEADER.size))[0]

@@ -32,7 +32,7 @@ from groupwise.models import (
 )
 from groupwise.rollouts.engines.attention import Decode, Prefill
 from groupwise.rollouts.engines.live import Answer, Entry, Live, Parked, Parking, Slot, Turns
-from groupwise.rollouts.limits import RequestQueue, places
+from groupwise.rollouts.limits import RequestQueue, places, within_turn
 from groupwise.rollouts.rows import Row, completions_of, rows_of
 from groupwise.rollouts.sampling import draw, kept_ids
 from groupwise.rollouts.streams import uniforms
@@ -412,7 +412,8 @@ class _Rollout:
         self.tokens[place, first:length] = torch.tensor(answer.tokens, device=self.device)
         self.logp[place, first:length] = 0
         row.inject(first, length)
-        row.places = places(slot.request, self.policy, self.sampling, injected=row.injected)
+        most = places(slot.request, self.policy, self.sampling, injected=row.injected)
+        row.places = within_turn(most, self.sampling, since=length)
         if answer.over or length >= row.places:
             self.length[place], self.stopped[place], self.left = length, False, True
             return []

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from groupwise.environments import Environment, Reply, resume
+from groupwise.environments import END_OF_TURN, Choosing, Ending, Environment, Reply, resume
 from groupwise.errors import UsageError
 from groupwise.models import Policy
 from groupwise.rollouts.engines.live import Answer, Conversing
@@ -25,7 +25,7 @@ from groupwise.rollouts.text import decode_all
 from groupwise.rollouts.tools.calls import Calls, ToolCalls
 from groupwise.rollouts.tools.injection import Injector, extended
 from groupwise.rollouts.tools.journal import Asked, ReplyJournal
-from groupwise.rollouts.tools.turns import turn_frame
+from groupwise.rollouts.tools.turns import turn_end, turn_frame
 from groupwise.rollouts.tools.waits import Waits
 from groupwise.settings import EnvironmentSettings
 from groupwise.types import (
@@ -35,6 +35,7 @@ from groupwise.types import (
     Group,
     Limits,
     Metrics,
+    Prompt,
     Request,
     Requests,
     Sampling,
@@ -74,18 +75,46 @@ class ToolEngine:
         calls: Calls | None = None,
         ended: Callable[[Request, int, Any], None] | None = None,
     ) -> None:
-        if not environment.stops or not all(environment.stops):
+        stops = environment.stops
+        if not stops or not all(stops):
             raise UsageError(
                 f"environment.name = {settings.name!r}: defines no stop strings (stops)."
+            )
+        if isinstance(stops, str) or not all(isinstance(stop, str) for stop in stops):
+            raise UsageError(
+                f"environment.name = {settings.name!r}: stops = {stops!r}: must be a tuple of "
+                "strings."
             )
         self.engine, self.environment, self.policy = engine, environment, policy
         self.settings, self.max_rows, self.journal = settings, max_rows, journal
         around = turn_frame(policy.tokenizer) if settings.layout == "turns" else ("", "")
         self.injector = Injector(policy, max_tokens=settings.max_result_tokens, around=around)
+        self.stops = tuple(stop for stop in stops if stop != END_OF_TURN)
+        self.turn_end, self.turn_injector = self._turns()
         threads = ToolCalls(workers=settings.workers, timeout_s=settings.timeout_s)
         self.calls: Calls = threads if calls is None else calls
         self.ended = ended
         self.waits = Waits(environment)
+
+    def _turns(self) -> tuple[int | None, Injector]:
+        """The token that ends a turn to which the environment replies, and what encodes replies to
+        such turns."""
+        if END_OF_TURN not in self.environment.stops:
+            return None, self.injector
+        if self.settings.layout != "turns":
+            raise UsageError(
+                f"environment.layout = {self.settings.layout!r}: {self.settings.name} replies to "
+                "turns that the model ends; set environment.layout = 'turns'."
+            )
+        token, around = turn_end(self.policy)
+        most = self.settings.max_result_tokens
+        return token, Injector(self.policy, max_tokens=most, around=around)
+
+    def replies_to_turns(self, prompt: Prompt) -> bool:
+        """Whether the environment of a prompt replies to turns that the model ends."""
+        environment = self.environment
+        chooses = isinstance(environment, Choosing)
+        return END_OF_TURN in (environment.stops_of(prompt) if chooses else environment.stops)
 
     @property
     def exact_continuation(self) -> bool:
@@ -103,13 +132,13 @@ class ToolEngine:
             limits = self._limits(requests, sampling)
             requests = self.waits.ordered(requests)
         rollout = _Rollout(self, requests, sampling)
-        stops = (*sampling.stop, *self.environment.stops)
-        handing_over = sampling.model_copy(update={"stop": stops})
+        handing_over = sampling.model_copy(update={"stop": (*sampling.stop, *self.stops)})
         try:
             for group in rollout.groups(handing_over, limits):
                 yield from rollout.take(group)
         finally:
             self.calls.forget()
+            rollout.give_up()
 
     def _limits(self, requests: list[Request], sampling: Sampling) -> Limits:
         """Limits of requests that are all known, with room for replies, and with slots for
@@ -149,7 +178,9 @@ class _Row:
             the state does not know of.
         length, injected: tokens so far, and those of them that the policy did not write.
         completion: as it will be continued, by an engine in which it cannot wait.
+        ended_turn: the policy ended its turn to ask.
         final: how it has ended, where a reply ended it.
+        over: it has ended, and what its state held is free.
     """
 
     request: Request
@@ -161,7 +192,9 @@ class _Row:
     recalled: list[str] = field(default_factory=list)
     calls: int = 0
     values: dict[str, float] = field(default_factory=lambda: {"calls": 0.0})
+    ended_turn: bool = False
     final: _Ended | None = None
+    over: bool = False
 
 
 @dataclass(kw_only=True)
@@ -240,7 +273,7 @@ class _Rollout:
         call was not answered has ended with it."""
         values = {"calls": 0.0, **begun.values}
         marked = groupby(zip(begun.tokens, begun.mask, strict=True), lambda pair: pair[1])
-        own = [[token for token, _ in run] for mine, run in marked if mine]
+        own = [self._without_end([token for token, _ in run]) for mine, run in marked if mine]
         calls, answered = int(values["calls"]), len(own) - bool(begun.mask and begun.mask[-1])
         return _Row(
             request=request,
@@ -280,13 +313,12 @@ class _Rollout:
             if row.final is not None:
                 finish, failure = row.final
                 completion = replace(completion, finish=finish, failure=failure)
-            elif not self.waits and (said := self._asked(completion)) is not None:
-                row.completion, row.length = completion, len(completion.tokens)
-                self._ask(row, said)
+            elif not self.waits and self._asks(row, completion):
                 continue
             opened.done[sample] = replace(completion, values=dict(row.values))
             if self.tools.ended is not None:
                 self.tools.ended(opened.request, sample, row.state)
+            self._free(row)
         if len(opened.done) == len(opened.rows):
             del self.open[group.stream, group.prompt.id]
             wanted = opened.request.wanted
@@ -298,12 +330,25 @@ class _Rollout:
                 samples=wanted,
             )
 
+    def give_up(self) -> None:
+        """Free what the states of unfinished completions hold."""
+        for opened in self.open.values():
+            for row in opened.rows.values():
+                self._free(row)
+
+    def _free(self, row: _Row) -> None:
+        """Free what the state of a completion holds, which has ended."""
+        row.over = True
+        environment = self.tools.environment
+        if row.state is not None and isinstance(environment, Ending):
+            environment.end(row.state)
+
     def hands_over(self, request: Request, sample: int, tokens: list[int], length: int) -> bool:
-        """Ask the environment if a completion that met a stop string asks."""
-        said = self._said(tokens)
+        """Ask the environment if a completion that has stopped asks."""
+        said = self._said(request, tokens)
         if said is not None:
             row = self.open[request.stream, request.prompt.id].rows[sample]
-            row.length = length
+            row.length, row.ended_turn = length, tokens[-1] == self.tools.turn_end
             self._ask(row, said)
         return said is not None
 
@@ -313,23 +358,32 @@ class _Rollout:
         found, self.answered = self.answered, []
         return found
 
-    def _asked(self, completion: Completion) -> str | None:
-        """What a completion asks with its last tokens."""
+    def _asks(self, row: _Row, completion: Completion) -> bool:
+        """Ask the environment if a completion that cannot wait in its engine asks."""
         if completion.finish != "stop":
-            return None
-        mask = completion.mask
+            return False
+        row.completion, mask = completion, completion.mask
         start = max((place + 1 for place, own in enumerate(mask) if not own), default=0)
-        return self._said(list(completion.tokens[start:]))
+        own = list(completion.tokens[start:])
+        return self.hands_over(row.request, row.sample, own, len(completion.tokens))
 
-    def _said(self, tokens: list[int]) -> str | None:
+    def _said(self, request: Request, tokens: list[int]) -> str | None:
         """What the policy wrote since the last reply, if it ends at a stop string of the
-        environment; else None."""
-        if not tokens or tokens[-1] in self.policy.end_tokens:
+        environment, or with a turn to which the environment replies; else None."""
+        tools = self.tools
+        ended_turn = (
+            bool(tokens) and tokens[-1] == tools.turn_end and tools.replies_to_turns(request.prompt)
+        )
+        if not tokens or (tokens[-1] in self.policy.end_tokens and not ended_turn):
             return None
-        text = decode_all(self.policy.tokenizer, [tokens])[0]
-        ended = any(stop in text for stop in self.sampling.stop)
-        stops = self.tools.environment.stops
-        return text if not ended and any(stop in text for stop in stops) else None
+        text = decode_all(self.policy.tokenizer, [self._without_end(tokens)])[0]
+        if any(stop in text for stop in self.sampling.stop):
+            return None
+        return text if ended_turn or any(stop in text for stop in tools.stops) else None
+
+    def _without_end(self, tokens: list[int]) -> list[int]:
+        """Tokens of the policy without the one that ends its turn."""
+        return tokens[:-1] if tokens and tokens[-1] == self.tools.turn_end else tokens
 
     def _ask(self, row: _Row, text: str) -> None:
         """Ask the environment, or recall what it replied before the run was interrupted."""
@@ -345,6 +399,8 @@ class _Rollout:
             if row.state is None:
                 request = row.request
                 row.state = tools.environment.begin(request.prompt, stream=request.stream)
+                if row.over:  # the rollout was given up in the meantime
+                    self._free(row)
             if row.recalled:
                 earlier, row.recalled = row.recalled, []
                 resume(tools.environment, row.state, earlier)
@@ -357,6 +413,8 @@ class _Rollout:
         for (rollout, asked), reply, seconds, queued in self.tools.calls.collect():
             if rollout is not self:
                 continue
+            if reply.status is Status.OK:
+                reply = self.tools.injector.read(reply)  # no megabytes in the journal
             if self.tools.journal is not None:
                 self.tools.journal.keep(asked, reply, seconds, queued)
             self.tools.waits.note(asked.request.prompt, seconds)
@@ -371,7 +429,8 @@ class _Rollout:
         if reply.status is not Status.OK:
             self._go_on(row, [], _Ended("error", (reply.status, reply.text)))
             return
-        tokens = self.tools.injector.encode(reply)
+        injector = self.tools.turn_injector if row.ended_turn else self.tools.injector
+        tokens = injector.encode(reply)
         length = len(row.request.tokens) + row.length + len(tokens)
         most = self.tools.settings.max_injected_tokens
         if row.injected + len(tokens) > most or length >= self.policy.context:

@@ -45,13 +45,23 @@ class Injector:
         texts = set(decode_all(self.tokenizer, [[token] for token in sorted(self.special)]))
         self._texts = sorted((text for text in texts if len(text) > 1), key=len, reverse=True)
 
+    def read(self, reply: Reply) -> Reply:
+        """A reply with as much of its result as is read of it."""
+        first, last = reply.frame
+        end = len(reply.text) - last
+        if end - first <= CHARACTERS * self.max_tokens:
+            return reply
+        start = reply.text[: first + CHARACTERS * self.max_tokens]
+        return replace(reply, text=start + reply.text[end:])
+
     def encode(self, reply: Reply) -> list[int]:
         """The tokens of a reply; a result that is too long is cut inside its frame."""
+        reply = self.read(reply)
         first, last = reply.frame
         end = len(reply.text) - last
         before = self.around[0] + reply.text[:first]
         after = reply.text[end:] + self.around[1]
-        inside = self._harmless(reply.text[first : min(end, first + CHARACTERS * self.max_tokens)])
+        inside = self._harmless(reply.text[first:end])
         opening, closing = self._encode(before), self._encode(after)
         room = max(0, self.max_tokens - len(closing))
         tokens = self._encode(before + inside + after)
@@ -74,7 +84,9 @@ class Injector:
         return text
 
     def _encode(self, text: str) -> list[int]:
-        return list(self.tokenizer(text, add_special_tokens=False).input_ids) if text else []
+        # Not verbose: a long result is cut below, so nobody needs to hear of its length.
+        found = self.tokenizer(text, add_special_tokens=False, verbose=False) if text else None
+        return [] if found is None else list(found.input_ids)
 
 
 def _control_tokens(policy: Policy) -> frozenset[int]:

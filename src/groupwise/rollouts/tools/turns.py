@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from transformers import PreTrainedTokenizerBase
 
 from groupwise.errors import UsageError
+from groupwise.models import Policy
 from groupwise.prompts.templates import template_text
+from groupwise.rollouts.text import decode_all
 
 QUESTION, CALL, RESULT = "A question.", "A call.", "A result."
-ROLES = ("tool", "user")
+REPLIES_TO_CALLS, REPLIES_TO_TURNS = ("tool", "user"), ("user", "tool")
 """Who replies: the first role that the template knows."""
 
 
-def turn_frame(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:
+def turn_frame(
+    tokenizer: PreTrainedTokenizerBase, roles: Sequence[str] = REPLIES_TO_CALLS
+) -> tuple[str, str]:
     """What a chat template puts between an assistant's turn that calls and the reply, and between
     the reply and the assistant's next turn.
 
@@ -30,7 +36,7 @@ def turn_frame(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:
         )
     asked: list[dict[str, str]] = [{"role": "user", "content": QUESTION}]
     problem = ""
-    for role in ROLES:
+    for role in roles:
         turns = [*asked, {"role": "assistant", "content": CALL}, {"role": role, "content": RESULT}]
         try:
             whole, start = _rendered(tokenizer, turns), _rendered(tokenizer, asked)
@@ -48,6 +54,24 @@ def turn_frame(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:
             return before, after
     raise UsageError(
         f"environment.layout = 'turns': not possible with this chat template: {problem}."
+    )
+
+
+def turn_end(policy: Policy) -> tuple[int, tuple[str, str]]:
+    """The end token with which the chat template ends a turn of the assistant, and what it puts
+    between that token and the reply of a user, and between the reply and the assistant's next turn.
+
+    Raises:
+        UsageError: as `turn_frame`, or the template does not end turns with an end token.
+    """
+    before, after = turn_frame(policy.tokenizer, REPLIES_TO_TURNS)
+    for token in sorted(policy.end_tokens):
+        (text,) = decode_all(policy.tokenizer, [[token]])
+        if text and before.startswith(text):
+            return token, (before.removeprefix(text), after)
+    raise UsageError(
+        "environment.layout = 'turns': the environment replies to turns that the model ends, but "
+        f"the chat template does not end them with an end token: it continues with {before!r}."
     )
 
 
