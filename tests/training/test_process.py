@@ -332,6 +332,14 @@ def test_an_answer_whose_rows_label_it_differently_is_refused() -> None:
         encode_steps(read_steps([ROW, {**ROW, "labels": [True, True]}]), tiny(), given)
 
 
+def test_a_revision_is_passed_on_with_the_data(tmp_path: Path) -> None:
+    (tmp_path / "steps.jsonl").write_text(json.dumps(ROW) + "\n")
+    with pytest.raises(UsageError, match="revision = 'abc': .* only data sets of the hub have"):
+        trained(
+            tmp_path, f"reward_model.data={tmp_path / 'steps.jsonl'}", "reward_model.revision=abc"
+        )
+
+
 def test_settings_of_rankings_are_refused_for_steps(tmp_path: Path) -> None:
     with pytest.raises(
         UsageError, match="reward_model.label_noise = 0.1: applies to rankings only"
