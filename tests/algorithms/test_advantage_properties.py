@@ -6,13 +6,17 @@ tested to break it.
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from groupwise import ADVANTAGES
+from groupwise.algorithms.advantages.statistics import judged
 from groupwise.algorithms.properties import PROPERTIES, breaks, broken
+from groupwise.errors import UsageError
 from groupwise.registry import spec
 
 NAN = float("nan")
@@ -236,3 +240,10 @@ def test_broken_properties_are_known() -> None:
     assert declared <= set(PROPERTIES)
     with pytest.raises(ValueError, match="did you mean zero_without_signal"):
         breaks("zero_without_signals")
+
+
+@pytest.mark.parametrize("rewards", [[[1.0, 0.0]], np.ones((1, 2))], ids=["list", "array"])
+def test_rewards_that_are_no_tensor_are_refused(rewards: Any) -> None:
+    plain = inspect.unwrap(judged)  # The suite's own check of annotations comes before.
+    with pytest.raises(UsageError, match=r"takes tensors; use torch\.tensor\(rewards\)"):
+        plain(rewards, None)

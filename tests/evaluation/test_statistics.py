@@ -466,6 +466,13 @@ def test_the_interval_of_a_share_ends_where_shares_do():
     assert cells["grpo", "held_out", "reward"].high == pytest.approx(0.675, abs=1e-3)
 
 
+def test_losses_and_correlations_below_one_are_no_shares():
+    names = ("loss", "perplexity", "margin", "chosen_logp", "squared_error", "score_target")
+    runs = [{"held_out": {name: cell(0.5) for name in (*names, "pair_accuracy")}}]
+    table = figure_table({"rm": runs})
+    assert [name for name in (*names, "pair_accuracy") if table.percent(name)] == ["pair_accuracy"]
+
+
 def cell(value, *, half=0.05):
     return Estimate(value=value, low=max(0.0, value - half), high=min(1.0, value + half))
 

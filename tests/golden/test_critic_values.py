@@ -3,6 +3,7 @@ projects' functions, executed on equal inputs in float64."""
 
 from __future__ import annotations
 
+import inspect
 import math
 
 import pytest
@@ -121,6 +122,30 @@ def test_truncated_answers_bootstrap_from_the_value_after_the_last_token() -> No
 def test_settings_of_gae_out_of_range_are_refused(settings) -> None:
     with pytest.raises(UsageError, match=f"{next(iter(settings))} = "):
         gae(ONE, VALUES, SOLID, **settings)
+
+
+@pytest.mark.parametrize("dtype", [torch.long, torch.float32])
+def test_masks_of_numbers_as_other_projects_have_them_are_read(dtype: torch.dtype) -> None:
+    wanted = gae(REWARDS, HOLED_VALUES, HOLED, kl=KL, gamma=0.9, lam=0.8)
+    got = gae(REWARDS, HOLED_VALUES, HOLED.to(dtype), kl=KL, gamma=0.9, lam=0.8)
+    assert torch.equal(got, wanted)
+    targets = value_targets(REWARDS, HOLED_VALUES, HOLED.to(dtype), gamma=0.9)
+    assert torch.equal(targets, value_targets(REWARDS, HOLED_VALUES, HOLED, gamma=0.9))
+
+
+@pytest.mark.parametrize(
+    ("rewards", "values", "mask"),
+    [
+        (torch.ones(1, 2), VALUES, SOLID),
+        (ONE, VALUES.expand(1, 2, 3), SOLID.expand(1, 2, 3)),
+        (ONE, VALUES, SOLID[..., :2]),
+        (ONE, VALUES[0], SOLID[0]),
+    ],
+)
+def test_gae_broadcasts_no_reward_to_other_answers(rewards, values, mask) -> None:
+    plain = inspect.unwrap(gae)  # The suite's own check of annotations comes before.
+    with pytest.raises(UsageError, match=r"values \(.*must be \[prompt, group, time\]"):
+        plain(rewards, values, mask)
 
 
 def test_value_losses_are_the_numbers_worked_by_hand() -> None:

@@ -24,6 +24,7 @@ from groupwise.models import (
     unsupported,
 )
 from groupwise.models.scoring import ScorerKind
+from groupwise.training.stages.base_model import small_policy
 from groupwise.types import Batch
 from groupwise.updates import OptimizerSettings, Score, TorchLearner
 from small_runs import tiny
@@ -140,6 +141,31 @@ def test_head_and_trunk_are_trained(adapter: AdapterSettings | None, base: Path)
     assert losses[-1] < 0.5 * losses[0]
     assert not any(torch.equal(weight, before[n]) for n, weight in learner.trained().items())
     assert any("score" in name for name in before)
+
+
+@pytest.mark.parametrize("kind", ["sequence", "token"])
+def test_a_4_bit_base_keeps_a_whole_head_that_learns_and_is_saved(
+    kind: ScorerKind, tmp_path: Path
+) -> None:
+    bitsandbytes = pytest.importorskip("bitsandbytes", reason="needs bitsandbytes (extra quant)")
+    wide = small_policy(hidden=64, layers=1, heads=2, key_value_heads=1, feed_forward=128)
+    save_policy(wide, tmp_path / "wide")
+
+    def learner(folder: str, adapter: AdapterSettings | None = None) -> TorchLearner:
+        policy = load_scorer(tmp_path / folder, kind=kind, adapter=adapter, quantization="nf4")
+        four = [p for p in policy.model.parameters() if isinstance(p, bitsandbytes.nn.Params4bit)]
+        assert len(four) == 7 and policy.model.score.weight.dtype == torch.float32
+        head = Score(policy.model, reads={"before"})
+        return TorchLearner(policy, optimizer=OptimizerSettings(learning_rate=1e-2), head=head)
+
+    first = learner("wide", AdapterSettings(rank=4))
+    losses = [first.update(make_batch(), SQUARES).loss for _ in range(10)]
+    assert losses[-1] < 0.5 * losses[0]
+    first.save(str(tmp_path / "saved"))
+    found, wanted = (
+        one.evaluate(make_batch(), {"values"})["values"] for one in (learner("saved"), first)
+    )
+    assert torch.equal(found, wanted) and float(wanted.abs().max()) > 0.1
 
 
 @pytest.mark.parametrize("packs", [True, False])

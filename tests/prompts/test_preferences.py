@@ -91,6 +91,13 @@ def test_labelled_answers_to_one_prompt_are_kept_apart_from_pairs() -> None:
         ({"prompt": "p", "completion": "a", "label": "yes"}, "must be true or false"),
         ({"prompt": "p", "chosen": "a", "rejected": "b", "margin": "big"}, "margin = 'big'"),
         ({"question": "p"}, "must have the columns chosen and rejected"),
+        ({"prompt": "p", "completions": ["a", "b"], "ranks": [[1], [2]]}, "ranks: holds [1]"),
+        ({"prompt": "p", "completions": ["a", "b"], "ranks": [True, False]}, "ranks: holds True"),
+        ({"prompt": "p", "completions": ["a", "b"], "scores": [1, 10**400]}, "finite numbers"),
+        ({"prompt": "p", "completion": "a", "score": [1]}, "score = [1]: must be a finite number"),
+        ({"prompt": "p", "chosen": "a", "rejected": "b", "margin": True}, "margin = True"),
+        ({"prompt": [USER], "chosen": [{**BLUE, "content": None}], "rejected": [GREEN]}, "content"),
+        ({"prompt": [{**USER, "content": 4}], "chosen": [BLUE], "rejected": [GREEN]}, "content"),
         (
             {"prompt": "p", "completions": ["a", "b"], "labels": [1, 0]},
             "reward_model.step_separator",
@@ -119,6 +126,24 @@ def test_a_completion_with_both_labels_is_refused_or_counted() -> None:
     found = read_comparisons([wanted, {**wanted, "label": False}, wanted], bad_rows="drop")
     assert found.items[0].labels == (True,)
     assert found.dropped == {"an earlier row gives the same completion the other label": 1}
+
+
+def test_a_completion_with_two_scores_is_refused_or_counted() -> None:
+    rated = {"prompt": "p", "completion": "a", "score": 1}
+    with pytest.raises(UsageError, match="row 2: an earlier row gives the same completion another"):
+        read(rated, {**rated, "score": 3})
+    found = read_comparisons([rated, {**rated, "score": 3}, rated], bad_rows="drop")
+    assert found.items[0].scores == (1,)
+    assert found.dropped == {"an earlier row gives the same completion another score": 1}
+
+
+def test_scores_and_labels_of_later_rows_are_kept() -> None:
+    plain = {"prompt": "p", "completion": "a"}
+    (found,) = read({**plain, "label": False}, {**plain, "score": 2})
+    assert found.labels == (False,) and found.scores == (2,)
+    pair = {"prompt": "p", "chosen": "a", "rejected": "b"}
+    (found,) = read(pair, {**pair, "score_chosen": 5, "score_rejected": 1})
+    assert found.scores == (5, 1)
 
 
 def test_an_answer_may_be_chosen_in_one_pair_and_rejected_in_another() -> None:

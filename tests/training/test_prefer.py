@@ -216,3 +216,11 @@ def test_what_cannot_work_is_refused(
 def test_labels_are_no_pairs(model: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="Use 'kto'"):
         run(model, tmp_path / "out", written(tmp_path, LABELS))
+
+
+def test_an_answer_that_is_chosen_and_rejected_has_no_label(model: Path, tmp_path: Path) -> None:
+    both = [{**PAIRS[0], "chosen": " six", "rejected": PAIRS[0]["chosen"]}, *PAIRS]
+    data = written(tmp_path, both)
+    with pytest.raises(UsageError, match="is chosen in one row and rejected in another. Use 'logi"):
+        run(model, tmp_path / "out", data, "preference.loss={name='kto'}", "steps=1")
+    run(model, tmp_path / "pairs", data, "steps=1")

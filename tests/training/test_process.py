@@ -239,6 +239,10 @@ def test_a_function_scores_steps_and_what_it_cannot_judge_has_no_reward(tmp_path
 
     with pytest.raises(RewardError, match="returned 2 rewards for 1 steps"):
         StepScorer(tokenizer=tokenizer, separator="+", function=wrong)(scored)
+    for given in (0.5, ["good"]):
+        scorer = StepScorer(tokenizer=tokenizer, separator="+", function=lambda *_, x=given: x)
+        with pytest.raises(RewardError, match="must return a number for each of the 1 steps"):
+            scorer(scored)
 
 
 def test_a_step_leaves_out_what_the_function_cannot_judge(tmp_path: Path) -> None:
@@ -318,6 +322,22 @@ def test_a_step_that_holds_the_separator_is_refused() -> None:
     rows = read_steps([{**ROW, "completions": ["1; 2", "3"]}])
     with pytest.raises(UsageError, match="has 2 labels, but the separator makes 3 steps"):
         encode_steps(rows, tiny(), given)
+
+
+def test_an_answer_whose_rows_label_it_differently_is_refused() -> None:
+    given = RewardModelSettings(data="here", step_separator="; ")
+    (found,), _ = encode_steps(read_steps([ROW, ROW]), tiny(), given)
+    assert found.labels == ((1, 0),)
+    with pytest.raises(UsageError, match="row 2: gives the answer of an earlier row other labels"):
+        encode_steps(read_steps([ROW, {**ROW, "labels": [True, True]}]), tiny(), given)
+
+
+def test_a_revision_is_passed_on_with_the_data(tmp_path: Path) -> None:
+    (tmp_path / "steps.jsonl").write_text(json.dumps(ROW) + "\n")
+    with pytest.raises(UsageError, match="revision = 'abc': .* only data sets of the hub have"):
+        trained(
+            tmp_path, f"reward_model.data={tmp_path / 'steps.jsonl'}", "reward_model.revision=abc"
+        )
 
 
 def test_settings_of_rankings_are_refused_for_steps(tmp_path: Path) -> None:

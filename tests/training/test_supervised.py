@@ -189,6 +189,9 @@ def test_microbatches_keep_the_weight_of_every_token() -> None:
         ({"prompt": "a", "completion": ""}, "completion: must be non-empty text"),
         ({"completion": "a"}, "prompt: is missing"),
         ({"question": "a"}, "must have the column messages"),
+        ({"messages": [TALK[1], {**TALK[2], "content": None}]}, "must be messages with role and"),
+        ({"prompt": TALK[:2], "completion": TALK[1:2]}, "completion: needs a turn of the assis"),
+        ({"prompt": "a", "completion": TALK[2:]}, "completion: after a prompt of text, must be"),
     ],
 )
 def test_rows_that_cannot_be_used_are_refused(tmp_path: Path, row: Any, message: str) -> None:

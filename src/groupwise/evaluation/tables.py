@@ -110,8 +110,16 @@ def _reward_is_accuracy(figures: Mapping[str, Estimate]) -> bool:
     return isclose(reward.value, accuracy.value, abs_tol=1e-9)
 
 
+NO_SHARES = (
+    *("reward", "length", "calls", "kappa"),
+    *("loss", "perplexity", "margin", "chosen_", "rejected_"),
+    *("score_length", "better_length", "score_target", "squared_error"),
+)
+"""How the names of figures begin that may lie between 0 and 1 without being shares."""
+
+
 def is_share(figure: str, values: Sequence[float]) -> bool:
-    """Whether a figure is a share: in [0, 1], and not a reward or a length that happens to be.
+    """Whether a figure is a share: in [0, 1], and not a reward or a loss that happens to be.
 
     Example:
         >>> is_share("greedy", [0.5, 1.0]), is_share("reward", [0.5]), is_share("greedy", [2.0])
@@ -119,8 +127,7 @@ def is_share(figure: str, values: Sequence[float]) -> bool:
 
     Source: none; rewards have no unit, and a reward of .9 is not 90 % of anything.
     """
-    unbounded = ("reward", "length", "calls", "kappa")
-    return not figure.startswith(unbounded) and all(0 <= v <= 1 for v in values)
+    return not figure.startswith(NO_SHARES) and all(0 <= v <= 1 for v in values)
 
 
 def title_of(key: str) -> str:

@@ -13,6 +13,7 @@ import hashlib
 import json
 import math
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -54,8 +55,8 @@ class Comparison:
         prompt: the prompt.
         answers: the answers, all different.
         rankings: orders of them; a pair is a ranking of two.
-        labels: whether each is wanted; None if not given.
-        scores: a number for each; NaN where there is none.
+        labels: whether each is wanted, as the first row says that labels it; None if not given.
+        scores: a number for each, from the first row that gives one; NaN where there is none.
         source: where it comes from, as the column `source` says.
     """
 
@@ -163,7 +164,7 @@ def _pair(row: Row) -> Comparison:
         prompt = _prompt(row["prompt"], row)
         chosen, rejected = (_without(prompt, a) for a in (chosen, rejected))
     margin = row.get("margin")
-    if margin is not None and not (isinstance(margin, int | float) and math.isfinite(margin)):
+    if margin is not None and not _is_finite(margin):
         raise UsageError(f"margin = {margin!r}: must be a finite number.")
     return Comparison(
         prompt=prompt,
@@ -219,7 +220,7 @@ def _ranking(row: Row) -> Comparison:
             f"not {count}."
         )
     for number in numbers:
-        if isinstance(number, str) or number is None or not math.isfinite(number):
+        if not _is_finite(number):
             raise UsageError(f"{name}: holds {number!r}; must be finite numbers.")
     if len(set(numbers)) == 1:
         raise _SaysNothing(f"all {name} are equal")
@@ -247,8 +248,14 @@ def _joined(known: Comparison, more: Comparison) -> Comparison:
             answers.append(answer)
             labels.append(more.labels[place])
             scores.append(more.scores[place])
-        elif not more.rankings and {labels[at], more.labels[place]} == {True, False}:
-            raise _SaysNothing("an earlier row gives the same completion the other label")
+        else:
+            label, score = more.labels[place], more.scores[place]
+            if not more.rankings and {labels[at], label} == {True, False}:
+                raise _SaysNothing("an earlier row gives the same completion the other label")
+            if not more.rankings and abs(score - scores[at]) > 0:
+                raise _SaysNothing("an earlier row gives the same completion another score")
+            labels[at] = label if labels[at] is None else labels[at]
+            scores[at] = score if math.isnan(scores[at]) else scores[at]
     rankings = [
         replace(ranking, answers=tuple(moved[a] for a in ranking.answers))
         for ranking in more.rankings
@@ -287,12 +294,22 @@ def messages_of(value: Any, name: str) -> tuple[Mapping[str, str], ...]:
     Raises:
         UsageError: it holds something else.
     """
-    whole = isinstance(value, list | tuple) and value
-    if not whole or not all(
-        isinstance(m, Mapping) and isinstance(m.get("role"), str) and "content" in m for m in value
-    ):
+    if not are_messages(value):
         raise UsageError(f"{name}: must be a text or messages with role and content.")
     return tuple(dict(message) for message in value)
+
+
+def are_messages(value: Any) -> bool:
+    """Whether a column holds messages, each with a role and a text, parts of one, or calls of
+    tools."""
+    return isinstance(value, list | tuple) and bool(value) and all(map(_is_message, value))
+
+
+def _is_message(value: Any) -> bool:
+    if not isinstance(value, Mapping) or not isinstance(value.get("role"), str):
+        return False
+    content = value.get("content")
+    return isinstance(content, str | list) or (content is None and bool(value.get("tool_calls")))
 
 
 def _shared(first: Any, second: Any) -> Any:
@@ -348,9 +365,14 @@ def _number(row: Row, name: str) -> float:
     value = row.get(name)
     if value is None:
         return math.nan
-    if isinstance(value, str | bool) or not math.isfinite(value):
+    if not _is_finite(value):
         raise UsageError(f"{name} = {value!r}: must be a finite number.")
     return float(value)
+
+
+def _is_finite(value: Any) -> bool:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and abs(value) <= sys.float_info.max
 
 
 def _source(row: Row) -> str | None:

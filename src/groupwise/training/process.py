@@ -57,7 +57,8 @@ class StepScorer:
         A completion whose steps cannot be judged then has the status "error" or "unjudgeable".
 
         Raises:
-            RewardError: the function returned another number of rewards than there are steps.
+            RewardError: the function returned no numbers, or another number of them than there are
+                steps.
         """
         batch = sequences(scored, excluded=True)
         found = torch.full(batch.mask.shape, math.nan)
@@ -100,7 +101,13 @@ class StepScorer:
             return Unjudged(status=Status.ERROR, error=text)
         if given is None:
             return Unjudged(status=Status.UNJUDGEABLE)
-        values = [float(value) for value in given]
+        try:
+            values = [float(value) for value in given]
+        except (TypeError, ValueError):
+            raise RewardError(
+                f"process.function: returned {given!r}; it must return a number for each of the "
+                f"{len(ends)} steps, or None."
+            ) from None
         if len(values) != len(ends):
             raise RewardError(
                 f"process.function: returned {len(values)} rewards for {len(ends)} steps."

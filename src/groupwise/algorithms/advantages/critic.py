@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Num
 from torch import Tensor
 
 from groupwise.algorithms.advantages.base import ADVANTAGES
@@ -21,7 +21,7 @@ Injected = Literal["carry", "zero"]
 def gae(
     rewards: Float[Tensor, "prompt group"],
     values: Float[Tensor, "prompt group time"],
-    mask: Bool[Tensor, "prompt group time"],
+    mask: Bool[Tensor, "prompt group time"] | Num[Tensor, "prompt group time"],
     valid: Bool[Tensor, "prompt group"] | None = None,
     kl: Float[Tensor, "prompt group time"] | None = None,
     bootstrap: Float[Tensor, "prompt group"] | None = None,
@@ -43,7 +43,7 @@ def gae(
     Args:
         rewards: [prompt, group], earned at the last token that the policy wrote.
         values: V_t, predicted before the token is written.
-        mask: True where the policy wrote the token.
+        mask: True, or not 0, where the policy wrote the token.
         valid: judged; None: every reward that is not NaN.
         kl: penalty of each token, already multiplied by its coefficient; None for none.
         bootstrap: V after the last token, for answers that were truncated; 0 elsewhere. None is 0
@@ -60,7 +60,7 @@ def gae(
         [prompt, group, time]; 0 on tokens outside `mask` and on samples not judged.
 
     Raises:
-        UsageError: gamma or lam outside [0, 1], length_alpha not positive.
+        UsageError: gamma or lam outside [0, 1], length_alpha not positive, or shapes that differ.
 
     Example:
         >>> values = torch.tensor([[[0.2, 0.5, 0.7]]])
@@ -76,7 +76,8 @@ def gae(
     _require_share("gamma", gamma)
     _require_share("lam", lam)
     r, v = judged(rewards, valid)
-    counted = mask & v[..., None]
+    _require_shapes(r, values, mask)
+    counted = mask.bool() & v[..., None]
     decay = _lambda(counted, lam=lam, length_alpha=length_alpha).to(r.dtype)
     step = _token_rewards(r, counted, kl)
     value = torch.where(counted, values, 0).to(r.dtype)
@@ -96,7 +97,7 @@ def gae(
 def value_targets(
     rewards: Float[Tensor, "prompt group"],
     values: Float[Tensor, "prompt group time"],
-    mask: Bool[Tensor, "prompt group time"],
+    mask: Bool[Tensor, "prompt group time"] | Num[Tensor, "prompt group time"],
     valid: Bool[Tensor, "prompt group"] | None = None,
     kl: Float[Tensor, "prompt group time"] | None = None,
     bootstrap: Float[Tensor, "prompt group"] | None = None,
@@ -130,7 +131,7 @@ def value_targets(
         rewards, values, mask, valid, kl, bootstrap, gamma=gamma, lam=lam, injected=injected
     )
     known = judged(rewards, valid)[1]
-    return advantages + torch.where(mask & known[..., None], values, 0).to(advantages.dtype)
+    return advantages + torch.where(mask.bool() & known[..., None], values, 0).to(advantages.dtype)
 
 
 def _token_rewards(
@@ -160,6 +161,15 @@ def _lambda(
         return torch.full_like(length, lam)
     require_positive("length_alpha", length_alpha)
     return (1 - 1 / (length_alpha * length.clamp(min=1))).clamp(min=0)
+
+
+def _require_shapes(rewards: Tensor, values: Tensor, mask: Tensor) -> None:
+    """Shapes that differ could be broadcast, to the advantages of other completions."""
+    if values.shape != mask.shape or values.ndim != 3 or values.shape[:2] != rewards.shape:
+        raise UsageError(
+            f"values {tuple(values.shape)}, mask {tuple(mask.shape)}: both must be [prompt, group, "
+            f"time], with prompt and group as in rewards {tuple(rewards.shape)}."
+        )
 
 
 def _require_share(name: str, value: float) -> None:

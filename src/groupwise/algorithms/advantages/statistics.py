@@ -33,8 +33,13 @@ def judged(
         name: of the caller, for the message.
 
     Raises:
-        UsageError: not two axes of floating-point numbers, or groups smaller than `least`.
+        UsageError: no tensor with two axes of floating-point numbers, or groups smaller than
+            `least`.
     """
+    if not isinstance(rewards, Tensor):
+        raise UsageError(
+            f"rewards = {type(rewards).__name__}: {name} takes tensors; use torch.tensor(rewards)."
+        )
     if rewards.ndim != 2 or not rewards.is_floating_point():
         raise UsageError(
             f"rewards = {tuple(rewards.shape)} {rewards.dtype}: {name} takes floating-point "

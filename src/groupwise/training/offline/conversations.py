@@ -10,6 +10,7 @@ from typing import Any
 from groupwise.errors import UsageError
 from groupwise.models import Policy
 from groupwise.prompts.examples import Example
+from groupwise.prompts.preferences import are_messages
 from groupwise.prompts.rows import Row, read_rows
 from groupwise.prompts.templates import render, template_text
 from groupwise.settings import SftSettings
@@ -67,7 +68,7 @@ def _problem(row: Row) -> str | None:
     """What is wrong with a row, or None."""
     if row.get("messages") is not None:
         turns = row["messages"]
-        if not _are_messages(turns):
+        if not are_messages(turns):
             return "messages: must be messages with role and content."
         roles = [turn["role"] for turn in turns]
         if "assistant" not in roles:
@@ -82,22 +83,19 @@ def _problem(row: Row) -> str | None:
             return "prompt: is missing."
         for name in ("prompt", "completion"):
             text = isinstance(row[name], str) and row[name].strip()
-            if not text and not _are_messages(row[name]):
+            if not text and not are_messages(row[name]):
                 return f"{name}: must be non-empty text, or messages."
-        return None
+        if isinstance(row["completion"], str):
+            return None
+        roles = [turn["role"] for turn in row["completion"]]
+        if isinstance(row["prompt"], str) and roles != ["assistant"]:
+            return "completion: after a prompt of text, must be text or one turn of the assistant."
+        return None if "assistant" in roles else "completion: needs a turn of the assistant."
     if isinstance(row.get("text"), str):
         return None if row["text"].strip() else "text: is empty."
     return (
         "must have the column messages, or prompt and completion, or text; it has "
         f"{', '.join(map(str, row))}."
-    )
-
-
-def _are_messages(value: Any) -> bool:
-    return (
-        isinstance(value, list | tuple)
-        and bool(value)
-        and all(isinstance(m, Mapping) and "role" in m and "content" in m for m in value)
     )
 
 

@@ -17,7 +17,7 @@ from groupwise.config import Config
 from groupwise.config.preferences import preference_function
 from groupwise.errors import UsageError
 from groupwise.evaluation import Estimate, prompt_mean
-from groupwise.prompts.preferences import Comparisons, read_comparisons
+from groupwise.prompts.preferences import Comparison, Comparisons, read_comparisons
 from groupwise.registry import BoundFunction
 from groupwise.settings import PreferenceSettings
 from groupwise.training.offline.encoding import Encoded, batch_of, encode
@@ -275,8 +275,22 @@ def check_data(items: Sequence[Encoded], function: BoundFunction) -> None:
                 f"preference.loss.name = {name!r}: needs a label for every answer, but the data "
                 "has rankings. Use 'logistic', or data with prompt, completion and label."
             )
+        for item in items:
+            _check_labels(item.comparison, name)
     elif not all(item.comparison.rankings for item in items):
         raise UsageError(
             f"preference.loss.name = {name!r}: needs pairs, but the data has single answers with "
             "labels. Use 'kto', or data with chosen and rejected."
         )
+
+
+def _check_labels(comparison: Comparison, name: str) -> None:
+    """Raise an error for an answer that is wanted in one row and not in another."""
+    for better, worse in (pair for ranking in comparison.rankings for pair in ranking.pairs):
+        for place, label in ((better, True), (worse, False)):
+            if comparison.labels[place] is not label:
+                raise UsageError(
+                    f"preference.loss.name = {name!r}: needs one label for every answer, but "
+                    f"{str(comparison.answers[place])[:60]!r} is chosen in one row and rejected in "
+                    "another. Use 'logistic', or remove one of the rows."
+                )

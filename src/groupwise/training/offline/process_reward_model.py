@@ -71,12 +71,15 @@ class Labelled:
     labels: tuple[tuple[float, ...], ...]
 
 
-def read_steps(source: str | Sequence[Row], *, split: str = "train") -> list[Stepwise]:
+def read_steps(
+    source: str | Sequence[Row], *, split: str = "train", revision: str | None = None
+) -> list[Stepwise]:
     """Rows in TRL's stepwise format: `prompt`, `completions` (the steps), `labels`.
 
     Args:
         source: as `read_rows` takes it, or rows.
         split: of a folder or hub data set.
+        revision: commit, tag or branch of a hub data set.
 
     Raises:
         UsageError: a row that cannot be used, with its number.
@@ -86,7 +89,7 @@ def read_steps(source: str | Sequence[Row], *, split: str = "train") -> list[Ste
         >>> found.steps, found.labels
         (('2',), (1.0,))
     """
-    rows = read_rows(source, split=split) if isinstance(source, str) else source
+    rows = read_rows(source, split=split, revision=revision) if isinstance(source, str) else source
     name = os.path.basename(source) if isinstance(source, str) else "steps"
     found = []
     for number, row in enumerate(rows, start=1):
@@ -141,7 +144,12 @@ def encode_steps(
     for row in rows:
         key = repr((row.prompt.text, row.prompt.messages))
         prompts.setdefault(key, row.prompt)
-        answers.setdefault(key, {}).setdefault(separator.join(row.steps), row.labels)
+        labels = answers.setdefault(key, {}).setdefault(separator.join(row.steps), row.labels)
+        if labels != row.labels:
+            raise UsageError(
+                f"reward_model.data, {row.prompt.id}: gives the answer of an earlier row other "
+                "labels; remove one of the two rows."
+            )
     known = {prompts[key].id: own for key, own in answers.items()}
     comparisons = [
         Comparison(
@@ -294,7 +302,7 @@ def train_process_reward_model(
     if settings.data == word_problem_rankings.STEPS:
         rows = read_steps(list(word_problem_rankings.step_rows(settings.prompts, seed=config.seed)))
     else:
-        rows = read_steps(settings.data, split=settings.split)
+        rows = read_steps(settings.data, split=settings.split, revision=settings.revision)
     return run_on_data(
         config,
         settings,
