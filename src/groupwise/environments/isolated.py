@@ -243,13 +243,14 @@ class _Job:
     def _described(self) -> tuple[Any, ...]:
         """Stop strings, whether calls run in processes of their own, and schemas."""
         schemas: Any = ()
+        stops = self.environment.stops
         try:
             if isinstance(self.environment, Showing):  # reads the property
                 schemas = tuple(self.environment.schemas)
         except Exception as error:
             schemas = _Failed(error)
         has_processes = getattr(self.environment, "has_processes", False)
-        return self.environment.stops, has_processes, schemas
+        return stops, has_processes, schemas
 
     def _reply(
         self, begun: tuple[Prompt, Stream] | None, earlier: Sequence[str], text: str

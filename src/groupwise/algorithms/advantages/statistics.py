@@ -36,7 +36,7 @@ def judged(
         UsageError: no tensor with two axes of floating-point numbers, or groups smaller than
             `least`.
     """
-    if not isinstance(rewards, Tensor):
+    if not isinstance(rewards, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise UsageError(
             f"rewards = {type(rewards).__name__}: {name} takes tensors; use torch.tensor(rewards)."
         )
