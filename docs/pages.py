@@ -443,7 +443,8 @@ def _whole(text: str) -> str:
     pieces = re.split(fenced, text, flags=re.DOTALL | re.MULTILINE)
     option = r"(?<!`)`([^`\n]{0,20}--[a-z][^`\n]{0,18})`(?!`)"
     pieces[::2] = [re.sub(option, r"`\1`{ .whole }", piece) for piece in pieces[::2]]
-    pieces[::2] = [re.sub(r"(?<=[\d\]]) %", "\u00a0%", piece) for piece in pieces[::2]]
+    percent = r"(`[^`\n]*`)|(?<=[\d\]]) %"
+    pieces[::2] = [re.sub(percent, lambda m: m[1] or "\u00a0%", piece) for piece in pieces[::2]]
     return "".join(pieces)
 
 

@@ -130,7 +130,7 @@ def lists_as_text(page: str) -> list[str]:
     """Items of lists that a page shows as part of a paragraph."""
     article = page.partition("<article")[2].partition("</article>")[0]
     article = re.sub(r"<pre.*?</pre>", "", article, flags=re.DOTALL)
-    return re.findall(r"\n\s*(?:[*+-]|\d+\.) (?:<\w+>)?\w[^\n]{0,40}", article)
+    return re.findall(r"\n\s*(?:[*+-]|\d+\.) (?:<\w+>)?\w[^\n<]{0,40}", article)
 
 
 def test_no_page_shows_a_list_as_text() -> None:
