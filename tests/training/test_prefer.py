@@ -224,3 +224,20 @@ def test_an_answer_that_is_chosen_and_rejected_has_no_label(model: Path, tmp_pat
     with pytest.raises(UsageError, match="is chosen in one row and rejected in another. Use 'logi"):
         run(model, tmp_path / "out", data, "preference.loss={name='kto'}", "steps=1")
     run(model, tmp_path / "pairs", data, "steps=1")
+
+
+def test_a_resumed_run_keeps_its_own_answers(tmp_path: Path) -> None:
+    """Sampled again on a GPU, they could be others."""
+    given = [
+        f"output={tmp_path / 'out'}",
+        "preference.prompts=16",
+        "group_size=4",
+        "prompts_per_step=4",
+        "evaluation.prompts=2",
+    ]
+    first, second = Quiet(), Quiet()
+    prefer(load("word-problems-dpo", [*given, "steps=1"]), progress=first)
+    prefer(load("word-problems-dpo", [*given, "steps=2"]), progress=second, resume=True)
+    assert any("own answers" in line for line in first.said)
+    assert not any("own answers" in line for line in second.said)
+    assert [row["step"] for row in read_lines(tmp_path / "out" / "metrics.jsonl")] == [1, 2]

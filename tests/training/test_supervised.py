@@ -156,6 +156,15 @@ def test_a_resumed_run_is_the_unbroken_one(tmp_path: Path, adapter: bool) -> Non
     assert best[0] == best[1]
 
 
+def test_a_run_does_not_go_on_with_other_rows(tmp_path: Path) -> None:
+    run(tmp_path, "out", ROWS, "steps=2")
+    nine = {"role": "assistant", "content": "9"}
+    other = [{"messages": [row["messages"][0], nine]} for row in ROWS]
+    with pytest.raises(UsageError, match="data: is not that of the run to resume"):
+        run(tmp_path, "out", other, "steps=4", resume=True)
+    run(tmp_path, "out", ROWS, "steps=4", resume=True)
+
+
 def test_long_conversations_are_counted() -> None:
     policy = tiny()
     long = {"prompt": "one", "completion": "two " * 60}

@@ -94,6 +94,7 @@ def trainer(folder: Path, task: Items) -> OfflineTrainer:
         task=task,
         learner=Sums(),  # type: ignore[arg-type]
         order=PromptOrder(50, seed=0),
+        data="",
         run_log=run_log,
         progress=NoProgress(),
         checkpoints=CheckpointManager(

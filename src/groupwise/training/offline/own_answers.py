@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeVar
 
 from groupwise.errors import UsageError
 from groupwise.evaluation.measure import generate_and_score
+from groupwise.prompts.rows import read_rows
 from groupwise.prompts.templates import Rendered
 from groupwise.rewards import Scorer
 from groupwise.rundir.files import replace_text
@@ -40,6 +41,7 @@ class OwnAnswers:
         ready: the prompts.
         folder: the run directory.
         sampling, group, seed: of the answers.
+        recall: take them from the run directory where they are, as a resumed run does.
         progress: shows how far they are.
     """
 
@@ -50,6 +52,7 @@ class OwnAnswers:
     sampling: Sampling
     group: int
     seed: int
+    recall: bool
     progress: Progress
 
     def pairs(self, how: Literal["best_worst", "all"]) -> list[dict[str, Any]]:
@@ -58,6 +61,8 @@ class OwnAnswers:
         Raises:
             UsageError: no two answers to any prompt differ in their reward.
         """
+        if (kept := self._kept(PAIRS)) is not None:
+            return kept
         rows = [
             _pair_row(made, better, worse)
             for made, ranked in self._ranked()
@@ -68,8 +73,14 @@ class OwnAnswers:
     def rankings(self) -> list[dict[str, Any]]:
         """The answers to every prompt as a ranking, written to `rankings.jsonl`; errors as in
         `pairs`."""
+        if (kept := self._kept(RANKINGS)) is not None:
+            return kept
         rows = [_ranking_row(made, ranked) for made, ranked in self._ranked()]
         return self._written(rows, RANKINGS, "reward_model")
+
+    def _kept(self, name: str) -> list[dict[str, Any]] | None:
+        path = self.folder / name
+        return list(read_rows(str(path))) if self.recall and path.is_file() else None
 
     def _written(self, rows: list[dict[str, Any]], name: str, section: str) -> list[dict[str, Any]]:
         if not rows:

@@ -252,7 +252,7 @@ def _job(
         mismatched=None if z is None else (others, z),
         generate=generation(workplace, learner),
     )
-    return Job(task=task, learner=learner, items=len(train))
+    return Job(task=task, learner=learner, items=train)
 
 
 def _own_pairs(workplace: Workplace, settings: PreferenceSettings) -> list[dict[str, Any]]:

@@ -328,5 +328,5 @@ def _job(workplace: Workplace, settings: RewardModelSettings, rows: Sequence[Ste
     return Job(
         task=ProcessRewardTask(learner=learner, items=train, held_out=held_out),
         learner=learner,
-        items=len(train),
+        items=train,
     )

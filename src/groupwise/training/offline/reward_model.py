@@ -250,7 +250,7 @@ def _job(
         held_out=held_out,
         flipped=flips(train, settings.label_noise, seed=config.seed),
     )
-    return Job(task=task, learner=learner, items=len(train))
+    return Job(task=task, learner=learner, items=train)
 
 
 def check_data(items: Sequence[Encoded], function: BoundFunction) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
@@ -91,13 +92,13 @@ class Job:
     Attributes:
         task: what is learned.
         learner: takes the steps.
-        items: how many prompts are trained on.
+        items: what is trained on, in order.
         patience: as in `Evaluation`.
     """
 
     task: Task
     learner: TorchLearner
-    items: int
+    items: Sequence[Any]
     patience: int = 0
 
 
@@ -154,7 +155,7 @@ def run_on_data(
             resumed=found.saved is not None,
         )
         job = make(workplace)
-        steps = total_steps(config, settings, job.items)
+        steps = total_steps(config, settings, len(job.items))
         shown = progress or stack.enter_context(closing(show_progress({name: steps})))
         trainer = _trainer(
             replace(workplace, progress=shown),
@@ -241,12 +242,13 @@ def _trainer(
     return OfflineTrainer(
         settings=OfflineSettings(
             steps=steps,
-            items=min(config.prompts_per_step, job.items),
+            items=min(config.prompts_per_step, len(job.items)),
             max_bad_steps=config.guards.max_bad_steps,
         ),
         task=job.task,
         learner=job.learner,
-        order=PromptOrder(job.items, seed=config.seed),
+        order=PromptOrder(len(job.items), seed=config.seed),
+        data=data_hash(job.items),
         run_log=run_log,
         progress=workplace.progress,
         checkpoints=checkpoints,
@@ -266,6 +268,14 @@ def _trainer(
         ),
         watch=watchdog.waiting,
     )
+
+
+def data_hash(items: Sequence[Any]) -> str:
+    """A hash of what is trained on, its order included."""
+    digest = hashlib.blake2b(digest_size=16)
+    for item in items:
+        digest.update(repr(item).encode(errors="replace"))
+    return digest.hexdigest()
 
 
 Item = TypeVar("Item")
@@ -364,5 +374,6 @@ def own_answers(
         sampling=config.sampling,
         group=config.group_size,
         seed=config.seed,
+        recall=workplace.resumed,
         progress=workplace.progress,
     )

@@ -158,4 +158,4 @@ def _job(workplace: Workplace, rows: Sequence[Row] | None) -> Job:
         held_out=held_out,
         generate=generation(workplace, learner),
     )
-    return Job(task=task, learner=learner, items=len(train), patience=settings.patience)
+    return Job(task=task, learner=learner, items=train, patience=settings.patience)

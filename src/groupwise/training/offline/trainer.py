@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from groupwise.errors import RunError
+from groupwise.errors import RunError, UsageError
 from groupwise.evaluation import Estimate
 from groupwise.prompts.order import PromptOrder
 from groupwise.rundir.files import RunLog
@@ -64,6 +64,7 @@ class OfflineTrainer:
         task: makes batches of items and measures the model.
         learner: takes the steps.
         order: of the items.
+        data: hash of the items.
         evaluation: when the model is evaluated, and how many evaluations in a row without a better
             score end the run.
         done: steps finished.
@@ -74,6 +75,7 @@ class OfflineTrainer:
     task: Task
     learner: TorchLearner
     order: PromptOrder
+    data: str
     run_log: RunLog
     progress: Progress
     checkpoints: CheckpointManager
@@ -184,6 +186,7 @@ class OfflineTrainer:
         state = {
             "learners": {self.learner_name: self.learner.state()},
             "order": self.order.state(),
+            "data": self.data,
             "evaluation": self.evaluation.state(),
             "loop": {"bad_steps": self.bad_steps},
         }
@@ -208,10 +211,19 @@ class OfflineTrainer:
             self._log(str(error))
 
     def restore(self, saved: Checkpoint) -> None:
-        """Continue from a checkpoint as if the run had never stopped."""
+        """Continue from a checkpoint as if the run had never stopped.
+
+        Raises:
+            UsageError: the data or the seed are not those of the checkpoint.
+        """
+        self.order.restore(saved.state["order"])
+        if saved.state.get("data", self.data) != self.data:
+            raise UsageError(
+                "data: is not that of the run to resume, though it has as many rows; put it back "
+                "as it was, or start a new run with --set output=FOLDER."
+            )
         self.learner.set_trained(saved.weights[self.learner_name])
         self.learner.restore(saved.state["learners"][self.learner_name])
-        self.order.restore(saved.state["order"])
         self.evaluation.restore(saved.state["evaluation"])
         self.bad_steps = int(saved.state["loop"]["bad_steps"])
         self.done = saved.step
