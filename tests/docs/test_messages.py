@@ -22,6 +22,7 @@ PASSED_ON = {
     "training/process.py",
     "config/data.py",
     "distributed/connection.py",
+    "environments/isolated.py",
     "distributed/learner.py",
     "experiments/variance.py",
     "experiments/worker_pool.py",

@@ -99,7 +99,7 @@ class ContinuousEngine:
 
     def publish(self, weights: WeightsRef) -> Metrics:
         """Have every replica take over new weights between two tokens. The call waits for them,
-        because the completions in progress go on with what arrived."""
+        because the completions in progress continue with what arrived."""
         metrics = self.engine.publish(weights)
         self.engine.settle()
         return metrics
