@@ -10,7 +10,6 @@ from torch import Tensor
 
 from groupwise.distributed.messages import packed, unpacked
 
-
 TENSORS: dict[str, Callable[[], Tensor]] = {
     "transposed": lambda: torch.arange(6).view(2, 3).t(),
     "number": lambda: torch.tensor(float("nan"), dtype=torch.float64),
