@@ -44,6 +44,7 @@ class Machines:
         self.nodes = Nodes(initialize_head=True, head_node_args=given)
         self.others = [self.nodes.add_node(num_cpus=each) for each in others]
         self.second = self.others[0]
+        self.connection: Any = None
 
     def node_of(self, title: str) -> Any:
         """The node, not the first, that has a process with this title."""
@@ -80,9 +81,11 @@ def config_of(folder: Path, machines: Machines, *more: str) -> Config:
     return load("word-problems-ray", settings(folder, *given))
 
 
-def connected(config: Config) -> ClusterEngine:
+def connected(config: Config, machines: Machines) -> ClusterEngine:
+    """The engine. The ranks, which nobody else refers to here, have to keep their room."""
     policy = load_configured(config)
-    engine = connect_cluster(config, bind(config.algorithm.name), policy=policy).engine
+    machines.connection = connect_cluster(config, bind(config.algorithm.name), policy=policy)
+    engine = machines.connection.engine
     assert isinstance(engine, ClusterEngine)
     return engine
 
@@ -132,7 +135,7 @@ def test_a_lost_node_leaves_the_run_with_fewer_replicas_until_another_comes(
 ) -> None:
     own = machines(3, 1)
     config = config_of(tmp_path, own, "cluster.rank_cpus=2")
-    engine = connected(config)
+    engine = connected(config, own)
     with pytest.warns(UserWarning, match="lost, and the cluster has no room for another") as said:
         writing = Writing(engine, config)
         writing.until(lambda: writing.written > 20)
@@ -154,7 +157,7 @@ def test_a_run_without_any_replica_ends_and_says_what_is_missing(
 ) -> None:
     own = machines(2, 1)
     config = config_of(tmp_path, own, "cluster.rank_cpus=2", "cluster.replicas=1")
-    engine = connected(config)
+    engine = connected(config, own)
     monkeypatch.setattr(connection, "ROOM_S", 5.0)
     writing = Writing(engine, config)
     writing.until(lambda: writing.written > 5)
@@ -174,7 +177,7 @@ def test_weights_that_are_lost_with_the_rank_and_every_replica_end_the_attempt(
     from its checkpoint, as after the loss of a rank."""
     own = machines(0, 2, 2)
     config = config_of(tmp_path, own, "cluster.replicas=1")
-    engine = connected(config)
+    engine = connected(config, own)
     writing = Writing(engine, config)
     writing.until(lambda: writing.written > 5)
     own.nodes.remove_node(own.node_of("ray::LearnerRank"), allow_graceful=False)
@@ -190,7 +193,7 @@ def test_a_node_that_is_cut_off_and_comes_back_loses_no_completion(
     """Shorter than the cluster waits for a node."""
     own = machines(3, 1)
     config = config_of(tmp_path, own, "cluster.rank_cpus=2")
-    engine = connected(config)
+    engine = connected(config, own)
     before = list(engine.replicas)
     writing = Writing(engine, config)
     writing.until(lambda: writing.written > 20)
@@ -209,7 +212,7 @@ def test_a_node_that_is_cut_off_for_good_counts_as_lost(
 ) -> None:
     own = machines(3, 1)
     config = config_of(tmp_path, own, "cluster.rank_cpus=2")
-    engine = connected(config)
+    engine = connected(config, own)
     with pytest.warns(UserWarning, match="The run continues with 1 of 2 replicas"):
         writing = Writing(engine, config)
         writing.until(lambda: writing.written > 20)
@@ -225,7 +228,7 @@ def test_a_replica_that_stands_still_is_replaced(
 ) -> None:
     own = machines(3, 1)
     config = config_of(tmp_path, own, "cluster.rank_cpus=2")
-    engine = connected(config)
+    engine = connected(config, own)
     limited = config.distributed.model_copy(update={"timeout_minutes": 0.2})
     before = list(engine.replicas)
     writing = Writing(engine, config)

@@ -80,7 +80,8 @@ class OwnAnswers:
 
     def _kept(self, name: str) -> list[dict[str, Any]] | None:
         path = self.folder / name
-        return list(read_rows(str(path))) if self.recall and path.is_file() else None
+        kept = self.recall and path.is_file()
+        return [dict(row) for row in read_rows(str(path))] if kept else None
 
     def _written(self, rows: list[dict[str, Any]], name: str, section: str) -> list[dict[str, Any]]:
         if not rows:
