@@ -92,8 +92,9 @@ def test_two_ranks_that_are_killed_recall_the_replies_of_their_environment(tmp_p
     """The run ends after its third step, and is resumed from its second."""
     tool, run = tmp_path / "tool.py", tmp_path / "run"
     tool.write_text(NOTING)
-    own = (f"imports=['{tool}']", "environment.name=noting", "steps=100", f"output={run}")
-    given = [*(each for each in RECIPE if not each.startswith(("critic.", "steps="))), *own]
+    code = f"imports=['{tool}']"
+    own = ("environment.name=noting", "guards.silent_rewards='say'", "steps=100", f"output={run}")
+    given = [*(each for each in RECIPE if not each.startswith(("critic.", "steps="))), code, *own]
     words = [word for each in given for word in ("--set", each)]
     first = subprocess.Popen(
         [*launcher(2), "train", "word-problems", *words],
@@ -110,7 +111,7 @@ def test_two_ranks_that_are_killed_recall_the_replies_of_their_environment(tmp_p
     wanted, asked = metrics(run)[2], Path(f"{tool}.asked").read_text().split()
     writers = {path.stem.rpartition("-")[0] for path in (run / "journal").glob("replies.*.jsonl")}
     assert len(writers) == 2 and wanted["calls"] > 0 and "2" in asked
-    again = trained(run, "--resume", str(run), "--set", "steps=3", ranks=2)[2]
+    again = trained(run, "--resume", str(run), "--set", "steps=3", "--set", code, ranks=2)[2]
     assert again["calls"] == wanted["calls"] and again["reward"] == wanted["reward"]
     assert Path(f"{tool}.asked").read_text().split().count("2") == asked.count("2")
 
