@@ -128,9 +128,10 @@ class LearnerGroup:
     def ask(self, name: str, given: Mapping[str, Any] | None = None, /, **local: Any) -> Any:
         """As `Member.perform`, on all ranks; `local` arguments go to rank 0 alone."""
         own = dict(given or {})
-        first = (name, packed({**own, **local}))
-        others = (name, packed({**own, **dict.fromkeys(local, {})}))
-        return unpacked(self._all("call", [first, *[others] * (len(self.ranks) - 1)]))
+        first = packed({**own, **local})
+        others = packed({**own, **dict.fromkeys(local, {})}) if local else first
+        every = [(name, first), *[(name, others)] * (len(self.ranks) - 1)]
+        return unpacked(self._all("call", every))
 
     def ship(self) -> tuple[int, Any]:
         """The version of the policy's weights, and where in the object store they are."""
