@@ -84,10 +84,12 @@ def test_a_replica_whose_network_fails_for_two_seconds_is_waited_for(
 
 
 def test_a_replica_that_is_cut_off_is_lost_and_replaced_when_its_node_is_back(
-    alone: Path, tmp_path: Path, own: TwoMachines
+    tmp_path: Path, own: TwoMachines
 ) -> None:
+    steps = 60  # Of a fifth of a second: the warning comes two seconds after the loss.
+    alone = undisturbed_run(tmp_path / "alone", steps=steps)
     own.start_ray(3, 1)
-    run = Training(own, tmp_path / "run", "cluster.rank_cpus=2")
+    run = Training(own, tmp_path / "run", "cluster.rank_cpus=2", f"steps={steps}")
     own.second.link("down")
     run.until(lambda: "The run continues with 1 of 2 replicas" in run.said)
     driver = psutil.Process(run.process.pid)
