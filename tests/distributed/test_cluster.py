@@ -20,6 +20,7 @@ from kills import (
     differing,
     kills_of,
     resumable,
+    settings_of,
     steps_done,
     undisturbed_run,
 )
@@ -124,25 +125,19 @@ KILLS = int(os.environ.get("GROUPWISE_TEST_KILLS", "1"))
 """How often a process of each kind is killed."""
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A longer run in one process."""
-    return undisturbed_run(tmp_path_factory.mktemp("undisturbed") / "run")
-
-
 @pytest.mark.verify
 @pytest.mark.cluster
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("kind", KINDS)
-def test_weights_after_kills_at_random_moments(
-    undisturbed: Path, tmp_path: Path, kind: str
-) -> None:
+def test_weights_after_kills_at_random_moments(tmp_path: Path, kind: str) -> None:
     """The moments follow from the kind's name; `tests/support/kills.py` has a log of many."""
+    more = settings_of(kind, tmp_path)
+    undisturbed = undisturbed_run(tmp_path / "undisturbed", *more)
     chance, recovered = random.Random(kind), list[float]()
     while len(recovered) < KILLS:
         folder = tmp_path / f"run-{len(recovered)}"
         at_most = min(KILLS_PER_RUN, KILLS - len(recovered))
-        found = kills_of(folder, kind, chance, at_most=at_most)
+        found = kills_of(folder, kind, chance, *more, at_most=at_most)
         recovered += found["recovered"]
         assert found["left"] == 0 and differing(undisturbed, folder) == [], folder
         print(f"{kind}: {len(recovered)} kills, recovered within {max(recovered):.1f} s")

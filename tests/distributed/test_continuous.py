@@ -152,7 +152,7 @@ def test_a_new_replica_is_given_nothing_before_it_has_its_weights() -> None:
     engine = ClusterEngine(cluster, Stored(0, None))
     streaming = ContinuousEngine(engine)
     assert streaming._free() == 0
-    engine.replace(0, engine.replicas[0])
+    engine.replace(0, engine.replicas[0], LookupError())
     engine.renew(0)
     assert len(sent) == 2 and streaming._free() is None
     arrived.update(sent)

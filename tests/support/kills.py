@@ -30,6 +30,7 @@ from safetensors.torch import load_file
 from cluster_runs import processes, train_command
 from groupwise.rundir.files import read_lines
 from small_runs import settings
+from vllm_peer import interpreter
 
 KILLS_PER_RUN = 4
 LONG_STEPS, KILLS_PER_LONG_RUN = 30, 10
@@ -40,7 +41,9 @@ MODELS = ("ray::Replica", "ray::LearnerRank", "ray::ScorerProcess", "scoring.wor
 """Processes that may not outlive a run; Ray's own daemons may."""
 NODE = "raylet"
 """A node of a cluster that others started; another one takes its place."""
-KINDS = (*MODELS, "driver", NODE)
+SERVER = "vllm_peer"
+"""A server that a replica samples from; it speaks vLLM's protocol."""
+KINDS = (*MODELS, "driver", NODE, SERVER)
 
 
 def run_settings(folder: Path, *more: str, steps: int = 12) -> list[str]:
@@ -66,9 +69,17 @@ def steps_done(folder: Path) -> int:
     return len(list(read_lines(path))) if path.exists() else 0
 
 
-def undisturbed_run(folder: Path, *, steps: int = 12) -> Path:
+def settings_of(kind: str, folder: Path) -> list[str]:
+    """Settings of a run in which there are such processes to kill."""
+    if kind != SERVER:
+        return []
+    engine = f"engine={{name='vllm', python='{interpreter(folder)}', weights='shared_memory'}}"
+    return [engine, "algorithm.correction={name='tis'}"]
+
+
+def undisturbed_run(folder: Path, *more: str, steps: int = 12) -> Path:
     """The run in one process."""
-    given = run_settings(folder, "reward_pool.workers=1", steps=steps)
+    given = run_settings(folder, "reward_pool.workers=1", *more, steps=steps)
     subprocess.run(train_command("word-problems", given), check=True, capture_output=True)
     return folder
 
@@ -110,21 +121,25 @@ class Nodes:
 
 
 def kills_of(
-    folder: Path, kind: str, chance: random.Random, *, at_most: int, steps: int = 12
+    folder: Path, kind: str, chance: random.Random, *more: str, at_most: int, steps: int = 12
 ) -> dict[str, Any]:
     """Kill processes of a run until it ends.
+
+    Args:
+        more: settings of the run.
 
     Returns:
         `recovered`: seconds from each kill to the next finished step; `left`: how many processes
         outlived the run by a minute.
     """
     nodes = Nodes() if kind == NODE else None
-    more = [f"cluster.address={nodes.cluster.address}"] if nodes else []
+    address = [f"cluster.address={nodes.cluster.address}"] if nodes else []
     given = run_settings(
         folder,
         "reward_pool.workers=1",
         "cluster.restarts=20",
         f"cluster.scorers={int('Scorer' in kind)}",
+        *address,
         *more,
         steps=steps,
     )
@@ -182,7 +197,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     asked = ["git", "-C", str(root), "rev-parse", "--short", "HEAD"]
     commit = subprocess.run(asked, check=True, capture_output=True, text=True).stdout.strip()
     folder = Path(tempfile.mkdtemp(prefix="kills-"))
-    undisturbed = undisturbed_run(folder / "undisturbed", steps=LONG_STEPS)
+    undisturbed: dict[tuple[str, ...], Path] = {}
     open_kinds = set(options.kinds)
     while open_kinds:
         for kind in [each for each in KINDS if each in open_kinds]:
@@ -194,12 +209,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
             run = folder / f"run-{len(before)}"
             chance = random.Random(f"{kind} {len(before)}")
             at_most = min(KILLS_PER_LONG_RUN, options.kills - count)
-            found = kills_of(run, kind, chance, at_most=at_most, steps=LONG_STEPS)
+            more = tuple(settings_of(kind, folder))
+            if more not in undisturbed:
+                alone = folder / f"undisturbed-{len(undisturbed)}"
+                undisturbed[more] = undisturbed_run(alone, *more, steps=LONG_STEPS)
+            found = kills_of(run, kind, chance, *more, at_most=at_most, steps=LONG_STEPS)
             row = {
                 "commit": commit,
                 "kind": kind,
                 **found,
-                "differing": differing(undisturbed, run),
+                "differing": differing(undisturbed[more], run),
             }
             with options.log.open("a") as file:
                 print(json.dumps(row), file=file)

@@ -25,6 +25,7 @@ from groupwise.config.connect import (
 )
 from groupwise.distributed.addresses import own_address, use_route
 from groupwise.distributed.canary import check_canary
+from groupwise.distributed.lost import TransferError
 from groupwise.distributed.messages import packed, unpacked
 from groupwise.distributed.ranks import make_member
 from groupwise.distributed.replies import sampling_engine
@@ -33,6 +34,7 @@ from groupwise.distributed.team import Member
 from groupwise.distributed.weights import Shipment, accept, shipment
 from groupwise.distributed.world import World
 from groupwise.distributed.writer import ContinuousWriter
+from groupwise.errors import RunError
 from groupwise.models.weights import PublishedWeights
 from groupwise.rollouts.tools import ToolEngine
 from groupwise.types import Group, Limits, Metrics, Request, Sampling
@@ -139,6 +141,7 @@ class Replica:
         select_device(self.config, self.policy)
         self.engine = sampling_engine(self.config, self.policy)
         self.writer = ContinuousWriter(self.engine)
+        self.fault: TransferError | None = None
 
     def surroundings(self) -> dict[str, str]:
         """As `surroundings.surroundings`."""
@@ -157,9 +160,21 @@ class Replica:
 
         Returns:
             "canary_gap" as of `canary_gap`, and "seconds.weights", the time it took.
+
+        Raises:
+            TransferError: they did not arrive as they were sent; no completion is returned from
+                then on.
         """
         start = time.perf_counter()
-        metrics = self.writer.between_steps(lambda: self._take_over(weights, version))
+
+        def take_over() -> Metrics:
+            try:
+                return self._take_over(weights, version)
+            except RunError as error:
+                self.fault = TransferError(str(error))
+                raise self.fault from error
+
+        metrics = self.writer.between_steps(take_over)
         return {**metrics, "seconds.weights": time.perf_counter() - start}
 
     def _take_over(self, weights: Shipment, version: int) -> Metrics:
@@ -175,11 +190,18 @@ class Replica:
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Group]:
         """The groups of some requests, which take precedence over completions in progress."""
-        return self.writer.between_steps(lambda: list(self.engine.generate(requests, sampling)))
+        groups = self.writer.between_steps(lambda: list(self.engine.generate(requests, sampling)))
+        return self._sampled(groups)
 
     def write(self, request: Request, sampling: Sampling, limits: Limits) -> Group:
         """The group of a request, sampled together with those of other threads."""
-        return self.writer.write(request, sampling, limits)
+        return self._sampled(self.writer.write(request, sampling, limits))
+
+    def _sampled(self, found: Any) -> Any:
+        """Completions, unless they may come from weights that did not arrive as they were sent."""
+        if self.fault is not None:
+            raise self.fault
+        return found
 
     def close(self) -> None:
         """Close the engine."""

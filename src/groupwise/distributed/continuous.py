@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from groupwise.distributed.connection import WRITING
+from groupwise.distributed.lost import TransferError
 from groupwise.distributed.replicas import LOOK_S, PAUSE_S, ClusterEngine
 from groupwise.types import Group, Limits, Metrics, Request, Requests, Sampling, WeightsRef
 
@@ -15,7 +16,8 @@ from groupwise.types import Group, Limits, Metrics, Request, Requests, Sampling,
 class ContinuousEngine:
     """An `Engine` that keeps the replicas of a cluster busy.
 
-    Completions of a lost replica are sampled again by others.
+    Completions of a replica that was lost, or whose weights did not arrive, are sampled again by
+    others.
 
     Args:
         engine: of the cluster; evaluations use it beside this one.
@@ -57,11 +59,11 @@ class ContinuousEngine:
                 place, actor, request, start = self._running.pop(ref)
                 try:
                     group = self.cluster.get(ref)
-                except self.cluster.lost:
+                except (*self.cluster.lost, TransferError) as error:
                     waiting.appendleft(request)
-                    self.engine.replace(place, actor)
+                    self.engine.replace(place, actor, error)
                     continue
-                self.engine.losses.pop(place, None)
+                self.engine.answered(place)
                 self.engine.spans.add(f"replica {place}", "sampling", start)
                 yield group
 
@@ -91,8 +93,8 @@ class ContinuousEngine:
             return False
         try:
             self.cluster.get(renewed)
-        except self.cluster.lost:
-            self.engine.replace(place, actor)
+        except (*self.cluster.lost, TransferError) as error:
+            self.engine.replace(place, actor, error)
             return False
         self._ready[place] = actor, []
         return True

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from groupwise.distributed import connection
 from groupwise.distributed.actors import Replica
+from groupwise.distributed.lost import TransferError
 from groupwise.errors import RunError, warn
 from groupwise.rollouts.background import versions_kept
 from groupwise.rollouts.spans import Spans
@@ -189,6 +190,7 @@ class ClusterEngine:
         self.idle, self.lock = Idle(count), threading.Lock()
         self.starting = Starting(cluster, count)
         self.losses: Counter[int] = Counter()  # of each place, since its last completions
+        self.faulty: set[int] = set()  # places that a transfer failed at since then
         self.spans = Spans(apart=True)
         self.transfers: list[tuple[int, Any, list[Any], float]] = []
         cluster.compare({f"replica {i}": actor for i, actor in enumerate(self.replicas)})
@@ -258,11 +260,11 @@ class ClusterEngine:
                     self.spans.add(f"replica {call.place}", "sampling", call.begun)
                     try:
                         *_, groups = self.cluster.get([*call.renewed, call.ref])
-                    except self.cluster.lost:
-                        self.replace(call.place, call.actor)
+                    except (*self.cluster.lost, TransferError) as error:
+                        self.replace(call.place, call.actor, error)
                         waiting.extendleft(reversed(call.given))
                         continue
-                    self.losses.pop(call.place, None)
+                    self.answered(call.place)
                     self.idle.give_back([call.place])
                     yield from groups
         finally:
@@ -299,15 +301,29 @@ class ClusterEngine:
             given.append(waiting.popleft())
         return given
 
-    def replace(self, place: int, lost: Any) -> None:
+    def answered(self, place: int) -> None:
+        """Note that a replica has returned completions."""
+        self.losses.pop(place, None)
+        self.faulty.discard(place)
+
+    def replace(self, place: int, lost: Any, error: Exception) -> None:
         """A new replica for a lost one, unless another thread has made it already. It gets requests
         once it has started (`admit`), and takes over weights with the first of them.
 
+        Args:
+            error: the reason.
+
         Raises:
-            RunError: the replica in this place was lost too often.
+            RunError: the replica in this place was lost too often, or weights did not arrive at its
+                replacement either.
         """
         with self.lock:
             if self.replicas[place] is lost:
+                if isinstance(error, TransferError):
+                    if place in self.faulty:
+                        raise error
+                    self.faulty.add(place)
+                    warn(f"replica {place}: {error} Another replica takes its place.")
                 self.losses[place] += 1
                 if self.losses[place] > REPLACEMENTS:
                     raise RunError(
@@ -348,11 +364,11 @@ class ClusterEngine:
     def publish(self, weights: WeightsRef) -> Metrics:
         """Keep new weights for the requests to come, and send them to the idle replicas.
 
-        The call does not wait for them: the requests of a replica come after its transfer, and what
-        that raised is raised before a completion is returned.
+        The call does not wait for them: the requests of a replica come after its transfer, and a
+        replica whose transfer failed returns no completion.
 
         Raises:
-            RunError: what arrived of the version before is not what was sent.
+            RunError: weights of the version before did not arrive as they were sent, twice.
         """
         assert isinstance(weights, Stored)
         self.settle()
@@ -363,17 +379,18 @@ class ClusterEngine:
         return {}
 
     def settle(self) -> None:
-        """Wait for the transfers of the last `publish`; a replica that was lost is replaced.
+        """Wait for the transfers of the last `publish`; a replica that was lost, or that did not
+        get what was sent, is replaced.
 
         Raises:
-            RunError: what arrived is not what was sent.
+            RunError: its replacement did not get it either.
         """
         transfers, self.transfers = self.transfers, []
         for place, actor, refs, at in transfers:
             try:
                 (found,) = self._await(place, actor, refs)
-            except self.cluster.lost:
-                self.replace(place, actor)
+            except (*self.cluster.lost, TransferError) as error:
+                self.replace(place, actor, error)
             else:
                 end = at + found["seconds.weights"]
                 self.spans.add(f"replica {place}", "transferring", at, end)
