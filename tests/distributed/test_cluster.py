@@ -14,6 +14,7 @@ import kills
 from cluster_runs import assert_survives, kill_driver, train_command
 from groupwise.config import load
 from groupwise.errors import UsageError
+from groupwise.rundir.files import read_lines
 from kills import (
     KILLS_PER_RUN,
     KINDS,
@@ -58,6 +59,9 @@ def test_weights_are_those_of_one_process(alone: Path, tmp_path: Path, kind: str
     assert ("lost rank 0" in said) is (kind == "LearnerRank")
     assert steps_done(tmp_path / "run") == STEPS
     assert differing(alone, tmp_path / "run") == []
+    memory = [row["memory_mb"] for row in read_lines(tmp_path / "run" / "timeline.jsonl")]
+    assert memory[-1].keys() == {"rank 0", "replica 0", "replica 1"}
+    assert min(memory[-1].values()) > 100.0
 
 
 @pytest.mark.cluster

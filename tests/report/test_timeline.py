@@ -24,6 +24,7 @@ def rows(count: int) -> list[dict]:
                 "no span",
             ],
             "queue": {"writing": 3},
+            "memory_mb": {"replica 10": 2048.0, "replica 9": 512.0, "rank 0": "much"},
         }
         for n in range(1, count + 1)
     ]
@@ -36,6 +37,7 @@ def test_the_last_steps_are_drawn_with_idle_times() -> None:
     assert page.index("replica 9") < page.index("replica 10") < page.index("learner")
     assert page.count('class="s0"') == 2 * 8 + 1 and page.count("<line") == 3 * 8
     assert page.count("<span>50 %</span>") == 2 and page.count("<span>75 %</span>") == 1
+    assert "Peak memory: replica 9 0.5 GB, replica 10 2 GB." in page
     assert "3 writing" in page and "1.5 steps on average, 2 at most" in page
     assert timeline(RunData(label="a", algorithm="a", seed=0, timeline=rows(1))) == ""
 

@@ -35,6 +35,7 @@ from groupwise.distributed.weights import Shipment, accept, shipment
 from groupwise.distributed.world import World
 from groupwise.distributed.writer import ContinuousWriter
 from groupwise.errors import RunError
+from groupwise.models.devices import peak_memory
 from groupwise.models.weights import PublishedWeights
 from groupwise.rollouts.tools import ToolEngine
 from groupwise.types import Group, Limits, Metrics, Request, Sampling
@@ -59,8 +60,9 @@ class LearnerRank:
         """As `surroundings.surroundings`."""
         return surroundings()
 
-    def alive(self) -> None:
-        """Answer while another method runs."""
+    def alive(self) -> float:
+        """Answer while another method runs; returns `peak_memory`."""
+        return peak_memory()
 
     def sees(self, path: str) -> bool:
         """Whether the path exists for this process."""
@@ -147,8 +149,9 @@ class Replica:
         """As `surroundings.surroundings`."""
         return surroundings()
 
-    def alive(self) -> None:
-        """Answer while another method runs."""
+    def alive(self) -> float:
+        """Answer while another method runs; returns `peak_memory`."""
+        return peak_memory()
 
     def exact_continuation(self) -> bool:
         """As `Engine.exact_continuation`."""

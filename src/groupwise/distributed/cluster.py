@@ -21,6 +21,7 @@ from groupwise.distributed.asked import AskedLearner
 from groupwise.distributed.connection import Cluster
 from groupwise.distributed.learner_group import LearnerGroup
 from groupwise.distributed.lost import RankLost
+from groupwise.distributed.memory import ProcessMemory
 from groupwise.distributed.replicas import ClusterEngine, Stored
 from groupwise.distributed.scorers import ScorerProcesses
 from groupwise.models import Policy
@@ -46,6 +47,7 @@ def connect_cluster(
         group = LearnerGroup(cluster, weights)
         learner = cluster_learner(group, POLICY)
         engine = ClusterEngine(cluster, stored(group))
+        engine.spans.memory = ProcessMemory(cluster, partial(_models, group, engine))
     except BaseException as error:
         lost = isinstance(error, cluster.ray.exceptions.RayActorError)
         cluster.close()
@@ -66,6 +68,12 @@ def connect_cluster(
     return Connected(
         policy=policy, engine=engine, learner=learner, second=second, start_workers=start
     )
+
+
+def _models(group: LearnerGroup, engine: ClusterEngine) -> dict[str, Any]:
+    """The processes that hold a model, by name."""
+    ranks = {f"rank {rank}": actor for rank, actor in enumerate(group.ranks)}
+    return ranks | {f"replica {place}": actor for place, actor in enumerate(engine.replicas)}
 
 
 def cluster_workers(

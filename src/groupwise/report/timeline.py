@@ -82,17 +82,28 @@ def _line(
 
 
 def _queue(run: RunData, row: Row) -> str:
-    """The state of the groups at the end of the last step, and the age of its tokens."""
+    """The state of the groups at the end of the last step, the memory of the processes, and the age
+    of its tokens."""
     queue = row.get("queue")
     counts = queue if isinstance(queue, dict) else {}
     said = [f"{number(count) or 0:g} {escaped(name)}" for name, count in counts.items()]
     parts = [f"Groups after the last step: {', '.join(said)}."] if said else []
+    parts += _memory(row)
     newest = run.metrics[-1] if run.metrics else {}
     age, most = (number(newest.get(name)) for name in ("token_age", "token_age_max"))
     if age is not None:
         oldest = "" if most is None else f", {most:g} at most"
         parts.append(f"Age of its tokens: {age:.3g} steps on average{oldest}.")
     return f'<p class="note">{" ".join(parts)}</p>' if parts else ""
+
+
+def _memory(row: Row) -> list[str]:
+    """The peak memory of each process."""
+    given = row.get("memory_mb")
+    known = {name: number(mb) for name, mb in given.items()} if isinstance(given, dict) else {}
+    names = sorted((name for name, mb in known.items() if mb), key=_order)
+    said = [f"{escaped(name)} {(known[name] or 0) / 1024:.3g} GB" for name in names]
+    return [f"Peak memory: {', '.join(said)}."] if said else []
 
 
 def _bars(row: Row) -> list[Bar]:

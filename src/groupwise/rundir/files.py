@@ -138,16 +138,22 @@ class RunLog:
         self._append("alarms.jsonl", {"step": step, "alarm": name, "text": text})
 
     def timeline(
-        self, step: int, spans: Sequence[tuple[str, str, float, float]], queue: Mapping[str, int]
+        self,
+        step: int,
+        spans: Sequence[tuple[str, str, float, float]],
+        queue: Mapping[str, int],
+        memory: Mapping[str, float],
     ) -> None:
         """Append what processes did since the last step.
 
         Args:
             spans: process, what it did, start and end in seconds since 1970.
             queue: groups that are being sampled, by where they stand.
+            memory: peak of each process, in MB.
         """
         rows = [[who, what, round(start, 3), round(end, 3)] for who, what, start, end in spans]
-        self._append("timeline.jsonl", {"step": step, "spans": rows, "queue": queue})
+        row = {"step": step, "spans": rows, "queue": queue, "memory_mb": memory}
+        self._append("timeline.jsonl", row)
 
     def suspects(self, step: int, completions: Sequence[Mapping[str, Any]]) -> None:
         """Write the completions suspected of causing a step without a finite gradient."""

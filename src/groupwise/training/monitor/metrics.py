@@ -7,7 +7,6 @@ A metric over tokens covers the tokens that the mask keeps and that were compute
 from __future__ import annotations
 
 import math
-import resource
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
@@ -16,6 +15,7 @@ from jaxtyping import Bool, Float, Num
 from torch import Tensor
 
 from groupwise.evaluation.details import calls_made
+from groupwise.models.devices import peak_memory
 from groupwise.training.monitor.answers import answer_metrics
 from groupwise.types import Batch, Completion, Metrics, ScoredGroups, Scores, StepResult, Update
 
@@ -475,11 +475,8 @@ def step_costs(scored: ScoredGroups, updates: Sequence[Update], *, seconds: floa
     for update in updates:
         for stage, spent in update.seconds.items():
             stages[stage] = stages.get(stage, 0.0) + spent
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    if torch.cuda.is_available():
-        peak = torch.cuda.max_memory_allocated() / 2**20
     return {
         "seconds": seconds,
         **{f"seconds.{stage}": spent for stage, spent in stages.items()},
-        "memory_mb": peak,
+        "memory_mb": peak_memory(),
     }

@@ -100,7 +100,7 @@ class Monitor:
             self.run_log.suspects(step, suspects(result.scored, result.batches, policy))
         self.run_log.step(step, result.metrics)
         if self.spans is not None:
-            self.run_log.timeline(step, self.spans.drained(), self.queue())
+            self.run_log.timeline(step, self.spans.drained(), self.queue(), self.spans.memory())
         every, advantages = self.rollouts_every, result.advantages
         if every and (step % every == 0 or step == 1 or final):
             per_completion = advantages if advantages.ndim == 2 else None
