@@ -67,41 +67,6 @@ class Reference:
         """silu(gate) ∘ up"""
         return F.silu(gate) * up
 
-    def softmax_(self, x: Tensor) -> Tensor:
-        """Softmax of every row, in place; returns log Σ eˣ."""
-        top, place = x.max(-1, keepdim=True)
-        torch.softmax(x, -1, out=x)
-        # The fused softmax is the only pass over the vocabulary that exponentiates; its normaliser
-        # is read off where it is most precise, at the largest logit.
-        return (top - x.gather(-1, place).log()).squeeze(-1)
-
-    def draw(self, logits: Tensor, uniform: Tensor, *, temperature: float) -> tuple[Tensor, Tensor]:
-        """Inverse-CDF sampling from softmax(logits / temperature): one token per row, and its
-        log-probability."""
-        if temperature != 1.0:
-            logits = logits / temperature
-        return inverse_cdf(torch.softmax(logits, -1), uniform)
-
-    def causal_attention(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        length: int,
-        scaling: float,
-        window: int | None,
-        softcap: float | None,
-    ) -> Tensor:
-        """Causal attention within sequences of one length, one after the other."""
-        q, k, v = (x.unflatten(0, (-1, length)).transpose(1, 2) for x in (query, key, value))
-        mask = None
-        if window is not None and window < length:
-            place = torch.arange(length, device=query.device)
-            mask = within_window(place[:, None], place, window)[None, None]
-        out = attention(q, k, v, mask=mask, scaling=scaling, softcap=softcap)
-        return out.transpose(1, 2).flatten(0, 1)
-
     def tree_attention(
         self,
         tree: Tree,
@@ -258,6 +223,26 @@ def within_window(
     `window`)."""
     distance = query_position - key_position
     return (distance >= 0) if window is None else (distance >= 0) & (distance < window)
+
+
+def causal_attention(
+    query: Float[Tensor, "tokens heads dim"],
+    key: Float[Tensor, "tokens key_heads dim"],
+    value: Float[Tensor, "tokens key_heads dim"],
+    *,
+    length: int,
+    scaling: float,
+    window: int | None,
+    softcap: float | None,
+) -> Float[Tensor, "tokens heads dim"]:
+    """Causal attention within sequences of one length, one after the other."""
+    q, k, v = (x.unflatten(0, (-1, length)).transpose(1, 2) for x in (query, key, value))
+    mask = None
+    if window is not None and window < length:
+        place = torch.arange(length, device=query.device)
+        mask = within_window(place[:, None], place, window)[None, None]
+    out = attention(q, k, v, mask=mask, scaling=scaling, softcap=softcap)
+    return out.transpose(1, 2).flatten(0, 1)
 
 
 def attention(
