@@ -26,8 +26,9 @@ COLUMNS = (
 )  # fmt: skip
 EVERY = "every kernel"
 STEPS = {
-    **{name: CASES[name] for name in ("embedded", "medium-fp32", "medium-recommended", "medium-lora",
-                                      "long-prompt-fp32", "cpu-0.5b-fp32", "cpu-0.5b-recommended")},
+    **{name: CASES[name] for name in ("embedded", "medium-fp32", "medium-recommended",
+                                      "medium-lora", "long-prompt-fp32", "cpu-0.5b-fp32",
+                                      "cpu-0.5b-recommended")},
     **{f"{name}@32-tokens": replace(CASES[name], completion=32)
        for name in ("medium-fp32", "medium-recommended", "cpu-0.5b-fp32", "cpu-0.5b-recommended")},
 }  # fmt: skip
