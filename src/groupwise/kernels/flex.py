@@ -166,7 +166,7 @@ def reason(error: Exception) -> str:
 
 
 def warn_unused(device: torch.device, why: str) -> None:
-    """Say that FlexAttention is left out."""
+    """Warn that FlexAttention is not used, and why."""
     warn(
         f"FlexAttention is not used on {device} ({why}); updates use padded rectangles, "
         "which takes more time and memory."

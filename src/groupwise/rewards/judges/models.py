@@ -97,7 +97,7 @@ class LocalJudge:
             raise ModelError("judge: the model's logits are NaN.")
         written = made.sequences[0, len(tokens) :].tolist()
         if written[-1] not in self.policy.end_tokens:
-            return None  # Cut off: its last line is no verdict.
+            return None  # Cut off: its last line is not a verdict.
         [reply] = self.policy.tokenizer.batch_decode([written[:-1]])
         said = self._told(written[:-1], made.scores)
         return spoken_judgement(reply, said, yes=yes, no=no)

@@ -125,7 +125,7 @@ def run_on_data(
         make: from the workplace to the job.
         name: of the run in the progress and in its report: that of the loss.
         method: what the run does, for its model card.
-        load: loads the model that is trained, if it is no language model; it gets no engine.
+        load: loads the model that is trained, if it is not a language model; it gets no engine.
         learner: name of what is trained, in checkpoints.
         resume, allow_changes, restart, progress: as `train_config` has them.
 
