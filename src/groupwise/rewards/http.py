@@ -48,7 +48,7 @@ class Ending:
 
 
 ENDING: ContextVar[Ending | None] = ContextVar("ENDING", default=None)
-"""Of the run that this thread works for. Threads inherit it by `threads`."""
+"""What ends the requests of the run that this thread works for. Threads inherit it by `threads`."""
 
 
 def threads(count: int, ending: Ending | None, *, name: str = "") -> ThreadPoolExecutor:

@@ -442,7 +442,7 @@ class StreamingSource:
             return None
         found = self.journal.read(step) if self._replays else None
         if found is None:
-            self.journal.drop(step)  # Of another run, or behind a batch that is missing.
+            self.journal.drop(step)  # Written by another run, or after a missing batch.
             self._replays = None
             return None
         known = self._step_of

@@ -14,10 +14,10 @@ from groupwise.kernels import accumulable_grad, active
 from groupwise.models import head_product
 
 CHUNK_BYTES = 30 * 2**20
-"""On a CPU, where a chunk has to fit the caches."""
+"""Size of a chunk on a CPU, where it has to fit into the caches."""
 CARD_ROWS = 512
-"""Of a chunk on a card, whose matrix products need rows: 30 MiB are 48 rows of a vocabulary of 152
-thousand. 512 rows of it are 296 MiB."""
+"""Rows of a chunk on a card, whose matrix products need many: 30 MiB are 48 rows of a vocabulary of
+152 thousand, and 512 rows are 296 MiB."""
 KEEP_BYTES = 224 * 2**20
 
 
