@@ -140,7 +140,7 @@ def prompts(*tests: Any) -> list[Prompt]:
 
 
 @pytest.mark.parametrize(
-    "settings", [{"name": "code_stdio"}, {"name": "code_asserts", "settings": {"tests": "tests"}}]
+    "settings", [{"name": "code_stdio"}, {"name": "code_asserts", "tests": "tests"}]
 )
 def test_data_that_no_program_can_be_judged_by_is_refused_before_the_run(
     settings: dict[str, Any],
