@@ -137,6 +137,18 @@ def test_a_product_of_any_size_in_any_layout(rows: int, columns: int, depth: int
             torch.testing.assert_close(total, wanted + 1, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_linear_product_records_its_gradient_where_one_is_needed(dtype: torch.dtype) -> None:
+    x, weight = numbers(16, 24).to(dtype), numbers(40, 24, seed=1).to(dtype).requires_grad_()
+    with torch.no_grad():
+        alone = Auto().linear(x, weight)
+    found = Auto().linear(x, weight)
+    found.sum().backward()
+    assert weight.grad is not None and not alone.requires_grad
+    torch.testing.assert_close(found.detach(), alone, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(weight.grad, x.sum(0).expand(40, 24), atol=5e-2, rtol=2e-2)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_products_are_added_in_float32_at_least(dtype: torch.dtype) -> None:
     left, right = torch.randn(40, 24).to(dtype), torch.randn(24, 300).to(dtype)

@@ -27,7 +27,7 @@ from groupwise.kernels.reference import Reference
 from groupwise.kernels.tree_attention import tree_attention
 
 CPP = cpu_layers.KINDS | {
-    "matmul", "tree_attention", "decode_attention", "decoder",
+    "matmul", "prefill_attention", "tree_attention", "decode_attention", "decoder",
 }  # fmt: skip
 KERNELS = CPP | {"onednn_layers", "flex"}
 """Names of the kernels, each of which can be turned off."""
@@ -67,6 +67,18 @@ class Auto(Reference):
         if "matmul" in self.on and cpu.can_use_cpu(left, right):
             return cpu.matmul(left, right, onto=total)
         return super().add_matmul(total, left, right)
+
+    def causal_attention(
+        self, query: Tensor, key: Tensor, value: Tensor, *, length: int, **how: Any
+    ) -> Tensor:
+        if not self._attends("prefill_attention", query, key, value, **how):
+            return super().causal_attention(query, key, value, length=length, **how)
+        first = torch.arange(0, len(query), length)
+        spans = torch.stack([first, torch.full_like(first, length), torch.full_like(first, -1)])
+        return tree_attention(
+            query, key, value, spans,
+            prompts=len(first), scaling=how["scaling"], window=how["window"],
+        )  # fmt: skip
 
     def tree_attention(
         self, tree: Tree, query: Tensor, key: Tensor, value: Tensor, **how: Any

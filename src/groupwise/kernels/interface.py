@@ -273,6 +273,18 @@ class Backend(Protocol):
     ) -> Float[Tensor, "rows columns"]: ...
 
     # Attention
+    def causal_attention(
+        self,
+        query: Float[Tensor, "tokens heads dim"],
+        key: Float[Tensor, "tokens key_heads dim"],
+        value: Float[Tensor, "tokens key_heads dim"],
+        *,
+        length: int,
+        scaling: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> Float[Tensor, "tokens heads dim"]: ...
+
     def tree_attention(
         self,
         tree: Tree,

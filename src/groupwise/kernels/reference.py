@@ -67,6 +67,26 @@ class Reference:
         """silu(gate) ∘ up"""
         return F.silu(gate) * up
 
+    def causal_attention(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        length: int,
+        scaling: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> Tensor:
+        """Causal attention within sequences of one length, one after the other."""
+        q, k, v = (x.unflatten(0, (-1, length)).transpose(1, 2) for x in (query, key, value))
+        mask = None
+        if window is not None and window < length:
+            place = torch.arange(length, device=query.device)
+            mask = within_window(place[:, None], place, window)[None, None]
+        out = attention(q, k, v, mask=mask, scaling=scaling, softcap=softcap)
+        return out.transpose(1, 2).flatten(0, 1)
+
     def tree_attention(
         self,
         tree: Tree,
@@ -223,26 +243,6 @@ def within_window(
     `window`)."""
     distance = query_position - key_position
     return (distance >= 0) if window is None else (distance >= 0) & (distance < window)
-
-
-def causal_attention(
-    query: Float[Tensor, "tokens heads dim"],
-    key: Float[Tensor, "tokens key_heads dim"],
-    value: Float[Tensor, "tokens key_heads dim"],
-    *,
-    length: int,
-    scaling: float,
-    window: int | None,
-    softcap: float | None,
-) -> Float[Tensor, "tokens heads dim"]:
-    """Causal attention within sequences of one length, one after the other."""
-    q, k, v = (x.unflatten(0, (-1, length)).transpose(1, 2) for x in (query, key, value))
-    mask = None
-    if window is not None and window < length:
-        place = torch.arange(length, device=query.device)
-        mask = within_window(place[:, None], place, window)[None, None]
-    out = attention(q, k, v, mask=mask, scaling=scaling, softcap=softcap)
-    return out.transpose(1, 2).flatten(0, 1)
 
 
 def attention(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from groupwise.kernels import DecodeRows, GroupCache, active, causal_attention
+from groupwise.kernels import DecodeRows, GroupCache, active
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ class Prefill:
         store.prompt_key[self.slots, :, : self.time] = _by_sequence(key, self.time)
         store.prompt_value[self.slots, :, : self.time] = _by_sequence(value, self.time)
         # Padding stands after every real token, so a causal mask already hides it.
-        return causal_attention(
+        return active().causal_attention(
             query, key, value, length=self.time, scaling=scaling, window=window, softcap=softcap
         )
 
