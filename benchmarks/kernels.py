@@ -1,7 +1,7 @@
 """What each kernel gains end to end: a step with all kernels against one without it, in turns.
 
     python benchmarks/kernels.py --json benchmarks/results/kernels.json
-    python benchmarks/kernels.py --cases cpu-0.5b-fp32@32-tokens --without embedding,softmax
+    python benchmarks/kernels.py --cases cpu-0.5b-fp32@32-tokens --without embedding,norm
 
 Both sides are groupwise with the same weights, prompts and random numbers; one is told to leave out
 a kernel, or all of them ("every kernel"), so that PyTorch computes in its place. `gain` is the time
@@ -27,7 +27,8 @@ COLUMNS = (
 EVERY = "every kernel"
 STEPS = {
     **{name: CASES[name] for name in ("embedded", "medium-fp32", "medium-recommended",
-                                      "long-prompt-fp32", "cpu-0.5b-fp32", "cpu-0.5b-recommended")},
+                                      "medium-lora", "long-prompt-fp32", "cpu-0.5b-fp32",
+                                      "cpu-0.5b-recommended")},
     **{f"{name}@32-tokens": replace(CASES[name], completion=32)
        for name in ("medium-fp32", "medium-recommended", "cpu-0.5b-fp32", "cpu-0.5b-recommended")},
 }  # fmt: skip

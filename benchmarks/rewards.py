@@ -10,7 +10,8 @@ import json
 import statistics
 import time
 
-from groupwise.rewards import RewardSpec, build_scorer, math_equal
+from groupwise.rewards import build_scorer, math_equal
+from groupwise.settings import RewardSettings
 from groupwise.types import Completion, Group, Prompt
 
 CHEAP = [("72", "72"), ("1,250", "1250"), ("$18", "18.00"), ("3/4", "0.75"), ("5", "6")]
@@ -45,7 +46,7 @@ def scorings_per_second(*, workers: int, count: int) -> float:
     )
     prompt = Prompt(id="p", text="q", answer="3")
     group = Group(prompt=prompt, prompt_tokens=[1], completions=completions)
-    part = RewardSpec(name="exact_answer", settings={"style": "boxed"})
+    part = RewardSettings(name="exact_answer", style="boxed")
     with build_scorer([part], workers=workers) as scorer:
         scorer.gather([scorer.submit(group)])
         start = time.perf_counter()

@@ -48,7 +48,7 @@ class Prompt:
         messages: chat turns as {"role": …, "content": …}; empty for a plain prompt.
         text: a plain prompt, given to the model as it is; None when `messages` are given.
         answer: the reference answer, or None where the data has none.
-        value: the answer as the data has it where that is no text, such as a list or a number.
+        value: the answer as the data has it if that is not text, such as a list or a number.
         columns: every other column of the data row, handed on to rewards.
         tools: schemas of the functions that the chat template shows to the model.
     """

@@ -18,7 +18,8 @@ from groupwise.cli import main
 from groupwise.config import load, load_run, trusted_overrides
 from groupwise.errors import UsageError
 from groupwise.experiments import make_plan, read_plan
-from groupwise.rewards import REWARDS, RewardSpec, build_scorer
+from groupwise.rewards import REWARDS, build_scorer
+from groupwise.settings import RewardSettings
 from groupwise.types import Completion, Group, Prompt
 
 OWN = '''
@@ -76,8 +77,8 @@ def group(*texts: str) -> Group:
 
 def test_a_function_by_its_path_scores_here_and_in_workers(own: Path) -> None:
     parts = [
-        RewardSpec(name=f"{own}:right", settings={"bonus": 0.5}),
-        RewardSpec(name=f"{own}:trl_style", weight=0.0),
+        RewardSettings(name=f"{own}:right", bonus=0.5),
+        RewardSettings(name=f"{own}:trl_style", weight=0.0),
     ]
     for workers in (0, 1):
         with build_scorer(parts, workers=workers) as scorer:

@@ -21,7 +21,7 @@ from groupwise.kernels import Reference, active, cpu, using
 from groupwise.kernels import cpu_layers as layers
 from groupwise.kernels.auto import Auto
 from groupwise.kernels.build import compiled
-from groupwise.kernels.cpu import matmul, rms_norm, rms_norm_backward, softmax_, swiglu
+from groupwise.kernels.cpu import matmul, rms_norm, rms_norm_backward, swiglu
 from groupwise.kernels.cpu_layers import use_cpu_kernels
 from groupwise.models import AdapterSettings, Policy, load_policy, save_policy
 from groupwise.training.stages.base_model import small_policy
@@ -349,8 +349,6 @@ def test_what_does_not_belong_together_is_refused() -> None:
         lambda: rms_norm_backward(x, other[0], 1e-6, x),
         lambda: rms_norm_backward(x, x[0], 1e-6, other),
         lambda: rms_norm(x.half(), x[0].half(), 1e-6),
-        lambda: softmax_(x.double()),
-        lambda: softmax_(other[:, :16]),
     ):
         with pytest.raises((ValueError, TypeError, BeartypeCallHintViolation)):
             call()
@@ -454,10 +452,10 @@ def test_an_update_uses_them_forward_and_backward(monkeypatch: pytest.MonkeyPatc
         monkeypatch.setattr(module, "matmul", counted)
     own = gradient(1)
     products, head = 7 * 2, 1  # 7 of a layer
-    assert (len(calls), sum(calls)) == (3 * products + 2 * head, 0)
+    assert (len(calls), sum(calls)) == (3 * (products + head), 0)
     calls.clear()
     in_two = gradient(2)
-    assert (len(calls), sum(calls)) == (2 * (3 * products + 2 * head), products + head)
+    assert (len(calls), sum(calls)) == (2 * 3 * (products + head), products + head)
     calls.clear()
     with using(Reference()):
         plain = gradient(1)

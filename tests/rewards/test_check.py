@@ -8,7 +8,8 @@ import math
 import pytest
 
 from groupwise.errors import UsageError
-from groupwise.rewards import RewardSpec, build_scorer, from_functions, verifier
+from groupwise.rewards import build_scorer, from_functions, verifier
+from groupwise.settings import RewardSettings
 from groupwise.testing import RewardCheck, check_reward
 from groupwise.types import Prompt
 
@@ -20,7 +21,7 @@ def kinds(check: RewardCheck, prompt: str) -> dict[str, float]:
 
 
 def test_a_sound_reward() -> None:
-    parts = [RewardSpec(name="exact_answer"), RewardSpec(name="think_answer", weight=0.5)]
+    parts = [RewardSettings(name="exact_answer"), RewardSettings(name="think_answer", weight=0.5)]
     with build_scorer(parts) as scorer:
         check = check_reward(scorer, PROMPTS, {"12": ["<answer>24/2</answer>"]})
     assert check.passed and check.writing == "think and answer"
@@ -32,7 +33,8 @@ def test_a_sound_reward() -> None:
     assert "no problem found" in str(check) and "think_answer" in str(check)
     assert json.loads(json.dumps(check.table()))[0]["total"] == 1.5
     assert "correct" in str(check).splitlines()[0]
-    with build_scorer([RewardSpec(name="think_answer")]) as scorer:  # nothing says what is correct
+    no_verifier = RewardSettings(name="think_answer")
+    with build_scorer([no_verifier]) as scorer:
         unverified = str(check_reward(scorer, PROMPTS))
     assert "correct" not in unverified.splitlines()[0] and "nan" not in unverified
 
@@ -76,7 +78,7 @@ def test_the_first_of_several_references_is_an_answer(reward: str) -> None:
     prompts = [
         Prompt(id=str(n), text=f"{n}?", answer=json.dumps(each)) for n, each in enumerate(answers)
     ]
-    with build_scorer([RewardSpec(name=reward)], workers=0) as scorer:
+    with build_scorer([RewardSettings(name=reward)], workers=0) as scorer:
         tried = check_reward(scorer, prompts)
     assert tried.passed, tried.problems
     assert [row.total for row in tried.rows if row.kind == "gold"] == [1.0, 1.0]

@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 
 from groupwise.errors import UsageError
+from groupwise.rewards import build_scorer
 from groupwise.rewards.base import Unjudgeable
 from groupwise.rewards.code.reward import code_asserts, code_function, code_stdio
 from groupwise.rewards.code.sandbox import unavailable
 from groupwise.rewards.scoring.rows import check_rows
-from groupwise.rewards.scoring.scorer import RewardSpec, build_scorer
+from groupwise.settings import RewardSettings
 from groupwise.types import Completion, Group, Prompt, Status
 
 SECONDS = 30.0
@@ -139,12 +140,12 @@ def prompts(*tests: Any) -> list[Prompt]:
 
 
 @pytest.mark.parametrize(
-    "settings", [{"name": "code_stdio"}, {"name": "code_asserts", "settings": {"tests": "tests"}}]
+    "settings", [{"name": "code_stdio"}, {"name": "code_asserts", "tests": "tests"}]
 )
 def test_data_that_no_program_can_be_judged_by_is_refused_before_the_run(
     settings: dict[str, Any],
 ) -> None:
-    scorer = build_scorer([RewardSpec(**settings)])
+    scorer = build_scorer([RewardSettings(**settings)])
     good = [{"input": "1", "output": "2"}] if "stdio" in settings["name"] else ["assert f(1)"]
     assert check_rows(scorer, prompts(good, good), where="data.train") == []
     label = settings["name"]
@@ -159,8 +160,8 @@ def test_data_that_no_program_can_be_judged_by_is_refused_before_the_run(
 @sandboxed
 @pytest.mark.parametrize("optional", [False, True])
 def test_the_reason_is_kept_with_the_completion(optional: bool) -> None:
-    parts = [RewardSpec(name="code_asserts", optional=optional, settings={"seconds": SECONDS})]
-    with build_scorer([*parts, RewardSpec(name="untruncated")]
+    parts = [RewardSettings(name="code_asserts", optional=optional, seconds=SECONDS)]
+    with build_scorer([*parts, RewardSettings(name="untruncated")]
                       if optional else parts) as scorer:  # fmt: skip
         made = Completion(tokens=[1], mask=[True], logprobs=[-1.0], text=PROGRAM, finish="stop")
         rows = (["assert f(1) == 2"], ["import no_such\nassert f(1) == 2"])

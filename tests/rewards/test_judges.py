@@ -33,7 +33,7 @@ from transformers import (
 )
 
 from groupwise.errors import ModelError, RewardError, UsageError
-from groupwise.rewards import REWARDS, PoolScorer, RewardSpec, build_scorer
+from groupwise.rewards import REWARDS, PoolScorer, build_scorer
 from groupwise.rewards.builtin.contexts import ContextGain, perplexity, rank_contexts, scorer_of
 from groupwise.rewards.judges.encoders import bert_f1, greedy_f1, load
 from groupwise.rewards.judges.endpoint import _address, _key, judge_endpoint
@@ -55,6 +55,7 @@ from groupwise.rewards.judges.similarity import (
     korean_reason_bleurt,
     learned_metric,
 )
+from groupwise.settings import RewardSettings
 from groupwise.types import Completion, Group, Prompt
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "<|end|>", "Yes", "No", "Yeti", *"abcd."]
@@ -503,7 +504,10 @@ def test_groups_are_judged_at_once_up_to_the_limit() -> None:
         most[0] = 0
         with _endpoint(reply) as url:
             settings = {"endpoint": url, "model": "m", "concurrency": limit}
-            specs = [RewardSpec(name="judge_endpoint", settings=settings), RewardSpec(name="rouge")]
+            specs = [
+                RewardSettings(name="judge_endpoint", **settings),
+                RewardSettings(name="rouge"),
+            ]
             with build_scorer(specs, workers=workers) as scorer:
                 tickets = [scorer.submit(asked("q", *"abcd")) for _ in range(6)]
                 scores = scorer.gather(tickets)
@@ -522,7 +526,7 @@ def test_requests_to_a_judge_end_with_the_run(workers: int) -> None:
 
     with _raw_server(hold) as url:
         settings = {"endpoint": url, "model": "m", "concurrency": 3, "timeout": 100.0}
-        specs = [RewardSpec(name="judge_endpoint", settings=settings), RewardSpec(name="rouge")]
+        specs = [RewardSettings(name="judge_endpoint", **settings), RewardSettings(name="rouge")]
         with build_scorer(specs, workers=workers) as scorer:
             for _ in range(20):
                 scorer.submit(asked("q", *"abcdefgh"))
@@ -697,7 +701,7 @@ def test_one_failed_judgement_does_not_lose_the_group() -> None:
     group = Group(prompt=prompt, prompt_tokens=[1], completions=completions)
     with _endpoint(reply) as url:
         settings = {"endpoint": url, "model": "m", "timeout": 0.7}
-        with build_scorer([RewardSpec(name="judge_endpoint", settings=settings)]) as scorer:
+        with build_scorer([RewardSettings(name="judge_endpoint", **settings)]) as scorer:
             score = scorer.submit(group).result()
     assert [status.value for status in score.status] == ["ok", "error", "timeout", "ok"]
     assert score.total[0] == score.total[3] == pytest.approx(0.9)
@@ -763,7 +767,7 @@ def test_reward_model_with_a_pooled_head(regressor: str) -> None:
 
 def test_reward_model_runs_in_a_worker_of_its_own(scalar: str) -> None:
     here = psutil.Process()
-    spec = RewardSpec(name="reward_model", settings={"model": scalar})
+    spec = RewardSettings(name="reward_model", model=scalar)
     started = len(here.children(recursive=True))
     with build_scorer([spec], timeout_s=60.0) as scorer:
         (forker,) = here.children()[started:]
@@ -790,7 +794,7 @@ def test_models_that_score_run_in_workers_of_their_own(
     settings = {**settings, "model": request.getfixturevalue(folder)}
     here = REWARDS.get(name)
     data = {"texts": ["a", "c d"], "answer": "b"} | ({"prompt": "a"} if name == "judge" else {})
-    with build_scorer([RewardSpec(name=name, settings=settings)], timeout_s=60.0) as scorer:
+    with build_scorer([RewardSettings(name=name, **settings)], timeout_s=60.0) as scorer:
         assert isinstance(scorer, PoolScorer)
         found = scorer.submit(asked("a", "a", "c d")).result()
     assert found.total == pytest.approx(here(**data, **settings), abs=1e-5)

@@ -22,7 +22,6 @@ from groupwise.registry import spec
 from groupwise.rewards import (
     COMBINATIONS,
     GroupScore,
-    RewardSpec,
     Scorer,
     build_scorer,
     combination,
@@ -32,6 +31,7 @@ from groupwise.rewards import (
     verifier,
 )
 from groupwise.rewards.compose import normalised_sum
+from groupwise.settings import RewardSettings
 from groupwise.types import Completion, Group, Prompt, Scores, Status
 
 OK, ERROR, LATE, UNJUDGEABLE = Status.OK, Status.ERROR, Status.TIMEOUT, Status.UNJUDGEABLE
@@ -63,8 +63,8 @@ def right(text: str, answer: str) -> float:
 
 def test_parts_are_weighted_summed_and_logged_by_name() -> None:
     parts = [
-        RewardSpec(name="exact_answer", weight=2.0, settings={"style": "last_number"}),
-        RewardSpec(name="soft_overlong", settings={"cache": 2}),
+        RewardSettings(name="exact_answer", weight=2.0, style="last_number"),
+        RewardSettings(name="soft_overlong", cache=2),
     ]
     scores = scored(build_scorer(parts, max_tokens=4), group("5", "4", "  5"))
     # lengths 1, 1, 3 with limit 4 and cache 2: 0, 0, (2 - 3)/2
@@ -90,25 +90,28 @@ def test_rewards_score_what_the_policy_wrote_and_not_what_it_was_told(
     told = replace(completion(call + page), own=call, values=counted)
     alone = replace(completion(call), values=counted)
     given = replace(group(), completions=(told, alone))
-    scores = scored(build_scorer([RewardSpec(name=reward)]), given)
+    scores = scored(build_scorer([RewardSettings(name=reward)]), given)
     one, other = scores.total[0].tolist()
     assert one == other <= 0.0
 
 
 def test_parts_of_one_name_are_kept_apart() -> None:
-    parts = [RewardSpec(name="tag_count"), RewardSpec(name="tag_count", weight=2.0)]
+    parts = [RewardSettings(name="tag_count"), RewardSettings(name="tag_count", weight=2.0)]
     scores = scored(build_scorer(parts), group("<think>\n"))
     assert list(scores.parts) == ["tag_count", "tag_count_2"]
     assert scores.total.item() == 0.75
-    labelled = [RewardSpec(name="tag_count", label="a"), RewardSpec(name="tag_count", label="b")]
+    labelled = [
+        RewardSettings(name="tag_count", label="a"),
+        RewardSettings(name="tag_count", label="b"),
+    ]
     assert list(scored(build_scorer(labelled), group("x")).parts) == ["a", "b"]
 
 
 def test_length_rewards_see_the_correctness_of_the_verifier_before_them() -> None:
     parts = [
-        RewardSpec(name="exact_answer", settings={"style": "last_number"}),
-        RewardSpec(name="kimi_length"),
-        RewardSpec(name="cosine", settings={"limit": 10}),
+        RewardSettings(name="exact_answer", style="last_number"),
+        RewardSettings(name="kimi_length"),
+        RewardSettings(name="cosine", limit=10),
     ]
     scores = scored(build_scorer(parts), group("5", "    5", "4"))
     # lengths 1, 5, 1: λ = .5, -.5, .5, and at most 0 for the wrong third
@@ -116,18 +119,18 @@ def test_length_rewards_see_the_correctness_of_the_verifier_before_them() -> Non
     assert (scores.parts["cosine"][0] > 0).tolist() == [True, True, False]
     with pytest.raises(UsageError, match="a verifier must come before"):
         build_scorer(parts[::-1])
-    explicit = [RewardSpec(name="tag_count", correct=True), RewardSpec(name="kimi_length")]
+    explicit = [RewardSettings(name="tag_count", correct=True), RewardSettings(name="kimi_length")]
     assert scored(build_scorer(explicit), group("a", "b")).correct.tolist() == [[0.0, 0.0]]
 
 
 def test_only_one_part_defines_correctness() -> None:
-    numbers = RewardSpec(name="exact_answer", settings={"style": "last_number"})
-    strings = RewardSpec(name="normalised_match")
-    cosine = RewardSpec(name="cosine", settings={"limit": 10})
+    numbers = RewardSettings(name="exact_answer", style="last_number")
+    strings = RewardSettings(name="normalised_match")
+    cosine = RewardSettings(name="cosine", limit=10)
     scores = scored(build_scorer([numbers, strings, cosine]), group("it is 5"))
     assert scores.parts["normalised_match"].item() == 0.0
     assert scores.correct.item() == 1.0 and scores.parts["cosine"].item() > 0
-    chosen = RewardSpec(name="normalised_match", correct=True)
+    chosen = RewardSettings(name="normalised_match", correct=True)
     scores = scored(build_scorer([numbers, chosen, cosine]), group("it is 5"))
     assert scores.correct.item() == 0.0 and scores.parts["cosine"].item() < 0
     with pytest.raises(UsageError, match="only one part"):
@@ -186,11 +189,11 @@ def test_a_total_beyond_the_range_of_statistics_is_an_error_of_the_reward() -> N
 
 
 def test_an_optional_part_that_is_none_does_not_apply() -> None:
-    parts = [RewardSpec(name="tag_count"), RewardSpec(name="exact_answer", optional=True)]
+    parts = [RewardSettings(name="tag_count"), RewardSettings(name="exact_answer", optional=True)]
     scores = scored(build_scorer(parts), group("<think>\n", answer=None))
     assert scores.total.item() == 0.25 and math.isnan(scores.parts["exact_answer"].item())
     with pytest.raises(RewardError, match="exact_answer: the row has no answer"):
-        scored(build_scorer([RewardSpec(name="exact_answer")]), group("5", answer=None))
+        scored(build_scorer([RewardSettings(name="exact_answer")]), group("5", answer=None))
 
 
 def test_a_failed_completion_is_masked() -> None:

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 import groupwise.testing.engines as contract
 from groupwise.errors import RunError
-from groupwise.kernels.reference import rising
 from groupwise.rollouts import make_engine
-from groupwise.rollouts.sampling import kept_ids
+from groupwise.rollouts.sampling import draw, kept_ids, rising
 from groupwise.settings import EngineSettings
 from groupwise.types import Sampling
 from groupwise.updates.packing import support_mask
@@ -37,6 +37,61 @@ def test_engines_keep_the_sets_compact(name: str) -> None:
             assert completion.support is not None
             for token, kept in zip(completion.tokens, completion.support, strict=True):
                 assert isinstance(kept, array) and len(kept) == 3 and int(token) in kept
+
+
+def drawn(logits: Tensor, uniform: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+    found = draw(logits, uniform, Sampling(max_tokens=1, temperature=temperature))
+    return found.tokens, found.logp
+
+
+def numbers(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("size", [1, 2, 15, 16, 17, 128, 129, 1000, 5000])
+@pytest.mark.parametrize("temperature", [1.0, 0.3, 2.5])
+def test_tokens_are_drawn_by_their_probabilities(size: int, temperature: float) -> None:
+    logits, uniform = 3 * numbers(400, size), torch.linspace(0, 1, 400, dtype=torch.float64)
+    logits[::2, 1::3], logits[1::2, : size // 2] = -torch.inf, -torch.inf
+    uniform[-1] = 1 - 2**-53
+    tokens, logp = drawn(logits, uniform, temperature)
+    probs = torch.softmax(logits.double() / temperature, -1)
+    found = probs.gather(1, tokens[:, None])[:, 0]
+    torch.testing.assert_close(logp.double().exp(), found, rtol=1e-5, atol=1e-9)
+    assert (logp > -torch.inf).all()
+    after = probs.cumsum(-1).gather(1, tokens[:, None])[:, 0]
+    assert (after > uniform - 1e-6).all() and (after - logp.exp() < uniform + 1e-6).all()
+
+
+@pytest.mark.parametrize("size", [100, 1000])
+def test_the_largest_number_below_one_draws_a_token_of_positive_probability(size: int) -> None:
+    logits, uniform = numbers(400, size), torch.full((400,), 1 - 2**-53, dtype=torch.float64)
+    logits[:, size - 30 :] = -torch.inf
+    _, logp = drawn(logits, uniform)
+    assert (logp > -torch.inf).all()
+
+
+@pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("size", [40, 300])
+def test_rows_without_probabilities_get_a_logprob_of_nan(number: float, size: int) -> None:
+    """A row of -inf alone has no probabilities either; the rows beside it do."""
+    logits = numbers(3, size)
+    logits[1] = number
+    tokens, logp = drawn(logits, torch.full((3,), 0.5))
+    assert logp.isnan().tolist() == [False, True, False] and tokens[1] == size - 1
+
+
+@pytest.mark.parametrize("number", [torch.nan, torch.inf])
+def test_one_logit_without_a_value_is_enough(number: float) -> None:
+    logits = numbers(2, 300)
+    logits[1, 200] = number
+    _, logp = drawn(logits, torch.tensor([0.5, 0.1]))
+    assert logp.isnan().tolist() == [False, True]
+
+
+def test_no_rows_no_tokens() -> None:
+    tokens, logp = drawn(numbers(0, 40), torch.zeros(0))
+    assert tokens.shape == logp.shape == (0,)
 
 
 def test_no_token_of_probability_0_is_drawn_from_a_scan_that_wavers() -> None:

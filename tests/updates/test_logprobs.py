@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from groupwise.updates import Projection, token_logprobs
-from groupwise.updates.logprobs import chunk_bytes
+from groupwise.updates.logprobs import chunk_bytes, softmax_
 
 TOKENS, VOCAB, HIDDEN = 300, 50, 24
 ROW = 4 * VOCAB
@@ -106,3 +106,17 @@ def test_chunks_have_rows_for_a_card_and_fit_the_caches_of_a_cpu() -> None:
         head = Projection(weight=torch.empty(152_000, 1, device=device))
         first, *_, last = head.pieces(slice(0, 1024))
         assert first.stop == rows and last.stop == 1024
+
+
+@pytest.mark.parametrize("size", [1, 15, 16, 17, 1000])
+def test_a_softmax_in_place_returns_its_normaliser(size: int) -> None:
+    x = 20 * torch.randn(3, size)
+    x[1, size // 2 :] = float("-inf") if size > 1 else 0.0
+    wanted, norm = x.double().softmax(-1), x.double().logsumexp(-1)
+    found = x.clone()
+    torch.testing.assert_close(softmax_(found).double(), norm, atol=1e-5, rtol=1e-6)
+    torch.testing.assert_close(found.double(), wanted, atol=1e-7, rtol=1e-5)
+    assert not found[1, size // 2 :].any() or size == 1
+    x[2, 0] = float("nan")
+    assert softmax_(x)[2].isnan()
+    assert x[2].isnan().all()

@@ -102,7 +102,7 @@ class SlotSetting:
     """A setting of a function that fills a slot: `algorithm.SLOT.KEY` of a recipe.
 
     Attributes:
-        slot, function, key: whose it is.
+        slot, function, key: the slot, its function, and the name of the setting.
         annotation: its type.
         default: of the function.
         about: its meaning, from the docstring.

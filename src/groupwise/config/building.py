@@ -13,6 +13,8 @@ from groupwise.errors import UsageError, suggest
 
 Model = TypeVar("Model", bound=BaseModel)
 
+SHOWN = 200
+"""Characters of a refused value or of a path that a message shows."""
 WANTED = {
     "model_type": "must be a section (a table of settings)",
     "tuple_type": "must be a list",
@@ -119,8 +121,8 @@ def _shown(step: int | str) -> str:
     return _shortened(str(step) if str(step).isprintable() else repr(step))
 
 
-def _shortened(text: str, *, longest: int = 200) -> str:
-    return text if len(text) <= longest else text[:longest] + "…"
+def _shortened(text: str) -> str:
+    return text if len(text) <= SHOWN else text[:SHOWN] + "…"
 
 
 def _section_at(steps: list[int | str], section: type[BaseModel]) -> type[BaseModel]:

@@ -127,7 +127,7 @@ def update_bytes(
         live.leave_out([*model.parameters(), *model.buffers()])
         for _ in range(1 + several):
             before = live.now
-            # Each has masks of its own, so they are no part of what the one before leaves.
+            # Each has masks of its own, so they are not part of what the one before leaves.
             own = _without_content(laid, lambda real: mode.from_tensor(real).to(device))
             hidden = backbone.hidden(own.tokens, own.positions, own.attend)
             layers = live.now - before

@@ -246,7 +246,7 @@ def _with(config: Config, path: str, value: Any) -> Config:
 
 
 def _model(config: Config, sizes: PretrainedConfig) -> Any:
-    """The model as it will be trained, without content."""
+    """The model as it will be trained, without its data."""
     section = config.model
     model = AutoModelForCausalLM.from_config(
         sizes, dtype=DTYPES[section.dtype], trust_remote_code=section.trust_remote_code

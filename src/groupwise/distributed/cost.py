@@ -34,7 +34,7 @@ LAUNCH_S = 0.002
 FLOPS = 8
 """Operations per parameter and token of an update whose activations are computed twice."""
 HOURS_PER_FAILURE = 51_000
-"""Of one card: 419 interruptions in 54 days of 16,384 cards (Llama 3, arXiv:2407.21783)."""
+"""Mean time between failures of one card: 419 in 54 days of 16,384 cards (Llama 3, 2407.21783)."""
 CHECKPOINT_S = 60.0
 
 

@@ -43,7 +43,7 @@ class Launch:
 
     @property
     def name(self) -> str:
-        """Of the job: letters, digits and hyphens."""
+        """Name of the job: letters, digits and hyphens."""
         stem = re.sub(r"[^a-z0-9]+", "-", Path(self.recipe).stem.lower()).strip("-")
         return stem[:50].strip("-") or "groupwise"
 

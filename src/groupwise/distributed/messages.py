@@ -28,7 +28,7 @@ def _tensor(data: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
 
 
 def packed(value: Any) -> bytes:
-    """A value as bytes. Tensors come back without their gradients and not as views of others."""
+    """A value as bytes. Unpacked tensors have no gradients and are not views of others."""
     stream = io.BytesIO()
     _Packer(stream, pickle.HIGHEST_PROTOCOL).dump(value)
     return stream.getvalue()

@@ -24,6 +24,8 @@ from groupwise.errors import RunError, first_line
 
 IDLE = timedelta(hours=24)
 """How long a rank waits for the next command of rank 0; an ended rank 0 is noticed at once."""
+PATIENCE_S = 3.0
+"""Time that a rank gives the others to say why they ended."""
 LOOK_S = 0.05
 """Longest pause, in seconds, between checks whether the other ranks are done."""
 SILENT = ("timed out", "timeout", "monitoredbarrier")
@@ -271,14 +273,14 @@ class World:
                 f"{self._who(error, silent=late)}. Continue with --resume."
             ) from error
 
-    def _who(self, error: BaseException, *, silent: bool, patience_s: float = 3.0) -> str:
+    def _who(self, error: BaseException, *, silent: bool) -> str:
         """Which ranks were lost: those that gave a reason or have ended; after a time-out those
         that do not time out as well within some seconds; otherwise the message of the library.
         """
         if silent:
             self._note(f"waited/{self.rank}", "too long")
         others = late = [rank for rank in range(self.size) if rank != self.rank]
-        end = time.monotonic() + patience_s
+        end = time.monotonic() + PATIENCE_S
         while time.monotonic() < end:
             late = [rank for rank in others if not self._gave_up(rank)]
             if lines := [line for rank in late if (line := self._fate(rank))]:

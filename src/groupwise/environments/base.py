@@ -146,8 +146,8 @@ SEARCH_TAGS: dict[str, Tags] = {
         result=("\n\n<|begin_of_documents|>\n", "<|end_of_documents|>\n\n"),
     ),
 }
-"""Tags by the paper that trains with them: Search-R1 (2503.09516), ReSearch (2503.19470),
-R1-Searcher (2503.05592)."""
+"""Tags of calls and results, by the system that uses them: Search-R1 (2503.09516), ReSearch
+(2503.19470), R1-Searcher (2503.05592)."""
 
 
 class TagState:

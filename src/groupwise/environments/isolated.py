@@ -65,7 +65,7 @@ class State:
     """What is known here of a state that a worker holds.
 
     Attributes:
-        texts: earlier calls that the worker has not been told of.
+        texts: earlier calls that the worker has not received.
         worker: where the state is; None before the first call.
         asked: whether the worker has a call to answer.
         ended: whether the completion is over.

@@ -21,7 +21,7 @@ DIFFICULTY = ("level", "difficulty", "people", "hops")
 """Columns of the data that say how hard a problem is; the first one that is there counts."""
 
 MOST_LEVELS = 12
-"""A column with more different values is no scale of difficulty."""
+"""A column with more different values is not a scale of difficulty."""
 
 MOST_CALLS = 5
 """Answers with more calls of tools are counted among those with this number."""

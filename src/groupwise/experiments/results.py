@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from groupwise.config import Config
 from groupwise.errors import RunError, UsageError
 from groupwise.report import RunData
 from groupwise.rundir.files import read_lines, replace_text
+from groupwise.rundir.provenance import digest
 
 FORMAT = 1
 
@@ -168,12 +168,6 @@ def hash_of(config: Config) -> str:
     """
     excluded = {"output", "imports"}
     return digest(config.model_dump(mode="json", exclude_defaults=True, exclude=excluded))
-
-
-def digest(values: Mapping[str, Any]) -> str:
-    """A short hash of JSON values."""
-    text = json.dumps(values, sort_keys=True, ensure_ascii=False)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _short(value: float | None) -> float | None:

@@ -93,7 +93,7 @@ def write_variance_png(found: Variance, output: str | Path) -> Path:
         The file written.
 
     Raises:
-        UsageError: an ending that is no picture format, or no gradient anywhere.
+        UsageError: an ending that is not a picture format, or no gradient anywhere.
         RunError: the file cannot be written.
     """
     path = picture_path(output, where="--png")

@@ -23,9 +23,10 @@ from groupwise.config import Config, load
 from groupwise.config.data import load_eval
 from groupwise.errors import UsageError
 from groupwise.experiments.jobs import Job
-from groupwise.experiments.results import Result, digest, hash_of, read_curve
+from groupwise.experiments.results import Result, hash_of, read_curve
 from groupwise.models import base_fingerprint
 from groupwise.rundir.files import read_lines, replace_text, surroundings
+from groupwise.rundir.provenance import digest
 from groupwise.training.callbacks import Callback
 from groupwise.training.prepare import Prepared, prepare
 from groupwise.training.resume import plain_settings

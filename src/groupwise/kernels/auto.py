@@ -27,10 +27,9 @@ from groupwise.kernels.reference import Reference
 from groupwise.kernels.tree_attention import tree_attention
 
 CPP = cpu_layers.KINDS | {
-    "matmul", "softmax", "draw", "prefill_attention", "tree_attention", "decode_attention",
-    "decoder",
+    "matmul", "prefill_attention", "tree_attention", "decode_attention", "decoder",
 }  # fmt: skip
-KERNELS = CPP | {"onednn_linear", "onednn_layers", "flex"}
+KERNELS = CPP | {"onednn_layers", "flex"}
 """Names of the kernels, each of which can be turned off."""
 
 
@@ -56,29 +55,18 @@ class Auto(Reference):
         return "+".join(used) or "torch"
 
     def linear(self, x: Tensor, weight: Tensor) -> Tensor:
-        if "onednn_linear" in self.on and onednn.can_use_onednn(x, weight):
-            return onednn.linear(x, weight)
-        return super().linear(x, weight)
+        recorded = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
+        return super().linear(x, weight) if recorded else self.matmul(x, weight.t())
 
     def matmul(self, left: Tensor, right: Tensor) -> Tensor:
         if "matmul" in self.on and cpu.can_use_cpu(left, right):
             return cpu.matmul(left, right)
-        return self.linear(left, right.t())
+        return super().matmul(left, right)
 
     def add_matmul(self, total: Tensor | None, left: Tensor, right: Tensor) -> Tensor:
         if "matmul" in self.on and cpu.can_use_cpu(left, right):
             return cpu.matmul(left, right, onto=total)
         return super().add_matmul(total, left, right)
-
-    def softmax_(self, x: Tensor) -> Tensor:
-        if "softmax" in self.on and cpu.can_use_cpu(x):
-            return cpu.softmax_(x)
-        return super().softmax_(x)
-
-    def draw(self, logits: Tensor, uniform: Tensor, *, temperature: float) -> tuple[Tensor, Tensor]:
-        if "draw" in self.on and cpu.can_use_cpu(logits):
-            return cpu.draw_tokens(logits, uniform, temperature=temperature)
-        return super().draw(logits, uniform, temperature=temperature)
 
     def causal_attention(
         self, query: Tensor, key: Tensor, value: Tensor, *, length: int, **how: Any

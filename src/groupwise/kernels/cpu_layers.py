@@ -135,7 +135,7 @@ def _agrees(own: Forward, module: Any) -> bool:
     place of the module's: these may be in 16 bits, whose rounding hides much, in 4, or fake."""
     with _disable_current_modes():  # of fake tensors
         try:
-            # Of float32, whatever the program's default: in another type nothing would be tried.
+            # In float32 whatever the program's default: the kernel is not tried in another type.
             float32: Any = {"dtype": torch.float32, "device": "cpu"}
             some, grid = copy.copy(module), torch.linspace(-20, 20, 161, **float32)
             if own is _norm:

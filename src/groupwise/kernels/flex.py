@@ -67,7 +67,7 @@ def _blocks(tokens: int, device: torch.device, mask: Callable[..., Tensor]) -> B
 
 
 def _of_tokens(spans: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Of every token its span, the span of its prompt and its position. Padding up to a whole block
+    """The span, the span of the prompt and the position of every token. Padding up to a whole block
     is one more span."""
     begin, length, owner = spans
     order = begin.argsort(stable=True)
@@ -166,7 +166,7 @@ def reason(error: Exception) -> str:
 
 
 def warn_unused(device: torch.device, why: str) -> None:
-    """Say that FlexAttention is left out."""
+    """Warn that FlexAttention is not used, and why."""
     warn(
         f"FlexAttention is not used on {device} ({why}); updates use padded rectangles, "
         "which takes more time and memory."

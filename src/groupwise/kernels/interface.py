@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float, Float32, Int, Int64
+from jaxtyping import Float, Float32, Int
 from torch import Tensor, nn
 
 COPY_LIMIT = 2 * 2**30
@@ -271,17 +271,6 @@ class Backend(Protocol):
         left: Float[Tensor, "rows depth"],
         right: Float[Tensor, "depth columns"],
     ) -> Float[Tensor, "rows columns"]: ...
-
-    # Rows of logits
-    def softmax_(self, x: Float[Tensor, "rows size"]) -> Float[Tensor, "rows"]: ...
-
-    def draw(
-        self,
-        logits: Float[Tensor, "rows vocab"],
-        uniform: Float[Tensor, "rows"],
-        *,
-        temperature: float,
-    ) -> tuple[Int64[Tensor, "rows"], Float[Tensor, "rows"]]: ...
 
     # Attention
     def causal_attention(

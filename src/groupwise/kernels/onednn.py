@@ -51,27 +51,6 @@ def dtypes() -> frozenset[torch.dtype]:
     return frozenset({torch.float32, torch.bfloat16} if bf16 else {torch.float32})
 
 
-def linear(
-    x: Float[Tensor, "rows inputs"], weight: Float[Tensor, "outputs inputs"]
-) -> Float[Tensor, "rows outputs"]:
-    """x · Wᵀ. Records no gradient."""
-    return torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
-
-
-def can_use_onednn(x: Tensor, weight: Tensor) -> bool:
-    """Whether `linear` takes these and is faster: no gradient is recorded, as in an
-    `autograd.Function`, and the rows are a multiple of 16."""
-    recorded = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
-    return (
-        not recorded
-        and len(x) % ROWS == 0
-        and x.device.type == "cpu"
-        and x.dtype == weight.dtype
-        and x.dtype in dtypes()
-        and weight.numel() >= SMALLEST
-    )
-
-
 class ReorderedLinear:
     """A matrix reordered for oneDNN. Records no gradient.
 

@@ -50,7 +50,7 @@ def _limit_of_thread(seconds: float) -> Iterator[None]:
     """`time_limit` without signals, which only the main thread receives."""
 
     class TooLong(TimeoutError):
-        """Made by the interpreter, without arguments."""
+        """Raised by the interpreter, which passes no arguments."""
 
         def __str__(self) -> str:
             return f"it runs for more than {seconds:g} s"

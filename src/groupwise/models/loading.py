@@ -356,8 +356,8 @@ def four_bits(compute: torch.dtype) -> Any:
 def release_file(model: Any) -> None:
     """Copy the weights that a model reads from its file, so that the file is no longer mapped.
 
-    Of a quantised model these are few, mostly the embedding, and would keep the whole file in
-    memory.
+    A quantised model reads only a few weights from it, mostly the embedding, but they would keep
+    the whole file in memory.
     """
     for parameter in model.parameters():
         if parameter.is_floating_point():

@@ -141,7 +141,7 @@ def _origin(model: str, stage: Stage, pipeline: Pipeline, *, merged: bool = Fals
         return _origin(maker.settings["models"][0], maker, pipeline)
     (config,) = configured(maker, resolved(maker, pipeline), pipeline).values()
     if config.model.adapter is not None and not merged:
-        raise UsageError(f"{model}: is an adapter; merge it into its base by a stage merge first.")
+        raise UsageError(f"{model}: is an adapter; merge it first, with a stage `merge`.")
     start = maker.settings.get("model")
     return parts_of(config.model.path) if start is None else _origin(start, maker, pipeline)
 

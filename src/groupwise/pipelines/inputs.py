@@ -32,7 +32,7 @@ def outside(
         stage: of the pipeline.
         given: its settings, with paths in place of "@stage".
         configs: its configurations by the name of the recipe.
-        pipeline: whose own outputs are no inputs from outside.
+        pipeline: whose own outputs are not inputs from outside.
     """
     models, files = _of_settings(given)
     more_models, more_files = list[str](), list[str]()

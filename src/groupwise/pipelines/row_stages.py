@@ -140,7 +140,7 @@ def contexts(
 
 
 def _rank_figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Of questions whose rule is known, the share for which it is the best candidate."""
+    """The share of questions with a known rule for which it is the best candidate."""
     if not rows:
         return {}
     first = 0

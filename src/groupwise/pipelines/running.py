@@ -149,7 +149,7 @@ def run_pipeline(
 def checked_plan(
     pipeline: Pipeline, *, first: str | None = None, only: str | None = None
 ) -> tuple[list[StageState], list[StageState]]:
-    """The state of every stage, and those that are to run; nothing is written.
+    """The state of every stage, and the stages to run; writes nothing.
 
     Raises:
         UsageError: whatever `run_pipeline` refuses before the first stage.
@@ -234,7 +234,7 @@ def _record(folder: Path) -> dict[str, Any] | None:
 def _wanted(
     pipeline: Pipeline, states: Sequence[StageState], *, first: str | None, only: str | None
 ) -> list[StageState]:
-    """The stages that are to run."""
+    """The stages to run."""
     if first is not None and only is not None:
         raise UsageError("--from: cannot be combined with --only.")
     if only is not None:

@@ -264,7 +264,7 @@ def _answer(row: Row, columns: _Columns, where: str) -> str | None:
 
 
 def _untexted(row: Row, columns: _Columns, where: str) -> Any:
-    """The answer as the data has it, where that is no text."""
+    """The answer as the data has it, if that is not text."""
     value = _value(row, columns.answer, where) if columns.answer else None
     return None if isinstance(value, str) else value
 
@@ -273,7 +273,7 @@ def worded(wording: str, question: str) -> str:
     """A question in a wording that names a single column.
 
     Raises:
-        UsageError: the wording names several columns, or is no template.
+        UsageError: the wording names several columns, or is not a template.
 
     Example:
         >>> worded("Question: {question}", "Who?")

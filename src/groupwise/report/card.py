@@ -81,7 +81,7 @@ def model_card(
 ) -> str:
     """The text of a card, with metadata for the hub.
 
-    Of local paths, only the last part is named.
+    Local paths are shortened to their last part.
 
     Args:
         name: of the model.

@@ -42,17 +42,9 @@ from groupwise.rewards.math import reward as math
 from groupwise.rewards.math.reward import math_equal
 
 if TYPE_CHECKING:
+    from groupwise.rewards.scoring.building import build_scorer, from_functions
     from groupwise.rewards.scoring.pool import PoolScorer
-    from groupwise.rewards.scoring.scorer import (
-        InlineScorer,
-        RewardSpec,
-        Scorer,
-        Ticket,
-        build_scorer,
-        from_functions,
-        reward_alert,
-        stack,
-    )
+    from groupwise.rewards.scoring.scorer import InlineScorer, Scorer, Ticket, reward_alert, stack
 
 MODULES = (
     code,
@@ -78,12 +70,11 @@ MODULES = (
 _LATER = {
     "InlineScorer": "scoring.scorer",
     "PoolScorer": "scoring.pool",
-    "RewardSpec": "scoring.scorer",
     "Scorer": "scoring.scorer",
     "Ticket": "scoring.scorer",
     "reward_alert": "scoring.scorer",
-    "build_scorer": "scoring.scorer",
-    "from_functions": "scoring.scorer",
+    "build_scorer": "scoring.building",
+    "from_functions": "scoring.building",
     "stack": "scoring.scorer",
 }
 
@@ -96,7 +87,6 @@ __all__ = [
     "GroupScore",
     "InlineScorer",
     "PoolScorer",
-    "RewardSpec",
     "Scorer",
     "Ticket",
     "Unjudgeable",

@@ -75,7 +75,7 @@ _PHRASE = re.compile(
 )
 _FINAL = re.compile(r"final\s+answer\s+is\s*:?\s*", re.IGNORECASE)
 _SENTENCE_END = re.compile(r"\n|\.\s+(?=[A-Z])|\.\s*$|<\|")
-# The pronoun I and the article A are no choices: they need a mark, or the end of their sentence.
+# The pronoun I and the article A are not choices: they need a mark, or the end of their sentence.
 _CHOICE = re.compile(
     r"(?<![A-Za-z\\])([A-HJ]|(?<=\()I)\s*[).:](?!\w)|(?<![\w'’-])([B-HJ])(?![\w'’])"
     r"|(?<![\w'’-])([AI])(?=\s*(?:[.,;:)*]|$)|\s+(?:and|or|but|because|since|as|is|not)\b)"

@@ -48,14 +48,12 @@ class Ending:
 
 
 ENDING: ContextVar[Ending | None] = ContextVar("ENDING", default=None)
-"""Of the run that this thread works for. Threads inherit it by `threads`."""
+"""What ends the requests of the run that this thread works for. Threads inherit it by `threads`."""
 
 
-def threads(count: int, ending: Ending | None, *, name: str = "") -> ThreadPoolExecutor:
+def threads(count: int, ending: Ending | None) -> ThreadPoolExecutor:
     """Threads whose requests end with a run."""
-    return ThreadPoolExecutor(
-        count, thread_name_prefix=name, initializer=ENDING.set, initargs=(ending,)
-    )
+    return ThreadPoolExecutor(count, initializer=ENDING.set, initargs=(ending,))
 
 
 class HttpError(GroupwiseError):

@@ -24,7 +24,7 @@ from groupwise.types import Group, Scores, Status
 
 
 class StepFiles:
-    """A journal: a file of entries for every step, until no checkpoint needs it any more.
+    """A journal with one file of entries per step, kept until no checkpoint needs it.
 
     Several processes may write entries of a step, each to a file of its own; all files are read.
 

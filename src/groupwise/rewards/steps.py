@@ -40,7 +40,7 @@ def step_ends(tokens: Sequence[int], separator: str, tokenizer: Any) -> list[int
         return ends
     behind = tokens[ends[-1] + 1 :] if ends else tokens
     if ends and not _decoded(behind, tokenizer, special=False).strip():
-        ends.pop()  # The end token alone is no step: it belongs to the last one.
+        ends.pop()  # The end token alone is not a step: it belongs to the last one.
     return [*ends, len(tokens) - 1]
 
 

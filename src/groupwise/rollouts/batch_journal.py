@@ -21,7 +21,7 @@ PREFIX = "batch-"
 
 
 class BatchJournal:
-    """A file for each batch, until no checkpoint needs it any more.
+    """One file per batch, kept until no checkpoint needs it.
 
     Args:
         folder: made when the first batch is written.

@@ -55,7 +55,7 @@ def _check_begun(begun: Completion, sampling: Sampling, *, where: str) -> None:
             )
     if truncates(sampling) and support is None and any(begun.mask):
         raise UsageError(
-            f"{where}: a begun completion was drawn from the whole vocabulary, and is to be "
+            f"{where}: a begun completion was drawn from the whole vocabulary, but would be "
             "continued by truncated sampling; use the same top_k, top_p and min_p for all of it."
         )
 

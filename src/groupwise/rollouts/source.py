@@ -216,8 +216,8 @@ class RolloutSource:
     def _sample(
         self, asked: Sequence[RowRequest], *, seconds: dict[str, float]
     ) -> tuple[list[Group], Scores | None]:
-        """Have completions written and judge the groups that are complete, which come back in the
-        order of the requests; None where there is no such group."""
+        """Sample completions and score the complete groups: these groups in the order of the
+        requests, and their scores, or None if no group is complete."""
         start = time.perf_counter()
         places = {each.request.stream: place for place, each in enumerate(asked)}
         groups: dict[int, Group] = {}

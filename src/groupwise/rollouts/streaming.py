@@ -330,7 +330,7 @@ class StreamingSource:
             self.received += 1
 
     def _requests(self) -> Iterator[Request | None]:
-        """What the engine is to write next; None while nothing may be admitted."""
+        """The next requests for the engine; None while no group may be admitted."""
         while True:
             if self.closed:
                 raise SamplingClosed
@@ -362,7 +362,7 @@ class StreamingSource:
         return (batches - self._next) * self._count - len(self._undecided) - len(self._kept)
 
     def queue(self) -> dict[str, int]:
-        """Groups that are being written, that are judged, and that wait for their batch."""
+        """Numbers of groups that are being sampled, being scored, and waiting for their batch."""
         with self._lock:
             groups, ready = [each.group for each in self._undecided], len(self._kept)
         judging = sum(group is not None for group in groups)
@@ -442,7 +442,7 @@ class StreamingSource:
             return None
         found = self.journal.read(step) if self._replays else None
         if found is None:
-            self.journal.drop(step)  # Of another run, or behind a batch that is missing.
+            self.journal.drop(step)  # Written by another run, or after a missing batch.
             self._replays = None
             return None
         known = self._step_of

@@ -193,7 +193,7 @@ def refuse_foreign_files(folder: Path, names: Sequence[str] = RUN_FILES) -> None
     """Refuse a folder whose files a run would replace although no run made them.
 
     Args:
-        folder: that a run or an experiment is to write.
+        folder: where a run or an experiment will write.
         names: of what it would replace.
 
     Raises:
@@ -216,7 +216,7 @@ def refuse_linked_folders(folder: Path) -> None:
     the folder, such as `latest`, whose names no run uses.
 
     Args:
-        folder: that a command is to write; it may be a link itself.
+        folder: where a command will write; it may be a link itself.
 
     Raises:
         UsageError: names the first link and where it leads.
@@ -293,7 +293,7 @@ def _lines_until(step: int, path: Path) -> list[dict[str, Any]]:
 
 
 def _parsed(path: str | Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
-    """Each line of a JSON-lines file with its number; None for what is no object with a step."""
+    """Each line of a JSON-lines file with its number; None for a line without a step."""
     # Only \n ends a line: model text may hold other characters that str.splitlines would split at.
     lines = Path(path).read_text(encoding="utf-8", errors="replace").removesuffix("\n").split("\n")
     for number, line in enumerate(lines, start=1):

@@ -18,7 +18,7 @@ UNREAD = (".md", ".html", ".lock")
 def fingerprint(path: str | Path) -> str:
     """A hash of the content of a file, or of all files of a folder by name.
 
-    Cards, reports and hidden files are left out. A name that is no path here, such as that of a
+    Cards, reports and hidden files are left out. A name that is not a path here, such as that of a
     model on the hub, stands for itself.
 
     Example:

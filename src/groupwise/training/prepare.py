@@ -305,7 +305,7 @@ def _second(
     *,
     begun: bool,
 ) -> Callable[..., Learner] | None:
-    """What makes the second learner ready for the first step, if there is one."""
+    """The function that makes the second learner for the first step, if there is one."""
     if model is None:
         return None
     make = partial(connected.second, config, model)

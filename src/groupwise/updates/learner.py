@@ -389,7 +389,7 @@ class TorchLearner:
         save_policy(self.policy, path)
 
     def replace_reference(self) -> None:
-        """Make the reference the model as it is now; there must be one."""
+        """Replace the weights of the reference model, which must exist, by the current ones."""
         if self.reference == "none":
             raise UsageError("model.reference_every: this algorithm has no reference model.")
         self._set_reference(self._values())

@@ -14,10 +14,10 @@ from groupwise.kernels import accumulable_grad, active
 from groupwise.models import head_product
 
 CHUNK_BYTES = 30 * 2**20
-"""On a CPU, where a chunk has to fit the caches."""
+"""Size of a chunk on a CPU, where it has to fit into the caches."""
 CARD_ROWS = 512
-"""Of a chunk on a card, whose matrix products need rows: 30 MiB are 48 rows of a vocabulary of 152
-thousand. 512 rows of it are 296 MiB."""
+"""Rows of a chunk on a card, whose matrix products need many: 30 MiB are 48 rows of a vocabulary of
+152 thousand, and 512 rows are 296 MiB."""
 KEEP_BYTES = 224 * 2**20
 
 
@@ -153,7 +153,7 @@ class _TokenLogprobs(torch.autograd.Function):
                 if support is not None:
                     z.masked_fill_(~support(part), float("-inf"))
                 own = z.gather(-1, target[part, None]).squeeze(-1)
-                logp[part] = own - active().softmax_(z)
+                logp[part] = own - softmax_(z)
                 if entropy:
                     h[part] = torch.special.entr(z).sum(-1)
                 del z
@@ -216,6 +216,15 @@ class HeadGradients:
         )
 
 
+def softmax_(x: Float[Tensor, "rows size"]) -> Float[Tensor, "rows"]:
+    """Softmax of every row, in place; returns log Σ eˣ."""
+    top, place = x.max(-1, keepdim=True)
+    torch.softmax(x, -1, out=x)
+    # The fused softmax is the only pass over the vocabulary that exponentiates; its normaliser
+    # is read off where it is most precise, at the largest logit.
+    return (top - x.gather(-1, place).log()).squeeze(-1)
+
+
 def _within(whole: Tensor, rows: slice, part: slice) -> Tensor:
     """The rows of a part, from a tensor that holds `rows`."""
     return whole[part.start - rows.start : part.stop - rows.start]
@@ -239,7 +248,7 @@ def _logits_gradient(ctx: Any, rows: slice, grad: Tensor, grad_h: Tensor) -> Ten
                 # d cap(x)/dx = 1 − (cap(x)/softcap)², where cap(x) = z · temperature; 0 where z was
                 # masked to −inf.
                 slope = 1 - (p * (head.temperature / head.softcap)).nan_to_num(neginf=1.0).square()
-            active().softmax_(p)
+            softmax_(p)
         if ctx.entropy:
             extra = (torch.special.entr(p) - p * h[part, None]) * grad_h[part, None]
         d = p.mul_(-grad[part, None])

@@ -1,11 +1,11 @@
-"""Passages of a corpus, from the forms in which corpora are published."""
+"""Passages of a corpus, from the forms in which corpora are published, and what finds them."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from groupwise.errors import UsageError
 from groupwise.prompts.generators import closed_world
@@ -23,6 +23,19 @@ class Passage(NamedTuple):
     def contents(self) -> str:
         """Title and text as retrieval servers return them."""
         return f'"{self.title}"\n{self.text}' if self.title else self.text
+
+
+class Hit(NamedTuple):
+    """A passage that was found, and its score; larger is better."""
+
+    passage: Passage
+    score: float
+
+
+class Finder(Protocol):
+    """Finds passages for a query: an index, or a client of a server."""
+
+    def search(self, query: str, *, top_k: int = 3) -> list[Hit]: ...
 
 
 def read_corpus(source: str) -> list[Passage]:

@@ -14,8 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from groupwise.environments.retrieval.corpus import Passage
-from groupwise.environments.retrieval.index import Hit
+from groupwise.environments.retrieval.corpus import Hit, Passage
 from groupwise.errors import UsageError
 from groupwise.rewards.judges.encoders import Loaded, load
 

@@ -9,28 +9,15 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import numpy as np
 
-from groupwise.environments.retrieval.corpus import Passage
+from groupwise.environments.retrieval.corpus import Finder, Hit, Passage
 from groupwise.errors import UsageError, install_command
 
 _WORD = re.compile(r"[^\W_]+")
 _HANGUL = re.compile("[\uac00-\ud7a3]+")
-
-
-class Hit(NamedTuple):
-    """A passage that was found, and its score; larger is better."""
-
-    passage: Passage
-    score: float
-
-
-class Finder(Protocol):
-    """Finds passages for a query: an index, or a client of a server."""
-
-    def search(self, query: str, *, top_k: int = 3) -> list[Hit]: ...
 
 
 def make_index(

@@ -15,8 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
-from groupwise.environments.retrieval.corpus import Passage
-from groupwise.environments.retrieval.index import Finder, Hit
+from groupwise.environments.retrieval.corpus import Finder, Hit, Passage
 from groupwise.errors import UsageError
 from groupwise.rewards.http import HttpError, post
 

@@ -96,7 +96,7 @@ def check(config: Any, *, loss_type: str) -> None:
 
 
 def _equal(value: Any, other: Any) -> bool:
-    """Equal, where True is not 1 and an empty list is no setting at all."""
+    """Equal, where True is not 1 and an empty list is not a setting at all."""
     if isinstance(value, bool) != isinstance(other, bool):
         return False
     return value == other or (value in ([], {}, ()) and other in (None, (), [], {}))

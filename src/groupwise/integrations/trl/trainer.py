@@ -405,8 +405,8 @@ class GRPOTrainer:
         return logs
 
     def _loss(self, scored: ScoredGroups) -> float:
-        """The loss of an evaluation; NaN where it has a KL term and the reference is not at hand
-        any more: there is one while a run lasts, and before it the model is its own."""
+        """The loss of an evaluation; NaN if it has a KL term and the run has ended, because its
+        reference model is gone by then. Before the run, the model is its own reference."""
         algorithm = bind(self.config.algorithm.name, self.config.algorithm.overrides())
         batch = sequences(scored)
         if "ref_logp" not in algorithm.needs or not self.state.global_step:

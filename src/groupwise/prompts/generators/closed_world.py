@@ -198,7 +198,7 @@ def questions(
         seed: of the choice of questions.
         unanswerable: share that asks about a thing the world does not have; the answer is
             "unknown".
-        elsewhere: names of other worlds whose pages may be found too; they are no unknown things.
+        elsewhere: names of other worlds whose pages may be found too; they are not unknown things.
 
     Raises:
         UsageError: hops outside 1 to 4, a share outside [0, 1], or more questions than there are.
@@ -234,7 +234,7 @@ def _question(
     invented: bool,
     elsewhere: Collection[str],
 ) -> Prompt:
-    """One question; an invented subject is no thing of this world, nor one of `elsewhere`."""
+    """One question; an invented subject is not a thing of this world, nor one of `elsewhere`."""
     start = rng.choice(list(world.kinds))
     kind = world.kinds[start]
     if invented:

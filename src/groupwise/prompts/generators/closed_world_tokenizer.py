@@ -53,7 +53,7 @@ def _merges() -> Iterator[tuple[str, str]]:
     with a syllable before the others, long ones before short ones.
 
     No merge joins a space or a syllable to a syllable of a name: a word grows from its first piece
-    that is no syllable, first to its start, then to its end, and takes the space before it last.
+    that is not a syllable, first to its start, then to its end, and takes the space before it last.
     """
     for consonant in CONSONANTS:
         for vowel in VOWELS:

@@ -57,7 +57,7 @@ def _value(node: ast.expr, numbers: list[int]) -> Fraction:
         return _OPERATORS[type(node.op)](_value(node.left, numbers), _value(node.right, numbers))
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
         return -_value(node.operand, numbers)
-    raise ValueError(f"{type(node).__name__} is no arithmetic")
+    raise ValueError(f"{type(node).__name__} is not arithmetic")
 
 
 def solves(expression: str, numbers: list[int], target: Fraction, *, use_all: bool = False) -> bool:

@@ -58,7 +58,7 @@ _IN_BRACKETS = re.compile(r"\s*(?:\([^()]*\)|\[[^\[\]]*\]|（[^（）]*）)[^\w(
 
 
 def final_consonant(character: str) -> int | None:
-    """The number of a syllable's final consonant, 0 for none; None for what is no Hangul syllable.
+    """The number of a syllable's final consonant, 0 for none; None if it is not a Hangul syllable.
 
     (code point - U+AC00) mod 28
 

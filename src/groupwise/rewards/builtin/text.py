@@ -27,8 +27,8 @@ def final_answer(text: str, *, source: Source = "final") -> str | None:
     """The part of a completion that counts as its answer; None where `source` asks for a tag that
     is not there.
 
-    Reasoning that was opened and never closed is no answer, so "final" returns the empty string for
-    it.
+    Reasoning that was opened and never closed is not an answer, so "final" returns the empty string
+    for it.
 
     Example:
         >>> final_answer("<think>Rome?</think><answer> Paris </answer>")

@@ -163,7 +163,6 @@ def share_of_tests(
     *,
     stop: bool = False,
     limits: Limits | None = None,
-    allow_unsandboxed: bool = False,
 ) -> float | None:
     """The share of tests that a program passes; None where there are none, or a test is unfit.
 
@@ -171,7 +170,7 @@ def share_of_tests(
         program: Python source.
         tests: of a function or a main program.
         stop: do not run the tests after the first that fails; the share is then below 1.
-        limits, allow_unsandboxed: as in `behaviour`.
+        limits: as in `behaviour`.
 
     Raises:
         UsageError: there is no sandbox.
@@ -181,18 +180,13 @@ def share_of_tests(
         return None
     if tests.cases:
         given = [case.given for case in tests.cases]
-        said = behaviour(program, given, limits=limits, allow_unsandboxed=allow_unsandboxed)
+        said = behaviour(program, given, limits=limits)
         right = [
             ended(wrote) and same_output(wrote, case.wanted, checker="lines")
             for wrote, case in zip(said, tests.cases, strict=True)
         ]
         return sum(right) / len(right)
-    outcomes = run_tests(
-        program,
-        Suite(sources=tests.sources, stop=stop),
-        limits=limits,
-        allow_unsandboxed=allow_unsandboxed,
-    )
+    outcomes = run_tests(program, Suite(sources=tests.sources, stop=stop), limits=limits)
     if any(outcome.verdict is Verdict.UNJUDGEABLE for outcome in outcomes):
         return None
     return sum(outcome.verdict is Verdict.PASSED for outcome in outcomes) / len(tests)

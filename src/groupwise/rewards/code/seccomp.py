@@ -157,7 +157,7 @@ def inner_filter() -> bytes:
 
 
 def program_filter() -> bytes:
-    """The filter of the program alone, on top of the others: no way to a SIGKILL."""
+    """The filter of the program alone, on top of the others: it cannot send SIGKILL."""
     column, _ = _machine()
     code = _opening()
     for numbers in _SIGNAL_NUMBERS.values():

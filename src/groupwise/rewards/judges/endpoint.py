@@ -274,7 +274,7 @@ def _token(entry: Mapping[str, Any]) -> Token:
     """A token of a reply with its alternatives.
 
     Raises:
-        RewardError: a value that is no log-probability.
+        RewardError: a value that is not a log-probability.
     """
     tops = entry.get("top_logprobs") or [entry]
     found = [(str(top["token"]), float(top["logprob"])) for top in tops]

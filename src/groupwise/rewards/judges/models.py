@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -97,7 +97,7 @@ class LocalJudge:
             raise ModelError("judge: the model's logits are NaN.")
         written = made.sequences[0, len(tokens) :].tolist()
         if written[-1] not in self.policy.end_tokens:
-            return None  # Cut off: its last line is no verdict.
+            return None  # Cut off: its last line is not a verdict.
         [reply] = self.policy.tokenizer.batch_decode([written[:-1]])
         said = self._told(written[:-1], made.scores)
         return spoken_judgement(reply, said, yes=yes, no=no)
@@ -172,25 +172,15 @@ def _local_judge(path: str, device: torch.device) -> LocalJudge:
     )
 
 
-def reward_classifier(model: str, *, device: str = "auto") -> Loaded:
-    """The sequence classifier of a folder, loaded once per process.
+def scalar_classifier(
+    model: str, *, kind: Literal["classifier", "steps"], device: str = "auto"
+) -> Loaded:
+    """The sequence or token ("steps") classifier of a folder, loaded once per process.
 
     Raises:
         UsageError: a bad model folder, or a head with more than one output.
     """
-    return _one_output(load(model, kind="classifier", device=device), model)
-
-
-def step_classifier(model: str, *, device: str = "auto") -> Loaded:
-    """The token classifier of a folder, loaded once per process.
-
-    Raises:
-        UsageError: a bad model folder, or a head with more than one output.
-    """
-    return _one_output(load(model, kind="steps", device=device), model)
-
-
-def _one_output(loaded: Loaded, model: str) -> Loaded:
+    loaded = load(model, kind=kind, device=device)
     if loaded.model.config.num_labels != 1:
         raise UsageError(
             f"model = {model!r}: must have one output, has {loaded.model.config.num_labels}."
@@ -212,7 +202,7 @@ def step_scores(
     Raises:
         UsageError: a bad model folder, or a head with more than one output.
     """
-    loaded = step_classifier(model, device=device)
+    loaded = scalar_classifier(model, kind="steps", device=device)
     found: list[float | Exception] = []
     for answer in answers:
         chances = _step_chances(loaded, prompt, answer, separator)
@@ -254,7 +244,7 @@ def reward_scores(
     Raises:
         UsageError: a bad model folder, or a head with more than one output.
     """
-    loaded = reward_classifier(model, device=device)
+    loaded = scalar_classifier(model, kind="classifier", device=device)
     return [_reward_score(loaded, answer_tokens(prompt, a, loaded.tokenizer)) for a in answers]
 
 

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 def load(model: str, device: str = "auto") -> None:
     """Load the model of a folder in the worker that scores with it."""
-    from groupwise.rewards.judges.models import step_classifier
+    from groupwise.rewards.judges.models import scalar_classifier
 
-    step_classifier(model, device=device)
+    scalar_classifier(model, kind="steps", device=device)
 
 
 @own_worker(load, imports=["groupwise.rewards.judges.models"])

@@ -54,7 +54,7 @@ def soft_score(judgement: Judgement, *, mode: Mode = "soft") -> float:
     """The reward of a judgement.
 
     c = the most probable word; soft: p(yes) if c is yes, 1 - p(no) if c is no; binary: 1 if c is
-    yes, else 0; 0 if c is another word, since that is no judgement
+    yes, else 0; 0 if c is another word, since that is not a judgement
 
     Args:
         judgement: see `Judgement`.
@@ -249,7 +249,7 @@ def read_template(template: str) -> str:
 
 
 def broken_up(text: str, *, special: Iterable[str] = ()) -> str:
-    """A text in which no mark of the template and no special token of the judge occurs any more.
+    """A text in which no mark of the template and no special token of the judge occurs.
 
     The bracket of a mark becomes ‹ and a space is put behind the first character of a special
     token. Nothing is deleted, so no new one can arise from what is left.

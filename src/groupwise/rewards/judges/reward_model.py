@@ -15,9 +15,9 @@ Part = Literal["all", "answer"]
 
 def load(model: str, device: str = "auto") -> None:
     """Load the model of a folder in the worker that scores with it."""
-    from groupwise.rewards.judges.models import reward_classifier
+    from groupwise.rewards.judges.models import scalar_classifier
 
-    reward_classifier(model, device=device)
+    scalar_classifier(model, kind="classifier", device=device)
 
 
 @own_worker(load, imports=["groupwise.rewards.judges.models"])

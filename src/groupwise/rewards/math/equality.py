@@ -344,7 +344,7 @@ def _leaves(node: Node) -> list[Node]:
 
 
 def _assigned(node: Node) -> Node | None:
-    """The value of an assignment, the node itself where it is no relation, None for the rest."""
+    """The value of an assignment, the node itself where it is not a relation, None for the rest."""
     if node.op != "relation":
         return node
     if _label(node) is not None:

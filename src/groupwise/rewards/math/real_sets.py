@@ -94,7 +94,7 @@ def pieces(node: Node) -> list[Piece]:
     """A set of reals as intervals (low, closed, high, closed).
 
     Raises:
-        NoValue: an end is no real number, or the node is no set of reals.
+        NoValue: an end is not a real number, or the node is not a set of reals.
     """
     ctx = context()
     if node.op == "reals":
@@ -113,7 +113,7 @@ def pieces(node: Node) -> list[Piece]:
         return _intersected(pieces(node.args[0]), _complement(pieces(node.args[1])))
     if node.op == "relation":
         return _allowed(settled(node))
-    raise NoValue(f"{node.op} is no set of reals")
+    raise NoValue(f"{node.op} is not a set of reals")
 
 
 def _together(parts: list[list[Piece]], word: str | None) -> list[Piece]:
@@ -140,7 +140,7 @@ def _points(node: Node) -> list[Piece]:
 def _end(node: Node) -> Any:
     value = Evaluation({}).scalar(node) if not symbols(node) else None
     if value is None or context().im(value) != 0:
-        raise NoValue("an end that is no real number")
+        raise NoValue("an end that is not a real number")
     return context().re(value)
 
 

@@ -151,7 +151,7 @@ def _wordy(text: str) -> bool:
 
 
 def _plain(text: str) -> str:
-    """Without the LaTeX that words and plain numbers come in."""
+    """The text without LaTeX commands around words and plain numbers."""
     if "\\" not in text and "$" not in text:
         return text
     return tidy(_STYLED.sub(r"\1", text))

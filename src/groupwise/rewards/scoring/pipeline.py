@@ -182,7 +182,7 @@ def _origin(error: BaseException) -> str:
 
 
 def _refused(value: float) -> str:
-    """A value that is no reward, and why."""
+    """A value that is not a reward, and why."""
     if math.isfinite(value):
         return f"{value:g}; rewards must be between -{MOST_REWARD:g} and {MOST_REWARD:g}"
     return str(value)

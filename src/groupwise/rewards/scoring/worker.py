@@ -128,7 +128,7 @@ def _end(worker: int) -> int:
 
 
 def _collect_orphans(workers: set[int]) -> None:
-    """Wait for processes that ended and are no workers: what killed workers had started."""
+    """Wait for processes that ended and are not workers: what killed workers had started."""
     with contextlib.suppress(ChildProcessError):
         ended = os.WEXITED | os.WNOHANG | os.WNOWAIT
         while (found := os.waitid(os.P_ALL, 0, ended)) and found.si_pid not in workers:

@@ -182,21 +182,18 @@ class GenerateEngine:
 
 
 @torch.no_grad()
-def check_generation(policy: Policy, *, lengths: tuple[int, int] = (11, 5), left: int = 3) -> None:
+def check_generation(policy: Policy) -> None:
     """Check that the model generates from the distribution that the learner computes.
 
     Generates a few tokens from two prompts, padded on the left and with the cache of the model, and
     compares their log-probabilities with those of the whole sequences, padded on the right. They
     differ where a model is not causal, or takes padding for tokens.
 
-    Args:
-        lengths: tokens of the prompts, the longer one first.
-        left: tokens to generate.
-
     Raises:
         ModelError: they differ by more than rounding.
     """
     model = Backbone.of(policy.model).model
+    lengths, left = (11, 5), 3  # tokens of the prompts, and tokens to generate
     longest, short = lengths
     base = model.config.get_text_config()
     device = model.get_input_embeddings().weight.device

@@ -344,7 +344,7 @@ class _Rollout:
             environment.end(row.state)
 
     def hands_over(self, request: Request, sample: int, tokens: list[int], length: int) -> bool:
-        """Ask the environment if a completion that has stopped asks."""
+        """Whether a completion that has stopped makes a call; the environment then gets it."""
         said = self._said(request, tokens)
         if said is not None:
             row = self.open[request.stream, request.prompt.id].rows[sample]

@@ -34,8 +34,8 @@ class Asked(NamedTuple):
 
 
 class ReplyJournal:
-    """Files of replies per step: the step that `begin` names or, in a process that is told of none,
-    that of the request's stream. Replies in evaluations, whose streams have negative steps, are not
+    """Files of replies per step: the step that `begin` names or, in a process that gets none, that
+    of the request's stream. Replies in evaluations, whose streams have negative steps, are not
     kept.
 
     Args:

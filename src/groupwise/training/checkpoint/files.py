@@ -262,7 +262,7 @@ def load(path: Path) -> Checkpoint:
 
 class Writer:
     """Writes checkpoints in a background thread, one at a time. Functions in the state are called
-    in that thread, and stand for what they return: batches that are still being sampled.
+    in that thread and replaced by what they return, such as batches that are still being sampled.
 
     Args:
         folder: of the checkpoints.

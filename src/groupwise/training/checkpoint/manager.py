@@ -131,7 +131,7 @@ class CheckpointManager:
         return RetentionPolicy(last=settings.keep_last, every=settings.keep_every, best=best)
 
     def interruption(self, done: int) -> str:
-        """What an interrupted run says: from where it continues, and how.
+        """The message of an interrupted run: the step that it continues from, and the command.
 
         Args:
             done: finished steps.

@@ -296,7 +296,7 @@ class RunTable:
         return table
 
     def _that_fit(self, columns: Sequence[str], more: Sequence[str], width: int) -> list[str]:
-        """The first of the further columns that a row has room for."""
+        """As many of the further columns, from the first on, as fit into a row."""
         name = max(len(printable(run)) for run in self.paces)
         taken = name + 2 * len(str(max(pace.total for pace in self.paces.values()))) + 32
         room = width - taken - sum(map(_room, columns))

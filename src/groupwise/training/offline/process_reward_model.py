@@ -32,6 +32,7 @@ from groupwise.training.offline.run import (
     held_out_split,
     make_learner,
     run_on_data,
+    scorer_to_train,
 )
 from groupwise.training.offline.trainer import evaluation_row
 from groupwise.types import Batch, Metrics, Objective, Outputs, Prompt, Update
@@ -286,8 +287,6 @@ def train_process_reward_model(
     Raises:
         UsageError: a setting or a row of the data cannot be used; nothing was started.
     """
-    from groupwise.training.offline.reward_model import scorer_to_train
-
     if settings.data is None:
         raise UsageError(
             "reward_model.data: must be given with reward_model.step_separator; rewards cannot "

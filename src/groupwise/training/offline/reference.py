@@ -37,7 +37,7 @@ class Reference:
     sums: tuple[Float[Tensor, "answers"], ...]
 
     def of(self, items: Sequence[int]) -> Float[Tensor, "rows"]:
-        """Of all answers of some items, as the rows of their batch."""
+        """The sums of all answers of some items, in the order of the rows of their batch."""
         return torch.cat([self.sums[item] for item in items])
 
 

@@ -18,14 +18,12 @@ from groupwise.config import Config
 from groupwise.config.connect import configured_engine, load_configured
 from groupwise.errors import UsageError
 from groupwise.evaluation import Estimate
-from groupwise.models import Policy
-from groupwise.models.scoring import ScorerKind, load_scorer, scorer_of
 from groupwise.prompts.generators import word_problem_rankings
 from groupwise.prompts.preferences import Comparisons, read_comparisons
 from groupwise.registry import BoundFunction, FunctionSpec
 from groupwise.settings import RewardModelSettings
-from groupwise.training.monitor.progress import Progress
 from groupwise.training.offline.encoding import Encoded, batch_of, encode
+from groupwise.training.offline.process_reward_model import train_process_reward_model
 from groupwise.training.offline.ranking_figures import ranking_figures
 from groupwise.training.offline.run import (
     Job,
@@ -35,9 +33,9 @@ from groupwise.training.offline.run import (
     make_learner,
     own_answers,
     run_on_data,
+    scorer_to_train,
 )
 from groupwise.training.offline.trainer import evaluation_row
-from groupwise.training.stages.warmup import warm_up
 from groupwise.types import Batch, Metrics, Objective, Update
 from groupwise.updates import Score, TorchLearner
 
@@ -163,13 +161,7 @@ def train_reward_model(
     if settings is None:
         raise UsageError("reward_model: is not set; add a section [reward_model].")
     if settings.step_separator is not None:
-        from groupwise.training.offline.process_reward_model import train_process_reward_model
-
-        return train_process_reward_model(
-            config,
-            settings,
-            **options,
-        )
+        return train_process_reward_model(config, settings, **options)
     function = ranking_function(settings)
     if settings.data is None and not config.rewards:
         raise UsageError(
@@ -198,26 +190,6 @@ def train_reward_model(
         load=scorer_to_train,
         learner="reward_model",
         **options,
-    )
-
-
-def scorer_to_train(config: Config, progress: Progress, *, kind: ScorerKind = "sequence") -> Policy:
-    """The classifier that starts from the model section; with a section [warmup], from the language
-    model after it has learned worked answers."""
-    if config.warmup is not None:
-        policy = load_configured(config)
-        warm_up(config, policy, progress=progress)
-        return scorer_of(policy, kind=kind)
-    model = config.model
-    return load_scorer(
-        model.path,
-        revision=model.revision,
-        kind=kind,
-        dtype=model.dtype,
-        trust_remote_code=model.trust_remote_code,
-        adapter=model.adapter,
-        quantization=model.quantization,
-        attention=model.attention,
     )
 
 

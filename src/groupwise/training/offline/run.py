@@ -24,6 +24,7 @@ from groupwise.errors import UsageError
 from groupwise.evaluation.measure import measure
 from groupwise.kernels import select
 from groupwise.models import Policy
+from groupwise.models.scoring import ScorerKind, load_scorer, scorer_of
 from groupwise.models.seeds import own_random_numbers
 from groupwise.prompts.order import PromptOrder
 from groupwise.prompts.templates import Rendered
@@ -50,6 +51,7 @@ from groupwise.training.resume import (
     policy_fingerprints,
     resume_facts,
 )
+from groupwise.training.stages.warmup import warm_up
 from groupwise.types import Engine
 from groupwise.updates import TorchLearner
 from groupwise.updates.heads import Head
@@ -123,7 +125,7 @@ def run_on_data(
         make: from the workplace to the job.
         name: of the run in the progress and in its report: that of the loss.
         method: what the run does, for its model card.
-        load: loads the model that is trained, if it is no language model; it gets no engine.
+        load: loads the model that is trained, if it is not a language model; it gets no engine.
         learner: name of what is trained, in checkpoints.
         resume, allow_changes, restart, progress: as `train_config` has them.
 
@@ -289,6 +291,26 @@ def held_out_split(
     drawn = set(np.random.default_rng([seed, 1]).permutation(len(items))[:count].tolist())
     train = [item for place, item in enumerate(items) if place not in drawn]
     return train, [items[place] for place in sorted(drawn)]
+
+
+def scorer_to_train(config: Config, progress: Progress, *, kind: ScorerKind = "sequence") -> Policy:
+    """The classifier that starts from the model section; with a section [warmup], from the language
+    model after it has learned worked answers."""
+    if config.warmup is not None:
+        policy = load_configured(config)
+        warm_up(config, policy, progress=progress)
+        return scorer_of(policy, kind=kind)
+    model = config.model
+    return load_scorer(
+        model.path,
+        revision=model.revision,
+        kind=kind,
+        dtype=model.dtype,
+        trust_remote_code=model.trust_remote_code,
+        adapter=model.adapter,
+        quantization=model.quantization,
+        attention=model.attention,
+    )
 
 
 def make_learner(

@@ -72,7 +72,7 @@ def worked_examples(
     room = config.sampling.max_tokens
     examples = []
     for prompt in with_transforms(config, prompts):
-        # A nested column such as output.answer, and the answers of generators, are no columns.
+        # A nested column such as output.answer, and the answers of generators, are not columns.
         other = prompt.answer if column in (data.answer_column, "answer") else None
         completion = style({"text": str(prompt.columns.get(column, other or ""))})
         if completion is not None and len(policy.tokenizer(completion).input_ids) < room:

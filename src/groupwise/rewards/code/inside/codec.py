@@ -65,7 +65,7 @@ class Malformed(Exception):
 
 
 def encode(value: "Any", export, out) -> None:
-    """Append a value to a list of bytes; `export(value)` gives (tag, text) for what is no data,
+    """Append a value to a list of bytes; `export(value)` gives (tag, text) for what is not data,
     and the tag of tuples for what is sent as one."""
     kind = type(value)
     if value is None or kind is bool:
@@ -196,7 +196,7 @@ def _count(out, tag, count) -> None:
 
 
 def decode(data, at, load) -> "tuple[Any, int]":
-    """The value at a position and the next position; `load(tag, text)` makes what is no data."""
+    """The value at a position and the next position; `load(tag, text)` makes what is not data."""
     tag = data[at : at + 1]
     at += 1
     if tag in (b"N", b"T", b"F"):

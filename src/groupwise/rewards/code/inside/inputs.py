@@ -120,7 +120,7 @@ def converse(given, feed, wrote, complained, deadline, limit):
 
 
 def feed_some(feed, rest):
-    """Write what fits; what is left, nothing when nobody reads it any more."""
+    """Write what the pipe takes; returns the rest, which is empty once the reader has closed it."""
     try:
         return rest[os.write(feed, rest) :] if rest else rest
     except BlockingIOError:

@@ -38,7 +38,7 @@ _MOST_OBJECTS = 1 << 31
 
 
 class ProgramEnded(BaseException):
-    """The program's process cannot answer any more. Not an Exception: no test catches it.
+    """The program's process can no longer answer. Not an Exception: no test catches it.
 
     `cause` is a verdict: ERROR, TIMEOUT (out of processor time) or KILLED."""
 
@@ -77,7 +77,7 @@ class Server:
         self.loop = None
 
     def export(self, value):
-        """How the judge is told of an object that is not data."""
+        """The message that describes an object, which is not data, to the judge."""
         if type(value) is Callback:
             return b"k", str(value.number)
         if id(value) not in self.numbers:
@@ -309,7 +309,7 @@ class Client:
             pass  # its end was noticed before
 
     def export(self, value):
-        """How the program is told of an object that is not data.
+        """The message that describes an object, which is not data, to the program.
 
         Raises:
             Unsendable: the test gives the program what cannot leave its process.

@@ -133,7 +133,7 @@ class VllmEngine:
             yield ask
 
     def publish(self, weights: WeightsRef) -> Metrics:
-        """Bring new weights to the sampler, and compare both sides.
+        """Send new weights to the sampler and compare the log-probabilities of both sides.
 
         Args:
             weights: the policy's parameters by name; their version is stamped on every completion

@@ -141,7 +141,7 @@ class Refused(RunError):
 
 
 def _said(data: bytes) -> str:
-    """The message in the body of a reply that is no success."""
+    """The message in the body of a reply that is not a success."""
     try:
         found = json.loads(data)
         error = found.get("error", found)
