@@ -2,7 +2,7 @@
 
     python benchmarks/results.py
 
-Figures of runs with --quick are left out.
+It draws bounds.png as well. Figures of runs with --quick are left out.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import bounds
 import cluster
 import critic_step
 import kernels
@@ -120,8 +121,8 @@ def _targets() -> list[Target]:
         ),
         most("update", "update-fp32", "over_bound", 1.2),
         most("update", "update-bf16", "over_bound", 1.25),
-        most("update", "long-prompt-fp32", "over_bound", 1.25),
-        most("update", "long-prompt-bf16", "over_bound", 1.35),
+        most("update", "long-prompt-fp32", "with_attention", 1.25),
+        most("update", "long-prompt-bf16", "with_attention", 1.35),
         most("update", "decode-fp32", "over_bound", 1.35),
         most("update", "decode-bf16", "over_bound", 1.8),
         most("update", "vocab-152k", "logits_peak_mb", 300.0),
@@ -133,6 +134,12 @@ def _targets() -> list[Target]:
 
 Found = dict[str, list[dict[str, Any]]]
 """The runs of every benchmark: its cases may be measured a few at a time."""
+
+
+PICTURE = """![Time of each stage against its bound](bounds.png)
+
+A bar is the time of a stage over its bound, as the section on the update defines it; with long
+prompts, the products of attention are in the bound."""
 
 
 def read(folder: Path) -> Found:
@@ -267,6 +274,7 @@ def page(found: Found, notes: str) -> str:
         "float32 and bfloat16, small rollout; `--help` lists the options).",
         "## Against the targets",
         against_targets(found),
+        PICTURE,
         *(section(name, contents) for name, contents in found.items()),
         notes.strip(),
     ]
@@ -276,6 +284,9 @@ def page(found: Found, notes: str) -> str:
 def main() -> None:
     found = read(HERE / "results")
     notes = (HERE / "notes.md").read_text(encoding="utf-8")
+    measured = [row for run in found.get("update", []) for row in run["cases"]]
+    targets = {target.case: target.value for target in _targets() if target.case in bounds.STAGES}
+    bounds.draw(bounds.bars(measured, targets), HERE / "bounds.png")
     (HERE / "RESULTS.md").write_text(page(found, notes), encoding="utf-8")
     print(f"benchmarks/RESULTS.md: {', '.join(found) or 'no figures yet'}")
 

@@ -30,6 +30,7 @@ from groupwise.config.preferences import described, method_of
 from groupwise.evaluation.measure import Measurement, measure
 from groupwise.kernels import select
 from groupwise.models import Policy
+from groupwise.models.devices import use_threads
 from groupwise.models.seeds import own_random_numbers
 from groupwise.prompts.contamination import contamination_warning, shared_prompts
 from groupwise.prompts.remarks import remarks
@@ -157,6 +158,7 @@ def prepare(
     """
     with ExitStack() as undo:
         select(config.model.kernels)  # before a warm-up, which trains
+        use_threads(config.threads)  # a resumed run takes those it had
         if scorer is not None or not judges_on_cluster(config):
             scorer = undo.enter_context(scorer or make_scorer(config, functions))
         undo.enter_context(closing(RunLock(config.output)))
@@ -449,8 +451,6 @@ def _started(
     """The policy as it was before the first step: a reference model is a copy of this one."""
     check_schedules(config)
     check_support(config)
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
     if policy is None:
         progress.log(f"loading {config.model.path}")
         with own_random_numbers(config.seed):  # adapters are initialised at random
