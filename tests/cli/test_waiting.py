@@ -13,7 +13,7 @@ import pytest
 
 from groupwise.cli import waiting as module
 from groupwise.cli.waiting import others_running, thread_count, wait_policy
-from groupwise.settings import cores
+from groupwise.machine import cores
 
 
 @pytest.fixture(autouse=True)

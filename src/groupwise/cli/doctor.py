@@ -32,13 +32,13 @@ from groupwise.config.memory import MemoryPlan, memory_plan, memory_savings
 from groupwise.environments import END_OF_TURN
 from groupwise.errors import GroupwiseError, first_line
 from groupwise.kernels import active
+from groupwise.machine import usable_cores
 from groupwise.models import Policy
 from groupwise.prompts.contamination import shared_prompts
 from groupwise.prompts.templates import check_round_trip
 from groupwise.rewards import dropped_tags
 from groupwise.rollouts.tools.turns import turn_end, turn_frame
 from groupwise.settings import SecondLearnerSettings
-from groupwise.settings.cores import usable_cores
 from groupwise.testing import GARBAGE, JudgesGroups, check_reward
 from groupwise.training.monitor.progress import NoProgress
 from groupwise.training.prepare import prepare

@@ -8,7 +8,7 @@ import re
 import time
 from pathlib import Path
 
-from groupwise.settings.cores import cpu_quota, usable_cores
+from groupwise.machine import cpu_quota, usable_cores
 
 SAMPLES, PAUSE_S = 20, 0.003
 OTHERS = 0.9

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from groupwise.errors import warn
-from groupwise.settings.cores import usable_cores
+from groupwise.machine import usable_cores
 
 
 def best_device() -> torch.device:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import psutil
 
-from groupwise.settings.cores import cgroups
+from groupwise.machine import cgroups
 
 _ENTER = 'echo $$ > "$0" && exec "$@"'
 _LIMITS = ("memory.max", "memory.limit_in_bytes")  # cgroup v2, v1

@@ -14,9 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from groupwise.machine import cores, cpu_quota, usable_cores
 from groupwise.models.devices import use_threads
-from groupwise.settings import cores
-from groupwise.settings.cores import cpu_quota, usable_cores
 
 
 @pytest.fixture
