@@ -53,6 +53,7 @@ class Part:
 
 
 PARTS = (
+    Part("start", "start", ""),
     Part("step-embedded", "step", "--cases embedded,embedded@8-rows"),
     Part("step-busy", "step", "--cases embedded --busy 2 --repeats 3"),
     Part("rollouts-small", "rollouts", "--peers generate --cases small-equal,embedded-queue"),

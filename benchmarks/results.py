@@ -22,6 +22,7 @@ import memory
 import preferences
 import rollouts
 import scaling
+import start
 import step
 import tools
 import update
@@ -33,6 +34,7 @@ TITLES = {
     "update": "The update and the decoding step, against the machine",
     "kernels": "What each kernel gains",
     "scaling": "How a step grows",
+    "start": "Start and stop",
     "memory": "The plan of a run's memory, against the run",
     "preferences": "Preferences and reward models, against TRL",
     "critic_step": "The cost of a critic",
@@ -45,6 +47,7 @@ COLUMNS = {
     "update": update.COLUMNS,
     "kernels": kernels.COLUMNS,
     "scaling": scaling.COLUMNS,
+    "start": start.COLUMNS,
     "memory": memory.COLUMNS,
     "preferences": preferences.COLUMNS,
     "critic_step": critic_step.COLUMNS,
@@ -53,6 +56,7 @@ COLUMNS = {
 }
 ABOUT = {"step": step.__doc__, "rollouts": rollouts.__doc__, "update": update.__doc__,
          "kernels": kernels.__doc__, "scaling": scaling.__doc__,
+         "start": start.__doc__,
          "memory": memory.__doc__, "preferences": preferences.__doc__,
          "critic_step": critic_step.__doc__, "tools": tools.__doc__,
          "cluster": cluster.__doc__}  # fmt: skip

@@ -27,6 +27,7 @@ NAMES = (
     "rollouts",
     "scaling",
     "shapes",
+    "start",
     "step",
     "update",
 )
