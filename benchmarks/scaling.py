@@ -103,6 +103,7 @@ def measure(point: Point, options: argparse.Namespace, report: Report) -> dict[s
         "precision": "float32",
         "ours_seconds": statistics.median(seconds),
         "ours_range": spread(seconds),
+        "cpu_seconds": statistics.median(of(answers, "cpu_seconds")),
         "ours_peak_mb": max(of([first, *answers], "peak_mb")),
         "stages": harness.stages(answers),
         "repeats": {"ours": answers},
@@ -110,14 +111,12 @@ def measure(point: Point, options: argparse.Namespace, report: Report) -> dict[s
 
 
 def growth(before: dict[str, Any] | None, now: dict[str, Any]) -> dict[str, float] | None:
-    """Exponents of time and memory between two points of an axis."""
+    """Exponents of time, CPU time and memory between two points of an axis."""
     if before is None:
         return None
     step = math.log(now["value"] / before["value"])
-    return {
-        "time": math.log(now["ours_seconds"] / before["ours_seconds"]) / step,
-        "memory": math.log(now["ours_peak_mb"] / before["ours_peak_mb"]) / step,
-    }
+    figures = {"time": "ours_seconds", "cpu": "cpu_seconds", "memory": "ours_peak_mb"}
+    return {name: math.log(now[key] / before[key]) / step for name, key in figures.items()}
 
 
 def main() -> None:

@@ -127,9 +127,10 @@ def test_sizes_that_grow_reach_those_of_the_targets(load) -> None:
 
 def test_growth_is_the_exponent_between_two_points(load) -> None:
     # Twice the value: 4 times the time is exponent 2, the same memory is exponent 0.
-    before = {"value": 8, "ours_seconds": 1.5, "ours_peak_mb": 70.0}
-    now = {"value": 16, "ours_seconds": 6.0, "ours_peak_mb": 70.0}
-    assert load("scaling").growth(before, now) == pytest.approx({"time": 2.0, "memory": 0.0})
+    before = {"value": 8, "ours_seconds": 1.5, "cpu_seconds": 2.0, "ours_peak_mb": 70.0}
+    now = {"value": 16, "ours_seconds": 6.0, "cpu_seconds": 4.0, "ours_peak_mb": 70.0}
+    wanted = {"time": 2.0, "cpu": 1.0, "memory": 0.0}
+    assert load("scaling").growth(before, now) == pytest.approx(wanted)
 
 
 def test_the_page_holds_each_figure_against_its_target(load, tmp_path: Path) -> None:
