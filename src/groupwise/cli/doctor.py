@@ -28,7 +28,7 @@ from groupwise.config.connect import (
     make_scorer,
 )
 from groupwise.config.data import load_eval, load_train, rendered
-from groupwise.config.memory import MemoryPlan, memory_plan, memory_savings
+from groupwise.config.memory import MemoryPlan, memory_plan, memory_savings, size_text
 from groupwise.environments import END_OF_TURN
 from groupwise.errors import GroupwiseError, first_line
 from groupwise.kernels import active
@@ -227,7 +227,7 @@ class Preflight:
         said = (
             f"{plan.parameters / 1e6:,.1f} M parameters, {plan.trained / 1e6:,.1f} M of them "
             f"trained; {plan}, with prompts of {plan.prompt} tokens; "
-            f"{'free memory' if self.fit_gb is None else 'limit'} {free / 2**30:.1f} GiB"
+            f"{'free memory' if self.fit_gb is None else 'limit'} {size_text(free)}"
         )
         if plan.peak <= room * free:
             return said
