@@ -22,6 +22,7 @@ NAMES = (
     "compare_commits",
     "harness",
     "kernels",
+    "memory",
     "preferences",
     "results",
     "rollouts",
@@ -153,10 +154,33 @@ def test_the_page_holds_each_figure_against_its_target(load, tmp_path: Path) -> 
     assert "python it" in page and page.endswith("## Notes\n")
 
 
+def test_figures_that_are_held_against_other_cases_or_points(load) -> None:
+    results: ModuleType = load("results")
+    rows = [
+        {"case": "embedded", "speedup": 5.0, "first_over_later": 1.4},
+        {"case": "embedded beside 2", "speedup": 5.5},
+    ]
+    points = [
+        {"case": "group", "growth": None},
+        {"case": "group", "growth": {"time": 1.2}},
+        {"case": "group", "growth": {"time": 0.9}},
+    ]
+    found = {"step": [{"cases": rows}], "scaling": [{"cases": points}]}
+    lines = {tuple(c.strip() for c in line.split("|")[1:4]): line.split("|")[5:8]
+             for line in results.against_targets(found).splitlines()}  # fmt: skip
+    cells = {key: [c.strip() for c in value] for key, value in lines.items()}
+    assert cells["step", "embedded beside 2", "speedup"] == ["5.5", "≥ 5", "yes"]
+    assert cells["step", "embedded", "first over later"] == ["1.4", "≤ 1.3", "no"]
+    assert cells["scaling", "group", "growth"] == ["1.2", "≤ 1.1", "no"]
+    assert cells["scaling", "prompt", "growth"] == ["not measured", "≤ 1.1", ""]
+
+
 def test_every_target_names_a_case_that_exists(load) -> None:
     results = load("results")
     for target in results._targets():
-        assert target.case in load(target.benchmark).CASES
+        module = load(target.benchmark)
+        known = module.AXES if target.benchmark == "scaling" else module.CASES
+        assert target.case.partition(" beside ")[0] in known
 
 
 def test_a_commit_runs_its_own_benchmarks_and_its_own_source(load) -> None:
