@@ -158,7 +158,6 @@ def prepare(
     """
     with ExitStack() as undo:
         select(config.model.kernels)  # before a warm-up, which trains
-        use_threads(config.threads)  # a resumed run takes those it had
         if scorer is not None or not judges_on_cluster(config):
             scorer = undo.enter_context(scorer or make_scorer(config, functions))
         undo.enter_context(closing(RunLock(config.output)))
@@ -451,6 +450,8 @@ def _started(
     """The policy as it was before the first step: a reference model is a copy of this one."""
     check_schedules(config)
     check_support(config)
+    if config.threads is not None or found.saved is None:  # a resumed run keeps those it had
+        use_threads(config.threads)
     if policy is None:
         progress.log(f"loading {config.model.path}")
         with own_random_numbers(config.seed):  # adapters are initialised at random
