@@ -10,7 +10,7 @@ PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 # torch goes in first and is pinned by the constraints, so that no later requirement replaces it.
 TORCH  := $(shell sed -n 's/^\(torch==[^ ]*\).*/\1/p' constraints.txt)
 
-.PHONY: demo test test-torch-kernels test-gpu test-oldest test-python verify cluster-test audit trl-suite lint types format api docs base-model study study-models study-runs papers bench bench-gpu vllm-env trl-env dist clean
+.PHONY: demo test test-torch-kernels test-avx2 test-gpu test-oldest test-python verify cluster-test audit trl-suite lint types format api docs base-model study study-models study-runs papers bench bench-gpu vllm-env trl-env dist clean
 
 demo: .venv/.runtime
 	$(BIN)/groupwise demo
@@ -21,6 +21,11 @@ test: .venv/.dev
 # The suite once more with PyTorch in place of every kernel (model.kernels = "torch").
 test-torch-kernels: .venv/.dev
 	GROUPWISE_TEST_KERNELS=torch $(PYTEST) -n $(JOBS) --dist worksteal -m "not verify and not cluster" $(ARGS)
+
+# The numerical core as on a processor that has AVX2 and no more.
+test-avx2: .venv/.dev
+	ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 $(PYTEST) -n $(JOBS) --dist worksteal -m "not verify and not cluster" \
+	    tests/kernels tests/updates tests/rollouts tests/golden $(ARGS)
 
 # The numerical core on a card: runs against those of the CPU, draws, log-probabilities, kernels.
 test-gpu: .venv/.dev
@@ -139,7 +144,7 @@ papers: .venv/.runtime
 	    $(BIN)/python studies/papers/collect.py store $$name runs/papers/$$name || exit 1; done
 	$(BIN)/python studies/papers/collect.py page
 
-# The figures of benchmarks/RESULTS.md, on an idle machine: without a card (under an hour), and with one
+# The figures of benchmarks/RESULTS.md, on an idle machine: without a card (within an hour), and with one
 # (within ten minutes). Resumable.
 bench: .venv/.dev .venv-trl/bin/python
 	$(BIN)/python benchmarks/bench.py $(ARGS)

@@ -1,10 +1,11 @@
 """The figures of RESULTS.md measured again, one benchmark after the other.
 
-    python benchmarks/bench.py           # make bench: what needs no card, under an hour
+    python benchmarks/bench.py           # make bench: what needs no card, within an hour
     python benchmarks/bench.py --gpu     # make bench-gpu: what needs one, within ten minutes
 
-A part whose file holds figures of this commit is not measured again, so an interrupted run goes on
-where it was. Nothing is measured on a busy machine unless --anyway is given.
+A part whose file holds figures of this commit is not measured again, so a run that was interrupted,
+or that its limit of time has ended, goes on where it was. Nothing is measured on a busy machine
+unless --anyway is given.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from harness import HERE, commit_measured, cores, say
 
 IDLE = 0.15
 """Running processes per core, averaged over a minute, up to which a machine counts as idle."""
-GPU_SECONDS = 600
+SECONDS, GPU_SECONDS = 3600, 600
+"""What a run takes at most."""
 
 
 @dataclass(frozen=True)
@@ -51,18 +53,25 @@ class Part:
 
 
 PARTS = (
+    Part("start", "start", ""),
     Part("step-embedded", "step", "--cases embedded,embedded@8-rows"),
+    Part("step-busy", "step", "--cases embedded --busy 2 --repeats 3"),
     Part("rollouts-small", "rollouts", "--peers generate --cases small-equal,embedded-queue"),
-    Part("update", "update", "--repeats 3"),
+    Part("update-decode", "update", "--cases decode-fp32,decode-bf16"),
+    Part("update", "update", "--cases update-fp32,update-bf16,long-prompt-fp32,long-prompt-bf16,"
+         "vocab-152k --repeats 3"),
+    Part("memory-half", "memory", "--cases cpu-0.5b-fp32,cpu-0.5b-recommended,cpu-0.5b-8bit,"
+         "cpu-0.5b-lora,cpu-0.5b-nf4"),
+    Part("step-medium", "step", "--cases medium-fp32,medium-recommended --repeats 2"),
+    Part("step-half-lora", "step", "--cases cpu-0.5b-lora --repeats 1"),
+    Part("step-half", "step", "--cases cpu-0.5b-recommended --repeats 1"),
+    Part("step-half-fp32", "step", "--cases cpu-0.5b-fp32 --repeats 1"),
+    Part("scaling", "scaling", "--repeats 1"),
+    Part("preferences", "preferences", "--repeats 3"),
     Part("tools", "tools", "--threads 1"),
     Part("critic-step", "critic_step", "--threads 1 --repeats 20"),
     Part("cluster", "cluster", "--cases demo,demo-scorer,medium"),
     Part("cluster-beside", "cluster", "--cases ahead,streaming"),
-    Part("step-busy", "step", "--cases embedded --busy 2 --repeats 3"),
-    Part("preferences", "preferences", "--repeats 3"),
-    Part("step-medium", "step", "--cases medium-fp32,medium-recommended --repeats 2"),
-    Part("step-half", "step", "--cases cpu-0.5b-lora,cpu-0.5b-recommended,cpu-0.5b-fp32 "
-         "--repeats 1"),
 )  # fmt: skip
 GPU_PARTS = (
     Part("gpu-rollouts", "rollouts", "--peers generate,vllm --cases gpu-0.5b-g8,gpu-3b-g8 "
@@ -72,7 +81,8 @@ GPU_PARTS = (
     Part("gpu-step", "step", "--cases gpu-0.5b-g8,gpu-1.5b-g8,gpu-1.5b-g8-lora,gpu-3b-g8-qlora "
          "--repeats 2"),
 )  # fmt: skip
-"""By what they take: what is cut off by the limit of time comes last."""
+"""What the limit of time may cut off comes last. Every part has a file of its own, and no case is
+in two of them."""
 
 
 def main() -> None:
@@ -86,21 +96,23 @@ def main() -> None:
             f"{busy:.2f} running processes per core over the last minute; wait until the machine "
             "is idle, or measure --anyway."
         )
-    end = time.monotonic() + GPU_SECONDS if options.gpu else None
+    end = time.monotonic() + (GPU_SECONDS if options.gpu else SECONDS)
     failed = [part.name for part in (GPU_PARTS if options.gpu else PARTS) if not _run(part, end)]
     if not options.gpu:
         subprocess.run([sys.executable, str(HERE / "results.py")], check=True)
     if failed:
-        raise SystemExit(f"not measured, or not whole: {', '.join(failed)}")
+        raise SystemExit(
+            f"not measured, or not whole: {', '.join(failed)}; the same command goes on with them."
+        )
 
 
-def _run(part: Part, end: float | None) -> bool:
-    """Measure a part unless it is measured; whether its file is whole."""
+def _run(part: Part, end: float) -> bool:
+    """Measure a part unless it is measured or there is no time left; whether its file is whole."""
     if part.measured(commit_measured()):
         say(f"{part.name}: measured")
         return True
-    left = None if end is None else end - time.monotonic()
-    if left is not None and left <= 0:
+    left = end - time.monotonic()
+    if left <= 0:
         return False
     say(f"{part.name}: {' '.join(part.command)}")
     try:

@@ -274,7 +274,8 @@ def _processor() -> str:
 
 def commit_measured() -> str:
     """Of the code that is measured; "+" where files other than results differ from it."""
-    others = (":/", ":!/benchmarks/results", ":!/benchmarks/RESULTS.md")
+    made = ("results", "RESULTS.md", "bounds.png")
+    others = (":/", *(f":!/benchmarks/{name}" for name in made))
     try:
         commit = _git("rev-parse", "--short=12", "HEAD")
         changed = _git("status", "--porcelain", "--untracked-files=no", "--", *others)

@@ -24,7 +24,9 @@ from shapes import SHAPES, Shape, as_text, random_prompts, save_model
 COLUMNS = (
     "case", "value", "precision", "ours_seconds", "ours_range", "ours_peak_mb", "growth", "stages",
 )  # fmt: skip
-BASE_SHAPE = Shape(hidden=256, feed_forward=1024, layers=4, heads=8, key_value_heads=4, vocab=8192)
+BASE_SHAPE = Shape(
+    hidden=256, feed_forward=1024, layers=4, heads=8, key_value_heads=4, vocab=8192, context=4096
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,11 +51,12 @@ class Point:
 
 def _axes() -> dict[str, list[tuple[int, Point]]]:
     base = Point()
-    models = [Point(shape=SHAPES["1m"]), base, Point(shape=SHAPES["42m"])]
+    shapes = (SHAPES["1m"], BASE_SHAPE, SHAPES["42m"], SHAPES["qwen2.5-0.5b"])
+    models = [Point(shape=shape) for shape in shapes]
     return {
-        "group": [(n, replace(base, group=n)) for n in (4, 8, 16, 32)],
-        "prompt": [(n, replace(base, prompt=n)) for n in (64, 128, 256, 512, 1024)],
-        "completion": [(n, replace(base, completion=n)) for n in (32, 64, 128, 256, 512)],
+        "group": [(n, replace(base, group=n)) for n in (4, 8, 16, 32, 64)],
+        "prompt": [(n, replace(base, prompt=n)) for n in (64, 128, 256, 512, 1024, 2048)],
+        "completion": [(n, replace(base, completion=n)) for n in (32, 64, 128, 256, 512, 1024)],
         "batch": [(n, replace(base, prompts=n)) for n in (2, 4, 8, 16, 32)],
         "vocabulary": [
             (n, replace(base, shape=replace(BASE_SHAPE, vocab=n)))
@@ -100,6 +103,7 @@ def measure(point: Point, options: argparse.Namespace, report: Report) -> dict[s
         "precision": "float32",
         "ours_seconds": statistics.median(seconds),
         "ours_range": spread(seconds),
+        "cpu_seconds": statistics.median(of(answers, "cpu_seconds")),
         "ours_peak_mb": max(of([first, *answers], "peak_mb")),
         "stages": harness.stages(answers),
         "repeats": {"ours": answers},
@@ -107,14 +111,12 @@ def measure(point: Point, options: argparse.Namespace, report: Report) -> dict[s
 
 
 def growth(before: dict[str, Any] | None, now: dict[str, Any]) -> dict[str, float] | None:
-    """Exponents of time and memory between two points of an axis."""
+    """Exponents of time, CPU time and memory between two points of an axis."""
     if before is None:
         return None
     step = math.log(now["value"] / before["value"])
-    return {
-        "time": math.log(now["ours_seconds"] / before["ours_seconds"]) / step,
-        "memory": math.log(now["ours_peak_mb"] / before["ours_peak_mb"]) / step,
-    }
+    figures = {"time": "ours_seconds", "cpu": "cpu_seconds", "memory": "ours_peak_mb"}
+    return {name: math.log(now[key] / before[key]) / step for name, key in figures.items()}
 
 
 def main() -> None:

@@ -197,6 +197,8 @@ def measure(
         "ours_tokens": statistics.median(of(answers["ours"], "tokens")),
         "peer_tokens": statistics.median(of(answers["peer"], "tokens")),
         "computed_share": statistics.median(of(answers["ours"], "computed_share")),
+        "first_over_later": first["ours"]["seconds"]
+        / statistics.median(of(answers["ours"], "seconds")),
         "first_seconds": {side: first[side]["seconds"] for side in first},
         "stages": {side: harness.stages(answers[side]) for side in answers},
         "repeats": answers,

@@ -98,7 +98,7 @@ class Steps:
         return {"logprobs": logp.float().tolist()}
 
     def step(self) -> dict[str, Any]:
-        start = time.perf_counter()
+        start, cpu = time.perf_counter(), time.process_time()
         scored = self.trainer.advance().scored
         if torch.cuda.is_available():
             torch.cuda.synchronize()
@@ -107,6 +107,7 @@ class Steps:
         stages["update"] = seconds - sum(stages.values())
         return {
             "seconds": seconds,
+            "cpu_seconds": time.process_time() - cpu,
             "stages": stages,
             "peak_mb": self.memory.peak(),
             "tokens": self.watching.metrics["tokens"],

@@ -95,10 +95,12 @@ class Measured:
 
         update_flops = 6 · parameters of the layers' matrices · unique tokens
                      + 6 · parameters of the head · predicted tokens
+        attention_flops = 12 · layers · heads · head dimension · pairs, of an update
         decode_flops = 2 · (both kinds of parameters) · rows, for one token of every row
 
         Unique tokens are those a layer must see: each prompt once, and every completion without its
-        last token. Attention itself, norms and the optimizer are not counted.
+        last token. A pair is a token and one that it attends to; attention has two products forward
+        and four backward. Norms and the optimizer are not counted.
         """
         head = self.backbone.head.weight
         layers = sum(
@@ -112,10 +114,25 @@ class Measured:
         return {
             "unique_tokens": unique,
             "predicted_tokens": predicted,
+            "attention_flops": 12 * self._attended() * self._pairs(),
             "update_flops": 6 * layers * unique + 6 * head.numel() * predicted,
             "decode_flops": 2 * (layers + head.numel()) * len(rows),
             "decode_bytes": (layers + head.numel()) * head.element_size(),
         }
+
+    def _attended(self) -> int:
+        """Multiplications of a query with its keys in all layers, for one pair of tokens."""
+        config = self.policy.model.config
+        dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        return config.num_hidden_layers * config.num_attention_heads * dim
+
+    def _pairs(self) -> int:
+        """Pairs of a token and one that it attends to, in an update of the whole batch."""
+        prompts = [len(prompt) for prompt in self.spec["prompts"]]
+        given = self.spec["completion"] - 1
+        branch = sum(given * prompt + given * (given + 1) // 2 for prompt in prompts)
+        own = sum(prompt * (prompt + 1) // 2 for prompt in prompts)
+        return own + self.spec["group"] * branch
 
     def update(self) -> dict[str, Any]:
         """One optimizer step."""

@@ -18,7 +18,7 @@ PACKAGE = Path(groupwise.__file__).parent
 ARCHITECTURE = Path(__file__).parents[2] / "ARCHITECTURE.md"
 
 LAYERS: tuple[frozenset[str], ...] = (
-    frozenset({"errors", "extensions", "registry", "settings", "types"}),
+    frozenset({"errors", "extensions", "machine", "registry", "settings", "types"}),
     frozenset({"algorithms"}),
     frozenset({"kernels"}),
     frozenset({"models"}),

@@ -17,15 +17,18 @@ import pytest
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 NAMES = (
     "bench",
+    "bounds",
     "cluster",
     "compare_commits",
     "harness",
     "kernels",
+    "memory",
     "preferences",
     "results",
     "rollouts",
     "scaling",
     "shapes",
+    "start",
     "step",
     "update",
 )
@@ -113,11 +116,22 @@ def test_a_peer_that_dies_is_left_out_and_the_others_go_on(load, monkeypatch) ->
         rollouts.measured("c", None, None, {**sides, "ours": Side(False)}, None)
 
 
+def test_sizes_that_grow_reach_those_of_the_targets(load) -> None:
+    axes = load("scaling").AXES
+    largest = {name: points[-1][0] for name, points in axes.items()}
+    assert largest["prompt"] >= 2048 and largest["group"] >= 64 and largest["completion"] >= 1024
+    assert largest["model"] > 450e6
+    for points in axes.values():
+        for _, point in points:
+            assert point.prompt + point.completion <= point.shape.context
+
+
 def test_growth_is_the_exponent_between_two_points(load) -> None:
     # Twice the value: 4 times the time is exponent 2, the same memory is exponent 0.
-    before = {"value": 8, "ours_seconds": 1.5, "ours_peak_mb": 70.0}
-    now = {"value": 16, "ours_seconds": 6.0, "ours_peak_mb": 70.0}
-    assert load("scaling").growth(before, now) == pytest.approx({"time": 2.0, "memory": 0.0})
+    before = {"value": 8, "ours_seconds": 1.5, "cpu_seconds": 2.0, "ours_peak_mb": 70.0}
+    now = {"value": 16, "ours_seconds": 6.0, "cpu_seconds": 4.0, "ours_peak_mb": 70.0}
+    wanted = {"time": 2.0, "cpu": 1.0, "memory": 0.0}
+    assert load("scaling").growth(before, now) == pytest.approx(wanted)
 
 
 def test_the_page_holds_each_figure_against_its_target(load, tmp_path: Path) -> None:
@@ -140,10 +154,33 @@ def test_the_page_holds_each_figure_against_its_target(load, tmp_path: Path) -> 
     assert "python it" in page and page.endswith("## Notes\n")
 
 
+def test_figures_that_are_held_against_other_cases_or_points(load) -> None:
+    results: ModuleType = load("results")
+    rows = [
+        {"case": "embedded", "speedup": 5.0, "first_over_later": 1.4},
+        {"case": "embedded beside 2", "speedup": 5.5},
+    ]
+    points = [
+        {"case": "group", "growth": None},
+        {"case": "group", "growth": {"time": 1.2}},
+        {"case": "group", "growth": {"time": 0.9}},
+    ]
+    found = {"step": [{"cases": rows}], "scaling": [{"cases": points}]}
+    lines = {tuple(c.strip() for c in line.split("|")[1:4]): line.split("|")[5:8]
+             for line in results.against_targets(found).splitlines()}  # fmt: skip
+    cells = {key: [c.strip() for c in value] for key, value in lines.items()}
+    assert cells["step", "embedded beside 2", "speedup"] == ["5.5", "≥ 5", "yes"]
+    assert cells["step", "embedded", "first over later"] == ["1.4", "≤ 1.3", "no"]
+    assert cells["scaling", "group", "growth"] == ["1.2", "≤ 1.1", "no"]
+    assert cells["scaling", "prompt", "growth"] == ["not measured", "≤ 1.1", ""]
+
+
 def test_every_target_names_a_case_that_exists(load) -> None:
     results = load("results")
     for target in results._targets():
-        assert target.case in load(target.benchmark).CASES
+        module = load(target.benchmark)
+        known = module.AXES if target.benchmark == "scaling" else module.CASES
+        assert target.case.partition(" beside ")[0] in known
 
 
 def test_a_commit_runs_its_own_benchmarks_and_its_own_source(load) -> None:
@@ -186,13 +223,52 @@ def test_all_benchmarks_wait_for_an_idle_machine_and_skip_what_is_measured(
         assert part.measured("a") is measured
 
 
-def test_parts_of_all_benchmarks_name_cases_that_exist(load) -> None:
+@pytest.mark.parametrize("seconds", [0.0, 1.0])
+def test_all_benchmarks_stop_when_their_time_is_over(
+    seconds: float, load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bench = load("bench")
-    for part in (*bench.PARTS, *bench.GPU_PARTS):
-        words = part.arguments.split()
-        if "--cases" in words:
-            names = words[words.index("--cases") + 1].split(",")
-            assert set(names) <= set(load(part.script).CASES), part.name
+    monkeypatch.setattr(bench, "HERE", tmp_path)
+    monkeypatch.setattr(bench, "commit_measured", lambda: "a")
+    (tmp_path / "results").mkdir()
+    started = tmp_path / "started"
+    slow = f"import pathlib, time\npathlib.Path({str(started)!r}).touch()\ntime.sleep(60)"
+    (tmp_path / "slow.py").write_text(slow)
+    start = time.monotonic()
+    assert bench._run(bench.Part("slow", "slow", ""), start + seconds) is False
+    assert time.monotonic() - start < 20
+    assert started.exists() is (seconds > 0)
+
+
+def test_parts_of_all_benchmarks_name_cases_that_exist_once(load) -> None:
+    """A case in two files would keep an old figure in the table of targets."""
+    bench = load("bench")
+    for parts in (bench.PARTS, bench.GPU_PARTS):
+        named: list[tuple[str, str]] = []
+        for part in parts:
+            words = part.arguments.split()
+            if "--cases" in words:
+                names = words[words.index("--cases") + 1].split(",")
+                assert set(names) <= set(load(part.script).CASES), part.name
+                busy = " busy" if "--busy" in words else ""
+                named += [(part.script, name + busy) for name in names]
+        assert len(named) == len(set(named))
+
+
+def test_the_picture_has_every_stage_with_a_target(load, tmp_path: Path) -> None:
+    bounds, results = load("bounds"), load("results")
+    targets = {t.case: t.value for t in results._targets() if t.case in bounds.STAGES}
+    assert targets.keys() == bounds.STAGES.keys()
+    spread = {"median": 1.4, "low": 1.3, "high": 1.5}
+    rows = [
+        {"case": case, "ours_seconds": 7.0, "over_bound": spread, "with_attention": spread}
+        for case in reversed(bounds.STAGES)
+    ]
+    found = bounds.bars([*rows, {**rows[0], "ours_seconds": 9.0}], targets)
+    assert [bar.name for bar in found] == [name for name, _ in bounds.STAGES.values()]
+    assert {bar.seconds for bar in found} == {7.0}, "the first row of a case counts"
+    bounds.draw(found, tmp_path / "bounds.png")
+    assert (tmp_path / "bounds.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_busy_processes_take_time_and_end(load) -> None:

@@ -13,6 +13,7 @@ from groupwise.cli import main
 from groupwise.cli.doctor import CheckResult, examine, passed
 from groupwise.config import load
 from groupwise.environments import END_OF_TURN, ENVIRONMENTS
+from groupwise.machine import usable_cores
 from groupwise.rewards.code.sandbox import unavailable
 from groupwise.training.monitor.trackers import TRACKERS
 from groupwise.training.stages.sft import save
@@ -141,6 +142,13 @@ def test_too_little_memory_and_disk(
     assert checks["disk"].passed is False and "keep fewer" in checks["disk"].advice
     assert checks["memory"].passed is False
     assert "set, cumulatively: update.tokens_per_microbatch = " in checks["memory"].advice
+
+
+def test_more_threads_than_cores_are_found(model: Path, tmp_path: Path) -> None:
+    check = looked(model, tmp_path / "run", f"threads={usable_cores() + 1}")["device"]
+    assert check.passed is False and f"{usable_cores() + 1} threads" in check.found
+    assert check.advice == f"set threads = {usable_cores()}"
+    assert looked(model, tmp_path / "run", "threads=1")["device"].passed
 
 
 def test_tags_that_decoding_drops(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -11,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from groupwise.cli import waiting as module
-from groupwise.cli.waiting import cores, others_running, wait_policy
+from groupwise.cli.waiting import others_running, thread_count, wait_policy
+from groupwise.machine import cores
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +48,7 @@ def test_threads_sleep_where_others_need_the_cores(
     others: float, own: int, machine: int, sleep: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "others_running", lambda: others)
-    monkeypatch.setattr(module, "cores", lambda: own)
+    monkeypatch.setattr(module, "usable_cores", lambda: own)
     monkeypatch.setattr(os, "cpu_count", lambda: machine)
     assert wait_policy() == ({"OMP_WAIT_POLICY": "passive"} if sleep else {})
 
@@ -58,5 +60,20 @@ def test_what_the_user_has_set_stays(name: str, monkeypatch: pytest.MonkeyPatch)
     assert wait_policy() == {}
 
 
-def test_cores_are_those_of_this_process() -> None:
-    assert 1 <= cores() <= (os.cpu_count() or 1)
+@pytest.mark.parametrize(
+    ("quota", "given", "wanted"),
+    [
+        (math.inf, None, {}),
+        (1.5, None, {"OMP_NUM_THREADS": "1"}),
+        (1.5, "2", {}),  # what the user has set stays
+    ],
+)
+def test_threads_follow_a_quota(
+    quota: float, given: str | None, wanted: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if given is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", given)
+    monkeypatch.setattr(cores, "cpu_quota", lambda: quota)
+    monkeypatch.setattr(module, "cpu_quota", lambda: quota)
+    assert thread_count() == wanted

@@ -7,6 +7,8 @@ import hashlib
 import multiprocessing
 import os
 import shutil
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -246,3 +248,41 @@ def test_a_structure_of_another_size_is_refused(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(structures, "STRUCTURES", (Places,))
     with pytest.raises(OSError, match="Places has 40 bytes in C\\+\\+ and 48 in Python"):
         structures.prepare(loaded)
+
+
+CAPPED = """
+import shutil, sys, torch
+from groupwise.kernels import build
+from groupwise.kernels.cpu import PackedLinear, multiplies
+from groupwise.kernels.onednn import dtypes, linear
+torch.manual_seed(0)
+x, weight = torch.randn(37, 256), torch.randn(320, 256)
+error = (PackedLinear(weight, None)(x) - x @ weight.t()).abs().max()
+assert error < 1e-4, error
+for dtype in dtypes():
+    found = linear(x[:32].to(dtype), weight.to(dtype)).float()
+    assert (found - x[:32] @ weight.t()).abs().max() < (1e-4 if dtype == torch.float32 else 1)
+print(torch.backends.cpu.get_cpu_capability(), multiplies(torch.bfloat16))
+print(build._built(shutil.which("g++"), build._private(build.cache_folder()), build._kernels()))
+"""
+
+
+@needs_kernels
+@pytest.mark.skipif(
+    "AVX2" not in torch.backends.cpu.get_cpu_capability()
+    and "AVX512" not in torch.backends.cpu.get_cpu_capability(),
+    reason="this processor has no AVX2",
+)
+def test_kernels_follow_the_instructions_that_pytorch_is_limited_to() -> None:
+    """As on a processor that has AVX2 and no more."""
+    limits = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
+    done = subprocess.run(
+        [sys.executable, "-c", CAPPED], capture_output=True, text=True, timeout=300,
+        env={**os.environ, **limits},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    *_, said, library = done.stdout.splitlines()
+    assert said == "AVX2 False"
+    if (objdump := shutil.which("objdump")) is not None:
+        code = subprocess.run([objdump, "-d", library], capture_output=True, text=True).stdout
+        assert "%ymm" in code and "%zmm" not in code

@@ -15,7 +15,7 @@ from torch import Tensor
 from groupwise.cli import main
 from groupwise.errors import RunError, UsageError
 from groupwise.integrations.trl import GRPOTrainer
-from groupwise.kernels import AdapterLinear, active
+from groupwise.kernels import active
 from groupwise.models import (
     AdapterSettings,
     Policy,
@@ -25,6 +25,7 @@ from groupwise.models import (
     save_policy,
 )
 from groupwise.models.adapters import new_adapter
+from groupwise.models.low_rank import SUMMED
 from groupwise.rollouts.chat import chat
 from groupwise.training.hub import push
 from groupwise.training.stages.base_model import small_policy
@@ -326,11 +327,11 @@ def test_an_adapter_keeps_no_float32_copies_of_16_bit_inputs() -> None:
         if "lora_B" in name:
             torch.nn.init.normal_(parameter, 0.0, 0.1)
     small, found = saved_and_gradients(model)
-    for layer in model.modules():
-        if isinstance(layer, AdapterLinear):
-            setattr(layer, "__class__", torch.nn.Linear)  # noqa: B010
-        elif hasattr(layer, "cast_input_dtype_enabled"):
-            layer.cast_input_dtype_enabled = True
+    of_peft = {own: theirs for theirs, own in SUMMED.items()}
+    changed = [layer for layer in model.modules() if type(layer) in of_peft]
+    assert len(changed) == 2 * 7
+    for layer in changed:
+        layer.__class__ = of_peft[type(layer)]
     large, wanted = saved_and_gradients(model)
     assert len(found) == len(wanted) == 1 + 2 * 7 * 2
     assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))

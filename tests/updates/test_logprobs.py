@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from groupwise.updates import Projection, token_logprobs
+from groupwise.updates import Projection, logprobs, token_logprobs
 from groupwise.updates.logprobs import chunk_bytes, softmax_
 
 TOKENS, VOCAB, HIDDEN = 300, 50, 24
@@ -37,15 +37,17 @@ def dense(
 @pytest.mark.parametrize("softcap", [None, 3.0])
 @pytest.mark.parametrize("truncated", [False, True])
 @pytest.mark.parametrize("entropy", [False, True])
+@pytest.mark.parametrize("trained", [True, False])
 def test_any_cut_gives_the_whole(
-    keep: int, softcap: float | None, truncated: bool, entropy: bool
+    keep: int, softcap: float | None, truncated: bool, entropy: bool, trained: bool
 ) -> None:
     torch.manual_seed(keep)
     parts = [torch.randn(TOKENS, HIDDEN), torch.randn(VOCAB, HIDDEN), torch.randn(VOCAB)]
     target = torch.randint(VOCAB, (TOKENS,))
     allowed = torch.rand(TOKENS, VOCAB) < 0.7
     allowed[torch.arange(TOKENS), target] = True
-    hidden, weight, bias = (nn.Parameter(x) for x in parts)
+    hidden = nn.Parameter(parts[0])
+    weight, bias = (nn.Parameter(x, requires_grad=trained) for x in parts[1:])
     wide = [x.double().requires_grad_() for x in parts]
     head = Projection(
         weight=weight, bias=bias, softcap=softcap, temperature=0.7,
@@ -67,7 +69,8 @@ def test_any_cut_gives_the_whole(
         loss, of_loss = loss + spread.square().sum(), of_loss + of_wanted.square().sum()
     loss.backward()
     of_loss.backward()
-    for one, other in zip((hidden, weight, bias), wide, strict=True):
+    assert (weight.grad is not None) is (bias.grad is not None) is trained
+    for one, other in zip((hidden, weight, bias) if trained else (hidden,), wide, strict=False):
         assert one.grad is not None
         assert other.grad is not None
         assert (one.grad - other.grad).norm() <= 1e-5 * other.grad.norm()
@@ -95,6 +98,36 @@ def test_they_may_be_gone_back_from_twice() -> None:
     second = torch.autograd.grad(logp.sum(), [hidden, weight])
     for one, other in zip(first, second, strict=True):
         torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_head_that_is_not_trained_multiplies_twice_and_keeps_no_probabilities(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    state, weight = torch.randn(64, 24).to(dtype), torch.randn(500, 24).to(dtype)
+    target, slope = torch.randint(500, (64,)), torch.randn(64)
+    products: list[int] = []
+    real = logprobs.head_product
+    monkeypatch.setattr(
+        logprobs, "head_product", lambda *a, **k: products.append(len(a[0])) or real(*a, **k)
+    )
+    found, saved = {}, []
+    for trained in (True, False):
+        products.clear()
+        hidden = state.clone().requires_grad_()
+        head = Projection(weight=nn.Parameter(weight, requires_grad=trained), keep_bytes=0)
+        with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x) or x, lambda x: x):
+            logp, _ = token_logprobs(hidden, target, head)
+        (logp * slope).sum().backward()
+        found[trained] = (logp.detach(), hidden.grad)
+        assert sum(products) == (128 if trained else 64), "logits are computed once"
+    assert max(x.numel() for x in saved) < 64 * 500
+    assert torch.equal(found[True][0], found[False][0])
+    (wanted, given) = (found[each][1] for each in (True, False))
+    assert wanted is not None and given is not None and given.dtype == dtype
+    rounding = 1e-6 if dtype == torch.float32 else 1e-2
+    assert (given - wanted).norm() <= rounding * wanted.norm()
 
 
 def test_chunks_have_rows_for_a_card_and_fit_the_caches_of_a_cpu() -> None:

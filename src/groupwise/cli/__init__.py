@@ -35,7 +35,7 @@ from groupwise.cli import (
     train,
 )
 from groupwise.cli.output import drop_output, visible
-from groupwise.cli.waiting import wait_policy
+from groupwise.cli.waiting import thread_count, wait_policy
 from groupwise.errors import GroupwiseError, UsageError
 
 INTERRUPTED = 130
@@ -51,7 +51,7 @@ app = typer.Typer(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code; errors are one line unless `--debug` is given."""
-    os.environ.update(wait_policy())
+    os.environ.update({**wait_policy(), **thread_count()})
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in given
     warnings.showwarning = _show_warning

@@ -28,10 +28,11 @@ from groupwise.config.connect import (
     make_scorer,
 )
 from groupwise.config.data import load_eval, load_train, rendered
-from groupwise.config.memory import MemoryPlan, memory_plan, memory_savings
+from groupwise.config.memory import MemoryPlan, memory_plan, memory_savings, size_text
 from groupwise.environments import END_OF_TURN
 from groupwise.errors import GroupwiseError, first_line
 from groupwise.kernels import active
+from groupwise.machine import usable_cores
 from groupwise.models import Policy
 from groupwise.prompts.contamination import shared_prompts
 from groupwise.prompts.templates import check_round_trip
@@ -102,7 +103,10 @@ def examine(config: Config | None = None, *, fit_gb: float | None = None) -> lis
     Returns:
         The checks in order; those that an earlier failure makes impossible are marked as skipped.
     """
-    work: dict[str, Callable[[], str]] = {"versions": _versions, "device": _device}
+    work: dict[str, Callable[[], str]] = {
+        "versions": _versions,
+        "device": lambda: _device(None if config is None else config.threads),
+    }
     if config is not None:
         preflight = Preflight(config, fit_gb)
         work |= {
@@ -156,16 +160,16 @@ def _versions() -> str:
     return f"Python {platform.python_version()}, {listed}"
 
 
-def _device() -> str:
+def _device(threads: int | None) -> str:
     if torch.cuda.is_available():
         free, total = torch.cuda.mem_get_info()
         name = torch.cuda.get_device_name()
         return f"{name}, {free / 2**30:.1f} of {total / 2**30:.1f} GiB free"
-    cores, threads = len(psutil.Process().cpu_affinity() or [1]), torch.get_num_threads()
+    cores, threads = usable_cores(), threads or torch.get_num_threads()
     if threads > cores:
         raise CheckFailed(
-            f"CPU with {_counted(cores, 'core')} and {threads} torch threads, which will compete "
-            "for the cores",
+            f"CPU of which {_counted(cores, 'core')} may be used, and {threads} threads, which "
+            "will compete for the cores",
             f"set threads = {cores}",
         )
     free = psutil.virtual_memory().available / 2**30
@@ -223,7 +227,7 @@ class Preflight:
         said = (
             f"{plan.parameters / 1e6:,.1f} M parameters, {plan.trained / 1e6:,.1f} M of them "
             f"trained; {plan}, with prompts of {plan.prompt} tokens; "
-            f"{'free memory' if self.fit_gb is None else 'limit'} {free / 2**30:.1f} GiB"
+            f"{'free memory' if self.fit_gb is None else 'limit'} {size_text(free)}"
         )
         if plan.peak <= room * free:
             return said

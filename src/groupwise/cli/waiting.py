@@ -1,11 +1,14 @@
-"""How OpenMP threads wait for each other; set before torch starts them."""
+"""How many OpenMP threads there are and how they wait; set before torch starts them."""
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import time
 from pathlib import Path
+
+from groupwise.machine import cpu_quota, usable_cores
 
 SAMPLES, PAUSE_S = 20, 0.003
 OTHERS = 0.9
@@ -25,13 +28,16 @@ def wait_policy() -> dict[str, str]:
     """
     if {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
         return {}
-    shared = others_running() + cores() >= (os.cpu_count() or 1) + OTHERS
+    shared = others_running() + usable_cores() >= (os.cpu_count() or 1) + OTHERS
     return {"OMP_WAIT_POLICY": "passive"} if shared else {}
 
 
-def cores() -> int:
-    """Number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def thread_count() -> dict[str, str]:
+    """Environment variables that keep the threads within the CPU quota of a cgroup, of which OpenMP
+    knows nothing; empty without a quota or if the user has set them."""
+    if "OMP_NUM_THREADS" in os.environ or math.isinf(cpu_quota()):
+        return {}
+    return {"OMP_NUM_THREADS": str(usable_cores())}
 
 
 def others_running() -> float:

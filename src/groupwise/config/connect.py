@@ -155,7 +155,7 @@ def connect(
 def select_device(config: Config, policy: Policy) -> None:
     """Choose kernels and threads, and move the model to its device."""
     select(config.model.kernels)
-    if config.threads is not None:
+    if config.threads is not None:  # A resumed run keeps those it had.
         torch.set_num_threads(config.threads)
     if best_device().type == "cpu":
         keep_freed_memory()

@@ -55,6 +55,16 @@ MOMENT_BYTES = {"adamw": 8, "adamw_8bit": 2}
 """Bytes per trained weight for the two moments."""
 
 
+def size_text(size: float) -> str:
+    """An amount of memory as people read it.
+
+    Example:
+        >>> size_text(3 * 2**30), size_text(5 * 2**20)
+        ('3.00 GiB', '5 MiB')
+    """
+    return f"{size / GIB:.2f} GiB" if size >= GIB / 2 else f"{size / 2**20:.3g} MiB"
+
+
 @dataclass(frozen=True, kw_only=True)
 class MemoryPlan:
     """Memory of a run in bytes.
@@ -87,9 +97,10 @@ class MemoryPlan:
 
     def __str__(self) -> str:
         parts = {**self.held, **getattr(self, self.phase)}
-        listed = ", ".join(f"{name} {size / GIB:.2f}" for name, size in parts.items() if size)
+        largest = sorted(parts.items(), key=lambda part: -part[1])
+        listed = ", ".join(f"{name} {size_text(size)}" for name, size in largest if size)
         whole = "" if self.update else "; rollouts and updates of this model are not included"
-        return f"{self.peak / GIB:.2f} GiB at the peak, in the {self.phase} ({listed}){whole}"
+        return f"{size_text(self.peak)} at the peak, in the {self.phase} ({listed}){whole}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +117,7 @@ class MemorySaving:
 
     def __str__(self) -> str:
         shown = str(self.value).lower() if isinstance(self.value, bool) else repr(self.value)
-        return f"{self.setting} = {shown} ({self.peak / GIB:.2f} GiB)"
+        return f"{self.setting} = {shown} ({size_text(self.peak)})"
 
 
 UNPLANNED = (AttributeError, TypeError, ValueError, RuntimeError, KeyError)

@@ -67,7 +67,8 @@ class Config(Section):
     group_size: Annotated[int, Field(ge=1, le=4096)] = 8
     """Completions per prompt (G); leave-one-out advantages take memory with its square."""
     threads: Annotated[Annotated[int, Field(ge=1, le=4096)] | None, FREE] = None
-    """Number of CPU threads; None uses PyTorch's default."""
+    """Number of CPU threads; None uses PyTorch's default, or the cores that a CPU quota allows if
+    they are fewer."""
     imports: Annotated[Names, RUNS_CODE] = ()
     """Modules or .py files that register rewards, algorithms or environments; they are imported
     first. `--import` adds to them."""

@@ -5,7 +5,7 @@ that imports `auto`, its modules and `cpp/` can be deleted, and PyTorch computes
 """
 
 from groupwise.kernels import auto  # noqa: F401
-from groupwise.kernels.adapter import AdapterLinear
+from groupwise.kernels.adapter import add_low_rank
 from groupwise.kernels.heap import keep_freed_memory
 from groupwise.kernels.interface import (
     COPY_LIMIT,
@@ -31,7 +31,6 @@ from groupwise.kernels.reference import (
 
 __all__ = [
     "COPY_LIMIT",
-    "AdapterLinear",
     "Affine",
     "Backend",
     "DecodeRows",
@@ -43,6 +42,7 @@ __all__ = [
     "Tree",
     "accumulable_grad",
     "active",
+    "add_low_rank",
     "attention",
     "is_plain_linear",
     "keep_freed_memory",

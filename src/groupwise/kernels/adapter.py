@@ -1,44 +1,74 @@
-"""The linear layer of a float32 adapter, which keeps its 16-bit input instead of a float32 copy."""
+"""The products of a low-rank adapter, added to those of the layer that it adapts."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from jaxtyping import Float
+from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.nn import functional as F
+
+from groupwise.kernels.interface import active
+
+BLOCK = 256
+"""Rows that are computed at once on a CPU, whose caches hold their float32 copies."""
 
 
-class AdapterLinear(nn.Linear):
-    """x · Wᵀ in the dtype of W, whatever the dtype of x; for weights without bias.
+def add_low_rank(
+    base: Float[Tensor, "*rows outputs"],
+    x: Float[Tensor, "*rows inputs"],
+    a: Float[Tensor, "rank inputs"],
+    b: Float[Tensor, "outputs rank"],
+    *,
+    scaling: float,
+) -> Float[Tensor, "*rows outputs"]:
+    """base + scaling · (x · aᵀ) · bᵀ, computed in the dtype of a and b and returned in that of
+    base; differentiable.
 
-    The gradient of W needs x. A copy of x in the dtype of W, which autograd would keep for that, is
-    twice the size of a 16-bit x; here the backward pass recomputes it.
+    As layers of their own, the products of a float32 adapter take four copies of each 16-bit input
+    and output, of which autograd keeps one. Here blocks of rows are converted as they are needed,
+    and only x is kept.
     """
-
-    def forward(self, input: Tensor) -> Tensor:
-        if input.dtype == self.weight.dtype:
-            return super().forward(input)
-        apply: Any = _Product.apply
-        return apply(input, self.weight)
+    apply: Any = _AddLowRank.apply
+    return apply(base, x, a, b, scaling)
 
 
-class _Product(torch.autograd.Function):
+def _blocks(x: Tensor) -> Iterator[slice]:
+    """The rows of a matrix in blocks."""
+    size = BLOCK if x.device.type == "cpu" else max(1, len(x))
+    return (slice(first, first + size) for first in range(0, len(x), size))
+
+
+class _AddLowRank(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        return F.linear(x.to(weight.dtype), weight)
+    def forward(ctx: Any, base: Tensor, x: Tensor, a: Tensor, b: Tensor, scaling: float) -> Tensor:
+        out = torch.empty_like(base, memory_format=torch.contiguous_format)
+        rows, flat, summed = base.flatten(0, -2), x.flatten(0, -2), out.view(-1, out.shape[-1])
+        inner = a.new_empty(len(flat), len(a))
+        for part in _blocks(flat):
+            inner[part] = active().matmul(flat[part].to(a.dtype), a.t())
+            summed[part] = active().matmul(inner[part], b.t()).mul_(scaling).add_(rows[part])
+        ctx.save_for_backward(x, inner, a, b)
+        ctx.scaling = scaling
+        return out
 
     @staticmethod
     @once_differentiable
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx: Any, *grads: Tensor
-    ) -> tuple[Tensor | None, Tensor | None]:
-        (grad,), (x, weight) = grads, ctx.saved_tensors
-        want_x, want_weight = ctx.needs_input_grad
-        rows, wide = grad.flatten(0, -2), x.flatten(0, -2).to(weight.dtype)
-        return (
-            (rows @ weight).view_as(x).to(x.dtype) if want_x else None,
-            rows.t() @ wide if want_weight else None,
-        )
+    ) -> tuple[Tensor | None, ...]:
+        (grad,), (x, inner, a, b) = grads, ctx.saved_tensors
+        rows, flat = grad.flatten(0, -2), x.flatten(0, -2)
+        dx = torch.empty_like(flat) if ctx.needs_input_grad[1] else None
+        da: Tensor | None = None
+        db: Tensor | None = None
+        for part in _blocks(flat):
+            own = rows[part].to(b.dtype) * ctx.scaling
+            between = active().matmul(own, b)
+            db = active().add_matmul(db, own.t(), inner[part])
+            da = active().add_matmul(da, between.t(), flat[part].to(a.dtype))
+            if dx is not None:
+                dx[part] = active().matmul(between, a)
+        return grad, None if dx is None else dx.view_as(x), da, db, None

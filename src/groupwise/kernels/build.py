@@ -1,7 +1,8 @@
 """Compiles `cpp/` and `allocator.cpp` where they are first needed and keeps the libraries in a
 folder private to the user.
 
-`g++` compiles the source for the machine's processor in a few seconds. The libraries are kept in
+`g++` compiles the source for the machine's processor, or for the instructions that
+ATEN_CPU_CAPABILITY allows PyTorch, in a few seconds. The libraries are kept in
 `groupwise/` below XDG_CACHE_HOME, or else `~/.cache`. No library is loaded from a folder that other
 users may write to, and none that is incomplete: each ends with its own checksum. Where the cache
 cannot be used, the process compiles into a private temporary folder.
@@ -34,9 +35,11 @@ from groupwise.kernels.structures import prepare
 
 SOURCES = sorted(Path(__file__).with_name("cpp").iterdir())
 FLAGS = (
-    "-std=gnu++17", "-O3", "-march=native", "-fno-math-errno", "-fopenmp", "-shared", "-fPIC",
+    "-std=gnu++17", "-O3", "-fno-math-errno", "-fopenmp", "-shared", "-fPIC",
     "-Wl,-Bsymbolic",  # bind to these functions even if others of the same names are loaded
 )  # fmt: skip
+ARCHITECTURES = {"avx2": "x86-64-v3", "default": "x86-64"}
+"""What GCC calls the instructions to which ATEN_CPU_CAPABILITY limits PyTorch's own kernels."""
 ALLOCATOR = Path(__file__).with_name("allocator.cpp")
 TIMEOUT_S = 300
 
@@ -121,7 +124,8 @@ def allocator() -> ctypes.CDLL | None:
 def _kernels() -> _Program:
     # PyTorch's own copy of OpenMP where it brings one: two copies would each keep threads spinning.
     programs = [str(path) for path in SOURCES if path.suffix == ".cpp"]
-    flags = (*FLAGS, *programs, "-Wl,--as-needed", *_openmp())
+    allowed = ARCHITECTURES.get(os.environ.get("ATEN_CPU_CAPABILITY", ""), "native")
+    flags = (*FLAGS, f"-march={allowed}", *programs, "-Wl,--as-needed", *_openmp())
     return _Program(name="kernels", files=tuple(SOURCES), flags=flags)
 
 

@@ -27,7 +27,6 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.utils._python_dispatch import _disable_current_modes
 
-from groupwise.kernels.adapter import AdapterLinear
 from groupwise.kernels.build import compiled
 from groupwise.kernels.cpu import (
     LANES,
@@ -172,7 +171,7 @@ def _wave(size: int, *, of: int = 1) -> Tensor:
 
 
 def _linear(layer: Any, input: Tensor) -> Tensor:
-    if input.dtype != layer.weight.dtype and not isinstance(layer, AdapterLinear):
+    if input.dtype != layer.weight.dtype:
         return type(layer).forward(layer, input)
     rows = input.reshape(-1, input.shape[-1])
     apply: Any = _Linear.apply

@@ -28,7 +28,6 @@ from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from groupwise.kernels.adapter import AdapterLinear
 from groupwise.kernels.interface import COPY_LIMIT
 from groupwise.kernels.reference import is_plain_linear
 
@@ -100,12 +99,9 @@ class reordered_layers:
 
 def _forward(layer: nn.Linear, *, rows: int) -> Forward:
     own, reordered = layer.forward, ReorderedLinear(layer.weight, layer.bias, rows=rows)
-    takes_all = isinstance(layer, AdapterLinear)
 
     def forward(x: Tensor) -> Tensor:
         given = x.shape[:-1].numel()
-        if takes_all and not torch.is_grad_enabled():
-            x = x.to(reordered.weight.dtype)
         if torch.is_grad_enabled() or x.dtype != reordered.weight.dtype or given > rows:
             return own(x)
         out = reordered(x.reshape(given, x.shape[-1]))

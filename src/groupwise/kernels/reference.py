@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from groupwise.kernels.adapter import AdapterLinear
 from groupwise.kernels.interface import (
     BACKENDS,
     Affine,
@@ -349,7 +348,7 @@ def accumulable_grad(weight: Tensor) -> Tensor | None:
 def is_plain_linear(layer: nn.Module) -> TypeGuard[nn.Linear]:
     """Whether a layer on a CPU is x · Wᵀ + bias and nothing else."""
     return (
-        type(layer) in (nn.Linear, AdapterLinear)
+        type(layer) is nn.Linear
         and "forward" not in vars(layer)
         and not is_traceable_wrapper_subclass(layer.weight)  # torchao's, for example
         and layer.weight.device.type == "cpu"

@@ -16,10 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from groupwise.errors import UsageError
-from groupwise.kernels import AdapterLinear
 from groupwise.models.foreign_code import time_limit
 from groupwise.settings import AdapterSettings
 
@@ -86,6 +83,8 @@ def new_adapter(model: Any, adapter: AdapterSettings, *, task: str = "CAUSAL_LM"
     """
     from peft import LoraConfig, get_peft_model
 
+    from groupwise.models.low_rank import sum_low_rank
+
     targets: Any = adapter.targets[0] if adapter.targets == ("all-linear",) else adapter.targets
     config = LoraConfig(
         r=adapter.rank,
@@ -98,7 +97,7 @@ def new_adapter(model: Any, adapter: AdapterSettings, *, task: str = "CAUSAL_LM"
     )
     try:
         with quiet_peft():
-            return _without_copies(get_peft_model(model, config))
+            return sum_low_rank(get_peft_model(model, config))
     except ValueError as error:
         known = sorted({name.rsplit(".", 1)[-1] for name, _ in model.named_modules() if name})
         raise UsageError(
@@ -156,6 +155,8 @@ class SavedAdapter:
         """
         from peft import LoraConfig, PeftConfig, PeftModel
 
+        from groupwise.models.low_rank import sum_low_rank
+
         where = f"model.path = {str(self.folder)!r}: is an adapter of {self.base!r}"
         self._check_patterns(model, where)
         config = PeftConfig.from_pretrained(str(self.folder))
@@ -194,7 +195,7 @@ class SavedAdapter:
                 f"{where}, and does not fit the model of that name: {different} is not in both, "
                 "or has another shape."
             )
-        return _without_copies(adapted)
+        return sum_low_rank(adapted)
 
     def _check_patterns(self, model: Any, where: str) -> None:
         """Match the patterns of the configuration in both ways of PEFT, within a time limit: some
@@ -242,26 +243,6 @@ class SavedAdapter:
         own = {name: tuple(weight.shape) for name, weight in state.items()}
         differ = own.items() ^ saved.items()
         return min((name for name, _ in differ if _OWN.search(name)), default=None)
-
-
-def _without_copies(model: Any) -> Any:
-    """The model, with an adapter that keeps its 16-bit inputs for the backward pass instead of the
-    float32 copies that PEFT makes of them: half of the activations of a model with 16-bit weights.
-
-    Left alone is what needs the copy itself: dropout, and variants such as DoRA.
-    """
-    from peft.tuners.lora import LoraLayer
-
-    for layer in model.modules():
-        if not isinstance(layer, LoraLayer):
-            continue
-        products = list(layer.lora_A.values())
-        plain = all(type(part) is nn.Linear for part in products) and not layer.lora_variant
-        if plain and all(isinstance(part, nn.Identity) for part in layer.lora_dropout.values()):
-            layer.cast_input_dtype_enabled = False
-            for part in products:
-                part.__class__ = AdapterLinear
-    return model
 
 
 def fingerprint(model: Any) -> str | None:

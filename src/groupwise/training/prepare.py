@@ -30,6 +30,7 @@ from groupwise.config.preferences import described, method_of
 from groupwise.evaluation.measure import Measurement, measure
 from groupwise.kernels import select
 from groupwise.models import Policy
+from groupwise.models.devices import use_threads
 from groupwise.models.seeds import own_random_numbers
 from groupwise.prompts.contamination import contamination_warning, shared_prompts
 from groupwise.prompts.remarks import remarks
@@ -449,8 +450,8 @@ def _started(
     """The policy as it was before the first step: a reference model is a copy of this one."""
     check_schedules(config)
     check_support(config)
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
+    if config.threads is not None or found.saved is None:  # a resumed run keeps those it had
+        use_threads(config.threads)
     if policy is None:
         progress.log(f"loading {config.model.path}")
         with own_random_numbers(config.seed):  # adapters are initialised at random

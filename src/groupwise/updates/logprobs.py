@@ -46,7 +46,7 @@ class Projection:
         chunk_bytes: size of one float32 buffer of logits besides those kept; up to two and a half
             exist at one time. None: `chunk_bytes` of the device and the vocabulary.
         keep_bytes: size of the buffer of probabilities kept for the backward pass; those beyond it
-            are recomputed.
+            are recomputed. A head that is not trained needs none of them there.
         fp32_logits: compute logits in float32 whatever the type of the factors.
         accumulate_into_grad: add the gradient of the weight to an existing `weight.grad` in place
             instead of returning it to autograd. Saves a buffer of the weight's size; sums of many
@@ -61,6 +61,11 @@ class Projection:
     keep_bytes: int = KEEP_BYTES
     fp32_logits: bool = False
     accumulate_into_grad: bool = False
+
+    @property
+    def trained(self) -> bool:
+        """Whether weight or bias needs a gradient."""
+        return self.weight.requires_grad or (self.bias is not None and self.bias.requires_grad)
 
     def kept(self, tokens: int) -> int:
         """How many tokens, from the first, have their probabilities kept."""
@@ -109,6 +114,9 @@ def token_logprobs(
     Returns:
         float32 (float64 for a float64 model); memory linear in the chunk, not in tokens × vocab.
     """
+    if hidden.requires_grad and not entropy and not head.trained:
+        alone: Any = _FrozenHead.apply
+        return alone(hidden, target, head, support), None
     anchor = head.weight if head.weight.requires_grad else None
     apply: Any = _TokenLogprobs.apply
     logp, h = apply(hidden, anchor, head.bias, target, head, entropy, support)
@@ -178,6 +186,43 @@ class _TokenLogprobs(torch.autograd.Function):
         return (*found.results(), *(None,) * 4)
 
 
+class _FrozenHead(torch.autograd.Function):
+    """Log-probabilities under a head that is not trained. Logits are computed once: the gradient of
+    a token's log-probability with respect to its state,
+
+        (W[target] − Σ_v π_v W_v) / temperature,
+
+    is computed beside it, and scaled in the backward pass."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, target: Tensor, head: Projection, support: Support | None
+    ) -> Tensor:
+        wide = torch.float64 if hidden.dtype == torch.float64 else torch.float32
+        logp = torch.empty(len(hidden), dtype=wide, device=hidden.device)
+        each = HeadGradients(hidden, head, (True, False, False), added=None)
+        one = logp.new_ones(1)
+        for part in head.pieces(slice(0, len(hidden))):
+            z = _logits(hidden[part], head)
+            if support is not None:
+                z.masked_fill_(~support(part), float("-inf"))
+            slope = _softcap_slope(z, head)
+            own = z.gather(-1, target[part, None]).squeeze(-1)
+            logp[part] = own - softmax_(z)
+            each.add(part, _toward_target(z, target[part], one.expand_as(own), slope, head))
+            del z, slope
+        ctx.save_for_backward(each.d_hidden)
+        return logp
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, *grads: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        (each,) = ctx.saved_tensors
+        return (grads[0][:, None] * each).to(each.dtype), None, None, None
+
+
 class HeadGradients:
     """The gradients of hidden states, weight and bias of a head, summed chunk by chunk.
 
@@ -244,22 +289,40 @@ def _logits_gradient(ctx: Any, rows: slice, grad: Tensor, grad_h: Tensor) -> Ten
         if fresh:
             if ctx.support is not None:
                 p.masked_fill_(~ctx.support(part), float("-inf"))
-            if head.softcap is not None:
-                # d cap(x)/dx = 1 − (cap(x)/softcap)², where cap(x) = z · temperature; 0 where z was
-                # masked to −inf.
-                slope = 1 - (p * (head.temperature / head.softcap)).nan_to_num(neginf=1.0).square()
+            slope = _softcap_slope(p, head)
             softmax_(p)
         if ctx.entropy:
             extra = (torch.special.entr(p) - p * h[part, None]) * grad_h[part, None]
-        d = p.mul_(-grad[part, None])
-        d.scatter_add_(1, target[part, None], grad[part, None].to(d.dtype))
-        if extra is not None:
-            d += extra
-        if slope is not None:
-            d *= slope
-        if head.temperature != 1.0:
-            d /= head.temperature
+        _toward_target(p, target[part], grad[part], slope, head, extra=extra)
     return whole
+
+
+def _softcap_slope(z: Tensor, head: Projection) -> Tensor | None:
+    """d cap(x)/dx = 1 − (cap(x)/softcap)², where cap(x) = z · temperature; 0 where z was masked to
+    −inf. None without a soft cap."""
+    if head.softcap is None:
+        return None
+    return 1 - (z * (head.temperature / head.softcap)).nan_to_num(neginf=1.0).square()
+
+
+def _toward_target(
+    p: Tensor,
+    target: Tensor,
+    grad: Tensor,
+    slope: Tensor | None,
+    head: Projection,
+    *,
+    extra: Tensor | None = None,
+) -> Tensor:
+    """Overwrite probabilities with the gradient of the logits before soft cap and temperature,
+    ((1[target] − p) · grad + extra) · slope / temperature."""
+    d = p.mul_(-grad[:, None])
+    d.scatter_add_(1, target[:, None], grad[:, None].to(d.dtype))
+    if extra is not None:
+        d += extra
+    if slope is not None:
+        d *= slope
+    return d if head.temperature == 1.0 else d.div_(head.temperature)
 
 
 def logits_logprobs(

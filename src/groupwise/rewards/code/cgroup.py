@@ -19,6 +19,8 @@ from pathlib import Path
 
 import psutil
 
+from groupwise.machine import cgroups
+
 _ENTER = 'echo $$ > "$0" && exec "$@"'
 _LIMITS = ("memory.max", "memory.limit_in_bytes")  # cgroup v2, v1
 _NAME = "groupwise-{pid}-{random}"
@@ -119,23 +121,9 @@ def candidates(process: Path) -> list[Path]:
     Args:
         process: its folder in /proc.
     """
-    try:
-        mounts = (process / "mountinfo").read_text().splitlines()
-        groups = [line.split(":", 2) for line in (process / "cgroup").read_text().splitlines()]
-    except OSError:
-        return []
     found: list[Path] = []
-    for mount in mounts:
-        before, _, after = mount.partition(" - ")
-        root, point = before.split()[3:5]
-        kind, _, options = after.split()[:3]
-        for _, controllers, path in groups:
-            unified = kind == "cgroup2" and not controllers
-            memory = kind == "cgroup" and "memory" in controllers.split(",")
-            if not unified and not (memory and "memory" in options.split(",")):
-                continue
-            own = Path(point, os.path.relpath(path, root))
-            found += [own, own.parent] if unified and own != Path(point) else [own]
+    for own, mount, unified in cgroups(process, "memory"):
+        found += [own, own.parent] if unified and own != mount else [own]
     return [folder for folder in found if ".." not in folder.parts]
 
 

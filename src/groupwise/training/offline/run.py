@@ -24,6 +24,7 @@ from groupwise.errors import UsageError
 from groupwise.evaluation.measure import measure
 from groupwise.kernels import select
 from groupwise.models import Policy
+from groupwise.models.devices import use_threads
 from groupwise.models.scoring import ScorerKind, load_scorer, scorer_of
 from groupwise.models.seeds import own_random_numbers
 from groupwise.prompts.order import PromptOrder
@@ -135,6 +136,7 @@ def run_on_data(
     _check_hub(config)
     with ExitStack() as stack:
         select(config.model.kernels)
+        use_threads(config.threads)
         showing = progress or stack.enter_context(closing(show_progress({})))
         scorer = stack.enter_context(closing(make_scorer(config))) if config.rewards else None
         stack.enter_context(closing(RunLock(config.output)))

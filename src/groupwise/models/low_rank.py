@@ -1,0 +1,59 @@
+"""Layers of PEFT's low-rank adapters with the products of `kernels/adapter.py`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from peft.tuners import lora
+from torch import Tensor, nn
+
+from groupwise.kernels import add_low_rank
+
+
+class _Summed:
+    """For layers of PEFT: one adapter without dropout and variants is computed here, anything else
+    by PEFT."""
+
+    def forward(self: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        names = [] if self.disable_adapters or self.merged else self.active_adapters
+        if args or kwargs or len(names) != 1 or names[0] not in self.lora_A:
+            return super().forward(x, *args, **kwargs)  # pyright: ignore[reportAttributeAccessIssue]
+        (name,) = names
+        a, b = self.lora_A[name].weight, self.lora_B[name].weight
+        return add_low_rank(self.base_layer(x), x, a, b, scaling=self.scaling[name])
+
+
+class SummedLinear(_Summed, lora.Linear):
+    """An adapter of a linear layer."""
+
+
+SUMMED: dict[type, type] = {lora.Linear: SummedLinear}
+"""The classes here by those of PEFT that they replace."""
+
+if hasattr(lora, "Linear4bit"):
+
+    class SummedLinear4bit(_Summed, lora.Linear4bit):
+        """An adapter of a layer with 4-bit weights."""
+
+    SUMMED[lora.Linear4bit] = SummedLinear4bit
+
+
+def sum_low_rank(model: Any) -> Any:
+    """The model, with the low-rank adapters of its linear layers computed by `add_low_rank`.
+
+    Left alone are adapters with dropout, a bias or a variant such as DoRA.
+    """
+    for layer in model.modules():
+        if type(layer) in SUMMED and _is_plain(layer):
+            layer.__class__ = SUMMED[type(layer)]
+    return model
+
+
+def _is_plain(layer: Any) -> bool:
+    parts = [*layer.lora_A.values(), *layer.lora_B.values()]
+    return (
+        not layer.lora_variant
+        and not getattr(layer, "fan_in_fan_out", False)
+        and all(type(part) is nn.Linear and part.bias is None for part in parts)
+        and all(isinstance(part, nn.Identity) for part in layer.lora_dropout.values())
+    )
