@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from groupwise.config import build, load
+from groupwise.config.connect import make_scorer
 from groupwise.errors import UsageError
 from groupwise.prompts.sources import load_prompts
 
@@ -54,6 +55,18 @@ def test_limits_of_workers_need_workers(setting: str) -> None:
     with pytest.raises(UsageError, match=r"reward_pool\..* needs worker processes"):
         load("word-problems", [f"reward_pool.{setting}"])
     assert load("word-problems", [f"reward_pool.{setting}", "reward_pool.workers=1"])
+
+
+def test_limits_of_workers_and_functions() -> None:
+    async def judged(text: str) -> float:
+        return 1.0
+
+    config = build({"reward_pool": {"timeout_s": 90.0}})
+    with pytest.raises(UsageError, match=r"reward_pool.timeout_s = 90.0: needs worker processes"):
+        make_scorer(config, [len])
+    make_scorer(config, [judged]).close()
+    with pytest.raises(UsageError, match=r"reward_pool.memory_mb = 99: needs worker processes"):
+        make_scorer(build({"reward_pool": {"memory_mb": 99}}), [judged])
 
 
 @pytest.mark.parametrize("wording", ["{question:>999999999}", "{question!r}"])

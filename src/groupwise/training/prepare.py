@@ -15,7 +15,7 @@ import torch
 from groupwise.algorithms import BoundAlgorithm, bind
 from groupwise.algorithms.binding import POLICY
 from groupwise.config import Config
-from groupwise.config.checks import check_support, judges_on_cluster, value_loss
+from groupwise.config.checks import check_support, value_loss
 from groupwise.config.connect import (
     Connected,
     Reward,
@@ -26,6 +26,7 @@ from groupwise.config.connect import (
     second_model,
 )
 from groupwise.config.data import load_eval, load_train, rendered, split_validation
+from groupwise.config.pool import judges_on_cluster
 from groupwise.config.preferences import described, method_of
 from groupwise.evaluation.measure import Measurement, measure
 from groupwise.kernels import select
