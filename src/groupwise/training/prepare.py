@@ -185,6 +185,7 @@ def prepare(
             scorer=scorer,
             monitor=monitor,
             evaluate=(lambda step: prepared.evaluate_all(step)) if splits else None,
+            decides=next(iter(splits), None),
             callbacks=callbacks,
             watch=watchdog.waiting,
             second=_second(config, algorithm, connected, model, begun=found.saved is not None),
@@ -217,6 +218,7 @@ def _trainer(
     scorer: Scorer,
     monitor: Monitor,
     evaluate: Evaluate | None,
+    decides: str | None,
     callbacks: Sequence[Callback],
     watch: Watch,
     second: Callable[..., Learner] | None,
@@ -252,7 +254,7 @@ def _trainer(
         learners=learners,
         algorithm=algorithm,
         monitor=monitor,
-        evaluation=_evaluation(config, evaluate, run_log.folder),
+        evaluation=_evaluation(config, evaluate, run_log.folder, decides),
         checkpoints=CheckpointManager(
             run_log,
             settings=config.checkpoint,
@@ -338,10 +340,13 @@ def _rendered(
     return train_on, splits
 
 
-def _evaluation(config: Config, evaluate: Evaluate | None, folder: Path) -> Evaluation:
-    """When the run is evaluated; the base once, also where the run has to start again."""
+def _evaluation(
+    config: Config, evaluate: Evaluate | None, folder: Path, decides: str | None
+) -> Evaluation:
+    """When the run is evaluated; the base once, which ends with the row of the split `decides`."""
     path, settings = folder / "evaluations.jsonl", config.evaluation
-    has_base = path.exists() and any(row.get("step") == 0 for row in read_lines(path))
+    rows = read_lines(path) if path.exists() else []
+    has_base = any(row["step"] == 0 and row.get("split", decides) == decides for row in rows)
     return Evaluation(
         evaluate=evaluate,
         every_steps=settings.every_steps,
@@ -471,8 +476,7 @@ def _started(
 
 
 def evaluation_row(result: Measurement, *, split: str = "held_out") -> dict[str, Any]:
-    """An evaluation as it is logged; "score" (NaN where nothing was judged) decides which model is
-    the best."""
+    """An evaluation as it is logged; the best model has the highest "score" (NaN: none judged)."""
     figures = result.figures
     score = figures.get("sampled") or figures.get("reward")
     return {
