@@ -108,7 +108,8 @@ def in_memory(source: Any, *, split: str, limit: int | None = None) -> list[Any]
         names = list(source.columns)
         if len(set(names)) < len(names) or not all(isinstance(name, str) for name in names):
             raise UsageError(
-                f"prompts: the names of the DataFrame's columns must be distinct texts, got {names[:9]}."
+                "prompts: the names of the DataFrame's columns must be distinct texts, "
+                f"got {names[:9]}."
             )
         return source.head(len(source) if limit is None else limit).to_dict("records")
     no_rows = isinstance(source, str | bytes | set | frozenset | io.IOBase)
