@@ -15,7 +15,7 @@ from typing import Any
 
 from groupwise import extensions
 from groupwise.config.building import build
-from groupwise.config.schema import Config, needs_trust
+from groupwise.config.schema import Config, check_known, needs_trust
 from groupwise.config.unused import unused_settings
 from groupwise.errors import UsageError, suggest, warn
 from groupwise.settings.base import CODE
@@ -132,7 +132,9 @@ def _resolved(
         _put(values, steps, value, where=".".join(steps))
         path = ".".join(steps)
         given = {k: v for k, v in given.items() if k != path and not k.startswith(path + ".")}
-        if value is not RESET:
+        if value is RESET:
+            check_known(steps)
+        else:
             given |= dict.fromkeys(_leaves(value, path), COMMAND_LINE)
     from_file = {path for path, origin in given.items() if origin == str(recipe)}
     held = dict(_items(values))

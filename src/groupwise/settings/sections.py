@@ -16,6 +16,7 @@ from groupwise.settings.base import (
     FREE,
     RUNS_CODE,
     Count,
+    Decay,
     Location,
     Minutes,
     Name,
@@ -291,7 +292,7 @@ class OptimizerSettings(Section):
     """Keep master weights and moments of a model on a GPU in CPU memory."""
     learning_rate: NonNegative = 1e-6
     """Peak learning rate."""
-    betas: Annotated[tuple[Share, Share], Field(strict=False)] = (0.9, 0.999)
+    betas: Annotated[tuple[Decay, Decay], Field(strict=False)] = (0.9, 0.999)
     """Decay rates of the first and second moment."""
     eps: Positive = 1e-8
     """Term added to the denominator for numerical stability."""
