@@ -18,6 +18,29 @@ LIMITS = Limits(seconds=20.0)
 pytestmark = pytest.mark.skipif(unavailable() is not None, reason=f"no sandbox: {unavailable()}")
 
 CARRIED = {
+    "a list beside a tuple that the program has changed": (
+        """
+        class Pair(tuple): pass
+
+        kept = []
+
+        def make():
+            kept.append(Pair(([],)))
+            return kept[0]
+
+        def grow():
+            kept[0][0].append([7])
+
+        def second(pair, one, two):
+            return one
+        """,
+        """
+        pair, one, two = make(), [5], [6]
+        grow()
+        assert second(pair, one, two) is one and (one, two) == ([5], [6])
+        assert second((pair, [pair, one]), one, two) is one and (one, two) == ([5], [6])
+        """,
+    ),
     "one object in several places": (
         """
         def f(a, b, grid):

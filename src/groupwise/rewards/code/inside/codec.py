@@ -100,7 +100,7 @@ def _encode(value, export, out, known) -> None:
         _block(out, b"s", value.encode("utf-8", "surrogatepass"))
     elif kind is bytes or kind is bytearray:
         _block(out, b"b" if kind is bytes else b"y", bytes(value))
-    elif kind in _TAGS or _named(kind):
+    elif kind in _TAGS or is_named_tuple(kind):
         tag, number = (b"t", "") if kind in _TAGS else export(kind)
         if tag == b"h":
             _block(out, b"m", " ".join((number, *kind._fields)).encode())
@@ -171,7 +171,7 @@ def is_dict(kind) -> bool:
     return known and getattr(sys.modules.get("collections"), kind.__name__, None) is kind
 
 
-def _named(kind) -> bool:
+def is_named_tuple(kind) -> bool:
     """Whether a class is a named tuple with fields that no attribute of tuples is called, and with
     nothing else of its own."""
     if kind not in _known_named:

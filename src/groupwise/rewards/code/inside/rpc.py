@@ -19,6 +19,7 @@ from groupwise.rewards.code.inside.codec import (
     Unsendable,
     decode_message,
     encode,
+    is_named_tuple,
     read_frame,
     write_frame,
 )
@@ -126,7 +127,7 @@ class Server:
     def answer(self, op, args, named) -> None:
         outer, before = [], []
         try:
-            outer, inside = given(args, named) if op == "call" else ([], [])
+            outer, inside = given(args, named, sent_by_value) if op == "call" else ([], [])
             before = self._bytes(outer)
             value = self.run(op, args, named)
             changed = self._changed(outer, before)
@@ -198,6 +199,16 @@ class Server:
             return getattr(_operator, op)(*args)
         op = op.removeprefix("r")
         return getattr(_operator, op + "_" if op in ("and", "or") else op)(*reversed(args))
+
+
+def sent_by_value(kind) -> bool:
+    """Whether tuples of a class come to the program as values; it has others by handles."""
+    return kind is tuple or is_named_tuple(kind)
+
+
+def has_no_handle(kind) -> bool:
+    """The same of the judge's classes."""
+    return kind is not DERIVED[tuple]
 
 
 def special(value, name):
@@ -375,7 +386,7 @@ class Client:
     def ask(self, op, *args, **named) -> "Any":
         """Have the program's process do something, and return or raise what came of it."""
         self.send(op, args, named)
-        outer, inside = given(args, named) if op == "call" else ([], [])
+        outer, inside = given(args, named, has_no_handle) if op == "call" else ([], [])
         while True:
             kind, said, changed = self.receive()
             if kind == "raised":
