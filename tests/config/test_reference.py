@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from groupwise.config import flat, load, packaged, read, reference
 from groupwise.config.reference import sections
+from groupwise.errors import UsageError
 
 
 def test_every_setting_is_described() -> None:
@@ -42,3 +45,14 @@ def test_a_recipe_in_yaml_is_the_recipe_in_toml(tmp_path: Path) -> None:
     hand = tmp_path / "hand.yml"
     hand.write_text("optimizer:\n  learning_rate: 1e-6\nsteps: 10\nrewards:\n- name: rouge\n")
     assert load(hand).optimizer.learning_rate == 1e-6
+
+
+@pytest.mark.parametrize("text", ["a: &a [*a]\n", None])
+def test_aliases_in_yaml_do_not_grow_without_bounds(text: str | None, tmp_path: Path) -> None:
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    for i in range(1, 9):
+        lines.append(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]")
+    path = tmp_path / "recipe.yaml"
+    path.write_text(text or "\n".join(lines))
+    with pytest.raises(UsageError, match=r"^recipe = '\S+': must not contain more than 100,000 v"):
+        read(path)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from groupwise.config import build, load
+from groupwise.config.connect import make_scorer
 from groupwise.errors import UsageError
 from groupwise.prompts.sources import load_prompts
 
@@ -17,6 +18,13 @@ def test_home_is_expanded_in_every_path() -> None:
     config = build({"output": "~/r", "model": {"path": "~/m"}, "data": {"train": "~/t.jsonl"}})
     assert config.output == f"{home}/r"
     assert (config.model.path, config.data.train) == (f"{home}/m", f"{home}/t.jsonl")
+
+
+@pytest.mark.parametrize("setting", ["stesp", "checkpoint.every_minuets", "nothing.at.all"])
+def test_a_setting_that_does_not_exist_cannot_be_reset(setting: str) -> None:
+    with pytest.raises(UsageError, match=rf"--set {setting}=: no such setting; (did you|known)"):
+        load("word-problems", [f"{setting}="])
+    load("word-problems", ["rewards.0.weight=", "streaming=", "optimizer=", "data.chat="])
 
 
 @pytest.mark.parametrize("path", ["a\nb", "a\x1b[2J"])
@@ -42,10 +50,11 @@ def test_null_switches_a_setting_off_and_nothing_takes_its_default() -> None:
         "threads=1000000",
         "watchdog.limit_minutes=1e300",
         f"seed={10**30}",
+        "optimizer.betas=[0.9, 1.0]",
     ],
 )
 def test_absurd_numbers_are_refused_at_load(setting: str) -> None:
-    with pytest.raises(UsageError, match="must be less than or equal to"):
+    with pytest.raises(UsageError, match="must be less than"):
         load("word-problems", [setting])
 
 
@@ -54,6 +63,18 @@ def test_limits_of_workers_need_workers(setting: str) -> None:
     with pytest.raises(UsageError, match=r"reward_pool\..* needs worker processes"):
         load("word-problems", [f"reward_pool.{setting}"])
     assert load("word-problems", [f"reward_pool.{setting}", "reward_pool.workers=1"])
+
+
+def test_limits_of_workers_and_functions() -> None:
+    async def judged(text: str) -> float:
+        return 1.0
+
+    config = build({"reward_pool": {"timeout_s": 90.0}})
+    with pytest.raises(UsageError, match=r"reward_pool.timeout_s = 90.0: needs worker processes"):
+        make_scorer(config, [len])
+    make_scorer(config, [judged]).close()
+    with pytest.raises(UsageError, match=r"reward_pool.memory_mb = 99: needs worker processes"):
+        make_scorer(build({"reward_pool": {"memory_mb": 99}}), [judged])
 
 
 @pytest.mark.parametrize("wording", ["{question:>999999999}", "{question!r}"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from groupwise.config import load
 from groupwise.config.connect import load_to_answer
 from groupwise.errors import UsageError
 from groupwise.models import base_fingerprint, load_policy, make_policy, save_policy
-from groupwise.models.loading import resolve
+from groupwise.models.loading import ModelSource, resolve
 from small_runs import tiny
 
 NORM = "model.layers.0.input_layernorm.weight"
@@ -94,3 +95,22 @@ def test_a_long_rope_model_is_used_within_its_original_context() -> None:
             assert make_policy(policy.model, policy.tokenizer).context == 128
         setattr(config, name, before)
     assert make_policy(policy.model, policy.tokenizer).context == policy.context > 128
+
+
+def test_tokenizer_and_weights_are_of_the_commit_that_is_recorded(
+    hub: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody uploads another model, and another program downloads it, while this one is read."""
+    tokenizer = ModelSource.tokenizer
+
+    def moved(self: ModelSource, **given: bool) -> Any:
+        made = tokenizer(self, **given)
+        (hub / "refs" / "main").write_text("b" * 40)
+        return made
+
+    monkeypatch.setattr(ModelSource, "tokenizer", moved)
+    policy = load_policy("somebody/tiny")
+    assert base_fingerprint(policy.model) == f"commit:{'a' * 40}"
+    first = tiny(seed=0).model.state_dict()
+    for name, weight in policy.model.state_dict().items():
+        assert torch.equal(weight, first[name]), name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -66,7 +67,11 @@ def test_a_split_is_chosen_and_a_missing_one_named() -> None:
     [
         ({"prompt": "1+1?", "answer": "2"}, "put a single row into a list"),
         ({"prompt": ["a", "b"], "answer": ["c"]}, "differ in length"),
-        (7, "must be a list, a Dataset, a DatasetDict, a DataFrame or a dict of columns"),
+        (7, "must be a list, a Dataset, a DatasetDict, a DataFrame, a dict of columns, or the nam"),
+        (io.StringIO('{"prompt": "1+1?"}\n'), "must be a list"),
+        (pandas.DataFrame([["a", "b"]], columns=["prompt", "prompt"]), "must be distinct texts"),
+        (pandas.DataFrame([["a", "b"]]), "must be distinct texts"),
+        (pandas.DataFrame([["a"]], columns=pandas.MultiIndex.from_tuples([("x", "y")])), "texts"),
         (b"1+1?", "must be a list"),
         ({"1+1?", "2+2?"}, "must be a list"),
         ({}, "at least one prompt"),
@@ -75,6 +80,15 @@ def test_a_split_is_chosen_and_a_missing_one_named() -> None:
 def test_other_containers_are_refused(data: Any, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         load_prompts(data)
+
+
+@pytest.mark.parametrize("missing", [None, float("nan"), pandas.NA])
+def test_what_is_missing_in_a_data_frame_is_no_answer(missing: Any) -> None:
+    frame = pandas.DataFrame({"prompt": ["1+1?", "2+2?"], "answer": ["2", missing]})
+    assert [prompt.answer for prompt in load_prompts(frame)] == ["2", None]
+    numbers = pandas.DataFrame({"prompt": ["1+1?", "2+2?"], "answer": [2, None]})
+    assert [prompt.answer for prompt in load_prompts(numbers)] == ["2.0", None]
+    assert load_prompts(numbers)[1].value is None
 
 
 def test_a_small_parquet_file_with_large_content_is_read_on_access(

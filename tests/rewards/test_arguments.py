@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import collections
 import textwrap
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from groupwise.rewards.code.inside import codec
 from groupwise.rewards.code.sandbox import Limits, Suite, Verdict, run_tests, unavailable
 
 LIMITS = Limits(seconds=20.0)
@@ -13,6 +18,53 @@ LIMITS = Limits(seconds=20.0)
 pytestmark = pytest.mark.skipif(unavailable() is not None, reason=f"no sandbox: {unavailable()}")
 
 CARRIED = {
+    "a list beside a tuple that the program has changed": (
+        """
+        class Pair(tuple): pass
+
+        kept = []
+
+        def make():
+            kept.append(Pair(([],)))
+            return kept[0]
+
+        def grow():
+            kept[0][0].append([7])
+
+        def second(pair, one, two):
+            return one
+        """,
+        """
+        pair, one, two = make(), [5], [6]
+        grow()
+        assert second(pair, one, two) is one and (one, two) == ([5], [6])
+        assert second((pair, [pair, one]), one, two) is one and (one, two) == ([5], [6])
+        """,
+    ),
+    "one object in several places": (
+        """
+        def f(a, b, grid):
+            a.append(1)
+            grid[0][0] = 7
+            return a is b, len(b), grid[1]
+
+        def g(deque_, list_, dict_):
+            list_[0].append(4)
+            dict_['k'].add(5)
+            return len(deque_), list_[0] is deque_, dict_['k'] is dict_['l']
+        """,
+        """
+        from collections import deque
+        a, row = [], [0, 0]
+        grid = [row] * 3
+        same, count, second = f(a, a, grid)
+        assert same and count == 1 and a == [1] and second == [7, 0]
+        assert grid == [[7, 0]] * 3 and grid[2] is row
+        d, s = deque([3]), {1}
+        assert g(d, [d, 'x'], {'k': s, 'l': s}) == (2, True, True)
+        assert d == deque([3, 4]) and s == {1, 5}
+        """,
+    ),
     "containers of collections": (
         """
         def f(d, c, o):
@@ -128,3 +180,50 @@ def test_a_program_names_no_argument_that_it_was_not_given(place: str) -> None:
     test = "secret = [3]\nassert f([1]) is not secret and f([1]) == 'x'"
     [outcome] = run_tests(textwrap.dedent(program), Suite(sources=[test]), limits=LIMITS)
     assert outcome.verdict in (Verdict.FAILED, Verdict.ERROR), outcome
+
+
+SHARED = st.recursive(
+    st.none() | st.integers() | st.text(max_size=3) | st.binary(max_size=3).map(bytearray),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.integers(0, 3), inner, max_size=3)
+        | st.lists(inner, max_size=3).map(collections.deque)
+        | st.dictionaries(st.integers(0, 3), inner, max_size=3).map(collections.OrderedDict)
+        | st.lists(inner, max_size=2).flatmap(lambda two: st.just((two, [two, two], {0: two})))
+        | st.just({1}).map(lambda one: [one, (one, [one])])
+    ),
+    max_leaves=12,
+)
+
+
+def shape(value: Any, seen: dict[int, int]) -> Any:
+    """A value with its containers numbered, so that two with equal contents differ by what is one
+    object."""
+    kind = type(value).__name__
+    if not isinstance(value, list | dict | set | bytearray | tuple | collections.deque):
+        return value
+    if not isinstance(value, tuple):
+        if id(value) in seen:
+            return kind, seen[id(value)]
+        seen[id(value)] = len(seen)
+    parts = value.items() if isinstance(value, dict) else value
+    return kind, [shape(part, seen) for part in parts]
+
+
+@given(value=SHARED)
+def test_what_is_one_object_stays_one(value: Any) -> None:
+    message = ("call", (value, value), {})
+    out: list[bytes] = []
+    codec.encode(message, None, out, {})
+    decoded = codec.decode_message(b"".join(out), None, [])
+    assert shape(decoded, {}) == shape(message, {})
+    if b"r" in out:
+        with pytest.raises(codec.Malformed):
+            codec.decode_message(b"".join(out), None)
+
+
+def test_a_reference_to_what_was_not_sent_is_refused() -> None:
+    for number in (0, 1, 2**32 - 1):
+        sent = b"t" + (3).to_bytes(4, "big") + b"NNr" + number.to_bytes(4, "big")
+        with pytest.raises(codec.Malformed):
+            codec.decode_message(sent, None, [])

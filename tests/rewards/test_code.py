@@ -74,6 +74,33 @@ sandboxed = pytest.mark.skipif(unavailable() is not None, reason=f"no sandbox: {
         ),
         ("```python\nimport re\n```\n```python\nimport re\nre.A\n```", "import re\nre.A\n"),
         ("", ""),
+        # what can pass comes before the label, and the label before the place
+        ("```\ndef f(): pass\n```\n```python\ndef f(:\n```", "def f(): pass\n"),
+        ("```\ndef f(): pass\n```\n```python\nprint(f())\n```", "def f(): pass\n"),
+        ("```python\ndef f(): pass\n```\n```\ndef f(): return\n```", "def f(): pass\n"),
+        ("```python\nf = partial(g)\n```\n```python\nprint(f())\n```", "f = partial(g)\n"),
+        ("```python\nfrom m import f\n```\n```python\nf()\n```", "from m import f\n"),
+        (
+            "```python\ntry:\n  from m import f\nexcept E:\n  f = g\n```\n```python\nf()\n```",
+            "try:\n  from m import f\nexcept E:\n  f = g\n",
+        ),
+        # marks and tags that belong to the program
+        ("```python\nx = y[INST]\nz\n```", "x = y[INST]\nz\n"),
+        ("def f(y):\n    return y[INST]\n", "def f(y):\n    return y[INST]\n"),
+        ('```python\nA = """<|user|>\n<|end|>\n"""\n```', 'A = """<|user|>\n<|end|>\n"""\n'),
+        ("```python\nA\n```<|im_end|>user: next", "A\n"),
+        ("a</think>\n```python\nx = '</think>'\n```", "x = '</think>'\n"),
+        ("```python\nx = y.split('<answer>')\n```", "x = y.split('<answer>')\n"),
+        (
+            "<answer>\n```python\nx = '<code></code></answer>'\n```\n</answer>",
+            "x = '<code></code></answer>'\n",
+        ),
+        ("x = '<answer>'", "x = '<answer>'"),
+        ("    return '<answer>'", "    return '<answer>'"),
+        (
+            "```python\ndef f():\n    '\\\n    ```\n    '\n```",
+            "def f():\n    '\\\n    ```\n    '\n",
+        ),
     ],
 )
 def test_the_program_is_found(text: str, code: str) -> None:
@@ -82,7 +109,20 @@ def test_the_program_is_found(text: str, code: str) -> None:
 
 def test_the_program_is_found_in_long_hostile_texts_at_once() -> None:
     began = time.perf_counter()
-    pieces = ("`", "```python\n", "<answer>", "```\n`` \n", "</think>", "~~~\n\n", "def f ", "</s>")
+    pieces = (
+        "`",
+        "```python\n",
+        "<answer>",
+        "```\n`` \n",
+        "</think>",
+        "~~~\n\n",
+        "def f ",
+        "</s>",
+        "<code>",
+        "</think> ",
+        "```python\n'</think>'\n```\n",
+        "if x:\n ",
+    )
     for piece in pieces:
         assert isinstance(extract_code(piece * 50_000 + "x", defines=["f"]), str)
     assert time.perf_counter() - began < 5

@@ -56,6 +56,10 @@ GOLD = '"가을"이 옳다. 받침이 있으면 이를 쓴다.'
         ('"."이 옳다. 이유', 0, 0),
         ('"\u200b"이 옳다. 이유', 0, 0),
         ('"_"가 옳다. 이유', 0, 0),
+        ('"\u3164"이 옳다. 이유', 0, 0),  # letters by their category, but nothing is seen of them
+        ('"\u115f\u1160"이 옳다. 이유', 0, 0),
+        ('"가을"이 옳다. .', 1, 0),
+        ('"가을"이 옳다. \u200b', 1, 0),
     ],
 )
 def test_the_form_of_an_answer(text: str, lenient: int, strict: int) -> None:
@@ -101,6 +105,10 @@ def test_particles_where_the_reading_is_unknown() -> None:
      ("50%", "이/가", "가"), ("1/2", "이/가", "이"), ("2/10", "이/가", "가"),
      ("7/9", "으로/로", "로"),
      ("URL", "으로/로", "로"), ("R", "으로/로", "로"), ("A", "이/가", "가"), ("FM", "은/는", "은"),
+     ("100,000,000,000,000", "이/가", "가"), ("10" + "0" * 16, "이/가", "이"),
+     ("1" + "0" * 20, "이/가", "가"), ("0" * 13, "이/가", "이"), ("７", "이/가", "이"),
+     ("사과(Seoul(물))", "이/가", "가"), ("사과(" + "물" * 300 + ")", "이/가", "가"),
+     ("사과{물}", "을/를", "를"), ("서울(首尔)에서", "은/는", "는"), ("(물)", "이/가", "이"),
      ("hotel", "이/가", "이"), ("camera", "이/가", "가"), ("(", "이/가", None)],
 )  # fmt: skip
 def test_particles_after_brackets_digits_and_latin_letters(
@@ -137,6 +145,15 @@ def test_exact_match_by_the_published_rules_and_their_pitfalls() -> None:
     assert korean_exact_match('"맑은  가을"이 옳다', '"맑은 가을"이 옳다', rules="team") == 1.0
     assert korean_exact_match("", GOLD) == 0.0
     assert korean_exact_match("x", None) is None
+
+
+@pytest.mark.parametrize("blank", ["", '""', " ", "“”", "\u3164"])
+def test_a_blank_answer_earns_nothing(blank: str) -> None:
+    for rules in ("official", "team"):
+        assert korean_exact_match(blank, f"{GOLD}#", rules=rules) == 0.0
+        assert korean_exact_match(blank, '"#"가을', rules=rules) == 0.0
+        assert korean_exact_match("x", blank, rules=rules) is None
+        assert korean_exact_match(blank, blank, rules=rules) is None
 
 
 def test_alternatives_between_hashes() -> None:

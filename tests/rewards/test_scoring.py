@@ -171,6 +171,28 @@ def test_leaving_the_process_in_a_reward_is_an_error_of_the_reward() -> None:
             scored(from_functions([reward]), group("a"))
 
 
+@pytest.mark.parametrize("error", [asyncio.CancelledError, GeneratorExit])
+def test_what_a_reward_cancels_itself_is_an_error_of_the_reward(
+    error: type[BaseException],
+) -> None:
+    def raises(text: str) -> float:
+        if text == "b":
+            raise error
+        return 1.0
+
+    async def awaits(text: str) -> float:
+        if text == "b":
+            waiting = asyncio.ensure_future(asyncio.sleep(60))
+            waiting.cancel()
+            await waiting
+        return 1.0
+
+    for reward in (raises, awaits):
+        scores = scored(from_functions([reward]), group("a", "b", "c"))
+        assert scores.status == ((OK, ERROR, OK),)
+        assert scores.errors[0].startswith(f"{reward.__name__}: ")
+
+
 @pytest.mark.parametrize("value", [1e300, -1e19, 10**400, math.inf, math.nan])
 def test_a_reward_beyond_the_range_of_statistics_is_an_error_of_the_reward(value: float) -> None:
     def huge(text: str) -> float:

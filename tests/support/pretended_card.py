@@ -27,6 +27,11 @@ from small_runs import prepared, timeless
 NAME = "card"
 COPIES = {"copy_", "_to_copy", "index"}
 READS = {"_local_scalar_dense", "equal", "is_same_size"}
+WAITS = {"_local_scalar_dense", "equal", "nonzero", "masked_select", "unique_dim", "_unique2"}
+"""Operations for which the CPU waits until the card has computed their operands; so it does where
+it reads a list, a copy, or what is chosen by a mask."""
+waits = [0]
+"""How often it has waited."""
 
 CASES: dict[str, list[str]] = {
     "softrank": [],
@@ -36,6 +41,14 @@ CASES: dict[str, list[str]] = {
     "bfloat16": ["model.dtype=bfloat16", "algorithm.name=gspo"],
 }
 """Settings of runs that together go through most of a step."""
+
+
+SAMPLED = {
+    "plain": ["sampling.max_tokens=8"],
+    "truncated": ["sampling.max_tokens=8", "sampling.top_p=0.9"],
+    "stops": ["sampling.max_tokens=8", "sampling.stop=['1', '23']"],
+}
+"""Settings of runs whose sampling is counted."""
 
 
 class CardTensor(torch.Tensor):
@@ -61,6 +74,7 @@ class CardTensor(torch.Tensor):
         return computed(func, args, kwargs or {})
 
     def tolist(self) -> Any:
+        waits[0] += 1
         return self.held.tolist()
 
 
@@ -89,6 +103,7 @@ def computed(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     ]
     plain_args, plain_kwargs = pytree.tree_unflatten(plain, form)
     result = func(*plain_args, **plain_kwargs)
+    waits[0] += bool(ours) and (name in WAITS or not here or _chosen_by_mask(name, plain))
     if name == "copy_":
         return args[0]
     if not here or name in READS:
@@ -99,6 +114,14 @@ def computed(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return known[id(each)] if id(each) in known else CardTensor(each)
 
     return pytree.tree_map_only(torch.Tensor, moved, result)
+
+
+def _chosen_by_mask(name: str, operands: list[Any]) -> bool:
+    """Whether the size of a result depends on numbers of the card."""
+    masks = (
+        each for each in operands if isinstance(each, torch.Tensor) and each.dtype == torch.bool
+    )
+    return name == "index" and any(mask.dim() for mask in masks)
 
 
 class _Dispatch(TorchDispatchMode):
@@ -171,6 +194,30 @@ def rows(folder: Path, *settings: str) -> list[dict[str, Any]] | str:
     return timeless(folder)
 
 
+def waits_in_sampling(folder: Path, *settings: str) -> int:
+    """How often the CPU waits for the card while the completions of a step are sampled."""
+    run = prepared(folder, "steps=1", "model.kernels=torch", *settings)
+    generate, counted = run.engine.generate, 0
+
+    def counting(*args: Any, **given: Any) -> Iterator[Any]:
+        nonlocal counted
+        found = iter(generate(*args, **given))
+        while True:
+            before = waits[0]
+            try:
+                group = next(found)
+            except StopIteration:
+                return
+            finally:
+                counted += waits[0] - before
+            yield group
+
+    with patch.object(run.engine, "generate", counting):
+        run.trainer.run()
+    run.close()
+    return counted
+
+
 def mixing(text: str) -> float:
     """A reward whose author moved a tensor to the device and forgot another."""
     there = torch.ones(2, device=torch.device(NAME, 0))
@@ -186,6 +233,13 @@ def main(folder: Path) -> None:
         with pretended_card():
             found[case][NAME] = rows(folder / f"{case}-card", *settings)
     with pretended_card():
+        found["waits"] = {
+            case: [
+                waits_in_sampling(folder / f"{case}-{group}", *settings, f"group_size={group}")
+                for group in (2, 12)
+            ]
+            for case, settings in SAMPLED.items()
+        }
         try:
             mixing("")
             found["mixing"] = "passed"

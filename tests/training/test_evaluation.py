@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from groupwise.cli.train import _print_results
 from groupwise.config import load
 from groupwise.errors import GroupwiseError
 from groupwise.models import save_policy
-from groupwise.rundir.files import read_lines
+from groupwise.rundir.files import RunLog, read_lines
 from groupwise.training.prepare import prepare
 from groupwise.types import Prompt
 from small_runs import Quiet, prepared, timeless, tiny
@@ -81,6 +84,43 @@ def test_a_run_that_goes_on_does_not_evaluate_the_base_again(tmp_path: Path) -> 
     shown = trained(tmp_path, "steps=3", resume=True)
     assert [row["step"] for row in read_lines(tmp_path / "evaluations.jsonl")] == [0, 2, 3]
     assert not any("base model" in line for line in shown.lines)
+
+
+def test_a_base_evaluation_that_was_cut_off_between_splits_is_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    splits = {"validation": HELD_OUT, "held_out": HELD_OUT}
+    run = prepared(tmp_path, "steps=1", eval_prompts=splits)
+    with monkeypatch.context() as patched:
+        write = RunLog.evaluation
+
+        def killed(self: RunLog, step: int, row: Mapping[str, Any]) -> None:
+            write(self, step, row)
+            raise KeyboardInterrupt
+
+        patched.setattr(RunLog, "evaluation", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run.trainer.run()
+    run.close()
+    rows = [*read_lines(tmp_path / "evaluations.jsonl")]
+    assert [(row["step"], row["split"]) for row in rows] == [(0, "held_out")]
+    again = prepared(tmp_path, "steps=1", eval_prompts=splits, resume=True)
+    again.trainer.run()
+    again.close()
+    found = {(row["step"], row["split"]) for row in read_lines(tmp_path / "evaluations.jsonl")}
+    assert found == {(step, split) for step in (0, 1) for split in splits}
+
+
+@pytest.mark.parametrize(
+    "text", ["[1]\n[2]\n", '{"step": 1}\n{"step": 2, "split": []}\n', '{"step": 0, "figures": 3}\n']
+)
+def test_figures_that_are_damaged_do_not_hide_where_the_model_is(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "evaluations.jsonl").write_text(text)
+    _print_results(tmp_path, load("word-problems"))
+    said = capsys.readouterr().out
+    assert "evaluations.jsonl cannot be read (" in said and f"model   {tmp_path / 'final'}" in said
 
 
 def test_a_run_without_a_best_model_says_why_it_ends_early(tmp_path: Path) -> None:

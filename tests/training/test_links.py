@@ -19,7 +19,8 @@ from groupwise.pipelines import read_pipeline, run_pipeline
 from groupwise.pipelines.over_seeds import run_seeds
 from groupwise.report.png import write_figure
 from groupwise.rollouts.batch_journal import BatchJournal
-from groupwise.rundir.files import append_text, refuse_linked_folders, replace_text
+from groupwise.rundir.files import append_text, replace_text
+from groupwise.rundir.foreign import refuse_linked_folders
 from groupwise.training.offline.preference import prefer
 from groupwise.training.offline.reward_model import train_reward_model
 from groupwise.training.offline.supervised import fine_tune

@@ -19,7 +19,7 @@ from groupwise.kernels.flex import can_use_flex, flex_tree_attention, tree_block
 from groupwise.rollouts.sampling import inverse_cdf
 from groupwise.training import prepare
 from groupwise.updates.logprobs import Projection, token_logprobs
-from pretended_card import CASES, rows
+from pretended_card import CASES, SAMPLED, rows
 from trees import GROUPS, attended, check_attention, laid_out, tensors
 
 LOOSE = "sampler_"
@@ -58,6 +58,15 @@ def test_a_run_mixes_no_devices_and_computes_the_same(case: str, runs: dict[str,
 
 def test_the_pretended_card_notices_a_mixture(runs: dict[str, Any]) -> None:
     assert runs["mixing"] == "aten.add.Tensor: tensors of the card and of the CPU meet"
+
+
+@pytest.mark.parametrize("case", SAMPLED)
+def test_sampling_waits_for_the_card_by_the_token_and_not_by_the_row(
+    case: str, runs: dict[str, Any]
+) -> None:
+    """6 rows and 36 rows of 8 tokens."""
+    few, many = runs["waits"][case]
+    assert 8 <= few <= 80 and many < few + 30
 
 
 @pytest.mark.gpu

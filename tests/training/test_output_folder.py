@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,10 @@ from groupwise.experiments.plan import make_plan, toml
 from groupwise.report import write_run_report
 from groupwise.report.card import write_model_card
 from groupwise.rewards.journal import StepFiles
-from groupwise.rundir.files import RUN_FILES, RunLog, refuse_foreign_files, replace_text
+from groupwise.rundir.files import RUN_FILES, RunLog, replace_text
+from groupwise.rundir.foreign import refuse_foreign_files
 from groupwise.rundir.lock import RunLock
+from groupwise.training.checkpoint.files import recover_folder, replace_folder
 from groupwise.training.stages.recipe import supervise
 from small_runs import prepared
 
@@ -38,6 +41,39 @@ def test_other_files_beside_a_run_are_left_alone(tmp_path: Path) -> None:
     RunLog(tmp_path, settings={})
     refuse_foreign_files(tmp_path)
     assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("inside", ["final", "final/other", "checkpoints", "journal/a/b"])
+def test_a_run_inside_the_folders_of_another_is_refused(inside: str, tmp_path: Path) -> None:
+    RunLog(tmp_path / "outer", settings={})
+    with pytest.raises(UsageError, match=r"lies in \w+/ of the run '.*outer', which replaces"):
+        RunLock(tmp_path / "outer" / inside)
+    assert not (tmp_path / "outer" / inside / ".lock").exists()
+    (tmp_path / "link").symlink_to(tmp_path / "outer")
+    with pytest.raises(UsageError, match="of the run"):
+        RunLock(tmp_path / "link" / inside)
+    RunLock(tmp_path / "outer" / "beside").close()
+
+
+def test_files_of_the_user_in_a_model_folder_outlive_its_replacement(tmp_path: Path) -> None:
+    final = tmp_path / "final"
+
+    def write(*names: str) -> Callable[[str], object]:
+        return lambda place: [Path(place, name).write_text("new") for name in names]
+
+    replace_folder(final, write("model-00001-of-00002.safetensors", "README.md", "vocab.txt"))
+    (final / "notes.txt").write_text("mine")
+    (final / "runs").mkdir()
+    (final / "runs" / "a.json").write_text("mine")
+    replace_folder(final, write("model.safetensors", "vocab.txt"))
+    names = {"model.safetensors", "vocab.txt", "notes.txt", "runs"}
+    assert {path.name for path in final.iterdir()} == names
+    assert (final / "vocab.txt").read_text() == "new"
+    (tmp_path / ".final.old").mkdir()  # killed before the old folder was emptied
+    (tmp_path / ".final.old" / "more.txt").write_text("mine")
+    recover_folder(final)
+    assert {path.name for path in final.iterdir()} == names | {"more.txt"}
+    assert {path.name for path in tmp_path.iterdir()} == {"final"}
 
 
 def test_a_lock_file_of_another_program_is_refused_and_stays(tmp_path: Path) -> None:

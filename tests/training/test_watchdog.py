@@ -9,6 +9,7 @@ import threading
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from groupwise.errors import RunError
@@ -188,3 +189,44 @@ with dog.waiting("foreign code"):
     assert done.returncode == 1 and time.monotonic() - start < 80
     assert "foreign code: could not be interrupted; ending the process." in done.stderr
     assert "line 8 in <module>" in (tmp_path / "stacks.txt").read_text()
+
+
+BLOCKED = """
+import pathlib, re, signal, sys, time
+from groupwise.training.monitor.watchdog import Watchdog
+dog = Watchdog(pathlib.Path({folder!r}), limit_s=1.0, stop=True, grace_s=1.0, log=print)
+signal.signal(signal.SIGTERM, lambda *_: None)
+with dog.waiting("a reward"):
+    print("begun", flush=True)
+    for _ in range({first}):
+        time.sleep(0.1)
+    re.match("(a+)+$", "a" * 60 + "b")
+"""
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_call_that_blocks_the_interpreter_ends_the_process(stopped: bool, tmp_path: Path) -> None:
+    """A match of exponential time lets no thread run. Time in which the process is stopped does not
+    count."""
+    program = BLOCKED.format(folder=str(tmp_path), first=8 if stopped else 1)
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None and process.stdout.readline() == "begun\n"
+    if stopped:
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(4)
+        process.send_signal(signal.SIGCONT)
+        time.sleep(0.3)
+        assert process.poll() is None
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGABRT
+    assert "no thread has run for 2 s (watchdog.limit_minutes)" in errors
+    assert "in match" in errors and "line 10 in <module>" in errors
+
+
+def test_nothing_is_left_of_a_watchdog_that_closed(tmp_path: Path) -> None:
+    dog = watchdog(tmp_path, [])
+    (backstop,) = (c for c in psutil.Process().children() if "backstop" in " ".join(c.cmdline()))
+    dog.close()
+    assert not backstop.is_running()

@@ -27,7 +27,8 @@ from groupwise.report import (
     write_comparison_report,
     write_png,
 )
-from groupwise.rundir.files import refuse_linked_folders, replace_text
+from groupwise.rundir.files import replace_text
+from groupwise.rundir.foreign import refuse_linked_folders
 from groupwise.training.monitor.progress import Progress, show_progress
 from groupwise.training.prepare import Prepared, evaluation_row, prepare
 from groupwise.types import ScoredGroups

@@ -10,7 +10,7 @@ import typer
 
 from groupwise.cli.options import MaybeRecipe, Overrides, TrustRecipe
 from groupwise.cli.output import command_name, drop_output
-from groupwise.errors import UsageError
+from groupwise.errors import GroupwiseError, UsageError, first_line
 
 if TYPE_CHECKING:
     from groupwise.config import Config
@@ -210,9 +210,12 @@ def _print_results(folder: Path, config: Config, *, chats: bool = True) -> None:
     from groupwise.rundir.files import read_lines
 
     evaluations = folder / "evaluations.jsonl"
-    rows = [*read_lines(evaluations)] if evaluations.exists() else []
-    run = RunData(label="run", algorithm="run", seed=0, evaluations=rows)
-    lines = [f"result  {sentence}" for sentence in changes(results_table([run]))]
+    try:
+        rows = [*read_lines(evaluations)] if evaluations.exists() else []
+        run = RunData(label="run", algorithm="run", seed=0, evaluations=rows)
+        lines = [f"result  {sentence}" for sentence in changes(results_table([run]))]
+    except (GroupwiseError, OSError, LookupError, TypeError, ValueError, AttributeError) as error:
+        lines = [f"result  {evaluations} cannot be read ({first_line(error)})"]
     lines += [f"model   {folder / 'final'}", f"report  {command_name()} report {folder}"]
     lines += [f"chat    {command_name()} chat {folder / 'final'}"] if chats else []
     lines += [f"hub     {config.hub.name}"] if config.hub is not None else []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from groupwise.config.pool import check_pool
 from groupwise.errors import UsageError, suggest
 from groupwise.registry import BoundFunction, FunctionSpec
 from groupwise.settings import SELF
@@ -82,34 +83,6 @@ def check_combinations(config: Config) -> None:
             f"data.eval_split = {config.data.eval_split!r}: is the training split; evaluation "
             "needs prompts that are not trained on."
         )
-
-
-def check_pool(config: Config) -> None:
-    """Raise an error for limits of worker processes if the run has no workers.
-
-    Raises:
-        UsageError: with the setting to change.
-    """
-    from groupwise.rewards import REWARDS
-    from groupwise.rewards.scoring.adapters import place_of
-
-    pool = config.reward_pool
-    names = [part.name for part in config.rewards]
-    own = any(name in REWARDS and place_of(REWARDS.get(name)) == "own_worker" for name in names)
-    limits = ("memory_mb",) if own else ("timeout_s", "memory_mb")
-    for name in () if pool.workers or judges_on_cluster(config) else limits:
-        if getattr(pool, name) != type(pool).model_fields[name].default:
-            raise UsageError(
-                f"reward_pool.{name} = {getattr(pool, name)!r}: needs worker processes, because "
-                "rewards in the trainer's process cannot be interrupted; set reward_pool.workers "
-                "= 1 or "
-                "more."
-            )
-
-
-def judges_on_cluster(config: Config) -> bool:
-    """Whether processes of a cluster judge, instead of the driver."""
-    return config.cluster is not None and config.cluster.scorers > 0
 
 
 def check_ahead(config: Config, algorithm: BoundAlgorithm) -> None:

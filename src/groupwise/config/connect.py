@@ -12,6 +12,7 @@ import torch
 from groupwise.algorithms import BoundAlgorithm
 from groupwise.algorithms.binding import SecondLearner
 from groupwise.config import Config
+from groupwise.config.pool import check_limits
 from groupwise.config.preferences import compares_with_reference
 from groupwise.environments import Environment, build_environment
 from groupwise.errors import UsageError, warn
@@ -30,6 +31,7 @@ from groupwise.models.seeds import own_random_numbers
 from groupwise.prompts.templates import fix_variables
 from groupwise.registry import FunctionSpec
 from groupwise.rewards import REWARDS, Scorer, build_scorer, from_functions
+from groupwise.rewards.scoring.adapters import place_of
 from groupwise.rewards.scoring.pool import Start
 from groupwise.rollouts import make_engine
 from groupwise.rollouts.tools import ToolEngine
@@ -314,6 +316,8 @@ def make_scorer(
         "start": start,
     }
     if functions:
+        if start is None:
+            check_limits(pool, [place_of(f) for f in functions if callable(f)])
         return from_functions(list(functions), **limits)
     if not config.rewards:
         raise UsageError(

@@ -15,7 +15,7 @@ from typing import Any
 
 from groupwise import extensions
 from groupwise.config.building import build
-from groupwise.config.schema import Config, needs_trust
+from groupwise.config.schema import Config, check_known, needs_trust
 from groupwise.config.unused import unused_settings
 from groupwise.errors import UsageError, suggest, warn
 from groupwise.settings.base import CODE
@@ -33,6 +33,7 @@ DATA = ("train", "eval", "data")
 """Names of settings that accept `generator:task`."""
 UNSANDBOXED = "allow_unsandboxed"
 """Setting of rewards that runs programs of a model with the rights of the user."""
+_MOST_VALUES = 100_000
 RESET = object()
 """The value of an override that restores the default of a setting."""
 
@@ -131,7 +132,9 @@ def _resolved(
         _put(values, steps, value, where=".".join(steps))
         path = ".".join(steps)
         given = {k: v for k, v in given.items() if k != path and not k.startswith(path + ".")}
-        if value is not RESET:
+        if value is RESET:
+            check_known(steps)
+        else:
             given |= dict.fromkeys(_leaves(value, path), COMMAND_LINE)
     from_file = {path for path, origin in given.items() if origin == str(recipe)}
     held = dict(_items(values))
@@ -241,6 +244,8 @@ def read(recipe: str | Path) -> dict[str, Any]:
         return _yaml(text, recipe) if path.suffix in (".yaml", ".yml") else tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"recipe = {str(recipe)!r}: is not valid TOML: {error}.") from None
+    except UsageError:
+        raise
     except (OSError, ValueError, RecursionError) as error:  # too large numbers, too deep nesting
         raise UsageError(f"recipe = {str(recipe)!r}: cannot be read: {error}.") from None
 
@@ -270,6 +275,17 @@ def _yaml(text: str, recipe: str | Path) -> dict[str, Any]:
         raise UsageError(f"recipe = {str(recipe)!r}: is not valid YAML: {said}.") from None
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
         raise UsageError(f"recipe = {str(recipe)!r}: must be a mapping of settings to values.")
+    waiting, count = [values], 0
+    while waiting:
+        each = waiting.pop()
+        inner = each.values() if isinstance(each, dict) else each if isinstance(each, list) else ()
+        waiting += inner
+        count += len(inner)
+        if count > _MOST_VALUES:
+            raise UsageError(
+                f"recipe = {str(recipe)!r}: must not contain more than {_MOST_VALUES:,} values; "
+                "aliases (*name) count with all that they stand for."
+            )
     return values
 
 

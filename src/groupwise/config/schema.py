@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, model_validator
 
 from groupwise.config.checks import check_combinations, check_functions
+from groupwise.errors import UsageError, suggest
 from groupwise.settings import (
     FREE,
     RUNS_CODE,
@@ -154,3 +155,16 @@ def _marked(
         for option in (field.annotation, *typing.get_args(field.annotation)):
             if isinstance(option, type) and issubclass(option, BaseModel):
                 yield from _marked(option, mark, f"{prefix}{name}.")
+
+
+def check_known(steps: Sequence[str]) -> None:
+    """Raise an error for a setting to be reset that does not exist; other mistakes show when the
+    configuration is built."""
+    fields: Any = Config.model_fields
+    for step in steps:
+        if step not in fields:
+            raise UsageError(f"--set {'.'.join(steps)}=: no such setting; {suggest(step, fields)}")
+        section = getattr(fields[step].annotation, "model_fields", None)
+        if section is None or fields[step].annotation.model_config.get("extra") != "forbid":
+            return
+        fields = section

@@ -22,7 +22,8 @@ from groupwise.experiments.tuning import Choice, at_rate, equal_rate_runs
 from groupwise.experiments.worker_pool import WorkerPool
 from groupwise.report import write_comparison_report, write_png
 from groupwise.report.data import settings_of
-from groupwise.rundir.files import RUN_FILES, refuse_foreign_files, replace_text
+from groupwise.rundir.files import RUN_FILES, replace_text
+from groupwise.rundir.foreign import refuse_foreign_files
 from groupwise.rundir.lock import RunLock
 
 EXPERIMENT_FILES = ("comparison.json", "report.png", "results", "runs", "logs", "base")

@@ -46,3 +46,15 @@ def commit_in_cache(name: str, *, revision: str | None = None) -> str | None:
 
     found = try_to_load_from_cache(name, "config.json", revision=revision)
     return Path(found).parent.name if isinstance(found, str) else None
+
+
+def current_commit(name: str, *, revision: str | None = None) -> str | None:
+    """The commit that a revision of a model on the hub stands for now; None where it is not known.
+    Tokenizer and weights that are loaded with it belong together."""
+    from huggingface_hub import hf_hub_download
+
+    try:
+        hf_hub_download(name, "config.json", revision=revision)
+    except Exception:  # of whatever transport the hub's library uses; loading says more
+        return None
+    return commit_in_cache(name, revision=revision)

@@ -19,7 +19,7 @@ from transformers import (
 
 from groupwise.errors import UsageError, first_line, install_command
 from groupwise.models.adapters import SavedAdapter, folder_fingerprint, new_adapter
-from groupwise.models.hub import check_on_hub, commit_in_cache
+from groupwise.models.hub import check_on_hub, commit_in_cache, current_commit
 from groupwise.models.policy import Policy, make_policy, without_bars
 from groupwise.settings import AdapterSettings, ModelSettings
 
@@ -143,6 +143,8 @@ class ModelSource:
         home = place if saved is None else resolve(saved.base)
         _check_folder(path, home, revision)
         words = _with_tokenizer(place, home)
+        if not Path(home).exists():
+            revision = current_commit(home, revision=revision) or revision
         return cls(path=path, home=home, words=words, adapter=saved, revision=revision)
 
     def tokenizer(self, *, trust_remote_code: bool) -> Any:

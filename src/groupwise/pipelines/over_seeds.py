@@ -16,7 +16,8 @@ from groupwise.pipelines.plan import Pipeline
 from groupwise.pipelines.resolved import starts_of
 from groupwise.pipelines.running import RECORD, REPORTS, checked_plan, run_pipeline
 from groupwise.pipelines.summary import table_lines
-from groupwise.rundir.files import refuse_foreign_files, refuse_linked_folders, replace_text
+from groupwise.rundir.files import replace_text
+from groupwise.rundir.foreign import refuse_foreign_files, refuse_linked_folders
 
 
 def run_seeds(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import difflib
 import gzip
+import io
 import json
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -104,11 +105,18 @@ def in_memory(source: Any, *, split: str, limit: int | None = None) -> list[Any]
         if hasattr(source, method):
             return getattr(source, method)()[:limit]
     if hasattr(source, "columns") and hasattr(source, "to_dict"):  # pandas
+        names = list(source.columns)
+        if len(set(names)) < len(names) or not all(isinstance(name, str) for name in names):
+            raise UsageError(
+                "prompts: the names of the DataFrame's columns must be distinct texts, "
+                f"got {names[:9]}."
+            )
         return source.head(len(source) if limit is None else limit).to_dict("records")
-    if isinstance(source, str | bytes | set | frozenset) or not isinstance(source, Iterable):
+    no_rows = isinstance(source, str | bytes | set | frozenset | io.IOBase)
+    if no_rows or not isinstance(source, Iterable):
         raise UsageError(
             f"prompts = {str(source)[:40]!r} ({type(source).__name__}): must be a list, a Dataset, "
-            "a DatasetDict, a DataFrame or a dict of columns."
+            "a DatasetDict, a DataFrame, a dict of columns, or the name of a file."
         )
     return list(islice(source, limit))
 

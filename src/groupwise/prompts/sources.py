@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -248,7 +249,7 @@ def _question(
 
 
 def _answer(row: Row, columns: _Columns, where: str) -> str | None:
-    value = _value(row, columns.answer, where) if columns.answer else None
+    value = _answer_value(row, columns, where)
     if value is None:
         return None
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
@@ -315,6 +316,14 @@ def _value(row: Row, column: str, where: str) -> Any:
     raise UsageError(
         f"{where}: has no column {column!r}, which other rows have; {suggest(column, row)}"
     )
+
+
+def _answer_value(row: Row, columns: _Columns, where: str) -> Any:
+    """The answer as the data has it; None for NaN and NA, which a DataFrame has for what is
+    missing."""
+    value = _value(row, columns.answer, where) if columns.answer else None
+    nan = isinstance(value, float) and math.isnan(value)
+    return None if nan or type(value).__name__ in ("NAType", "NaTType") else value
 
 
 def _lines(value: Any) -> Any:

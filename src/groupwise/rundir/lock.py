@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import IO
 
 from groupwise.errors import UsageError
-from groupwise.rundir.files import RUN_FILES, refuse_foreign_files, refuse_linked_folders
+from groupwise.rundir.files import RUN_FILES
+from groupwise.rundir.foreign import refuse_foreign_files, refuse_linked_folders
 
 ABOUT = {"process", "host", "since", "command"}
 """What a lock file says of its owner."""

@@ -16,6 +16,7 @@ from groupwise.settings.base import (
     FREE,
     RUNS_CODE,
     Count,
+    Decay,
     Location,
     Minutes,
     Name,
@@ -266,12 +267,13 @@ class RewardPoolSettings(Section):
     """Worker processes for rewards, and their limits."""
 
     workers: Annotated[int, Field(ge=0, le=4096)] = 0
-    """Number of worker processes; 0 runs rewards in the trainer's process, without time limits.
+    """Number of worker processes; 0 runs rewards in the trainer's process, where only the watchdog
+    ends one that hangs, and the run with it (`watchdog.limit_minutes`).
     Rewards that load a model (`reward_model`, `judge`, `bertscore` …) always have a separate
     worker."""
     timeout_s: Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)] = 10.0
     """Time limit in seconds for one completion, or for a whole group with rewards that load a
-    model; needs workers."""
+    model; needs workers. Async rewards need none, and get at least 60 s then."""
     memory_mb: Annotated[int, Field(ge=64)] = 1024
     """Address-space limit of each worker in MiB; workers of rewards that load a model have no
     limit."""
@@ -290,7 +292,7 @@ class OptimizerSettings(Section):
     """Keep master weights and moments of a model on a GPU in CPU memory."""
     learning_rate: NonNegative = 1e-6
     """Peak learning rate."""
-    betas: Annotated[tuple[Share, Share], Field(strict=False)] = (0.9, 0.999)
+    betas: Annotated[tuple[Decay, Decay], Field(strict=False)] = (0.9, 0.999)
     """Decay rates of the first and second moment."""
     eps: Positive = 1e-8
     """Term added to the denominator for numerical stability."""

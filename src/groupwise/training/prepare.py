@@ -15,7 +15,7 @@ import torch
 from groupwise.algorithms import BoundAlgorithm, bind
 from groupwise.algorithms.binding import POLICY
 from groupwise.config import Config
-from groupwise.config.checks import check_support, judges_on_cluster, value_loss
+from groupwise.config.checks import check_support, value_loss
 from groupwise.config.connect import (
     Connected,
     Reward,
@@ -26,6 +26,7 @@ from groupwise.config.connect import (
     second_model,
 )
 from groupwise.config.data import load_eval, load_train, rendered, split_validation
+from groupwise.config.pool import judges_on_cluster
 from groupwise.config.preferences import described, method_of
 from groupwise.evaluation.measure import Measurement, measure
 from groupwise.kernels import select
@@ -185,6 +186,7 @@ def prepare(
             scorer=scorer,
             monitor=monitor,
             evaluate=(lambda step: prepared.evaluate_all(step)) if splits else None,
+            decides=next(iter(splits), None),
             callbacks=callbacks,
             watch=watchdog.waiting,
             second=_second(config, algorithm, connected, model, begun=found.saved is not None),
@@ -217,6 +219,7 @@ def _trainer(
     scorer: Scorer,
     monitor: Monitor,
     evaluate: Evaluate | None,
+    decides: str | None,
     callbacks: Sequence[Callback],
     watch: Watch,
     second: Callable[..., Learner] | None,
@@ -252,7 +255,7 @@ def _trainer(
         learners=learners,
         algorithm=algorithm,
         monitor=monitor,
-        evaluation=_evaluation(config, evaluate, run_log.folder),
+        evaluation=_evaluation(config, evaluate, run_log.folder, decides),
         checkpoints=CheckpointManager(
             run_log,
             settings=config.checkpoint,
@@ -338,10 +341,13 @@ def _rendered(
     return train_on, splits
 
 
-def _evaluation(config: Config, evaluate: Evaluate | None, folder: Path) -> Evaluation:
-    """When the run is evaluated; the base once, also where the run has to start again."""
+def _evaluation(
+    config: Config, evaluate: Evaluate | None, folder: Path, decides: str | None
+) -> Evaluation:
+    """When the run is evaluated; the base once, which ends with the row of the split `decides`."""
     path, settings = folder / "evaluations.jsonl", config.evaluation
-    has_base = path.exists() and any(row.get("step") == 0 for row in read_lines(path))
+    rows = read_lines(path) if path.exists() else []
+    has_base = any(row["step"] == 0 and row.get("split", decides) == decides for row in rows)
     return Evaluation(
         evaluate=evaluate,
         every_steps=settings.every_steps,
@@ -471,8 +477,7 @@ def _started(
 
 
 def evaluation_row(result: Measurement, *, split: str = "held_out") -> dict[str, Any]:
-    """An evaluation as it is logged; "score" (NaN where nothing was judged) decides which model is
-    the best."""
+    """An evaluation as it is logged; the best model has the highest "score" (NaN: none judged)."""
     figures = result.figures
     score = figures.get("sampled") or figures.get("reward")
     return {

@@ -48,13 +48,19 @@ _LETTERS = {"L": _RIEUL, "M": 16, "N": 4, "R": _RIEUL}
 """Letters whose Korean name ends in a consonant, and its number: 엘, 엠, 엔, 알."""
 _DIGITS = {"0": 21, "1": _RIEUL, "3": 16, "6": 1, "7": _RIEUL, "8": _RIEUL}
 """Digits whose reading ends in a consonant: 영, 일, 삼, 육, 칠, 팔. Tens, hundreds, thousands and
-their multiples end in one too (십, 백, 천, 만, 억), but for 조, 10^12."""
+their multiples end in one too (십, 백, 천, 만, 억, 경), but for those of `_VOWELS`."""
+_VOWELS = (*range(12, 16), *range(20, 28))
+"""Zeros at the end of numbers whose reading ends in a vowel: 조, 해, 자."""
 _ENDINGS_OF_WORDS = {**dict.fromkeys("aiouyrs", 0), "l": _RIEUL, "m": 16, "n": 4}
 """Ends of foreign words that are read one way only: 카메라, 버스, 호텔."""
 _LONGEST_END = 200
 _FRACTION = re.compile(r"(?<![\d./])(\d+)/\d+(?=\W*$)")
 """A fraction is read from below: 1/2 is 이분의 일."""
-_IN_BRACKETS = re.compile(r"\s*(?:\([^()]*\)|\[[^\[\]]*\]|（[^（）]*）)[^\w(\[（]*$")
+_OPENING, _CLOSING = "([{", ")]}"
+_WIDE = {0xFF01 + i: 0x21 + i for i in range(94)}
+"""Full-width characters as ASCII: ７ is 7."""
+_FILLERS = dict.fromkeys((0x115F, 0x1160, 0x3164, 0xFFA0))
+"""Hangul fillers: letters by their category, though nothing is seen of them."""
 
 
 def final_consonant(character: str) -> int | None:
@@ -72,21 +78,36 @@ def final_consonant(character: str) -> int | None:
     return (ord(character) - _FIRST) % 28
 
 
+def _before_brackets(word: str) -> str:
+    """The word without what stands in brackets at its end."""
+    letter = re.search(r"\w", word)
+    depth, end = 0, len(word)
+    for at in range(len(word) - 1, letter.start() if letter else len(word), -1):
+        if word[at] in _CLOSING:
+            depth += 1
+        elif word[at] in _OPENING:
+            depth -= 1
+            end = at if depth == 0 else end
+        if depth < 0 or (depth == 0 and word[at].isalnum()):
+            break
+    return word[:end]
+
+
 def _final(word: str) -> int | None:
     """The number of the consonant in which the reading of a word ends, 0 for a vowel."""
-    word = unicodedata.normalize("NFC", word[-_LONGEST_END:]).strip()
-    while (bracket := _IN_BRACKETS.search(word)) and re.search(r"\w", word[: bracket.start()]):
-        word = word[: bracket.start()]
-    word = _FRACTION.sub(r"\1", word)
-    if re.search(r"\d\s*[%％℃°]\W*$", word):
+    word = _before_brackets(unicodedata.normalize("NFC", word).translate(_WIDE))
+    word = _FRACTION.sub(r"\1", word[-_LONGEST_END:])
+    if re.search(r"\d\s*[%℃°]\W*$", word):
         return 0  # 퍼센트, 도
-    found = re.search(r"(?P<digits>\d[\d,]*)\W*$|(?P<latin>[A-Za-z]+)\W*$|(?P<last>\w)\W*$", word)
+    found = re.search(
+        r"(?P<digits>[0-9][0-9,]*)\W*$|(?P<latin>[A-Za-z]+)\W*$|(?P<last>\w)\W*$", word
+    )
     if found is None:
         return None
     if found["digits"]:
-        zeros = len(found["digits"]) - len(found["digits"].rstrip("0,"))
-        trillions = re.fullmatch(r"[\d,]*[1-9],?000,?000,?000,?000", found["digits"])
-        return 0 if trillions and zeros else _DIGITS.get(found["digits"][-1], 0)
+        digits = found["digits"].replace(",", "")
+        zeros = len(digits) - len(digits.rstrip("0"))
+        return 0 if 0 < zeros < len(digits) and zeros in _VOWELS else _DIGITS.get(digits[-1], 0)
     latin = found["latin"]
     if latin:
         named = len(latin) == 1 or latin.isupper()
@@ -159,12 +180,17 @@ def normalise_answer(text: str, *, rules: Rules = "official") -> str:
 
 
 def _composed(text: str) -> str:
-    """Syllables as one character each; macOS writes the names of files as letters (NFD)."""
-    return unicodedata.normalize("NFC", text)
+    """Syllables as one character each, without fillers; macOS writes the names of files as letters
+    (NFD)."""
+    return unicodedata.normalize("NFC", text).translate(_FILLERS)
 
 
 def _said(text: str, source: Source) -> str:
     return _composed(final_answer(text, source=source) or "").strip()
+
+
+def _is_blank(text: str) -> bool:
+    return re.search(r"[^\W_]", text) is None
 
 
 def _reasons(text: str, answer: Any, source: Source) -> tuple[str, str] | None:
@@ -184,7 +210,8 @@ def korean_format(
         strict: the whole answer must have the form, with a reason, and the particle must fit the
             sentence's last letter (both are accepted after a word whose reading is unknown).
             Otherwise the team's pattern applies: the answer begins with it, the particle is not
-            checked, and no reason is needed. Both refuse a sentence without letters or digits.
+            checked, and no reason is needed. Both refuse a sentence without letters or digits, and
+            "strict" such a reason too.
         form: "quoted" wants quotes around the sentence. "literal" is what the announcement of the
             task prints, `"{sentence}이/가 옳다. {reason}"`: no quotes around the sentence, and
             quotes around the whole answer or none.
@@ -211,7 +238,7 @@ def korean_format(
         pattern = _LENIENT if form == "quoted" else _LENIENT_LITERAL
         return float(pattern.match(said) is not None)
     found = (_STRICT if form == "quoted" else _LITERAL).match(said)
-    if found is None:
+    if found is None or _is_blank(found["reason"]):
         return 0.0
     return float(particle(found["sentence"]) in (None, found["particle"]))
 
@@ -235,6 +262,9 @@ def korean_exact_match(
         source: what counts as the answer: "final", the last `<answer>` block after `</think>`, or
             all of that text without such a block; "tag", only such a block; "all", everything.
 
+    Returns:
+        0 for an answer without letters or digits; None where the reference has none.
+
     Example:
         >>> korean_exact_match('"가을"이 옳다. 다른 까닭', '"가을"이 옳다. 까닭')
         1.0
@@ -247,6 +277,8 @@ def korean_exact_match(
         return None
     said = normalise_answer(split_answer(_said(text, source))[0], rules=rules)
     wanted = normalise_answer(split_answer(_composed(str(answer)))[0], rules=rules)
+    if _is_blank(said) or _is_blank(wanted):
+        return None if _is_blank(wanted) else 0.0
     return float(any(said == choice.strip() for choice in wanted.split("#")))
 
 

@@ -8,23 +8,30 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 _FENCE = re.compile(r"(`{3,}|~{3,})[ \t]*\{?\.?([\w+.-]*)")
-_TAGS = ("answer", "code", "solution")
+_ELEMENTS = ("answer", "code", "solution")
+_TAG = re.compile(r"</think>|</?(?:answer|code|solution)>")
 _PYTHON = re.compile(r"(?:python|py)[\d.]*", re.IGNORECASE)
-_END_OF_TURN = re.compile(
-    r"(?:<\|\w+\|>|<｜[\w▁]+｜>|</s>|<eos>|<end_of_turn>|\[/?INST\])+[ \t]*(?P<end>$)?",
-    re.MULTILINE,  # the end is optional, so that a run of marks is passed over once
-)
+_MARK = r"(?:<\|\w+\|>|<｜[\w▁]+｜>|</s>|<eos>|<end_of_turn>)"
+_END_OF_TURN = re.compile(_MARK + r"|\[/?INST\]")
+_LAST_MARK = re.compile(_MARK + r"\s*\Z")
+_LONGEST_MARK = 60
+_MOST_BLOCKS = 50
 
 
 def extract_code(text: str, *, defines: Sequence[str] = ()) -> str:
     """The program in a completion.
 
     Reasoning that ends in `</think>` is left out, the last `<answer>`, `<code>` or `<solution>`
-    element is taken where there is one. In what is left, the last fenced block wins that defines
-    one of the wanted names, then the last that is labelled as Python, then the last that does more
-    than state values (expected output does not), each time preferring blocks that compile. A block
-    that is never closed reaches to the end; imports of earlier blocks that it uses are put before
-    it. Text without a block is the program itself.
+    element is taken where there is one, and marks of the end of a turn are removed behind a fence
+    and at the end of the text. Tags inside a program, such as `"</think>"` in one of its strings,
+    are left alone where the program compiles.
+
+    Among the fenced blocks in what is left, those come first that can pass: they compile and define
+    one of the wanted names, or do more than state values where no name is wanted (expected output
+    does not). Among these, a block that is labelled as Python wins over others, and then the last
+    one wins. The label does not come first, because examples of use are often labelled too. A
+    block that is never closed reaches to the end; imports of earlier blocks that it uses are put
+    before it. Text without a block is the program itself.
 
     Args:
         text: the completion.
@@ -41,15 +48,10 @@ def extract_code(text: str, *, defines: Sequence[str] = ()) -> str:
         >>> extract_code("    return x + 1")
         '    return x + 1'
     """
-    before, _, after = text.rpartition("</think>")
-    text = _END_OF_TURN.sub(
-        lambda marks: marks[0] if marks["end"] is None else "", after if after.strip() else before
-    )
-    for tag in _TAGS:
-        opening = text.rfind(f"<{tag}>")
-        if opening >= 0:
-            text = text[opening + len(tag) + 2 :].partition(f"</{tag}>")[0]
-            break
+    text = _without_marks(text)
+    if parsed(text) or parsed(f"if 1:\n{text}"):  # also the body of a function
+        return text
+    text = _answer_in(text)
     found = [block for block in _blocks(text)[-_MOST_BLOCKS:] if block.is_python]
     if not found:
         return text
@@ -58,13 +60,51 @@ def extract_code(text: str, *, defines: Sequence[str] = ()) -> str:
     return _with_imports(found[best].code, [block.code for block in found[:best]])
 
 
-_MOST_BLOCKS = 50
+def _without_marks(text: str) -> str:
+    end = len(text)
+    while found := _LAST_MARK.search(text, max(end - _LONGEST_MARK, 0), end):
+        end = found.start()
+    return text[:end]
+
+
+def _answer_in(text: str) -> str:
+    """What follows the reasoning, or the last element with the answer in it."""
+    programs = [
+        (block.start, block.end)
+        for block in _blocks(text)[-_MOST_BLOCKS:]
+        if _TAG.search(block.code) and block.is_python and parsed(block.code)
+    ]
+    tags = [
+        tag
+        for tag in _TAG.finditer(text)
+        if not any(start <= tag.start() < end for start, end in programs)
+    ]
+    start, end = 0, len(text.rstrip())
+    for tag in tags:
+        if tag[0] == "</think>":
+            start, end = (tag.end(), end) if tag.end() < end else (start, tag.start())
+    for name in _ELEMENTS:
+        opened = [tag.end() for tag in tags if tag[0] == f"<{name}>" and start <= tag.start() < end]
+        if opened:
+            closed = (tag.start() for tag in tags if tag[0] == f"</{name}>")
+            return text[opened[-1] : min((at for at in closed if at >= opened[-1]), default=end)]
+    return text[start:end]
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Block:
+    """A fenced block.
+
+    Attributes:
+        language: its label.
+        code: its content.
+        start, end: where it stands in the text, fences included.
+    """
+
     language: str
     code: str
+    start: int
+    end: int
 
     @property
     def is_python(self) -> bool:
@@ -77,34 +117,44 @@ def _rank(block: _Block, defines: Sequence[str]) -> tuple[bool, ...]:
         not isinstance(node, ast.Expr) or any(isinstance(n, ast.Call) for n in ast.walk(node))
         for node in tree.body
     )
-    return (
-        any(defined(block.code, name) for name in defines),
-        bool(block.language),
-        tree is not None,
-        acts,
-    )
+    defines_one = any(defined(block.code, name) for name in defines)
+    can_pass = tree is not None and (defines_one if defines else acts)
+    return can_pass, bool(block.language), defines_one, tree is not None, acts
 
 
 def _blocks(text: str) -> list[_Block]:
     """Language and content of every fenced block, line by line: time grows with the text alone.
 
-    Content loses the indentation of its fence, as in a list.
+    Content loses the indentation of its fence, as in a list. A fence that is indented by more than
+    3 characters beyond the opening one does not close the block; marks of the end of a turn may
+    follow the one that does.
     """
     blocks: list[_Block] = []
-    fence, language, indent = "", "", 0
+    fence, language, indent, start, at = "", "", 0, 0, 0
     lines: list[str] = []
     for line in text.split("\n"):
-        bare = line.strip()
+        bare, begin = line.strip(), at
+        at += len(line) + 1
+        space = len(line) - len(line.lstrip())
         if not fence:
             if opening := _FENCE.match(bare):
                 fence, language, lines = opening[1], opening[2], []
-                indent = len(line) - len(line.lstrip())
-        elif bare.startswith(fence) and not bare.strip(fence[0]):
-            blocks.append(_Block(language=language, code="".join(f"{line}\n" for line in lines)))
+                indent, start = space, begin
+        elif space <= indent + 3 and _closes(bare, fence):
+            code = "".join(f"{line}\n" for line in lines)
+            blocks.append(_Block(language=language, code=code, start=start, end=at))
             fence = ""
         else:
-            lines.append(line[min(indent, len(line) - len(line.lstrip())) :])
-    return [*blocks, _Block(language=language, code="\n".join(lines))] if fence else blocks
+            lines.append(line[min(indent, space) :])
+    if fence:
+        code = "\n".join(lines)
+        blocks.append(_Block(language=language, code=code, start=start, end=len(text)))
+    return blocks
+
+
+def _closes(line: str, fence: str) -> bool:
+    rest = line.lstrip(fence[0])
+    return line.startswith(fence) and (not rest or _END_OF_TURN.match(rest.lstrip()) is not None)
 
 
 def _with_imports(code: str, earlier: Sequence[str]) -> str:
@@ -133,10 +183,33 @@ def _imported(node: ast.AST) -> set[str]:
 
 
 def defined(code: str, name: str) -> bool:
-    """Whether a program has a function or class of this name at its outermost level."""
-    name = re.escape(name)
-    pattern = rf"^(?:(?:async def|def|class)[ \t]+{name}\b|{name}[ \t]*=[ \t]*lambda\b)"
-    return re.search(pattern, code, re.M) is not None
+    """Whether a program binds this name to a function or class at its outermost level, as far as
+    can be seen: by a definition, an import, or an assignment that does not read the name.
+
+    Example:
+        >>> defined("def f(): pass", "f"), defined("f = partial(g, 1)", "f"), defined("f()", "f")
+        (True, True, False)
+    """
+    tree = parsed(code)
+    if tree is not None:
+        return name in _bound(tree.body)
+    return re.search(rf"^(?:async def|def|class)[ \t]+{re.escape(name)}\b", code, re.M) is not None
+
+
+def _bound(body: Sequence[ast.stmt]) -> set[str]:
+    """The names that statements bind, those of blocks such as `if` and `try` included."""
+    names: set[str] = set()
+    for node in body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Assign):
+            read = {each.id for each in ast.walk(node.value) if isinstance(each, ast.Name)}
+            names |= {each.id for each in node.targets if isinstance(each, ast.Name)} - read
+        else:
+            names |= _imported(node)
+            for inner in ("body", "orelse", "handlers", "finalbody"):
+                names |= _bound(getattr(node, inner, ()))
+    return names
 
 
 def parsed(source: str) -> ast.Module | None:

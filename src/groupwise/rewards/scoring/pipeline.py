@@ -7,6 +7,7 @@ be killed, or on an event loop. This module imports no torch: workers load it.
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import inspect
 import math
@@ -32,6 +33,9 @@ MOST_REWARD = 1e18
 
 NOT_FINITE = "its log-probabilities are NaN or infinite"
 """Why a completion is not judged that a model without finite logits wrote."""
+
+RAISED = (Exception, SystemExit, GeneratorExit, asyncio.CancelledError)
+"""What a reward raises itself; everything else is meant for the run, such as Ctrl-C."""
 
 _PACKAGE = Path(__file__).parents[2]
 _STANDARD = Path(sysconfig.get_path("stdlib"))
@@ -129,7 +133,7 @@ def run(parts: Sequence[RewardComponent], call: Call, *, first: bool = False) ->
             result = check(part, part.reward(data), call, first=first)
         except Unjudgeable as reason:
             result = unjudged(part, call, str(reason), first=first)
-        except (Exception, SystemExit) as error:
+        except RAISED as error:
             result = failed(part, error)
         seconds[part.label] = time.perf_counter() - start
         values.update(result.values)
@@ -152,13 +156,16 @@ async def run_async(part: RewardComponent, call: Call, *, first: bool = False) -
         result = check(part, returned, call, first=first)
     except Unjudgeable as reason:
         result = unjudged(part, call, str(reason), first=first)
-    except (Exception, SystemExit) as error:
+    except RAISED as error:
+        task = asyncio.current_task()
+        if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+            raise  # this call is cancelled, not something that the reward awaits
         result = failed(part, error)
     spent = {part.label: time.perf_counter() - start}
     return dataclasses.replace(result, seconds=spent)
 
 
-def failed(part: RewardComponent, error: Exception | SystemExit) -> CallResult:
+def failed(part: RewardComponent, error: BaseException) -> CallResult:
     """The result of a call that raised, with the line of the user's code that did."""
     if isinstance(error, ContractError):
         return CallResult(failure=("contract", str(error)))

@@ -317,7 +317,8 @@ class Writer:
 
 
 def replace_folder(final: Path, write: Callable[[str], object]) -> None:
-    """Replace a folder: `write` fills a new one, which then takes its place.
+    """Replace a folder: `write` fills a new one, which then takes its place. What it does not write
+    stays, weights and the model card excepted.
 
     Raises:
         RunError: the disk is full or cannot be written; what was there before is intact.
@@ -334,7 +335,7 @@ def replace_folder(final: Path, write: Callable[[str], object]) -> None:
             final.rename(old)
         draft.rename(final)
         _flush(final.parent)
-        shutil.rmtree(old, ignore_errors=True)
+        _keep_others(old, final)
     except (OSError, RuntimeError, MemoryError, SafetensorError) as error:
         shutil.rmtree(draft, ignore_errors=True)
         raise RunError(
@@ -348,9 +349,22 @@ def recover_folder(final: Path) -> None:
     draft, old = _beside(final)
     shutil.rmtree(draft, ignore_errors=True)
     if final.exists():
-        shutil.rmtree(old, ignore_errors=True)
+        _keep_others(old, final)
     elif old.exists():
         old.rename(final)
+
+
+def _keep_others(old: Path, final: Path) -> None:
+    """Delete the folder that was replaced; files of the user in it move to the new one."""
+    for path in old.iterdir() if old.is_dir() else ():
+        of_model = path.name in _OF_MODEL or ".safetensors" in path.name
+        if not of_model and not os.path.lexists(final / path.name):
+            path.rename(final / path.name)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+_OF_MODEL = ("README.md", "config.json", "adapter_config.json")
+"""Files that must not stay beside other weights."""
 
 
 def _beside(final: Path) -> tuple[Path, Path]:

@@ -21,6 +21,7 @@ import psutil
 from groupwise.config import Config
 from groupwise.errors import RunError
 from groupwise.rundir.files import RunLog, no_link
+from groupwise.training.monitor.backstop import Backstop
 from groupwise.training.monitor.progress import Progress
 from groupwise.types import Heartbeat
 
@@ -51,7 +52,8 @@ class Watchdog:
 
     Past the limit of a wait the stacks of all threads and the state of all worker processes are
     appended to `stacks.txt`, the name of the wait is logged, and, if `stop` is set, the wait is
-    ended by a RunError. A wait that cannot be interrupted (stuck in native code) ends the process.
+    ended by a RunError. A wait that cannot be interrupted (stuck in native code) ends the process,
+    from outside where it blocks the interpreter.
 
     Args:
         folder: where `stacks.txt` goes.
@@ -81,6 +83,7 @@ class Watchdog:
         self._before: Any = None
         if threading.current_thread() is threading.main_thread():
             self._before = signal.signal(signal.SIGUSR2, self._raise)
+        self._backstop = Backstop(limit_s + grace_s) if stop and not _interactive() else None
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
         self._thread.start()
 
@@ -117,6 +120,8 @@ class Watchdog:
         """Stop watching."""
         self._closed.set()
         self._thread.join(timeout=5)
+        if self._backstop is not None:
+            self._backstop.close()
         if self._before is not None and threading.current_thread() is threading.main_thread():
             if signal.getsignal(signal.SIGUSR2) == self._raise:
                 signal.signal(signal.SIGUSR2, self._before)
@@ -127,6 +132,8 @@ class Watchdog:
     def _watch(self) -> None:
         every, looked = self.limit_s / LOOKS, time.monotonic()
         while not self._closed.wait(every):
+            if self._backstop is not None:
+                self._backstop.beat()
             now = time.monotonic()
             stood_still = now - looked - every
             looked = now

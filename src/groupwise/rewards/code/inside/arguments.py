@@ -20,8 +20,9 @@ def _is_deque(kind) -> bool:
     return kind.__name__ == "deque" and is_in_stdlib(kind)
 
 
-def containers(values) -> list:
-    """The containers in some values whose content may change, the outer ones first."""
+def containers(values, sent=lambda _: True) -> list:
+    """The containers in some values whose content may change, the outer ones first; those in
+    tuples only where `sent(class)` says that the other side has them too."""
     found = []
     for value in values:
         if type(value) in _SCALARS:
@@ -29,19 +30,19 @@ def containers(values) -> list:
         if changeable(value):
             found.append(value)
             if isinstance(value, dict):
-                found += containers(value.values())
+                found += containers(value.values(), sent)
             elif type(value) not in (set, bytearray):
-                found += containers(value)
-        elif isinstance(value, tuple):
-            found += containers(tuple.__iter__(value))
+                found += containers(value, sent)
+        elif isinstance(value, tuple) and sent(type(value)):
+            found += containers(tuple.__iter__(value), sent)
     return found
 
 
-def given(args, named) -> tuple[list, list]:
-    """The arguments of a call that are such containers or have some inside, and all of these."""
-    found = [(value, containers((value,))) for value in (*args, *named.values())]
-    outer = [value for value, inside in found if inside]
-    return outer, [each for _, inside in found for each in inside]
+def given(args, named, sent) -> tuple[list, list]:
+    """The arguments of a call that are such containers or have some inside, and all of these but
+    for those in tuples that stay with the program: its own code may change them at any time."""
+    values = (*args, *named.values())
+    return [value for value in values if containers((value,))], containers(values, sent)
 
 
 def write_back(arguments, changed) -> None:

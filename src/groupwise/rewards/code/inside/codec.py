@@ -54,6 +54,8 @@ _FIELDS = (int, str, bytes, list, type(None))
 _DICTS = ("Counter", "OrderedDict", "defaultdict")
 _TAGS = {list: b"l", tuple: b"t", set: b"S", frozenset: b"Z"}
 _MAKERS = {tag: kind for kind, tag in _TAGS.items()}
+_COUNTED = (list, dict, set, bytearray)
+_PLAIN = (int, str, float, bool, type(None), tuple, bytes, complex, frozenset)
 
 
 class Unsendable(TypeError):
@@ -64,9 +66,27 @@ class Malformed(Exception):
     """Bytes that are not a message."""
 
 
-def encode(value: "Any", export, out) -> None:
+def encode(value: "Any", export, out, known=None) -> None:
     """Append a value to a list of bytes; `export(value)` gives (tag, text) for what is not data,
-    and the tag of tuples for what is sent as one."""
+    and the tag of tuples for what is sent as one. `known`, an empty dictionary, has a container
+    that occurs again in the value sent as a reference to its first place."""
+    if known is None:
+        _encode(value, export, out, None)
+    elif id(value) in known:
+        _count(out, b"r", known[id(value)][0])
+    else:
+        _encode(value, export, out, known)
+        if _is_counted(type(value)):
+            known[id(value)] = len(known), value  # kept, so that no other object has its id
+
+
+def _is_counted(kind) -> bool:
+    """Whether values of a class are containers that may be referred to, in the order in which they
+    end; others of `_VALUES` are counted with them."""
+    return kind in _COUNTED or (kind not in _PLAIN and (is_dict(kind) or is_in_stdlib(kind)))
+
+
+def _encode(value, export, out, known) -> None:
     kind = type(value)
     if value is None or kind is bool:
         out.append(b"N" if value is None else b"T" if value else b"F")
@@ -80,13 +100,13 @@ def encode(value: "Any", export, out) -> None:
         _block(out, b"s", value.encode("utf-8", "surrogatepass"))
     elif kind is bytes or kind is bytearray:
         _block(out, b"b" if kind is bytes else b"y", bytes(value))
-    elif kind in _TAGS or _named(kind):
+    elif kind in _TAGS or is_named_tuple(kind):
         tag, number = (b"t", "") if kind in _TAGS else export(kind)
         if tag == b"h":
             _block(out, b"m", " ".join((number, *kind._fields)).encode())
         _count(out, _TAGS.get(kind, b"t"), len(value))
         for item in tuple.__iter__(value) if kind not in _TAGS else value:
-            encode(item, export, out)
+            encode(item, export, out, known)
     elif kind is dict or is_dict(kind):
         if kind is not dict:
             made = getattr(value, "default_factory", None)
@@ -96,15 +116,15 @@ def encode(value: "Any", export, out) -> None:
             _block(out, b"D", f"{kind.__name__} {factory}".encode())
         _count(out, b"d", len(value))
         for key, item in value.items():
-            encode(key, export, out)
-            encode(item, export, out)
+            encode(key, export, out, known)
+            encode(item, export, out, known)
     elif kind is slice:
         out.append(b"x")
         for item in (value.start, value.stop, value.step):
-            encode(item, export, out)
+            encode(item, export, out, known)
     elif is_in_stdlib(kind):
         _block(out, b"v", " ".join(_key(kind)).encode())
-        encode(_VALUES[_key(kind)](value), export, out)
+        encode(_VALUES[_key(kind)](value), export, out, known)
     elif kind is type and _TYPES.get(value.__name__) is value:
         _block(out, b"g", value.__name__.encode())
     elif kind is type and is_in_stdlib(value):
@@ -115,11 +135,11 @@ def encode(value: "Any", export, out) -> None:
         if tag == b"t":
             if kind is type:
                 raise Unsendable("a test gives the program a class of its own")
-            encode(BASES[tuple](value), export, out)
+            encode(BASES[tuple](value), export, out, known)
             return
         _block(out, b"u" if base else tag, text.encode())
         if base:
-            encode(BASES[base](value), export, out)
+            encode(BASES[base](value), export, out, known)
 
 
 def _base_of(kind) -> "Any":
@@ -151,7 +171,7 @@ def is_dict(kind) -> bool:
     return known and getattr(sys.modules.get("collections"), kind.__name__, None) is kind
 
 
-def _named(kind) -> bool:
+def is_named_tuple(kind) -> bool:
     """Whether a class is a named tuple with fields that no attribute of tuples is called, and with
     nothing else of its own."""
     if kind not in _known_named:
@@ -195,45 +215,58 @@ def _count(out, tag, count) -> None:
     out += (tag, count.to_bytes(4, "big"))
 
 
-def decode(data, at, load) -> "tuple[Any, int]":
-    """The value at a position and the next position; `load(tag, text)` makes what is not data."""
+def decode(data, at, load, known=None) -> "tuple[Any, int]":
+    """The value at a position and the next position; `load(tag, text)` makes what is not data.
+    `known`, an empty list, accepts references to containers of the same message. The judge accepts
+    none: a few references to each other make a value that takes for ever to walk through."""
+    value, at, counted = _decode(data, at, load, known)
+    if known is not None and counted:
+        known.append(value)
+    return value, at
+
+
+def _decode(data, at, load, known) -> "tuple[Any, int, bool]":
     tag = data[at : at + 1]
     at += 1
     if tag in (b"N", b"T", b"F"):
-        return (None if tag == b"N" else tag == b"T"), at
+        return (None if tag == b"N" else tag == b"T"), at, False
     if tag == b"x":
         parts = []
         for _ in range(3):
-            part, at = decode(data, at, load)
+            part, at = decode(data, at, load, known)
             parts.append(part)
-        return slice(*parts), at
+        return slice(*parts), at, False
     size = int.from_bytes(data[at : at + 4], "big")
     at += 4
+    if tag == b"r":
+        if known is None or size >= len(known):
+            raise Malformed("a reference")
+        return known[size], at, False
     if tag == b"d":
         made = {}
         for _ in range(size):
-            key, at = decode(data, at, load)
-            made[key], at = decode(data, at, load)
-        return made, at
+            key, at = decode(data, at, load, known)
+            made[key], at = decode(data, at, load, known)
+        return made, at, True
     if tag in _MAKERS:
         items = []
         for _ in range(size):
-            item, at = decode(data, at, load)
+            item, at = decode(data, at, load, known)
             items.append(item)
-        return _MAKERS[tag](items), at
+        return _MAKERS[tag](items), at, _MAKERS[tag] in _COUNTED
     block, at = data[at : at + size], at + size
     if not tag or len(block) != size:
         raise Malformed("cut off")
     if tag == b"v":
-        fields, at = decode(data, at, load)
+        fields, at = decode(data, at, load, known)
         if type(fields) is not tuple or not all(type(field) in _FIELDS for field in fields):
             raise Malformed("fields of a value")
-        return _value(block.decode(), fields), at
+        return _value(block.decode(), fields), at, True
     if tag in (b"D", b"m", b"u"):
-        inner, at = decode(data, at, load)
+        inner, at, _ = _decode(data, at, load, known)
         make = {b"D": _dict, b"m": _tuple, b"u": _derived}[tag]
-        return make(block.decode(), inner, load), at
-    return _scalar(tag, block, load), at
+        return make(block.decode(), inner, load), at, tag == b"D"
+    return _scalar(tag, block, load), at, tag == b"y"
 
 
 def _scalar(tag, block, load) -> "Any":
@@ -316,9 +349,9 @@ def _from_stdlib(text) -> "Any":
     return getattr(__import__(module), name)
 
 
-def decode_message(data, load) -> "tuple[Any, Any, Any]":
+def decode_message(data, load, known=None) -> "tuple[Any, Any, Any]":
     """The three values of a message: always a tuple of exactly three, and nothing behind it."""
-    message, end = decode(data, 0, load)
+    message, end = decode(data, 0, load, known)
     if type(message) is not tuple or len(message) != 3 or end != len(data):
         raise Malformed("a message has three parts")
     return message

@@ -19,6 +19,7 @@ from groupwise.rewards.code.inside.codec import (
     Unsendable,
     decode_message,
     encode,
+    is_named_tuple,
     read_frame,
     write_frame,
 )
@@ -61,10 +62,10 @@ def leave(code=None):
     raise SystemExit(code)
 
 
-def write_message(fd, message, export) -> None:
+def write_message(fd, message, export, known=None) -> None:
     """Encode the three values of a message and write them as a frame."""
     out = []
-    encode(message, export, out)
+    encode(message, export, out, known)
     write_frame(fd, b"".join(out))
 
 
@@ -107,7 +108,7 @@ class Server:
         frame = read_frame(self.questions)
         if frame is None:
             os._exit(0)
-        return decode_message(frame, self.load)
+        return decode_message(frame, self.load, [])
 
     def call_back(self, number, args):
         """Have the judge call a function of the tests; answer its questions meanwhile."""
@@ -126,7 +127,7 @@ class Server:
     def answer(self, op, args, named) -> None:
         outer, before = [], []
         try:
-            outer, inside = given(args, named) if op == "call" else ([], [])
+            outer, inside = given(args, named, sent_by_value) if op == "call" else ([], [])
             before = self._bytes(outer)
             value = self.run(op, args, named)
             changed = self._changed(outer, before)
@@ -198,6 +199,16 @@ class Server:
             return getattr(_operator, op)(*args)
         op = op.removeprefix("r")
         return getattr(_operator, op + "_" if op in ("and", "or") else op)(*reversed(args))
+
+
+def sent_by_value(kind) -> bool:
+    """Whether tuples of a class come to the program as values; it has others by handles."""
+    return kind is tuple or is_named_tuple(kind)
+
+
+def has_no_handle(kind) -> bool:
+    """The same of the judge's classes."""
+    return kind is not DERIVED[tuple]
 
 
 def special(value, name):
@@ -368,14 +379,14 @@ class Client:
 
     def send(self, *message) -> None:
         try:
-            write_message(self.questions, message, self.export)
+            write_message(self.questions, message, self.export, {})
         except BrokenPipeError:
             pass  # the missing answer will say why
 
     def ask(self, op, *args, **named) -> "Any":
         """Have the program's process do something, and return or raise what came of it."""
         self.send(op, args, named)
-        outer, inside = given(args, named) if op == "call" else ([], [])
+        outer, inside = given(args, named, has_no_handle) if op == "call" else ([], [])
         while True:
             kind, said, changed = self.receive()
             if kind == "raised":
