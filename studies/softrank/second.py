@@ -198,10 +198,12 @@ def mechanism() -> str:
     ]
     rows = [
         [arm, "yes" if base else "no", "yes" if weighted else "no"]
-        + [percent(task.mean(arm, figure)) for figure in ("area", "final", "sampled")]
+        + [percent(task.mean(arm, figure)) for figure in ("area", "final", "sampled", "pass_at_8")]
+        + [f"{task.first(arm, 'entropy'):.3f}", f"{task.last(arm, 'entropy'):.3f}"]
         for arm, (base, weighted) in FACTORIAL.items()
     ]
     head = ["arm", "baseline", "weighting", "accuracy over training", "final", "sampled"]
+    head += ["pass@8", "entropy, first", "entropy, last"]
     return f"{bullets(lines)}\n\n{table(head, rows)}"
 
 

@@ -1,245 +1,129 @@
-"""The third part of the study: one setting changed at a time. Its plans, and the page of results.
+"""The third part of the study: its plans, and the page of its results.
 
     python studies/softrank/third.py
 
-writes both. All arms run on word problems at one learning rate on the same fresh seeds, so that
-every part is compared with the same controls.
+writes both; `figures.py` draws the pictures.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
-import noise  # noqa: F401 (registers the reward)
+import numpy as np
+from conditions import (
+    CONTROL_SEEDS,
+    EVALUATED,
+    LONG,
+    MARGIN,
+    PARTS,
+    RATE,
+    REINFORCE,
+    SEEDS,
+    Contrast,
+    done,
+    folder,
+    joined,
+    plan,
+    read_third,
+)
 from corrections import GRPO, PAPER, at
+from coverage import DRAWS, against_itself, coverage
 from design import power
-from measured import RESULTS, read_task
-from second import MECHANISM, MECHANISM_RATE, SETTINGS, STEPS, common
-from words import bullets, table, wrapped
+from measured import RESULTS, Task, read_task
+from second import MECHANISM, RATES, STEPS, averaged
+from words import bullets, listed, percent, picture, points, signed, table, wrapped
 
-from groupwise.experiments import Plan, make_plan
+from groupwise.evaluation import Equivalence, SeedDifference, equivalence, holm, paired_seeds
 from groupwise.experiments.plan import toml
 
 HERE = Path(__file__).parent
 PLANS = HERE / "plans" / "third"
 PAGE = HERE.parents[1] / "docs" / "studies" / "third-part.md"
-
-RATE = MECHANISM_RATE
-SEEDS = range(3000, 3008)
-CONTROL_SEEDS = range(3000, 3012)
-"""Four seeds more than the parts: the search for an estimator uses these controls too."""
-MARGIN = 0.01
-EVALUATED = 1024
+CPU = RESULTS / "third-cpu.json"
+"""Processor seconds of the runs of every part."""
 ALPHA = 0.05
-TAUS = (0.1, 0.25, 0.5, 1.0, 2.0, 5.0)
-PAPER_TAU = 0.5
-NOISE = (0.05, 0.1, 0.2)
-GROUPS = (4, 16, 32)
-EPOCHS = (2, 4)
-COMPLETIONS = 64
-"""Per step, whatever the size of the groups."""
-LONG = 120
-REINFORCE = "reinforce"
-
-Arm = dict[str, object]
-Weights = Mapping[str, float]
+SECOND = "second-word-problems"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Contrast:
-    """A linear contrast of arms: Σ weight · area, for each seed.
+class Found:
+    """A primary contrast with its result.
 
     Attributes:
-        says: what the contrast is, in words.
-        weights: by label of the arm.
-        unit: of the contrast.
-    """
-
-    says: str
-    weights: Weights
-    unit: str = "pp"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Part:
-    """One setting that is changed.
-
-    Attributes:
-        title: its heading.
-        question: what the part asks.
-        arms: what is run beside the controls.
-        primary: its primary contrasts.
-        more: settings of every arm.
+        title: heading of its part.
+        contrast: what was planned.
+        result: over seeds.
+        p_holm: corrected over all planned contrasts.
+        equal: the test of equality; None for a slope.
     """
 
     title: str
-    question: str
-    arms: tuple[Arm, ...]
-    primary: tuple[Contrast, ...] = ()
-    more: tuple[str, ...] = ()
+    contrast: Contrast
+    result: SeedDifference
+    p_holm: float
+    equal: Equivalence | None
 
 
-def both(name: str, *settings: str) -> tuple[Arm, ...]:
-    """SoftRank and GRPO with the same change."""
-    return tuple(
-        {"label": f"{arm}-{name}", "algorithm": arm, "set": list(settings)} for arm in (PAPER, GRPO)
-    )
+def contrasted(task: Task, contrast: Contrast) -> tuple[list[float], list[float]]:
+    """Per seed, the positive and the negative part of a linear contrast."""
+    areas = {arm: task.values(arm, "area") for arm in contrast.weights}
+    sides = [
+        [
+            sum(sign * w * areas[arm][seed] for arm, w in contrast.weights.items() if sign * w > 0)
+            for seed in SEEDS
+        ]
+        for sign in (1, -1)
+    ]
+    return sides[0], sides[1]
 
 
-def lead(*names: str, says: str) -> Contrast:
-    """SoftRank minus GRPO, averaged over conditions."""
-    share = 1 / len(names)
-    weights = {f"{PAPER}-{name}": share for name in names}
-    weights |= {f"{GRPO}-{name}": -share for name in names}
-    return Contrast(says=says, weights=weights)
-
-
-def tau_arm(tau: float) -> str:
-    """Label of the arm of a temperature; the paper's is a control."""
-    return PAPER if tau == PAPER_TAU else f"tau-{tau:g}"
-
-
-def slope() -> Contrast:
-    """Least-squares slope of the area over log2 τ."""
-    places = [math.log2(tau) for tau in TAUS]
-    middle = sum(places) / len(places)
-    spread = sum((place - middle) ** 2 for place in places)
-    return Contrast(
-        says="change of the area when τ doubles, by least squares",
-        weights={tau_arm(t): (p - middle) / spread for t, p in zip(TAUS, places, strict=True)},
-        unit="pp per doubling",
-    )
-
-
-def minus(first: str, second: str, *, says: str) -> Contrast:
-    """One arm minus another."""
-    return Contrast(says=says, weights={first: 1.0, second: -1.0})
-
-
-PARTS = {
-    "temperature": Part(
-        title="Temperature",
-        question="Does the area change with τ?",
-        arms=tuple(
-            {"label": tau_arm(t), "algorithm": PAPER, "set": [f"algorithm.advantage.tau={t:g}"]}
-            for t in TAUS
-            if t != PAPER_TAU
-        ),
-        primary=(slope(),),
-    ),
-    "updates": Part(
-        title="Several optimizer steps per batch, and a KL term",
-        question="Does the lead survive when every batch serves 2 or 4 optimizer steps, so that "
-        "ratios leave 1 and are clipped, or with a KL term (k3, coefficient 0.04)?",
-        arms=(
-            *(arm for n in EPOCHS for arm in both(f"epochs-{n}", f"update.epochs={n}")),
-            *both("kl", 'algorithm.divergence={name="k3", coefficient=0.04}'),
-        ),
-        primary=(lead(*(f"epochs-{n}" for n in EPOCHS), "kl", says="SoftRank minus GRPO, mean over "
-                      "2 optimizer steps, 4 optimizer steps and the KL term"),),
-    ),
-    "shift": Part(
-        title="Shifted rewards",
-        question="SoftRank multiplies by the reward itself. What happens when a wrong answer gets "
-        "−1, or when a right answer gets 2 and a wrong one 1? GRPO does not change.",
-        arms=(
-            {
-                "label": "softrank-signed",
-                "algorithm": PAPER,
-                "set": ["rewards.0.weight=2.0", 'combine=["weighted_sum", {name="shift", low=1.0}]'],
-            },
-            {
-                "label": "softrank-raised",
-                "algorithm": PAPER,
-                "set": ['combine=["weighted_sum", {name="shift", low=-1.0}]'],
-            },
-        ),
-        primary=(
-            minus("softrank-signed", PAPER, says="SoftRank with rewards ±1 minus with 0/1"),
-            minus("softrank-raised", PAPER, says="SoftRank with rewards 1/2 minus with 0/1"),
-        ),
-    ),
-    "noise": Part(
-        title="Noise in the rewards",
-        question="Does SoftRank stay ahead of GRPO when 5, 10 or 20 % of the answers are misjudged?",
-        arms=tuple(
-            arm
-            for share in NOISE
-            for arm in both(
-                f"noise-{share:g}",
-                'rewards=[{name="exact_answer", style="answer_tag"}, '
-                f'{{name="flipped", share={share:g}}}]',
+def primary(tasks: Mapping[str, Task]) -> dict[str, list[Found]]:
+    """The primary contrasts by part, with Holm's p over all planned ones."""
+    found = {
+        name: [
+            (each, contrasted(joined(tasks, name), each), each.unit) for each in PARTS[name].primary
+        ]
+        for name in done(tasks)
+    }
+    results = [paired_seeds(*sides) for each in found.values() for _, sides, _ in each]
+    missing = [1.0] * (family() - len(results))
+    corrected = iter(holm([result.p for result in results] + missing))
+    return {
+        name: [
+            Found(
+                title=PARTS[name].title,
+                contrast=contrast,
+                result=paired_seeds(*sides),
+                p_holm=next(corrected),
+                equal=equivalence(*sides, margin=MARGIN) if unit == "pp" else None,
             )
-        ),
-        primary=(lead(*(f"noise-{s:g}" for s in NOISE), says="SoftRank minus GRPO, mean over 5, "
-                      "10 and 20 % noise"),),
-    ),
-    "groups": Part(
-        title="Size of the groups",
-        question=f"Does the lead depend on K? Every step has {COMPLETIONS} completions, so that "
-        "larger groups mean fewer prompts.",
-        arms=tuple(
-            arm
-            for size in GROUPS
-            for arm in both(
-                f"group-{size}", f"group_size={size}", f"prompts_per_step={COMPLETIONS // size}"
-            )
-        ),
-        primary=(lead(*(f"group-{k}" for k in GROUPS), says="SoftRank minus GRPO, mean over K = 4, "
-                      "16 and 32"),),
-    ),
-    "strata": Part(
-        title="Easy and hard prompts",
-        question="Does the lead depend on the pass rate? Problems of one operation only, and of "
-        "three only, in training and evaluation.",
-        arms=(
-            *both("easy", 'data.train="word_problems(levels=[1])"'),
-            *both("hard", 'data.train="word_problems(levels=[3])"'),
-        ),
-        primary=(lead("easy", "hard", says="SoftRank minus GRPO, mean over easy and hard"),),
-    ),
-    "long": Part(
-        title="Longer runs",
-        question=f"Is there a difference left after {LONG} steps? Secondary: no claim is made.",
-        arms=both("long", f"steps={LONG}"),
-    ),
-}  # fmt: skip
-"""In the order in which they are run."""
+            for contrast, sides, unit in each
+        ]
+        for name, each in found.items()
+    }
 
 
-def plan(name: str) -> Plan:
-    """The plan of a part, or of the controls."""
-    if name == "controls":
-        arms = tuple({"label": each, "algorithm": each} for each in (PAPER, GRPO, REINFORCE))
-        part = Part(title="Controls", question="", arms=arms)
-    else:
-        part = PARTS[name]
-    values = common(SETTINGS["word-problems"])
-    return make_plan(
-        {
-            **values,
-            "set": [
-                *(each for each in _texts(values["set"]) if "evaluation" not in each),
-                f"evaluation.prompts={EVALUATED}",
-                "evaluation.samples=1",
-            ],
-            "title": f"Third part: {part.title.lower()}",
-            "seeds": list(CONTROL_SEEDS if name == "controls" else SEEDS),
-            "against": str(part.arms[-1]["label"]),
-            "hypotheses": [f"Not 0: {each.says}." for each in part.primary],
-            "arms": [{**arm, "learning_rate": RATE} for arm in part.arms],
-        }
+def told(found: Found) -> str:
+    """A primary contrast in words."""
+    verdict = "a difference is shown" if found.p_holm <= ALPHA else "no difference is shown"
+    equal = ""
+    if found.equal is not None:
+        shown = "equivalent" if found.equal.equivalent else "equivalence is not shown"
+        equal = f"; {shown} with a margin of {100 * MARGIN:g} pp, p {_p(found.equal.p)}"
+    return (
+        f"{found.contrast.says}: {points(found.result.difference)} {found.contrast.unit}; "
+        f"{verdict} (Holm's p {_p(found.p_holm)}{equal})."
     )
 
 
-def _texts(value: object) -> list[str]:
-    assert isinstance(value, list)
-    return value
+def _p(value: float) -> str:
+    return "< .001" if value < 0.001 else f"= {value:.3f}".replace("= 0.", "= .")
 
 
 def family() -> int:
@@ -247,45 +131,103 @@ def family() -> int:
     return sum(len(part.primary) for part in PARTS.values())
 
 
-def seconds_per_run() -> float:
-    """What a run of the factorial took, which has the same task and steps."""
+def rows(task: Task, name: str) -> str:
+    """Both arms and their difference in every condition of a part."""
+    figures = ("area", "final", "greedy", "sampled")
+    lines = []
+    for words, first, second in PARTS[name].rows:
+        found = [task.contrast(figure, first, second).result.difference for figure in figures]
+        lines.append(
+            [words, percent(task.mean(first, "area")), percent(task.mean(second, "area"))]
+            + [signed(each, scale=100, digits=1) for each in found]
+        )
+    first = PAPER if len({row[2] for row in PARTS[name].rows}) > 1 else "arm"
+    head = ["", f"accuracy over training, {first}", f"accuracy over training, {GRPO}"]
+    return table([*head, "difference, pp", "final, pp", "greedy, pp", "sampled, pp"], lines)
+
+
+def part(tasks: Mapping[str, Task], found: Mapping[str, list[Found]], name: str) -> str:
+    """A finished part: its question, its primary contrasts and its conditions."""
+    each = PARTS[name]
+    task = joined(tasks, name)
+    pieces = [f"### {each.title}", each.question]
+    if found[name]:
+        pieces.append(bullets([told(one) for one in found[name]]))
+    if name == "strata":
+        pieces.append(base_rates(task))
+    return "\n\n".join([*pieces, rows(task, name)])
+
+
+def base_rates(task: Task) -> str:
+    """Accuracy of the base model on the prompts of every stratum."""
+    rates = []
+    for words, arm, _ in PARTS["strata"].rows:
+        first = next(iter(task.results[arm].values())).evaluations[0]
+        rates.append(f"{100 * first['figures']['sampled']['value']:.0f} % ({words})")
+    return f"Sampled accuracy before training, on {EVALUATED} held-out problems: {listed(rates)}."
+
+
+def abstract(tasks: Mapping[str, Task], found: Mapping[str, list[Found]]) -> str:
+    """The primary contrasts, one point each."""
+    if not done(tasks):
+        return "No part has been run yet."
+    lines = [told(one) for name in found for one in found[name]]
+    missing = [PARTS[name].title.lower() for name in PARTS if name not in done(tasks)]
+    rest = [f"Not run: {listed(missing)}."] if missing else []
+    return bullets([*lines, *rest])
+
+
+def planned_hours(name: str) -> float:
+    """Core-hours of a part if its steps take as long as those of the factorial."""
     task = read_task(MECHANISM)
     assert task is not None
-    return sum(run.used("seconds") for run in task.runs) / len(task.runs)
+    per_run = sum(run.used("seconds") for run in task.runs) / len(task.runs)
+    made = plan(name)
+    configs = [made.config(arm) for arm in made.arms]
+    relative = sum(c.steps / STEPS * (1 + c.update.epochs) / 2 for c in configs)
+    return per_run * relative * len(made.seeds) / 3600
 
 
 def planned() -> str:
     """What is run, and what it will take."""
-    rows = []
+    lines = []
     for name in ("controls", *PARTS):
         made = plan(name)
-        steps = [made.config(arm).steps for arm in made.arms]
-        cost = [made.config(arm).update.epochs for arm in made.arms]
-        hours = sum(
-            seconds_per_run() * s / STEPS * (1 + e) / 2 for s, e in zip(steps, cost, strict=True)
-        )
-        hours *= len(made.seeds) / 3600
-        rows.append(
+        lines.append(
             [
                 "Controls" if name == "controls" else PARTS[name].title,
                 ", ".join(f"`{arm.label}`" for arm in made.arms),
                 f"{made.seeds[0]} to {made.seeds[-1]}",
                 str(len(made.arms) * len(made.seeds)),
-                f"{hours:.1f}",
+                f"{planned_hours(name):.1f}",
             ]
         )
-    return table(["part", "arms", "seeds", "runs", "core-hours, planned"], rows)
+    return table(["part", "arms", "seeds", "runs", "core-hours, planned"], lines)
+
+
+def used() -> str:
+    """The processor time of the parts that were run."""
+    if not CPU.exists():
+        return ""
+    seconds = json.loads(CPU.read_text(encoding="utf-8"))
+    parts = [name for name in ("controls", *PARTS) if folder(name) in seconds]
+    hours = sum(seconds[folder(name)] for name in parts) / 3600
+    expected = sum(planned_hours(name) for name in parts)
+    return (
+        f"The runs took {hours:.1f} core-hours of processor time, evaluations included; training "
+        f"was planned to take {expected:.1f}."
+    )
 
 
 def powers() -> str:
     """The power of a contrast of two arms, from the second edition's deviations."""
-    second, factorial = read_task("second-word-problems"), read_task(MECHANISM)
+    second, factorial = read_task(SECOND), read_task(MECHANISM)
     assert second is not None and factorial is not None
     known = {
         f"{PAPER} − {GRPO}": second.contrast("area", at(PAPER, RATE), at(GRPO, RATE)),
         f"{PAPER} − {REINFORCE}": factorial.contrast("area", PAPER, REINFORCE),
     }
-    rows = []
+    lines = []
     for name, contrast in known.items():
         deviation = contrast.result.deviation
         for conditions in (1, 3):
@@ -295,30 +237,91 @@ def powers() -> str:
                 for alpha in (ALPHA, ALPHA / family())
                 for d in (0.01, 0.02, 0.03)
             ]
-            rows.append(
+            lines.append(
                 [name, f"{100 * deviation:.1f} pp", str(conditions)]
                 + [f"{chance:.2f}" for chance in chances]
             )
     head = ["contrast", "sd, one condition", "conditions averaged"]
     head += [f"{d} pp, α = .05" for d in (1, 2, 3)]
     head += [f"{d} pp, α = .05 / {family()}" for d in (1, 2, 3)]
-    return table(head, rows)
+    return table(head, lines)
+
+
+def coverages() -> str:
+    """Coverage of the intervals at the numbers of seeds in use, simulated from measured runs."""
+    words, lists, factorial = (read_task(n) for n in (SECOND, "second-lists", MECHANISM))
+    assert words is not None and lists is not None and factorial is not None
+    sources = {
+        "word problems, mean over the rates": _differences(
+            averaged(words, "area", PAPER), averaged(words, "area", GRPO)
+        ),
+        f"word problems at {RATE:g}": _differences(
+            words.values(at(PAPER, RATE), "area"), words.values(at(GRPO, RATE), "area")
+        ),
+        "lists, mean over the rates": _differences(
+            averaged(lists, "area", PAPER), averaged(lists, "area", GRPO)
+        ),
+        f"factorial, {PAPER} and {REINFORCE}": _differences(
+            factorial.values(PAPER, "area"), factorial.values(REINFORCE, "area")
+        ),
+    }
+    counts = (8, 12, 16, 24)
+    lines = [
+        [f"covers: {name}", *(f"{100 * coverage(each, n):.1f} %" for n in counts)]
+        for name, each in sources.items()
+    ]
+    for arm in (PAPER, GRPO):
+        for rate in RATES:
+            areas = list(words.values(at(arm, rate), "area").values())
+            cells = [
+                f"{100 * against_itself(areas, n):.1f} %" if 2 * n <= len(areas) else ""
+                for n in counts
+            ]
+            lines.append([f"{arm} against {arm}: word problems at {rate:g}", *cells])
+    return table(["", *(f"{n} seeds" for n in counts)], lines)
+
+
+def _differences(first: Mapping[int, float], second: Mapping[int, float]) -> list[float]:
+    return [float(np.float64(first[seed]) - second[seed]) for seed in first]
+
+
+def pictures(parts: Collection[str]) -> dict[str, str]:
+    """The pictures that the finished parts make; the others are left out."""
+    drawn = {
+        "forest": (PARTS, "All contrasts of the second edition and of this part"),
+        "dose": (("temperature", "groups"), "Area over the temperature and the size of groups"),
+        "curves": (("long",), f"Learning curves of {LONG} steps"),
+    }
+    return {
+        name: picture(name, alt=alt) if {*needs} & {*parts} else ""
+        for name, (needs, alt) in drawn.items()
+    }
 
 
 def page() -> str:
     """The plan and the results as Markdown."""
+    tasks = read_third()
+    found = primary(tasks)
+    parts = "\n\n".join(part(tasks, found, name) for name in done(tasks))
     values = {
+        "abstract": abstract(tasks, found),
         "rate": f"{RATE:g}",
         "steps": str(STEPS),
         "evaluated": str(EVALUATED),
         "seeds": f"{SEEDS[0]} to {SEEDS[-1]}",
+        "control_seeds": f"{CONTROL_SEEDS[0]} to {CONTROL_SEEDS[-1]}",
         "planned": planned(),
         "primary": bullets(
-            [f"{part.title}: {each.says}" for part in PARTS.values() for each in part.primary]
+            [f"{each.title}: {one.says}" for each in PARTS.values() for one in each.primary]
         ),
         "family": str(family()),
         "margin": f"{100 * MARGIN:g}",
         "power": powers(),
+        "draws": f"{DRAWS:,}",
+        "coverage": coverages(),
+        "used": used(),
+        "parts": parts or "Not run yet.",
+        **pictures(done(tasks)),
     }
     text = Template((HERE / "third.md").read_text(encoding="utf-8")).substitute(values)
     return "\n".join(wrapped(line) for line in text.split("\n")).rstrip() + "\n"
@@ -327,10 +330,10 @@ def page() -> str:
 def main() -> int:
     """Write the plans of parts without results, and the page."""
     PLANS.mkdir(parents=True, exist_ok=True)
-    for number, name in enumerate(("controls", *PARTS)):
-        if not (RESULTS / f"third-{number}-{name}").exists():
+    for name in ("controls", *PARTS):
+        if not (RESULTS / folder(name)).exists():
             text = f"# Written by studies/softrank/third.py.\n\n{toml(plan(name))}"
-            (PLANS / f"third-{number}-{name}.toml").write_text(text, encoding="utf-8")
+            (PLANS / f"{folder(name)}.toml").write_text(text, encoding="utf-8")
     PAGE.write_text(page(), encoding="utf-8")
     return 0
 
