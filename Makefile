@@ -131,6 +131,7 @@ study: .venv/.runtime
 	$(BIN)/python studies/softrank/second.py
 	$(BIN)/python studies/softrank/third.py
 	$(BIN)/python studies/softrank/estimators.py
+	$(BIN)/python studies/softrank/figures.py
 
 # The small pipelines over three seeds (hours; finished stages are kept), their results as JSON, and the page of
 # them. Nothing is run whose results are up to date; delete studies/papers/results/NAME.json to run NAME again.
