@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from string import Template
 
+import mediators
 import numpy as np
 from corrections import GRPO, PAPER, at
 from design import power
@@ -174,15 +175,7 @@ def main_effect(task: Task, factor: int) -> SeedDifference:
         factor: 0 for the baseline, 1 for the weighting.
     """
     areas = {arm: task.values(arm, "area") for arm in FACTORIAL}
-    seeds = sorted(areas[PAPER])
-    having, lacking = (
-        [
-            np.mean([areas[a][s] for a, has in FACTORIAL.items() if has[factor] is wanted])
-            for s in seeds
-        ]
-        for wanted in (True, False)
-    )
-    return paired_seeds(having, lacking)
+    return mediators.main_effect(areas, FACTORIAL, factor)
 
 
 def mechanism() -> str:
@@ -204,7 +197,16 @@ def mechanism() -> str:
     ]
     head = ["arm", "baseline", "weighting", "accuracy over training", "final", "sampled"]
     head += ["pass@8", "entropy, first", "entropy, last"]
-    return f"{bullets(lines)}\n\n{table(head, rows)}"
+    return (
+        f"{bullets(lines)}\n\n{table(head, rows)}\n\n"
+        "Mediators, secondary and added on 25 November 2026. The last column is the intercept of a "
+        "regression of a seed's effect on the area on its effect on the mediator: what is left of "
+        "the baseline's effect where it does not change the mediator. Entropy and the norm also "
+        "fall because accuracy rises, so what they carry need not be a cause.\n\n"
+        f"{mediators.mediators(task, FACTORIAL)}\n\n"
+        "Cosine of a step's gradient to the gradient of the expected reward, at the base model on "
+        f"the same answers:\n\n{mediators.cosines(FACTORIAL)}"
+    )
 
 
 def read_second() -> dict[str, Task]:

@@ -23,8 +23,8 @@ from groupwise.rewards.builtin.rouge import rouge
 from groupwise.rewards.math.reward import exact_answer
 
 STUDY = Path(__file__).parents[2] / "studies" / "softrank"
-NAMES = ("tasks", "words", "design", "measured", "corrections", "pictures", "page", "second",
-         "noise", "conditions", "coverage", "third", "figures")  # fmt: skip
+NAMES = ("tasks", "words", "design", "measured", "corrections", "pictures", "page", "mediators",
+         "second", "noise", "conditions", "coverage", "third", "figures")  # fmt: skip
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ from groupwise.experiments.plan import toml
 from groupwise.rewards import REWARDS
 
 STUDY = Path(__file__).parents[2] / "studies" / "softrank"
-NAMES = ("words", "design", "measured", "corrections", "pictures", "second", "noise", "conditions",
-         "coverage", "third", "figures")  # fmt: skip
+NAMES = ("words", "design", "measured", "corrections", "pictures", "mediators", "second", "noise",
+         "conditions", "coverage", "third", "figures")  # fmt: skip
 
 
 @pytest.fixture
@@ -139,6 +139,27 @@ def test_simulated_intervals_cover_and_an_arm_rarely_differs_from_itself(
     assert coverage.rejected(random.standard_normal((100, 8)) + 5) == 1
     # One pair in twenty far off: t intervals over few pairs mostly miss it.
     assert coverage.coverage([0.0] * 19 + [1.0], 8) < 0.9
+
+
+def test_an_effect_is_split_by_what_carries_it(study: dict[str, ModuleType]) -> None:
+    mediators = study["mediators"]
+    factors = {"a": (False, True), "b": (False, False), "c": (True, True), "d": (True, False)}
+    areas = {
+        "a": {0: 0.5, 1: 0.6},
+        "b": {0: 0.3, 1: 0.4},
+        "c": {0: 0.7, 1: 0.6},
+        "d": {0: 0.4, 1: 0.4},
+    }
+    # Baseline: (.7 + .4)/2 − (.5 + .3)/2 = .15 and .5 − .5 = 0; weighting: .25 and .2.
+    assert mediators.differences(areas, factors, 0) == pytest.approx([0.15, 0.0])
+    assert mediators.main_effect(areas, factors, 1).difference.value == pytest.approx(0.225)
+    # y = .3 + 2m, with residuals ±.01 that are orthogonal to 1 and m.
+    m = [0.1, 0.1, 0.2, 0.2]
+    y = [0.3 + 2 * x + rest for x, rest in zip(m, (0.01, -0.01, 0.01, -0.01), strict=True)]
+    direct = mediators.direct_effect(y, m)
+    assert direct.value == pytest.approx(0.3)
+    # s² = 4e-4 / 2; (XᵀX)⁻¹₀₀ = Σm² / (4 Σm² − (Σm)²) = .1 / .04 = 2.5; t(.975, 2) = 4.303.
+    assert direct.high - direct.value == pytest.approx(4.303 * math.sqrt(2e-4 * 2.5), abs=1e-4)
 
 
 def test_figures_are_drawn_for_light_and_dark_pages(
